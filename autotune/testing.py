@@ -144,7 +144,7 @@ class EngineContract(Contract[EnginePlugin]):
 
     def lattice(self, engine: Engine) -> Lattice:
         """The legal candidates of the contract's job."""
-        return lattice_of(self.make_job(), engine)
+        return lattice_of(self.make_job(), engine).counted()
 
     def test_its_knobs_are_a_closed_list(self) -> None:
         """Each stands under its own name, has a legal default, and follows those that it names."""
@@ -284,8 +284,7 @@ class DialectContract(Contract[Dialect]):
 
     def test_its_script_is_one_of_its_files(self) -> None:
         """The script that a launcher starts is one of the files."""
-        script = self.make().script
-        assert script is None or script in self.exported(self.handouts()[0])
+        assert self.make().script in self.exported(self.handouts()[0])
 
     def test_it_writes_the_same_files_each_time(self) -> None:
         """An export follows from the handout alone, so that two of them can be compared."""
@@ -363,7 +362,7 @@ class WorkloadContract(Contract[WorkloadPlugin]):
 
     def lattice(self) -> Lattice:
         """The legal candidates of that job."""
-        return lattice_of(self.job(), bind_engine(self.job(), ENVIRONMENT))
+        return lattice_of(self.job(), bind_engine(self.job(), ENVIRONMENT)).counted()
 
     def test_it_says_what_is_trained_and_by_which_script(self) -> None:
         """As JSON, the same each time: a soak and the record hold it by that."""
@@ -450,9 +449,7 @@ class NodeLauncherContract(Contract[NodeLauncher]):
     def ranks(self, handout: Handout) -> Launch:
         """What starts the ranks of a node."""
         dialect = load_plugin("dialect", find_engine(handout.engine).dialect)
-        found = launch_of(dialect, handout, _templates(handout))
-        assert found is not None
-        return found
+        return launch_of(dialect, handout, _templates(handout))
 
     def files(self, handout: Handout) -> dict[str, str]:
         """Its files."""
@@ -688,7 +685,7 @@ def _handouts(
     """The first and the last candidate of a space, the one measured and the other not."""
     job = make_job({**JOB, **changes}, where="contract")
     engine = bind_engine(job, ENVIRONMENT)
-    candidates = [each for each in lattice_of(job, engine).candidates if takes(each)]
+    candidates = [each for each in lattice_of(job, engine).counted().candidates if takes(each)]
     ends = (candidates[0], candidates[-1])
     first, last = (
         handout_of(one, engine=engine, job=job, environment=ENVIRONMENT) for one in ends
@@ -732,7 +729,7 @@ class _UnrunSearch:
     def __init__(self) -> None:
         self._job = make_job(JOB, where="contract")
         self._engine = bind_engine(self._job, ENVIRONMENT)
-        self.lattice = lattice_of(self._job, self._engine)
+        self.lattice = lattice_of(self._job, self._engine).counted()
         self.closed: set[str] = set()
         self._history = History()
         self.narrow(self.lattice.candidates[:: 1 + len(self.lattice.candidates) // 16])
@@ -780,5 +777,5 @@ class _UnrunSearch:
                 peak_memory_bytes=2**30 * (1 + number % 5),
             )
         recorded = Trial(folder=Path(), spec=spec, result=None if outcome is None else result)
-        self._history.put(recorded)
+        self._history = self._history.with_trial(recorded)
         self.closed.add(candidate.hash)

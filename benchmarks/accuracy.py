@@ -283,7 +283,15 @@ def _fit_calls(judged: Judged) -> Line:
     return found
 
 
-_MEANS = ("median_error", "inside", "width", "spearman", "regret_first", "regret_of_three")
+_MEANS = (
+    "median_error",
+    "inside",
+    "width",
+    "spearman",
+    "regret_first",
+    "median_regret_first",
+    "regret_of_three",
+)
 
 
 def _mean(lines: list[Line]) -> Line:
@@ -332,10 +340,14 @@ def show_markdown(found: Line) -> None:
         for kind, mean in found["mean"][figure].items():
             print(f"| mean of {mean['lines']} sources | {kind} | | {_cells(mean)} |")
         print()
-    print("| source | kind | groups | correlation | regret of the first | of the best of three |")
-    print("|---|---|---|---|---|---|")
+    regrets = "regret of the first | in the median group | of the best of three"
+    print(f"| source | kind | groups | correlation | {regrets} |")
+    print("|---|---|---|---|---|---|---|")
     for line in found["rank"]:
-        regrets = f"{line['regret_first']:.2f} | {line['regret_of_three']:.2f}"
+        regrets = " | ".join(
+            f"{line[name]:.2f}"
+            for name in ("regret_first", "median_regret_first", "regret_of_three")
+        )
         name, kind = line["source"].split("/")[-1], line["kind"]
         print(f"| {name} | {kind} | {line['groups']} | {line['spearman']:.2f} | {regrets} |")
 
@@ -362,7 +374,8 @@ def _figures(line: Line) -> str:
 
 def _regrets(line: Line) -> str:
     return (
-        f"{line['spearman']:5.2f}  first {line['regret_first']:.3f}  best of three "
+        f"{line['spearman']:5.2f}  first {line['regret_first']:.3f} "
+        f"(median group {line['median_regret_first']:.3f})  best of three "
         f"{line['regret_of_three']:.3f}"
     )
 

@@ -115,7 +115,7 @@ class Problem:
             samples_per_s=1.0 if ran else None,
             peak_memory_bytes=need_bytes if ran else None,
         )
-        self.history.put(Trial(folder=Path(), spec=spec, result=result))
+        self.history = self.history.with_trial(Trial(folder=Path(), spec=spec, result=result))
         self.n_trials += 1
 
     def climb(self, *, blindly: bool) -> Candidate | None:
@@ -160,8 +160,6 @@ def problem_of(model: str, gpu: str, world: int, seq_len: int, global_batch: int
         candidates=candidates,
         context=engine.context,
         grid_size=len(candidates),
-        refused={},
-        examples={},
     )
     peaks = predict(engine.plans(candidates), constants_of(environment)).peak_memory_bytes
     return Problem(

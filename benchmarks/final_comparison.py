@@ -37,7 +37,7 @@ from autotune.base.student_t import CONFIDENCE, t_quantile
 from autotune.record.answer import Speedup
 from autotune.record.spread import Spread
 from autotune.search.confirm import MAX_FINALISTS
-from autotune.search.race import BLOCK, COLD, WARM, Race, Racer, Rules, noise_of
+from autotune.search.race import BLOCK, COLD, WARM, Race, Racer, Rules, blocks_in
 
 RECORDED = Path(__file__).parents[1] / "results" / "recorded"
 RECORDS = ("repeatability-cpu-2.json", "repeatability-cpu-2-noisy.json")
@@ -163,10 +163,9 @@ def old_answer(machine: Machine, own: Mapping[str, float]) -> Answer:
             key = order[(turn + place) % len(order)]
             logs[key][turn] = machine.run(key, "cold")
     best = max(logs, key=lambda key: math.fsum(logs[key].values()))
-    noise = noise_of(logs)
-    assert noise is not None
+    blocks = blocks_in(logs)
     confidence = 1 - (1 - CONFIDENCE) / (len(logs) - 1)
-    half = t_quantile(confidence, noise.degrees) * noise.deviation * math.sqrt(2 / ROUNDS)
+    half = t_quantile(confidence, blocks.degrees) * math.sqrt(2 * blocks.variance / ROUNDS)
     mean = statistics.fmean(logs[best][n] - logs["baseline"][n] for n in range(ROUNDS))
     ratio, low, high = (math.exp(mean + sign * half) for sign in (0, -1, 1))
     return Answer(best=best, gain=Speedup(ratio=ratio, low=low, high=high))

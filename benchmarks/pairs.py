@@ -76,9 +76,8 @@ def pairs(path: Path = PAIRS) -> Iterator[Pair]:
 
 def _pair(row: dict[str, str]) -> Pair:
     job = {key: int(row[key]) for key in ("world", "seq_len", "global_batch")}
-    outlook = open_outlook(
-        None, {"model": row["model"], **job}, FleetWishes(gpu=row["gpu"]), engine="megatron"
-    )
+    keys = {"model": row["model"], "engine": "megatron", **job}
+    outlook = open_outlook(None, keys, FleetWishes(gpu=row["gpu"]))
     engine = bind_engine(outlook.job, outlook.environment)
     world, batch = job["world"], job["global_batch"]
     found = []

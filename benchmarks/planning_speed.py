@@ -72,7 +72,7 @@ def measure(n: int, repeats: int) -> dict[str, float]:
     """The rate, and one whole search."""
     wishes = FleetWishes(gpu="H100")
     with tempfile.TemporaryDirectory() as folder:
-        outlook = open_outlook(None, job_keys(Path(folder)), wishes, engine="megatron")
+        outlook = open_outlook(None, {**job_keys(Path(folder)), "engine": "megatron"}, wishes)
     layouts = outlook.lattice.candidates
     assert isinstance(layouts, Layouts), "they are made in columns"
     rate = measure_rate(outlook.plans(layouts), n, repeats)

@@ -113,7 +113,7 @@ def place_of(row: Mapping[str, str]) -> Place:
     }
     about = {"name": row["name"], "engine": row["engine"], "reason": row["reason"]}
     try:
-        outlook = open_outlook(None, job, FleetWishes(gpu=row["gpu"]), engine=row["engine"])
+        outlook = open_outlook(None, {**job, "engine": row["engine"]}, FleetWishes(gpu=row["gpu"]))
     except AutotuneError as error:
         return Place(**about, published_s=published_s, refused=error.message)
     ranking = rank_lattice(outlook)

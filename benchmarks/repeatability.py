@@ -43,7 +43,7 @@ from autotune.record.spread import (
     pooled,
     variance_of_steps,
 )
-from autotune.search.race import FULL_ROUNDS
+from autotune.search.rounds import FULL_ROUNDS
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 

@@ -37,7 +37,7 @@ def autotune(
     first = {n: v for n, v in variables.items() if n.startswith(_READ_AT_THE_START)}
     ask = _forker(tuple(sorted(first.items())))
     told = {"arguments": arguments, "folder": str(folder), "variables": variables}
-    is_forked = child_process.run_kept is forked_children.run_probe
+    is_forked = child_process.run_guarded is forked_children.run_probe
     answer = ask({**told, "forker": forked_children.forker() if is_forked else None})
     return subprocess.CompletedProcess(arguments, **answer)
 
@@ -111,7 +111,7 @@ def _become(request: Mapping[str, Any], out: int, errors: int) -> None:
     sys.argv = ["autotune", *request["arguments"]]
     sys.path[0] = request["folder"]
     if server := request["forker"]:  # what the command asks a process of its own is a fork too
-        child_process.run_kept = functools.partial(forked_children.run_probe, server=server)
+        child_process.run_guarded = functools.partial(forked_children.run_probe, server=server)
     runpy.run_module("autotune", run_name="__main__", alter_sys=True)
 
 

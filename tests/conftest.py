@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from autotune.base import child_process
-from autotune.base.kept_process import run_kept
+from autotune.base.guarded_process import run_guarded
 from autotune.base.private import KNOWLEDGE_ENV
 from autotune.engines.deepspeed.extensions import build, extensions_folder
 from tests import forked_children
@@ -106,7 +106,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """What the program asks a process of its own is forked, but where that start is tested."""
     starts = any(item.get_closest_marker(name) for name in _OF_STARTS)
     starts = starts or "started_probes" in getattr(item, "fixturenames", ())
-    child_process.run_kept = run_kept if starts else forked_children.run_probe
+    child_process.run_guarded = run_guarded if starts else forked_children.run_probe
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import autotune
-from autotune.base.kept_process import run_kept, temporary_root
+from autotune.base.guarded_process import run_guarded, temporary_root
 
 PROBES = ("autotune.tracing.child", "autotune.job.model_probe")
 """Modules that the program asks in a process of their own."""
@@ -50,7 +50,7 @@ def run_probe(
     env: dict[str, str] | None = None,
     server: Mapping[str, Any] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """As `autotune.base.kept_process.run_kept`, without a start of Python for a probe.
+    """As `autotune.base.guarded_process.run_guarded`, without a start of Python for a probe.
 
     Args:
         command: And the others: as there.
@@ -60,7 +60,9 @@ def run_probe(
     server = server or forker()
     is_probe = list(command[:3]) == [sys.executable, "-P", "-m"] and command[3] in PROBES
     if not is_probe or _at_the_start(environment) != server["at_the_start"]:
-        return run_kept(command, timeout_s=timeout_s, input=input, data_bytes=data_bytes, env=env)
+        return run_guarded(
+            command, timeout_s=timeout_s, input=input, data_bytes=data_bytes, env=env
+        )
     done = ask(
         {
             "module": command[3],

@@ -231,8 +231,10 @@ def _changes(
 ) -> list[ProposedChange]:
     """The changes of one knob that are predicted to be worth most."""
     found = []
-    for candidate in session.lattice.candidates:
+    for place, candidate in enumerate(session.lattice.candidates):
         if _n_changed(own, candidate) != 1 or not result.step_time_s:
+            continue
+        if not session.lattice.is_legal(place):
             continue
         predicted = steering.predict(history, candidate)
         limit = steering.objective.allowed_bytes

@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
 from autotune.base.files import write_text
 from autotune.base.text import csv_text
 from autotune.cost.constants import SHIPPED, load_constants
-from autotune.cost.errors import basis_of, load_errors
+from autotune.cost.errors import METERS, basis_of, load_errors
 from autotune.cost.memory import Memory
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
 from autotune.cost.step import StepTimes
 from autotune.cost.table import TABLE_HINT, TableRows, read_table, rows_to_plans
+from autotune.cost.traits import Meter
 from autotune.devices.accelerators import Accelerator, accelerators_with
 
 _GIB = 2**30
@@ -181,7 +183,7 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
         "pred_step_time_low_s": predicted.step_time_s * np.exp(-reach.step_time.low),
         "pred_step_time_high_s": predicted.step_time_s * np.exp(reach.step_time.high),
         "pred_tokens_per_s_per_gpu": tokens / world / predicted.step_time_s,
-        "pred_peak_memory_gb": predicted.peak_memory_bytes / _GIB,
+        "pred_peak_memory_gb": _shown_peaks(predicted, read.meters) / _GIB,
         "pred_fit_probability": predicted.fit_probability,
         "pred_host_memory_gb": predicted.host_memory_bytes / _GIB,
     }
@@ -193,16 +195,20 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
         for i in range(len(plans))
     ]
-    for index, (values, meter) in enumerate(zip(found, read.meters, strict=True)):
-        if meter != "peak_bytes":
-            name = meter.removesuffix("_bytes")
-            values["pred_peak_memory_gb"] = values[f"pred_{name}_gb"]
+    for index, values in enumerate(found):
         values["assumed"] = f"interval={shown.evidence_at(index)}"
         peak_gb, spread = float(values["pred_peak_memory_gb"]), shown.peak_memory
         low_gb = peak_gb * math.exp(-spread.low[index])
         values["pred_peak_memory_low_gb"] = f"{low_gb:.{_DIGITS}g}"
         high_gb = peak_gb * math.exp(spread.high[index])
         values["pred_peak_memory_high_gb"] = f"{high_gb:.{_DIGITS}g}"
+    return found
+
+
+def _shown_peaks(predicted: Prediction, meters: Sequence[Meter]) -> NDArray[np.float64]:
+    """Peaks in bytes, each by its meter and of the stage whose memory the row has."""
+    by_meter = [getattr(predicted.memory, meter) for meter in METERS]
+    found: NDArray[np.float64] = np.choose([METERS.index(meter) for meter in meters], by_meter)
     return found
 
 

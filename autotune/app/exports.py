@@ -34,7 +34,7 @@ from autotune.record.patches import WrittenPatch, read_patches, write_patches
 from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial, flags_of
-from autotune.search.objective import figure_of
+from autotune.search.front import figure_of
 from autotune.search.recorded import Task, history_of
 from autotune.space.candidate import Candidate, candidate_of
 from autotune.trial.guest.edits import DESCRIPTION_FILE

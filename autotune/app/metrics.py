@@ -7,23 +7,17 @@ from pathlib import Path
 from autotune import __version__
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.files import refuse_foreign, try_folder, write_whole
-from autotune.base.pace import Pace
 from autotune.record.study import Study
 from autotune.report.metrics import MARK, render_metrics
 from autotune.search.base import Observer, Snapshot, Stage
 
 _PERIOD_S = 5.0
-"""Time between two writings while nothing changes: scrapes are rarer, and a write to disk is not
-free to the ranks beside it."""
-_SHARE_OF_TIME = 0.005
-"""Share of a search's time that writing them may take: of a long record it takes a while."""
+"""Time between two writings: scrapes are rarer, and a write to disk is not free to the ranks
+beside it."""
 
 
 class MetricsWriter(Observer):
-    """Writes the metrics of every snapshot that says something new; hands everything on.
-
-    Those of a long record take longer to count, and are written less often.
-    """
+    """Writes the metrics when a stage begins and every few seconds; hands everything on."""
 
     def __init__(
         self, study: Study, observer: Observer, *, accelerator: str, extra: Path | None
@@ -34,23 +28,18 @@ class MetricsWriter(Observer):
         self._accelerator = accelerator
         self._files = [study.metrics_file, *([extra] if extra is not None else [])]
         self._told: set[Path] = set()
-        self._state: object = None
+        self._stage: Stage | None = None
         self._snapshot: Snapshot | None = None
         self._not_before_s = 0.0
-        self._pace = Pace(_SHARE_OF_TIME)
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Hand it on, and write it where it shows something new or the last one is old."""
+        """Hand it on, and write it where a stage begins or the last one is old."""
         self._observer.on_snapshot(snapshot)
         self._snapshot = snapshot
-        running = [(trial.number, trial.phase) for trial in snapshot.running]
-        state = (snapshot.stage, dict(snapshot.counts), running)
         now_s = time.monotonic()
-        if state == self._state and now_s < self._not_before_s:
+        if snapshot.stage is self._stage and now_s < self._not_before_s:
             return
-        if self._state is not None and not self._pace.is_due:
-            return
-        self._state, self._not_before_s = state, now_s + _PERIOD_S
+        self._stage, self._not_before_s = snapshot.stage, now_s + _PERIOD_S
         self._write(snapshot)
 
     def on_note(self, note: str) -> None:
@@ -65,13 +54,12 @@ class MetricsWriter(Observer):
     def _write(self, snapshot: Snapshot) -> None:
         """Write all files; what fails is said once for each, and tried again the next time."""
         try:
-            with self._pace.taken():
-                text = render_metrics(
-                    snapshot,
-                    study=self._study.name,
-                    version=__version__,
-                    accelerator=self._accelerator,
-                )
+            text = render_metrics(
+                snapshot,
+                study=self._study.name,
+                version=__version__,
+                accelerator=self._accelerator,
+            )
         # Hours of trials must not end because nobody can read how they go.
         except Exception as error:
             for path in self._files:

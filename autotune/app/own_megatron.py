@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.own_script import (
-    SAID_BY_THE_COMMAND,
     Note,
     open_script_session,
-    refuse_said,
+    refuse_keys_of_command,
     study_name,
     study_of,
 )
@@ -57,7 +56,7 @@ def open_command_session(
             fresh=fresh,
             note=note,
         )
-    refuse_said(flags, SAID_BY_THE_COMMAND)
+    refuse_keys_of_command(flags)
     own = read_command(command, folder)
     name = flags.get("study") or study_name(list(command), str(folder))
     study = study_of(results, name, fresh, note)

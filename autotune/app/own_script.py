@@ -47,7 +47,7 @@ from autotune.job.command import (
     name_of,
     sources_of,
 )
-from autotune.job.job import enforced_limit_bytes
+from autotune.job.job import enforced_limit_bytes, keys_of
 from autotune.job.observed import (
     OBSERVED_FILE,
     Observed,
@@ -70,11 +70,6 @@ SCRIPT_SPACE = "script"
 """The space where nobody names one."""
 _FIRST_TIMEOUT_S = 1200.0
 """Time for the first run: a Python that is not ours may compile DeepSpeed's extensions in it."""
-SAID_BY_THE_COMMAND = (
-    *("model", "seq_len", "global_batch", "precision", "lora_rank", "lengths", "baseline"),
-    *("base_config", "fidelity", "nvme_path", "megatron_path", "megatron_arguments"),
-)
-"""Keys of a job that the command itself decides, or that do not reach it."""
 
 
 def open_script_session(
@@ -106,7 +101,7 @@ def open_script_session(
         FleetError: The devices are not there.
     """
     command = list(command)
-    refuse_said(flags, SAID_BY_THE_COMMAND)
+    refuse_keys_of_command(flags)
     check_command(command)
     folder = os.getcwd()
     study = study_of(results, flags.get("study") or study_name(command, folder), fresh, note)
@@ -157,16 +152,19 @@ def study_of(results: Path, name: str, fresh: bool, note: Note) -> Study:
     return study
 
 
-def refuse_said(flags: Mapping[str, Any], by_command: Sequence[str]) -> None:
-    """Refuse flags that say what a command decides itself.
+def refuse_keys_of_command(flags: Mapping[str, Any]) -> None:
+    """Refuse flags that say what a user's command decides itself.
 
     Raises:
         JobError: There is such a flag.
     """
-    if said := [name for name in by_command if flags.get(name) is not None]:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in said)
+    if given := [
+        key.typed
+        for name, key in keys_of("search").items()
+        if key.is_of_command and flags.get(name) is not None
+    ]:
         raise JobError(
-            f"{names}: your command sets this",
+            f"{', '.join(given)}: your command sets this",
             "leave it out, and change the command instead",
         )
 

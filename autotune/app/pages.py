@@ -1,11 +1,5 @@
 """HTML reports of a study, also while it is searched, and of several studies compared."""
 
-import contextlib
-import dataclasses
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +10,6 @@ from pydantic import ValidationError
 from autotune.app.studies import locate
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.files import refuse_foreign, write_text
-from autotune.base.kept_process import Kept
-from autotune.base.pace import Pace
 from autotune.base.templates import Templates
 from autotune.contract import Outcome
 from autotune.job.job import JobFile, read_job_file
@@ -33,11 +25,11 @@ from autotune.report.page.page import render_page
 from autotune.report.story import read_story
 from autotune.search.base import Observer, Snapshot, Stage
 
-_SHARE_OF_TIME = 0.02
+_SHARE_OF_TIME = 0.01
 """Share of a search's time that drawing its page may take."""
-_MANY_TRIALS = 100
-"""Trials from which on a page takes so long to draw that the search does not wait for it."""
-_PROCESS = "autotune.app.page_process"
+_MANY_TRIALS = 500
+"""Trials from which on drawing takes so long that a page comes when the search has ended: nodes
+end their trials if they hear nothing for a minute."""
 _MARK = "<!-- a page of autotune -->"
 """Begins every page, whatever the templates make of it."""
 _BY = "as a page by autotune"
@@ -47,17 +39,15 @@ class PageWriter(Observer):
     """Keeps the page of a running search up to date; hands everything on to another observer.
 
     The page is written when a trial has ended. A search that runs one trial at a time shows that
-    before it starts the next, so that no measurement shares the processor with it. A long record
-    takes longer to draw: it is drawn less often, by a process of its own.
+    before it starts the next, so that no measurement shares the processor with it. The longer it
+    takes to draw, the less often it is drawn.
     """
 
     def __init__(self, study: Study, observer: Observer) -> None:
         self._study = study
         self._observer = observer
         self._written: tuple[Stage, dict[Outcome, int]] | None = None
-        self._pace = Pace(_SHARE_OF_TIME)
-        self._drawing: tuple[Kept, float] | None = None
-        """The process that draws it, and since when."""
+        self._not_before_s = 0.0
         self._is_broken = False
         self._is_told = False
 
@@ -65,13 +55,11 @@ class PageWriter(Observer):
         """Hand it on, and write the page where it shows something new."""
         self._observer.on_snapshot(snapshot)
         state = (snapshot.stage, dict(snapshot.counts))
-        if not self._is_drawn() or state == self._written or not self._pace.is_due:
+        is_long = len(snapshot.trials) >= _MANY_TRIALS
+        if is_long or state == self._written or time.monotonic() < self._not_before_s:
             return
         self._written = state
-        if len(snapshot.trials) < _MANY_TRIALS:
-            self._write(snapshot)
-        else:
-            self._begin(snapshot)
+        self._write(snapshot)
 
     def on_note(self, note: str) -> None:
         """Hand it on."""
@@ -79,8 +67,6 @@ class PageWriter(Observer):
 
     def close(self) -> None:
         """Write the page of the search that has ended; none of one that ended before it began."""
-        if self._drawing is not None:
-            self._drawing[0].end()  # what it draws is older than what comes now
         if self._study.state_file.exists():
             self._write(None)
 
@@ -88,66 +74,20 @@ class PageWriter(Observer):
         if self._is_broken:
             return
         page = self._study.page_file
+        begun_s = time.monotonic()
         try:
-            with self._pace.taken():
-                write_page(self._study, page, snapshot=snapshot)
+            write_page(self._study, page, snapshot=snapshot)
         # Hours of trials must not end because a page cannot be drawn or written.
         except Exception as error:
-            self._give_up(line_of(error))
+            message = error.message if isinstance(error, AutotuneError) else f"{error!r}"
+            self._is_broken = True
+            self._observer.on_note(f"{page.name} is not kept up: {message.splitlines()[0]}")
             return
-        if snapshot is not None:
-            self._tell()
-
-    def _begin(self, snapshot: Snapshot) -> None:
-        """Start the process that draws it."""
-        if self._is_broken:
-            return
-        root = Path(__file__).parents[2]  # where the package is, installed or not
-        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-        command = (sys.executable, "-P", "-m", _PROCESS, str(self._study.root), self._study.name)
-        try:
-            process = Kept(
-                command,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
-        except OSError as error:
-            self._give_up(line_of(error))
-            return
-        self._drawing = process, time.monotonic()
-        assert process.stdin is not None  # it is a pipe, as stderr is
-        # One that has ended already says why in its stderr.
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(json.dumps(_told(snapshot), default=str).encode())
-
-    def _is_drawn(self) -> bool:
-        """Whether no process draws it any more; one that has ended is taken note of."""
-        if self._drawing is None:
-            return True
-        process, begun_s = self._drawing
-        if process.poll() is None:
-            return False
-        self._drawing = None
-        self._pace.took(time.monotonic() - begun_s)
-        assert process.stderr is not None
-        with process.stderr:
-            said = process.stderr.read().decode(errors="replace").strip().splitlines()
-        if process.returncode:
-            self._give_up(said[-1] if said else f"drawing it ended with {process.returncode}")
-        else:
-            self._tell()
-        return True
-
-    def _give_up(self, why: str) -> None:
-        self._is_broken = True
-        self._observer.on_note(f"{self._study.page_file.name} is not kept up: {why}")
-
-    def _tell(self) -> None:
-        if not self._is_told:
+        now_s = time.monotonic()
+        self._not_before_s = now_s + (now_s - begun_s) / _SHARE_OF_TIME
+        if snapshot is not None and not self._is_told:
             self._is_told = True
-            self._observer.on_note(f"{self._study.page_file} shows this search and reloads itself")
+            self._observer.on_note(f"{page} shows this search and reloads itself")
 
 
 def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> Path:
@@ -211,19 +151,6 @@ def _templates(study: Study) -> Templates:
         named = None
     folder = Path(str(named)) if named else None
     return Templates(folder if folder is not None and folder.is_dir() else None)
-
-
-def _told(snapshot: Snapshot) -> dict[str, Any]:
-    """What the page says of a search besides its record, as `page_process.heard` takes it."""
-    left_out = {"counts", "trials", "running"}
-    few = dataclasses.replace(snapshot, trials=(), running=(), counts={})
-    return {name: of_it for name, of_it in dataclasses.asdict(few).items() if name not in left_out}
-
-
-def line_of(error: Exception) -> str:
-    """What an error says, in one line."""
-    message = error.message if isinstance(error, AutotuneError) else f"{error!r}"
-    return message.splitlines()[0]
 
 
 def _job(study: Study) -> dict[str, Any] | None:

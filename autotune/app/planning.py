@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune import DEFAULT_ENGINE
 from autotune.app.consent import agree_to_job
 from autotune.app.session import check_space_is_read, read_job_on
 from autotune.app.steering import what_predicts
@@ -26,7 +25,6 @@ def open_outlook(
     flags: Mapping[str, Any],
     wishes: FleetWishes,
     *,
-    engine: str = DEFAULT_ENGINE,
     agreed: Mapping[str, Any] | None = None,
     lessons: Sequence[Lesson] = (),
     ranks_all: bool = True,
@@ -37,7 +35,6 @@ def open_outlook(
         job_file: YAML, or None.
         flags: Keys of the job that come before the file's.
         wishes: The fleet.
-        engine: Name of an installed one.
         agreed: As of `open_session`.
         lessons: What trials on this machine taught; those on such devices correct predictions.
         ranks_all: Whether a job that names no space ranks all that can be predicted well, and not
@@ -49,14 +46,13 @@ def open_outlook(
         FleetError: The accelerator of this machine is in no table.
         NothingFeasibleError: The rules refuse everything.
     """
-    find_engine(engine, where="--engine")
+    if (engine := flags.get("engine")) is not None:
+        find_engine(engine, where="--engine")
     wishes.links()  # a wrong rate is said before anything is computed
-    job, keys, environment = read_job_on(
-        wishes, job_file, {**flags, "engine": engine}, agreed=agreed
-    )
+    job, keys, environment = read_job_on(wishes, job_file, flags, agreed=agreed)
     if ranks_all and keys.get("space") is None and job.script is None:
         job = _over_all(job)
-    lattice = lattice_of(job, bind_engine(job, environment), changes_training=True)
+    lattice = lattice_of(job, bind_engine(job, environment), for_plan=True)
     check_space_is_read(lattice, keys)
     return Outlook(
         job=job, environment=environment, wishes=wishes, lattice=lattice, lessons=lessons
@@ -73,7 +69,6 @@ def open_agreed_outlook(
     flags: Mapping[str, Any],
     wishes: FleetWishes,
     *,
-    engine: str = DEFAULT_ENGINE,
     knowledge: Path | None,
     is_trusted: bool,
     say: Callable[[str], None],
@@ -92,7 +87,6 @@ def open_agreed_outlook(
         job_file,
         flags,
         wishes,
-        engine=engine,
         agreed=agreed,
         lessons=lessons,
         ranks_all=ranks_all,
@@ -135,8 +129,15 @@ def export_ranked(
             f"--rank {rank}: the plan has {format_count(len(kept.choices), 'distinct choice')}",
             "1 is the best one",
         )
+    place = int(kept.choices.firsts[rank - 1])
+    if not kept.lattice.is_legal(place):
+        why = "; ".join(each.message for each in outlook.engine.judge(kept.candidates[place]))
+        raise JobError(
+            f"--rank {rank}: the rules refuse it: {why}",
+            f"give --top {rank} as well: the rules judge the first rows, and then rank the others",
+        )
     handout = handout_of(
-        kept.candidates[int(kept.choices.firsts[rank - 1])],
+        kept.candidates[place],
         engine=outlook.engine,
         job=outlook.job,
         environment=outlook.environment,

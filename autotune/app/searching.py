@@ -1,5 +1,7 @@
 """One call of a search, from a terminal or from Python: what it asks, plans, runs and returns."""
 
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -7,23 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.consent import agree_to_job
-from autotune.app.kinds import WHOLE, BudgetShare, Rounds, searches_of_kinds
+from autotune.app.kinds import WHOLE, BudgetShare, Rounds
 from autotune.app.own_baseline import not_carried
 from autotune.app.own_megatron import open_command_session
+from autotune.app.own_script import study_name
 from autotune.app.pages import compare_studies
 from autotune.app.run import SearchEnding
 from autotune.app.run import search as run
 from autotune.app.session import (
     Session,
     both_engines,
+    find_far_place,
     obtained_fleet,
     open_session,
     plan_search,
+    read_job,
 )
 from autotune.app.steering import prospect
 from autotune.app.worth import run_ladder
 from autotune.base.errors import JobError, NothingFeasibleError
 from autotune.cost.knowledge import file_for
+from autotune.devices.hardware import Environment
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.report.compare.kinds import leading_kinds
 from autotune.search.base import Observer, Snapshot
@@ -37,6 +43,8 @@ class SearchCall:
     flags: Mapping[str, Any]
     """Keys of the job; they come before the file's."""
     job_file: Path | None = None
+    agreed: Mapping[str, Any] | None = None
+    """What that file held when the user was asked about it."""
     command: Sequence[str] = ()
     """The user's own training command; empty: the job says what is trained."""
     results: Path
@@ -112,7 +120,6 @@ def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
     """
     if call.command and call.job_file is not None:
         raise JobError("--job: your command says what it trains", "leave --job out")
-    agreed = None
     if not call.command:
         agreed = agree_to_job(
             call.job_file,
@@ -121,14 +128,15 @@ def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
             say=caller.say,
             ask=caller.trust,
         )
+        call = replace(call, agreed=agreed)
     endings: list[SearchEnding] = []
     agree = caller.ask_for_nodes or caller.say
     with obtained_fleet(call.fleet, call.options, say=caller.say, agree=agree) as held:
-        calls = _single_searches(replace(call, fleet=held), agreed)
+        calls = _single_searches(replace(call, fleet=held))
         if call.options.chooses_kind:
-            return _run_in_rounds(list(calls), agreed, caller)
+            return _run_in_rounds(list(calls), caller)
         for one in calls:
-            ending = _run_one(one, agreed, caller)
+            ending = _run_one(one, caller)
             if ending is not None:
                 endings.append(ending)
                 if ending.answer.interrupted:
@@ -136,42 +144,51 @@ def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
     return endings
 
 
-def _single_searches(call: SearchCall, agreed: Mapping[str, Any] | None) -> Iterator[SearchCall]:
+def _single_searches(call: SearchCall) -> Iterator[SearchCall]:
     """The call once for each kind of device and each engine that it asks for."""
-    kinds: Iterator[tuple[dict[str, Any], FleetOptions]]
-    kinds, is_first = iter([(dict(call.flags), call.options)]), True
-    if call.options.is_of_each_kind:
-        if call.is_one:
-            raise JobError(
-                f"fleet_option kind={call.options.kind}: that is a search for each kind of device",
-                "search once for each, such as with kind==H100, then compare the studies",
-            )
-        kinds = searches_of_kinds(
-            call.fleet,
-            call.options,
-            job_file=call.job_file,
-            flags=call.flags,
-            agreed=agreed,
-            command=call.command,
-        )
-    for flags, options in kinds:
-        engines = [(flags, "")]
+    is_first = True
+    for of_kind in _of_each_kind(call):
+        engines = [(dict(of_kind.flags), "")]
         if not call.command:
-            engines = both_engines(call.job_file, flags, agreed)
+            engines = both_engines(call.job_file, of_kind.flags, call.agreed)
         if call.is_one and len(engines) > 1:
-            names = " and ".join(str(each["engine"]) for each, _ in engines)
+            names = " and ".join(str(flags["engine"]) for flags, _ in engines)
             raise JobError(
                 f"engine both: that is a search for each of {names}",
                 "search once for each, then compare the studies",
             )
-        for own, ending in engines:
-            yield replace(call, flags=own, options=options, study_ending=ending, is_first=is_first)
+        for flags, ending in engines:
+            yield replace(of_kind, flags=flags, study_ending=ending, is_first=is_first)
             is_first = False
 
 
-def _run_in_rounds(
-    calls: Sequence[SearchCall], agreed: Mapping[str, Any] | None, caller: Caller
-) -> list[SearchEnding]:
+def _of_each_kind(call: SearchCall) -> Iterator[SearchCall]:
+    """The call for each kind of device that it asks for; a study is named after job and kind."""
+    if not call.options.is_of_each_kind:
+        yield call
+        return
+    if call.is_one:
+        raise JobError(
+            f"fleet_option kind={call.options.kind}: that is a search for each kind of device",
+            "search once for each, such as with kind==H100, then compare the studies",
+        )
+    inventory = find_far_place(call.fleet, replace(call.options, kind="")).transport.inventory
+    kinds: dict[str, Environment] = {}
+    for node in inventory.values():
+        kinds.setdefault(node.environment.device_name, node.environment)
+    for kind, environment in kinds.items():
+        name = call.flags.get("study")
+        if name is None and call.command:
+            name = study_name(call.command, os.getcwd())
+        elif name is None:
+            job, _ = read_job(call.job_file, call.flags, environment, agreed=call.agreed)
+            name = job.study
+        study = f"{name}-{re.sub(r'[^a-z0-9]+', '-', kind.lower()).strip('-')}"
+        options = replace(call.options, kind=f"={kind}")
+        yield replace(call, flags={**call.flags, "study": study}, options=options)
+
+
+def _run_in_rounds(calls: Sequence[SearchCall], caller: Caller) -> list[SearchEnding]:
     """Run searches of several kinds with one budget, which goes to the kinds that lead.
 
     Each kind has a study of its own, since baseline, memory limit and forecast are of one kind
@@ -192,7 +209,7 @@ def _run_in_rounds(
             )
         for one in calls:
             try:
-                ending = _run_one(one, agreed, caller, share)
+                ending = _run_one(one, caller, share)
             except NothingFeasibleError as error:
                 caller.say(f"{one.options.kind.removeprefix('=')} is left out: {error.message}")
                 hopeless = error
@@ -235,12 +252,7 @@ def _leading(
     return [going[name] for name in leading]
 
 
-def _run_one(
-    call: SearchCall,
-    agreed: Mapping[str, Any] | None,
-    caller: Caller,
-    share: BudgetShare = WHOLE,
-) -> SearchEnding | None:
+def _run_one(call: SearchCall, caller: Caller, share: BudgetShare = WHOLE) -> SearchEnding | None:
     """Show the plan of a search, and run it; None: it was only to be shown."""
     told: list[str] = []  # the first run of a command has remarks of its own
 
@@ -249,9 +261,9 @@ def _run_one(
             told.append(line)
             caller.say(line)
 
-    session = _session(call, agreed, replace(caller, say=tell))
+    session = _session(call, replace(caller, say=tell))
     if call.is_first:
-        for remark in _remarks(session, call, agreed):
+        for remark in _remarks(session, call):
             tell(remark)
     fresh = call.fresh and not call.command  # a command's study was set aside before it ran
     knowledge = file_for(call.knowledge, is_used=not call.no_knowledge)
@@ -284,11 +296,9 @@ def _run_one(
     return replace(ending, ladder=climbed)
 
 
-def _remarks(
-    session: Session, call: SearchCall, agreed: Mapping[str, Any] | None
-) -> Iterator[str]:
+def _remarks(session: Session, call: SearchCall) -> Iterator[str]:
     """What to know before the plan: whose model it is, and what its figures will be worth."""
-    if not call.command and "model" not in {**(agreed or {}), **session.place.flags}:
+    if not call.command and "model" not in {**(call.agreed or {}), **session.place.flags}:
         yield (
             f"no --model is given: the built-in {session.job.model.name} is tuned. For your own "
             "training: python -m autotune search -- torchrun train.py --deepspeed ds.json"
@@ -298,7 +308,7 @@ def _remarks(
     yield from session.place.remarks(session.job.world)
 
 
-def _session(call: SearchCall, agreed: Mapping[str, Any] | None, caller: Caller) -> Session:
+def _session(call: SearchCall, caller: Caller) -> Session:
     if call.command:
         return open_command_session(
             call.command,
@@ -315,6 +325,6 @@ def _session(call: SearchCall, agreed: Mapping[str, Any] | None, caller: Caller)
         results=call.results,
         fleet=call.fleet,
         options=call.options,
-        agreed=agreed,
+        agreed=call.agreed,
         study_ending=call.study_ending,
     )

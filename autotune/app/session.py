@@ -23,6 +23,7 @@ from autotune.fleet.transports.remote import Elsewhere
 from autotune.job.adapters import with_rank
 from autotune.job.job import (
     Job,
+    keys_of,
     make_job,
     read_accelerators_of,
     read_job_file,
@@ -97,7 +98,7 @@ def open_session(
         versions: Releases that its trials run with, by the fields of `Environment`, where they
             are none of this Python's.
         study_ending: What the study's name ends in, unless there is only one without it: that
-            was begun by an earlier release, or by a search of that engine alone, and goes on.
+            was begun by a search of that engine alone, and goes on.
 
     Raises:
         JobError: The job, the space, the fleet or a file that it names is not valid.
@@ -156,17 +157,13 @@ def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
         )
 
 
-_OF_DEFAULT_ENGINE = ("space", "base_config", "baseline", "templates")
-"""Keys of a job whose files are DeepSpeed's: a search of both engines hands them to it alone."""
-
-
 def both_engines(
     job_file: Path | None, flags: Mapping[str, Any], agreed: Mapping[str, Any] | None
 ) -> list[tuple[dict[str, Any], str]]:
     """The flags of each search that is asked for: of one engine, or of all that run trials.
 
-    Only DeepSpeed reads a space and files of its own, so they go to no other. Beside the flags
-    stands what the study's name has to end in, as of `open_session`.
+    A key that is one engine's goes to no other. Beside the flags stands what the study's name has
+    to end in, as of `open_session`.
     """
     file = (
         dict(agreed or {}) if job_file is None or agreed is not None else read_job_file(job_file)
@@ -179,12 +176,14 @@ def both_engines(
     for plugin in sorted(installed_engines(), key=lambda each: each.name != DEFAULT_ENGINE):
         if not plugin.is_driven:
             continue
-        own, ending = {**flags, "engine": plugin.name}, f"-{plugin.name}"
+        others = {
+            name for name, key in keys_of("search").items() if key.engine not in ("", plugin.name)
+        }
+        taken = {name: value for name, value in flags.items() if name not in others}
+        taken["engine"], ending = plugin.name, f"-{plugin.name}"
         if study:
-            own["study"], ending = f"{study}{ending}", ""
-        if plugin.name != DEFAULT_ENGINE:
-            own = {name: value for name, value in own.items() if name not in _OF_DEFAULT_ENGINE}
-        found.append((own, ending))
+            taken["study"], ending = f"{study}{ending}", ""
+        found.append((taken, ending))
     return found
 
 
@@ -360,12 +359,9 @@ def read_job_on(
             f"--per-node {wishes.per_node}: of accelerators that no --gpu names",
             "name them, such as --gpu H100",
         )
-    named = wishes.accelerators or flags.get("accelerators")
-    table = read_accelerators_of(job_file, named, agreed=agreed)
+    table = read_accelerators_of(job_file, flags.get("accelerators"), agreed=agreed)
     environment = detect_environment() if wishes.gpu is None else described(wishes, table)
     job, keys = read_job(job_file, flags, environment, agreed=agreed)
-    if wishes.accelerators is not None:
-        job = replace(job, accelerators=wishes.accelerators)
     return job, keys, environment
 
 
@@ -394,8 +390,7 @@ def read_job(
         given["finetune"] = with_rank(theirs.get("finetune"), given.pop("lora_rank"))
     theirs = {**theirs, **given}
     data = {**_defaults(theirs, environment), **theirs}
-    where = str(job_file) if job_file is not None else "command line"
-    job = make_job(data, where=where, flags=given)
+    job = make_job(data, where="" if job_file is None else str(job_file), flags=given)
     readable = resolve_paths(data, Path.cwd())
     return job, {**readable, "study": job.study, "lengths": job.lengths.as_yaml()}
 

@@ -1,6 +1,5 @@
 """Soak a study's winner, or what an export holds, and keep what it says."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from autotune.app.exports import export_study, find_chosen
@@ -14,7 +13,7 @@ from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.soak import SOAK_FOLDER, SoakResult, digest_of, write_soak
 from autotune.record.study import Study
-from autotune.search.interrupt import Interrupt
+from autotune.search.rounds import Note, runner_on
 from autotune.search.soak import (
     Half,
     check_space,
@@ -25,8 +24,6 @@ from autotune.search.soak import (
     unknown_of,
 )
 from autotune.search.trial_spec import MEASURE, Run, make_spec
-
-Note = Callable[[str], None]
 
 MAX_MINUTES = 30 * 24 * 60
 
@@ -104,40 +101,25 @@ def _checked_place(minutes: float, fleet: str, options: FleetOptions) -> Place:
 def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakResult | None:
     if subject.n_params is not None:
         check_space(subject.folder, subject.n_params)
-    record = Study(subject.folder, SOAK_FOLDER)
-    world = subject.spec.layout.world
-    for remark in place.remarks(world):
-        note(remark)
-    fleet = place.gangs(world)
     if blind := place.nodes_without(subject.folder):
         raise FleetError(
             f"{subject.folder}: {', '.join(blind)} cannot see this folder, and a soak resumes "
             "from a checkpoint in it",
             "use a folder that all nodes share under one path: --results FOLDER, or --from FOLDER",
         )
-    interrupt = Interrupt()
-    record.lock()
-    try:
-        fleet.reap(record.trials_folder)
-        fleet.prepare(subject.preparation, note)
-        with interrupt.on_signals():
-            ran = soak_trials(
-                subject.spec,
-                subject.files,
-                minutes=minutes,
-                record=record,
-                fleet=fleet,
-                interrupt=interrupt,
-                note=note,
-            )
+    with runner_on(
+        place,
+        Study(subject.folder, SOAK_FOLDER),
+        world=subject.spec.layout.world,
+        command=subject.preparation,
+        note=note,
+    ) as runner:
+        ran = soak_trials(subject.spec, subject.files, minutes=minutes, runner=runner)
         if ran is None:
             return None
         found = _result(subject, place.environment, minutes, *ran)
         write_soak(subject.folder, found)
         return found
-    finally:
-        fleet.close()
-        record.unlock()
 
 
 def _result(

@@ -1,6 +1,6 @@
 """Run the way from a study's baseline to its best one, change by change, and keep what it says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from autotune.app.exports import Chosen, find_chosen
 from autotune.app.pages import write_page
@@ -10,12 +10,10 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.answer import answer_of
 from autotune.record.study import Study
 from autotune.record.worth import LADDER_FOLDER, Ladder, write_ladder
-from autotune.search.interrupt import Interrupt
+from autotune.search.rounds import Note, runner_on
 from autotune.search.worth import MOST_ROUNDS, ROUNDS, Way, WayRunner
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, parse_settings
-
-Note = Callable[[str], None]
 
 
 def run_ladder(
@@ -61,39 +59,30 @@ def run_ladder(
             f"run it where there is {theirs}",
         )
     job = start.handout.job
-    for remark in place.remarks(job.world):
-        note(remark)
-    record, running = Study(study.folder, LADDER_FOLDER), place.gangs(job.world)
-    interrupt = Interrupt()
     study.lock()
     try:
-        record.lock()
-        running.reap(record.trials_folder)
-        candidates = [way.baseline, way.target]
-        running.prepare(way.engine.preparation(candidates), note)
-        runner = WayRunner(
-            way=way,
-            job=job,
-            environment=place.environment,
-            record=record,
-            fleet=running,
-            interrupt=interrupt,
+        with runner_on(
+            place,
+            Study(study.folder, LADDER_FOLDER),
+            world=job.world,
+            command=way.engine.preparation([way.baseline, way.target]),
             note=note,
-            guard_steps=job.guard_steps,
-            n_rounds=rounds,
-            seed=job.seed,
-            target_name=" ".join(settings) or "best",
-        )
-        with interrupt.on_signals():
-            found = runner.run()
-        if found is None:
-            return None
-        write_ladder(study.folder, found)
-        write_page(study, study.page_file)
+        ) as runner:
+            found = WayRunner(
+                way=way,
+                job=job,
+                environment=place.environment,
+                runner=runner,
+                guard_steps=job.guard_steps,
+                n_rounds=rounds,
+                seed=job.seed,
+                target_name=" ".join(settings) or "best",
+            ).run()
+        if found is not None:
+            write_ladder(study.folder, found)
+            write_page(study, study.page_file)
         return found
     finally:
-        running.close()
-        record.unlock()
         study.unlock()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.base.kept_process import run_kept, scratch_folder
+from autotune.base.guarded_process import run_guarded, scratch_folder
 from autotune.contract import read_bounded
 
 _OUT_OF_MEMORY = ("MemoryError", "allocate memory", "std::bad_alloc", "out of memory")
@@ -49,7 +49,7 @@ def ask(
         answer = folder / "answer.json"
         command = [sys.executable, "-P", "-m", module, str(answer)]
         try:
-            done = run_kept(
+            done = run_guarded(
                 command,
                 input=json.dumps(request),
                 timeout_s=timeout_s,
@@ -67,7 +67,7 @@ def ask(
             ) from error
         if not answer.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            if any(said in last for said in _OUT_OF_MEMORY):
+            if any(sign in last for sign in _OUT_OF_MEMORY):
                 last += f" (it may have {limit_bytes / 2**30:.0f} GiB of memory)"
             raise JobError(
                 f"{about}: {doing} ended with code {done.returncode}: {last}",

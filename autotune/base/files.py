@@ -14,7 +14,7 @@ _HEAD_BYTES = 8192
 
 
 def is_foreign(path: Path, marker: bytes) -> bool:
-    """Whether what stands at a path, if anything, lacks the marker near its beginning.
+    """True if a file at a path lacks the marker near its beginning.
 
     Raises:
         OSError: The file cannot be read.
@@ -29,8 +29,8 @@ def is_foreign(path: Path, marker: bytes) -> bool:
     return bool(head) and marker not in head
 
 
-def refuse_foreign(path: Path, marker: bytes, by: str) -> None:
-    """Refuse to write over what was not written `by` us.
+def refuse_foreign(path: Path, marker: bytes, whose: str) -> None:
+    """Refuse to write over a file that lacks our marker.
 
     Raises:
         StudyError: Something without the marker is there, or it cannot be read.
@@ -43,7 +43,7 @@ def refuse_foreign(path: Path, marker: bytes, by: str) -> None:
         ) from error
     if foreign:
         raise StudyError(
-            f"{path}: is there and was not written {by}",
+            f"{path}: is there and was not written {whose}",
             "name another file, or move that one away",
         )
 
@@ -83,7 +83,6 @@ def try_folder(folder: Path, *, named: Path, hint: str) -> None:
 
 
 def _fix(error: OSError, hint: str) -> str:
-    """A full disk is no reason to go elsewhere: what a study has is there."""
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "free some space there, then run the same command again" if is_full else hint
 

@@ -1,6 +1,6 @@
 """Keeps one command and all that it starts: nothing of it outlives its parent, or its own end.
 
-Run by `autotune.base.kept_process` as a script, isolated, so that it starts in milliseconds;
+Run by `autotune.base.guarded_process` as a script, isolated, so that it starts in milliseconds;
 standard library only. It starts the command, and waits. When the command ends, when its parent
 ends, when its time is up or on SIGTERM it kills every descendant, however deep and in whatever
 session, and removes their folder for temporary files. Then it ends as the command did. A command
@@ -51,11 +51,6 @@ class Scratch:
     """
 
     def __init__(self, root: str) -> None:
-        """Make one below a folder, and remove those that killed processes left there.
-
-        Raises:
-            OSError: It cannot be made.
-        """
         sweep(root)
         self.path = os.path.join(root, PREFIX + os.urandom(4).hex())
         os.mkdir(self.path, 0o700)
@@ -64,7 +59,6 @@ class Scratch:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
         _remove_tree(self.path)
         os.close(self._lock)
 
@@ -111,7 +105,7 @@ def _remove_tree(path: str) -> None:
 
 
 def main() -> NoReturn:
-    """Keep the command: `keeper.py OPTIONS COMMAND ...`; for both see `kept_process.py`."""
+    """Keep the command: `keeper.py OPTIONS COMMAND ...`; for both see `guarded_process.py`."""
     options, command = json.loads(sys.argv[1]), sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "prctl"):  # not Linux: the command has to end by itself
@@ -248,7 +242,7 @@ def _wait(
         for pid, status in _reaped():
             if pid == child:
                 return status
-        if not ready or any(each in ready for each in others):
+        if not ready or any(other in ready for other in others):
             break
         if parent in ready:
             watched, until_s = others, time.monotonic() + options["grace_s"]
@@ -295,9 +289,9 @@ def descendants(root: int) -> list[int]:
                 children.setdefault(_parent_of(int(name)), []).append(int(name))
     found, unseen = [], [root]
     while unseen:
-        own = children.pop(unseen.pop(), [])
-        found += own
-        unseen += own
+        started = children.pop(unseen.pop(), [])
+        found += started
+        unseen += started
     return found
 
 

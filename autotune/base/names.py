@@ -12,14 +12,7 @@ _WORSE = 3.0
 def near_names(
     given: str, known: Iterable[str], *, most: int = 3, alike: float = 0.5
 ) -> list[str]:
-    """Names that may have been meant, the likeliest first.
-
-    Args:
-        given: The mistyped one.
-        known: Those that there are.
-        most: How many are named.
-        alike: Least likeness, from 0 to 1; upper and lower case are alike.
-    """
+    """Names that may have been meant, the likeliest first."""
     spelled: dict[str, str] = {}
     for name in known:
         spelled.setdefault(name.lower(), name)

@@ -21,8 +21,8 @@ _SESSION_FOLDER = "/run/user/{user}"
 class PreparedError(PermissionError):
     """Another user made what stands at a path, or may replace it; `strerror` says what and who."""
 
-    def __init__(self, path: Path, said: str) -> None:
-        super().__init__(errno.EPERM, f"{path} {said}", str(path))
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(errno.EPERM, f"{path} {problem}", str(path))
 
 
 def private_folder() -> Path:
@@ -131,13 +131,13 @@ def refuse_prepared(path: Path) -> None:
         OSError: It cannot be looked at.
     """
     ways = (Path(os.path.abspath(path)), Path(os.path.realpath(path)))
-    for each in dict.fromkeys(step for way in ways for step in (*reversed(way.parents), way)):
+    for place in dict.fromkeys(step for way in ways for step in (*reversed(way.parents), way)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found, around = os.lstat(each), os.stat(each.parent)
+            found, around = os.lstat(place), os.stat(place.parent)
             if around.st_mode & stat.S_IWOTH and found.st_uid not in (os.getuid(), 0):
                 kind = "is a link of" if stat.S_ISLNK(found.st_mode) else "belongs to"
-                said = f"{kind} {_owner(found)}, in a folder where everybody may write"
-                raise PreparedError(each, said)
+                problem = f"{kind} {_owner(found)}, in a folder where everybody may write"
+                raise PreparedError(place, problem)
 
 
 def _check_movable(folder: Path) -> None:
@@ -191,10 +191,10 @@ def open_new(path: Path) -> int:
 
 
 def _no_lock(path: Path, found: os.stat_result) -> PreparedError:
-    said = "is no file" if not stat.S_ISREG(found.st_mode) else "has a second name"
+    problem = "is no file" if not stat.S_ISREG(found.st_mode) else "has a second name"
     if stat.S_ISLNK(found.st_mode):
-        said = "is a link"
-    return PreparedError(path, f"{said}, where a lock belongs, of {_owner(found)}: remove it")
+        problem = "is a link"
+    return PreparedError(path, f"{problem}, where a lock belongs, of {_owner(found)}: remove it")
 
 
 def _owner(found: os.stat_result) -> str:

@@ -297,7 +297,7 @@ _QUERY_ALSO = frozenset(
 )
 
 _QUOTED = r"[bruf]{0,2}(?:\"(?:[^\"\\\n]|\\.)*\"?|'(?:[^'\\\n]|\\.)*'?)|\\\"[^\"\n]*\"?"
-_SAID = re.compile(
+_NAMED = re.compile(
     r"(?P<dash>(?<![\w-])--?)?(?<![\w.])(?P<name>[^\W\d][\w.-]{0,120}+)(?P<quote>\\?[\"']?)"
     r"(?P<joint>(?:(?<=[\"'])\])?\s{0,20}(?:[=:]{1,2}>?|->|[\u2190\u2192\u21d2\uff1d\uff1a]|%3[AaDd])"
     r"\s{0,20}(?:(?:!!?\w{1,20}|&\w{1,20})\s{1,4}(?=[^\s,;]))?|"
@@ -401,7 +401,7 @@ def _without_any(text: str, secrets: tuple[str, ...]) -> str:
         text = _NAMED_VALUE.sub(_named_value, text)
         text = _PARAMETERS.sub(rf"\g<1>{HIDDEN}", text)
         text = _HEADER.sub(rf"\g<1>{HIDDEN}", text)
-        text = _said_hidden(text)
+        text = _named_hidden(text)
     text = _OF_A_PAIR.sub(_pair, text)
     return _without_opaque(text)
 
@@ -429,18 +429,18 @@ def _scrubbed(data: Any, under: str, secrets: tuple[str, ...]) -> Any:
                 key: value if type(value) in TEXTLESS else _scrubbed(value, key, secrets)
                 for key, value in data.items()
             }
-        kept: dict[Any, Any] = {}
-        told = _told_by_pair(data)
+        scrubbed: dict[Any, Any] = {}
+        in_pairs = _keys_in_pairs(data)
         for key, value in data.items():
-            if key in told:
-                kept[key] = HIDDEN
+            if key in in_pairs:
+                scrubbed[key] = HIDDEN
                 continue
             name = _without(key, secrets) if isinstance(key, str) else key
-            while name != key and name in kept:
+            while name != key and name in scrubbed:
                 name = f"{name}*"
             hides = under not in _OF_LABELS and holds_secret(key, value)
-            kept[name] = HIDDEN if hides else _scrubbed(value, str(key), secrets)
-        return kept
+            scrubbed[name] = HIDDEN if hides else _scrubbed(value, str(key), secrets)
+        return scrubbed
     if isinstance(data, list | tuple):
         if TEXTLESS.issuperset(map(type, data)):
             return list(data)
@@ -469,7 +469,7 @@ _NAMING = _words("name key variable env var header field option flag setting")
 _VALUED = _words("value val default content data secret values")
 
 
-def _told_by_pair(data: Mapping[Any, Any]) -> frozenset[Any]:
+def _keys_in_pairs(data: Mapping[Any, Any]) -> frozenset[Any]:
     """Keys of a section that is a pair, `{name: DB_PASSWORD, value: x}`, with the secret."""
     named = any(
         isinstance(key, str)
@@ -570,11 +570,11 @@ def _without_blocks(text: str) -> str:
     if ":" not in text or "\n" not in text:
         return text
     rows = text.split("\n")
-    kept: list[str] = []
+    lines: list[str] = []
     at = 0
     while at < len(rows):
         row = rows[at]
-        kept.append(row)
+        lines.append(row)
         at += 1
         block = _BLOCK.match(row)
         if block is None or not (strength := _strength(block["name"])):
@@ -582,13 +582,13 @@ def _without_blocks(text: str) -> str:
         depth, end = block.start("quote"), at
         while end < len(rows) and end - at < _LONGEST_BLOCK and _is_below(rows[end], depth):
             end += 1
-        below = [each for each in rows[at:end] if each.strip()]
+        below = [line for line in rows[at:end] if line.strip()]
         if below and (strength == 2 or block["form"] or any(map(_says_text, below))):
             # What follows begins with the line's end that is there.
-            kept.append(f"{' ' * (depth + 2)}{HIDDEN}")
-            kept += [""] * (end - at - len("\n".join(rows[at:end]).rstrip().split("\n")))
+            lines.append(f"{' ' * (depth + 2)}{HIDDEN}")
+            lines += [""] * (end - at - len("\n".join(rows[at:end]).rstrip().split("\n")))
             at = end
-    return "\n".join(kept)
+    return "\n".join(lines)
 
 
 _LONGEST_BLOCK = 2000
@@ -665,8 +665,8 @@ _MARKS = re.compile(
 
 def _userinfo(match: re.Match[str]) -> str:
     """An `@` in a path ends no user's name: `host/@name`, `host:8080/@name`."""
-    told = match[2]
-    if told in ("git", HIDDEN) or _PORT_OR_PATH.match(told):
+    user = match[2]
+    if user in ("git", HIDDEN) or _PORT_OR_PATH.match(user):
         return match[0]
     return f"{match[1]}{HIDDEN}@"
 
@@ -694,66 +694,66 @@ _USER_AND_PASSWORD = re.compile(rb"[\w.@+-]{1,100}:[^\s:]{3,}")
 def _printed(encoded: str) -> bytes:
     """What a text in base 64 says; nothing where it is none, or cannot be printed."""
     try:
-        told = base64.b64decode(encoded.rstrip("=") + "=" * (-len(encoded.rstrip("=")) % 4))
+        decoded = base64.b64decode(encoded.rstrip("=") + "=" * (-len(encoded.rstrip("=")) % 4))
     except (binascii.Error, ValueError):
         return b""
-    return told if all(32 <= byte < 127 for byte in told) else b""
+    return decoded if all(32 <= byte < 127 for byte in decoded) else b""
 
 
-def _said_hidden(text: str) -> str:
+def _named_hidden(text: str) -> str:
     """A text whose values after the name of a secret are hidden."""
     parts, at = [], 0
     most = 4 * len(text) + _LONGEST_SECTION  # sections in sections are read again and again
-    for said in _SAID.finditer(text):
-        if said.start() < at or not (strength := _strength(said["name"])):
+    for named in _NAMED.finditer(text):
+        if named.start() < at or not (strength := _strength(named["name"])):
             continue
-        end = _end_of_section(text, said.end()) if most > 0 else 0
-        most -= end - said.end() if end else 0
-        if end and _tells_section(said, text[said.end() : end], strength):
-            quote = said["quote"] or "'"
-            parts.append(f"{text[at : said.end()]}{quote}{HIDDEN}{quote}")
+        end = _end_of_section(text, named.end()) if most > 0 else 0
+        most -= end - named.end() if end else 0
+        if end and _tells_section(named, text[named.end() : end], strength):
+            quote = named["quote"] or "'"
+            parts.append(f"{text[at : named.end()]}{quote}{HIDDEN}{quote}")
             at = end
             continue
-        value = _VALUE.match(text, said.end())
-        if value is not None and _tells(said, value[0], strength):
+        value = _VALUE.match(text, named.end())
+        if value is not None and _tells(named, value[0], strength):
             # A list in JSON gives way to a text.
             first = value[0][0]
-            quote = first if first in "\"'" else said["quote"] * (first in "[\\")
+            quote = first if first in "\"'" else named["quote"] * (first in "[\\")
             parts.append(f"{text[at : value.start()]}{quote}{HIDDEN}{quote}")
             at = value.end()
     return "".join((*parts, text[at:])) if parts else text
 
 
-def _tells(said: re.Match[str], written: str, strength: int) -> bool:
+def _tells(named: re.Match[str], written: str, strength: int) -> bool:
     """Whether this name and value are taken for a secret's."""
-    value, joint = written.strip("\"'[]\\ "), _joint(said)
+    value, joint = written.strip("\"'[]\\ "), _joint(named)
     if not value or value.startswith(HIDDEN) or _PLAIN_TOKEN.fullmatch(value):
         return False
-    if _is_working_folder(said["name"], value):
+    if _is_working_folder(named["name"], value):
         return False
-    is_quoted, is_flag = _IS_QUOTED.match(written) is not None, said["dash"] is not None
+    is_quoted, is_flag = _IS_QUOTED.match(written) is not None, named["dash"] is not None
     if joint == ",":  # ('password', 'x')
-        begins = said.string[max(0, said.start() - 80) : said.start() - 1].rstrip()
+        begins = named.string[max(0, named.start() - 80) : named.start() - 1].rstrip()
         is_pair = strength == 2 and begins[-1:] in ("(", "[")
-        return is_quoted and said["quote"] != "" and (is_flag or is_pair)
+        return is_quoted and named["quote"] != "" and (is_flag or is_pair)
     if joint == "":
         return is_flag and not value.startswith("-")
     if joint not in ("=", ":"):
         return is_quoted or _is_dense(value) or (strength == 2 and any(map(str.isdigit, value)))
-    if is_flag or (said["quote"] and is_quoted) or (joint == "=" and strength == 2):
+    if is_flag or (named["quote"] and is_quoted) or (joint == "=" and strength == 2):
         return True
-    if joint == "=" and (said["joint"] == "=" or "]" in said["joint"]):
-        is_variable = said["name"].isupper() and _PLACEHOLDER.fullmatch(value) is None
+    if joint == "=" and (named["joint"] == "=" or "]" in named["joint"]):
+        is_variable = named["name"].isupper() and _PLACEHOLDER.fullmatch(value) is None
         return is_variable or _has_both(value) or _is_dense(value)
-    if joint == ":" and _is_line(said, written) and _has_both(value):
+    if joint == ":" and _is_line(named, written) and _has_both(value):
         return True
     # `password: too short` is prose; a word after it is no secret unless it looks like one.
     return (strength == 2 and (is_quoted or not _is_word(value))) or _is_dense(value)
 
 
-def _joint(said: re.Match[str]) -> str:
+def _joint(named: re.Match[str]) -> str:
     """What joins a name and its value, whichever way it is spelled: `=`, `:`, a word or none."""
-    joint = said["joint"].strip()
+    joint = named["joint"].strip()
     if joint[:1] == ":" and joint[1:2] not in ("=", ":"):
         return ":"
     return "=" if _OTHER_JOINTS.match(joint) else joint
@@ -762,10 +762,10 @@ def _joint(said: re.Match[str]) -> str:
 _OTHER_JOINTS = re.compile(r"\]?\s*(?:[=:]|->|%3|[\u2190\u2192\u21d2\uff1d\uff1a])")
 
 
-def _is_line(said: re.Match[str], written: str) -> bool:
+def _is_line(named: re.Match[str], written: str) -> bool:
     """Whether a name and its value are all that stands on a line, as in YAML."""
-    text, end = said.string, said.end() + len(written)
-    before = text[text.rfind("\n", 0, said.start()) + 1 : said.start()]
+    text, end = named.string, named.end() + len(written)
+    before = text[text.rfind("\n", 0, named.start()) + 1 : named.start()]
     return before.strip(" -\"'") == "" and text[end : end + 1] in ("", "\n", "\r")
 
 
@@ -810,9 +810,9 @@ def _end_of_section(text: str, start: int) -> int:
     return end  # cut short: what is there of it goes
 
 
-def _tells_section(said: re.Match[str], written: str, strength: int) -> bool:
+def _tells_section(named: re.Match[str], written: str, strength: int) -> bool:
     """Whether a list or a section under the name of a secret holds one."""
-    if _joint(said) not in ("=", ":") or HIDDEN in written[:8]:
+    if _joint(named) not in ("=", ":") or HIDDEN in written[:8]:
         return False
     texts = [a or b for a, b in re.findall(r"\"([^\"\n]+)\"|'([^'\n]+)'", written[1:])]
     if strength == 2:
@@ -888,9 +888,9 @@ def _without_opaque(text: str) -> str:
         return text
     parts, at = [], 0
     for chunk in _CHUNK.finditer(text):
-        told = _chunk_hidden(chunk[0], text[max(0, chunk.start() - 16) : chunk.start()])
-        if told != chunk[0]:
-            parts += [text[at : chunk.start()], told]
+        hidden = _chunk_hidden(chunk[0], text[max(0, chunk.start() - 16) : chunk.start()])
+        if hidden != chunk[0]:
+            parts += [text[at : chunk.start()], hidden]
             at = chunk.end()
     return "".join((*parts, text[at:])) if parts else text
 

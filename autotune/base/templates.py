@@ -82,7 +82,6 @@ class Templates:
         self._compiled: dict[str, Template] = {}
 
     def is_users(self, name: str) -> bool:
-        """Whether a template is the user's own."""
         return len(self.folders) > 1 and os.path.isfile(os.path.join(self.folders[0], name))
 
     def text(self, name: str, values: Mapping[str, Any]) -> str:
@@ -116,8 +115,8 @@ class Templates:
             ) from error
         if not isinstance(parsed, dict):
             kind = type(parsed).__name__
-            said = f"template {name}: the result is a JSON {kind}, not an object"
-            raise RenderError(said, "write one { ... }")
+            problem = f"template {name}: the result is a JSON {kind}, not an object"
+            raise RenderError(problem, "write one { ... }")
         return parsed
 
     def _compile(self, name: str) -> Template:
@@ -213,7 +212,7 @@ class _StrictEnvironment(SandboxedEnvironment):
 
 @cache
 def _of_shipped(folder: Path) -> _StrictEnvironment:
-    """The one of the shipped templates, each of which is compiled once in a process."""
+    """The shipped template, compiled once in a process."""
     return _StrictEnvironment([folder])
 
 

@@ -33,20 +33,20 @@ _UNSEEN = "\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800\u034f"
 
 
 def one_line(text: str) -> str:
-    """A text on one line with nothing in it that acts: for a terminal, a log, a record."""
+    """A text on one line, with whatever acts on a terminal or in a log escaped."""
     return visible(text)
 
 
 def lines(text: str) -> str:
-    """The same, of a text that may have several lines and tabs."""
-    return visible(text, kept="\n\t")
+    """As `one_line`, of a text that may have several lines and tabs."""
+    return visible(text, whole="\n\t")
 
 
-def visible(text: str, *, kept: str = "") -> str:
-    """A text with the escape of whatever acts or cannot be seen, but for characters to keep."""
+def visible(text: str, *, whole: str = "") -> str:
+    """A text with the escape of whatever acts or cannot be seen, but for the `whole` ones."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in kept or _is_seen(c) else _escaped(c) for c in text)
+    return "".join(c if c in whole or _is_seen(c) else _escaped(c) for c in text)
 
 
 TEXTLESS = frozenset({int, float, bool, type(None)})
@@ -55,7 +55,7 @@ FEW_KEYS = 128
 """Keys of a section up to which what is found of them is kept for the next one with the same."""
 
 
-def each_on_one_line(data: Any) -> Any:
+def texts_on_one_line(data: Any) -> Any:
     """A JSON value with every text made safe by `one_line`, keys included."""
     if type(data) in TEXTLESS:
         return data
@@ -63,21 +63,23 @@ def each_on_one_line(data: Any) -> Any:
         return one_line(data)
     if isinstance(data, Mapping):
         if len(data) > FEW_KEYS or not _are_visible(tuple(data)):
-            return {each_on_one_line(key): each_on_one_line(value) for key, value in data.items()}
+            return {
+                texts_on_one_line(key): texts_on_one_line(value) for key, value in data.items()
+            }
         return {
-            key: value if type(value) in TEXTLESS else each_on_one_line(value)
+            key: value if type(value) in TEXTLESS else texts_on_one_line(value)
             for key, value in data.items()
         }
     if isinstance(data, list | tuple):
         if TEXTLESS.issuperset(map(type, data)):  # step times and the like, by the thousand
             return list(data)
-        return [each_on_one_line(item) for item in data]
+        return [texts_on_one_line(item) for item in data]
     return data
 
 
 @lru_cache(maxsize=1024)
 def _are_visible(keys: tuple[Any, ...]) -> bool:
-    """Whether keys are safe as they are: the same few in each of thousands of records."""
+    """True if keys are safe as they are: thousands of records have the same few."""
     return all(
         type(key) in TEXTLESS or (type(key) is str and key == one_line(key)) for key in keys
     )
@@ -85,18 +87,18 @@ def _are_visible(keys: tuple[Any, ...]) -> bool:
 
 def markdown(text: str) -> str:
     """As text in Markdown: nothing in it is taken for markup, and it stays on its line."""
-    told = one_line(" ".join(text.split()))
-    told = re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", told)
-    return _LINKED.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], told)
+    line = one_line(" ".join(text.split()))
+    line = re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", line)
+    return _LINKED.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], line)
 
 
 def markdown_code(text: str) -> str:
     """As code in a cell of Markdown: within more backticks than it holds itself."""
-    told = one_line(" ".join(text.split())).replace("|", "\\|")
-    longest = max(map(len, re.findall("`+", told)), default=0)
+    line = one_line(" ".join(text.split())).replace("|", "\\|")
+    longest = max(map(len, re.findall("`+", line)), default=0)
     fence = "`" * (longest + 1)
     gap = " " if longest else ""
-    return f"{fence}{gap}{told}{gap}{fence}"
+    return f"{fence}{gap}{line}{gap}{fence}"
 
 
 def cell(value: Any) -> Any:
@@ -106,9 +108,9 @@ def cell(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    told = _AFTER_BREAK.sub(r"\1'", lines(value))
+    safe = _AFTER_BREAK.sub(r"\1'", lines(value))
     is_formula = _FORMULA.match(value) is not None and not _NUMBER.fullmatch(value)
-    return f"'{told}" if is_formula else told
+    return f"'{safe}" if is_formula else safe
 
 
 def csv_text(frame: "pd.DataFrame") -> str:
@@ -122,14 +124,14 @@ def csv_text(frame: "pd.DataFrame") -> str:
 
 
 def named(parts: Iterable[str], joint: str = ", ", *, most: int = MOST_NAMED) -> str:
-    """Parts in one line, as many as people read, each as much, and how many more there are."""
+    """Parts in one line: as many as people read, and how many more there are."""
     every = parts if isinstance(parts, Sequence) else list(parts)
     more = len(every) - most
     return joint.join((*map(shortened, every[:most]), *([f"{more:,} more"] if more > 0 else [])))
 
 
 def bounded(text: str) -> str:
-    """A message as far as anybody reads it, whatever was put into it."""
+    """A message, cut to a length that people read."""
     if len(text) <= _LONGEST_MESSAGE:
         return text
     return f"{text[:_LONGEST_MESSAGE]}... ({len(text):,} characters)"
@@ -143,7 +145,6 @@ def shortened(text: str) -> str:
 
 
 def _is_seen(character: str) -> bool:
-    """Whether it draws itself and does nothing else."""
     if " " <= character <= "~":
         return True
     if character in _UNSEEN or "\ufe00" <= character <= "\ufe0f":

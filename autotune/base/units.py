@@ -35,17 +35,13 @@ _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z/]*)\s*")
 
 
 def parse_bytes(text: str | int, *, where: str) -> int:
-    """Read a size in bytes.
-
-    Args:
-        text: Such as `24GiB`, `800M` or `1.5 GB`.
-        where: The flag or key it came from, for the error.
+    """Read a size in bytes: `24GiB`, `800M` or `1.5 GB`.
 
     Raises:
         JobError: The text is not a positive size.
     """
-    said = f"{text!r} is not a size"
-    size_bytes = _parse(str(text).upper(), _BYTES_PER_UNIT, where, said, _SIZE)
+    problem = f"{text!r} is not a size"
+    size_bytes = _parse(str(text).upper(), _BYTES_PER_UNIT, where, problem, _SIZE)
     _refuse_bare(text, "GiB", where, "a size", _SIZE)
     return int(_in_range(size_bytes if size_bytes >= 1 else 0, text, where))
 
@@ -56,8 +52,8 @@ def parse_seconds(text: str | float, *, where: str) -> float:
     Raises:
         JobError: The text is not a positive duration with its unit.
     """
-    said = f"{text!r} is not a duration"
-    found_s = _parse(str(text).lower(), _SECONDS_PER_UNIT, where, said, _DURATION)
+    problem = f"{text!r} is not a duration"
+    found_s = _parse(str(text).lower(), _SECONDS_PER_UNIT, where, problem, _DURATION)
     _refuse_bare(text, "m", where, "a duration", _DURATION)
     return _in_range(found_s, text, where)
 
@@ -68,8 +64,8 @@ def parse_latency(text: str, *, where: str) -> float:
     Raises:
         JobError: The text is not a latency below a second, with its unit.
     """
-    how, said = "write it as 300ns or 1.5us", f"{text!r} is not a latency"
-    found_s = _parse(text, _SECONDS_PER_SMALL_UNIT, where, said, how)
+    how, problem = "write it as 300ns or 1.5us", f"{text!r} is not a latency"
+    found_s = _parse(text, _SECONDS_PER_SMALL_UNIT, where, problem, how)
     if not found_s < 1.0:
         raise JobError(f"{where}: {text!r} is a second or more", how)
     return found_s
@@ -82,8 +78,8 @@ def parse_rate(text: str, *, where: str) -> float:
         JobError: The text is not a positive rate with its unit.
     """
     how = f"write it as 400Gbps or 50GB/s; units: {', '.join(_BYTES_PER_S_PER_UNIT)}"
-    said = f"{text!r} is not a rate"
-    return _in_range(_parse(text, _BYTES_PER_S_PER_UNIT, where, said, how), text, where)
+    problem = f"{text!r} is not a rate"
+    return _in_range(_parse(text, _BYTES_PER_S_PER_UNIT, where, problem, how), text, where)
 
 
 def format_bytes(size_bytes: float | None) -> str:
@@ -154,15 +150,7 @@ def format_gain_interval(
     too_wide: str = "runs differ too much for an interval",
     digits: int = 2,
 ) -> str:
-    """The ends of a gain's 95% interval: `1.67 to 2.00`.
-
-    Args:
-        low: Lower end, a ratio of samples/s.
-        high: Upper end.
-        before: Text before the ends, such as `95% interval `.
-        too_wide: Text in place of all that, where the interval says nothing.
-        digits: Digits after the point.
-    """
+    """The ends of a gain's 95% interval: `1.67 to 2.00`."""
     if says_nothing(low, high):
         return too_wide
     return f"{before}{low:.{digits}f} to {high:.{digits}f}"
@@ -190,10 +178,10 @@ def typed_bytes(size_bytes: float) -> str:
     return f"{math.ceil(100 * size_bytes / 2**30) / 100:.2f}GiB"
 
 
-def _parse(text: str, units: Mapping[str, float], where: str, said: str, how: str) -> float:
+def _parse(text: str, units: Mapping[str, float], where: str, problem: str, how: str) -> float:
     match = _NUMBER_AND_UNIT.fullmatch(text)
     if match is None or match[2] not in units:
-        raise JobError(f"{where}: {said}", how)
+        raise JobError(f"{where}: {problem}", how)
     return float(match[1]) * units[match[2]]
 
 

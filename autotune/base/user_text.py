@@ -27,9 +27,6 @@ def unread(error: Exception) -> str:
 def read_text(path: Path) -> str:
     """The text of a user's file, its line ends and a byte order mark as they are.
 
-    Args:
-        path: A file, `-` for standard input, or a pipe that the shell made.
-
     Raises:
         RenderError: It cannot be read, is no file (a folder, a device, a named pipe: nothing waits
             for one), or is larger than `MAX_BYTES`.

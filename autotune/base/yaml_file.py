@@ -94,7 +94,7 @@ def _size(node: yaml.Node, known: dict[int, float]) -> float:
     if id(node) not in known:
         known[id(node)] = math.inf  # until it is counted: who meets it now stands in it
         inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-        below = (one for each in inner for one in (each if isinstance(each, tuple) else (each,)))
+        below = (one for item in inner for one in (item if isinstance(item, tuple) else (item,)))
         known[id(node)] = 1 + sum(_size(one, known) for one in below)
     return known[id(node)]
 
@@ -141,8 +141,8 @@ class _CoreLoader(_StrictLoader):
             line = text.count("\n", 0, found.start())
             column = found.start() - (text.rfind("\n", 0, found.start()) + 1)
             mark = yaml.Mark("", found.start(), line, column, None, 0)
-            said = f"the character U+{ord(found[0]):04X} is not allowed, unless it is escaped"
-            raise _at(f"{said} in quotes", mark)
+            problem = f"the character U+{ord(found[0]):04X} is not allowed, unless it is escaped"
+            raise _at(f"{problem} in quotes", mark)
         super().__init__(text)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -210,7 +210,6 @@ class Dumper(yaml.SafeDumper):
     """
 
     def ignore_aliases(self, data: Any) -> bool:
-        """All of it: our loader refuses aliases."""
         return True
 
 
@@ -302,14 +301,15 @@ def _mapping(
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        said = ", ".join(filter(None, (error.context, error.problem)))
+        problem = ", ".join(filter(None, (error.context, error.problem)))
         hint = "indent and separate with spaces: YAML takes no tab there"
         raise JobError(
-            f"{path}{place}: not valid YAML: {said}", hint if "'\\t'" in said else "mend it there"
+            f"{path}{place}: not valid YAML: {problem}",
+            hint if "'\\t'" in problem else "mend it there",
         ) from error
     except yaml.reader.ReaderError as error:
-        said = f"it holds the character #x{error.character:04x}, at place {error.position + 1}"
-        raise JobError(f"{path}: is no text: {said}", f"name a YAML file: {hint}") from error
+        problem = f"it holds the character #x{error.character:04x}, at place {error.position + 1}"
+        raise JobError(f"{path}: is no text: {problem}", f"name a YAML file: {hint}") from error
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise JobError(f"{path}: not valid YAML: {error}", "write plain YAML") from error
     if data is None:
@@ -322,7 +322,7 @@ def _mapping(
 
 
 def refuse_switch(value: Any) -> Any:
-    """A value that is no number by accident.
+    """Refuse true and false, which would count as numbers.
 
     Raises:
         ValueError: It is true or false, which would count as 1 or 0.
@@ -333,7 +333,7 @@ def refuse_switch(value: Any) -> Any:
 
 
 def refuse_other_spelling(value: Any) -> Any:
-    """A value for a number: text only as YAML 1.2 spells numbers (pydantic takes more).
+    """Refuse text but for YAML 1.2's numbers: pydantic takes more.
 
     Raises:
         ValueError: As `refuse_switch`; or it is text that is no such number.

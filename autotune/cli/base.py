@@ -7,7 +7,7 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -23,6 +23,7 @@ from autotune.base.text import bounded, one_line
 from autotune.cli.help import HelpfulCommand
 from autotune.cli.quick import QuickGroup
 from autotune.fleet.options import FleetOptions
+from autotune.job.keys import Topic
 from autotune.report.terminal.console import console_on
 
 
@@ -86,15 +87,22 @@ def _set_debug(value: bool) -> None:
     _Debugging.is_on = _Debugging.is_on or value
 
 
+def option(group: Topic, *names: str, **facts: Any) -> Any:
+    """An option of a command, under the title of a group; the rest is as of `typer.Option`."""
+    return typer.Option(*names, rich_help_panel=group, **facts)
+
+
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug)
+    bool,
+    option(Topic.OUTPUT, "--debug", help="Show the traceback of an error.", callback=_set_debug),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Json = Annotated[bool, option(Topic.OUTPUT, "--json", help="Print JSON on stdout.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")]
-Results = Annotated[Path, typer.Option(help="Folder of all studies.")]
+Results = Annotated[Path, option(Topic.OUTPUT, help="Folder of all studies.")]
 RESULTS = Path("results")
 StudyName = Annotated[
-    str | None, typer.Option("--study", help="Name of the study; the last one by default.")
+    str | None,
+    option(Topic.OUTPUT, "--study", help="Name of the study; the last one by default."),
 ]
 Dialect = Annotated[
     str | None,
@@ -112,17 +120,19 @@ _DEVICES = (
 )
 FleetName = Annotated[
     str,
-    typer.Option(
+    option(
+        Topic.DEVICES,
         "--fleet",
         help=f"{_DEVICES}; or who answers: simulate or simulate:8xH100 (the cost model), "
         "replay:FILE.csv#GROUP (a table).",
     ),
 ]
-DevicesName = Annotated[str, typer.Option("--fleet", help=f"{_DEVICES}.")]
+DevicesName = Annotated[str, option(Topic.DEVICES, "--fleet", help=f"{_DEVICES}.")]
 """A fleet of devices, where nothing but a measurement tells anything."""
 FleetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        Topic.DEVICES,
         "--fleet-option",
         metavar="KEY=VALUE",
         help="Option of the fleet, such as python=/opt/venv/bin/python; repeat it.",
@@ -130,89 +140,24 @@ FleetOption = Annotated[
 ]
 Exclusive = Annotated[
     bool,
-    typer.Option(
-        "--exclusive", help="No two trials at a time share a PCIe switch or a network card."
+    option(
+        Topic.DEVICES,
+        "--exclusive",
+        help="No two trials at a time share a PCIe switch or a network card.",
     ),
 ]
 JobPath = Annotated[
-    Path | None, typer.Option("--job", help="Job file (YAML). Flags override its keys.")
+    Path | None,
+    option(Topic.JOB, "--job", help="Job file (YAML). Flags override its keys."),
 ]
 TrustJob = Annotated[
     bool,
-    typer.Option(
-        "--trust-job", help="Do not ask what a job from outside this folder may run and read."
+    option(
+        Topic.JOB,
+        "--trust-job",
+        help="Do not ask what a job from outside this folder may run and read.",
     ),
 ]
-
-
-def job_keys(
-    *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Preset (`autotune models` lists them), Hugging Face folder or config.json, "
-            "repository in Hugging Face's local cache, or package.module:factory."
-        ),
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Samples per optimizer step, over all ranks.")
-    ] = None,
-    world: Annotated[
-        int | None,
-        typer.Option(help="Accelerators of the real run; all of one machine by default."),
-    ] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
-    lora_rank: Annotated[
-        int | None, typer.Option(help="Rank of LoRA adapters; all other weights are frozen.")
-    ] = None,
-    lengths: Annotated[
-        str | None, typer.Option(help="fixed, packed, or a CSV file of length,count.")
-    ] = None,
-    space: Annotated[
-        str | None, typer.Option(help="Knobs to choose: a shipped space or a YAML file.")
-    ] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help="Most memory of each device, such as 24GiB.")
-    ] = None,
-    head_room: Annotated[
-        float | None, typer.Option(help="Share of the memory to leave free (0 to 1).")
-    ] = None,
-    base_config: Annotated[
-        Path | None, typer.Option(help="Your ds_config.json; the tuned knobs override its keys.")
-    ] = None,
-    templates: Annotated[
-        Path | None, typer.Option(help="Folder of templates that replace shipped ones.")
-    ] = None,
-    nvme_path: Annotated[
-        Path | None, typer.Option(help="Folder on a local disk, for offload to nvme.")
-    ] = None,
-    network_topology: Annotated[
-        str | None,
-        typer.Option(
-            help="Network between the nodes, for predictions: fat-tree, dragonfly or "
-            "rail-optimized, with nodes_per_group, oversubscription, rails, hop."
-        ),
-    ] = None,
-    megatron_path: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --engine megatron: your checkout of Megatron-LM, whose own pretrain_gpt.py "
-            "the trials run."
-        ),
-    ] = None,
-) -> None:
-    """Keys of a job that a search and a prediction take alike, for `takes`."""
-
-
-def agreed_job(
-    job: Path | None, flags: Mapping[str, Any], *, is_trusted: bool
-) -> dict[str, Any] | None:
-    """Contents of the job's file, once the user has agreed to what it runs and reads."""
-    from autotune.app.consent import agree_to_job
-
-    asks = confirm if is_answered() else None
-    return agree_to_job(job, flags, is_trusted=is_trusted, say=say, ask=asks)
 
 
 @contextmanager
@@ -239,6 +184,11 @@ def ask_for_nodes(request: str, *, yes: bool = False, dry_run: bool = False) -> 
 def is_answered() -> bool:
     """Whether somebody is there to answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def asker() -> Callable[[str], bool] | None:
+    """Asks the user; None: nobody is there to answer."""
+    return confirm if is_answered() else None
 
 
 def confirm(question: str, *, default: bool = False) -> bool:
@@ -308,65 +258,97 @@ def print_json(data: Any, *, indent: int | None = 2) -> None:
 
 
 def job_file(*, job: JobPath = None, trust_job: TrustJob = False) -> None:
-    """The file of a job, for `takes`."""
+    """The file of a job, for `takes_job`."""
 
 
 def fleet_flags(
     *,
     gpu: Annotated[
         str | None,
-        typer.Option(help="Accelerator of the fleet, such as H100; this machine's by default."),
+        option(
+            Topic.DEVICES,
+            help="Accelerator of the fleet, such as H100; this machine's by default.",
+        ),
     ] = None,
-    per_node: Annotated[int | None, typer.Option(help="Accelerators of one node.")] = None,
+    per_node: Annotated[
+        int | None, option(Topic.DEVICES, help="Accelerators of one node.")
+    ] = None,
     network: Annotated[
         str | None,
-        typer.Option(help="An accelerator's share of its node's network, such as 400Gbps."),
+        option(
+            Topic.DEVICES, help="An accelerator's share of its node's network, such as 400Gbps."
+        ),
     ] = None,
     nvlink: Annotated[
-        str | None, typer.Option(help="All links of an accelerator in one node, such as 450GB/s.")
-    ] = None,
-    accelerators: Annotated[
-        Path | None,
-        typer.Option(help="YAML of your own accelerators; they override the shipped ones."),
+        str | None,
+        option(Topic.DEVICES, help="All links of an accelerator in one node, such as 450GB/s."),
     ] = None,
 ) -> None:
-    """The flags of a fleet, for `takes`; fields of `FleetWishes`."""
+    """The flags of a fleet, for `takes_job`; fields of `FleetWishes`."""
 
 
-def takes(
-    *, without: Collection[str] = (), **groups: Callable[..., None]
+def takes_job(
+    *groups: Callable[..., None], without: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command groups of flags, each in the place of the parameter of its name.
+    """Give a command the keys of the job that are declared for it, as flags.
 
-    The command gets those flags of a group that were set, as a mapping.
+    They stand in the place of its parameter `flags`, which is a mapping of those that were set.
+    Reading the declarations takes pydantic, so it waits until the command is asked for.
 
     Args:
-        without: Flags that the command does not have.
-        groups: Functions that declare flags as their parameters.
+        groups: Functions whose parameters are flags of the command too, before the keys.
+        without: Flags of theirs that the command does not have.
     """
-    declared = {
-        group: [p for p in inspect.signature(of).parameters.values() if p.name not in without]
-        for group, of in groups.items()
-    }
 
     def give(command: Callable[..., None]) -> Callable[..., None]:
-        parameters: list[inspect.Parameter] = []
-        for parameter in inspect.signature(command).parameters.values():
-            parameters += declared.get(parameter.name, [parameter])
-
         @wraps(command)
-        def with_flags(**values: Any) -> None:
-            asked = {
-                group: {p.name: values.pop(p.name) for p in flags}
-                for group, flags in declared.items()
-            }
-            for group, flags in asked.items():
-                values[group] = {name: it for name, it in flags.items() if it is not None}
-            command(**values)
+        def undeclared() -> None:
+            """Stands for the command until `HelpfulCommand` asks what it takes."""
 
-        # Where typer looks for what a command takes.
-        vars(with_flags)["__signature__"] = inspect.Signature(parameters)
-        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
-        return with_flags
+        def declared() -> Callable[..., None]:
+            signatures = [inspect.signature(group) for group in groups]
+            of_groups = [p for one in signatures for p in one.parameters.values()]
+            flags = [p for p in of_groups if p.name not in without]
+            return _with_flags(command, [*flags, *_key_flags(command.__name__)])
+
+        vars(undeclared).update(__signature__=inspect.Signature(), declared=declared)
+        undeclared.__annotations__ = {}
+        return undeclared
 
     return give
+
+
+def _key_flags(command: str) -> Iterator[inspect.Parameter]:
+    """A flag for each key of the job that a command takes."""
+    from autotune.job.job import keys_of
+
+    for name, key in keys_of(command).items():
+        kind = key.takes if isinstance(key.takes, type) else str
+        # Typer's way to say that a flag only turns something off.
+        typed = f" /{key.typed}" if key.typed.startswith("--no-") else key.typed
+        flag = option(key.group, typed, help=key.help)
+        yield inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind | None, flag],
+        )
+
+
+def _with_flags(
+    command: Callable[..., None], flags: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """A command that takes flags in the place of its parameter of that name."""
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        parameters += flags if parameter.name == "flags" else [parameter]
+
+    @wraps(command)
+    def with_flags(**values: Any) -> None:
+        given = {flag.name: values.pop(flag.name) for flag in flags}
+        command(flags={n: value for n, value in given.items() if value is not None}, **values)
+
+    # Where typer looks for what a command takes.
+    vars(with_flags)["__signature__"] = inspect.Signature(parameters)
+    with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_flags

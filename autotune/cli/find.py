@@ -17,27 +17,26 @@ from autotune.cli.base import (
     Exclusive,
     FleetName,
     FleetOption,
-    JobPath,
     Json,
     LauncherName,
     Results,
-    TrustJob,
-    agreed_job,
     ask_for_nodes,
+    asker,
     cli,
     confirm,
     explain,
     fleet_flags,
     is_answered,
     job_file,
-    job_keys,
     obtained_fleet,
+    option,
     print_files,
     print_json,
     say,
-    takes,
+    takes_job,
 )
 from autotune.cli.help import HelpfulCommand
+from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.run import SearchEnding
@@ -57,123 +56,12 @@ class _SearchCommand(HelpfulCommand):
             formatter.write_text(summary())
 
 
-def _search_keys(
-    *,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="What trains: deepspeed (by default), megatron, or both in turn."),
-    ] = None,
-    objective: Annotated[
-        str | None, typer.Option(help="samples_per_s, peak_memory, or pareto (both).")
-    ] = None,
-    objective_floor: Annotated[
-        float | None, typer.Option(help="With peak_memory: share of the best samples/s to keep.")
-    ] = None,
-    sampler: Annotated[
-        str | None, typer.Option(help="calibrated, tpe, gp, random, or grid (every candidate).")
-    ] = None,
-    trials: Annotated[
-        int | None,
-        typer.Option(
-            help="Trials of the search, 20 by default, with grid all; baseline and finalists "
-            "come on top."
-        ),
-    ] = None,
-    fidelity: Annotated[
-        str | None,
-        typer.Option(
-            help="Begin with reduced trials, such as layers=4 or world=smallest; they only teach."
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Time in which trials may run, such as 20m.")
-    ] = None,
-    patience: Annotated[
-        int | None, typer.Option(help="Stop after so many trials without a gain.")
-    ] = None,
-    gpu_hours: Annotated[
-        float | None,
-        typer.Option(
-            help="Accelerators times hours of the training at the baseline's speed: stop when "
-            "another trial is expected to save less than it costs."
-        ),
-    ] = None,
-    price: Annotated[
-        str | None,
-        typer.Option(
-            help="Of one accelerator for an hour, to say what trials cost; or by kind: "
-            "H100=2.5,A100=1.2."
-        ),
-    ] = None,
-    trial_timeout: Annotated[
-        str | None, typer.Option(help="Most time that one trial may take, such as 10m.")
-    ] = None,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(
-            help="Your own file, to start from and to compare with: a ds_config, an "
-            "accelerate YAML, a file of training arguments, a shell file with a launch line; for "
-            "Megatron that, or a YAML for --yaml-cfg."
-        ),
-    ] = None,
-    accelerators: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML of accelerators for predictions, such as the probe's hardware.yaml."
-        ),
-    ] = None,
-    megatron_arguments: Annotated[
-        str | None,
-        typer.Option(
-            help="Arguments of your own for that script, kept in every trial, such as "
-            "'--data-path /data/corpus --split 99,1,0'."
-        ),
-    ] = None,
-    no_diagnose: Annotated[
-        bool,
-        typer.Option(
-            "--no-diagnose", help="Leave out the watched steps that show where time goes."
-        ),
-    ] = False,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            help="How trials start: warm by default, forked from a process that has imported "
-            "everything; the runs that confirm the result are cold in any case."
-        ),
-    ] = None,
-    guard_steps: Annotated[
-        int | None,
-        typer.Option(
-            help="First steps whose losses the best has to share with the baseline: 20 by "
-            "default, 0 for none."
-        ),
-    ] = None,
-    allow_loss_drift: Annotated[
-        bool | None,
-        typer.Option("--allow-loss-drift", help="Export the best even if its losses drift."),
-    ] = None,
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            help="Who runs again beside the baseline in the end: all (by default) that may be "
-            "the best, or best: it alone, in at least three rounds."
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampler and the trials.")] = None,
-    study: Annotated[
-        str | None, typer.Option(help="Name of the study; follows from the job by default.")
-    ] = None,
-) -> None:
-    """Keys of a job that is searched, beside those of `job_keys`, for `takes`."""
-
-
 @cli.command(
     cls=_SearchCommand,
     epilog="autotune search --model llama-3.2-1b --seq-len 2048 --global-batch 32\n"
     "autotune search -- torchrun --nproc-per-node 2 train.py --deepspeed ds.json",
 )
-@takes(keys=job_keys, flags=_search_keys)
+@takes_job(job_file)
 def search(
     command: Annotated[
         list[str] | None,
@@ -183,23 +71,24 @@ def search(
         ),
     ] = None,
     *,
-    job: JobPath = None,
-    keys: dict[str, Any],
     flags: dict[str, Any],
     results: Results = RESULTS,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start anew; the old study is kept beside it.")
+        bool,
+        option(Topic.OUTPUT, "--fresh", help="Start anew; the old study is kept beside it."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and its price, and run no trial.")
+        bool,
+        option(Topic.OUTPUT, "--dry-run", help="Show the plan and its price, and run no trial."),
     ] = False,
     metrics_file: Annotated[
         Path | None,
-        typer.Option(help="File for a copy of the Prometheus metrics."),
+        option(Topic.OUTPUT, help="File for a copy of the Prometheus metrics."),
     ] = None,
     knowledge: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            Topic.OUTPUT,
             help="File of what earlier studies taught; in your cache by default, wherever "
             "--results are.",
             envvar=KNOWLEDGE_ENV,
@@ -210,23 +99,27 @@ def search(
     exclusive: Exclusive = False,
     no_knowledge: Annotated[
         bool,
-        typer.Option(
+        option(
+            Topic.OUTPUT,
             "--no-knowledge",
             help="Learn from no other study, and teach none: without it a study under any "
             "--results teaches your cache.",
         ),
     ] = False,
-    trust_job: TrustJob = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, option(Topic.OUTPUT, "--yes", "-y", help="Do not ask.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Search even where no trial is predicted to succeed.")
+        bool,
+        option(
+            Topic.OUTPUT, "--force", help="Search even where no trial is predicted to succeed."
+        ),
     ] = False,
     with_ladder: Annotated[
         bool,
-        typer.Option("--ladder", help="Afterwards measure what each change is worth."),
+        option(Topic.CHECKS, "--ladder", help="Afterwards measure what each change is worth."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")
+        bool,
+        option(Topic.OUTPUT, "--json", help="Print one JSON object as the last line on stdout."),
     ] = False,
     debug: Debug = False,
 ) -> None:
@@ -252,11 +145,10 @@ def search(
     def may_run(is_hopeful: bool) -> bool:
         return _agrees("Run it?", default=is_hopeful) if _asks(yes) else is_hopeful
 
-    if flags.pop("no_diagnose"):
-        flags["diagnose"] = False
     call = SearchCall(
-        flags={**keys, **flags},
-        job_file=job,
+        job_file=flags.pop("job", None),
+        trust_job=flags.pop("trust_job"),
+        flags=flags,
         command=command or (),
         results=results,
         fleet=fleet,
@@ -264,7 +156,6 @@ def search(
         fresh=fresh,
         dry_run=dry_run,
         force=force,
-        trust_job=trust_job,
         with_ladder=with_ladder,
         metrics_file=metrics_file,
         knowledge=knowledge,
@@ -272,7 +163,7 @@ def search(
     )
     caller = Caller(
         say=say,
-        trust=confirm if is_answered() else None,
+        trust=asker(),
         ask_for_nodes=lambda request: ask_for_nodes(request, yes=yes, dry_run=dry_run),
         show_plan=show_plan,
         confirm=may_run,
@@ -290,37 +181,10 @@ def search(
         raise typer.Exit(codes[-1] if ended[-1].answer.interrupted else min(codes))
 
 
-def _diagnose_keys(
-    *,
-    world: Annotated[
-        int | None, typer.Option(help="Ranks that the command starts, if it does not say so.")
-    ] = None,
-    space: Annotated[
-        str | None, typer.Option(help="Knobs whose changes are predicted; script by default.")
-    ] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help="Most memory of each device, such as 24GiB.")
-    ] = None,
-    trial_timeout: Annotated[
-        str | None, typer.Option(help="Most time that the run may take, such as 10m.")
-    ] = None,
-    accelerators: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML of accelerators for predictions, such as the probe's hardware.yaml."
-        ),
-    ] = None,
-    study: Annotated[
-        str | None, typer.Option(help="Name of the study; follows from the command by default.")
-    ] = None,
-) -> None:
-    """Keys of a job that a diagnosis takes, for `takes`."""
-
-
 @cli.command(
     epilog="autotune diagnose -- torchrun --nproc-per-node 2 train.py --deepspeed ds.json"
 )
-@takes(flags=_diagnose_keys)
+@takes_job()
 def diagnose(
     command: Annotated[
         list[str],
@@ -332,7 +196,8 @@ def diagnose(
     flags: dict[str, Any],
     results: Results = RESULTS,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Run it anew; the old study is kept beside it.")
+        bool,
+        option(Topic.OUTPUT, "--fresh", help="Run it anew; the old study is kept beside it."),
     ] = False,
     fleet: FleetName = "local",
     fleet_option: FleetOption = None,
@@ -361,18 +226,11 @@ def diagnose(
     epilog="autotune render --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100 --set zero.stage=3 --out chosen"
 )
-@takes(
-    file=job_file,
-    keys=job_keys,
-    fleet=fleet_flags,
-    without={"space", "network_topology", "network", "nvlink"},
-)
+@takes_job(job_file, fleet_flags, without={"network", "nvlink"})
 def render(
     *,
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    file: dict[str, Any],
-    keys: dict[str, Any],
-    fleet: dict[str, Any],
+    flags: dict[str, Any],
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -389,19 +247,21 @@ def render(
     Knobs that are not set are at the base configuration's values or DeepSpeed's defaults. The
     machines that will train need not be here: name their accelerators with --gpu.
     """
+    from autotune.app.consent import agree_to_job
     from autotune.app.session import render as write
     from autotune.planning.outlook import FleetWishes
 
-    job = file.get("job")
-    agreed = agreed_job(job, keys, is_trusted=file.get("trust_job", False))
+    job, is_trusted = flags.pop("job", None), flags.pop("trust_job")
+    wishes = FleetWishes(gpu=flags.pop("gpu", None), per_node=flags.pop("per_node", None))
+    agreed = agree_to_job(job, flags, is_trusted=is_trusted, say=say, ask=asker())
     files, notes = write(
         job,
-        keys,
+        flags,
         settings or [],
         out,
         to=to,
         launcher=launcher,
-        wishes=FleetWishes(**fleet),
+        wishes=wishes,
         agreed=agreed,
     )
     for note in notes:

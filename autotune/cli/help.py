@@ -3,41 +3,22 @@
 Help stays plain text, without the boxes of rich, so that a pipe and a narrow terminal read it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from typer import Typer
 
 # Typer brings a click of its own, and exports only some of it.
 from typer._click.exceptions import BadParameter, NoSuchOption, UsageError
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
+from autotune.job.keys import Topic
 
-_GROUPS = {
-    "Job": (
-        *("job", "model", "seq_len", "global_batch", "world", "precision", "lora_rank", "lengths"),
-        *("megatron_path", "megatron_arguments", "trust_job"),
-    ),
-    "Search": (
-        *("engine", "space", "objective", "objective_floor", "sampler", "fidelity", "seed"),
-        *("baseline", "base_config", "templates"),
-    ),
-    "Time and price": ("trials", "budget", "patience", "gpu_hours", "price", "trial_timeout"),
-    "Devices": (
-        *("fleet", "fleet_option", "exclusive", "memory_limit", "head_room", "nvme_path", "gpu"),
-        *("per_node", "network", "nvlink", "accelerators", "network_topology"),
-    ),
-    "Checks of the result": (
-        *("no_diagnose", "start", "guard_steps", "allow_loss_drift", "compare", "with_ladder"),
-    ),
-    "Record and output": (
-        *("study", "results", "fresh", "dry_run", "knowledge", "no_knowledge", "metrics_file"),
-        *("yes", "force", "as_json", "debug", "help"),
-    ),
-}
-"""Title of a group -> the parameters in it, the same in every command."""
 _REST = "Options"
 _FEW = 12
 """Most options that stand in one list: fewer need no groups."""
@@ -48,16 +29,20 @@ class _Helpful:
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, in groups where there are many."""
-        arguments: list[tuple[str, Any]] = []
+        arguments: list[Any] = []
         options: list[tuple[str, Any]] = []
         for param in self.get_params(ctx):  # type: ignore[attr-defined]
-            if (record := param.get_help_record(ctx)) is not None:
-                is_option = param.param_type_name == "option"
-                (options if is_option else arguments).append((param.name, record))
+            if (record := param.get_help_record(ctx)) is None:
+                continue
+            if param.param_type_name == "option":
+                # A flag that only turns something off has nothing before the slash.
+                options.append((_group_of(param), (record[0].removeprefix(" / "), record[1])))
+            else:
+                arguments.append(record)
         for title, rows in [("Arguments", arguments), *_grouped(options)]:
             if rows:
                 with formatter.section(title):
-                    formatter.write_dl([record for _, record in rows])
+                    formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the example as it would be typed."""
@@ -83,11 +68,18 @@ class _Helpful:
 class HelpfulCommand(_Helpful, TyperCommand):
     """A command; its `epilog` is an example."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for param in self.params:
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Flags and arguments; keys of the job are declared when somebody asks for them."""
+        if declared := vars(self.callback).pop("declared", None):
+            app = Typer(add_completion=False, rich_markup_mode=None)
+            app.command()(declared())
+            built = get_command(app)
+            self.params, self.callback = built.params, built.callback
+        params = super().get_params(ctx)
+        for param in params:
             if param.name in _COMPLETED and param._custom_shell_complete is None:
                 param._custom_shell_complete = _complete
+        return params
 
 
 class HelpfulGroup(_Helpful, TyperGroup):
@@ -113,14 +105,20 @@ class HelpfulGroup(_Helpful, TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def _grouped(options: list[tuple[str, Any]]) -> list[tuple[str, list[tuple[str, Any]]]]:
+def _group_of(option: Any) -> str:
+    """Title above an option: the one that it is declared with."""
+    if option.name == "help":
+        return Topic.OUTPUT
+    return getattr(option, "rich_help_panel", None) or _REST
+
+
+def _grouped(options: list[tuple[str, Any]]) -> list[tuple[str, list[Any]]]:
     """Options under their titles, each group in the order of the command."""
     if len(options) <= _FEW:
-        return [("Options", options)]
-    place = {name: title for title, names in _GROUPS.items() for name in names}
-    found: dict[str, list[tuple[str, Any]]] = {title: [] for title in (_REST, *_GROUPS)}
-    for name, record in options:
-        found[place.get(name, _REST)].append((name, record))
+        return [(_REST, [record for _, record in options])]
+    found: dict[str, list[Any]] = {title: [] for title in (_REST, *Topic)}
+    for title, record in options:
+        found[title].append(record)
     return list(found.items())
 
 
@@ -128,7 +126,7 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
     """What is wrong with a command line, in the form of all other errors."""
     listed = f"`{ctx.command_path} --help` lists them"
     if isinstance(error, NoSuchOption):
-        known = [name for param in ctx.command.get_params(ctx) for name in param.opts]
+        known = [*_flags(ctx)]
         meant = _ELSEWHERE.get(error.option_name) or did_you_mean(
             error.option_name, known, most=2, alike=0.6
         )
@@ -144,7 +142,7 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
             return JobError(f"{flag}: {value!r} is not a {number}", f"give a {number}; {allowed}")
         limit = error.message.removeprefix(_SHOULD).rstrip(".")
         return JobError(f"{flag}: {value!r} is not allowed: should {limit}", allowed)
-    flags = {flag for param in ctx.command.get_params(ctx) for flag in param.opts}
+    flags = {*_flags(ctx)}
     if "unexpected extra argument" in said:
         if "--set" in flags and "=" in said:
             listed = f"write --set before each setting, as --set zero.stage=2; {listed}"
@@ -160,6 +158,11 @@ _ELSEWHERE = {
 _SHOULD = "Input should "
 """Begins the checker's words for a value that it does not take."""
 _NUMBERS = {"valid integer": "whole number", "valid number": "number"}
+
+
+def _flags(ctx: Any) -> Iterator[str]:
+    for param in ctx.command.get_params(ctx):
+        yield from (*param.opts, *param.secondary_opts)
 
 
 def _typed_for(param: Any, typed: Sequence[str]) -> tuple[str, str]:
@@ -204,6 +207,12 @@ def _spaces(_: Any) -> Iterable[str]:
     return shipped_spaces()
 
 
+def _job() -> Any:
+    from autotune.job import job
+
+    return job
+
+
 def _studies(ctx: Any) -> Iterable[str]:
     from autotune.app.studies import studies
 
@@ -243,7 +252,7 @@ _COMPLETED = {
     "gpu": _accelerators,
     "ignore": _rules,
     "name": _rules,
-    "precision": lambda _: ("bf16", "fp16", "fp32"),
-    "objective": lambda _: ("samples_per_s", "peak_memory", "pareto"),
+    "precision": lambda _: get_args(_job().Precision),
+    "objective": lambda _: get_args(_job().ObjectiveName),
 }
 """Parameter -> the values that a shell completes, asked for only then."""

@@ -1,13 +1,11 @@
 """`probe`, `plan`, `explain` and `estimate`: measure for the cost model, and ask it."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.private import KNOWLEDGE_ENV
 from autotune.cli.base import (
@@ -18,18 +16,18 @@ from autotune.cli.base import (
     FleetOption,
     Json,
     LauncherName,
+    asker,
     cli,
-    confirm,
     fleet_flags,
-    is_answered,
     job_file,
-    job_keys,
     obtained_fleet,
+    option,
     print_files,
     print_json,
     say,
-    takes,
+    takes_job,
 )
+from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.api.values import Shown
@@ -42,7 +40,9 @@ _MOST_REASONS = 10
 def probe(
     world: Annotated[
         int | None,
-        typer.Option(help="Devices to measure on a node; as many as a search uses by default."),
+        option(
+            Topic.JOB, help="Devices to measure on a node; as many as a search uses by default."
+        ),
     ] = None,
     nodes: Annotated[
         int, typer.Option(help="Nodes that take part; start the same command on each.")
@@ -117,23 +117,22 @@ def probe(
         say(f"wrote {out}")
 
 
-EngineName = Annotated[str, typer.Option(help="What trains: deepspeed or megatron.")]
-
-
 def _lesson_flags(
     *,
     knowledge: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            Topic.OUTPUT,
             help="File of what trials on this machine taught; one in the user's cache by default.",
             envvar=KNOWLEDGE_ENV,
         ),
     ] = None,
     no_knowledge: Annotated[
-        bool, typer.Option("--no-knowledge", help="Predict by the cost model alone.")
+        bool,
+        option(Topic.OUTPUT, "--no-knowledge", help="Predict by the cost model alone."),
     ] = False,
 ) -> None:
-    """The flags of what trials taught, for `takes`."""
+    """The flags of what trials taught, for `takes_job`."""
 
 
 def _show(found: "Shown[Any]", *, as_json: bool) -> None:
@@ -145,23 +144,14 @@ def _is_typed(knowledge: Path | None) -> bool:
     return knowledge is not None and str(knowledge) != os.environ.get(KNOWLEDGE_ENV)
 
 
-def _ask() -> "Callable[[str], bool] | None":
-    """Asks the user, where somebody is there to answer."""
-    return confirm if is_answered() else None
-
-
 @cli.command(
     epilog="autotune plan --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100"
 )
-@takes(job=job_file, keys=job_keys, fleet=fleet_flags, lessons=_lesson_flags)
+@takes_job(job_file, fleet_flags, _lesson_flags)
 def plan(
     *,
-    job: dict[str, Any],
-    keys: dict[str, Any],
-    fleet: dict[str, Any],
-    lessons: dict[str, Any],
-    engine: EngineName = DEFAULT_ENGINE,
+    flags: dict[str, Any],
     top: Annotated[
         int, typer.Option(help="Best rows to show; the best of each kind follow.", min=1)
     ] = 10,
@@ -169,10 +159,6 @@ def plan(
         float,
         typer.Option(help="Candidates that fit with a lower probability come last.", min=0, max=1),
     ] = 0.9,
-    price: Annotated[
-        float | None,
-        typer.Option(help="Price of one accelerator for an hour; adds the cost of tokens."),
-    ] = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -182,10 +168,10 @@ def plan(
             "topology=dragonfly; repeat it.",
         ),
     ] = None,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(help="Your own configuration or launch script, to compare the best with."),
-    ] = None,
+    count: Annotated[
+        bool,
+        typer.Option("--count", help="Judge every candidate, to say how many are legal."),
+    ] = False,
     export: Annotated[
         Path | None, typer.Option(help="Write the files of the best candidate to this folder.")
     ] = None,
@@ -210,18 +196,13 @@ def plan(
             "add --export FOLDER, or leave it out",
         )
     found = rank_candidates(
-        **job,
-        **keys,
-        **fleet,
-        **lessons,
-        engine=engine,
+        **flags,
         top=top,
         min_fit=min_fit,
-        price=price,
         what_if=what_if or (),
-        baseline=baseline,
+        count=count,
         note=say,
-        ask=_ask(),
+        ask=asker(),
     )
     if export is not None:
         for path in found.export(export, rank=rank, to=to, launcher=launcher):
@@ -233,7 +214,7 @@ def plan(
     epilog="autotune explain zero.stage=1 micro_batch=4 --model llama-3-8b \\\n"
     "    --seq-len 4096 --global-batch 256 --world 64 --gpu H100"
 )
-@takes(job=job_file, keys=job_keys, fleet=fleet_flags, lessons=_lesson_flags)
+@takes_job(job_file, fleet_flags, _lesson_flags)
 def explain(
     *,
     settings: Annotated[
@@ -242,11 +223,7 @@ def explain(
             metavar="[KNOB=VALUE]...", help="Settings, such as zero.stage=2 micro_batch=4."
         ),
     ] = None,
-    job: dict[str, Any],
-    keys: dict[str, Any],
-    fleet: dict[str, Any],
-    lessons: dict[str, Any],
-    engine: EngineName = DEFAULT_ENGINE,
+    flags: dict[str, Any],
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -258,9 +235,7 @@ def explain(
     """
     from autotune.app.api.predictions import explain as explain_settings
 
-    found = explain_settings(
-        *(settings or ()), **job, **keys, **fleet, **lessons, engine=engine, note=say, ask=_ask()
-    )
+    found = explain_settings(*(settings or ()), **flags, note=say, ask=asker())
     _show(found, as_json=as_json)
 
 
@@ -268,18 +243,14 @@ def explain(
     epilog="autotune estimate --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100 --set zero.stage=3"
 )
-@takes(job=job_file, keys=job_keys, fleet=fleet_flags, lessons=_lesson_flags, without={"space"})
+@takes_job(job_file, fleet_flags, _lesson_flags)
 def estimate(
     *,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KNOB=VALUE", help="A setting of the candidate; repeat it."),
     ] = None,
-    job: dict[str, Any],
-    keys: dict[str, Any],
-    fleet: dict[str, Any],
-    lessons: dict[str, Any],
-    engine: EngineName = DEFAULT_ENGINE,
+    flags: dict[str, Any],
     trace: Annotated[
         bool,
         typer.Option(
@@ -315,29 +286,27 @@ def estimate(
     if rows is not None or out is not None or constants is not None:
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
-        asks_more = trace or probe_memory or engine != DEFAULT_ENGINE
-        about_one = settings or keys or job != {"trust_job": False} or asks_more
-        if about_one or fleet.keys() - {"accelerators"} or _is_typed(lessons.get("knowledge")):
+        about_one = {name for name, value in flags.items() if value}
+        about_one -= {"accelerators", "no_knowledge"}
+        if not _is_typed(flags.get("knowledge")):
+            about_one.discard("knowledge")
+        if about_one or settings or trace or probe_memory:
             raise JobError(
                 "--rows: the rows say what to estimate, and no earlier study corrects it",
                 "leave out --set, --trace, --probe-memory, --knowledge, the engine, the job and "
                 "the fleet; or leave out --rows",
             )
-        _estimate_rows(rows, out, fleet.get("accelerators"), constants, as_json=as_json)
+        _estimate_rows(rows, out, flags.get("accelerators"), constants, as_json=as_json)
         return
     from autotune.app.api.predictions import estimate as estimate_settings
 
     found = estimate_settings(
         *(settings or ()),
-        **job,
-        **keys,
-        **fleet,
-        **lessons,
-        engine=engine,
+        **flags,
         trace=trace,
         probe_memory=probe_memory,
         note=say,
-        ask=_ask(),
+        ask=asker(),
     )
     _show(found, as_json=as_json)
 

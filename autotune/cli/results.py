@@ -21,11 +21,13 @@ from autotune.cli.base import (
     confirm,
     emit,
     is_answered,
+    option,
     print_files,
     print_json,
     refuse_several,
     say,
 )
+from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.exports import StudyPatch
@@ -160,7 +162,11 @@ def export(
     trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
     allow_loss_drift: Annotated[
         bool,
-        typer.Option("--allow-loss-drift", help="Export the fastest even if its losses drift."),
+        option(
+            Topic.CHECKS,
+            "--allow-loss-drift",
+            help="Export the fastest even if its losses drift.",
+        ),
     ] = False,
     project: Annotated[
         Path | None,
@@ -170,7 +176,7 @@ def export(
     ] = None,
     results: Results = RESULTS,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --patch: write, and do not ask.")
+        bool, option(Topic.OUTPUT, "--yes", "-y", help="With --patch: write, and do not ask.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,

@@ -24,10 +24,12 @@ from autotune.cli.base import (
     explain,
     in_place,
     obtained_fleet,
+    option,
     print_json,
     say,
 )
 from autotune.cli.quick import QuickCommand
+from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.check.run import CheckRun
@@ -52,7 +54,8 @@ def check(
         ),
     ],
     world: Annotated[
-        int | None, typer.Option(help="Accelerators of the run; as the files say by default.")
+        int | None,
+        option(Topic.JOB, help="Accelerators of the run; as the files say by default."),
     ] = None,
     accelerate: Annotated[
         Path | None, typer.Option(help="The accelerate YAML that goes with the file.")
@@ -80,7 +83,8 @@ def check(
         ),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="For a launch of Megatron-LM: its GPUs, such as A100.")
+        str | None,
+        option(Topic.DEVICES, help="For a launch of Megatron-LM: its GPUs, such as A100."),
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Write the fix into the file.")] = False,
     choose: Annotated[
@@ -96,7 +100,9 @@ def check(
     form: Annotated[
         CheckFormat, typer.Option("--format", help="For people, programs, or other tools.")
     ] = CheckFormat.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    as_json: Annotated[
+        bool, option(Topic.OUTPUT, "--json", help="The same as --format json.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Say what is wrong with any ds_config.json, and the fix.

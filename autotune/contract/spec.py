@@ -3,17 +3,14 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from autotune import DEFAULT_ENGINE
 from autotune.contract.files import ContractError, Stored, check_figures, from_json
 from autotune.contract.words import Role, Start
 
-if TYPE_CHECKING:
-    from typing import Self  # Python 3.10 lacks it, which a user's script may run in
-
 SPEC_SCHEMA_VERSION = 2
-"""Version of `spec.json`. Version 1 had every field at the top; it is still read."""
+"""Version of `spec.json`."""
 
 KnobValue = int | float | str | bool
 
@@ -157,7 +154,7 @@ class Workload:
     folder: str = ""
     """Where the script or the command runs; empty: where the trials do."""
     digest: str = ""
-    """Hash of the training script's text; empty in records of schema 1."""
+    """Hash of the training script's text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,11 +200,6 @@ class TrialSpec(Stored):
     measure: Measure
     provenance: Provenance = Provenance()
     schema_version: int = SPEC_SCHEMA_VERSION
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Self":
-        """See `Stored.from_dict`; schema 1 is read, too."""
-        return super().from_dict(_in_parts(data) if data.get("schema_version") == 1 else data)
 
     def check(self) -> None:
         """See `Stored.check`."""
@@ -300,28 +292,5 @@ _MODEL = ("config", "factory", "path", "vocab", "lora")
 """Keys of `Workload.model`."""
 _SAID = ("seq_len", "precision", "lengths", "seed")
 """Fields of the workload that a training script is told."""
-_YOUNGER = {"name", "settings", "script", "arguments", "command", "folder", "digest"}
-"""Fields of parts that schema 1 did not know."""
 _SETTINGS = ("recompute", "attention", "loss_chunk_tokens", "compile")
-"""Settings of the built-in training script; in schema 1, fields of their own."""
-_DEFAULTS = {"attention": "default", "loss_chunk_tokens": 0, "compile": "none"}
-"""Values that schema 1 left out."""
-
-
-def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
-    """A spec of schema 1, which had every field at the top, as the parts of today."""
-    if "recompute" not in flat:
-        raise ContractError("TrialSpec: missing fields ['recompute']")
-    rest = {**_DEFAULTS, **flat, "schema_version": SPEC_SCHEMA_VERSION}
-    measure = rest.pop("measure", {})
-    if not isinstance(measure, dict):
-        raise ContractError(f"TrialSpec: measure: {str(measure)[:60]!r} is of another type")
-    settings = {name: rest.pop(name) for name in _SETTINGS if name in rest}
-    parts: dict[str, dict[str, Any]] = {"workload": {"settings": settings}, "measure": measure}
-    for part in dataclasses.fields(TrialSpec):
-        kind: Any = part.type
-        if dataclasses.is_dataclass(kind):
-            names = {f.name for f in dataclasses.fields(kind)} - _YOUNGER
-            own = {name: rest.pop(name) for name in names & rest.keys()}
-            parts[part.name] = {**parts.get(part.name, {}), **own}
-    return {**parts, **rest}  # of the rest nothing is left but the version, or what nobody knows
+"""Settings of the built-in training script."""

@@ -81,6 +81,7 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
             gradients = gradients + _tile_share(p, s) * (1.0 - p.mlp_grads_in_place) * inner
             gradients = p.activation_bytes * s.tokens * gradients
             again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept)
+            again = again + s.tokens * _tile_bytes(p, s, kind)
             found.append((kept, gradients + again))
         else:
             found.append((0.0, 0.0))
@@ -124,26 +125,43 @@ def _layer_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     kernel the scores: 2 bytes, with dropout 5, for every head and every other token (in 32 bit 4
     and 9). For GPT in 16 bit that is s b h (10 + 24/t + 5 a s/(h t)), and /t throughout with
     sequence parallelism. Source: Korthikanti et al. (arXiv:2205.05198), equations 1, 2 and 4.
+    With RMSNorm, which models with gated MLPs have, norms that are not fused keep their input in
+    32 bit. Source: transformers, models/llama/modeling_llama.py (LlamaRMSNorm).
     """
     both_bytes = 2.0 * (p.activation_bytes + p.product_input_bytes)
     norms = p.hidden * (both_bytes + 2.0 * p.has_dropout) / s.norm_split
     heads = p.activation_bytes * (2.0 * s.attention_width + 2.0 * s.kv_width) / p.tp
     heads = heads + _latent_bytes(p, s)
-    written_out = _written_out_bytes(p, s, kind)
+    inner = _keeps_inner(p) * _written_inner_bytes(p, s, kind)
+    written_out = inner + (1.0 - p.fused_kernels) * p.gated_mlp * 8.0 * p.hidden / s.norm_split
     # Torch's own sequence parallelism keeps the whole inputs that it gathered; Megatron's gathers
     # them again.
     gathered = p.keeps_gathered * (1.0 - 1.0 / s.norm_split) * 2.0 * p.activation_bytes * p.hidden
-    mlp = _tile_share(p, s) * _mlp_bytes(p, s, kind)
+    mlp = _mlp_bytes(p, s, kind)
     adapters = p.adapter_bytes * p.hidden / s.norm_split
     return s.tokens * (norms + heads + mlp + gathered + _score_bytes(p) + written_out + adapters)
 
 
-def _tile_share(p: Plans, s: Sizes) -> Column:
-    """Share of the tokens that an MLP holds at a time.
+def _keeps_inner(p: Plans) -> Column:
+    """Whether an MLP keeps what is of its inner width: not in tiles.
 
-    Source: Bekman et al., ALST (arXiv:2506.13996), section 3.1; DeepSpeed,
+    Each tile is computed again in the backward pass, so there is one at a time. Source: Bekman et
+    al., ALST (arXiv:2506.13996), section 3.1; DeepSpeed,
     runtime/sequence_parallel/ulysses_sp.py (TiledMLP).
     """
+    return np.equal(p.mlp_tile_tokens, 0) * 1.0
+
+
+def _tile_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
+    """What a tile holds, per token of the micro-batch."""
+    if not np.any(p.mlp_tile_tokens):
+        return 0.0
+    held = _inner_bytes(p) * inner_width(p, s, kind) + _written_inner_bytes(p, s, kind)
+    return (1.0 - _keeps_inner(p)) * _tile_share(p, s) * held
+
+
+def _tile_share(p: Plans, s: Sizes) -> Column:
+    """Share of the tokens that an MLP works on at a time."""
     if not np.any(p.mlp_tile_tokens):
         return 1.0
     is_tiled = np.greater(p.mlp_tile_tokens, 0)
@@ -166,12 +184,13 @@ def _latent_bytes(p: Plans, s: Sizes) -> Column:
 def _mlp_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     """What a token's MLP keeps, or its router, its experts and the shared expert.
 
-    2 f + f of the width f; an expert's row also its input (h) and its probability (4), and the
-    router 8 E in logits and scores, 2 E in masks and 30 K in indices. Nothing is kept of the
-    all-to-alls. Counted in saved tensors of megatron/core/transformer/moe (0.16.1).
+    2 f + f of the width f, unless it runs in tiles; an expert's row also its input (h) and its
+    probability (4), and the router 8 E in logits and scores, 2 E in masks and 30 K in indices.
+    Nothing is kept of the all-to-alls. Counted in saved tensors of megatron/core/transformer/moe
+    (0.16.1).
     """
     if kind == LayerKind.DENSE:
-        return _inner_bytes(p) * s.dense_ffn_hidden / p.tp
+        return _keeps_inner(p) * _inner_bytes(p) * s.dense_ffn_hidden / p.tp
     return _experts_bytes(p, s) + _shared_bytes(p) + _router_bytes(p, s)
 
 
@@ -181,12 +200,12 @@ def _inner_bytes(p: Plans) -> Column:
 
 
 def _experts_bytes(p: Plans, s: Sizes) -> Column:
-    rows = _rows_per_token(s)
-    return _inner_bytes(p) * routed_width(p, s) + rows * (p.product_input_bytes * p.hidden + 4.0)
+    inner = _keeps_inner(p) * _inner_bytes(p) * routed_width(p, s)
+    return inner + _rows_per_token(s) * (p.product_input_bytes * p.hidden + 4.0)
 
 
 def _shared_bytes(p: Plans) -> Column:
-    return _inner_bytes(p) * p.shared_expert_hidden / p.tp
+    return _keeps_inner(p) * _inner_bytes(p) * p.shared_expert_hidden / p.tp
 
 
 def _router_bytes(p: Plans, s: Sizes) -> Column:
@@ -195,7 +214,7 @@ def _router_bytes(p: Plans, s: Sizes) -> Column:
 
 def _expert_act_bytes(p: Plans, s: Sizes) -> Column:
     """Result of the experts' activation function, which is the second product's input."""
-    return p.product_input_bytes * routed_width(p, s)
+    return _keeps_inner(p) * p.product_input_bytes * routed_width(p, s)
 
 
 def _up_projected_bytes(p: Plans, s: Sizes) -> Column:
@@ -216,16 +235,14 @@ def _score_bytes(p: Plans) -> Column:
     return is_written * each_bytes * p.n_heads * p.seq_len / p.tp
 
 
-def _written_out_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
-    """Bytes that modules that are not fused keep besides, per token of a layer.
+def _written_inner_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
+    """What an MLP that is not fused has besides, per token.
 
-    A gate's result before it meets the other half (f), an activation function's own steps, and
-    with RMSNorm, which models with gated MLPs have, the input of both norms in 32 bit. Source:
-    transformers, models/llama/modeling_llama.py (LlamaMLP, LlamaRMSNorm) and activations.py.
+    A gate's result before it meets the other half (f), and an activation function's own steps.
+    Source: transformers, models/llama/modeling_llama.py (LlamaMLP) and activations.py.
     """
     copies = p.activation_bytes * (p.gated_mlp + p.activation_copies)
-    inner = copies * inner_width(p, s, kind) * _tile_share(p, s)
-    return (1.0 - p.fused_kernels) * (inner + p.gated_mlp * 2.0 * 4.0 * p.hidden / s.norm_split)
+    return (1.0 - p.fused_kernels) * copies * inner_width(p, s, kind)
 
 
 def _kept_bytes(p: Plans, s: Sizes, kind: LayerKind, everything: Column) -> Column:
@@ -240,7 +257,7 @@ def _kept_bytes(p: Plans, s: Sizes, kind: LayerKind, everything: Column) -> Colu
     every = 1.0 / p.recompute_every
     full = every * input_bytes + (1.0 - every) * everything
     products = (s.attention_width + 2.0 * s.kv_width) / p.tp
-    products = products + (1.0 + p.gated_mlp) * inner_width(p, s, kind)
+    products = products + _keeps_inner(p) * (1.0 + p.gated_mlp) * inner_width(p, s, kind)
     products = products + 2.0 * p.hidden / s.norm_split
     operators = input_bytes + p.activation_bytes * s.tokens * (
         s.attention_width / p.tp + p.kept_products * products

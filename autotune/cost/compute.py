@@ -8,9 +8,9 @@ from autotune.cost.constants import Constants
 from autotune.cost.plans import Column, Plans, Recompute, Tier
 from autotune.cost.sizes import LayerKind, Sizes
 
-_NORMS_SHARE = 0.2
-"""Part of a layer's element-wise traffic that its norms are: 4 h of about 20 h, as `_elementwise`
-counts them for GPT."""
+_NORMS_SHARE = 1.0 / 6.0
+"""Part of a layer's element-wise traffic that its norms are: 4 h of 24 h, as `_elementwise` counts
+them for GPT."""
 
 _WRITTEN_KERNELS = 0.33
 """Share by which a layer has more kernels where attention writes its scores."""
@@ -128,9 +128,10 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DE
     else:
         again = again + is_selective * p.recomputes_mlp * mlp[0]
         modules = modules + p.recomputes_mlp
-        if np.any(p.mlp_tile_tokens):
-            inner = plain_forward - _elementwise(p, s, c, 0.0) - _adapters(p, s, c, width)
-            again = again + np.greater(p.mlp_tile_tokens, 0) * (mlp[0] + inner)
+    if np.any(p.mlp_tile_tokens):
+        inner = plain_forward - _elementwise(p, s, c, 0.0) - _adapters(p, s, c, width)
+        inner = inner + _ACTIVATION_SHARE * routed_forward
+        again = again + np.greater(p.mlp_tile_tokens, 0) * (mlp[0] + experts[0] + inner)
     forward = products[0] + attention_forward + elementwise_forward
     backward = products[1] + attention_backward + elementwise_backward
     launch_s = np.where(np.greater(p.layer_host_s, 0), _measured_launch_s(p, c), c.launch_s)

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autotune.base.errors import JobError
 from autotune.base.yaml_file import read_yaml
 from autotune.cost.normal import below
-from autotune.cost.plans import Column, Recompute
+from autotune.cost.plans import Column, PlanColumns, Recompute
 from autotune.cost.predict import Prediction, predict
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
@@ -112,12 +112,9 @@ class Widths(BaseModel):
         return f"{found}, {self.kinds[found].sources} sources{less}"
 
     def scale(self, parts: Mapping[str, Values]) -> Values:
-        """How many times as wide as of its kind each row is: what widens it most decides.
-
-        No source has shown what two of them do together.
-        """
+        """How many times as wide as of its kind each row is: what widens it adds up."""
         wider = [size * parts[name] for name, size in self.wider.items()]
-        found: Values = 1.0 + np.max(wider, axis=0, initial=0)
+        found: Values = 1.0 + np.sum(wider, axis=0, initial=0)
         return found
 
 
@@ -200,7 +197,7 @@ class ForecastBasis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogSpread:
+class LogSpread(PlanColumns):
     """Distances of a figure's logarithm to the ends of its interval."""
 
     low: Values
@@ -218,7 +215,7 @@ class LogSpread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Margin:
+class Margin(PlanColumns):
     """How far measured figures may lie from predicted ones."""
 
     step_time: LogSpread

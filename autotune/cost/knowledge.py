@@ -101,14 +101,15 @@ def file_for(knowledge: Path | None, *, is_used: bool) -> Path | None:
 
 def study_name(folder: Path) -> str:
     """Name of a study in a file of lessons: a digest, since a path tells who works on what."""
-    return _digest(str(folder.resolve()))
+    path = str(folder.resolve())
+    return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def read_lessons(path: Path) -> tuple[Lesson, ...]:
     """The lessons of a file, oldest first; none where there is no file.
 
     Raises:
-        StudyError: It cannot be read, or another release of the schema wrote it.
+        StudyError: It cannot be read, or it is of another schema.
     """
     hint = "move it away or name another with --knowledge: searches start without it then"
     try:
@@ -120,7 +121,7 @@ def read_lessons(path: Path) -> tuple[Lesson, ...]:
         raise StudyError(f"{path}: not a file of lessons: {first}", hint) from error
     if read.schema_version != SCHEMA_VERSION:
         raise StudyError(f"{path}: schema {read.schema_version}, this is {SCHEMA_VERSION}", hint)
-    return tuple(_without_path(lesson) for lesson in read.lessons)
+    return tuple(read.lessons)
 
 
 def write_lessons(path: Path, lessons: Sequence[Lesson]) -> None:
@@ -298,14 +299,3 @@ def _cannot_write(path: Path, error: OSError) -> StudyError:
         f"{path}: cannot be written: {error.strerror or error}",
         "name a file that you may write with --knowledge",
     )
-
-
-def _without_path(lesson: Lesson) -> Lesson:
-    """Earlier releases called a study by its path."""
-    if not lesson.study.startswith("/"):
-        return lesson
-    return dataclasses.replace(lesson, study=_digest(lesson.study))
-
-
-def _digest(path: str) -> str:
-    return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:16]

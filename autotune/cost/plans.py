@@ -262,11 +262,10 @@ class Plans(PlanColumns):
     most_stage_layers: Column = 0.0
     """Layers of the fullest pipeline stage; 0: the layers are split evenly."""
     first_stage_layers: Column = 0.0
-    """Layers of the stage with the embedding, where they are not split evenly; 0: they are."""
+    """Layers of the stage with the embedding, where `most_stage_layers` says that they are not
+    split evenly; it may have none."""
     last_stage_layers: Column = 0.0
-    """Layers of the stage with the head, where they are not split evenly; 0: they are."""
-    balances_stages: Column = 0.0
-    """Layers go to the stages by what they and the head take, not by their number: nanotron's."""
+    """The same of the stage with the loss."""
     stages_before_replicas: Column = 0.0
     """Whether the stages of a pipeline are nearer to one another than a stage's replicas."""
     sequence_parallel: Column = 0.0

@@ -87,10 +87,10 @@ def times_by_constants(plans: Plans) -> Callable[[Constants, Column | None], Val
 
 
 def memory_by_constants(plans: Plans) -> Callable[[Constants], Memory]:
-    """The peak by part as a function of the constants."""
+    """The peak by part, of the stage that a published figure is of, by the constants."""
     s = sizes_of(plans)
     a = activations_of(plans, s)
-    return lambda c: memory_of(plans, s, a, c)
+    return lambda c: memory_of(plans, s, a, c, watched=True)
 
 
 def _times(p: Plans, c: Constants) -> StepTimes:

@@ -159,7 +159,7 @@ TIME_PRIOR = ResidualPrior(
     study=0.1,
     share=Scale(median=0.3, spread=0.6),
     position=Scale(median=0.03, spread=0.7),
-    rough=Scale(median=0.08, spread=0.7),
+    rough=Scale(median=0.12, spread=0.7),
     reach=Scale(median=0.7, spread=0.4),
     noise=Scale(median=0.02, spread=0.5),
 )

@@ -240,20 +240,19 @@ def _stages(
 ) -> dict[str, float]:
     """Layers of the stages where they do not split evenly.
 
-    A framework that weighs the head by its parameters gives layers of the last stage to others.
-    Engines otherwise leave layers out of the ends, which have the embedding and the loss besides:
+    A framework that weighs the head gives layers of the last stage to others. Engines otherwise
+    leave layers out of the ends, which have the embedding and the loss besides:
     Megatron's `--account-for-*-in-pipeline-split`, `--decoder-last-pipeline-num-layers`, and
     layouts.
     """
     layers = model["n_layers"]
     if traits.weighs_head and pp > 1:
-        heads = 2.0 * (model["n_heads"] + model["n_kv_heads"]) * model["head_dim"]
+        heads = 4.0 * model["n_heads"] * model["head_dim"]
         layer = heads + (2.0 + model["gated_mlp"]) * model["ffn_hidden"]
-        first = min(layers, math.ceil((layers + model["vocab"] / layer) / pp))
-        last = max(1.0, layers - (pp - 1) * first)
+        first, most, last = _dealt_layers(layers, model["vocab"] / layer, pp)
         cells.assume("stages", f"{first:g} to {last:g} layers", f"{traits.name} weighs the head")
         return {
-            **{"most_stage_layers": float(first), "first_stage_layers": float(first)},
+            **{"most_stage_layers": most, "first_stage_layers": first},
             "last_stage_layers": last,
         }
     if layers % (pp * vp) == 0:
@@ -267,6 +266,20 @@ def _stages(
     last = max(1.0, most - float(min(n_missing, 2 if n_missing > 2 else 1)))
     cells.assume("stages", f"{first:g} to {most:g} to {last:g} layers", f"{layers:g} on pp {pp:g}")
     return {"most_stage_layers": most, "first_stage_layers": first, "last_stage_layers": last}
+
+
+def _dealt_layers(n_layers: float, head: float, pp: float) -> tuple[float, float, float]:
+    """Layers of the first stage, of the fullest, and of the last; the head weighs `head` of them.
+
+    Layers come one after the other, to a stage until it and those before it have their share. A
+    last stage without layers has the loss, and the stage before it the head's product.
+    """
+    dealt = [0.0] * int(pp)
+    stage = 0
+    for layer in range(1, int(n_layers) + 1):
+        dealt[stage] += 1.0
+        stage += layer >= (n_layers + head) * (stage + 1) / pp
+    return dealt[0], max(dealt), dealt[-1]
 
 
 def _ulysses(cells: Cells) -> float:
@@ -420,4 +433,6 @@ def _kept(cells: Cells, traits: Traits) -> dict[str, float]:
         "recompute_every": float(every[1]) if every else 1.0,
         **modules,
         **{column: float(tier) for column, tier in tiers.items()},
+        # What the framework does by itself is off, too.
+        **({"offloaded_activations": 0.0} if cells.text("offload") == "none" else {}),
     }

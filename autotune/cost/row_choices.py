@@ -32,7 +32,7 @@ CHOICES: Mapping[str, Mapping[str, Mapping[str, float]]] = {
         "eager": {"fused_kernels": 0.0},
         "compiled": {"fused_kernels": 0.7, "launch_free": 0.5},
         "fused": {"fused_kernels": 1.0},
-        "graphs": {"fused_kernels": 1.0, "launch_free": 1.0},
+        "graphs": {"fused_kernels": 1.0, "launch_free": 1.0, "graph_share": 1.0},
     },
     # How fp8 and fp4 choose their scales.
     "scaling": SCALINGS,

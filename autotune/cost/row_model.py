@@ -106,10 +106,11 @@ def _of_model(cells: Cells, builds_mtp: bool) -> dict[str, float]:
         "tied_embeddings": float(shape.tied_embeddings),
     }
     if shape.n_experts < 2:
-        return columns | {"n_experts": 0.0, "experts_per_token": 0.0, "ep": 1.0}
-    n_experts = _size(cells, model, "n_experts", float(shape.n_experts))
-    per_token = _size(cells, model, "experts_per_token", float(shape.experts_per_token))
-    columns |= _spread(cells, n_experts, per_token)
+        columns |= {"n_experts": 0.0, "experts_per_token": 0.0, "ep": 1.0}
+    else:
+        n_experts = _size(cells, model, "n_experts", float(shape.n_experts))
+        per_token = _size(cells, model, "experts_per_token", float(shape.experts_per_token))
+        columns |= _spread(cells, n_experts, per_token)
     columns |= _of_layers(cells, shape, int(columns["n_layers"]), why)
     n_mtp_layers = float(shape.n_mtp_layers) if builds_mtp else 0.0
     if shape.n_mtp_layers and cells.is_blank("n_mtp_layers"):
@@ -128,8 +129,9 @@ def _size(cells: Cells, model: Model, key: str, known: float) -> float:
 def _of_layers(cells: Cells, shape: ModelShape, layers: int, why: str) -> dict[str, float]:
     """What no size says: dense and windowed layers, shared experts, latent attention."""
     n_windowed = math.ceil(shape.n_windowed_layers * layers / shape.n_layers)
+    n_dense = sum(not shape.has_experts(i) for i in range(layers)) if shape.n_experts > 1 else 0
     columns = {
-        "n_dense_layers": float(sum(not shape.has_experts(i) for i in range(layers))),
+        "n_dense_layers": float(n_dense),
         "dense_ffn_hidden": float(shape.dense_ffn_hidden),
         "shared_expert_hidden": float(shape.shared_expert_hidden),
         **{key: float(getattr(shape, key)) for key in _LATENT},

@@ -162,7 +162,7 @@ def sizes_of(p: Plans) -> Sizes:
     first = last = fullest
     last_layers = np.floor(p.n_layers / p.pp)
     if _has_ends(p):
-        given = np.greater(p.first_stage_layers, 0)
+        given = np.greater(p.most_stage_layers, 0)
         first_layers = np.where(given, p.first_stage_layers, stage_layers)
         first = stage(
             first_layers, np.minimum(n_dense, first_layers), held_vocab_params, is_last_full
@@ -171,7 +171,6 @@ def sizes_of(p: Plans) -> Sizes:
         left = np.maximum(0.0, p.n_layers - (p.pp - 1.0) * stage_layers)
         last_layers = np.where(has_mtp, left, last_layers)
         held_layers = np.where(has_mtp, left, stage_layers)
-        given = np.greater(p.last_stage_layers, 0)
         last_layers, held_layers = (
             np.where(given, p.last_stage_layers, layers) for layers in (last_layers, held_layers)
         )
@@ -226,12 +225,7 @@ def sizes_of(p: Plans) -> Sizes:
 
 def _has_ends(p: Plans) -> bool:
     """Whether the first or the last stage of a pipeline is another one than the fullest."""
-    return any(
-        np.any(column)
-        for column in (
-            *(p.n_mtp_layers, p.n_dense_layers, p.first_stage_layers, p.last_stage_layers),
-        )
-    )
+    return any(np.any(n) for n in (p.n_mtp_layers, p.n_dense_layers, p.most_stage_layers))
 
 
 def _head_width(p: Plans, is_latent: Column) -> Column:

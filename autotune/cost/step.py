@@ -212,10 +212,7 @@ def _stages_s(
         stage_s = stage.dense_layers * dense_s + stage.mixture_layers * mixture_s
         slowest = np.maximum(slowest, stage_s)
     total_s = s.n_dense_layers * dense_s + s.n_mixture_layers * mixture_s + head_s
-    # Whole layers are dealt out until a stage has its share: half a layer too much on average.
-    layer_s = (total_s - head_s) / p.n_layers
-    dealt_s = np.maximum(head_s, total_s / p.pp + 0.5 * layer_s)
-    return np.where(p.balances_stages, np.minimum(slowest, dealt_s), slowest), total_s
+    return slowest, total_s
 
 
 def _pages_s(p: Plans, s: Sizes, c: Constants) -> Column:

@@ -132,10 +132,9 @@ def _fetched_again(p: Plans, s: Sizes) -> Column:
     than `reuse_elements`. FSDP holds the whole layer meanwhile. Source: DeepSpeed,
     runtime/zero/partitioned_param_coordinator.py, __params_to_release.
     """
-    recomputed = np.equal(p.recompute, Recompute.FULL) / p.recompute_every
     layer_params = s.layer_params + s.layer_expert_params
     stays = 0.5 * p.reuse_elements / np.maximum(1.0, layer_params)
-    return (1.0 - p.layer_wise_gather) * recomputed * np.maximum(0.0, 1.0 - stays)
+    return (1.0 - p.layer_wise_gather) * _again(p) * np.maximum(0.0, 1.0 - stays)
 
 
 def _whole_elements(p: Plans, s: Sizes) -> Column:
@@ -166,8 +165,7 @@ def tensor_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """
     g = collectives.group(p, c, ranks=p.tp, stride=1.0)
     size_bytes = s.tokens * p.hidden * p.activation_bytes
-    again = 2.0 * np.equal(p.recompute, Recompute.FULL) / p.recompute_every
-    pairs = 4.0 + again
+    pairs = 4.0 + 2.0 * _again(p)
     reduced = collectives.all_reduce_s(g, size_bytes, pairs)
     gathers = p.sequence_parallel * (2.0 + p.reduces_whole * pairs)
     gathered = collectives.gather_s(g, size_bytes, gathers)
@@ -216,10 +214,8 @@ def context_s(p: Plans, s: Sizes, c: Constants) -> Column:
     exchanges queries, keys, values and the result. Source: Jacobs et al., DeepSpeed-Ulysses
     (arXiv:2309.14509), section 3.
     """
-    ring = collectives.group(p, c, ranks=p.cp, stride=p.tp)
-    passed = collectives.gather_s(ring, _kv_bytes(p, s) * p.cp, 3.0)
-    passed = np.equal(p.context_kind, ContextKind.RING) * passed
-    return passed + _heads_s(p, s, c, p.ulysses)
+    passed = np.equal(p.context_kind, ContextKind.RING) * _gathered_kv_s(p, s, c)
+    return passed + _heads_s(p, s, c, p.ulysses, _again(p))
 
 
 def waiting_context_s(p: Plans, s: Sizes, c: Constants) -> Column:
@@ -232,22 +228,36 @@ def waiting_context_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """
     if not np.any(p.context_kind):
         return 0.0
-    ring = collectives.group(p, c, ranks=p.cp, stride=p.tp)
-    gathered = collectives.gather_s(ring, _kv_bytes(p, s) * p.cp, 3.0)
     kinds = [np.equal(p.context_kind, k) for k in (ContextKind.HEADS, ContextKind.GATHERED)]
-    found: Column = np.select(kinds, [_heads_s(p, s, c, p.cp), gathered], 0.0)
+    heads_s = _heads_s(p, s, c, p.cp, _core_again(p))
+    found: Column = np.select(kinds, [heads_s, _gathered_kv_s(p, s, c)], 0.0)
     return found
 
 
-def _kv_bytes(p: Plans, s: Sizes) -> Column:
-    """Keys and values of a rank's tokens."""
-    return s.tokens * 2.0 * s.kv_width / p.tp * p.activation_bytes
+def _again(p: Plans) -> Column:
+    """Share of the layers whose forward pass runs again."""
+    return np.equal(p.recompute, Recompute.FULL) / p.recompute_every
 
 
-def _heads_s(p: Plans, s: Sizes, c: Constants, ranks: Column) -> Column:
+def _core_again(p: Plans) -> Column:
+    """The same of the attention's core, which context parallel ranks exchange for.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/attention.py,
+    _checkpointed_attention_forward.
+    """
+    return _again(p) + np.equal(p.recompute, Recompute.SELECTIVE) * p.recomputes_scores
+
+
+def _gathered_kv_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Keys and values of all context parallel ranks, forward and again; gradients backward."""
+    ring = collectives.group(p, c, ranks=p.cp, stride=p.tp)
+    kv_bytes = s.tokens * 2.0 * s.kv_width / p.tp * p.activation_bytes
+    return collectives.gather_s(ring, kv_bytes * p.cp, 3.0 + _core_again(p))
+
+
+def _heads_s(p: Plans, s: Sizes, c: Constants, ranks: Column, again: Column) -> Column:
     """Heads for tokens among so many ranks, forward, backward and again."""
     sp = collectives.group(p, c, ranks=ranks, stride=p.tp)
-    again = np.equal(p.recompute, Recompute.FULL) / p.recompute_every
     widths = 2.0 * s.attention_width + 2.0 * s.kv_width
     exchanged_bytes = s.tokens * widths * p.activation_bytes / (4.0 * p.tp)
     return collectives.exchange_s(sp, exchanged_bytes, 8.0 + 4.0 * again)

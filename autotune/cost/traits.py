@@ -57,7 +57,7 @@ class Traits:
     chunked_loss: Mapping[str, float] = field(default_factory=dict)
     """Columns of a loss in chunks where the framework keeps the logits of all chunks."""
     weighs_head: bool = False
-    """Stages are balanced by parameters, those of the head among them."""
+    """Layers go to the stages by their parameters and the head's, not by their number."""
     meter: Meter = "peak_bytes"
     """Meter of memory that its log prints, for tables that do not name theirs."""
     watched_stage: LoggedStage = LoggedStage.FULLEST
@@ -338,7 +338,6 @@ FRAMEWORKS = (
             "reduce_bytes": 4.0,
             "fused_kernels": 0.25,
             "logit_bytes": 6.0,
-            "balances_stages": 1.0,
             "waits_for_stages": 1.0,
             "reduce_bucket_elements": _DDP_BUCKET_ELEMENTS,
         },

@@ -52,7 +52,6 @@ class Accelerator:
     name: str
     names: tuple[re.Pattern[str], ...]
     memory_bytes: float
-    """Memory of the device, as CUDA reports it."""
     memory_bytes_per_s: float
     """Datasheet bandwidth of the device's own memory."""
     peak_flops: Mapping[str, float]
@@ -192,11 +191,6 @@ def named_accelerator(
 ) -> Accelerator:
     """The entry of a name that a person typed.
 
-    Args:
-        name: Name of the accelerator.
-        where: The flag or key it came from, for the error.
-        table: Where to look; the shipped table by default.
-
     Raises:
         JobError: There is no such entry.
     """
@@ -218,8 +212,8 @@ def accelerators_with(extra: Path | None) -> tuple[Accelerator, ...]:
     Raises:
         JobError: The file is not such a table.
     """
-    own = () if extra is None else read_accelerators(extra)
-    return (*own, *shipped_accelerators())
+    extra_entries = () if extra is None else read_accelerators(extra)
+    return (*extra_entries, *shipped_accelerators())
 
 
 def read_accelerators(path: Path) -> tuple[Accelerator, ...]:
@@ -233,11 +227,11 @@ def read_accelerators(path: Path) -> tuple[Accelerator, ...]:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        said = first["msg"].replace(
+        reason = first["msg"].replace(
             "Unexpected keyword argument", "Extra inputs are not permitted"
         )
         hint = _PROBE_HINT if "measured" in first["loc"] else _HINT
-        raise JobError(f"{path}: {key}: {said}", hint) from error
+        raise JobError(f"{path}: {key}: {reason}", hint) from error
     return tuple(_accelerator(name, entry, path) for name, entry in file.accelerators.items())
 
 

@@ -40,14 +40,11 @@ class Environment:
     peak_flops: float | None
     """Dense bf16/fp16 matrix peak of one device in FLOP/s by its datasheet; None if unknown."""
     deepspeed_version: str
-    """Empty where it is not installed."""
     torch_version: str
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
     """Native precisions of the accelerator; most CPUs have no fp16, GPUs before Ampere no bf16."""
     has_flash_attention: bool = False
-    """Whether the package flash_attn is installed, and there is a CUDA device to run it on."""
     has_deep_ep: bool = False
-    """Whether DeepEP is installed, which sends tokens to their experts."""
     nccl: str = ""
     """Release of NCCL that torch brings; empty on CPU ranks, and where nobody can say."""
     megatron_core: str = ""
@@ -66,9 +63,9 @@ class Environment:
 
 
 VERSIONED = tuple(
-    each.name.removesuffix("_version")
-    for each in fields(Environment)
-    if each.name.endswith("_version")
+    entry.name.removesuffix("_version")
+    for entry in fields(Environment)
+    if entry.name.endswith("_version")
 )
 """Packages whose versions are part of an environment: a trial elsewhere is another trial."""
 
@@ -78,7 +75,7 @@ class Gpu:
     """One visible GPU as NVML sees it now."""
 
     index: int
-    """As the ranks count: position in `CUDA_VISIBLE_DEVICES`, if that is set."""
+    """Position in `CUDA_VISIBLE_DEVICES`, if that is set."""
     name: str
     uuid: str
     memory_bytes: int

@@ -73,35 +73,30 @@ class Topology:
 
     def spelled(self) -> str:
         """As `parse_topology` reads it: `fat-tree,nodes_per_group=16,oversubscription=4`."""
-        kind, *others = self.said().items()
+        kind, *others = self.shape().items()
         return ",".join((kind[1], *(f"{key}={value}" for key, value in others)))
 
-    def said(self) -> dict[str, str]:
+    def shape(self) -> dict[str, str]:
         """The kind, and every key that is not at its default, as `parse_topology` reads them."""
-        said = {"kind": str(self.kind)}
+        shape = {"kind": str(self.kind)}
         for key in _READERS:
             value = getattr(self, _FIELDS.get(key, key))
             if value != getattr(Topology, _FIELDS.get(key, key)):
-                said[key] = f"{value * 1e9:g}ns" if key == "hop" else f"{value:g}"
-        return said
+                shape[key] = f"{value * 1e9:g}ns" if key == "hop" else f"{value:g}"
+        return shape
 
 
 def parse_topology(value: Any, *, where: str = "network_topology") -> Topology:
     """Read a description of a network.
-
-    Args:
-        value: `fat-tree,nodes_per_group=16,oversubscription=4`, or a mapping of the same keys with
-            `kind` among them.
-        where: The flag or key it came from, for the error.
 
     Raises:
         JobError: There is no such kind or key, or a value is not allowed.
     """
     if isinstance(value, Topology):
         return value
-    said = _mapping(value, where)
+    shape = _mapping(value, where)
     found: dict[str, Any] = {}
-    for key, given in said.items():
+    for key, given in shape.items():
         if key == "kind":
             found["kind"] = _kind(given, where)
         elif key in _READERS:
@@ -117,7 +112,7 @@ def changed(topology: Topology, key: str, value: str, *, where: str) -> Topology
     Raises:
         JobError: There is no such key, or the value is not allowed.
     """
-    return parse_topology({**topology.said(), key: value}, where=where)
+    return parse_topology({**topology.shape(), key: value}, where=where)
 
 
 def parse_oversubscription(value: Any, where: str) -> float:
@@ -170,15 +165,15 @@ def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
     kind, *rest = (part.strip() for part in value.split(","))
     if "=" in kind:  # the kind is left out
         kind, rest = "", [kind, *rest]
-    said: dict[Any, Any] = {"kind": kind} if kind else {}
+    shape: dict[Any, Any] = {"kind": kind} if kind else {}
     for part in rest:
         key, equals, given = (word.strip() for word in part.partition("="))
         if not equals or not given:
             raise JobError(f"{where}: {_shown(part)} is no KEY=VALUE", _HOW)
-        if key in said:
+        if key in shape:
             raise JobError(f"{where}: {_shown(key)} stands there twice", "write it once")
-        said[key] = given
-    return said
+        shape[key] = given
+    return shape
 
 
 def _kind(value: Any, where: str) -> FabricKind:
@@ -199,7 +194,7 @@ def _counted(value: Any, where: str, of: str, most: int) -> int:
 
 
 def _meant(value: Any, known: list[Any]) -> str:
-    near = difflib.get_close_matches(str(value)[:50], [str(each) for each in known], n=1)
+    near = difflib.get_close_matches(str(value)[:50], [str(word) for word in known], n=1)
     return (f"did you mean {near[0]}? " if near else "") + f"known: {', '.join(map(str, known))}"
 
 

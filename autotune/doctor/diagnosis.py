@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -98,9 +98,8 @@ class Speed:
     devices: tuple[int, ...]
     """Indices of the devices that took part."""
     matmul: str
-    """The product that was timed, such as `1024 x 1024 fp32`."""
     matmul_flops: tuple[float, ...]
-    """FLOP/s of each device: 2 n^3 / median seconds of a product."""
+    """2 n^3 / median seconds of a product, of each device."""
     all_reduce_bytes: int
     """Size of the reduced buffer."""
     all_reduce_busbw: float | None
@@ -125,9 +124,7 @@ class Examination:
 
     @property
     def level(self) -> Level:
-        """The worst of the findings."""
         return worst(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         return {"level": self.level, **dataclasses.asdict(self)}

@@ -71,7 +71,7 @@ def conclude_of_node(machine: Machine) -> tuple[Remark, ...]:
 
 def engine_packages() -> dict[str, EnginePackage]:
     """Packages that the installed engines need, by name."""
-    return {package.name: package for each in installed_engines() for package in each.packages}
+    return {package.name: package for engine in installed_engines() for package in engine.packages}
 
 
 def minimum_versions() -> dict[str, str]:
@@ -84,10 +84,10 @@ def minimum_versions() -> dict[str, str]:
 def _versions(machine: Machine) -> Iterator[Remark]:
     engines = engine_packages()
     optional = {
-        package.name: each.name
-        for each in installed_engines()
-        if each.name != DEFAULT_ENGINE
-        for package in each.packages
+        package.name: engine.name
+        for engine in installed_engines()
+        if engine.name != DEFAULT_ENGINE
+        for package in engine.packages
     }
     installed = {"python": machine.python, **machine.packages}
     for name, minimum in minimum_versions().items():

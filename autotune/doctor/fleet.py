@@ -54,7 +54,6 @@ class FleetExamination:
         return Level.WARN if together is Level.OK and is_odd else together
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         return {"level": self.level, **dataclasses.asdict(self)}
 
 
@@ -85,20 +84,20 @@ def diagnose_fleet(
         except ValueError as error:
             return str(error)
 
-    machines = transport.ask_each(list(found), look)
+    machines = transport.ask_all(list(found), look)
     nodes = []
     for host in transport.hosts():
-        own = found.get(host.name)
+        inventory = found.get(host.name)
         ahead_s = transport.clocks_ahead_s.get(host.name)
-        if own is None:
+        if inventory is None:
             remarks = [_fail("reached", problems[host.name], "see docs/fleet.md, Faults")]
         else:
-            remarks = [*_of_node(own, ahead_s or 0.0), *_of_machine(machines[host.name])]
+            remarks = [*_of_node(inventory, ahead_s or 0.0), *_of_machine(machines[host.name])]
         nodes.append(
             NodeExamination(
                 name=host.name,
                 n_slots=len(slots[host.name].devices) if host.name in slots else 0,
-                inventory=own,
+                inventory=inventory,
                 clock_ahead_s=ahead_s,
                 findings=tuple(remarks),
             )
@@ -132,15 +131,17 @@ def conclude_fleet(nodes: Sequence[NodeExamination]) -> Iterator[Remark]:
         yield _warn("nodes", f"{count}; without {', '.join(missing)}", "mend what is said of them")
     else:
         yield _ok("nodes", count)
-    devices = {name: each.environment.device_name for name, each in there.items()}
+    devices = {name: inventory.environment.device_name for name, inventory in there.items()}
     yield from _alike("devices", devices, Level.FAIL, "search on nodes that have the same")
-    packages = {package for each in there.values() for package in each.releases}
+    packages = {package for inventory in there.values() for package in inventory.releases}
     for package in sorted(packages):
-        releases = {name: each.releases.get(package, "missing") for name, each in there.items()}
+        releases = {
+            name: inventory.releases.get(package, "missing") for name, inventory in there.items()
+        }
         level = Level.FAIL if package in VERSIONED else Level.WARN
         yield from _alike(package, releases, level, f"install one release of {package} on all")
     if len(there) > 1:
-        alone = [name for name, each in there.items() if each.interface == "lo"]
+        alone = [name for name, inventory in there.items() if inventory.interface == "lo"]
         if alone:
             yield _fail(
                 "addresses",
@@ -161,9 +162,9 @@ def _alike(subject: str, values: Mapping[str, str], level: Level, fix: str) -> I
 
 
 def _of_node(found: Inventory, ahead_s: float) -> Iterator[Remark]:
-    own = found.environment
-    memory = format_bytes(own.device_memory_bytes)
-    yield _ok("devices", f"{len(found.devices)} x {own.device_name}, {memory} each")
+    environment = found.environment
+    memory = format_bytes(environment.device_memory_bytes)
+    yield _ok("devices", f"{len(found.devices)} x {environment.device_name}, {memory} each")
     yield _ok("address", f"{found.address} on {found.interface} (its own name: {found.host})")
     if abs(ahead_s) > CLOCK_AHEAD_S:
         way = "ahead of" if ahead_s > 0 else "behind"

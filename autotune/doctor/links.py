@@ -20,7 +20,7 @@ class DeviceLink:
     first: str
     second: str
     span: Span
-    """Whether they are of one node."""
+    """True for two devices of one node."""
     bytes_per_s: float
 
 
@@ -40,14 +40,16 @@ def measure_links(transport: RemoteTransport) -> Links:
     """
     environment, nodes = common_environment(transport), transport.nodes()
     world = ranks_of_each(nodes, environment.n_devices)
-    told = measure_fleet(transport, world=world, is_quick=True, only_pairs=True)
-    check_reports(told.reports, world=world * len(nodes), per_node=world, most_s=told.wall_s)
+    measured = measure_fleet(transport, world=world, is_quick=True, only_pairs=True)
+    check_reports(
+        measured.reports, world=world * len(nodes), per_node=world, most_s=measured.wall_s
+    )
     kind = "core" if environment.accelerator == "cpu" else "GPU"
     names = [
         f"{kind} {report['place']} of {nodes[rank // world].name}"
-        for rank, report in enumerate(told.reports)
+        for rank, report in enumerate(measured.reports)
     ]
-    points = points_of(told.reports)
+    points = points_of(measured.reports)
     links = [
         DeviceLink(
             first=names[pair.ranks[0]],

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from autotune.base.errors import FleetError
-from autotune.base.kept_process import run_kept, scratch_folder
+from autotune.base.guarded_process import run_guarded, scratch_folder
 from autotune.devices.hardware import (
     cpu_name,
     find_accelerator,
@@ -44,8 +44,8 @@ def inspect_machine() -> Machine:
     except FleetError as error:
         problem, fix = error.message, error.hint
     engines = installed_engines()
-    needed = [package.name for each in engines for package in each.packages]
-    compiled = [each.compiled(accelerator or "cpu") for each in engines]
+    needed = [package.name for engine in engines for package in engine.packages]
+    compiled = [build.compiled(accelerator or "cpu") for build in engines]
     return Machine(
         python=platform.python_version(),
         packages={name: version_of(name) for name in ("torch", *needed, *PACKAGES)},
@@ -63,11 +63,13 @@ def inspect_machine() -> Machine:
         memory_bytes=usable_memory_bytes(),
         memlock_bytes=_memlock_bytes(),
         shm_bytes=_shm_bytes(),
-        extensions_folder=os.pathsep.join(_once(each.folder for each in compiled if each.folder)),
-        extensions_built=_once(name for each in compiled for name in each.built),
+        extensions_folder=os.pathsep.join(
+            _once(build.folder for build in compiled if build.folder)
+        ),
+        extensions_built=_once(name for build in compiled for name in build.built),
         extensions_missing=_once(n for c in compiled for n in c.missing) if accelerator else (),
-        stale_locks=_once(path for each in compiled for path in each.stale_locks),
-        misread=tuple(each for of_engine in compiled for each in of_engine.misread),
+        stale_locks=_once(path for build in compiled for path in build.stale_locks),
+        misread=tuple(build for of_engine in compiled for build in of_engine.misread),
     )
 
 
@@ -119,10 +121,10 @@ def uncompiled_folder(package: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return ""
-    kept = Path(importlib.util.cache_from_source(spec.origin))
-    folder = next(each for each in kept.parents if each.is_dir())
+    cached = Path(importlib.util.cache_from_source(spec.origin))
+    folder = next(parent for parent in cached.parents if parent.is_dir())
     is_keeping = not sys.dont_write_bytecode and os.access(folder, os.W_OK)
-    return "" if kept.exists() or is_keeping else str(Path(spec.origin).parent)
+    return "" if cached.exists() or is_keeping else str(Path(spec.origin).parent)
 
 
 def has_libaio() -> bool:
@@ -134,7 +136,7 @@ def has_libaio() -> bool:
     with scratch_folder() as folder:
         command = [compiler, "-x", "c", "-", *flags, "-laio", "-o", str(folder / "probe")]
         try:
-            done = run_kept(command, input=_LIBAIO_PROGRAM, timeout_s=_COMPILE_S)
+            done = run_guarded(command, input=_LIBAIO_PROGRAM, timeout_s=_COMPILE_S)
         except subprocess.TimeoutExpired:
             return False
     return done.returncode == 0

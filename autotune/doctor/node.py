@@ -18,7 +18,7 @@ def machine_of(text: str) -> Machine:
     """
     data: dict[str, Any] = json.loads(text)
     try:
-        data["devices"] = tuple(Device(**each) for each in data["devices"])
+        data["devices"] = tuple(Device(**device) for device in data["devices"])
         return Machine(**data)
     except (TypeError, KeyError) as error:
         raise ValueError(f"no description of a machine: {error}") from error

@@ -20,7 +20,6 @@ from autotune.devices.hardware import Environment, not_installed, version_of
 from autotune.engines.advice import COMMON, AdviceRules
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
-from autotune.space.judged import Verdicts, judge_each
 from autotune.space.knob import Catalogue, Context
 from autotune.space.knobs import describe_candidate
 from autotune.space.rule import Violation
@@ -103,6 +102,8 @@ class Engine(ABC):
     """A training engine for one job in one environment; most answers have a default of nothing."""
 
     name: str
+    planned_alone: tuple[str, ...] = ()
+    """Knobs that the layouts of a plan have off their default and those of a search have not."""
 
     def __init__(self, job: Job, environment: Environment) -> None:
         """An engine; a subclass checks here whether it trains the job."""
@@ -132,10 +133,10 @@ class Engine(ABC):
         """
         return load_space(self._job.space, self.context.knobs, self.name)
 
-    def layouts(self, *, changes_training: bool = False) -> Sequence[Candidate] | None:
+    def layouts(self, *, for_plan: bool = False) -> Sequence[Candidate] | None:
         """Every legal candidate, where the engine lays the job out itself.
 
-        Those that change what is trained, such as fp8, are there if they may.
+        Those of a plan may have knobs of `planned_alone` off their default; others have not.
 
         None: the candidates of the job's space are judged.
 
@@ -160,14 +161,13 @@ class Engine(ABC):
             RenderError: A template or the base configuration does not render.
         """
 
-    def judge_all(self, candidates: Sequence[Candidate]) -> Verdicts:
-        """Violations of many candidates, as `judge` has them of each; by default one by one.
+    @property
+    def decided_by(self) -> Mapping[tuple[str, ...], Collection[str]]:
+        """Knobs -> names of rules whose answer follows from these knobs alone.
 
-        Raises:
-            RenderError: A template or the base configuration does not render.
-            JobError: They are too many to be judged one by one.
+        They are asked once per combination of the knobs, and not of every candidate of a grid.
         """
-        return judge_each(candidates, self.judge)
+        return {}
 
     def describe(self, candidate: Candidate) -> str:
         """The settings that a user has to make, in words."""

@@ -15,29 +15,36 @@ from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml, parse_yaml
 from autotune.engines.deepspeed.sources.accelerate_names import FLAGS
 from autotune.engines.launches.line import flags_of, text_or_none
+from autotune.export.command_training import HERE, CommandFiles, CommandTraining, without_flags
 from autotune.export.launchers.accelerate import YAML_FILE
-from autotune.export.own import HERE, OwnFiles, OwnTraining, without_flags
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 LOW_PRECISIONS = ("bf16", "fp16")
 _TRAINERS = ("trainer", "trl", "ms-swift")
 """Frameworks that `accelerate launch` of the user's own starts."""
 _PRECISION = "mixed_precision"
-_SAID = ("deepspeed", "config_file", "deepspeed_config_file", "use_deepspeed", _PRECISION, *FLAGS)
-"""Flags that say what the files do."""
+_WRITTEN = (
+    "deepspeed",
+    "config_file",
+    "deepspeed_config_file",
+    "use_deepspeed",
+    _PRECISION,
+    *FLAGS,
+)
+"""Flags that the export's files replace."""
 
 
-def told_by_file(own: OwnTraining, made: OwnFiles) -> OwnFiles:
+def with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandFiles:
     """The files of a dialect, with accelerate's own settings out of the way of their ds_config."""
     gives_file = any(HERE in word for word in made.command)
-    is_by_settings = own.launcher == "accelerate" and own.script.framework in _TRAINERS
-    has_file = own.names_config or own.script.description.get("config_file")
+    is_by_settings = training.launcher == "accelerate" and training.script.framework in _TRAINERS
+    has_file = training.names_config or training.script.description.get("config_file")
     if not gives_file or not is_by_settings or has_file or YAML_FILE in made.files:
         return made
     return dataclasses.replace(
         made,
-        files={**made.files, YAML_FILE: dump_yaml(settings_of(own, own.config))},
-        command=launched(own, made.command),
+        files={**made.files, YAML_FILE: dump_yaml(settings_of(training, training.config))},
+        command=launched(training, made.command),
         about={
             **made.about,
             YAML_FILE: "yours, with `ds_config.json` in place of its own settings",
@@ -45,17 +52,19 @@ def told_by_file(own: OwnTraining, made: OwnFiles) -> OwnFiles:
     )
 
 
-def settings_of(own: OwnTraining, config: dict[str, Any]) -> dict[str, Any]:
+def settings_of(training: CommandTraining, config: dict[str, Any]) -> dict[str, Any]:
     """The user's accelerate file, or a new one, in which the `ds_config.json` is named."""
-    launcher = dict(flags_of([own.words[at] for at in own.parts.launcher_flags]))
-    theirs = text_or_none(launcher.get("config_file")) if own.launcher == "accelerate" else None
+    launcher = dict(flags_of([training.words[at] for at in training.parts.launcher_flags]))
+    config_file = (
+        text_or_none(launcher.get("config_file")) if training.launcher == "accelerate" else None
+    )
     settings: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "machine_rank": 0,
         "num_machines": 1,
     }
-    if theirs is not None:
-        path = Path(own.script.folder, theirs)
+    if config_file is not None:
+        path = Path(training.script.folder, config_file)
         settings = dict(parse_yaml(read_text(path), path))
         settings.pop(_PRECISION, None)
     return {
@@ -65,23 +74,20 @@ def settings_of(own: OwnTraining, config: dict[str, Any]) -> dict[str, Any]:
             "zero3_init_flag": look_up(config, "zero_optimization.stage") == 3,
         },
         "distributed_type": "DEEPSPEED",
-        "num_processes": own.script.world,
+        "num_processes": training.script.world,
         "use_cpu": False,
     }
 
 
-def launched(own: OwnTraining, words: Sequence[str], *, drops: Sequence[str] = ()) -> list[str]:
+def launched(
+    training: CommandTraining, words: Sequence[str], *, drops: Sequence[str] = ()
+) -> list[str]:
     """The user's script under `accelerate launch`.
-
-    Args:
-        own: The command.
-        words: Its words, with the edits in them.
-        drops: Arguments of the script to leave out.
 
     Raises:
         RenderError: The command does not say which script it starts.
     """
-    parts = own.parts
+    parts = training.parts
     if parts.script_at >= len(words):
         raise RenderError(
             "--to accelerate: the command does not show the script that it starts",
@@ -89,10 +95,10 @@ def launched(own: OwnTraining, words: Sequence[str], *, drops: Sequence[str] = (
         )
     is_module = list(words[parts.script_at - 1 : parts.script_at]) in (["-m"], ["--module"])
     flags = [words[at] for at in parts.launcher_flags if at > parts.launcher_at]
-    kept = without_flags(flags, _SAID) if own.launcher == "accelerate" else []
-    if is_module and "-m" not in kept:
-        kept = [*kept, "-m"]
+    left = without_flags(flags, _WRITTEN) if training.launcher == "accelerate" else []
+    if is_module and "-m" not in left:
+        left = [*left, "-m"]
     script = without_flags(words[parts.script_at :], drops)
     files = ["--config_file", f"{HERE}/{YAML_FILE}"]
     files += ["--deepspeed_config_file", f"{HERE}/{CONFIG_FILE}"]
-    return ["accelerate", "launch", *files, *kept, *script]
+    return ["accelerate", "launch", *files, *left, *script]

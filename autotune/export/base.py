@@ -14,7 +14,7 @@ from autotune.base.errors import JobError
 from autotune.base.templates import Templates
 from autotune.contract import Layout, Measure, TrialSpec, Workload
 from autotune.devices.hardware import Environment
-from autotune.export.own import OwnFiles, OwnTraining
+from autotune.export.command_training import CommandFiles, CommandTraining
 from autotune.job.job import Job
 from autotune.record.guard import GuardVerdict
 from autotune.record.soak import SoakResult
@@ -56,24 +56,20 @@ class Handout:
     """A configuration to hand out, with everything that an export may state of it."""
 
     engine: str
-    """Name of the engine that it configures."""
     job: Job
     candidate: Candidate
     environment: Environment
     """Environment in which its figures were measured, or in which it was rendered."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """The engine's configuration files, as a trial gets them: path -> text."""
     exported: Mapping[str, str] = field(default_factory=dict)
-    """The same with what nobody tuned as the user's own file has it."""
+    """The same files, with what nobody tuned as the user's own file has it."""
     workload: Workload
     """Workload of a trial of it."""
     layout: Layout
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that neither of them holds, and that the training needs."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the ranks."""
     study: str | None = None
-    """Name of the study that it is from; None: it is from none."""
     study_flags: str = ""
     """The flags by which a command finds that study."""
     figures: MeasuredFigures | None = None
@@ -86,16 +82,16 @@ class Handout:
     prediction: Mapping[str, Any] | None = None
     """Prediction of the cost model; None: it was not asked."""
     overridden: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Keys of the user's own configuration that do not run as written: key -> (theirs, ours)."""
+    """Keys of the user's configuration that do not run as written: key -> (user's value, ours)."""
     carried: Collection[str] = ()
     """Keys of the configuration of a user's command that its trial saw arrive from their files."""
-    own_files: Mapping[str, str] = field(default_factory=dict)
-    """Path of a file that such a command reads its configuration from -> its text with them."""
+    files_read: Mapping[str, str] = field(default_factory=dict)
+    """Path of a file that the command reads its configuration from -> its text with the edits."""
     hosts: Sequence[str] = ()
     """Names of the nodes on which its figures were measured, as their fleet reaches them; empty:
     they are this machine's, or nobody's."""
     is_described: bool = False
-    """Whether a fleet was described and nobody saw it: what is installed there is not known."""
+    """True if the fleet was only described: what is installed there is not known."""
     untried: str = ""
     """Settings that no recorded run has tried on such hardware, in words; empty: none."""
     release: str = ""
@@ -120,11 +116,6 @@ class Launcher(ABC):
     def files(self, handout: Handout, script: str, templates: Templates) -> dict[str, str]:
         """Files that start the script with the candidate's world and variables.
 
-        Args:
-            handout: What to start.
-            script: Path of the script in the export, as of `Dialect.script`.
-            templates: The job's.
-
         Returns:
             Path below the export folder -> text; what ends in `.sh` is made executable.
 
@@ -142,7 +133,6 @@ class Launch:
     """Files of a launcher for a handout."""
 
     name: str
-    """The launcher's."""
     files: Mapping[str, str]
     usage: str
 
@@ -157,15 +147,6 @@ class NodeLauncher(ABC):
     @abstractmethod
     def files(self, handout: Handout, ranks: Launch, templates: Templates) -> dict[str, str]:
         """Files that start `launch.sh` on every node, those of the ranks' launcher apart.
-
-        Args:
-            handout: What to start.
-            ranks: What starts the ranks of one node; with several nodes it has to be told
-                `MASTER_ADDR`.
-            templates: The job's.
-
-        Returns:
-            Path below the export folder -> text; what ends in `.sh` is made executable.
 
         Raises:
             RenderError: A template does not render.
@@ -183,9 +164,9 @@ class Dialect(ABC):
     """Names of the engines whose configurations it writes."""
     has_releases: ClassVar[bool] = False
     """Whether what it writes differs by the consumer's release, which `NAME@RELEASE` names."""
-    script: ClassVar[str | None] = None
-    """Path of the script in its files that a launcher starts; None: its files are not started.
-    One that ends in `.sh` is sourced, and leaves the program to start in the array `PROGRAM`."""
+    script: ClassVar[str]
+    """Path of the script in its files that a launcher starts. One that ends in `.sh` is sourced,
+    and leaves the program to start in the array `PROGRAM`."""
     launcher: ClassVar[str] = "torchrun"
     """Name of the launcher that starts the script where nobody names one, and the ranks of each
     node where that starts nodes."""
@@ -195,24 +176,14 @@ class Dialect(ABC):
     """Frameworks whose scripts read its files, as `Observed.framework` names them."""
 
     @abstractmethod
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         """The files of an export, those of its launcher apart.
-
-        Args:
-            handout: What to hand out.
-            launch: What starts it; None without a `script`.
-            templates: The job's.
-
-        Returns:
-            Path below the export folder -> text; what ends in `.sh` is made executable.
 
         Raises:
             RenderError: A template does not render.
         """
 
-    def of_command(self, own: OwnTraining) -> OwnFiles:
+    def of_command(self, training: CommandTraining) -> CommandFiles:
         """A user's own command in the consumer's words; asked of those of `frameworks` alone.
 
         Raises:
@@ -222,11 +193,6 @@ class Dialect(ABC):
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> "Subject":
         """An export read back, for a soak of it.
-
-        Args:
-            folder: The export.
-            environment: The devices that will run it.
-            measure: How its trial measures; the memory limit is the export's.
 
         Raises:
             JobError: The folder holds no such export, or these files are not read back.
@@ -243,13 +209,10 @@ class Subject:
     """A configuration to soak."""
 
     source: str
-    """The study's name or the export's folder."""
     folder: Path
-    """Folder that gets `soak.json`."""
     trial: int | None = None
     spec: TrialSpec
     files: dict[str, str]
-    """The engine's configuration files: path -> text."""
     preparation: tuple[str, ...]
     """Command that builds what its ranks load: see `Engine.preparation`."""
     n_params: int | None = None
@@ -260,7 +223,6 @@ class RecordDialect(ABC):
     """One consumer's file of a whole study, with no configuration chosen."""
 
     mark: ClassVar[bytes]
-    """Stands near the beginning of every file that it writes."""
 
     @abstractmethod
     def text(self, study: Study) -> str:

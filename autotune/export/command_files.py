@@ -9,9 +9,9 @@ from autotune.base.errors import RenderError
 from autotune.base.templates import Templates
 from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
-from autotune.export.accelerate_launch import told_by_file
+from autotune.export.accelerate_launch import with_launch_file
 from autotune.export.base import Dialect, Handout
-from autotune.export.own import HERE, OwnTraining, with_files_read
+from autotune.export.command_training import HERE, CommandTraining, with_files_read
 from autotune.export.readme import choice_values
 from autotune.space.candidate import format_value
 from autotune.trial.engines.deepspeed import CONFIG_FILE
@@ -27,26 +27,27 @@ def files_of_command(
     Raises:
         RenderError: The job has no command, or the command cannot be told so.
     """
-    own = training_of(handout, folder)
-    made, script = with_files_read(own, told_by_file(own, dialect.of_command(own))), own.script
+    training = training_of(handout, folder)
+    made = with_launch_file(training, dialect.of_command(training))
+    made, script = with_files_read(training, made), training.script
     values = {
         "command": _quoted(made.command),
         "typed": shlex.join(script.command),
         "folder": shlex.quote(script.folder),
         "variables": sorted(handout.variables.items()),
-        "configuration": sorted(own.edits.configuration.items()),
-        "arguments": sorted(own.edits.arguments.items()),
+        "configuration": sorted(training.edits.configuration.items()),
+        "arguments": sorted(training.edits.arguments.items()),
         "trial": None if handout.figures is None else handout.figures.trial,
         "new_words": [
             (f"{{{name}={script.placeholders[name]}}}", str(value))
-            for name, value in own.in_words.items()
+            for name, value in training.in_words.items()
         ],
         "in_code": sorted(made.in_code.items()),
         "brings": list(made.command) != script.filled({}),
         "about": list(made.about.items()),
         "notes": list(made.notes),
         **choice_values(handout),
-        "knobs": [(name, format_value(own.values[name])) for name in handout.candidate.values],
+        "knobs": [(n, format_value(training.values[n])) for n in handout.candidate.values],
         "overridden": [],  # they are the changes at the top
     }
     files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
@@ -55,7 +56,7 @@ def files_of_command(
     return files
 
 
-def training_of(handout: Handout, folder: Path) -> OwnTraining:
+def training_of(handout: Handout, folder: Path) -> CommandTraining:
     """A handout whose job has a command.
 
     Raises:
@@ -68,7 +69,7 @@ def training_of(handout: Handout, folder: Path) -> OwnTraining:
         )
     engine: Engine = bind_engine(handout.job, handout.environment)
     assert isinstance(engine, ScriptEngine), "the job has a command"
-    return OwnTraining(
+    return CommandTraining(
         script=script.here,
         edits=engine.edits(handout.candidate),
         arrived=json.loads(handout.files[CONFIG_FILE]),
@@ -78,7 +79,7 @@ def training_of(handout: Handout, folder: Path) -> OwnTraining:
         },
         folder=folder,
         carried=frozenset(handout.carried),
-        own_files=handout.own_files,
+        files_read=handout.files_read,
     )
 
 

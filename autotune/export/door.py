@@ -40,7 +40,7 @@ from autotune.space.knobs import choices_of
 from autotune.space.workload import WorkloadPlugin, workload_of
 
 MARKER_FILE = "autotune_export.json"
-"""Every export has it, and nobody else: it says what wrote the folder."""
+"""Marks the folder of an export, and says what wrote it."""
 MARKER_VERSION = 1
 PREDICTION_FILE = "prediction.json"
 _OLD_MARKERS = ("settings.json", "layout.json")
@@ -116,13 +116,6 @@ def export_handout(
 ) -> list[Path]:
     """Write a configuration's files; those of an earlier export are replaced.
 
-    Args:
-        handout: What to hand out.
-        folder: Where to; made if it is not there.
-        to: Name of the dialect, with `@` before a release of its consumer, if any; None: the
-            engine's own.
-        launcher: Name of what starts its script; None: the dialect's own.
-
     Raises:
         JobError: There is no such dialect, release or launcher.
         RenderError: The dialect does not write configurations of that engine, a template does
@@ -164,12 +157,7 @@ def export_handout(
             launch = None
     else:
         launch = launch_of(dialect, handout, templates, launcher=launcher, to=to)
-        if launch is None and launcher is not None:
-            raise RenderError(
-                f"--to {to} --launcher {launcher}: there is no script to start",
-                "leave --launcher out",
-            )
-        files = {**dialect.files(handout, launch, templates), **(launch.files if launch else {})}
+        files = {**dialect.files(handout, launch, templates), **launch.files}
     if handout.claim and README_FILE in files:
         files[README_FILE] = with_claim(files[README_FILE], handout.claim)
     files |= figures_file(handout)
@@ -187,7 +175,7 @@ def export_handout(
 
 
 def _check_reads(dialect: Dialect, script: Observed, to: str) -> None:
-    """Refuse a dialect that nothing reads in a user's own command."""
+    """Refuse a dialect whose files nothing in a user's own command reads."""
     if script.framework in dialect.frameworks:
         return
     fits = [name for name in plugin_names("dialect") if _is_read_in(name, script.framework)]
@@ -218,13 +206,13 @@ def _launch_of_command(
     if isinstance(starter, NodeLauncher):
         files = {**ranks.files, **starter.files(handout, ranks, templates)}
         return Launch(name=launcher, files=files, usage=starter.usage(handout, ranks, templates))
-    own = parts_of(handout.workload.command).kind
-    if launcher == own:
+    kind = parts_of(handout.workload.command).kind
+    if launcher == kind:
         return ranks
     nodes = [n for n in plugin_names("launcher") if isinstance(_starter(n), NodeLauncher)]
-    said = f"by {own}" if own else "itself"
+    how = f"by {kind}" if kind else "itself"
     raise RenderError(
-        f"--launcher {launcher}: your command starts its ranks {said}",
+        f"--launcher {launcher}: your command starts its ranks {how}",
         f"leave --launcher out, or name what starts it on a node: {', '.join(nodes)}",
     )
 
@@ -247,10 +235,10 @@ def read_export(folder: Path, environment: Environment, *, measure: Measure) -> 
         JobError: The folder holds no export, or one that is not read back.
     """
     try:
-        told = read_json(folder / MARKER_FILE).get("dialect")
+        written = read_json(folder / MARKER_FILE).get("dialect")
     except ContractError:
-        told = None  # an older export
-    name = told if isinstance(told, str) else find_engine(DEFAULT_ENGINE).dialect
+        written = None  # an older export
+    name = written if isinstance(written, str) else find_engine(DEFAULT_ENGINE).dialect
     plugin = name.partition("@")[0]
     dialect: Dialect = load_plugin("dialect", plugin, where=str(folder / MARKER_FILE))
     return dialect.read(folder, environment, measure=measure)
@@ -263,8 +251,8 @@ def launch_of(
     *,
     launcher: str | None = None,
     to: str = "this dialect",
-) -> Launch | None:
-    """Files of a launcher, by default the dialect's own, for a handout; None: nothing to start.
+) -> Launch:
+    """Files of a launcher, by default the dialect's own, for a handout.
 
     `to` names the dialect, for the error.
 
@@ -273,13 +261,10 @@ def launch_of(
         RenderError: A template does not render, or that launcher cannot start the dialect's
             script.
     """
-    if dialect.script is None:
-        return None
     name = launcher or dialect.launcher
     starter: Launcher | NodeLauncher = load_plugin("launcher", name, where="--launcher")
     if isinstance(starter, NodeLauncher):
         ranks = launch_of(dialect, handout, templates)
-        assert ranks is not None, "it has a script"
         files = {**ranks.files, **starter.files(handout, ranks, templates)}
         return Launch(name=name, files=files, usage=starter.usage(handout, ranks, templates))
     if dialect.only_launcher and name != dialect.launcher:
@@ -292,13 +277,11 @@ def launch_of(
 
 
 def can_start(dialect: Dialect, launcher: str) -> bool:
-    """Whether a launcher starts what a dialect writes.
+    """True if a launcher starts what a dialect writes.
 
     Raises:
         JobError: There is no such launcher.
     """
-    if dialect.script is None:
-        return False
     if not dialect.only_launcher or launcher == dialect.launcher:
         return True
     return isinstance(load_plugin("launcher", launcher), NodeLauncher)
@@ -331,10 +314,10 @@ def write_export(
     Raises:
         RenderError: The folder cannot be written, or holds such files of somebody else's.
     """
-    theirs = [name for name in files if os.path.lexists(folder / name)]
-    if theirs and not _is_ours(folder):
+    present = [name for name in files if os.path.lexists(folder / name)]
+    if present and not _is_ours(folder):
         raise RenderError(
-            f"{folder}: holds {', '.join(theirs)}, which no earlier export wrote",
+            f"{folder}: holds {', '.join(present)}, which no earlier export wrote",
             "name a new folder with --out, or move those files away",
         )
     # The marker first: it marks an export that was cut short as ours, to be replaced.
@@ -361,7 +344,6 @@ def write_export(
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether an earlier export wrote the folder."""
     if (folder / MARKER_FILE).exists():
         return True
     for name in _OLD_MARKERS:

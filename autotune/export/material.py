@@ -28,16 +28,6 @@ def material(
 ) -> dict[str, str]:
     """A training script for a consumer, with the model and the samples that the trials had.
 
-    Args:
-        handout: What to hand out.
-        script: Path of the consumer's script below a templates folder. A workload with a script
-            of its own brings that in its place, alone.
-        templates: The job's.
-        more: Settings that the consumer's script reads besides.
-
-    Returns:
-        Path below the export folder -> text.
-
     Raises:
         RenderError: A template does not render, or the workload's script cannot be read.
     """

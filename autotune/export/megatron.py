@@ -60,10 +60,8 @@ class MegatronRun:
 
     task: LayoutTask
     row: Mapping[str, int]
-    """The layout's columns."""
     layout: Arguments
     model: Arguments
-    """The model's sizes, all but the number of its token ids."""
     kernels: Arguments
     """What Megatron is told where kernels that it asks for by default are not there."""
     training: Arguments
@@ -159,7 +157,7 @@ def megatron_readme(
 
 def subject_of(
     folder: Path,
-    told: Mapping[str, Any],
+    settings: Mapping[str, Any],
     arguments: Mapping[str, Any],
     workload: Workload,
     layout: Layout,
@@ -169,20 +167,11 @@ def subject_of(
 ) -> Subject:
     """An export read back, for a soak.
 
-    Args:
-        folder: The export.
-        told: Its settings.
-        arguments: Its arguments.
-        workload: What trains.
-        layout: How the ranks share it.
-        environment: The devices that will run it.
-        measure: How the soak measures; the memory limit is the export's.
-
     Raises:
         KeyError: The settings lack one.
         ValueError: One is of another type.
     """
-    limit_bytes = told.get("memory_limit_bytes")
+    limit_bytes = settings.get("memory_limit_bytes")
     if limit_bytes is not None:
         limit_bytes = min(int(limit_bytes), environment.device_memory_bytes)
     files = {ARGUMENTS_FILE: canonical_json(arguments)}
@@ -199,8 +188,8 @@ def subject_of(
         engine=EngineSettings(
             name="megatron",
             expected=_expected(arguments, layout),
-            environment=dict(told["environment_variables"]),
-            binds_cores=bool(told["binds_cores"]),
+            environment=dict(settings["environment_variables"]),
+            binds_cores=bool(settings["binds_cores"]),
         ),
         measure=dataclasses.replace(measure, memory_limit_bytes=limit_bytes),
     )

@@ -32,7 +32,7 @@ _RENAMED = {
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
 }
 """Argument of Megatron-LM -> the field of the model in Megatron-Bridge and NeMo, if it differs."""
-_SAID_OTHERWISE: dict[str, dict[str, Any]] = {
+_WRITTEN_OTHERWISE: dict[str, dict[str, Any]] = {
     "disable_bias_linear": {"add_bias_linear": False},
     "untie_embeddings_and_output_weights": {"share_embeddings_and_output_weights": False},
     "swiglu": {"gated_linear_unit": True, "activation_func": "silu"},
@@ -64,13 +64,11 @@ class SectionedDialect(Dialect):
     script = "train.py"
     only_launcher = "it starts scripts with a configuration of DeepSpeed"
     name: ClassVar[str]
-    """As `--to` says it."""
     config_file: ClassVar[str]
     """File of the sections."""
     fields_file: ClassVar[Path]
     """Section -> the names of its fields."""
     templates: ClassVar[str]
-    """Beginning of its templates' names."""
 
     @abstractmethod
     def sections(self, run: MegatronRun, handout: Handout) -> Sections:
@@ -92,16 +90,7 @@ class SectionedDialect(Dialect):
         """
         return {}
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`.
-
-        Raises:
-            RenderError: Besides, on CPU ranks, and where there is no field for an argument.
-        """
-        assert launch is not None, "it has a script"
-        assert self.script is not None, "see above"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         if handout.environment.accelerator == "cpu":
             raise RenderError(
                 f"--to {self.name}: it trains on CUDA devices alone, and this is a configuration "
@@ -137,11 +126,6 @@ class SectionedDialect(Dialect):
         return [f"{name}={json.dumps(value)}" for name, value in found.items()]
 
     def _check(self, sections: Sections) -> None:
-        """See that every field is one of its section.
-
-        Raises:
-            RenderError: One is not.
-        """
         for section, fields in sections.items():
             known = fields_of(self.fields_file, self.fields_section(section, fields))
             for field in fields:
@@ -156,16 +140,9 @@ class SectionedDialect(Dialect):
 
 
 def say(sections: Sections, name: str, value: Any, *, elsewhere: Mapping[str, str]) -> None:
-    """Put an argument of model or layout where it is read.
-
-    Args:
-        sections: Take it.
-        name: The argument's, in Megatron-LM.
-        value: Its value.
-        elsewhere: Argument -> its section; others are the model's.
-    """
-    if name in _SAID_OTHERWISE:
-        sections["model"] |= _SAID_OTHERWISE[name]
+    """Put an argument of model or layout where it is read."""
+    if name in _WRITTEN_OTHERWISE:
+        sections["model"] |= _WRITTEN_OTHERWISE[name]
     elif name == "use_distributed_optimizer":
         sections["ddp"][name] = sections["optimizer"][name] = value
     elif name == "cpu_offloading_num_layers":

@@ -19,12 +19,7 @@ FIGURES_FILE = "figures.json"
 
 
 def choice_values(handout: Handout, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What `launch/choice.md.j2` uses.
-
-    Args:
-        handout: What is handed out.
-        config: The configuration as a dialect writes it, where that may be nearer to the user's.
-    """
+    """What `launch/choice.md.j2` uses."""
     environment, soak = handout.environment, handout.soak
     limit_bytes = handout.settings["memory_limit_bytes"]
     limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
@@ -44,9 +39,9 @@ def choice_values(handout: Handout, config: Mapping[str, Any] | None = None) -> 
         "untried": handout.untried,
         "study_flags": handout.study_flags,
         "overridden": [
-            (key, _said(theirs), _said(ours))
-            for key, (theirs, ours) in sorted(handout.overridden.items())
-            if config is None or not _is_kept(look_up(config, key), theirs, ours)
+            (key, _shown(user_value), _shown(ours))
+            for key, (user_value, ours) in sorted(handout.overridden.items())
+            if config is None or not _stands(look_up(config, key), user_value, ours)
         ],
     }
 
@@ -60,12 +55,12 @@ def with_claim(readme: str, claim: str) -> str:
 
 
 def figures_file(handout: Handout) -> dict[str, str]:
-    """The figures of a handout for programs; no file where nothing was measured."""
+    """The figures of a handout as JSON; no file where nothing was measured."""
     if handout.figures is None:
         return {}
     measured = {name: getattr(handout, name) for name in ("figures", "environment", "soak")}
-    told = {name: value and dataclasses.asdict(value) for name, value in measured.items()}
-    return {FIGURES_FILE: canonical_json(told)}
+    figures = {name: value and dataclasses.asdict(value) for name, value in measured.items()}
+    return {FIGURES_FILE: canonical_json(figures)}
 
 
 def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
@@ -96,9 +91,9 @@ def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
     return rows
 
 
-def _is_kept(written: Any, theirs: Any, ours: Any) -> bool:
-    return bool(written == theirs) or (ours is None and written is not None)
+def _stands(written: Any, user_value: Any, ours: Any) -> bool:
+    return bool(written == user_value) or (ours is None and written is not None)
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     return "left out" if value is None else json.dumps(value, sort_keys=True)

@@ -91,11 +91,11 @@ def trained(handout: Handout) -> Trained:
 
 
 def is_open(handout: Handout, key: str) -> bool:
-    """Whether a user's own file leaves a value to its consumer, or there is no such file."""
+    """True if a user's own file leaves a value to its consumer, or there is no such file."""
     if handout.job.base_config is None and handout.job.baseline is None:
         return True
-    theirs, _ = handout.overridden.get(key, (None, None))
-    return isinstance(theirs, str) and theirs == AUTO
+    user_value, _ = handout.overridden.get(key, (None, None))
+    return isinstance(user_value, str) and user_value == AUTO
 
 
 def _has_adam(config: Mapping[str, Any]) -> bool:
@@ -131,11 +131,6 @@ def trainer_arguments(
     handout: Handout, consumer: str, *, recompute: bool = True
 ) -> dict[str, Any]:
     """Every field of TrainingArguments that the configuration decides, by name.
-
-    Args:
-        handout: The configuration.
-        consumer: The consumer's name, for the error.
-        recompute: Whether recomputation is among them; a consumer may have a field of its own.
 
     Raises:
         RenderError: The installed transformers cannot recompute every K-th layer.
@@ -198,11 +193,6 @@ def recompute_names() -> tuple[str, bool]:
 def refuse_unsaid(handout: Handout, consumer: str, *, says: Collection[Setting]) -> None:
     """Refuse a configuration with settings that a consumer's files cannot say.
 
-    Args:
-        handout: The configuration.
-        consumer: The consumer's name, for the error.
-        says: What its files, or the script beside them, can say.
-
     Raises:
         RenderError: There is such a setting; all of them are named.
     """
@@ -217,7 +207,7 @@ def refuse_unsaid(handout: Handout, consumer: str, *, says: Collection[Setting])
 
 def _asked(handout: Handout) -> dict[Setting, Any]:
     """What a configuration asks for besides the keys of the file."""
-    layout, own, source = handout.layout, handout.workload.settings, handout.job.model.source
+    layout, settings, source = handout.layout, handout.workload.settings, handout.job.model.source
     asked: dict[Setting, Any] = {
         Setting.TP: layout.tp,
         Setting.PP: layout.pp,
@@ -225,7 +215,7 @@ def _asked(handout: Handout) -> dict[Setting, Any]:
         Setting.EP: handout.candidate.get("ep", 1),
     }
     found = {name: value for name, value in asked.items() if value != 1}
-    recompute = str(own.get("recompute", "none"))
+    recompute = str(settings.get("recompute", "none"))
     if recompute.startswith("every_"):
         found[Setting.SOME_LAYERS] = recompute
     neutral_values: dict[Setting, Any] = {
@@ -236,8 +226,8 @@ def _asked(handout: Handout) -> dict[Setting, Any]:
         Setting.INPUTS_ON_HOST: "none",
     }
     for setting, neutral in neutral_values.items():
-        if own.get(setting, neutral) != neutral:
-            found[setting] = own[setting]
+        if settings.get(setting, neutral) != neutral:
+            found[setting] = settings[setting]
     if "lora" in source:
         found[Setting.ADAPTERS] = "lora"
     if "factory" in source:

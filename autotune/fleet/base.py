@@ -37,8 +37,6 @@ class Handle(Protocol):
 
     spec: TrialSpec
     folder: Path
-    is_over: bool = False
-    """Whether all its processes have ended, and only what they left is still being read."""
 
     def poll(self) -> TrialResult | None:
         """The result once every process of the trial has ended, else None; never waits.
@@ -130,7 +128,6 @@ class Place(ABC):
     """Memory of a node that ranks may take together, whatever devices it has; None: unknown."""
 
     def __init__(self, environment: Environment, flags: Mapping[str, Any]) -> None:
-        """Take the devices that were found, and keys of the job that come before its file's."""
         self.environment = environment
         self.flags = flags
 

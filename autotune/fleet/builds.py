@@ -32,12 +32,6 @@ class Builds:
     """A build on each of some nodes. All are waited for, whatever becomes of one."""
 
     def __init__(self, note: Callable[[str], None], *, names_nodes: bool) -> None:
-        """Start none yet.
-
-        Args:
-            note: Takes a line of what happens.
-            names_nodes: Whether a line says on which node.
-        """
         self._note = note
         self._names_nodes = names_nodes
         self._running: list[_NodeBuild] = []
@@ -112,8 +106,6 @@ class Builds:
 
 
 class _NodeBuild:
-    """One of them."""
-
     def __init__(self, process: NodeProcess, where: str) -> None:
         self.code: int | None = None
         self.process = process
@@ -123,7 +115,6 @@ class _NodeBuild:
         """Its last line: of one that fails, its error."""
 
     def hear(self) -> list[str]:
-        """Lines that it has written meanwhile, without that error."""
         self.code = self.process.poll()
         *lines, self._unread = (self._unread + self.process.receive()).split(b"\n")
         texts = [f"{self._where}{x.decode(errors='replace')}" for x in lines if x.strip()]
@@ -133,6 +124,5 @@ class _NodeBuild:
         return texts
 
     def error(self) -> FleetError:
-        """Why it failed, as it says itself."""
-        said = self._last or f"{self._where}exit code {self.code}"
-        return FleetError(*said.rsplit("; ", 1))
+        text = self._last or f"{self._where}exit code {self.code}"
+        return FleetError(*text.rsplit("; ", 1))

@@ -82,15 +82,7 @@ def collect(
     devices: list[str],
     reports: list[RankReport],
 ) -> TrialResult:
-    """Name the outcome of a trial by what it left in its folder.
-
-    Args:
-        spec: The trial.
-        folder: Its folder.
-        ending: How it ended.
-        devices: Names of its slots.
-        reports: Those of its ranks that are there and whole.
-    """
+    """Name the outcome of a trial by what it left in its folder."""
     outcome, evidence, source = _outcome(spec, folder, reports, ending)
     driver_error = "; ".join(node.driver_error for node in ending.nodes if node.driver_error)
     if driver_error:
@@ -162,7 +154,7 @@ def _outcome(
     failed = [(r.outcome, r) for r in reports if r.outcome is not None]
     if failed:
         outcome, cause = min(
-            failed, key=lambda each: (_rank_of_cause(each[0]), each[1].ended_at_s)
+            failed, key=lambda pair: (_rank_of_cause(pair[0]), pair[1].ended_at_s)
         )
         if outcome is Outcome.COMM and silent is not None:
             return silent
@@ -199,18 +191,18 @@ def _killed_silently(
     phases = {r.rank: r.phase for r in reports}
     ended = [(int(r), code, n) for n in ending.nodes for r, code in n.exit_codes.items() if code]
     is_cause = all(code == -15 for _, code, _ in ended)
-    for rank, code, node in sorted(ended, key=lambda each: each[0]):
+    for rank, code, node in sorted(ended, key=lambda entry: entry[0]):
         if code < 0 and (code != -15 or is_cause) and rank < world:
             where = f"rank {rank} in {phases.get(rank, Phase.SPAWN)}"
             if code == -9 and node.oom_killed:
                 return Outcome.OOM, "the kernel killed the rank for memory (SIGKILL)", where
-            by_whom = f"; {_UNKNOWN_KILLER}" if code == -9 else ""
-            return Outcome.CRASH, f"ended by {_signal_name(-code)}{by_whom}", where
+            killer = f"; {_UNKNOWN_KILLER}" if code == -9 else ""
+            return Outcome.CRASH, f"ended by {_signal_name(-code)}{killer}", where
     return None
 
 
 def _signal_name(number: int) -> str:
-    known = number in {each.value for each in signal.Signals}
+    known = number in {member.value for member in signal.Signals}
     return signal.Signals(number).name if known else f"signal {number}"
 
 
@@ -337,7 +329,6 @@ def _phases(reports: list[RankReport], ending: Ending) -> dict[str, float]:
 def _highest_by_meter(
     reports: Sequence[RankReport], nodes: Sequence[NodeReport]
 ) -> dict[str, int]:
-    """Peaks of the ranks by meter, and what their nodes saw besides."""
     ranks = [dict(r.memory_bytes) for r in reports]
     children = {rank: held for node in nodes for rank, held in node.children_bytes.items()}
     held = {rank: held for node in nodes for rank, held in node.held_bytes.items()}

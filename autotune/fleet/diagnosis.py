@@ -27,9 +27,9 @@ def diagnosis_of(reports: Sequence[RankReport]) -> Diagnosis | None:
         seen[cut_off.rank] = RankDiagnosis(problem=f"rank {cut_off.rank} did not finish it")
     if not seen:
         return None
-    problems = sorted({each.problem for each in seen.values() if each.problem})
-    collectives = _collectives([each.calls for each in seen.values()])
-    splits = {rank: each.split for rank, each in seen.items() if each.split is not None}
+    problems = sorted({report.problem for report in seen.values() if report.problem})
+    collectives = _collectives([report.calls for report in seen.values()])
+    splits = {rank: report.split for rank, report in seen.items() if report.split is not None}
     if not splits:
         return Diagnosis(collectives=collectives, problem="; ".join(problems))
     # The others wait for the rank that waits least: its time is the trial's.
@@ -61,11 +61,10 @@ def use_of(reports: Sequence[RankReport], gpus: Sequence[GpuUse]) -> Use | None:
 
 
 def _collectives(ranks: Sequence[Sequence[CollectiveCalls]]) -> list[Collective]:
-    """The calls of all ranks, those that take longest first."""
     groups: dict[tuple[str, int, int], list[list[float]]] = {}
-    for each in itertools.chain.from_iterable(ranks):
-        key = (each.name, each.message_bytes, each.group_size)
-        groups.setdefault(key, []).append(each.seconds)
+    for call in itertools.chain.from_iterable(ranks):
+        key = (call.name, call.message_bytes, call.group_size)
+        groups.setdefault(key, []).append(call.seconds)
     found = [_collective(*key, times) for key, times in groups.items()]
     found.sort(key=lambda c: (-c.transfer_s - c.waiting_s, c.name, c.message_bytes))
     return found[:MAX_COLLECTIVES]
@@ -81,11 +80,11 @@ def _collective(
     that made different numbers of calls, such as the stages of a pipeline, are not comparable call
     by call: the ranks that made the most are looked at.
     """
-    n_calls = max(len(each) for each in times)
-    alike = [each for each in times if len(each) == n_calls]
+    n_calls = max(len(of_rank) for of_rank in times)
+    alike = [of_rank for of_rank in times if len(of_rank) == n_calls]
     transfers = [min(call) for call in zip(*alike, strict=True)]
     transfer_s = 0.0 if name in _RECEIVES else sum(transfers)
-    waiting_s = statistics.mean(sum(each) for each in alike) - transfer_s
+    waiting_s = statistics.mean(sum(of_rank) for of_rank in alike) - transfer_s
     algbw, busbw = _bandwidths(name, message_bytes, group_size, transfer_s / n_calls)
     return Collective(
         name=name,

@@ -55,7 +55,7 @@ def _load(reports: Sequence[RankReport]) -> str:
 
 def _held_up(reports: Sequence[RankReport]) -> str:
     """Time in which a rank's cores did not run because a hypervisor or a quota held them up."""
-    said: dict[str, float] = {}
+    worst: dict[str, float] = {}
     for report in reports:
         seen = report.surroundings
         if seen is None or seen.elapsed_s < MIN_WATCHED_S:
@@ -66,9 +66,9 @@ def _held_up(reports: Sequence[RankReport]) -> str:
         }
         for what, held_up_s in shares.items():
             share = held_up_s / seen.elapsed_s
-            if share > max(LOAD_SHARE, said.get(what, 0.0)):
-                said[what] = share
-    return "; ".join(f"{min(1.0, share):.0%} of the time {what}" for what, share in said.items())
+            if share > max(LOAD_SHARE, worst.get(what, 0.0)):
+                worst[what] = share
+    return "; ".join(f"{min(1.0, share):.0%} of the time {what}" for what, share in worst.items())
 
 
 def two_speeds(samples: Sequence[float]) -> tuple[float, float, float] | None:

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from autotune.contract import (
     NodeReport,
     Outcome,
     Phase,
-    RankReport,
     Start,
     TrialResult,
     TrialSpec,
@@ -46,15 +44,8 @@ _CLOSE_WAIT_S = 15.0
 _OTHERS_WAIT_S = 10.0
 """Time for the ranks of other nodes to end by themselves, once those of one node have."""
 _PERIOD_S = 0.02
-_LOOK_S = 0.01
-"""Time that one look at the nodes takes at the most: those after them come first the next time."""
-_LONGEST_LOOK_S = 0.03
-"""The same by the wall clock."""
-_READ_S = 0.02
-"""Time that one look reads reports of a trial that has ended, which may have a thousand ranks."""
-_SHARE_OF_TIME = 0.01
-"""Share of the time that looks at the nodes take, so that a thousand of them cost no core."""
-_LONGEST_PAUSE_S = 0.5
+_SHARE_OF_TIME = 0.02
+"""Share of the time that looks at the nodes take."""
 _WHY_S = 1.0
 """Time for a transport to say whether its nodes are gone for good, before others are looked at."""
 LEASE_S = 60.0
@@ -93,8 +84,6 @@ class GangFleet:
             )
         self._n_sharing = self._allocator.per_node(world)
         self.agents = {name: _AgentLine(transport, node) for name, node in self._nodes.items()}
-        self._turns = deque(self.agents)
-        """Names of the nodes, the one to be looked at next first."""
         self._not_before_s = 0.0
         self._running: dict[str, GangTrial] = {}
         self._waiting: list[GangTrial] = []
@@ -102,21 +91,14 @@ class GangFleet:
         self._last_wall_s = 0.0
         """Wall time of the trial that ended last: what those that run are expected to take."""
         self._reaping: set[tuple[str, str]] = set()
-        """Nodes and folders that are being reaped."""
         self._cold: set[str] = set()
         """Nodes that could not fork ranks beside those of others: trials with them start cold."""
         self._lost: dict[str, _Lost] = {}
-        """Nodes that do not answer for the time being."""
-        self._told_lost: Mapping[str, str] = {}
+        self._lost_problems: Mapping[str, str] = {}
         """Those of them that were lost while not all nodes were, each with its problem."""
         self.end_of_all = _EndOfAll(transport)
 
     def capacity(self, world: int) -> int:
-        """See `Fleet.capacity`.
-
-        Raises:
-            FleetError: So many nodes are lost that no gang is left.
-        """
         capacity = self._allocator.capacity(world)
         if not capacity and self._lost:
             if ended := self.end_of_all.waited_for():
@@ -130,17 +112,15 @@ class GangFleet:
         return capacity
 
     def absent(self) -> Mapping[str, str]:
-        """See `Fleet.absent`; where all nodes are gone for good, none is for the time being."""
+        """Where all nodes are gone for good, none is for the time being."""
         if not self.end_of_all.is_asked and not self.end_of_all.why:
-            self._told_lost = {name: lost.problem for name, lost in self._lost.items()}
-        return self._told_lost
+            self._lost_problems = {name: lost.problem for name, lost in self._lost.items()}
+        return self._lost_problems
 
     def quarantined(self) -> tuple[str, ...]:
-        """See `Fleet.quarantined`."""
         return tuple(slot.name for slot in self._allocator.quarantined)
 
     def reap(self, folder: Path) -> None:
-        """See `Fleet.reap`."""
         for name in self._nodes:
             self._reap(name, str(folder.resolve()))
         deadline_s = time.monotonic() + _END_WAIT_S
@@ -156,7 +136,7 @@ class GangFleet:
             self.hear()
 
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
-        """See `Fleet.prepare`.
+        """The first interrupt waits for the end of its builds, the second one ends them.
 
         The first interrupt waits for its end, and so does a build that fails for those of other
         nodes. The second interrupt ends it.
@@ -170,7 +150,7 @@ class GangFleet:
             builds.wait(self.hear)
 
     def submit(self, spec: TrialSpec, folder: Path) -> "GangTrial":
-        """See `Fleet.submit`; what a node says against its start is raised by `poll`.
+        """What a node says against its start is raised by `poll`.
 
         Where no gang is free the trial waits for one. Smaller ones that come after it may start
         before it, on slots that are not kept for it.
@@ -191,7 +171,6 @@ class GangFleet:
         return trial
 
     def close(self) -> None:
-        """See `Fleet.close`."""
         try:
             for trial in (*self._waiting, *self._running.values()):
                 trial.cancel()
@@ -206,24 +185,16 @@ class GangFleet:
                 agent.wait(deadline_s)
 
     def hear(self) -> None:
-        """Take in what the nodes have said; does not wait. Of many nodes, some each time."""
-        begun_s = time.monotonic()
-        if begun_s < self._not_before_s:
+        """Take in what the nodes have sent; does not wait."""
+        if time.monotonic() < self._not_before_s:
             return
         # The time of this thread alone: on a busy machine a look is no dearer, only longer.
         begun_cpu_s = time.thread_time()
-        for _ in range(len(self._turns)):
-            name = self._turns[0]
-            self._turns.rotate(-1)
-            for event in self.agents[name].hear():
+        for name, agent in self.agents.items():
+            for event in agent.hear():
                 self._take(name, event)
-            if (
-                time.thread_time() - begun_cpu_s > _LOOK_S
-                or time.monotonic() - begun_s > _LONGEST_LOOK_S
-            ):
-                break
-        took_s, now_s = time.thread_time() - begun_cpu_s, time.monotonic()
-        self._not_before_s = now_s + min(took_s / _SHARE_OF_TIME, _LONGEST_PAUSE_S)
+        now_s = time.monotonic()
+        self._not_before_s = now_s + (time.thread_time() - begun_cpu_s) / _SHARE_OF_TIME
         for name, lost in self._lost.items():
             if now_s >= lost.again_s and not lost.is_asked:
                 lost.is_asked = True
@@ -245,13 +216,13 @@ class GangFleet:
         not hold it up for ever. Source: Lifka, The ANL/IBM SP Scheduling System (1995), without
         its estimates of when the smaller ones end.
         """
-        kept: frozenset[Slot] = frozenset()
+        reserved: frozenset[Slot] = frozenset()
         for trial in tuple(self._waiting):
             size = trial.spec.layout.world
             try:
-                gang = self._allocator.allocate(size, kept=kept)
+                gang = self._allocator.allocate(size, reserved=reserved)
             except FleetError:
-                kept = kept or self._allocator.reserve(size, self._free_at_s())
+                reserved = reserved or self._allocator.reserve(size, self._free_at_s())
                 continue
             self._waiting.remove(trial)
             self._running[str(trial.folder)] = trial
@@ -271,7 +242,6 @@ class GangFleet:
         }
 
     def judge(self, trial: "GangTrial", outcome: Outcome, wall_s: float) -> None:
-        """Take note of how a trial ended on its slots."""
         self._last_wall_s = wall_s
         if outcome is not Outcome.CANCELLED:
             ran, is_fault = trial.spec.identity.candidate_hash, outcome.is_platform_fault
@@ -290,7 +260,7 @@ class GangFleet:
         The first leases the port that others are told, and they start as it did.
         """
         nodes = trial.gang.nodes
-        own, first = self._nodes[name], self._nodes[next(iter(nodes))]
+        this_node, first = self._nodes[name], self._nodes[next(iter(nodes))]
         is_alone = len(nodes) == 1
         if not is_alone and not self._cold.isdisjoint(nodes):
             start = Start.COLD
@@ -300,11 +270,11 @@ class GangFleet:
             node=list(nodes).index(name),
             n_nodes=len(nodes),
             # The ranks of one node listen where no other machine reaches them.
-            **({} if is_alone else {"address": first.address, "interface": own.interface}),
+            **({} if is_alone else {"address": first.address, "interface": this_node.interface}),
             port=port,
             start=start,
             n_sharing=self._n_sharing,
-            capacity_bytes=own.rank_memory_bytes,
+            capacity_bytes=this_node.rank_memory_bytes,
             submitted_at_s=trial.submitted_at_s,
             submitted_on=machine(),
             coordinator=socket.gethostname(),
@@ -315,7 +285,6 @@ class GangFleet:
         trial.open.add(name)
 
     def _start_as(self, trial: "GangTrial", name: str, start: Start) -> None:
-        """Start the ranks of another node as the first node's did."""
         try:
             self._start(trial, name, port=trial.port, start=start)
         except FleetError as error:
@@ -330,36 +299,36 @@ class GangFleet:
         self.agents[name].tell("reap", folder=folder, **far)
 
     def _take(self, name: str, event: dict[str, Any]) -> None:
-        said, folder = event["said"], event.get("folder", "")
+        event_kind, folder = event["said"], event.get("folder", "")
         trial = self._running.get(folder)
-        if said == "reaped":
+        if event_kind == "reaped":
             self._reaping.discard((name, folder))
-        if said == "ready" and (back := self._lost.pop(name, None)) is not None:
+        if event_kind == "ready" and (back := self._lost.pop(name, None)) is not None:
             self._allocator.join(name)
             for left in back.folders:
                 self._reap(name, left)
-        if said == "gone":
+        if event_kind == "gone":
             self._replace(name, event["problem"], was_ready=event["was_ready"])
         elif trial is None:
             return
-        elif said == "started":
+        elif event_kind == "started":
             trial.port = event["port"]
             first, *others = trial.gang.nodes
             if name == first and trial.asked_to_end_s is None:
                 for other in others:
                     self._start_as(trial, other, Start(event["start"]))
-        elif said == "file":
+        elif event_kind == "file":
             trial.take_file(name, event)
-        elif said == "failed" and event["error"] == NoTemplateError.__name__:
+        elif event_kind == "failed" and event["error"] == NoTemplateError.__name__:
             self._cold.add(name)
             trial.ended(name, f"{name}: {event['message']}")
-        elif said == "failed" and self._transport.is_remote:
+        elif event_kind == "failed" and self._transport.is_remote:
             # A full disk there or a missing device is no reason to end the whole search.
             trial.ended(name, f"{name}: {event['message']}")
-        elif said == "failed":
+        elif event_kind == "failed":
             kind = StudyError if event["error"] == "StudyError" else FleetError
             trial.fail(name, kind(event["message"], event["hint"]))
-        elif said in ("ended", "reaped"):
+        elif event_kind in ("ended", "reaped"):
             trial.ended(name, event.get("problem", ""))
 
     def _replace(self, name: str, problem: str, *, was_ready: bool) -> None:
@@ -411,13 +380,12 @@ class _EndOfAll:
 
     def __init__(self, transport: Transport) -> None:
         self.why = ""
-        """Why they are, in words; empty: they are not, or that is not known."""
+        """Why they are gone; empty: they are not, or that is not known."""
         self._transport = transport
         self._thread: Thread | None = None
 
     @property
     def is_asked(self) -> bool:
-        """Whether there is no answer yet."""
         return self._thread is not None and self._thread.is_alive()
 
     def ask(self) -> None:
@@ -440,8 +408,6 @@ class _EndOfAll:
 
 @dataclass(kw_only=True)
 class _Lost:
-    """A node that does not answer."""
-
     problem: str
     again_s: float
     """When it is asked again, by the monotonic clock."""
@@ -458,7 +424,7 @@ class GangTrial(Handle):
         self.spec = spec
         self.folder = folder
         self.gang = Gang(slots=())
-        """None of any slot while it waits for one."""
+        """Empty while it waits for one."""
         self.started_at_s = unix_now_s()
         self.submitted_at_s = time.monotonic()
         self.port: int | None = None
@@ -466,7 +432,7 @@ class GangTrial(Handle):
         self.open: set[str] = set()
         """Names of the nodes that have not said that its ranks there have ended."""
         self.problem = ""
-        """Problem of a node that was lost; empty: none was."""
+        """Problem of a node that was lost."""
         self.n_lost = 0
         """How many agents were lost that had a part in it."""
         self.asked_to_end_s: float | None = None
@@ -476,19 +442,14 @@ class GangTrial(Handle):
         self._one_ended_s: float | None = None
         self._phase = (0, Phase.SPAWN)
         """When a report last came, and the phase then."""
-        self._reports: list[RankReport] = []
-        """Those that were read, of the first `_n_read` ranks, once it has ended."""
-        self._n_read = 0
         self._ended_after_s = 0.0
-        """Seconds until its last rank had ended, once it `is_over`: to read its reports is no part
-        of its time."""
+        """Seconds until its last rank had ended, once it has."""
         self._was_cancelled = False
         self._timed_out_after_s: float | None = None
         self._error: AutotuneError | None = None
         self._result: TrialResult | None = None
 
     def begin(self, gang: Gang) -> None:
-        """Take a gang; its time begins now."""
         self.gang = gang
         self.started_at_s = unix_now_s()
         self.submitted_at_s = time.monotonic()
@@ -498,7 +459,6 @@ class GangTrial(Handle):
         return not self.gang.slots and not self._was_cancelled
 
     def poll(self) -> TrialResult | None:
-        """See `Handle.poll`."""
         if self._result is None:
             self._fleet.hear()
             if self._waits:
@@ -506,12 +466,11 @@ class GangTrial(Handle):
             self._end_if_it_is_time()
             if self.open:
                 return None
-            if not self.is_over:
-                self.is_over, self._ended_after_s = True, self._elapsed_s()
+            self._ended_after_s = self._ended_after_s or self._elapsed_s()
             self._fleet.release(self)
             if self._error is not None:
                 raise self._error
-            if not self._has_read() or (self.problem and self._fleet.end_of_all.is_asked):
+            if self.problem and self._fleet.end_of_all.is_asked:
                 return None
             self._result = self._collect()
             self._fleet.judge(self, self._result.outcome, self._result.wall_s)
@@ -519,7 +478,6 @@ class GangTrial(Handle):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """What its nodes start it from: spec and configuration."""
         return packed(self.folder)
 
     def take_file(self, node: str, event: dict[str, Any]) -> None:
@@ -528,13 +486,12 @@ class GangTrial(Handle):
             self._incoming.take(event["name"], event["at"], event["data"])
         except OSError as error:
             hint = "free some space or mend the permissions, then run the same command again"
-            said = f"{self.folder}: what {node} reports cannot be written: {error}"
-            self._error = self._error or StudyError(said, hint)
+            message = f"{self.folder}: what {node} reports cannot be written: {error}"
+            self._error = self._error or StudyError(message, hint)
         except (KeyError, TypeError, ValueError) as error:
             self.problem = self.problem or f"{node} sent a file that is left out: {error}"
 
     def progress(self) -> Progress:
-        """See `Handle.progress`."""
         # Reports are moved to their place, which the folder's time tells: with a thousand trials
         # in flight it is too much to read all of them twice a second.
         with suppress(FileNotFoundError):
@@ -547,20 +504,17 @@ class GangTrial(Handle):
         return Progress(phase=self._phase[1], elapsed_s=self._elapsed_s())
 
     def cancel(self) -> None:
-        """See `Handle.cancel`."""
         self._was_cancelled |= self.asked_to_end_s is None
         if not self.gang.slots:
             self._fleet.release(self)  # or it would still be started
         self._end(hangs=False)
 
     def ended(self, node: str, problem: str) -> None:
-        """Take note that a node has no rank of this trial any more."""
         self.open.discard(node)
         self.problem = self.problem or problem
         self._one_ended_s = self._one_ended_s or self._elapsed_s()
 
     def fail(self, node: str, error: AutotuneError) -> None:
-        """Take note that a node could not start its ranks."""
         self.open.discard(node)
         self._error = self._error or error
         self._end(hangs=False)
@@ -588,16 +542,6 @@ class GangTrial(Handle):
             for name in self.open:
                 self._fleet.agents[name].tell("end", folder=str(self.folder), hangs=hangs)
 
-    def _has_read(self) -> bool:
-        """Whether all its ranks' reports are read; of very many, each look reads some."""
-        begun_s = time.monotonic()
-        while self._n_read < self.spec.layout.world:
-            if time.monotonic() - begun_s > _READ_S:
-                return False
-            self._reports += read_reports(self.folder, 1, first=self._n_read)
-            self._n_read += 1
-        return True
-
     def _collect(self) -> TrialResult:
         n_nodes = len(self.gang.nodes)
         nodes = [read_node_report(self.folder, node) for node in range(n_nodes)] or [NodeReport()]
@@ -613,7 +557,8 @@ class GangTrial(Handle):
             problem=self.problem and (self._fleet.end_of_all.why or self.problem),
         )
         devices = [slot.name for slot in self.gang.slots]
-        return collect(self.spec, self.folder, ending, devices, self._reports)
+        reports = read_reports(self.folder, self.spec.layout.world)
+        return collect(self.spec, self.folder, ending, devices, reports)
 
 
 def slots_of(transport: Transport) -> tuple[Slot, ...]:
@@ -663,10 +608,10 @@ class _AgentLine:
         self._unread = b""
         self._was_ready = False
         self._last_words = ""
-        self._heard_s = 0.0
-        self._told_s = 0.0
+        self._received_at_s = 0.0
+        self._sent_at_s = 0.0
         self._gave_up = ""
-        """Why it was ended from here; empty: it was not."""
+        """Why it was ended from here."""
 
     def tell(self, command: str, **arguments: Any) -> None:
         """Give it a command.
@@ -680,10 +625,10 @@ class _AgentLine:
                 return
             self._unread, self._was_ready = b"", False
             self._last_words = self._gave_up = ""
-            self._heard_s = now_s
+            self._received_at_s = now_s
             lease = ("--lease", str(LEASE_S)) if self._transport.is_remote else ()
             self._process = started(self._transport, self._node, AGENT, *lease)
-        self._told_s = now_s
+        self._sent_at_s = now_s
         line = json.dumps({"command": command, **arguments})
         self._process.send(f"{line}\n".encode())
 
@@ -693,8 +638,8 @@ class _AgentLine:
         if process is None:
             return
         code = process.poll()  # first: what it said before it went is there then
-        heard = process.receive()
-        *lines, self._unread = (self._unread + heard).split(b"\n")
+        received = process.receive()
+        *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
             try:
                 event = json.loads(line)
@@ -705,36 +650,34 @@ class _AgentLine:
             yield event
         if code is not None:
             self._process = None
-            said = self._gave_up or self._last_words
+            reason = self._gave_up or self._last_words
             problem = f"{self._node.name}: the agent of the node ended with code {code}"
             yield {
                 "said": "gone",
-                "problem": f"{problem}: {said}" if said else problem,
+                "problem": f"{problem}: {reason}" if reason else problem,
                 "was_ready": self._was_ready,
             }
         elif self._transport.is_remote:
-            self._keep(process, has_spoken=bool(heard))
+            self._keep(process, has_spoken=bool(received))
 
     def _keep(self, process: NodeProcess, *, has_spoken: bool) -> None:
         """Renew the lease of a far agent, or give it up where it says nothing any more."""
         now_s = time.monotonic()
         if has_spoken:
-            self._heard_s = now_s
-        elif now_s - self._heard_s > LEASE_S:
+            self._received_at_s = now_s
+        elif now_s - self._received_at_s > LEASE_S:
             since = "it was reached" if self._was_ready else "it was asked to start"
             self._gave_up = self._last_words or f"not a word for {LEASE_S:.0f} s since {since}"
-            self._heard_s = now_s
+            self._received_at_s = now_s
             process.end()
-        elif self._was_ready and now_s - self._told_s > _ALIVE_S:
+        elif self._was_ready and now_s - self._sent_at_s > _ALIVE_S:
             self.tell("alive")
 
     def kill(self) -> None:
-        """End it with all that it started."""
         if self._process is not None:
             self._process.end()
 
     def wait(self, deadline_s: float) -> None:
-        """Wait until it is gone, and kill it if it is not by then."""
         while self._process is not None and self._process.poll() is None:
             self._process.receive()  # a far agent may still have something to say
             if time.monotonic() > deadline_s:

@@ -17,24 +17,22 @@ class Slot:
     """One accelerator of a node."""
 
     index: int
-    """Position among the node's devices."""
     device: str
     """UUID of the GPU; for `cpu`, the number of its core."""
     node: str = "localhost"
     domain: str = ""
     """Name of the slots of its node that the fastest link joins (NVLink, a socket); empty: all."""
     shares: frozenset[str] = frozenset()
-    """Names of what it has in common with other slots of its node: PCIe switch, network card."""
+    """What it has in common with other slots of its node: PCIe switch, network card."""
 
     @property
     def name(self) -> str:
-        """Its name in results and reports."""
         return f"{self.node}:{self.index}"
 
     @cached_property
     def parts(self) -> frozenset[tuple[str, str]]:
-        """What it shares, told apart from the same of other nodes."""
-        return frozenset((self.node, each) for each in self.shares)
+        """Its shares, which other nodes may have under the same names."""
+        return frozenset((self.node, share) for share in self.shares)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +53,6 @@ class GangAllocator:
     """A ledger of free slots, and of what the platform did to the trials on each."""
 
     def __init__(self, slots: tuple[Slot, ...], *, is_exclusive: bool = False) -> None:
-        """Take the slots of a fleet.
-
-        Args:
-            slots: All of them, node after node.
-            is_exclusive: Whether no two gangs may share a PCIe switch or a network card.
-        """
         self._slots = slots
         self._places = {slot: place for place, slot in enumerate(slots)}
         self._is_exclusive = is_exclusive
@@ -72,16 +64,11 @@ class GangAllocator:
         self._taken: set[Slot] = set()
         self._away: set[str] = set()
         """Names of nodes that are not there for the time being."""
-        self._of_node = _by_node(slots)
-        self._shares: dict[str, dict[int, _NodeShare | None]] = {}
-        """What each node has for a gang, by its slots there, until something changes there: of a
-        thousand nodes only a few do between two gangs."""
         self._capacities: dict[int, int] = {}
         """Answers of `capacity`, until slots are left out or come back."""
 
     @property
     def quarantined(self) -> tuple[Slot, ...]:
-        """Slots that are given out no more."""
         return tuple(self._quarantined)
 
     def per_node(self, size: int) -> int:
@@ -97,34 +84,23 @@ class GangAllocator:
             self._capacities[size] = self._count(size)
         return self._capacities[size]
 
-    def allocate(self, size: int, *, kept: Collection[Slot] = ()) -> Gang:
+    def allocate(self, size: int, *, reserved: Collection[Slot] = ()) -> Gang:
         """Take a gang: where nothing went wrong last, in whole domains, on the fullest nodes.
 
         So a trial that the platform ended is tried again elsewhere, if there is room; and what is
         left over stays together for larger gangs.
 
-        Args:
-            size: Slots of the gang.
-            kept: Slots that are kept for another gang.
-
         Raises:
             FleetError: Fewer slots are free than asked for.
         """
-        if kept or self._is_exclusive:
-            gang = self._gang(size, self._free(self._taken | {*kept}))
-        else:
-            k = self.per_node(size)
-            nodes = (node for node in self._of_node if node not in self._away)
-            gang = self._best(size, (self._share(node, k) for node in nodes))
-        if gang is None:
-            free = self._free(self._taken | {*kept})
+        free = self._free(self._taken | {*reserved})
+        if (gang := self._gang(size, free)) is None:
             raise FleetError(
                 f"a gang of {size} slots was asked for, {len(free)} of "
                 f"{len(self._healthy())} free",
                 "wait for a running trial to end",
             )
         self._taken.update(gang.slots)
-        self._forget(gang)
         return gang
 
     def reserve(self, size: int, free_at_s: Mapping[Slot, float]) -> frozenset[Slot]:
@@ -152,15 +128,12 @@ class GangAllocator:
         )
 
     def release(self, gang: Gang) -> None:
-        """Give a gang back."""
         self._taken -= set(gang.slots)
-        self._forget(gang)
 
     def shared(self, gang: Gang) -> frozenset[str]:
-        """Names of what a gang has in common with gangs that are taken besides it."""
-        own = {part for slot in gang.slots for part in slot.parts}
+        gang_parts = {part for slot in gang.slots for part in slot.parts}
         others = self._taken - set(gang.slots)
-        common = own & {part for slot in others for part in slot.parts}
+        common = gang_parts & {part for slot in others for part in slot.parts}
         return frozenset(f"{what} of {node}" for node, what in common)
 
     def leave(self, node: str) -> None:
@@ -178,7 +151,6 @@ class GangAllocator:
         for slot in self._slots:
             if slot.node == node:
                 self._faults[slot] = []
-        self._shares.pop(node, None)
         self._capacities.clear()
 
     def judge(self, gang: Gang, candidate_hash: str, *, is_fault: bool) -> None:
@@ -190,7 +162,6 @@ class GangAllocator:
         """
         for slot in gang.slots:
             self._faults[slot] = [*self._faults[slot], candidate_hash] if is_fault else []
-        self._forget(gang)
         if not is_fault:
             return
         sound = [slot for slot in self._healthy() if not self._faults[slot]]
@@ -210,7 +181,6 @@ class GangAllocator:
         ]
 
     def _free(self, taken: Set[Slot]) -> list[Slot]:
-        """Slots that may be given out beside those that are taken."""
         used = {part for slot in taken for part in slot.parts} if self._is_exclusive else set()
         return [
             slot
@@ -222,28 +192,6 @@ class GangAllocator:
         """The best gang of some slots; None: they make up none."""
         k = self.per_node(size)
         parts = (_NodeShare.of(slots, k, self._faults) for slots in _by_node(free).values())
-        return self._best(size, parts)
-
-    def _share(self, node: str, k: int) -> "_NodeShare | None":
-        """The best `k` free slots of a node; None: it has fewer."""
-        known = self._shares.setdefault(node, {})
-        if k not in known:
-            free = [
-                slot
-                for slot in self._of_node[node]
-                if slot not in self._taken and slot not in self._quarantined
-            ]
-            known[k] = _NodeShare.of(free, k, self._faults)
-        return known[k]
-
-    def _forget(self, gang: Gang) -> None:
-        """Something has changed on the nodes of a gang."""
-        for slot in gang.slots:
-            self._shares.pop(slot.node, None)
-
-    def _best(self, size: int, parts: Iterable["_NodeShare | None"]) -> Gang | None:
-        """The gang of the best shares of nodes; None: they are too few."""
-        k = self.per_node(size)
         fit = sorted((part for part in parts if part is not None), key=lambda part: part.cost)
         if not size or len(fit) < size // k:
             return None
@@ -268,7 +216,7 @@ class GangAllocator:
             return n_gangs
         # No gang holds two parts of one node.
         k = self.per_node(size)
-        fit = [len(each) // k for each in _by_node(self._healthy()).values()]
+        fit = [len(on_node) // k for on_node in _by_node(self._healthy()).values()]
         low, high = 0, sum(fit)
         while low < high:
             n_gangs = (low + high + 1) // 2

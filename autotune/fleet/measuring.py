@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import FleetError
-from autotune.base.kept_process import Kept, scratch_folder
+from autotune.base.guarded_process import GuardedProcess, scratch_folder
 from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV, read_bounded, read_text
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.ports import lease_port
@@ -64,10 +64,10 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
     folder = Path(part.folder)
     port = lease_port()
     errors = folder / STDERR_FILE
-    process: Kept | None = None
+    process: GuardedProcess | None = None
     try:
         with errors.open("wb") as stderr:
-            process = Kept(
+            process = GuardedProcess(
                 ranks_command(part, port.port, module, part.folder, *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -77,8 +77,8 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
             )
         code = process.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
-        said = _first_failure(folder) or _said_last(errors)
-        raise FleetError(f"no answer after {timeout_s:.0f} s: {said}", _HINT) from error
+        reason = _first_failure(folder) or _last_line(errors)
+        raise FleetError(f"no answer after {timeout_s:.0f} s: {reason}", _HINT) from error
     finally:
         # Ctrl-C comes this way too: the ranks are in a session of their own, and know nothing.
         if process is not None:
@@ -86,8 +86,8 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
         kill_all(folder)
         port.release()
     if code:
-        said = _killed(folder) or _first_failure(folder)
-        raise FleetError(said or f"exit code {code}: {_said_last(errors)}", _HINT)
+        reason = _killed(folder) or _first_failure(folder)
+        raise FleetError(reason or f"exit code {code}: {_last_line(errors)}", _HINT)
 
 
 def _environment(part: NodePart, accelerator: str) -> dict[str, str]:
@@ -115,11 +115,11 @@ def _killed(folder: Path) -> str:
 
 def _first_failure(folder: Path) -> str:
     """Last words of the rank that failed first; the others fail because of it."""
-    said = [read_text(file) for file in folder.glob("*.error")]
-    times = {text: when for when, _, text in (each.partition(" ") for each in said)}
+    texts = [read_text(file) for file in folder.glob("*.error")]
+    times = {text: when for when, _, text in (line.partition(" ") for line in texts)}
     return min(times, key=lambda text: float(times[text]), default="")
 
 
-def _said_last(errors: Path) -> str:
+def _last_line(errors: Path) -> str:
     lines = read_text(errors).strip().splitlines()
     return lines[-1].strip() if lines else "nothing was said"

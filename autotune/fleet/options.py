@@ -69,7 +69,7 @@ class FleetOptions:
 NO_OPTIONS = FleetOptions()
 
 
-def options_of(said: Sequence[str], *, exclusive: bool = False) -> FleetOptions:
+def options_of(texts: Sequence[str], *, exclusive: bool = False) -> FleetOptions:
     """Options as they were typed: `python=/opt/venv/bin/python`, `forward=HF_HOME,WANDB_MODE`.
 
     Raises:
@@ -77,7 +77,7 @@ def options_of(said: Sequence[str], *, exclusive: bool = False) -> FleetOptions:
     """
     names = [field.name for field in fields(FleetOptions) if field.name != "exclusive"]
     values: dict[str, object] = {"exclusive": exclusive}
-    for text in said:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not value or name not in names:
             guess = "" if name in names else did_you_mean(name, names, most=1)

@@ -37,7 +37,7 @@ class Replay:
     def find(
         self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
     ) -> "_ReplayedPlace":
-        """See `FleetPlugin.find`: a CSV file, and after `#` which of its groups."""
+        """A CSV file, and after `#` which of its groups."""
         options.refuse("replay")
         if not of:
             raise JobError(
@@ -78,15 +78,15 @@ class _ReplayedPlace(Place):
             **versions_here(unknown="0"),
         )
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", problem.group.name).strip("-.")
-        self._said = {
+        self._table_flags = {
             "seq_len": problem.seq_len,
             "global_batch": problem.global_batch,
             "world": problem.world,
             "precision": problem.precision,
         }
         # Any shipped model: it gives way to the table's.
-        own = {"study": f"replayed-{name}", **flags, "model": "gpt2", **self._said}
-        super().__init__(environment, own)
+        job_flags = {"study": f"replayed-{name}", **flags, "model": "gpt2", **self._table_flags}
+        super().__init__(environment, job_flags)
         self._problem = problem
         self._order = {c.hash: row for row, c in enumerate(problem.configurations)}
         self._forecast = forecast_of(problem.group)
@@ -99,8 +99,8 @@ class _ReplayedPlace(Place):
         group = self._problem.group
         named = group.problem["model_name"] or "table's"
         model = model_from_config(named, self._problem.model_config, where="the table")
-        told = {"model": group.name, **self._said, "study": job.study}
-        return dataclasses.replace(job, model=model), told
+        facts = {"model": group.name, **self._table_flags, "study": job.study}
+        return dataclasses.replace(job, model=model), facts
 
     def bind(self, job: Job) -> Engine:
         return ReplayedEngine(job, self.environment, self._problem)

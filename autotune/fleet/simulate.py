@@ -47,11 +47,8 @@ class Luck:
     time_error: float = 0.1
     """Error of a candidate's step time: what the model does not know of it."""
     memory_error: float = 0.05
-    """Error of its peak."""
     run_noise: float = 0.01
-    """Noise of one run."""
     step_noise: float = 0.01
-    """Noise of one step."""
     fidelity_error: float = 0.03
     """Error of a reduced run's step time, on top of its candidate's own."""
     p_platform_fault: float = 0.02
@@ -64,7 +61,7 @@ class Simulate:
     def find(
         self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
     ) -> "_SimulatedPlace":
-        """See `FleetPlugin.find`: this machine's devices, or such as `8xH100`."""
+        """This machine's devices, or such as `8xH100`."""
         options.refuse("simulate")
         environment = detect_environment()
         if (found := _DESCRIBED.fullmatch(of)) is not None:
@@ -83,7 +80,7 @@ class _SimulatedPlace(Place):
     origin = Origin.SIMULATED
 
     def finish_job(self, job: Job, data: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
-        """See `Place.finish_job`: a study of its own, where nobody named one."""
+        """A study of its own, where nobody named one."""
         name = job.study if "study" in self.flags else f"simulated-{job.study}"
         return dataclasses.replace(job, study=name), {**data, "study": name}
 
@@ -108,7 +105,7 @@ def simulated(say: Model, luck: Luck, *, device_memory_bytes: int) -> Answer:
     def answer(spec: TrialSpec) -> TrialResult:
         candidate = candidate_of(spec)
         step_time_s, peak_bytes = say(candidate)
-        own = _numbers(luck.seed, spec.identity.reduced_of or candidate.hash)
+        draws = _numbers(luck.seed, spec.identity.reduced_of or candidate.hash)
         run = _numbers(luck.seed, candidate.hash, spec.identity.number)
         reduced = _numbers(luck.seed, candidate.hash, "reduced")
         differs = 0.0 if spec.identity.fidelity is None else luck.fidelity_error
@@ -116,8 +113,8 @@ def simulated(say: Model, luck: Luck, *, device_memory_bytes: int) -> Answer:
         fault = partial(made, evidence_source="simulation")
         if run.random() < luck.p_platform_fault:
             return fault(Outcome.COMM, evidence="simulated: a collective timed out")
-        step_time_s = step_time_s * _factor(own, luck.time_error) * _factor(reduced, differs)
-        peak_bytes *= _factor(own, luck.memory_error)
+        step_time_s = step_time_s * _factor(draws, luck.time_error) * _factor(reduced, differs)
+        peak_bytes *= _factor(draws, luck.memory_error)
         limit_bytes = min(
             spec.measure.memory_limit_bytes or device_memory_bytes, device_memory_bytes
         )

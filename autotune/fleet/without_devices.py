@@ -24,18 +24,16 @@ class AnsweringFleet(Fleet):
         self._running: list[_AnsweredTrial] = []
 
     def capacity(self, world: int) -> int:
-        """See `Fleet.capacity`."""
         return self._at_once
 
     def reap(self, folder: Path) -> None:
         """See `Fleet.reap`: nothing runs."""
 
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
-        """See `Fleet.prepare`: nothing has to be."""
+        """Nothing has to be."""
         note(f"figures are {self._origin}: nothing runs on this machine")
 
     def submit(self, spec: TrialSpec, folder: Path) -> "_AnsweredTrial":
-        """See `Fleet.submit`."""
         self._running = [trial for trial in self._running if trial.result is None]
         if len(self._running) >= self._at_once:
             raise FleetError(
@@ -46,7 +44,6 @@ class AnsweringFleet(Fleet):
         return self._running[-1]
 
     def close(self) -> None:
-        """See `Fleet.close`."""
         for trial in self._running:
             trial.cancel()
 

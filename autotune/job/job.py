@@ -6,9 +6,10 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from types import NoneType
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -19,6 +20,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
@@ -38,6 +40,16 @@ from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.topology import Topology, parse_topology
 from autotune.job.adapters import FinetuneFile, Lora
 from autotune.job.fidelity import FidelityFile, Reduction
+from autotune.job.keys import (
+    DIAGNOSE,
+    EVERY,
+    FILE_ONLY,
+    PREDICTIONS,
+    SEARCH,
+    InStudyName,
+    JobKey,
+    Topic,
+)
 from autotune.job.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
 from autotune.job.model import Model, load_model, presets, with_adapters, with_layers
 from autotune.job.observed import Observed
@@ -46,7 +58,7 @@ Precision = Literal["bf16", "fp16", "fp32"]
 ObjectiveName = Literal["samples_per_s", "peak_memory", "pareto"]
 Compared = Literal["all", "best"]
 
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1
 """Largest of counts and sizes: DeepSpeed, torch and the table's 64 bits hold their products."""
 
 _MOST_COMPLAINTS = 10
@@ -185,8 +197,12 @@ def enforced_limit_bytes(
     return int((limit_bytes or device_memory_bytes) * (1 - head_room))
 
 
-def _parsed(parse: Callable[..., float], key: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: None if value is None else parse(value, where=key))
+def _duration(value: Any, info: ValidationInfo) -> float | None:
+    return None if value is None else parse_seconds(value, where=str(info.field_name))
+
+
+def _size(value: Any, info: ValidationInfo) -> int | None:
+    return None if value is None else parse_bytes(value, where=str(info.field_name))
 
 
 def _topology(value: Any) -> Topology | None:
@@ -200,136 +216,384 @@ def _words(value: Any) -> Any:
     return tuple(map(str, value)) if isinstance(value, list) else value
 
 
+def key(
+    text: str,
+    group: Topic,
+    commands: frozenset[str] = SEARCH,
+    *,
+    default: Any = None,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    pattern: str | None = None,
+    **facts: Any,
+) -> Any:
+    """A field of `JobFile`: the facts of `JobKey`, the default, and bounds."""
+    is_finite = None if gt is None else False
+    field: FieldInfo = Field(
+        default, ge=ge, gt=gt, le=le, lt=lt, pattern=pattern, allow_inf_nan=is_finite
+    )
+    field.metadata.append(JobKey(help=text, group=group, commands=commands, **facts))
+    return field
+
+
+NEVER, WHERE_SET = InStudyName.NEVER, InStudyName.WHERE_SET
+
+
 class JobFile(BaseModel):
-    """The job as a user writes it, in YAML or as flags."""
+    """The job as a user writes it, in YAML, as flags or as arguments.
+
+    A key is declared here and nowhere else: the readers, the flags with their help, the arguments
+    of the Python API and docs/job.md follow. `python -m autotune.app.api.key_files` writes the
+    files among these.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str = Field(
-        description="preset, Hugging Face folder or config.json, or package.module:factory"
+    model: str = key(
+        "Preset (`autotune models` lists them), Hugging Face folder or config.json, "
+        "repository in Hugging Face's local cache, or package.module:factory.",
+        Topic.JOB,
+        EVERY,
+        default=...,
+        takes=str | Path,
+        is_of_command=True,
     )
-    seq_len: int = Field(ge=SHORTEST, le=_LARGEST, description="tokens per sample, at least 2")
-    global_batch: int = Field(
-        ge=1, le=_LARGEST, description="samples per optimizer step, over all ranks"
+    seq_len: int = key(
+        "Tokens per sample.",
+        Topic.JOB,
+        EVERY,
+        default=...,
+        unit="tokens",
+        is_of_command=True,
+        ge=SHORTEST,
+        le=LARGEST,
     )
-    world: int = Field(ge=1, le=_LARGEST, description="accelerators that the real run will have")
-    precision: Precision = "bf16"
-    optimizer: dict[str, Any] = Field(default_factory=lambda: dict(DEFAULT_OPTIMIZER))
-    objective: ObjectiveName = "samples_per_s"
-    objective_floor: float = Field(
+    global_batch: int = key(
+        "Samples per optimizer step, over all ranks.",
+        Topic.JOB,
+        EVERY,
+        default=...,
+        unit="samples",
+        is_of_command=True,
+        ge=1,
+        le=LARGEST,
+    )
+    world: int = key(
+        "Accelerators of the real run; by default all of one machine, or as many as your own "
+        "command starts.",
+        Topic.JOB,
+        EVERY | DIAGNOSE,
+        default=...,
+        unit="accelerators",
+        ge=1,
+        le=LARGEST,
+    )
+    precision: Precision = key(
+        "bf16, fp16 or fp32.", Topic.JOB, EVERY, default="bf16", is_of_command=True
+    )
+    optimizer: dict[str, Any] = key(
+        "As in a ds_config: the base configuration's by default, or else AdamW.",
+        Topic.JOB,
+        FILE_ONLY,
+        default=DEFAULT_OPTIMIZER,
+        unit="section",
+    )
+    finetune: FinetuneFile | None = key(
+        "Rank of LoRA adapters; all other weights are frozen.",
+        Topic.JOB,
+        EVERY,
+        flag="lora_rank",
+        takes=int,
+        unit="section",
+        identity=WHERE_SET,
+        is_of_command=True,
+    )
+    lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = key(
+        "fixed, packed, or a CSV file of length,count.",
+        Topic.JOB,
+        EVERY,
+        default=FIXED,
+        takes=str | Path,
+        identity=WHERE_SET,
+        is_of_command=True,
+    )
+    workload: str = key(
+        "What a trial trains: an installed workload.",
+        Topic.JOB,
+        FILE_ONLY,
+        default=DEFAULT_WORKLOAD,
+        identity=WHERE_SET,
+    )
+    script: Path | None = key(
+        "What the first run of your own command showed, as a file.",
+        Topic.JOB,
+        FILE_ONLY,
+        identity=WHERE_SET,
+        deed="runs the command of",
+    )
+    megatron_path: Path | None = key(
+        "With --engine megatron: your checkout of Megatron-LM, whose own pretrain_gpt.py the "
+        "trials run.",
+        Topic.JOB,
+        EVERY,
+        identity=WHERE_SET,
+        is_of_command=True,
+        engine="megatron",
+        deed="runs the scripts of",
+    )
+    megatron_arguments: Annotated[tuple[str, ...], BeforeValidator(_words)] = key(
+        "Arguments of your own for that script, kept in every trial, such as '--data-path "
+        "/data/corpus --split 99,1,0'.",
+        Topic.JOB,
+        default=(),
+        identity=WHERE_SET,
+        is_of_command=True,
+        engine="megatron",
+    )
+    engine: str = key(
+        "What trains: deepspeed (by default) or megatron; a search also takes both, in turn.",
+        Topic.SEARCH,
+        SEARCH | PREDICTIONS,
+        default=DEFAULT_ENGINE,
+        identity=WHERE_SET,
+    )
+    space: str = key(
+        "Knobs to choose: a shipped space or a YAML file.",
+        Topic.SEARCH,
+        SEARCH | PREDICTIONS | DIAGNOSE,
+        default=DEFAULT_SPACE,
+        takes=str | Path,
+        identity=NEVER,
+        engine=DEFAULT_ENGINE,
+    )
+    objective: ObjectiveName = key(
+        "samples_per_s, peak_memory, or pareto (both).", Topic.SEARCH, default="samples_per_s"
+    )
+    objective_floor: float = key(
+        "With peak_memory: share of the best samples/s to keep.",
+        Topic.SEARCH,
         default=0.9,
         gt=0,
         le=1,
-        description="with peak_memory: share of the best samples/s to keep",
     )
-    space: str = DEFAULT_SPACE
-    sampler: str = DEFAULT_SAMPLER
-    trials: int | None = Field(
-        default=None,
+    sampler: str = key(
+        "calibrated, tpe, gp, random, or grid (every candidate).",
+        Topic.SEARCH,
+        default=DEFAULT_SAMPLER,
+        identity=NEVER,
+    )
+    fidelity: FidelityFile | None = key(
+        "Begin with reduced trials, such as layers=4 or world=smallest; they only teach.",
+        Topic.SEARCH,
+        unit="section",
+        identity=NEVER,
+        is_of_command=True,
+    )
+    baseline: Path | None = key(
+        "Your own file, to start from and to compare with: a ds_config, an accelerate YAML, a"
+        " file of training arguments, a shell file with a launch line; for Megatron that, or "
+        "a YAML for --yaml-cfg.",
+        Topic.SEARCH,
+        SEARCH | {"plan"},
+        is_of_command=True,
+        engine=DEFAULT_ENGINE,
+        deed="reads",
+    )
+    base_config: Path | None = key(
+        "Your ds_config.json; the tuned knobs override its keys.",
+        Topic.SEARCH,
+        EVERY,
+        is_of_command=True,
+        engine=DEFAULT_ENGINE,
+        deed="reads",
+    )
+    templates: Path | None = key(
+        "Folder of templates that replace shipped ones.",
+        Topic.SEARCH,
+        EVERY,
+        engine=DEFAULT_ENGINE,
+        deed="renders templates of",
+    )
+    seed: int = key(
+        "Seed of the sampler and the trials.",
+        Topic.SEARCH,
+        default=0,
+        identity=NEVER,
+        ge=0,
+        le=LARGEST,
+    )
+    trials: int | None = key(
+        "Trials of the search, 20 by default, with grid all; baseline and finalists come on top.",
+        Topic.PRICE,
+        unit="trials",
+        identity=NEVER,
         ge=1,
-        le=_LARGEST,
-        description="of the search proper; left out: 20, with the sampler grid every candidate",
+        le=LARGEST,
     )
-    budget: Annotated[float | None, _parsed(parse_seconds, "budget")] = None
-    patience: int | None = Field(default=None, ge=1, le=_LARGEST)
-    gpu_hours: float | None = Field(
-        default=None,
+    budget: Annotated[float | None, BeforeValidator(_duration)] = key(
+        "Time in which trials may run, such as 20m.",
+        Topic.PRICE,
+        unit="duration",
+        identity=NEVER,
+    )
+    patience: int | None = key(
+        "Stop after so many trials without a gain.",
+        Topic.PRICE,
+        unit="trials",
+        identity=NEVER,
+        ge=1,
+        le=LARGEST,
+    )
+    gpu_hours: float | None = key(
+        "Accelerators times hours of the training at the baseline's speed: stop when another "
+        "trial is expected to save less than it costs.",
+        Topic.PRICE,
+        unit="hours",
+        identity=NEVER,
         gt=0,
-        allow_inf_nan=False,
-        description="accelerators times hours of the training: stop when trials cost more than "
-        "they are expected to save",
     )
-    price: float | None = Field(
-        default=None,
+    price: float | None = key(
+        "Of one accelerator for an hour, to say what trials or tokens cost; or by kind: "
+        "H100=2.5,A100=1.2.",
+        Topic.PRICE,
+        SEARCH | {"plan"},
+        takes=str | float,
+        identity=NEVER,
         gt=0,
-        allow_inf_nan=False,
-        description="of one accelerator for an hour",
     )
-    memory_limit: Annotated[int | None, _parsed(parse_bytes, "memory_limit")] = None
-    head_room: float = Field(default=0.0, ge=0, lt=1)
-    trial_timeout: Annotated[
-        float, BeforeValidator(lambda v: parse_seconds(v, where="trial_timeout"))
-    ] = 600.0
-    seed: int = Field(default=0, ge=0, le=_LARGEST)
-    baseline: Path | None = None
-    base_config: Path | None = None
-    templates: Path | None = None
-    nvme_path: Path | None = Field(
-        default=None, description="folder on a local disk, for offload to nvme"
+    trial_timeout: Annotated[float, BeforeValidator(_duration)] = key(
+        "Most time that one trial may take, such as 10m.",
+        Topic.PRICE,
+        SEARCH | DIAGNOSE,
+        default=600.0,
+        unit="duration",
+        identity=NEVER,
     )
-    accelerators: Path | None = Field(
-        default=None, description="YAML that predictions go by, such as the probe's hardware.yaml"
+    memory_limit: Annotated[int | None, BeforeValidator(_size)] = key(
+        "Most memory of each device, such as 24GiB.",
+        Topic.DEVICES,
+        EVERY | DIAGNOSE,
+        unit="size",
     )
-    network_topology: Annotated[Topology | None, BeforeValidator(_topology)] = Field(
-        default=None,
-        description="the network between nodes, such as "
-        "fat-tree,nodes_per_group=16,oversubscription=4",
+    head_room: float = key(
+        "Share of the memory to leave free (0 to 1).",
+        Topic.DEVICES,
+        EVERY,
+        default=0.0,
+        ge=0,
+        lt=1,
     )
-    finetune: FinetuneFile | None = Field(
-        default=None, description="method: lora, with rank, alpha, target_modules, dropout"
+    nvme_path: Path | None = key(
+        "Folder on a local disk, for offload to nvme.",
+        Topic.DEVICES,
+        EVERY,
+        identity=WHERE_SET,
+        is_of_command=True,
+        deed="writes below",
     )
-    lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = FIXED
-    diagnose: bool = Field(
-        default=True, description="whether trials end with a short diagnostic pass"
+    accelerators: Path | None = key(
+        "YAML of accelerators, which overrides the shipped ones in predictions, such as the "
+        "probe's hardware.yaml.",
+        Topic.DEVICES,
+        EVERY | DIAGNOSE,
+        identity=NEVER,
+        deed="reads",
     )
-    fidelity: FidelityFile | None = Field(
-        default=None, description="layers and world of the trials that come first"
+    network_topology: Annotated[Topology | None, BeforeValidator(_topology)] = key(
+        "Network between the nodes, for predictions: fat-tree, dragonfly or rail-optimized, "
+        "with nodes_per_group, oversubscription, rails, hop.",
+        Topic.DEVICES,
+        SEARCH | PREDICTIONS,
+        identity=NEVER,
     )
-    engine: str = Field(default=DEFAULT_ENGINE, description="what trains: an installed engine")
-    workload: str = Field(
-        default=DEFAULT_WORKLOAD, description="what a trial trains: an installed workload"
+    diagnose: bool = key(
+        "Trials end with watched steps that show where time goes; --no-diagnose leaves them out.",
+        Topic.CHECKS,
+        default=True,
+        identity=NEVER,
     )
-    megatron_path: Path | None = Field(
-        default=None,
-        description="a checkout of Megatron-LM, whose pretrain_gpt.py the trials run",
-    )
-    megatron_arguments: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
-        default=(),
-        description="arguments of your own for that script, such as --data-path /data/corpus",
-    )
-    script: Path | None = Field(
-        default=None, description="what the first run of your own command showed, as a file"
-    )
-    start: Start = Field(
+    start: Start = key(
+        "How trials start: warm by default, forked from a process that has imported "
+        "everything; the runs that confirm the result are cold in any case.",
+        Topic.CHECKS,
         default=Start.WARM,
-        description="how trials start: warm (forked from a process that has imported everything, "
-        "where that works) or cold",
+        identity=NEVER,
     )
-    guard_steps: int = Field(
+    guard_steps: int = key(
+        "First steps whose losses the best has to share with the baseline: 20 by default, 0 "
+        "for none.",
+        Topic.CHECKS,
         default=GUARD_STEPS,
+        unit="steps",
+        identity=NEVER,
         ge=0,
         le=MOST_LOSSES,
-        description="first steps whose losses are compared with the baseline's; 0: none",
     )
-    allow_loss_drift: bool = Field(
-        default=False, description="whether the best may lose the baseline's course"
+    allow_loss_drift: bool = key(
+        "Export the best even if its losses drift.", Topic.CHECKS, default=False, identity=NEVER
     )
-    compare: Compared = Field(
+    compare: Compared = key(
+        "Who runs again beside the baseline in the end: all (by default) that may be the "
+        "best, or best: it alone, in at least three rounds.",
+        Topic.CHECKS,
         default="all",
-        description="who runs again beside the baseline in the end: all finalists, or the best",
+        identity=NEVER,
     )
-    study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    study: str | None = key(
+        "Name of the study; by default it follows from the job or the command.",
+        Topic.OUTPUT,
+        SEARCH | DIAGNOSE,
+        identity=NEVER,
+        pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$",
+    )
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_switches(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.field_name in ("diagnose", "allow_loss_drift"):
+        kind = _kind(cls.model_fields[str(info.field_name)])
+        if kind is bool:
             return only_switch(value)
-        return (refuse_other_spelling if info.field_name in _NUMBERS else refuse_switch)(value)
+        return (refuse_other_spelling if kind in (int, float) else refuse_switch)(value)
 
 
-_NUMBERS = {
-    *("seq_len", "global_batch", "world", "objective_floor", "trials", "patience", "gpu_hours"),
-    *("price", "head_room", "seed", "guard_steps"),
-}
-"""Keys that hold a plain number; budgets, times and sizes have units, and readers of their own."""
+def declared_keys() -> dict[str, JobKey]:
+    """Every key of the job by its name in a job file."""
+    return {name: _completed(name, field) for name, field in JobFile.model_fields.items()}
 
 
-_PATHS = (
-    *("baseline", "base_config", "templates", "nvme_path", "accelerators", "megatron_path"),
-    "script",
-)
-"""Keys that hold a path, whatever stands there."""
+def keys_of(command: str) -> dict[str, JobKey]:
+    """Keys that a command, or the function of its name, takes: by the argument's name."""
+    return {key.flag: key for key in declared_keys().values() if command in key.commands}
+
+
+def _completed(name: str, field: FieldInfo) -> JobKey:
+    """A field's key with what the field says."""
+    key = next(one for one in field.metadata if isinstance(one, JobKey))
+    words = {"ge": "from", "gt": "above", "le": "to", "lt": "to below"}
+    bounds = [
+        f"{word} {getattr(bound, limit)}"
+        for limit, word in words.items()
+        for bound in field.metadata
+        if hasattr(bound, limit)
+    ]
+    return replace(
+        key,
+        name=name,
+        flag=key.flag or name,
+        takes=key.takes or _kind(field),
+        default=... if field.is_required() else field.default,
+        bounds=" ".join(bounds),
+    )
+
+
+def _kind(field: FieldInfo) -> type:
+    """Type of a field's value; text where the field has a reader of its own."""
+    kinds = {*(get_args(field.annotation) or (field.annotation,))} - {NoneType}
+    has_reader = any(isinstance(one, BeforeValidator) for one in field.metadata)
+    found = kinds.pop() if len(kinds) == 1 and not has_reader else str
+    return cast(type, found) if found in (bool, int, float, Path) else str
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
@@ -345,20 +609,19 @@ def read_job_file(path: Path) -> dict[str, Any]:
 
 
 def read_accelerators_of(
-    job_file: Path | None, own: Path | None, *, agreed: Mapping[str, Any] | None = None
+    job_file: Path | None, given: str | Path | None, *, agreed: Mapping[str, Any] | None = None
 ) -> tuple[Accelerator, ...]:
     """The table that a job's devices are described and predicted by, before the job is made.
 
-    `own` is the table that the user named beside the job; it comes before the job's. `agreed` is
-    what the job's file said when the user was asked about it.
+    `given` is the table that a flag names; it comes before the job's. `agreed` is what the job's
+    file said when the user was asked about it.
 
     Raises:
         JobError: A file cannot be read, or the table is not one.
     """
-    if own is None and job_file is not None:
-        named = (read_job_file(job_file) if agreed is None else agreed).get("accelerators")
-        own = Path(named) if isinstance(named, str) else None
-    return accelerators_with(own)
+    if given is None and job_file is not None:
+        given = (read_job_file(job_file) if agreed is None else agreed).get("accelerators")
+    return accelerators_with(Path(given) if isinstance(given, str | Path) else None)
 
 
 def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -367,15 +630,15 @@ def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     A model or a space is one where such a file or folder is there and no shipped one has the name.
     """
     resolved = dict(data)
-    for key in _PATHS:
-        if isinstance(data.get(key), str | Path):
-            resolved[key] = os.path.realpath(folder / data[key])
-    for key, shipped in (("model", presets), ("space", shipped_spaces)):
-        name = data.get(key)
-        if not name or not isinstance(name, str) or name in shipped():
+    for name, key in declared_keys().items():
+        if key.takes is Path and isinstance(data.get(name), str | Path):
+            resolved[name] = os.path.realpath(folder / data[name])
+    for name, shipped in (("model", presets), ("space", shipped_spaces)):
+        value = data.get(name)
+        if not value or not isinstance(value, str) or value in shipped():
             continue
-        if os.path.exists(folder / name):  # unlike Path's, it takes any text for a name
-            resolved[key] = os.path.realpath(folder / name)
+        if os.path.exists(folder / value):  # unlike Path's, it takes any text for a name
+            resolved[name] = os.path.realpath(folder / value)
     return resolved
 
 
@@ -384,15 +647,20 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
 
     Args:
         data: Keys as in `JobFile`.
-        where: The file or `command line`, for the errors.
-        flags: Keys that were given on the command line, wherever the others come from.
+        where: The file, for the errors; empty: all keys are flags or arguments.
+        flags: Keys that were given as flags or arguments, wherever the others come from.
 
     Raises:
         JobError: A key is unknown, missing, or has a value that is not allowed.
     """
+    keys = declared_keys()
 
-    def source(key: str) -> str:
-        return "command line" if key in flags else where
+    def spelled(name: str) -> str:
+        """The key as it was given: by a flag, or in a file."""
+        first, dot, rest = name.partition(".")
+        if (where and first not in flags) or first not in keys:
+            return f"{where}: {name}" if where else name
+        return keys[first].typed if keys[first].flag != first else keys[first].typed + dot + rest
 
     try:
         file = JobFile.model_validate(data)
@@ -408,15 +676,15 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden"
         )
         items: list[Mapping[str, Any]] = [*every[:_MOST_COMPLAINTS]]
-        complaints = [_complaint(item, source(_key(item))) for item in items]
+        complaints = [f"{spelled(_name(item))}: {_complaint(item)}" for item in items]
         if count > len(items):
             complaints.append(f"{where}: {count - len(items):,} more keys or values are wrong")
-        fixes = dict.fromkeys(_fix(item) for item in items)
+        fixes = dict.fromkeys(_fix(item, keys) for item in items)
         raise JobError("\n".join(complaints), "; ".join(fixes)) from error
     except JobError as error:
         # A size, a duration or lengths are wrong; it names the key.
-        key = error.message.partition(":")[0].partition(".")[0]
-        raise JobError(f"{source(key)}: {error.message}", error.hint) from error
+        name, colon, rest = error.message.partition(":")
+        raise JobError(f"{spelled(name)}{colon}{rest}", error.hint) from error
     lora = None if file.finetune is None else file.finetune.lora()
     script = None if file.script is None else Observed.read(file.script)
     model = load_model(file.model) if script is None else script.model(cast(Path, file.script))
@@ -426,7 +694,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         "model": model,
         "objective": ObjectiveWish(name=file.objective, floor=file.objective_floor),
         "budget": Budget(
-            trials=file.trials or (_LARGEST if sampler.is_exhaustive else DEFAULT_TRIALS),
+            trials=file.trials or (LARGEST if sampler.is_exhaustive else DEFAULT_TRIALS),
             time_s=file.budget,
             patience=file.patience,
             gpu_hours=file.gpu_hours,
@@ -439,7 +707,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             file,
             model,
             goes_by_forecast=sampler.goes_by_forecast,
-            where=source("fidelity"),
+            spelled=spelled,
         ),
         "price_per_hour": file.price,
         "workload": _workload(file),
@@ -456,24 +724,15 @@ def _workload(file: JobFile) -> str:
     return CHECKOUT_WORKLOAD if file.megatron_path is not None else file.workload
 
 
-_CONTINUED = {
-    *("trials", "budget", "patience", "gpu_hours", "price", "trial_timeout", "diagnose"),
-    *("sampler", "space", "seed", "study", "accelerators", "fidelity"),
-    "network_topology",
-    *("start", "guard_steps", "allow_loss_drift", "compare"),
-}
-"""Keys that may change from one run of a study to the next: changing them continues it."""
-_YOUNGER = (
-    *("nvme_path", "finetune", "engine", "workload", "lengths", "script"),
-    *("megatron_path", "megatron_arguments"),
-)
-"""Keys that count where they are used: the studies of jobs without them keep their names."""
-
-
 def default_study_name(file: JobFile) -> str:
     """A name that the same job always gets: the same command again resumes."""
-    unused = {key for key in _YOUNGER if getattr(file, key) == JobFile.model_fields[key].default}
-    identity = file.model_dump(mode="json", exclude=_CONTINUED | unused)
+    left_out = {
+        name
+        for name, key in declared_keys().items()
+        if key.identity is InStudyName.NEVER
+        or (key.identity is InStudyName.WHERE_SET and getattr(file, name) == key.default)
+    }
+    identity = file.model_dump(mode="json", exclude=left_out)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
     name = Path(file.model).name.split(":")[-1].removesuffix(".json")
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "model"
@@ -513,73 +772,67 @@ def _check_checkout(file: JobFile) -> None:
 
 
 def _fidelity(
-    file: JobFile, model: Model, *, goes_by_forecast: bool, where: str
+    file: JobFile, model: Model, *, goes_by_forecast: bool, spelled: Callable[[str], str]
 ) -> Reduction | None:
     """Layers and world of the reduced trials; refused where nothing would learn from them."""
     if file.fidelity is None:
         return None
-    for key, teaches, needed in (
+    for other, teaches, needed in (
         ("sampler", goes_by_forecast, DEFAULT_SAMPLER),
         ("objective", file.objective == "samples_per_s", "samples_per_s"),
     ):
         if teaches:
             continue
         raise JobError(
-            f"{where}: fidelity: reduced trials only correct predictions, and with {key} "
-            f"{getattr(file, key)} nothing uses them",
-            f"leave fidelity out, or choose {key} {needed}",
+            f"{spelled('fidelity')}: reduced trials only correct predictions, and with {other} "
+            f"{getattr(file, other)} nothing uses them",
+            f"leave fidelity out, or choose {other} {needed}",
         )
     try:
         fidelity = file.fidelity.checked(shape=model.shape, world=file.world)
         if fidelity.layers is not None:
             with_layers(model, fidelity.layers)
     except JobError as error:
-        raise JobError(f"{where}: {error.message}", error.hint) from error
+        name, colon, rest = error.message.partition(":")
+        raise JobError(f"{spelled(name)}{colon}{rest}", error.hint) from error
     return fidelity
 
 
-def _key(item: Mapping[str, Any]) -> str:
-    return str(item["loc"][0]) if item["loc"] else "job"
+def _name(item: Mapping[str, Any]) -> str:
+    """A key, and what is wrong within it after dots."""
+    return shortened(".".join(str(part) for part in item["loc"]) or "job")
 
 
-def _complaint(item: Mapping[str, Any], where: str) -> str:
-    """Where, which key, which value, and what is allowed there."""
-    key = shortened(".".join(str(part) for part in item["loc"]) or "job")
+def _complaint(item: Mapping[str, Any]) -> str:
+    """Which value is wrong, and what is allowed there."""
     if item["type"] == "missing":
-        return f"{where}: {key}: is missing"
+        return "is missing"
     if item["type"] == "extra_forbidden":
-        return f"{where}: {key}: there is no such key"
+        return "there is no such key"
     allowed = item["msg"].replace("Input should", "should").removeprefix("Value error, ")
     if item["type"] == "string_pattern_mismatch":
         allowed = "should be a letter or digit, then letters, digits, dots, dashes or underscores"
     if item["type"] in ("dict_type", "model_type"):
         allowed = "should be keys with values of their own"
-    return f"{where}: {key}: {shortened(repr(item['input']))} is not allowed: {allowed}"
+    return f"{shortened(repr(item['input']))} is not allowed: {allowed}"
 
 
-def _fix(item: Mapping[str, Any]) -> str:
+def _fix(item: Mapping[str, Any], keys: Mapping[str, JobKey]) -> str:
     """The shortest way to mend it."""
-    key = _key(item)
-    field = JobFile.model_fields.get(key)
-    if field is None:
-        hint = did_you_mean(key, JobFile.model_fields, most=2, alike=0.6)
+    name = str(item["loc"][0]) if item["loc"] else "job"
+    if name not in keys:
+        hint = did_you_mean(name, keys, most=2, alike=0.6)
         return f"{hint}`autotune search --help` lists them"
-    about = f" ({field.description})" if field.description else ""
+    key = keys[name]
+    about = f" ({key.about})"
     if len(item["loc"]) > 1:
-        return f"mend {key}{about}"
+        return f"mend {name}{about}"
     if item["type"] == "missing":
-        return f"give --{key.replace('_', '-')}{about}, or `{key}:` in the job file"
-    words = {"ge": "from", "gt": "above", "le": "to", "lt": "to below"}
-    bounds = [
-        f"{word} {getattr(bound, name)}"
-        for name, word in words.items()
-        for bound in field.metadata
-        if hasattr(bound, name)
-    ]
-    if bounds:
-        return f"give {key}{about} a number {' '.join(bounds)}"
+        return f"give {key.typed}{about}, or `{name}:` in the job file"
+    if key.bounds:
+        return f"give {name}{about} a number {key.bounds}"
     if "expected" in item.get("ctx", {}):
         expected = str(item["ctx"]["expected"])
         guess = did_you_mean(str(item["input"]), re.findall(r"'([^']+)'", expected), most=1)
-        return f"{guess}give {key}{about} one of {expected}"
-    return f"mend {key}{about}" + ("" if field.is_required() else ", or leave it out")
+        return f"{guess}give {name}{about} one of {expected}"
+    return f"mend {name}{about}" + ("" if key.default is ... else ", or leave it out")

@@ -77,7 +77,7 @@ class Observed(Stored):
     observed_digest: str = ""
     """`digest` as it was then: files that have changed since are observed anew."""
     source_digests: dict[str, str] = field(default_factory=dict)
-    """Each of `sources` -> hash of its text then; older records have none."""
+    """Each of `sources` -> hash of its text then."""
     schema_version: int = 1
 
     @classmethod

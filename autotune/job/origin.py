@@ -12,17 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.job.job import declared_keys
 from autotune.job.lengths import file_of
 from autotune.job.model import FACTORY, is_path, presets
-
-_PATHS = {
-    "baseline": "reads",
-    "base_config": "reads",
-    "templates": "renders templates of",
-    "nvme_path": "writes below",
-    "accelerators": "reads",
-    "megatron_path": "runs the scripts of",
-}
 
 
 def is_inside(file: Path, folder: Path) -> bool:
@@ -62,9 +54,9 @@ def deeds_of(data: Mapping[str, Any], *, without: Collection[str] = ()) -> list[
         found.append(f"model: {code}")
     elif isinstance(model, str) and model not in presets() and is_path(model):
         found.append(f"model: reads {model}")
-    for key, deed in _PATHS.items():
-        if told.get(key) is not None:
-            found.append(f"{key}: {deed} {told[key]}")
+    for name, key in declared_keys().items():
+        if key.deed and told.get(name) is not None:
+            found.append(f"{name}: {key.deed} {told[name]}")
     if words := told.get("megatron_arguments"):
         found.append(f"megatron_arguments: hands on {words}")
     # A shipped space has a name; `resolve_paths` has made a path of any other.

@@ -32,7 +32,7 @@ def with_own_files(handout: Handout, engine: Engine, *, carried: Collection[str]
     if script is None or not isinstance(engine, ScriptEngine):
         return handout
     files = edited_files(script.here, engine.edits(handout.candidate), carried)
-    return replace(handout, carried=carried, own_files=files)
+    return replace(handout, carried=carried, files_read=files)
 
 
 def edited_files(script: Observed, edits: Edits, carried: Collection[str]) -> dict[str, str]:

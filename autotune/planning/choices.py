@@ -32,10 +32,11 @@ _DEGREES = {"tp": ("tp",), "pp": ("pp",), "sequence": _SHARED, "ep": ("ep",)}
 _OF_A_CHOICE = (
     *("tp", "pp", "cp", "ulysses", "ep", "zero_stage", "micro_batch"),
     *("recompute", "recompute_every", "optimizer_tier", "param_tier"),
-    *("fused_kernels", "matmul_flops"),
+    *("fused_kernels", "matmul_flops", "grad_bytes"),
 )
 """Columns whose values make another choice, however close the step times are: the layout, what is
-sharded, recomputed and offloaded, whether the model is compiled, and the precision of products."""
+sharded, recomputed and offloaded, whether the model is compiled, and the precision of products and
+of gradients."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +73,7 @@ def choices_of(found: Prediction, *, min_fit: float, splits: bool) -> Choices:
         splits: Whether a row is of candidates within 1% of its first; else of all that are one
             choice, such as those that differ in the size of buckets, however slow some are.
     """
-    order = _ordered(found, min_fit=min_fit)
+    order = ordered(found, min_fit=min_fit)
     kinds = _kinds(found, min_fit=min_fit, splits=splits)
     _, at, which = np.unique(kinds[order], return_index=True, return_inverse=True)
     place = np.empty(len(at), np.intp)
@@ -83,9 +84,15 @@ def choices_of(found: Prediction, *, min_fit: float, splits: bool) -> Choices:
     return Choices(order=order, firsts=_representatives(found, firsts, row_of), row_of=row_of)
 
 
-def first_of(found: Prediction, *, min_fit: float) -> int:
-    """The candidate of the first row alone."""
-    return int(_ordered(found, min_fit=min_fit)[0])
+def ordered(found: Prediction, *, min_fit: float) -> Indices:
+    """The candidates by what is predicted of them, as of `ranked`, best first."""
+    return ranked(
+        found.step_time_s,
+        found.peak_memory_bytes,
+        found.fit_probability,
+        min_fit=min_fit,
+        strain=strain_of(found.plans),
+    )
 
 
 def ranked(
@@ -161,7 +168,7 @@ def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dic
         rows &= times_s * _TIE < times_s[is_surer].min()
         if rows.any():
             at = firsts[rows]
-            best[int(at[first_of(found.take(at), min_fit=0.0)])] = chance
+            best[int(at[ordered(found.take(at), min_fit=0.0)[0]])] = chance
             is_surer |= rows
     return best
 
@@ -190,16 +197,6 @@ def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
         at = np.argmax((is_split == kind[:, None]).all(axis=0) & ~is_exotic)
         best[" and ".join(names) or "data parallel alone"] = int(firsts[at])
     return best
-
-
-def _ordered(found: Prediction, *, min_fit: float) -> Indices:
-    return ranked(
-        found.step_time_s,
-        found.peak_memory_bytes,
-        found.fit_probability,
-        min_fit=min_fit,
-        strain=strain_of(found.plans),
-    )
 
 
 def _kinds(found: Prediction, *, min_fit: float, splits: bool) -> NDArray[np.intp]:

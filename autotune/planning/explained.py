@@ -14,6 +14,7 @@ from autotune.job.job import Job
 from autotune.planning.choices import MIN_FIT, choices_of
 from autotune.planning.learned import Learned
 from autotune.planning.outlook import Outlook
+from autotune.planning.ranking import legal_rows
 from autotune.space.candidate import Candidate
 from autotune.space.rule import Violation
 
@@ -47,6 +48,8 @@ class JudgedCandidate:
     """Empty: legal."""
     needs: tuple[str, ...]
     """Packages that nodes must have for it, as of `Outlook.needs`."""
+    asks: tuple[str, ...]
+    """What it asks of the user beside its settings, as of `Outlook.asks`."""
     no_files: str
     """Why no file can be made for the job, as of `Engine.no_files`."""
 
@@ -161,28 +164,33 @@ def explain_candidate(
         JobError: A setting is not one.
     """
     candidate, notes = outlook.read(settings)
-    lattice = outlook.lattice
-    found = outlook.predict(lattice.candidates)
+    outlook, found, _, _ = legal_rows(outlook, min_fit=min_fit)
+    candidates = outlook.lattice.candidates
     own, reach = outlook.predict_plans(outlook.plans([candidate]))
-    index = lattice.candidates.index(candidate) if candidate in lattice.candidates else None
+    about = judged(outlook, candidate, notes)
+    is_in = not about["violations"] and candidate in candidates
+    index = candidates.index(candidate) if is_in else None
     # Outside the lattice it is ranked behind its equals.
     choices = choices_of(
         found if index is not None else _beside(found, own),
         min_fit=min_fit,
         splits=outlook.is_space_named,
     )
-    at = len(lattice.candidates) if index is None else index
+    at = len(candidates) if index is None else index
     place = choices.rank(at)
     first = int(choices.firsts[place - 1])
+    if first != at:
+        inside = [first, *choices.variants(place).tolist()]
+        first = next(each for each in inside if each == at or outlook.lattice.is_legal(each))
     first_s = own.step_time_s[0] if first == at else found.step_time_s[first]
     return Explained(
-        **judged(outlook, candidate, notes),
+        **about,
         prediction=own,
         reach=reach,
         learned=outlook.learned,
         place=place,
         n_ranked=len(choices),
-        first="" if first == at else outlook.engine.describe(lattice.candidates[first]),
+        first="" if first == at else outlook.engine.describe(candidates[first]),
         slower_than_first=float(own.step_time_s[0] / first_s),
         index=index,
         home=outlook.home,
@@ -215,6 +223,7 @@ def judged(outlook: Outlook, candidate: Candidate, notes: tuple[str, ...]) -> di
         "notes": notes,
         "violations": tuple(outlook.engine.judge(candidate)),
         "needs": outlook.needs(candidate),
+        "asks": outlook.asks(candidate),
         "no_files": outlook.engine.no_files(),
     }
 

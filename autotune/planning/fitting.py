@@ -4,17 +4,19 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from autotune.base.data import shipped_spaces
-from autotune.base.errors import AutotuneError
 from autotune.base.units import format_bytes, typed_bytes
-from autotune.cost import Plans, Prediction
+from autotune.cost import Prediction
 from autotune.engines.base import Engine, find_engine
 from autotune.job.job import DEFAULT_SPACE, Job
-from autotune.planning.choices import CHANCES, MIN_FIT, first_of
+from autotune.planning.choices import CHANCES, ordered
 from autotune.planning.lattice import Lattice, build_lattice, lattice_of
+from autotune.planning.other_job import OtherJob, rank_other_job
 from autotune.planning.outlook import PLAN_SPACE, Outlook
 from autotune.space.candidate import Candidate
 from autotune.space.space import load_space
@@ -32,65 +34,84 @@ _MEMORY_STEP = 1.01
 """Factor by which the memory that is named may be too large."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WayToFit:
-    """A change of the job or the fleet with which a candidate fits."""
+def ways_to_fit(outlook: Outlook, found: Prediction, *, min_fit: float) -> tuple[OtherJob, ...]:
+    """The smallest world, device, memory and other change of the job with which something fits.
 
-    flags: str
-    """What asks for it, such as `--world 64`."""
-    described: str
-    """The candidate that fits then."""
-    fit_probability: float
-
-
-def ways_to_fit(outlook: Outlook, found: Prediction) -> tuple[WayToFit, ...]:
-    """The smallest world, device, memory and other change of the job with which something fits."""
-    smallest = outlook.lattice.candidates[int(np.argmin(found.peak_memory_bytes))]
+    It does with a probability of `min_fit` or more; where nothing does, with a half or more.
+    """
+    smallest = outlook.lattice.first_legal(np.argsort(found.peak_memory_bytes, kind="stable"))
+    assert smallest is not None, "a lattice has a legal candidate"
+    search = _Search(
+        outlook=outlook,
+        smallest=outlook.lattice.candidates[smallest],
+        min_fit=min_fit,
+    )
     ways = (
-        _larger_world(outlook, smallest),
-        _more_memory(outlook, found),
-        _other_space(outlook, smallest),
-        _shorter_samples(outlook, smallest),
+        search.first_fitting(_larger_worlds(outlook.job)),
+        _more_memory(outlook, found, min_fit=min_fit),
+        search.first_fitting(_other_spaces(outlook)),
+        search.first_fitting(_shorter_samples(outlook.job)),
     )
     return tuple(way for way in ways if way is not None)
 
 
-def _larger_world(outlook: Outlook, smallest: Candidate) -> WayToFit | None:
-    worlds = [outlook.job.world * factor for factor in _WORLDS]
-    jobs = {f"--world {n}": dataclasses.replace(outlook.job, world=n) for n in worlds}
-    return _first_fitting(outlook, jobs, smallest)
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """What fits of jobs that are like one that does not."""
+
+    outlook: Outlook
+    smallest: Candidate
+    min_fit: float
+
+    def first_fitting(self, changes: Mapping[str, Mapping[str, Any]]) -> OtherJob | None:
+        """The first of some changes, by their flags, that surely fits; else one that may well."""
+        fallback = None
+        for flags, changed in changes.items():
+            way = rank_other_job(
+                self.outlook, flags, changed, self._small_lattice, min_fit=self.min_fit
+            )
+            if way is not None and way.fit_probability >= self.min_fit:
+                return way
+            if way is not None and way.fit_probability >= CHANCES[0]:
+                fallback = fallback or way
+        return fallback
+
+    def _small_lattice(self, job: Job, engine: Engine) -> Lattice:
+        """The legal candidates that are like the smallest one in all that saves no memory.
+
+        Raises:
+            AutotuneError: There are none.
+        """
+        if find_engine(job.engine).lays_out and job.space == DEFAULT_SPACE:
+            return lattice_of(job, engine)
+        space, plugin = engine.space, find_engine(job.engine)
+        free = {*plugin.predicted, *(name for name, _, _ in plugin.saves_memory)}
+        domains = {}
+        for name, domain in space.domains.items():
+            values = domain.values
+            if name not in free - {"micro_batch"}:
+                value = self.smallest.get(name)
+                values = (value,) if value is not None and value in values else values[:1]
+            domains[name] = dataclasses.replace(domain, values=values)
+        return build_lattice(dataclasses.replace(space, domains=domains), engine, most_counted=0)
 
 
-def _shorter_samples(outlook: Outlook, smallest: Candidate) -> WayToFit | None:
-    lengths = [outlook.job.seq_len // divisor for divisor in _LENGTHS]
-    jobs = {
-        f"--seq-len {n}": dataclasses.replace(outlook.job, seq_len=n)
-        for n in lengths
-        if n >= _LEAST_TOKENS
-    }
-    return _first_fitting(outlook, jobs, smallest)
+def _larger_worlds(job: Job) -> dict[str, Mapping[str, Any]]:
+    return {f"--world {job.world * factor}": {"world": job.world * factor} for factor in _WORLDS}
 
 
-def _first_fitting(
-    outlook: Outlook, jobs: Mapping[str, Job], smallest: Candidate
-) -> WayToFit | None:
-    """The first of some jobs, by their flags, that surely fits; else the first that may well."""
-    fallback = None
-    for flags, job in jobs.items():
-        way = _fitting(outlook, job, smallest, flags)
-        if way is not None and way.fit_probability >= MIN_FIT:
-            return way
-        fallback = fallback or way
-    return fallback
+def _shorter_samples(job: Job) -> dict[str, Mapping[str, Any]]:
+    lengths = [job.seq_len // divisor for divisor in _LENGTHS]
+    return {f"--seq-len {n}": {"seq_len": n} for n in lengths if n >= _LEAST_TOKENS}
 
 
-def _other_space(outlook: Outlook, smallest: Candidate) -> WayToFit | None:
-    """The first shipped space of the engine that has a candidate that fits."""
+def _other_spaces(outlook: Outlook) -> dict[str, Mapping[str, Any]]:
+    """The shipped spaces of the engine that train the same numbers, the plan's own one first."""
     if outlook.job.script is not None:
-        return None
+        return {}
     knobs, names = outlook.lattice.context.knobs, shipped_spaces(outlook.job.engine)
-    jobs = {
-        f"--space {name}": dataclasses.replace(outlook.job, space=name)
+    return {
+        f"--space {name}": {"space": name}
         for name in sorted(names, key=lambda name: name != PLAN_SPACE)
         if name != outlook.job.space
         and not any(
@@ -98,30 +119,39 @@ def _other_space(outlook: Outlook, smallest: Candidate) -> WayToFit | None:
             for knob in load_space(name, knobs, outlook.job.engine).domains
         )
     }
-    return _first_fitting(outlook, jobs, smallest)
 
 
-def _more_memory(outlook: Outlook, found: Prediction) -> WayToFit | None:
+def _more_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> OtherJob | None:
     """The least memory with which something fits, and the smallest accelerator that has it."""
-    rows = np.argsort(found.peak_memory_bytes, kind="stable")[:_SMALLEST]
+    smallest = np.argsort(found.peak_memory_bytes, kind="stable").tolist()
+    rows = np.array(list(islice(filter(outlook.lattice.is_legal, smallest), _SMALLEST)))
     plans = found.plans.take(rows)
+
+    def predicted(factor: float) -> Prediction:
+        at = dataclasses.replace(plans, memory_bytes=factor * there)
+        return outlook.predict_plans(at)[0]
+
+    def fits(factor: float) -> bool:
+        return bool((predicted(factor).fit_probability >= min_fit).any())
+
     low, high = 1.0, 2.0
     there = float(np.max(plans.memory_bytes))
-    while not _fits(outlook, plans, high * there):
+    while not fits(high):
         low, high = high, 2 * high
         if high > _MOST_MEMORY:
             return None
     while high / low > _MEMORY_STEP:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if _fits(outlook, plans, middle * there) else (middle, high)
-    at = _with_memory(plans, high * there)
-    predicted = outlook.predict_plans(at)[0]
-    best = first_of(predicted, min_fit=MIN_FIT)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    at = predicted(high)
+    best = int(ordered(at, min_fit=min_fit)[0])
     device_bytes = high * outlook.environment.device_memory_bytes
-    return WayToFit(
+    return OtherJob(
         flags=_memory_in_words(outlook, high * there, device_bytes),
-        described=outlook.engine.describe(outlook.lattice.candidates[int(rows[best])]),
-        fit_probability=float(predicted.fit_probability[best]),
+        outlook=outlook,
+        candidate=outlook.lattice.candidates[int(rows[best])],
+        step_time_s=float(at.step_time_s[best]),
+        fit_probability=float(at.fit_probability[best]),
     )
 
 
@@ -139,51 +169,3 @@ def _memory_in_words(outlook: Outlook, allowed_bytes: float, device_bytes: float
     smallest = min(larger, key=lambda each: each.memory_bytes, default=None)
     named = "" if smallest is None else f", such as --gpu {smallest.name}"
     return f"accelerators of {format_bytes(device_bytes)} or more{named}"
-
-
-def _fits(outlook: Outlook, plans: Plans, memory_bytes: float) -> bool:
-    predicted = outlook.predict_plans(_with_memory(plans, memory_bytes))[0]
-    return bool((predicted.fit_probability >= MIN_FIT).any())
-
-
-def _with_memory(plans: Plans, memory_bytes: float) -> Plans:
-    return dataclasses.replace(plans, memory_bytes=memory_bytes)
-
-
-def _fitting(outlook: Outlook, job: Job, smallest: Candidate, flags: str) -> WayToFit | None:
-    """The best small candidate of another job; None: none may well fit."""
-    other = dataclasses.replace(outlook, job=job)
-    engine = other.engine
-    try:
-        lattice = _small_lattice(job, engine, smallest)
-        predicted = dataclasses.replace(other, lattice=lattice).predict(lattice.candidates)
-    except AutotuneError:  # the rules refuse everything there
-        return None
-    best = first_of(predicted, min_fit=MIN_FIT)
-    if predicted.fit_probability[best] < CHANCES[0]:
-        return None
-    return WayToFit(
-        flags=flags,
-        described=engine.describe(lattice.candidates[best]),
-        fit_probability=float(predicted.fit_probability[best]),
-    )
-
-
-def _small_lattice(job: Job, engine: Engine, smallest: Candidate) -> Lattice:
-    """The legal candidates that are like the smallest one in all that saves no memory.
-
-    Raises:
-        AutotuneError: There are none.
-    """
-    if find_engine(job.engine).lays_out and job.space == DEFAULT_SPACE:
-        return lattice_of(job, engine)
-    space, plugin = engine.space, find_engine(job.engine)
-    free = {*plugin.predicted, *(name for name, _, _ in plugin.saves_memory)} - {"micro_batch"}
-    domains = {}
-    for name, domain in space.domains.items():
-        values = domain.values
-        if name not in free:
-            value = smallest.get(name)
-            values = (value,) if value is not None and value in values else values[:1]
-        domains[name] = dataclasses.replace(domain, values=values)
-    return build_lattice(dataclasses.replace(space, domains=domains), engine)

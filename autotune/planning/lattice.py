@@ -1,33 +1,38 @@
-"""The lattice: the legal candidates of a job, of whatever engine, in columns."""
+"""The lattice: the candidates of a job, of whatever engine; rules judge each when it is wanted."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.base.errors import NothingFeasibleError
 from autotune.base.units import format_count
 from autotune.contract import KnobValue
 from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.grid import grid_rows
-from autotune.space.judged import Verdicts
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, settings_of
 from autotune.space.rows import MANY, CandidateRows
 from autotune.space.rule import Violation, nothing_legal
 from autotune.space.space_file import Space
-from autotune.space.table import Table, table_of
+from autotune.space.table import Indices, Table, table_of
 
+MOST_COUNTED = 1_000
+"""Up to so many candidates all are judged at once, in less than a second."""
+_MOST_IN_VAIN = 20_000
+"""Candidates that are judged for the first legal one."""
 _ORDERED = ("int", "float")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lattice:
-    """The legal candidates, and why the others are not."""
+    """The candidates that no rule has refused yet, and why others are refused."""
 
     candidates: Sequence[Candidate]
     """In the order of the grid, or of the engine's layouts; those are made as they are asked for.
@@ -35,12 +40,83 @@ class Lattice:
     context: Context
     grid_size: int
     """Candidates before the rules."""
-    refused: Mapping[str, int]
-    """Rule -> candidates that it refuses, most first; a candidate may break several rules."""
-    examples: Mapping[str, tuple[Candidate, Violation]]
+    refused: Counter[str] = field(default_factory=Counter)
+    """Rule -> candidates that it refuses of those judged; one may break several rules."""
+    examples: dict[str, tuple[Candidate, Violation]] = field(default_factory=dict)
     """Rule -> one candidate that it refuses, and what it says."""
+    judge: Callable[[Candidate], Sequence[Violation]] | None = None
+    """Asks the rules of a candidate; None: all candidates are known to be legal."""
     is_laid_out: bool = False
     """Whether the engine laid the candidates out itself; else they are those of a space."""
+    _verdicts: dict[int, bool] = field(default_factory=dict)
+    """Place of a candidate that was judged -> whether it is legal."""
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether all candidates are known to be legal."""
+        return self.judge is None
+
+    @property
+    def n_judged(self) -> int:
+        """Candidates of the lattice that were judged, one by one."""
+        return len(self.candidates) if self.judge is None else len(self._verdicts)
+
+    @property
+    def n_legal(self) -> int:
+        """Those that are legal, of the ones judged."""
+        return len(self.candidates) if self.judge is None else sum(self._verdicts.values())
+
+    def is_legal(self, place: int) -> bool:
+        """Whether the rules allow the candidate at a place; each is judged once.
+
+        Raises:
+            RenderError: A template or the base configuration does not render.
+        """
+        if self.judge is None:
+            return True
+        if place not in self._verdicts:
+            candidate = self.candidates[place]
+            violations = self.judge(candidate)
+            self._verdicts[place] = not violations
+            self.refused.update({violation.rule for violation in violations})
+            for violation in violations:
+                self.examples.setdefault(violation.rule, (candidate, violation))
+        return self._verdicts[place]
+
+    def first_legal(self, places: Iterable[int]) -> int | None:
+        """The first of some places whose candidate is legal; None: none is."""
+        return next((int(place) for place in places if self.is_legal(int(place))), None)
+
+    @property
+    def refused_places(self) -> list[int]:
+        """Places of the candidates that were judged, and are not legal."""
+        return [place for place, is_legal in self._verdicts.items() if not is_legal]
+
+    def without_refused(self) -> tuple[Self, Indices]:
+        """The lattice without the candidates that were refused, and the places of the others."""
+        is_left = np.ones(len(self.candidates), np.bool_)
+        is_left[self.refused_places] = False
+        left = np.flatnonzero(is_left)
+        assert isinstance(self.candidates, CandidateRows), "all others are judged"
+        verdicts = {
+            place: True for place, old in enumerate(left.tolist()) if old in self._verdicts
+        }
+        found = replace(
+            self,
+            candidates=self.candidates.take(left),
+            refused=self.refused.copy(),
+            examples=dict(self.examples),
+            _verdicts=verdicts,
+        )
+        return found, left
+
+    def counted(self) -> Self:
+        """The lattice with every candidate judged, one by one."""
+        if self.judge is None:
+            return self
+        for place in range(len(self.candidates)):
+            self.is_legal(place)
+        return replace(self.without_refused()[0], judge=None, _verdicts={})
 
     @cached_property
     def values(self) -> dict[str, tuple[KnobValue, ...]]:
@@ -94,7 +170,7 @@ class Lattice:
         closed: Collection[str] = frozenset(),
         among: NDArray[np.bool_] | None = None,
     ) -> Candidate | None:
-        """The candidate nearest to a proposal; None if every one is closed.
+        """The legal candidate nearest to a proposal; None if every one is closed.
 
         The distance adds up, over the knobs: for `int` knobs the difference of the logarithms
         (for `float` knobs, of the values) as a share of the lattice's span (what lies beyond
@@ -109,7 +185,7 @@ class Lattice:
         order = np.argsort(self.distances(values), kind="stable")
         for index in order if among is None else order[among[order]]:
             candidate = self.candidates[int(index)]
-            if candidate.hash not in closed:
+            if candidate.hash not in closed and self.is_legal(int(index)):
                 return candidate
         return None
 
@@ -175,32 +251,31 @@ class Lattice:
         return {}
 
 
-def lattice_of(job: Job, engine: Engine, *, changes_training: bool = False) -> Lattice:
-    """The legal candidates of a job: of its space, or those that its engine lays out.
+def lattice_of(job: Job, engine: Engine, *, for_plan: bool = False) -> Lattice:
+    """The candidates of a job: of its space, or those that its engine lays out.
 
-    An engine lays out what changes the training, such as fp8, if `changes_training`: a space names
-    it or not.
+    What a search leaves to spaces, such as fp8, is laid out `for_plan` alone.
 
     Raises:
         JobError: The space is not valid, or too large.
         RenderError: A template or the base configuration does not render.
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
-    laid_out = engine.layouts(changes_training=changes_training)
+    laid_out = engine.layouts(for_plan=for_plan)
     if laid_out is None:
         return build_lattice(engine.space, engine)
     return Lattice(
-        candidates=laid_out,
-        context=engine.context,
-        grid_size=len(laid_out),
-        refused={},
-        examples={},
-        is_laid_out=True,
+        candidates=laid_out, context=engine.context, grid_size=len(laid_out), is_laid_out=True
     )
 
 
-def build_lattice(space: Space, engine: Engine) -> Lattice:
-    """Judge every candidate of a space.
+def build_lattice(space: Space, engine: Engine, *, most_counted: int = MOST_COUNTED) -> Lattice:
+    """The candidates of a space without those that the rules refuse by a few knobs alone.
+
+    Args:
+        space: The space.
+        engine: Judges its candidates.
+        most_counted: Up to so many that are left, all are judged.
 
     Raises:
         JobError: The space is too large.
@@ -208,41 +283,76 @@ def build_lattice(space: Space, engine: Engine) -> Lattice:
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
     rows = grid_rows(space, engine.context)
-    judged = engine.judge_all(rows)
-    total = judged.total
-    examples = _examples(rows, judged, engine)
-    counts = Counter({rule: int((judged.broken[rule] > 0).sum()) for rule in examples})
-    legal = np.flatnonzero(total == 0)
-    if len(rows) and not len(legal):
-        closest = rows[int(np.argmin(total))]
-        counted = format_count(len(rows), "candidate")
-        said = f"space {space.name}: none of its {counted} is legal for this job"
-        settings = settings_of(closest, engine.context)
-        raise nothing_legal(
-            f"{said}; refused most by",
-            counts,
-            {name: format_value(value) for name, value in settings.items()},
-            engine.judge(closest),
-        )
-    return Lattice(
-        candidates=rows.take(legal),
+    counts: Counter[str] = Counter()
+    examples: dict[str, tuple[Candidate, Violation]] = {}
+    broken = np.zeros(len(rows), np.intp)
+    if len(rows) > MOST_COUNTED:
+        for knobs, rules in engine.decided_by.items():
+            broken += _broken(rows, engine, knobs, rules, counts, examples)
+    lattice = Lattice(
+        candidates=rows.take(np.flatnonzero(broken == 0)),
         context=engine.context,
         grid_size=len(rows),
-        refused=dict(counts.most_common()),
+        judge=engine.judge,
+        refused=counts,
         examples=examples,
     )
+    n_left = len(lattice.candidates)
+    if n_left <= most_counted:
+        found = lattice.counted()
+        if len(found.candidates):
+            return found
+    else:
+        drawn = np.random.default_rng(0).permutation(n_left)[:_MOST_IN_VAIN]
+        if lattice.first_legal(drawn) is not None:
+            return lattice
+    raise _nothing(space, engine, rows, broken, lattice)
 
 
-def _examples(
-    rows: CandidateRows, judged: Verdicts, engine: Engine
-) -> dict[str, tuple[Candidate, Violation]]:
-    """Rule -> the first candidate that it refuses, and what it says."""
-    firsts = {int(np.argmax(counts > 0)) for counts in judged.broken.values()}
-    examples: dict[str, tuple[Candidate, Violation]] = {}
-    for row in sorted(firsts):
-        for violation in engine.judge(rows[row]):
-            examples.setdefault(violation.rule, (rows[row], violation))
-    return examples
+def _broken(
+    rows: CandidateRows,
+    engine: Engine,
+    knobs: tuple[str, ...],
+    rules: Collection[str],
+    counts: Counter[str],
+    examples: dict[str, tuple[Candidate, Violation]],
+) -> Indices:
+    """How many rules that follow from some knobs alone each candidate breaks.
+
+    What they refuse is added to `counts` and `examples`.
+    """
+    kinds = rows.answers(lambda candidate: tuple(map(candidate.get, knobs)))
+    groups, firsts, sizes = np.unique(kinds.which, return_index=True, return_counts=True)
+    n_broken = np.zeros(len(kinds.distinct), np.intp)
+    for group, first, size in zip(groups, firsts.tolist(), sizes.tolist(), strict=True):
+        found = [v for v in engine.judge(rows[first]) if v.rule in rules]
+        n_broken[group] = len(found)
+        for rule in {violation.rule for violation in found}:
+            counts[rule] += size
+        for violation in found:
+            examples.setdefault(violation.rule, (rows[first], violation))
+    return n_broken[kinds.which]
+
+
+def _nothing(
+    space: Space, engine: Engine, rows: CandidateRows, broken: Indices, lattice: Lattice
+) -> NothingFeasibleError:
+    """The error where no candidate that was judged is legal; it shows the nearest."""
+    n_alone = lattice.n_judged
+    judged = [lattice.candidates[place] for place in lattice.refused_places[:MOST_COUNTED]]
+    closest = min(judged, key=lambda one: len(engine.judge(one)), default=None)
+    if closest is None:
+        closest = rows[int(np.argmin(broken))]
+    is_all = n_alone == len(lattice.candidates)
+    of_them = "" if is_all else f"{n_alone} judged of "
+    counted = f"{of_them}its {format_count(len(rows), 'candidate')}"
+    settings = settings_of(closest, engine.context)
+    return nothing_legal(
+        f"space {space.name}: none of {counted} is legal for this job; refused most by",
+        lattice.refused,
+        {name: format_value(value) for name, value in settings.items()},
+        engine.judge(closest),
+    )
 
 
 def _sort_key(value: KnobValue) -> tuple[float, str]:

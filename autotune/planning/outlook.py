@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
+from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.units import parse_rate
 from autotune.contract import KnobValue
@@ -25,8 +25,10 @@ from autotune.planning.lattice import Lattice
 from autotune.planning.learned import Learned, learned_from
 from autotune.space.candidate import Candidate
 from autotune.space.grid import has_candidate
-from autotune.space.knobs import canonical, changing_knobs, explain, parse_settings
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical, explain, parse_settings
 from autotune.space.space import load_space
+from autotune.space.space_file import Space
 
 PLAN_SPACE = "plan"
 """What is ranked where nobody names a space: all that the program can predict well."""
@@ -43,8 +45,6 @@ class FleetWishes:
     """A device's share of its node's network, one way, such as `400Gbps`."""
     nvlink: str | None = None
     """All links of a device together, one way."""
-    accelerators: Path | None = None
-    """A table of the user's, before the shipped one."""
 
     def __post_init__(self) -> None:
         if self.per_node is not None and self.per_node < 1:
@@ -74,10 +74,29 @@ class DefaultSearch:
 
     tries: str
     """What it tries, in words."""
-    flags: str
-    """What makes it try the rest."""
     has: Callable[[Candidate], bool]
     """Whether it would try a candidate."""
+    context: Context
+    spaces: Sequence[Space]
+    """Shipped spaces that may have the rest."""
+
+    def homes(self, candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
+        """Name of a shipped space -> candidates that it has, as few spaces as possible.
+
+        Candidates that no shipped space has are missing.
+        """
+        left, found = list(candidates), {}
+        while left:
+            held = {
+                space.name: [one for one in left if has_candidate(space, self.context, one)]
+                for space in self.spaces
+            }
+            best = max(held, key=lambda name: len(held[name]))
+            if not held[best]:
+                break
+            found[best] = held[best]
+            left = [one for one in left if one not in held[best]]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,20 +152,24 @@ class Outlook:
     @property
     def default_search(self) -> "DefaultSearch | None":
         """What a search that is told no space would try of the lattice; None: all of it."""
-        context = self.lattice.context
+        context, engine = self.lattice.context, self.engine.name
         if self.lattice.is_laid_out:
+            alone = self.engine.planned_alone
+            shipped = [load_space(name, context.knobs, engine) for name in shipped_spaces(engine)]
             return DefaultSearch(
-                tries="all layouts in the job's own precision",
-                flags=f"--space {self.engine.name}",
-                has=lambda candidate: not changing_knobs(candidate, context.knobs),
+                tries=f"all layouts without {', '.join(alone[:-1])} and {alone[-1]}",
+                has=lambda candidate: not candidate.values.keys() & set(alone),
+                context=context,
+                spaces=shipped,
             )
         if self.job.space != PLAN_SPACE:
             return None
-        space = load_space(DEFAULT_SPACE, context.knobs, self.engine.name)
+        space = load_space(DEFAULT_SPACE, context.knobs, engine)
         return DefaultSearch(
             tries=f"the space {DEFAULT_SPACE}",
-            flags=f"--space {PLAN_SPACE}",
             has=lambda candidate: has_candidate(space, context, candidate),
+            context=context,
+            spaces=[load_space(PLAN_SPACE, context.knobs, engine)],
         )
 
     def read(self, settings: Sequence[str]) -> tuple[Candidate, tuple[str, ...]]:

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.base.errors import AutotuneError, JobError
+from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import is_count
@@ -26,15 +26,18 @@ from autotune.planning.choices import (
     best_of_kinds,
     best_probable,
     choices_of,
-    first_of,
+    ordered,
 )
-from autotune.planning.fitting import WayToFit, ways_to_fit
-from autotune.planning.lattice import lattice_of
+from autotune.planning.fitting import ways_to_fit
+from autotune.planning.lattice import Lattice, lattice_of
 from autotune.planning.learned import Learned
+from autotune.planning.other_job import OtherJob, rank_other_job
 from autotune.planning.outlook import DefaultSearch, Outlook, described
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import changing_knobs
 
+TOP = 10
+"""Rows of a plan that are judged where nobody wants more."""
 _LEAST_GAIN = 1.05
 """Gain from which another global batch is worth a word."""
 _LEAST_GAIN_ELSEWHERE = 1.3
@@ -56,28 +59,6 @@ class Variant:
     same_fit_probability: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherBatch:
-    """The nearest global batch that all ranks can share as data, where the job's is none."""
-
-    global_batch: int
-    described: str
-    """The best candidate there."""
-    speedup: float
-    """Samples/s of that candidate over those of the best one of the job's own batch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FasterElsewhere:
-    """The best of the same job in another space, or under another engine."""
-
-    flags: str
-    """What asks for it, such as `--space moe`."""
-    described: str
-    speedup: float
-    """Samples/s over those of the best of the job as it is."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranking:
     """The candidates of a lattice, ranked without a trial."""
@@ -86,7 +67,8 @@ class Ranking:
     environment: Environment
     home: str
     """The set that holds the candidates, in words."""
-    candidates: Sequence[Candidate]
+    lattice: Lattice
+    """The candidates, of which the rules have judged those that a plan names."""
     describe: Callable[[Candidate], str]
     """A candidate in words."""
     prediction: Prediction
@@ -111,7 +93,7 @@ class Ranking:
     """ZeRO stage or kind of layout -> its best candidate."""
     unchanged: int | None = None
     """The best that trains the same numbers, where the first does not."""
-    ways_to_fit: tuple[WayToFit, ...] = ()
+    ways_to_fit: tuple[OtherJob, ...] = ()
     """The smallest changes with which something fits, where nothing does."""
     default_search: DefaultSearch | None = None
     """What a search that is told no space would try of them; None: all."""
@@ -119,12 +101,18 @@ class Ranking:
     """Why no file can be made for the job, as of `Engine.no_files`."""
     learned: Learned | None = None
     """Trials that corrected the predictions; None: there were none on such devices."""
-    other_batch: OtherBatch | None = None
-    """None: it would gain nothing."""
+    other_batch: OtherJob | None = None
+    """The job with the nearest global batch that all ranks can share as data; None: it would gain
+    nothing."""
     baseline: "PredictedBaseline | None" = None
     """None: the user named no configuration of their own."""
-    spread_experts: tuple[FasterElsewhere, ...] = ()
+    spread_experts: tuple[OtherJob, ...] = ()
     """What trains a mixture of experts much faster than ranks that gather all of them."""
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """The candidates that no rule has refused."""
+        return self.lattice.candidates
 
     @property
     def order(self) -> NDArray[np.intp]:
@@ -147,7 +135,7 @@ class Ranking:
 
     @property
     def n_likely(self) -> int:
-        """Candidates that fit at least as surely as `min_fit`."""
+        """Candidates that fit at least as surely as `min_fit`, judged or not."""
         return int((self.prediction.fit_probability >= self.min_fit).sum())
 
 
@@ -171,8 +159,9 @@ def rank_lattice(
     min_fit: float = MIN_FIT,
     price_per_hour: float | None = None,
     what_if: Sequence[str] = (),
+    top: int = TOP,
 ) -> Ranking:
-    """Rank the lattice.
+    """Rank the lattice; the rules judge its first `top` rows, and what else a plan names.
 
     Candidates that fit less surely than `min_fit` come last. A what-if is a `key=value`: what the
     fleet would be otherwise.
@@ -180,19 +169,18 @@ def rank_lattice(
     Raises:
         JobError: A wish is not one.
     """
+    outlook, found, reach, choices = legal_rows(outlook, min_fit=min_fit, top=top)
     candidates = outlook.lattice.candidates
-    found, reach = outlook.predict_plans(outlook.plans(candidates))
-    choices = choices_of(found, min_fit=min_fit, splits=outlook.is_space_named)
     best = int(choices.order[0])
     best_s = float(found.step_time_s[best])
     return Ranking(
         job=outlook.job,
         environment=outlook.environment,
         home=outlook.home,
-        candidates=candidates,
         describe=outlook.engine.describe,
         prediction=found,
         choices=choices,
+        lattice=outlook.lattice,
         on_front=_front(found, min_fit),
         min_fit=min_fit,
         price_per_hour=price_per_hour,
@@ -203,7 +191,9 @@ def rank_lattice(
         best_of=best_of_kinds(found, choices),
         unchanged=_unchanged(outlook, choices),
         ways_to_fit=(
-            () if (found.fit_probability >= min_fit).any() else ways_to_fit(outlook, found)
+            ()
+            if (found.fit_probability >= min_fit).any()
+            else ways_to_fit(outlook, found, min_fit=min_fit)
         ),
         default_search=outlook.default_search,
         no_files=outlook.engine.no_files(),
@@ -213,6 +203,47 @@ def rank_lattice(
         spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),
         variants=tuple(_variant(outlook, wish, best=best, min_fit=min_fit) for wish in what_if),
     )
+
+
+def legal_rows(
+    outlook: Outlook, *, min_fit: float, top: int = TOP
+) -> tuple[Outlook, Prediction, Margin, Choices]:
+    """The rows of a plan, of which all that it names is legal.
+
+    What is predicted ranks the candidates, legal or not. The rules judge what the plan would name;
+    what they refuse is left out, and the others are ranked again.
+
+    Returns:
+        The outlook without what was refused, and what is predicted of its lattice.
+
+    Raises:
+        NothingFeasibleError: They refuse everything.
+    """
+    found, reach = outlook.predict_plans(outlook.plans(outlook.lattice.candidates))
+    while True:
+        choices = choices_of(found, min_fit=min_fit, splits=outlook.is_space_named)
+        lattice = outlook.lattice
+        if lattice.is_counted:
+            return outlook, found, reach, choices
+        wanted = _named(outlook, found, choices, min_fit=min_fit, top=top)
+        if all([lattice.is_legal(place) for place in wanted]):
+            return outlook, found, reach, choices
+        lattice, left = lattice.without_refused()
+        outlook = dataclasses.replace(outlook, lattice=lattice)
+        found, reach = found.take(left), reach.take(left)
+
+
+def _named(
+    outlook: Outlook, found: Prediction, choices: Choices, *, min_fit: float, top: int
+) -> set[int]:
+    """Candidates that a plan names or counts: those of its rows, and those on the front."""
+    firsts = choices.firsts[:top].tolist()
+    firsts += best_probable(found, choices, min_fit=min_fit)
+    firsts += best_of_kinds(found, choices).values()
+    if (unchanged := _unchanged(outlook, choices)) is not None:
+        firsts.append(unchanged)
+    rows = choices.row_of[np.array(firsts)]
+    return {*np.flatnonzero(np.isin(choices.row_of, rows)).tolist(), *_front(found, min_fit)}
 
 
 def _unchanged(outlook: Outlook, choices: Choices) -> int | None:
@@ -228,53 +259,44 @@ _MOST_READ = 5_000
 """Rows that are looked at for one that trains the same."""
 
 
-def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherBatch | None:
+def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherJob | None:
     """What another batch gains where no candidate has all ranks in data parallel groups.
 
     Layouts that the engine lays out itself split the model where the batch is below the world.
     """
-    job = outlook.job
-    is_split = outlook.lattice.is_laid_out and job.global_batch < job.world
-    if job.global_batch % job.world == 0 or is_split:
+    job, is_laid_out = outlook.job, outlook.lattice.is_laid_out
+    if job.global_batch % job.world == 0 or (is_laid_out and job.global_batch < job.world):
         return None
     nearest = max(1, round(job.global_batch / job.world)) * job.world
-    other = dataclasses.replace(outlook, job=dataclasses.replace(job, global_batch=nearest))
-    try:
-        is_laid_out = outlook.lattice.is_laid_out
-        lattice = lattice_of(other.job, other.engine, changes_training=is_laid_out)
-    except AutotuneError:  # the rules refuse it
+    other = rank_other_job(
+        outlook,
+        f"--global-batch {nearest}",
+        {"global_batch": nearest},
+        partial(lattice_of, for_plan=is_laid_out),
+        min_fit=min_fit,
+    )
+    if other is None or other.fit_probability < min_fit:
         return None
-    other = dataclasses.replace(other, lattice=lattice)
-    found = other.predict(lattice.candidates)
-    first = first_of(found, min_fit=min_fit)
-    speedup = nearest / float(found.step_time_s[first]) * best_s / job.global_batch
-    if speedup < _LEAST_GAIN or found.fit_probability[first] < min_fit:
-        return None
-    described = other.engine.describe(lattice.candidates[first])
-    return OtherBatch(global_batch=nearest, described=described, speedup=speedup)
+    return other if other.speedup(job, best_s) >= _LEAST_GAIN else None
 
 
 def _spread_experts(
     outlook: Outlook, best: Candidate, best_s: float, *, min_fit: float
-) -> tuple[FasterElsewhere, ...]:
+) -> tuple[OtherJob, ...]:
     """What gains much over a mixture of experts of which each rank gathers all."""
-    found = []
-    for flags, changes in outlook.engine.spread_experts(best).items():
-        there = dataclasses.replace(outlook, job=dataclasses.replace(outlook.job, **changes))
-        try:
-            there = dataclasses.replace(there, lattice=lattice_of(there.job, there.engine))
-            predicted = there.predict(there.lattice.candidates)
-            first = first_of(predicted, min_fit=min_fit)
-            there.engine.files(there.lattice.candidates[first])
-        except AutotuneError:  # no such candidates, or the engine cannot build the model
-            continue
-        if there.engine.spread_experts(there.lattice.candidates[first]):
-            continue  # its ranks gather all experts too
-        speedup = best_s / float(predicted.step_time_s[first])
-        if speedup >= _LEAST_GAIN_ELSEWHERE and predicted.fit_probability[first] >= min_fit:
-            described = there.engine.describe(there.lattice.candidates[first])
-            found.append(FasterElsewhere(flags=flags, described=described, speedup=speedup))
-    return tuple(found)
+    others = (
+        rank_other_job(outlook, flags, changes, lattice_of, min_fit=min_fit)
+        for flags, changes in outlook.engine.spread_experts(best).items()
+    )
+    return tuple(
+        other
+        for other in others
+        if other is not None
+        and other.fit_probability >= min_fit
+        and other.speedup(outlook.job, best_s) >= _LEAST_GAIN_ELSEWHERE
+        and other.has_files
+        and not other.outlook.engine.spread_experts(other.candidate)
+    )
 
 
 def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
@@ -294,7 +316,7 @@ def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
 
 
 def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Variant:
-    """The lattice on another fleet; the rules are not asked again."""
+    """The lattice on another fleet; rules that ask of the fleet are not asked again."""
     key, equals, value = (part.strip() for part in wish.partition("="))
     if not equals or not value or key not in _CHANGES:
         raise JobError(
@@ -304,7 +326,8 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
         )
     other = _CHANGES[key](outlook, value, f"--what-if {wish}")
     found = other.predict(outlook.lattice.candidates)
-    first = first_of(found, min_fit=min_fit)
+    first = outlook.lattice.first_legal(ordered(found, min_fit=min_fit))
+    assert first is not None, "the best as it is would do"
     return Variant(
         change=f"{key}={value}",
         best=first,

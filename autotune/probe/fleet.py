@@ -69,7 +69,7 @@ def measure_fleet(
         except ValueError as error:
             return FleetError(str(error))
 
-    answers = transport.ask_each(names, measure)
+    answers = transport.ask_all(names, measure)
     failed = {name: each for name, each in answers.items() if isinstance(each, FleetError)}
     told = answers[names[0]]
     if failed or not isinstance(told, Told):

@@ -40,12 +40,19 @@ class Blocks:
     degrees: int
     """Degrees of freedom of the variance."""
 
-    def gain(self, weights: Mapping[str, float], *, of_many: int = 1) -> Speedup | None:
+    def gain(
+        self,
+        weights: Mapping[str, float],
+        *,
+        of_many: int = 1,
+        missed: float = 2 * (1 - CONFIDENCE),
+    ) -> Speedup | None:
         """Exp of a weighted sum of the configurations' log samples/s; weights add up to 0.
 
         `{a: 1, b: -1}` is the ratio of a to b. The interval is Student's, with the variance of all
-        runs; it holds at 95% for `of_many` such sums at once (Bonferroni), by default for this
-        one alone.
+        runs; it fails to hold in a share `missed` of cases, for `of_many` such sums at once
+        (Bonferroni, as in Dunn, Multiple Comparisons Among Means, 1961), by default for this one
+        alone.
 
         Returns:
             None where a configuration never ran, or no run is left to know the variance from.
@@ -56,7 +63,7 @@ class Blocks:
         for name, weight in weights.items():
             row[self.names[name]] += weight
         error = math.sqrt(max(0.0, float(row @ self.covariance @ row)) * self.variance)
-        confidence = 1 - (1 - CONFIDENCE) / max(1, of_many)
+        confidence = 1 - missed / 2 / max(1, of_many)
         middle, half = float(row @ self.effects), t_quantile(confidence, self.degrees) * error
         return Speedup(
             ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half)

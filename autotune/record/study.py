@@ -20,7 +20,7 @@ import psutil
 from autotune.base.errors import JobError, StudyError
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
 from autotune.base.secrecy import known_secrets, scrubbed, scrubbed_document
-from autotune.base.text import each_on_one_line
+from autotune.base.text import texts_on_one_line
 from autotune.contract import (
     CONFIG_DIR,
     COORDINATOR_ENDED,
@@ -60,9 +60,9 @@ _CONFIG_BYTES = 4 * 2**20
 """Largest configuration file of a trial that is read back."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Trial:
-    """One trial of the record."""
+    """One trial of the record; one is equal to itself alone."""
 
     folder: Path
     spec: TrialSpec
@@ -111,10 +111,6 @@ class Study:
         self.recalled_file = self.folder / "recalled.json"
         """The lessons of other studies as they were when the search began."""
         self._lock: int | None = None
-        self._read: tuple[Any, dict[str, _ReadBefore]] = (None, {})
-        """Facts of the study, and what was read of each trial's folder with them."""
-        self._next = -1
-        """The number after that of the last trial that was written here; -1: none was."""
 
     def trial_folder(self, number: int) -> Path:
         """Folder of one trial."""
@@ -226,19 +222,11 @@ class Study:
         """Read every trial folder.
 
         Raises:
-            StudyError: The folder cannot be read, or a newer autotune wrote it.
+            StudyError: The folder cannot be read, or it holds a record of another schema.
         """
         facts = self.read_state()
-        before = self._read[1] if self._read[0] == facts else {}
-        now: dict[str, _ReadBefore] = {}
         secrets = known_secrets()
-        for folder in self._folders():
-            state, known = _state_of(folder), before.get(folder.name)
-            if known is None or known[0] != state:
-                known = (state, _read_trial(folder, facts, secrets))
-            now[folder.name] = known
-        self._read = (facts, now)
-        found = [each for _, each in now.values()]
+        found = [_read_trial(folder, facts, secrets) for folder in self._folders()]
         return Recorded(
             trials=tuple(each for each in found if isinstance(each, Trial)),
             unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
@@ -261,10 +249,6 @@ class Study:
         Raises:
             StudyError: The folder cannot be read, or has all numbers.
         """
-        if 0 < self._next <= _MAX_NUMBER:
-            last, following = (self.trial_folder(self._next - n) for n in (1, 0))
-            if os.path.lexists(last) and not os.path.lexists(following):
-                return self._next
         folders = self._folders()
         number = max((int(folder.name) for folder in folders), default=-1) + 1
         if number > _MAX_NUMBER:
@@ -299,7 +283,6 @@ class Study:
                 clean = scrubbed_document(name, text)
                 (folder / CONFIG_DIR / name).write_text(clean, encoding="utf-8")
             write_json(folder / SPEC_FILE, scrubbed(to_dict(spec)))
-            self._next = spec.identity.number + 1
         except OSError as error:
             raise _cannot_write(folder, error) from error
         return folder
@@ -447,22 +430,6 @@ def _with_sound_diagnosis(
     return result
 
 
-_ReadBefore = tuple[tuple[tuple[int, ...], ...], "Trial | Unreadable"]
-
-
-def _state_of(folder: Path) -> tuple[tuple[int, ...], ...]:
-    """A state of a trial's files that another one of them differs from."""
-    states: list[tuple[int, ...]] = []
-    for name in (SPEC_FILE, RESULT_FILE):
-        try:
-            found = os.lstat(folder / name)
-        except OSError:
-            states.append(())
-        else:
-            states.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
-    return tuple(states)
-
-
 def _read_trial(
     folder: Path, facts: Mapping[str, Any], secrets: tuple[str, ...]
 ) -> Trial | Unreadable:
@@ -508,7 +475,7 @@ def _check_candidate(spec: TrialSpec) -> None:
 
 def _safe(data: dict[str, Any], secrets: tuple[str, ...] | None = None) -> dict[str, Any]:
     """A result whose texts are safe to show: others wrote them."""
-    safe: dict[str, Any] = each_on_one_line(scrubbed(data, secrets))
+    safe: dict[str, Any] = texts_on_one_line(scrubbed(data, secrets))
     return safe
 
 
@@ -536,11 +503,11 @@ def _read_known(path: Path, known: int) -> dict[str, Any]:
             ) from error
         raise
     version = data.get("schema_version")
-    # Taken for damage, a newer result would be declared lost and its trial run again.
-    if isinstance(version, int) and version > known:
+    # Taken for damage, such a result would be declared lost and its trial run again.
+    if isinstance(version, int) and version != known:
         raise StudyError(
-            f"{path}: schema {version}, this autotune knows {known}",
-            "use the autotune that wrote this study, or another --study NAME",
+            f"{path}: schema {version}, this autotune reads schema {known}",
+            "use the autotune that wrote this study, or begin another with --study NAME",
         )
     return data
 

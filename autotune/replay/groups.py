@@ -28,7 +28,6 @@ class Configuration:
 
     @property
     def outcome(self) -> Outcome:
-        """`ok` if any of its rows ran."""
         return Outcome.OK if self._measured else Outcome.OOM
 
     @cached_property
@@ -58,12 +57,11 @@ class Group:
 
     @property
     def name(self) -> str:
-        """In a few words: model, devices, global batch, sequence length."""
-        said = {column: _plain(text) for column, text in self.problem.items()}
-        model = self.problem["model_name"] or f"{said['n_layers']}x{said['hidden']}"
+        cells = {column: _plain(text) for column, text in self.problem.items()}
+        model = self.problem["model_name"] or f"{cells['n_layers']}x{cells['hidden']}"
         return (
-            f"{model}, {said['n_gpus']} x {self.problem['gpu_type']}, "
-            f"batch {said['global_batch']}, seq {said['seq_len']}"
+            f"{model}, {cells['n_gpus']} x {self.problem['gpu_type']}, "
+            f"batch {cells['global_batch']}, seq {cells['seq_len']}"
         )
 
 
@@ -97,8 +95,8 @@ def group_rows(
         Group(
             problem=dict(zip(("source", *PROBLEM_COLUMNS, *fixed), problem, strict=True)),
             configurations=tuple(
-                Configuration(knobs=dict(knobs), rows=tuple(its))
-                for knobs, its in by_knobs.items()
+                Configuration(knobs=dict(knobs), rows=tuple(measured))
+                for knobs, measured in by_knobs.items()
             ),
         )
         for problem, by_knobs in found.items()

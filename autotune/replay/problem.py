@@ -50,38 +50,32 @@ class ReplayProblem:
 
     @property
     def world(self) -> int:
-        """Accelerators."""
         return self._count("n_gpus")
 
     @property
     def global_batch(self) -> int:
-        """Samples per step."""
         return self._count("global_batch")
 
     @property
     def seq_len(self) -> int:
-        """Tokens per sample."""
         return self._count("seq_len")
 
     @property
     def precision(self) -> str:
         """In a job's words; bf16 where the table does not say, or says what no job can."""
-        said = self.group.problem["precision"]
-        return said if said in ("bf16", "fp16", "fp32") else "bf16"
+        name = self.group.problem["precision"]
+        return name if name in ("bf16", "fp16", "fp32") else "bf16"
 
     @property
     def device_name(self) -> str:
-        """Name of the device, as the table has it."""
         return self.group.problem["gpu_type"]
 
     @property
     def device_memory_bytes(self) -> int:
-        """Memory of one accelerator."""
         return int(_first(self.plans.memory_bytes))
 
     @property
     def devices_per_node(self) -> int:
-        """At most the world."""
         return min(self.world, int(_first(self.plans.devices_per_node)))
 
     @cached_property
@@ -92,8 +86,8 @@ class ReplayProblem:
             knobs = {_KNOB_OF[column]: value for column, value in configuration.knobs.items()}
             if "zero.stage" in knobs:
                 knobs["zero.stage"] = int(knobs["zero.stage"])
-            its = Candidate.of(knobs, world=self.world, global_batch=self.global_batch)
-            found[its] = configuration
+            candidate = Candidate.of(knobs, world=self.world, global_batch=self.global_batch)
+            found[candidate] = configuration
         return found
 
     @property
@@ -139,11 +133,6 @@ class ReplayProblem:
 def read_problem(path: Path, wanted: str) -> ReplayProblem:
     """The group of a table that is to be searched.
 
-    Args:
-        path: A CSV file.
-        wanted: A number of the list that the error prints, or a part of a name; empty where the
-            table has one group alone.
-
     Raises:
         JobError: The table cannot be read, has no such group or several, or a group that nothing
             can be predicted of.
@@ -173,7 +162,7 @@ def _check_peaks(problem: ReplayProblem) -> None:
         JobError: A row says so.
     """
     most_bytes = problem.device_memory_bytes * (1 + METER_SLACK)
-    for row in (row for each in problem.group.configurations for row in each.rows):
+    for row in (row for choice in problem.group.configurations for row in choice.rows):
         peak_bytes = row.peak_memory_bytes
         if peak_bytes is not None and peak_bytes > most_bytes and row.outcome is Outcome.OK:
             raise JobError(
@@ -229,11 +218,11 @@ def _chosen(path: Path, groups: Sequence[Group], wanted: str) -> Group:
     found = [g for g in groups if wanted.lower() in g.name.lower()] if wanted else list(groups)
     if len(found) == 1:
         return found[0]
-    said = f"{len(found)} groups are named {wanted!r}" if wanted else f"{len(groups)} groups"
+    count = f"{len(found)} groups are named {wanted!r}" if wanted else f"{len(groups)} groups"
     shown = [text for g, text in zip(groups, listed, strict=True) if g in (found or groups)]
     more = f"\n  and {len(shown) - _MOST_LISTED} more" if len(shown) > _MOST_LISTED else ""
     raise JobError(
-        f"{path}: {said if found else f'no group is named {wanted!r}'}:\n  "
+        f"{path}: {count if found else f'no group is named {wanted!r}'}:\n  "
         + "\n  ".join(shown[:_MOST_LISTED])
         + more,
         f"choose one by its number or a part of its name: --fleet replay:{path}#1",

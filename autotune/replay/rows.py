@@ -137,8 +137,8 @@ class MeasuredRow:
             raise self._wrong(column, f"{number:g} is not between {least:g} and {most:g}")
         return number
 
-    def _wrong(self, column: str, said: str, fix: str = _FIX) -> JobError:
-        return JobError(f"{self.where}: {column}: {said}", fix)
+    def _wrong(self, column: str, problem: str, fix: str = _FIX) -> JobError:
+        return JobError(f"{self.where}: {column}: {problem}", fix)
 
 
 def read_rows(path: Path) -> tuple[MeasuredRow, ...]:

@@ -122,8 +122,7 @@ Every search keeps `results/<study>/metrics.prom` in Prometheus' text format.
 of node_exporter's textfile collector. Nothing listens on a port.
 
 - The file is written aside and moved, so a scrape never meets a part of it.
-- It is written when something changes, and at least every 5 seconds while trials run. That
-  of a long record is written less often: writing takes at most half a percent of the time.
+- It is written when a stage begins, every 5 seconds while trials run, and at the end.
 - A file that cannot be written is named once and tried again.
 - All samples carry the label `study`. A sample whose value is not known is absent.
 - When the search has ended, the file stays with its last state (`autotune_stage` is

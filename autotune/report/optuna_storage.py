@@ -16,7 +16,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autotune.base.kept_process import scratch_folder
+from autotune.base.guarded_process import scratch_folder
 from autotune.contract import KnobValue
 from autotune.export.base import RecordDialect
 from autotune.record.study import Study

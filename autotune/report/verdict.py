@@ -39,7 +39,7 @@ from autotune.report.words import (
 )
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import choices_of, describe_candidate, describe_difference
-from autotune.trial.statistics import TOLD_BEYOND_MEDIAN, share_beyond_median
+from autotune.trial.statistics import SHOWN_BEYOND_MEDIAN, share_beyond_median
 
 _PASSED_SHOWN = 5
 
@@ -287,7 +287,7 @@ def _whole_run(story: Story) -> dict[str, float] | None:
         statistics.fmean(share_beyond_median(run.step_times_s) for run in runs)
         for runs in (best, baseline)
     )
-    if max(best_share, baseline_share) < TOLD_BEYOND_MEDIAN:
+    if max(best_share, baseline_share) < SHOWN_BEYOND_MEDIAN:
         return None
     gain = _mean_step_s(baseline) / _mean_step_s(best)
     return {"gain": gain, "best_share": best_share, "baseline_share": baseline_share}

@@ -1,4 +1,8 @@
-"""The choice of the next candidate, by a forecast that is calibrated with measurements."""
+"""What is believed of candidates after some trials, and which of them is tried next.
+
+One posterior serves a search whole: it predicts single trials, prices the memory of a baseline's
+ladder, chooses the next candidate and says what another trial is expected to gain.
+"""
 
 import math
 from collections.abc import Sequence
@@ -48,33 +52,78 @@ class Shot:
     is_running: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SeenErrors:
-    """Errors of the forecast that trials saw, here and elsewhere."""
+class Lessons:
+    """Errors of a forecast that trials saw, here and elsewhere, fitted when they are asked for."""
 
-    forecast: Forecast
-    """Forecast of the shots' candidates."""
-    shots: Sequence[Shot]
-    known: Recalled | None
+    def __init__(
+        self, forecast: Forecast, shots: Sequence[Shot], known: Recalled | None = None
+    ) -> None:
+        """Take trials.
+
+        Args:
+            forecast: The forecast of their candidates.
+            shots: The trials.
+            known: Errors that other trials saw.
+        """
+        self.n_measured = sum(shot.seconds is not None for shot in shots)
+        self._forecast, self._shots, self._known = forecast, shots, known
 
     @cached_property
     def seconds(self) -> Seen:
-        """Those of the seconds, one by one."""
-        seen = seen_times(self.forecast, self.shots)
-        return seen if self.known is None else Seen.join(seen, self.known.times)
+        """Errors of the seconds, one by one."""
+        seen = seen_times(self._forecast, self._shots)
+        return seen if self._known is None else Seen.join(seen, self._known.times)
 
     @cached_property
     def times(self) -> ErrorFits:
-        """Those of the seconds, fitted."""
+        """Errors of the seconds, fitted."""
         return learn(self.seconds, TIME_PRIOR)
 
     @cached_property
     def peaks(self) -> ErrorFits:
-        """Those of the peaks, fitted."""
-        seen = seen_peaks(self.forecast, self.shots)
-        return learn(
-            seen if self.known is None else Seen.join(seen, self.known.peaks), MEMORY_PRIOR
-        )
+        """Errors of the peaks, fitted."""
+        seen = seen_peaks(self._forecast, self._shots)
+        known = self._known
+        return learn(seen if known is None else Seen.join(seen, known.peaks), MEMORY_PRIOR)
+
+
+class Posterior:
+    """Candidates as they are expected to be, by a forecast and the errors that trials saw."""
+
+    def __init__(self, forecast: Forecast, lessons: Lessons) -> None:
+        """Take the candidates' forecast, and lessons of these or others."""
+        self.forecast = forecast
+        self.lessons = lessons
+
+    @cached_property
+    def time(self) -> Calibration:
+        """Belief about the error of the seconds."""
+        return self.lessons.times.at(self.forecast.features)
+
+    @cached_property
+    def memory(self) -> Calibration:
+        """Belief about the error of the peak."""
+        return self.lessons.peaks.at(memory_features(self.forecast))
+
+    @cached_property
+    def log_seconds(self) -> Floats:
+        """Calibrated, by candidate."""
+        return np.asarray(np.log(self.forecast.seconds) + self.time.mean)
+
+    @cached_property
+    def log_peak(self) -> Floats:
+        """Calibrated, by candidate."""
+        assert self.forecast.peak_bytes is not None, "asked for only where memory decides"
+        return np.asarray(np.log(self.forecast.peak_bytes) + self.memory.mean)
+
+    def overrun(self, limit_bytes: float | None) -> Floats:
+        """By how many deviations a peak is expected above a limit, by candidate.
+
+        It tells candidates apart whose risk is 1 to all digits.
+        """
+        if limit_bytes is None or self.forecast.peak_bytes is None:
+            return np.full(len(self.forecast), -np.inf)
+        return (self.log_peak - math.log(limit_bytes)) / self.memory.deviation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,40 +151,19 @@ class Chooser:
         Args:
             is_open: By row; at least one is.
         """
-        return self.rank(is_open, 1)[0]
-
-    def rank(self, is_open: Flags, most: int) -> list[int]:
-        """At most so many rows, to be tried one after the other by what is known now.
-
-        Args:
-            is_open: As of `choose`, whose row comes first.
-            most: At least 1.
-        """
         allowed = self._allowed(is_open)
         if not allowed.any():
             kept = is_open & ~self.is_dropped
             kept = kept if kept.any() else is_open
-            return [int(np.argmin(np.where(kept, self._overrun, np.inf)))]
+            return int(np.argmin(np.where(kept, self._overrun, np.inf)))
         n_tried = len(self.shots) + self.n_beside
-        most = min(most, int(allowed.sum()))
-        turns = [n % EXPLORE_EVERY == EXPLORE_EVERY - 1 for n in range(n_tried, n_tried + most)]
-        orders = {explores: iter(self._ordered(allowed, explores)) for explores in {*turns}}
-        found: dict[int, None] = {}
-        for explores in turns:
-            found[next(row for row in orders[explores] if row not in found)] = None
-        return list(found)
-
-    def _ordered(self, allowed: Flags, explores: bool) -> list[int]:
-        """The rows that are allowed, the one to be tried first at the beginning."""
-        # To explore is to go by how little is known of a row; among equals the faster.
-        score = (
-            self.time.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min())
-            if explores
-            else self._gain()
-        )
-        order = np.argsort(-score, kind="stable")
-        rows: list[int] = order[allowed[order]].tolist()
-        return rows
+        score = self._gain()
+        if n_tried % EXPLORE_EVERY == EXPLORE_EVERY - 1:
+            # To explore is to go by how little is known of a row; among equals the faster.
+            log_seconds = self._posterior.log_seconds
+            score = self.time.deviation - 1e-3 * (log_seconds - log_seconds.min())
+        rows = np.flatnonzero(allowed)
+        return int(rows[np.argmax(score[rows])])
 
     def expected_gain(self, is_open: Flags) -> float:
         """Expected gain of the next trial over the best seconds so far, as a share of them.
@@ -156,34 +184,18 @@ class Chooser:
 
         Trials in flight count as if they measured what is expected.
         """
-        features = self.forecast.features
-        believed = self._errors.times.at(features)
+        believed, features = self._posterior.time, self.forecast.features
         running = _rows([shot for shot in self.shots if shot.is_running])
         if not len(running):
             return believed
         pretended = Seen.here(features.take(running), believed.mean[running])
-        with_them = calibrate(features, Seen.join(self._errors.seconds, pretended), TIME_PRIOR)
+        seen = Seen.join(self._posterior.lessons.seconds, pretended)
+        with_them = calibrate(features, seen, TIME_PRIOR)
         return Calibration(mean=believed.mean, deviation=with_them.deviation)
 
     @cached_property
-    def memory(self) -> Calibration:
-        """Belief about the error of the peak."""
-        return self._errors.peaks.at(memory_features(self.forecast))
-
-    @cached_property
-    def _errors(self) -> SeenErrors:
-        return SeenErrors(forecast=self.forecast, shots=self.shots, known=self.known)
-
-    @cached_property
-    def log_seconds(self) -> Floats:
-        """Calibrated, by row."""
-        return np.asarray(np.log(self.forecast.seconds) + self.time.mean)
-
-    @cached_property
-    def log_peak(self) -> Floats:
-        """Calibrated, by row."""
-        assert self.forecast.peak_bytes is not None, "asked for only where memory decides"
-        return np.asarray(np.log(self.forecast.peak_bytes) + self.memory.mean)
+    def _posterior(self) -> Posterior:
+        return Posterior(self.forecast, Lessons(self.forecast, self.shots, self.known))
 
     @cached_property
     def risk(self) -> Floats:
@@ -202,7 +214,8 @@ class Chooser:
         lost = _rows([shot for shot in self.shots if shot.is_out_of_memory])
         if not len(lost) or self.forecast.peak_bytes is None:
             return np.zeros(len(self.forecast), bool)
-        return np.asarray(self.log_peak >= self.log_peak[lost].min())
+        log_peak = self._posterior.log_peak
+        return np.asarray(log_peak >= log_peak[lost].min())
 
     def _allowed(self, is_open: Flags) -> Flags:
         """Open rows that fit surely enough to be tried."""
@@ -217,22 +230,16 @@ class Chooser:
         """log(expected gain x P(fits)), by row."""
         measured = self._measured
         fits = np.log(np.maximum(1 - self.risk, 1e-12))
+        log_seconds = self._posterior.log_seconds
         if not measured:
-            return np.asarray(fits - self.log_seconds)
+            return np.asarray(fits - log_seconds)
         deviation = np.hypot(self.time.deviation, self.variation)
-        z = (min(measured) - self.log_seconds) / deviation
+        z = (min(measured) - log_seconds) / deviation
         return np.asarray(np.log(deviation) + log_expected_gain(z) + fits)
 
     @cached_property
     def _overrun(self) -> Floats:
-        """By how many deviations a peak is expected above the limit, by row.
-
-        It tells rows apart whose risk is 1 to all digits.
-        """
-        limit_bytes = self.forecast.limit_bytes
-        if limit_bytes is None or self.forecast.peak_bytes is None:
-            return np.full(len(self.forecast), -np.inf)
-        return (self.log_peak - math.log(limit_bytes)) / self.memory.deviation
+        return self._posterior.overrun(self.forecast.limit_bytes)
 
 
 def seen_times(forecast: Forecast, shots: Sequence[Shot]) -> Seen:

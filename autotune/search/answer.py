@@ -10,14 +10,12 @@ from autotune.engines.base import find_engine
 from autotune.record.answer import Drifted, Problem, SearchAnswer, Standing, config_of
 from autotune.record.facts import PassedOver
 from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
-from autotune.record.spread import is_figure
 from autotune.record.study import Study
 from autotune.search import confirm
 from autotune.search.base import RaceState, StopReason
 from autotune.search.context import SearchContext
 from autotune.search.front import RULE, Figure, front_of
 from autotune.search.history import History, counting, results
-from autotune.search.objective import figure_of
 from autotune.search.reduced import too_large
 from autotune.space.candidate import Candidate
 
@@ -39,9 +37,9 @@ class RecordStandings:
     def baseline(self, candidate: Candidate | None) -> Standing | None:
         """The baseline by its own trial."""
         tried = None if candidate is None else self._history.find(candidate)
-        if tried is None or tried.measured is None or not is_figure(tried.measured):
+        if tried is None or tried.figure is None:
             return None
-        return self._standing(tried.candidate.hash, figure_of(tried.measured, tried.spread))
+        return self._standing(tried.candidate.hash, tried.figure)
 
     def guards(self, baseline: Candidate | None) -> dict[str, GuardVerdict]:
         """What the convergence guard says of each candidate of the comparisons, by hash."""

@@ -48,9 +48,7 @@ class CalibratedSampler(BaseSampler):
         *,
         forecast: Forecast,
         known: Recalled | None = None,
-        n_beside: int = 0,
         closed: Collection[int] = (),
-        n_ahead: int = 0,
         others: BaseSampler | None = None,
         seed: int | None = None,
     ) -> None:
@@ -62,10 +60,7 @@ class CalibratedSampler(BaseSampler):
             forecast: What the model says of every candidate. For a study that maximises a rate its
                 `seconds` are the inverse of what the objective returns.
             known: Errors of the forecast that others saw.
-            n_beside: Trials that taught these errors and are not in the study: every eighth
-                trial of all explores.
             closed: Rows that are not wanted.
-            n_ahead: How many rows `rows_ahead` holds, at most.
             others: Samples what is in no column; None: Optuna's TPE.
             seed: Seed of `others`, where it is left out.
 
@@ -76,10 +71,7 @@ class CalibratedSampler(BaseSampler):
         if not columns or not len(forecast) or set(lengths.values()) != {len(forecast)}:
             raise ValueError(f"columns of {lengths} rows, and a forecast of {len(forecast)}")
         self._columns = {name: list(column) for name, column in columns.items()}
-        self._chooser = Chooser(forecast=forecast, shots=(), known=known, n_beside=n_beside)
-        self._n_ahead = n_ahead
-        self.rows_ahead: list[int] = []
-        """Rows to try after the one that was chosen last, by what was known then."""
+        self._chooser = Chooser(forecast=forecast, shots=(), known=known)
         self._closed = list(closed)
         self._others = others or TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._row_of_key: dict[_Key, int] = {}
@@ -138,11 +130,6 @@ class CalibratedSampler(BaseSampler):
         """Passed on; the choice of a row is not random."""
         self._others.reseed_rng()
 
-    @property
-    def last_row(self) -> int:
-        """The row of the newest trial that asked for a knob of the columns and has not ended."""
-        return self._chosen[max(self._chosen)]
-
     def _row_for(self, study: Study, trial: FrozenTrial) -> int:
         """The row of this trial, chosen when its first knob is asked for."""
         if trial.number not in self._chosen:
@@ -165,9 +152,7 @@ class CalibratedSampler(BaseSampler):
         if not is_open.any():
             is_open[:] = True  # a study that goes on after the last candidate may repeat
         variation = VARIATION if has_others else 0.0
-        chooser = replace(self._chooser, shots=shots, variation=variation)
-        chosen, *self.rows_ahead = chooser.rank(is_open, 1 + self._n_ahead)
-        return chosen
+        return replace(self._chooser, shots=shots, variation=variation).choose(is_open)
 
     def _row_of(self, trial: FrozenTrial) -> int | None:
         """The row that a trial ran; None where it is none of them."""

@@ -6,30 +6,29 @@ the next round; here the record is read for it.
 """
 
 import math
-import random
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from autotune.contract import Start
+from autotune.contract import Start, TrialResult
 from autotune.record.answer import Speedup
 from autotune.record.guard import GuardVerdict
 from autotune.record.spread import is_figure, log_rate
 from autotune.record.study import Trial
-from autotune.search import race
 from autotune.search.front import Figure, peak_of
-from autotune.search.history import History, Tried, counting, is_settled, results
+from autotune.search.history import History, Tried, counting, results
 from autotune.search.objective import Objective
-from autotune.search.race import (
-    BLOCK,
-    COLD,
-    MIN_ROUNDS,
-    N_CONFIRM,
-    WARM,
-    NextRound,
-    Race,
-    Racer,
-    Rules,
+from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race, Racer, Rules
+from autotune.search.rounds import (
+    OpenRound,
+    Round,
+    RunCount,
+    Runs,
+    RunSeconds,
+    in_turn,
+    progress_of,
+    runs_of,
 )
 from autotune.search.trial_spec import CONFIRM_MEASURE, WARM_MEASURE
 from autotune.space.candidate import Candidate
@@ -44,8 +43,8 @@ in any case."""
 OWN_STEPS = CONFIRM_MEASURE.warmup_steps + CONFIRM_MEASURE.min_steps
 """Steps that a run takes at the least where nothing is guarded."""
 
-_Runs = Mapping[tuple[str, int], Sequence[Trial]]
-"""Candidate's hash and round -> the trials of that run, repeats included."""
+SHORTEST = RunCount(cold=2 * N_CONFIRM)
+"""Runs of the shortest comparison: a round of two, and both once more, all cold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +129,15 @@ def plan(
         contenders = [next((c for c in contenders if c != baseline), contenders[0])]
     begun = max((t.spec.identity.confirm_round or 0 for t in history.trials), default=0)
     for first_round in (first_round_of(begun), first_round_of(begun) + BLOCK):
-        own = _runs_of(history, first_round)
+        runs = _runs_of(history, first_round)
         everyone = [*contenders, *([] if baseline is None else [baseline])]
-        rules = _rules_of(own) or (WARM if all(map(may_start_warm, everyone)) else COLD)
-        members = _affordable(contenders, baseline, own, left_s, rules, history, guard_steps)
+        rules = _rules_of(runs) or (WARM if all(map(may_start_warm, everyone)) else COLD)
+        one_s = run_seconds(history, rules, guard_steps)
+        members = _affordable(contenders, baseline, runs, left_s, one_s)
         if not members:
             return None
         # Who has run in it stays in it, whatever the time that is left now.
-        ran = _recorded_comparison(history, own, None, first_round).members
+        ran = _recorded_comparison(history, runs, None, first_round).members
         members += tuple(m for m in ran if m not in members and m.hash not in drifting)
         planned = FinalComparison(
             members=members,
@@ -155,9 +155,9 @@ def is_broken(comparison: FinalComparison, history: History, objective: Objectiv
 
     Whoever made it drop out has failed since, or is no member any more.
     """
-    at = _replay(comparison, history, objective)
-    last = max((number for _, number in _runs_of(history, comparison.first_round)), default=-1)
-    return bool(at.missing) and at.round < last
+    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
+    at, last = recorded.progress(), max((number for _, number in recorded.runs), default=-1)
+    return bool(at.missing) and at.number < last
 
 
 def first_round_of(round_number: int) -> int:
@@ -221,36 +221,19 @@ def guard_s(history: History, wanted: int) -> float | None:
     return statistics.median(added_s) if added_s else None
 
 
-def run_s(history: History, guard_steps: int = 0) -> float:
-    """Seconds that one run of the comparison takes, at most as a rule; 0 with nothing to go by.
+def run_seconds(history: History, rules: Rules, guard_steps: int = 0) -> RunSeconds:
+    """Seconds that runs of a comparison take, at most as a rule; 0 with nothing to go by.
 
-    It starts cold, which a search's trial need not, and measures for longer. The comparison's own
+    One starts cold, which a search's trial need not, and measures for longer. The comparison's own
     runs do not count: what is planned by them would change on resume.
     """
     explored = history.explored
     if explored.typical_s is None:
-        return 0.0
+        return RunSeconds(warm=0.0, cold=0.0)
     longer_s = CONFIRM_MEASURE.budget_s - WARM_MEASURE.budget_s
     longer_s += guard_s(history, guard_steps) or 0.0
-    return explored.typical_s + explored.slower_start_s + longer_s
-
-
-def race_run_s(history: History, rules: Rules, guard_steps: int = 0) -> float:
-    """Seconds that one run of a race takes that need not confirm anything."""
-    return (history.explored.typical_s or 0.0) if rules.warm else run_s(history, guard_steps)
-
-
-def least_s(history: History, guard_steps: int) -> float:
-    """Seconds of the shortest comparison: a round of two, and both once more, all cold."""
-    return 4 * run_s(history, guard_steps)
-
-
-def kept_s(history: History, rules: Rules, guard_steps: int = 0) -> float:
-    """Seconds that a comparison of two takes: what a search keeps back of its time."""
-    rounds = race.LOOKS[-1] if rules.warm else race.FULL_ROUNDS
-    n_cold = 1 if rules.warm else rounds
-    warm_s = 2 * (rounds - n_cold) * race_run_s(history, rules, guard_steps)
-    return warm_s + 2 * n_cold * run_s(history, guard_steps)
+    cold_s = explored.typical_s + explored.slower_start_s + longer_s
+    return RunSeconds(warm=explored.typical_s if rules.warm else cold_s, cold=cold_s)
 
 
 def missing_runs(
@@ -264,49 +247,48 @@ def missing_runs(
 ) -> list[ComparisonRun]:
     """The runs of this round that are still to come, in their order; none: the race is over.
 
-    The order is shuffled once by the seed and turned by one place per round, so that nobody always
-    runs first, and drift (a warming machine) meets all alike.
-
     A disturbed run is repeated where `left_s` seconds of the budget leave the time for it beside
     the round, and a round is begun that can be paid for. Where the time is over, the best and the
     baseline are confirmed cold before anything else.
     """
+    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
+    one_s = run_seconds(history, comparison.rules, guard_steps)
+    confirmed_s = N_CONFIRM * one_s.cold
 
-    def cost_s(at: _Replayed) -> float:
-        own_s = race_run_s(history, comparison.rules, guard_steps)
-        one_s = run_s(history, guard_steps) if at.asked and at.asked.cold else own_s
-        return len(at.missing) * one_s
+    def cost_s(asked: Round, n_runs: int) -> float:
+        return n_runs * one_s.one(cold=asked.cold)
 
-    at = _replay(comparison, history, objective)
-    again = _replay(comparison, history, objective, history.to_repeat)
-    if again.missing != at.missing or again.round != at.round:
-        extra_s = run_s(history, guard_steps) if again.asked and again.asked.cold else 0.0
-        extra_s = extra_s or race_run_s(history, comparison.rules, guard_steps)
-        planned_s = cost_s(at) if at.is_begun else 0.0
-        if at.race.confirmation is not None and not (at.asked and at.asked.cold):
-            planned_s += N_CONFIRM * run_s(history, guard_steps)
-        if planned_s + extra_s <= left_s:
+    at, again = recorded.progress(), recorded.progress(history.to_repeat)
+    if again != at and again.round is not None:
+        planned_s = cost_s(at.round, len(at.missing)) if at.round and at.is_begun else 0.0
+        is_confirming = at.round is not None and at.round.cold
+        if not is_confirming and recorded.race(at.number).confirmation is not None:
+            planned_s += confirmed_s
+        if planned_s + cost_s(again.round, 1) <= left_s:
             at = again
-    if at.asked is None:
+    asked, missing = at.round, at.missing
+    if asked is None:
         return []
-    cold = at.asked.cold
-    if not at.is_begun and cost_s(at) > left_s:
-        return []
-    if not at.is_begun and not cold and at.round > comparison.first_round:
-        confirmed_s = N_CONFIRM * run_s(history, guard_steps)
-        if cost_s(at) + confirmed_s > left_s and (asked := at.race.confirmation) is not None:
-            at = _Replayed(race=at.race, asked=asked, missing=asked.keys, round=at.round)
-            cold = True
-            if cost_s(at) > left_s:
+    if not at.is_begun:
+        if cost_s(asked, len(missing)) > left_s:
+            return []
+        last = recorded.race(at.number).confirmation
+        is_first = at.number == 0
+        if (
+            not (asked.cold or is_first)
+            and last is not None
+            and cost_s(asked, len(missing)) + confirmed_s > left_s
+        ):
+            asked, missing = last, last.keys
+            if cost_s(asked, len(missing)) > left_s:
                 return []
-    turn = at.round - comparison.first_round
-    order = sorted(comparison.members, key=lambda member: member.hash)
-    random.Random(seed).shuffle(order)
-    turned = [order[(turn + place) % len(order)] for place in range(len(order))]
+    members = {member.hash: member for member in comparison.members}
     return [
-        ComparisonRun(candidate=member, round=at.round, cold=cold)
-        for member in turned
-        if member.hash in at.missing
+        ComparisonRun(
+            candidate=members[key], round=comparison.first_round + at.number, cold=asked.cold
+        )
+        for key in in_turn(members, at.number, seed)
+        if key in missing
     ]
 
 
@@ -320,19 +302,16 @@ def judge(comparison: FinalComparison, history: History, objective: Objective) -
     A candidate that failed or broke the memory limit in any run has no figure: it must not be
     handed out.
     """
-    at = _replay(comparison, history, objective)
-    if at.race.n_rounds < MIN_ROUNDS:
-        return None
-    figures = _figures(comparison, history, objective)
-    return Verdict(figures=figures, race=at.race) if at.race.can_judge else None
+    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
+    return recorded.verdict(recorded.progress().number)
 
 
 def race_so_far(
     comparison: FinalComparison, history: History, objective: Objective
 ) -> tuple[Race, dict[str, Figure]]:
     """The race after its last whole round, and the figures of all runs so far by hash."""
-    at = _replay(comparison, history, objective)
-    return at.race, _figures(comparison, history, objective)
+    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
+    return recorded.race(recorded.progress().number), recorded.figures
 
 
 def recorded_verdict(
@@ -357,176 +336,164 @@ def recorded_verdict(
     numbers = {first_round_of(number) for t in history.trials if (number := number_of(t)) >= 0}
     found: list[tuple[tuple[bool, bool, int, int], Verdict]] = []
     for first_round in numbers:
-        own = _runs_of(history, first_round)
-        comparison = _recorded_comparison(history, own, baseline, first_round)
+        runs = _runs_of(history, first_round)
+        recorded = _ComparisonRecord(
+            comparison=_recorded_comparison(history, runs, baseline, first_round),
+            history=history,
+            objective=objective,
+        )
         if baseline is None:
             # Whose rounds they were is unknown, so nobody can say which are whole.
-            n_rounds = max(number for _, number in own) - first_round + 1
-            state, is_over = _states(comparison, history, objective)(n_rounds), False
+            n_rounds, is_over = max(number for _, number in runs) + 1, False
         else:
-            at = _replay(comparison, history, objective)
-            state, is_over = at.race, at.asked is None
-        if state.n_rounds < MIN_ROUNDS or not state.can_judge:
+            at = recorded.progress()
+            n_rounds, is_over = at.number, at.round is None
+        verdict = recorded.verdict(n_rounds)
+        if verdict is None:
             continue
-        is_over = is_over and state.best not in drifting
-        weight = (baseline in state.logs, is_over, 0 if is_over else state.n_rounds, first_round)
-        figures = _figures(comparison, history, objective)
-        found.append((weight, Verdict(figures=figures, race=state)))
+        is_over = is_over and verdict.race.best not in drifting
+        weight = (baseline in verdict.race.logs, is_over, 0 if is_over else n_rounds, first_round)
+        found.append((weight, verdict))
     return max(found, key=lambda item: item[0])[1] if found else None
 
 
 def _recorded_comparison(
-    history: History, own: _Runs, baseline: str | None, first_round: int
+    history: History, runs: Runs, baseline: str | None, first_round: int
 ) -> FinalComparison:
     """The comparison that some runs of the record are of."""
-    hashes = {key for key, _ in own}
+    hashes = {key for key, _ in runs}
     return FinalComparison(
         members=tuple(t.candidate for t in history.tried if t.candidate.hash in hashes),
         baseline=baseline,
         first_round=first_round,
-        rules=_rules_of(own) or COLD,
+        rules=_rules_of(runs) or COLD,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Replayed:
-    """A race where the record has got to."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _ComparisonRecord:
+    """A comparison as far as the record has got."""
 
-    race: Race
-    asked: NextRound | None
-    """The round that comes; None: none, the race is over."""
-    missing: tuple[str, ...]
-    """Its candidates that are still to run."""
-    round: int
-    """Its number."""
+    comparison: FinalComparison
+    history: History
+    objective: Objective
 
-    @property
-    def is_begun(self) -> bool:
-        return self.asked is not None and len(self.missing) < len(self.asked.keys)
+    @cached_property
+    def runs(self) -> Runs:
+        return _runs_of(self.history, self.comparison.first_round)
 
+    def progress(self, to_repeat: Collection[int] = frozenset()) -> OpenRound:
+        """Its first round that is not over."""
+        return progress_of(self._round_after, self.runs, to_repeat)
 
-def _replay(
-    comparison: FinalComparison,
-    history: History,
-    objective: Objective,
-    to_repeat: frozenset[int] = frozenset(),
-) -> _Replayed:
-    """Go through the rounds of the record up to the first that is not whole."""
-    own, after = _runs_of(history, comparison.first_round), _states(comparison, history, objective)
-    for n_rounds in range(BLOCK + 1):
-        state = after(n_rounds)
-        asked = state.next_round()
-        number = comparison.first_round + n_rounds
-        if asked is not None and _was_cut_short(own, number, comparison.rules):
-            asked = state.confirmation or asked
-        missing = tuple(
-            key
-            for key in ([] if asked is None else asked.keys)
-            if not is_settled(own.get((key, number), ()), to_repeat)
-        )
-        if asked is None or missing:
-            return _Replayed(race=state, asked=asked, missing=missing, round=number)
-    raise AssertionError("a race ends with its block")
+    def verdict(self, n_rounds: int) -> Verdict | None:
+        """What so many rounds say; None: nothing yet."""
+        race = self.race(n_rounds)
+        if n_rounds < MIN_ROUNDS or not race.can_judge:
+            return None
+        return Verdict(figures=self.figures, race=race)
 
-
-def _was_cut_short(own: _Runs, number: int, rules: Rules) -> bool:
-    """Whether a round of warm starts was begun as a cold one: the time was over."""
-    firsts = [its[0].spec for (_, n), its in own.items() if n == number]
-    return rules.warm and any(spec.measure.start is Start.COLD for spec in firsts)
-
-
-def _states(
-    comparison: FinalComparison, history: History, objective: Objective
-) -> Callable[[int], Race]:
-    """The race by the number of rounds that are over."""
-    own = _runs_of(history, comparison.first_round)
-    figures = _figures(comparison, history, objective)
-    explored = objective.figures(history.explored)
-    racers = tuple(
-        Racer(
-            key=key,
-            peak_bytes=peak_of(figures[key]) if key in figures else math.inf,
-            own_log=math.log(explored[key].samples_per_s) if key in explored else None,
-        )
-        for key in (member.hash for member in comparison.members)
-        if key in figures or not _is_out(own, key, objective)
-    )
-    known = {racer.key for racer in racers}
-    named = None
-    if objective.wish.name != "samples_per_s" and figures:
-        named = objective.best(figures, beside=explored)
-    runs = [
-        (key, number - comparison.first_round, run)
-        for (key, number), trials in own.items()
-        if (run := counting(trials)) is not None and key in known and is_figure(run)
-    ]
-
-    def after(n_rounds: int) -> Race:
-        over = [(key, number, run) for key, number, run in runs if number < n_rounds]
+    def race(self, n_rounds: int) -> Race:
+        """The race after so many rounds."""
+        known = {racer.key for racer in self._racers}
+        over = [(k, n, run) for k, n, run in self._figured if n < n_rounds and k in known]
         logs: dict[str, dict[int, float]] = {}
         for key, number, run in over:
             logs.setdefault(key, {})[number] = log_rate(run)
+        baseline = self.comparison.baseline
         return Race(
-            racers=racers,
-            baseline=comparison.baseline if comparison.baseline in known else None,
+            racers=self._racers,
+            baseline=baseline if baseline in known else None,
             logs=logs,
             n_rounds=n_rounds,
             confirmed=frozenset(key for key, _, run in over if run.start is Start.COLD),
-            rules=comparison.rules,
-            named=named,
+            rules=self.comparison.rules,
+            named=self._named,
         )
 
-    return after
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        """Figures of the members that ran and did not fail."""
+        figures: dict[str, Figure] = {}
+        for member in self.comparison.members:
+            runs = [run for key, _, run in self._figured if key == member.hash]
+            if not runs or self._is_out(member.hash):
+                continue
+            interval = self.history.spread.interval(runs)
+            peaks = (run.peak_memory_bytes for run in runs)
+            figures[member.hash] = Figure(
+                samples_per_s=interval.rate,
+                low=interval.low,
+                high=interval.high,
+                peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+                n_runs=len(runs),
+                n_disturbed=sum(bool(run.disturbed) for run in runs),
+            )
+        return figures
 
+    def _round_after(self, n_rounds: int) -> Round | None:
+        race = self.race(n_rounds)
+        asked = race.next_round() if n_rounds < BLOCK else None
+        begun = [trials[0].spec for (_, number), trials in self.runs.items() if number == n_rounds]
+        if asked and race.rules.warm and any(s.measure.start is Start.COLD for s in begun):
+            return race.confirmation or asked  # the time was over, and it was begun as a cold one
+        return asked
 
-def _is_out(own: _Runs, key: str, objective: Objective) -> bool:
-    """Whether a run failed or broke the memory limit: the candidate must not be handed out."""
-    ended = [run for (whose, _), its in own.items() if whose == key for run in results(its)]
-    return any(
-        run.outcome.is_config_fault or not objective.fits(run.peak_memory_bytes) for run in ended
-    )
+    @cached_property
+    def _figured(self) -> list[tuple[str, int, TrialResult]]:
+        """Runs with a figure, with their candidate's hash and their round."""
+        counted = ((*at, counting(trials)) for at, trials in sorted(self.runs.items()))
+        return [(key, n, run) for key, n, run in counted if run is not None and is_figure(run)]
 
-
-def _figures(
-    comparison: FinalComparison, history: History, objective: Objective
-) -> dict[str, Figure]:
-    """Figures of the members that ran and did not fail."""
-    own = _runs_of(history, comparison.first_round)
-    figures: dict[str, Figure] = {}
-    for key in (member.hash for member in comparison.members):
-        counted = [counting(trials) for (whose, _), trials in sorted(own.items()) if whose == key]
-        runs = [run for run in counted if run is not None and is_figure(run)]
-        if not runs or _is_out(own, key, objective):
-            continue
-        interval = history.spread.interval(runs)
-        peaks = (run.peak_memory_bytes for run in runs)
-        figures[key] = Figure(
-            samples_per_s=interval.rate,
-            low=interval.low,
-            high=interval.high,
-            peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
-            n_runs=len(runs),
-            n_disturbed=sum(bool(run.disturbed) for run in runs),
+    @cached_property
+    def _racers(self) -> tuple[Racer, ...]:
+        """Members that did not fail."""
+        explored = self._explored
+        return tuple(
+            Racer(
+                key=key,
+                peak_bytes=peak_of(self.figures[key]) if key in self.figures else math.inf,
+                own_log=math.log(explored[key].samples_per_s) if key in explored else None,
+            )
+            for key in (member.hash for member in self.comparison.members)
+            if not self._is_out(key)
         )
-    return figures
+
+    @cached_property
+    def _named(self) -> str | None:
+        if self.objective.wish.name == "samples_per_s" or not self.figures:
+            return None
+        return self.objective.best(self.figures, beside=self._explored)
+
+    @cached_property
+    def _explored(self) -> Mapping[str, Figure]:
+        return self.objective.figures(self.history.explored)
+
+    def _is_out(self, key: str) -> bool:
+        """Whether a run failed or broke the memory limit: the candidate must not be handed out."""
+        ended = [
+            run for (of, _), trials in self.runs.items() if of == key for run in results(trials)
+        ]
+        return any(
+            run.outcome.is_config_fault or not self.objective.fits(run.peak_memory_bytes)
+            for run in ended
+        )
 
 
-def _rules_of(own: _Runs) -> Rules | None:
+def _rules_of(runs: Runs) -> Rules | None:
     """The rules of a race that was begun: those that its first runs started by."""
-    first = [trial for _, its in sorted(own.items(), key=lambda item: item[0][1]) for trial in its]
-    if not first:
+    if not runs:
         return None
-    return WARM if first[0].spec.measure.start is Start.WARM else COLD
+    first = runs[min(runs, key=lambda at: at[1])][0]
+    return WARM if first.spec.measure.start is Start.WARM else COLD
 
 
 def _affordable(
     contenders: list[Candidate],
     baseline: Candidate | None,
-    own: _Runs,
+    runs: Runs,
     left_s: Callable[[Sequence[Trial]], float],
-    rules: Rules,
-    history: History,
-    guard_steps: int,
+    one_s: RunSeconds,
 ) -> tuple[Candidate, ...]:
     """As many finalists as the time allows a round of, and the best one cold beside the baseline.
 
@@ -535,21 +502,17 @@ def _affordable(
     others = [c for c in contenders if c != baseline]
     fixed = [] if baseline is None else [baseline]
     fewest = 1 if others and contenders[0] != baseline else 0
-    first_s, cold_s = race_run_s(history, rules, guard_steps), run_s(history, guard_steps)
     for n_others in range(len(others), fewest - 1, -1):
         members = (*others[:n_others], *fixed)
         hashes = {member.hash for member in members}
-        theirs = [trial for (key, _), its in own.items() if key in hashes for trial in its]
-        wanted_s = len(members) * first_s + min(2, len(members)) * cold_s
-        if members and wanted_s <= left_s(theirs):
+        ran = [trial for (key, _), trials in runs.items() if key in hashes for trial in trials]
+        wanted = RunCount(warm=len(members), cold=min(N_CONFIRM, len(members)))
+        if members and one_s.of(wanted) <= left_s(ran):
             return members
     return ()
 
 
-def _runs_of(history: History, first_round: int) -> _Runs:
-    own: dict[tuple[str, int], list[Trial]] = {}
-    for trial in history.trials:
-        number = trial.spec.identity.confirm_round
-        if number is not None and first_round <= number < first_round + BLOCK:
-            own.setdefault((trial.spec.identity.candidate_hash, number), []).append(trial)
-    return own
+def _runs_of(history: History, first_round: int) -> Runs:
+    """Runs of the comparison that begins with a round of the record; rounds count from 0."""
+    runs = runs_of(history.trials, first_round)
+    return {(key, number): trials for (key, number), trials in runs.items() if number < BLOCK}

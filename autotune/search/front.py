@@ -10,6 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autotune.contract import TrialResult
+from autotune.record.spread import Spread
+
 RULE = (
     "the knee of the front: the point whose samples/s, as a share of the front's range, are "
     "furthest above its peak memory, as a share of the front's range; the faster of equals"
@@ -35,6 +38,18 @@ class Figure:
     def overlaps(self, other: "Figure") -> bool:
         """Whether the intervals have a rate in common: then nobody knows which is faster."""
         return self.low <= other.high and other.low <= self.high
+
+
+def figure_of(result: TrialResult, spread: Spread) -> Figure:
+    """The figure of one trial, for which `is_figure` has to hold."""
+    interval = spread.interval([result])
+    return Figure(
+        samples_per_s=interval.rate,
+        low=interval.low,
+        high=interval.high,
+        peak_memory_bytes=result.peak_memory_bytes,
+        n_disturbed=int(bool(result.disturbed)),
+    )
 
 
 def peak_of(figure: Figure) -> float:

@@ -1,17 +1,18 @@
 """The record as a search sees it: candidates with their trials, and what is still owed to each."""
 
-import bisect
 import math
+import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, TypeVar
 
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult
-from autotune.record.spread import Spread, spread_of
+from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Trial
+from autotune.search.front import Figure, figure_of
 from autotune.space.candidate import Candidate, candidate_of
 
 T = TypeVar("T")
@@ -50,6 +51,13 @@ class Tried:
     def measured(self) -> TrialResult | None:
         """The result that its figure rests on; the final comparison's do not count."""
         return counting(self.explored)
+
+    @cached_property
+    def figure(self) -> Figure | None:
+        """The figure of its own trial, whatever the objective makes of it; None: there is none."""
+        if self.measured is None or not is_figure(self.measured):
+            return None
+        return figure_of(self.measured, self.spread)
 
     @cached_property
     def fault(self) -> TrialResult | None:
@@ -101,13 +109,11 @@ class Tried:
 
 
 class History:
-    """The trials of a record that answer for one job, grouped by candidate.
+    """The trials of a record that answer for one job, by number: a list that does not change.
 
-    Reduced trials are separated here, once: `trials` and `tried` are of the job's own candidates,
-    and `reduced` is a history of the others.
-
-    A search asks it after every trial, so a trial that is put costs what its own candidate does,
-    and not what the whole record does.
+    A trial that begins or ends makes a new list. What is asked of a list is worked out once.
+    Reduced trials are separated here: `trials` and `tried` are of the job's own candidates, and
+    `reduced` is a history of the others.
     """
 
     def __init__(
@@ -117,202 +123,95 @@ class History:
         to_repeat: frozenset[int] | None = None,
         of_reduced: bool = False,
     ) -> None:
-        """Group the trials of one job; a part of a record takes the `to_repeat` of all of it."""
-        self._of_reduced = of_reduced
+        """List the trials of one job; a part of a record takes the `to_repeat` of all of it."""
+        self.recorded: tuple[Trial, ...] = tuple(sorted(trials, key=_number))
+        """All trials, reduced or not."""
         self._given_to_repeat = to_repeat
-        self._begin(trials)
+        self._of_reduced = of_reduced
+        self._answers: dict[Hashable, Any] = {}
 
-    def _begin(self, trials: Iterable[Trial]) -> None:
-        self._all: dict[int, Trial] = {}
-        self._own: dict[int, Trial] = {}
-        """Those that are not separated."""
-        self._groups: dict[str, dict[int, Trial]] = {}
-        """Own trials by the hash of their candidate, in the order of the first, and by number."""
-        self._made: dict[str, Tried] = {}
-        """Candidates as they were last handed out, by hash."""
-        self._made_with: tuple[frozenset[int], Spread] | None = None
-        self._changed: set[str] = set()
-        """Hashes of the candidates with trials that were put since."""
-        self._remade: list[str] = []
-        """Hashes of all candidates as they were made, or made again."""
-        self._said: dict[object, tuple[int, dict[str, Any]]] = {}
-        self._kept: dict[object, tuple[object, Any]] = {}
-        """Key and value of `kept`, by who keeps them."""
-        self._values: dict[str, dict[KnobValue, None]] = {}
-        self._walls, self._measured_walls, self._starts = (
-            _SortedTimes(),
-            _SortedTimes(),
-            _SortedTimes(),
-        )
-        self._n_disturbed = 0
-        self._parts: dict[str, History] = {}
-        """Histories of parts of this record, once they were asked for."""
-        for trial in sorted(trials, key=_number):
-            self.put(trial)
+    def with_trial(self, trial: Trial) -> "History":
+        """This list with one more trial, or with one that now has its result."""
+        others = (each for each in self.recorded if _number(each) != _number(trial))
+        return History((*others, trial))
 
-    def put(self, trial: Trial) -> None:
-        """Add a trial, or replace it now that it has a result."""
-        number = _number(trial)
-        before = self._all.get(number)
-        is_late = before is None and bool(self._all) and number < next(reversed(self._all))
-        if is_late or (before is not None and before.result is not None):
-            self._begin([*(t for t in self.recorded if _number(t) != number), trial])
-            return
-        self._all[number] = trial
-        for name in ("recorded", "counts"):
-            self.__dict__.pop(name, None)
-        if is_reduced(trial) == self._of_reduced:
-            self._put_own(trial)
-        for name, part in self._parts.items():
-            if _BELONGS[name](trial):
-                part.put(trial)
-
-    def _put_own(self, trial: Trial) -> None:
-        key, result = trial.spec.identity.candidate_hash, trial.result
-        if key not in self._groups:
-            self._groups[key] = {}
-            for name, value in trial.spec.identity.knobs.items():
-                self._values.setdefault(name, {})[value] = None
-        self._own[_number(trial)] = self._groups[key][_number(trial)] = trial
-        self._changed.add(key)
-        for name in ("trials", "tried"):
-            self.__dict__.pop(name, None)
-        if result is None:
-            return
-        if len(self._groups[key]) > 1:  # one run says nothing of how much two differ
-            self.__dict__.pop("spread", None)
-        self._n_disturbed += bool(result.disturbed)
-        if self._n_disturbed:
-            self.__dict__.pop("to_repeat", None)
-        if result.wall_s > 0:
-            self._walls.add(result.wall_s)
-            if result.outcome.is_measured:
-                self._measured_walls.add(result.wall_s)
-        self._starts.add(sum(result.phases_s.get(p, 0.0) for p in (Phase.SPAWN, Phase.IMPORT)))
-
-    @cached_property
-    def recorded(self) -> tuple[Trial, ...]:
-        """All trials, reduced or not, by number."""
-        return tuple(self._all.values())
+    def once(self, question: Hashable, answer: Callable[[], T]) -> T:
+        """What a function makes of this list, which is asked for it once."""
+        if question not in self._answers:
+            self._answers[question] = answer()
+        found: T = self._answers[question]
+        return found
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """The trials of the job itself, or of the history of reduced trials those, by number."""
-        return tuple(self._own.values())
+        """The trials of the job itself, or of the history of reduced trials those."""
+        return tuple(t for t in self.recorded if is_reduced(t) == self._of_reduced)
 
-    @property
+    @cached_property
     def reduced(self) -> "History":
         """The reduced trials, grouped by what they ran."""
-        return self._part("reduced", lambda: History(self.recorded, of_reduced=True))
+        return History(self.recorded, of_reduced=True)
 
-    @property
+    @cached_property
     def explored(self) -> "History":
         """The same without the final comparison, which must not change what led to it.
 
         The whole record still decides what deserves a repeat: without the comparison's runs a
         trial could be owed here and settled there.
         """
-        part = self._part("explored", lambda: History(filter(_is_explored, self.trials)))
-        if part._given_to_repeat != self.to_repeat:
-            part._given_to_repeat = self.to_repeat
-            for name in ("to_repeat", "tried"):
-                part.__dict__.pop(name, None)
-        return part
-
-    def _part(self, name: str, make: Callable[[], "History"]) -> "History":
-        if name not in self._parts:
-            self._parts[name] = make()
-        return self._parts[name]
+        explored = (t for t in self.trials if t.spec.identity.role is not Role.CONFIRM)
+        return History(explored, to_repeat=self.to_repeat)
 
     @cached_property
     def tried(self) -> tuple[Tried, ...]:
         """The candidates in the order in which they were first tried."""
-        self._make_changed()
-        return tuple(self._made[key] for key in self._groups)
+        return tuple(self._by_hash.values())
 
     def find(self, candidate: Candidate) -> Tried | None:
         """Trials of a candidate in the record."""
-        return self.of_hash(candidate.hash) if candidate.hash in self._groups else None
+        return self._by_hash.get(candidate.hash)
 
     def of_hash(self, key: str) -> Tried:
         """The trials of a candidate that is known to have some."""
-        self._make_changed()
-        return self._made[key]
+        return self._by_hash[key]
 
-    def each(self, say: Callable[[Tried], T | None], *, by: object = None) -> dict[str, T]:
-        """What is said of each candidate, by hash, where anything is; in the order of `tried`.
-
-        Args:
-            say: Says it.
-            by: Who says it; `say` by default. Asked again, nothing is said anew of a candidate
-                that has not changed.
-        """
-        said = self.those(say, by=by)
-        return {key: said[key] for key in self._groups if key in said}
-
-    def those(self, say: Callable[[Tried], T | None], *, by: object = None) -> Mapping[str, T]:
-        """The same, in any order.
-
-        The mapping changes with the next `put`. Its cost is that of the changed candidates.
-        """
-        by = say if by is None else by
-        self._make_changed()
-        n_seen, said = self._said.get(by, (0, {}))
-        for key in dict.fromkeys(self._remade[n_seen:]):
-            if (value := say(self._made[key])) is None:
-                said.pop(key, None)
-            else:
-                said[key] = value
-        self._said[by] = len(self._remade), said
-        return said
-
-    def kept(self, by: object, key: object, make: Callable[[], T]) -> T:
-        """A value that `by` keeps; `make` makes it anew when `key` changes."""
-        if by not in self._kept or self._kept[by][0] != key:
-            self._kept[by] = key, make()
-        made: T = self._kept[by][1]
-        return made
-
-    @property
-    def owed(self) -> list[Tried]:
+    @cached_property
+    def owed(self) -> tuple[Tried, ...]:
         """Candidates of the search proper to which a trial is due, in order."""
-        own = self.those(lambda t: t if t.is_owed and t.is_searched else None, by="owed")
-        return sorted(own.values(), key=lambda t: _number(t.trials[0]))
+        return tuple(t for t in self.tried if t.is_owed and t.is_searched)
 
-    @property
-    def not_owed(self) -> Set[str]:
-        """Hashes of the candidates to which no trial is due; it changes with the next `put`."""
-        return self.those(lambda t: None if t.is_owed else True, by="not owed").keys()
+    @cached_property
+    def values(self) -> Mapping[str, Collection[KnobValue]]:
+        """Values of each knob that were tried, in the order in which they first were."""
+        found: dict[str, dict[KnobValue, None]] = {}
+        for tried in self.tried:
+            for name, value in tried.candidate.knobs:
+                found.setdefault(name, {})[value] = None
+        return found
 
-    def values(self, knob: str) -> Collection[KnobValue]:
-        """Values of a knob that were tried, in the order in which they first were."""
-        return self._values.get(knob, {}).keys()
+    @cached_property
+    def _groups(self) -> Mapping[str, Sequence[Trial]]:
+        """Trials by the hash of their candidate, in the order of the first."""
+        groups: dict[str, list[Trial]] = {}
+        for trial in self.trials:
+            groups.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
+        return groups
 
-    def _make_changed(self) -> None:
-        """Make what is handed out anew, as far as that is due."""
-        made_with = self.to_repeat, self.spread
-        keys = self._groups if made_with != self._made_with else self._changed
-        for key in keys:
-            self._make(key, *made_with)
-        self._made_with, self._changed = made_with, set()
-
-    def _make(self, key: str, to_repeat: frozenset[int], spread: Spread) -> None:
-        """Make what is handed out of a candidate; the same object where nothing has changed."""
-        before, group = self._made.get(key), self._groups[key]
-        theirs = to_repeat.intersection(group) if to_repeat else to_repeat
-        is_same = before is not None and (before.to_repeat, before.spread) == (theirs, spread)
-        if key in self._changed or not is_same:
-            trials = tuple(group.values())
-            candidate = candidate_of(trials[0].spec) if before is None else before.candidate
-            self._made[key] = Tried(
-                candidate=candidate, trials=trials, to_repeat=theirs, spread=spread
+    @cached_property
+    def _by_hash(self) -> Mapping[str, Tried]:
+        return {
+            key: _tried_of(
+                tuple(group),
+                self.to_repeat and self.to_repeat.intersection(map(_number, group)),
+                self.spread,
             )
-            self._remade.append(key)
+            for key, group in self._groups.items()
+        }
 
     @cached_property
     def spread(self) -> Spread:
         """How much runs of one candidate differ, as far as these trials know."""
-        repeated = (group.values() for group in self._groups.values() if len(group) > 1)
+        repeated = (group for group in self._groups.values() if len(group) > 1)
         return spread_of(chain.from_iterable(repeated))
 
     @cached_property
@@ -341,44 +240,33 @@ class History:
         """Ended trials by outcome, reduced ones included."""
         return Counter(result.outcome for result in results(self.recorded))
 
-    @property
+    @cached_property
     def typical_s(self) -> float | None:
         """Median seconds of a measured trial, of any ended one where none was; None: no idea."""
-        return self._measured_walls.median if self._measured_walls else self._walls.median
+        ended = [result for result in results(self.trials) if result.wall_s > 0]
+        measured = [result for result in ended if result.outcome.is_measured]
+        walls = [result.wall_s for result in measured or ended]
+        return statistics.median(walls) if walls else None
 
-    @property
+    @cached_property
     def slower_start_s(self) -> float:
         """Seconds until its imports were done that the slowest trial took more than the median.
 
         Among warm trials the first is the slowest: its template imports what a cold one does.
         """
-        median_s = self._starts.median
-        return 0.0 if median_s is None else self._starts.highest - median_s
+        starts = [
+            sum(result.phases_s.get(phase, 0.0) for phase in (Phase.SPAWN, Phase.IMPORT))
+            for result in results(self.trials)
+        ]
+        return max(starts) - statistics.median(starts) if starts else 0.0
 
 
-class _SortedTimes:
-    """Times in order, so that one more does not sort all of them."""
-
-    def __init__(self) -> None:
-        self._sorted: list[float] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._sorted)
-
-    def add(self, length_s: float) -> None:
-        """Take one in."""
-        bisect.insort(self._sorted, length_s)
-
-    @property
-    def median(self) -> float | None:
-        """The median; None: there are none."""
-        times, n = self._sorted, len(self._sorted)
-        return (times[(n - 1) // 2] + times[n // 2]) / 2 if n else None
-
-    @property
-    def highest(self) -> float:
-        """The highest of at least one."""
-        return self._sorted[-1]
+@lru_cache(maxsize=2**14)
+def _tried_of(trials: tuple[Trial, ...], to_repeat: frozenset[int], spread: Spread) -> Tried:
+    """A candidate with its trials: lists that differ in one trial share all others."""
+    return Tried(
+        candidate=candidate_of(trials[0].spec), trials=trials, to_repeat=to_repeat, spread=spread
+    )
 
 
 def _number(trial: Trial) -> int:
@@ -388,14 +276,6 @@ def _number(trial: Trial) -> int:
 def is_reduced(trial: Trial) -> bool:
     """Whether a trial ran less than the job asks for: no figure of it is a candidate's."""
     return trial.spec.identity.fidelity is not None
-
-
-def _is_explored(trial: Trial) -> bool:
-    return not is_reduced(trial) and trial.spec.identity.role is not Role.CONFIRM
-
-
-_BELONGS: dict[str, Callable[[Trial], bool]] = {"reduced": is_reduced, "explored": _is_explored}
-"""Parts of a history, and which trials are in them."""
 
 
 def results(trials: Iterable[Trial]) -> list[TrialResult]:
@@ -443,51 +323,13 @@ def is_charged(result: TrialResult) -> bool:
     return result.outcome.is_platform_fault and not result.is_orphaned
 
 
-class BusyTime:
-    """Seconds with a trial in flight, as a record of them grows.
-
-    What the first trials have covered is kept, up to the first that has not ended: thousands of
-    them are not gone through again for each one more.
-    """
-
-    def __init__(self) -> None:
-        self._n_settled = 0
-        self._covered: list[tuple[float, float]] = []
-        self._clock = _RunTimes()
-
-    def so_far_s(
-        self, recorded: Sequence[Trial], running: Mapping[int, tuple[float, float]]
-    ) -> float:
-        """Seconds that trials took until now.
-
-        Args:
-            recorded: By number; those of the last call, and more.
-            running: When those in flight began, and now, by number.
-        """
-        settled = self._n_settled
-        while settled < len(recorded) and recorded[settled].result is not None:
-            settled += 1
-        ended = _ended(recorded[self._n_settled : settled])
-        self._covered = _merged([*self._covered, *self._clock.told(ended)])
-        self._n_settled = settled
-        rest = replace(self._clock).told(_ended(recorded[settled:]) | dict(running))
-        return busy_s([*self._covered, *rest])
-
-
 def busy_s(intervals: Iterable[tuple[float, float]]) -> float:
     """Seconds that at least one of the (start, end) intervals covers."""
-    return math.fsum(end - start for start, end in _merged(intervals))
-
-
-def _merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same time as intervals that are apart from each other."""
-    merged: list[tuple[float, float]] = []
+    covered_s, reached = 0.0, -math.inf
     for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((start, end))
-    return merged
+        covered_s += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered_s
 
 
 def intervals(
@@ -499,31 +341,14 @@ def intervals(
     sessions. It counts from where the record had got to, and so does what follows: taken at their
     word, both sessions would be one.
     """
-    return _RunTimes().told(_ended(trials) | dict(running or {}))
-
-
-def _ended(trials: Iterable[Trial]) -> dict[int, tuple[float, float]]:
-    """When the trials ran that have ended, by number; those that took no time are left out."""
-    told = {r.number: (r.started_at_s, r.started_at_s + r.wall_s) for r in results(trials)}
-    return {number: times for number, times in told.items() if times[0] != times[1]}
-
-
-@dataclass
-class _RunTimes:
-    """How far trials have got, by a clock that may have been set back; see `intervals`."""
-
-    shift_s: float = 0.0
-    begun_s: float = -math.inf
-    reached_s: float = -math.inf
-
-    def told(self, times: Mapping[int, tuple[float, float]]) -> list[tuple[float, float]]:
-        """When trials ran, given by number; all of them come after those that were told before."""
-        found = []
-        for number in sorted(times):
-            start, end = (time_s + self.shift_s for time_s in times[number])
-            if start < self.begun_s - _SET_BACK_S:
-                self.shift_s += self.reached_s - start
-                start, end = self.reached_s, end + self.reached_s - start
-            found.append((start, end))
-            self.begun_s, self.reached_s = start, max(self.reached_s, end)
-        return found
+    times = {r.number: (r.started_at_s, r.started_at_s + r.wall_s) for r in results(trials)}
+    found: list[tuple[float, float]] = []
+    shift_s, begun_s, reached_s = 0.0, -math.inf, -math.inf
+    for _, (start, end) in sorted({**times, **(running or {})}.items()):
+        if start == end:
+            continue  # it took no time
+        if start + shift_s < begun_s - _SET_BACK_S:
+            shift_s = reached_s - start
+        found.append((start + shift_s, end + shift_s))
+        begun_s, reached_s = start + shift_s, max(reached_s, end + shift_s)
+    return found

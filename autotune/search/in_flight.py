@@ -1,36 +1,26 @@
 """The trials in flight: started through the record, watched, and written back to it."""
 
 import math
-import time
 from collections.abc import Sequence
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
-from autotune.base.garbage import LongLived, uncollected
 from autotune.base.units import format_count, format_seconds
 from autotune.contract import Outcome, TrialSpec
 from autotune.fleet.base import Handle
-from autotune.record.study import Recorded, Trial, lost_result
+from autotune.record.study import Trial, lost_result
 from autotune.search.base import Running
 from autotune.search.context import SearchContext
-from autotune.search.history import BusyTime, History, busy_s, intervals, results
+from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 
 POLL_S = 0.1
 """Time between two looks at the trials; the coordinator shares the processor with CPU ranks."""
 
-_SHARE_OF_TIME = 0.005
-"""Share of a core that looks at trials in flight take: a thousand are looked at less often."""
-_LONGEST_PAUSE_S = 2.0
-"""A trial that has ended is seen after so long at the latest."""
-
 CANCEL_WAIT_S = 30.0
 """How long to wait for cancelled trials to say so: a node kills for 10 s and drains for 15 s at
 the most. Those that do not are `lost` on resume."""
-
-_SETTLES_EVERY = 256
-"""Trials after which those of a record are left out of garbage collections."""
 
 MAX_FAULTS_IN_A_ROW = 6
 """Platform faults in a row that end a search: two candidates that failed three times each."""
@@ -47,12 +37,6 @@ class TrialsInFlight:
         self._study = context.study
         self._note = context.note
         self._handles: list[Handle] = []
-        self._busy = BusyTime()
-        self._long_lived = LongLived()
-        self._n_unsettled = 0
-        """Trials of the record since it was settled."""
-        self.pause_s = POLL_S
-        """Time until the next look at the trials: of many, each look takes a while."""
         self._candidates: dict[int, Candidate] = {}
         """By the number of a trial in flight."""
         self._n_faults_in_a_row = 0
@@ -69,25 +53,7 @@ class TrialsInFlight:
         Raises:
             StudyError: The record cannot be read or written.
         """
-        with uncollected():
-            recorded, n_lost = self._read()
-        left_out = self.left_out
-        if n_recorded := len(self.history.recorded):
-            held = f"the record holds {format_count(n_recorded, 'trial')}"
-            self._note(f"{held}, {n_lost} lost: the search goes on from there")
-        if left_out:
-            self._note(
-                f"{len(left_out)} trials of the record ran another job or configuration than this "
-                "one and are left out"
-            )
-        self._settle(len(recorded.trials))
-        self._say_given_up()
-        for folder in recorded.unreadable:
-            self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
-
-    def _read(self) -> tuple[Recorded, int]:
-        """Read the record into the history; what it holds, and how many trials were lost."""
-        left_out, n_lost = [], 0
+        answering, left_out, n_lost = [], [], 0
         recorded = self._study.read()
         for trial in recorded.trials:
             if trial.result is None:
@@ -96,18 +62,26 @@ class TrialsInFlight:
                 trial = Trial(folder=trial.folder, spec=trial.spec, result=result)
                 n_lost += 1
             if self._context.is_answered_by(trial):
-                self.history.put(trial)
+                answering.append(trial)
             else:
                 left_out.append(trial.spec.identity.number)
-        self.left_out = tuple(left_out)
-        return recorded, n_lost
+        self.history, self.left_out = History(answering), tuple(left_out)
+        if n_recorded := len(self.history.recorded):
+            held = f"the record holds {format_count(n_recorded, 'trial')}"
+            self._note(f"{held}, {n_lost} lost: the search goes on from there")
+        if left_out:
+            self._note(
+                f"{len(left_out)} trials of the record ran another job or configuration than this "
+                "one and are left out"
+            )
+        self._say_given_up()
+        for folder in recorded.unreadable:
+            self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
 
     def used_s(self, without: Sequence[Trial] = ()) -> float:
         """Wall-clock seconds with a trial in flight, earlier sessions included; these left out."""
         now = unix_now_s()
         running = {each.number: (now - each.elapsed_s, now) for each in self.running()}
-        if not without:
-            return self._busy.so_far_s(self.history.recorded, running)
         numbers = {trial.spec.identity.number for trial in without}
         counted = [t for t in self.history.recorded if t.spec.identity.number not in numbers]
         return busy_s(intervals(counted, running))
@@ -138,7 +112,7 @@ class TrialsInFlight:
         folder = self._study.write_spec(spec, engine.files(run.candidate))
         self._handles.append(self._context.fleet.submit(spec, folder))
         self._candidates[spec.identity.number] = run.candidate
-        self.history.put(Trial(folder=folder, spec=spec, result=None))
+        self.history = self.history.with_trial(Trial(folder=folder, spec=spec, result=None))
         if run.retry_of is None and run.repeat_of is None:
             return
         ran = self.history if run.reduced_of is None else self.history.reduced
@@ -160,28 +134,22 @@ class TrialsInFlight:
             StudyError: The record cannot be written.
             FleetError: The platform ends one trial after the other.
         """
-        ended, errors, looked_s = [], [], 0.0
+        ended, errors = [], []
         for handle in list(self._handles):
-            # The time of this thread alone: on a busy machine a look is no dearer.
-            begun_s = time.thread_time()
             try:
                 result = handle.poll()
             except AutotuneError as error:  # only later: others may have ended meanwhile
                 errors.append(error)
                 continue
             if result is None:
-                # To read what a trial left is no look at one in flight, and comes to an end.
-                if not handle.is_over:
-                    looked_s += time.thread_time() - begun_s
                 continue
             result = self._study.take_result(handle.folder, handle.spec, result)
             ended.append(result)
             self._handles.remove(handle)
             del self._candidates[handle.spec.identity.number]
-            self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
-        self.pause_s = min(max(POLL_S, looked_s / _SHARE_OF_TIME), _LONGEST_PAUSE_S)
+            trial = Trial(folder=handle.folder, spec=handle.spec, result=result)
+            self.history = self.history.with_trial(trial)
         self._say_quarantined()
-        self._settle(len(ended))
         if ended:
             self._say_given_up()
         if errors:
@@ -211,10 +179,6 @@ class TrialsInFlight:
             handle.cancel()
         self._handles.clear()
 
-    def close(self) -> None:
-        """End what was done for the record; call it last."""
-        self._long_lived.close()
-
     def running(self) -> tuple[Running, ...]:
         """The trials in flight, for the live view."""
         return tuple(
@@ -228,13 +192,6 @@ class TrialsInFlight:
             )
             for spec, progress in ((h.spec, h.progress()) for h in self._handles)
         )
-
-    def _settle(self, n_more: int) -> None:
-        """Keep pauses for garbage collection short, however long the record is."""
-        self._n_unsettled += n_more
-        if self._n_unsettled >= _SETTLES_EVERY:
-            self._n_unsettled = 0
-            self._long_lived.settle()
 
     def _say_overridden(self, spec: TrialSpec) -> None:
         """Say once which keys of the user's own configuration do not run as written."""
@@ -263,13 +220,13 @@ class TrialsInFlight:
 
     def _say_given_up(self) -> None:
         """Say once which candidates are left without a figure although they did nothing wrong."""
-        given_up = self.history.each(lambda tried: tried.given_up or None, by="given up")
-        for key, why in given_up.items():
-            first = self.history.of_hash(key).trials[0].spec.identity.number
-            self._context.note_once(
-                f"given up {key}",
-                f"the candidate of trial {first} is left without a figure: {why}",
-            )
+        for tried in self.history.tried:
+            if why := tried.given_up:
+                identity = tried.trials[0].spec.identity
+                self._context.note_once(
+                    f"given up {identity.candidate_hash}",
+                    f"the candidate of trial {identity.number} is left without a figure: {why}",
+                )
 
     def _count_faults(self, outcome: Outcome) -> None:
         self._n_faults_in_a_row = self._n_faults_in_a_row + 1 if outcome.is_platform_fault else 0

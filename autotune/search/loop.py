@@ -3,7 +3,6 @@
 import math
 import time
 
-from autotune.base.pace import Pace
 from autotune.base.units import format_seconds
 from autotune.contract import Role
 from autotune.record.answer import SearchAnswer
@@ -12,7 +11,7 @@ from autotune.search.answer import RecordStandings, nothing_feasible
 from autotune.search.base import Snapshot, Stage, StopReason
 from autotune.search.context import SearchContext
 from autotune.search.history import results
-from autotune.search.in_flight import TrialsInFlight
+from autotune.search.in_flight import POLL_S, TrialsInFlight
 from autotune.search.race import COLD, WARM
 from autotune.search.sharing import slowed_by_others
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
@@ -20,12 +19,6 @@ from autotune.search.stop import n_done
 from autotune.search.study_facts import save_baseline, save_facts
 
 _SNAPSHOT_S = 0.5
-_STARTING_S = 1.0
-"""Time for which trials are started without a look at those that run."""
-_SHARE_OF_TIME = 0.005
-"""Share of the time that looking over a long record for what is shown takes."""
-_LONG_RECORD = 500
-"""Trials of a record that is looked over less often."""
 
 
 def run_search(context: SearchContext) -> SearchAnswer:
@@ -44,8 +37,6 @@ def run_search(context: SearchContext) -> SearchAnswer:
     except BaseException:
         search.flight.abandon()
         raise
-    finally:
-        search.flight.close()
 
 
 class _StagedSearch:
@@ -59,8 +50,6 @@ class _StagedSearch:
         self._comparison: ComparisonStage | None = None
         self._no_comparison = ""
         self._said_draining = False
-        self._pace = Pace(_SHARE_OF_TIME)
-        self._shown: Stage | None = None
 
     def run(self) -> SearchAnswer:
         """Go through the stages."""
@@ -97,17 +86,18 @@ class _StagedSearch:
             self._no_comparison = context.no_comparison
             context.note(f"no final comparison: {context.no_comparison}")
             return
-        history, left_s = self.flight.history, self.flight.left_s
+        left_s = self.flight.left_s
         baseline = self._baseline.candidate
-        measured = context.objective.figures(history.explored).keys()
+        measured = context.objective.figures(self.flight.history.explored).keys()
         if baseline is not None and measured == {baseline.hash}:
             self._no_comparison = "nothing but the baseline ran within the limits"
             context.note(f"no final comparison: {self._no_comparison}")
             return
-        drifting = confirm.drifted_before(history, self._standings.guards(baseline))
+        guards = self._standings.guards(baseline)
+        drifting = confirm.drifted_before(self.flight.history, guards)
         while True:
             planned = confirm.plan(
-                history,
+                self.flight.history,
                 context.objective,
                 baseline,
                 left_s=left_s,
@@ -130,7 +120,7 @@ class _StagedSearch:
                 self._drive(self._comparison)
             if context.interrupt.draining:
                 return
-            if confirm.is_broken(planned, history, context.objective):
+            if confirm.is_broken(planned, self.flight.history, context.objective):
                 continue  # the best has failed, and those that had dropped out are back
             drifted = self._standings.drifted_best(baseline, planned)
             if drifted is None:
@@ -138,7 +128,7 @@ class _StagedSearch:
             number, guarded = drifted
             context.note(f"trial {number} was the best, and its losses drift: {guarded.why}")
             guards = self._standings.guards(baseline)
-            if confirm.n_drifted(history, guards) >= confirm.MAX_COMPARISONS:
+            if confirm.n_drifted(self.flight.history, guards) >= confirm.MAX_COMPARISONS:
                 context.note(f"{confirm.MAX_COMPARISONS} comparisons drifted: no further one")
                 return
             drifting |= {m.hash for m in planned.members} & self._standings.drifting(baseline)
@@ -147,7 +137,8 @@ class _StagedSearch:
         said = "no time left for the final comparison: figures are those of single trials"
         if math.isinf(left_s):  # without a budget there is nobody to compare
             return said
-        least_s = confirm.least_s(self.flight.history, self._context.job.guard_steps)
+        one_s = confirm.run_seconds(self.flight.history, COLD, self._context.job.guard_steps)
+        least_s = one_s.of(confirm.SHORTEST)
         return (
             f"{said}. Its shortest form takes up to {format_seconds(least_s)}, and "
             f"{format_seconds(max(0.0, left_s))} are left: the same command with a larger "
@@ -161,13 +152,8 @@ class _StagedSearch:
         shown_at = time.monotonic()
         has_more = True
         while True:
-            changed, begun_s = False, time.monotonic()
-            is_behind = False
+            changed = False
             while has_more and not interrupt.draining and flight.n_running < stage.at_once:
-                # To fill a thousand gangs takes a while, and trials end meanwhile.
-                is_behind = time.monotonic() - begun_s > _STARTING_S
-                if is_behind:
-                    break
                 run = stage.next_run()
                 if run is None:
                     has_more = False
@@ -186,7 +172,7 @@ class _StagedSearch:
             # What the cost model or a table answers is there at once.
             is_ended = changed and flight.collect()
             if not is_ended:
-                interrupt.wait(0.0 if is_behind else flight.pause_s)
+                interrupt.wait(POLL_S)
                 is_ended = flight.collect()
             if is_ended:
                 has_more = True  # what has ended may be owed another run
@@ -206,13 +192,7 @@ class _StagedSearch:
         return RecordStandings(self._context, self.flight.history)
 
     def _show(self, stage: Stage) -> None:
-        is_long = len(self.flight.history.recorded) >= _LONG_RECORD
-        if is_long and stage is self._shown and not self._pace.is_due:
-            return
-        self._shown = stage
-        with self._pace.taken():
-            snapshot = self._snapshot(stage)
-        self._context.observer.on_snapshot(snapshot)
+        self._context.observer.on_snapshot(self._snapshot(stage))
 
     def _snapshot(self, stage: Stage) -> Snapshot:
         standings, history = self._standings, self.flight.history
@@ -264,11 +244,7 @@ class _StagedSearch:
             return 0.0
         if self._comparison is None:
             warm = self._context.may_start_warm(self._baseline.candidate)
-            return confirm.kept_s(history, WARM if warm else COLD, steps)
-        rules = self._comparison.planned.rules
-        return sum(
-            confirm.run_s(history, steps)
-            if run.cold
-            else confirm.race_run_s(history, rules, steps)
-            for run in self._comparison.missing
-        )
+            rules = WARM if warm else COLD
+            return confirm.run_seconds(history, rules, steps).of(rules.usual_runs)
+        one_s = confirm.run_seconds(history, self._comparison.planned.rules, steps)
+        return sum(one_s.one(cold=run.cold) for run in self._comparison.missing)

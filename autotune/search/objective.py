@@ -1,14 +1,13 @@
 """The order of candidates: feasible or not, better or worse; for sampler and report alike."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.contract import METER_SLACK, Outcome, TrialResult
+from autotune.contract import METER_SLACK, Outcome
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job, ObjectiveWish
-from autotune.record.spread import Spread, is_figure
 from autotune.search.front import Figure, front_of, knee, nearest_on_front, peak_of
 from autotune.search.history import History, Tried, results
 
@@ -43,16 +42,19 @@ class Objective:
 
         One run that failed or broke the limit is enough: it would happen to the user as well.
         """
-        result = tried.measured
-        if result is None or tried.fault is not None or not is_figure(result):
+        if tried.figure is None or tried.fault is not None:
             return None
         if not all(self.fits(run.peak_memory_bytes) for run in results(tried.trials)):
             return None
-        return figure_of(result, tried.spread)
+        return tried.figure
 
-    def figures(self, history: History) -> dict[str, Figure]:
+    def figures(self, history: History) -> Mapping[str, Figure]:
         """The figures of all candidates that have one, by hash."""
-        return history.each(self.figure, by=self)
+        return history.once(("figures", self), lambda: self._figures(history.tried))
+
+    def _figures(self, tried: Iterable[Tried]) -> Mapping[str, Figure]:
+        figures = ((each.candidate.hash, self.figure(each)) for each in tried)
+        return {key: figure for key, figure in figures if figure is not None}
 
     def losing_step_time_s(self, history: History, global_batch: int) -> float | None:
         """The step time above which a trial has clearly lost, for it to stop early; None: never.
@@ -63,7 +65,7 @@ class Objective:
         """
         if self.wish.name == "pareto":
             return None
-        figures = history.those(self.figure, by=self)
+        figures = self.figures(history)
         if not figures:
             return None
         share = min(LOSING_SHARE, self.wish.floor if self.wish.name == "peak_memory" else 1.0)
@@ -160,15 +162,3 @@ class Objective:
             "time": float(outcome is Outcome.TIMEOUT),
             "floor": too_slow,
         }
-
-
-def figure_of(result: TrialResult, spread: Spread) -> Figure:
-    """The figure of one trial, for which `is_figure` has to hold."""
-    interval = spread.interval([result])
-    return Figure(
-        samples_per_s=interval.rate,
-        low=interval.low,
-        high=interval.high,
-        peak_memory_bytes=result.peak_memory_bytes,
-        n_disturbed=int(bool(result.disturbed)),
-    )

@@ -16,7 +16,6 @@ from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.contract import KnobValue
-from autotune.search.calibrated import PEAK_ATTRIBUTE
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 
@@ -57,7 +56,7 @@ def make_axes(space: Mapping[str, Sequence[KnobValue]], history: History) -> dic
     """One axis per knob of the space, wide enough for what the record holds as well."""
     axes = {}
     for name, listed in space.items():
-        values = tuple(dict.fromkeys([*listed, *history.values(name)]))
+        values = tuple(dict.fromkeys([*listed, *history.values.get(name, ())]))
         is_log2 = all(type(v) is int and v > 0 and v.bit_count() == 1 for v in values)
         axes[name] = Axis(values=values, is_log2=is_log2)
     return axes
@@ -137,8 +136,6 @@ def told_trials(
         else:
             facts["values"] = objective.values(tried, worst_peak_bytes)
             facts["constraints"] = objective.constraints(tried, max(rates, default=0.0))
-        if measured is not None and measured.peak_memory_bytes is not None:
-            facts["user_attrs"] = {PEAK_ATTRIBUTE: measured.peak_memory_bytes}
         told.append(create_trial(**facts))
     return told
 

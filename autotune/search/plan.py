@@ -21,13 +21,13 @@ from autotune.search.confirm import (
     MAX_FINALISTS,
     OWN_STEPS,
     guard_s,
-    race_run_s,
-    run_s,
+    run_seconds,
 )
 from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.prospect import Prospect
-from autotune.search.race import COLD, MIN_ROUNDS, N_CONFIRM, WARM, Rules, most_runs
+from autotune.search.race import COLD, MIN_ROUNDS, WARM, Rules
 from autotune.search.reduced import Reductions, n_reduced
+from autotune.search.rounds import RunCount, RunSeconds
 from autotune.search.stop import n_done
 from autotune.space.ranks import describe_places, describe_reach
 from autotune.space.workload import Reach
@@ -66,6 +66,9 @@ class Plan:
     """Name or path of the space; empty where the engine lays the job out itself."""
     grid_size: int
     lattice_size: int
+    """Candidates that no rule has refused."""
+    is_counted: bool
+    """Whether the rules judged all of these; else they judge each when it is wanted."""
     refused: dict[str, int]
     """Rule -> candidates that it refuses."""
     reasons: dict[str, str]
@@ -218,8 +221,10 @@ def make_plan(
     finalists = min(_most_finalists(job), max(1, search_trials))
     is_confirmed = any(trial.spec.identity.role is Role.CONFIRM for trial in history.trials)
     rules = _rules_of(job, environment, history)
-    n_runs = most_runs(finalists + 1, rules)
     is_compared = origin is not Origin.REPLAYED and (search_trials > 0 or not is_confirmed)
+    most = rules.most_runs(finalists + 1)
+    known_s = run_seconds(history, rules, job.guard_steps)
+    one_s = RunSeconds(warm=known_s.warm or trial_s, cold=known_s.cold or trial_s)
     return Plan(
         study=study.name,
         folder=str(study.folder),
@@ -239,7 +244,8 @@ def make_plan(
         space="" if lattice.is_laid_out else job.space,
         grid_size=lattice.grid_size,
         lattice_size=len(lattice.candidates),
-        refused=dict(lattice.refused),
+        is_counted=lattice.is_counted,
+        refused=dict(lattice.refused.most_common()),
         reasons={
             rule: f"{violation.message}; {violation.fix}"
             for rule, (_, violation) in lattice.examples.items()
@@ -255,9 +261,9 @@ def make_plan(
         reduced_trials=reduced_trials,
         fidelity="" if job.fidelity is None else job.fidelity.describe(),
         no_reduced="" if reductions is None else reductions.describe(),
-        confirm_trials=n_runs if is_compared else 0,
+        confirm_trials=most.total if is_compared else 0,
         trial_s=trial_s if runs else 0.0,
-        confirm_s=_confirm_s(history, job, rules, n_runs, trial_s) if runs else 0.0,
+        confirm_s=one_s.of(most) / most.total if runs else 0.0,
         at_once=max(1, environment.n_devices // job.world),
         is_measured=measured_s is not None,
         budget_s=job.budget.time_s,
@@ -265,7 +271,7 @@ def make_plan(
         price_per_hour=job.price_per_hour,
         ranks=tuple(_ranks(lattice, places)),
         **_reach_of(job, environment, lattice),
-        **_guard_of(job, history, search_trials, n_runs if runs and is_compared else 0, rules),
+        **_guard_of(job, history, search_trials, most if runs and is_compared else None, rules),
     )
 
 
@@ -279,15 +285,6 @@ def _rules_of(job: Job, environment: Environment, history: History) -> Rules:
 
 def _most_finalists(job: Job) -> int:
     return 1 if job.compare == "best" else MAX_FINALISTS
-
-
-def _confirm_s(history: History, job: Job, rules: Rules, n_runs: int, trial_s: float) -> float:
-    """Seconds of one run of the comparison, on average."""
-    cold_s = run_s(history, job.guard_steps) or trial_s
-    if not rules.warm:
-        return cold_s
-    warm_s = race_run_s(history, rules) or trial_s
-    return float((N_CONFIRM * cold_s + (n_runs - N_CONFIRM) * warm_s) / n_runs)
 
 
 def _ranks(lattice: Lattice, places: Sequence[str]) -> Iterator[str]:
@@ -304,15 +301,20 @@ def _ranks(lattice: Lattice, places: Sequence[str]) -> Iterator[str]:
 
 
 def _guard_of(
-    job: Job, history: History, search_trials: int, n_runs: int, rules: Rules
+    job: Job, history: History, search_trials: int, runs: RunCount | None, rules: Rules
 ) -> dict[str, Any]:
-    """What the convergence guard adds to the final comparison.
+    """What the convergence guard adds to a final comparison of so many runs; None: there is none.
 
     Another comparison follows only where one without those that drift has a new member: all that
     were tried may be in the first one, and then nothing runs again.
     """
-    more_steps = max(0, job.guard_steps - OWN_STEPS)
     known_s = guard_s(history, job.guard_steps)
+    if runs is None:
+        none: dict[str, Any] = dict.fromkeys(
+            ("guard_steps", "guard_runs", "guard_more_steps", "guard_run_s", "guard_trials"), 0
+        )
+        return {**none, "guard_is_measured": known_s is not None}
+    more_steps = max(0, job.guard_steps - OWN_STEPS)
     assumed_s = more_steps * GUARD_S / job.guard_steps if job.guard_steps else 0.0
     n_others = search_trials + max(0, len(history.explored.tried) - 1)
     may_drift = job.guard_steps > 0 and not job.allow_loss_drift
@@ -320,13 +322,13 @@ def _guard_of(
     most = _most_finalists(job)
     sizes = [1 + min(most, n_others - n) for n in range(1, n_again + 1) if n_others > n]
     return {
-        "guard_steps": job.guard_steps if n_runs else 0,
+        "guard_steps": job.guard_steps,
         # The cold runs, and one of the baseline that shows its repeat.
-        "guard_runs": min(n_runs, N_CONFIRM + 1) if rules.warm else n_runs,
-        "guard_more_steps": more_steps if n_runs else 0,
-        "guard_run_s": (assumed_s if known_s is None else known_s) if n_runs else 0.0,
+        "guard_runs": min(runs.total, runs.cold + 1),
+        "guard_more_steps": more_steps,
+        "guard_run_s": assumed_s if known_s is None else known_s,
         "guard_is_measured": known_s is not None,
-        "guard_trials": sum(most_runs(size, rules) for size in sizes) if n_runs else 0,
+        "guard_trials": sum(rules.most_runs(size).total for size in sizes),
     }
 
 

@@ -27,8 +27,9 @@ import numpy as np
 
 from autotune.base.student_t import CONFIDENCE, expected_loss, t_quantile, upper_probability
 from autotune.record.answer import Speedup
-from autotune.record.blocks import BlockRun, blocks_of, design_of
+from autotune.record.blocks import BlockRun, Blocks, blocks_of, design_of
 from autotune.record.spread import PRIOR_DEGREES, PRIOR_DEVIATION
+from autotune.search.rounds import FULL_ROUNDS, Round, RunCount
 
 LOOKS = (3, 5)
 """Rounds after which the interval of the gain is looked at. With fewer than 3 rounds it is too
@@ -40,8 +41,6 @@ BLOCK = 8
 """Round numbers that one race has: those of `LOOKS`, and some for a winner that changed late."""
 MIN_ROUNDS = 2
 """Below two runs of each there is no between-run variance to speak of."""
-FULL_ROUNDS = 3
-"""Rounds of a comparison in which everybody runs every round, which is the measure of a race."""
 LOSS = 0.01
 """Expected loss of samples/s, as a share, below which it does not matter which one is named."""
 DEAR = 0.02
@@ -81,6 +80,34 @@ class Rules:
     width: float
     """Or its width beside that of `FULL_ROUNDS` rounds of everybody."""
 
+    def missed_after(self, n_rounds: int) -> float:
+        """Share that the interval may miss after so many rounds: that of the look they belong to.
+
+        A race that the time ended between two looks takes the share of the look that it will not
+        have.
+        """
+        at = next((i for i, look in enumerate(LOOKS) if n_rounds <= look), len(LOOKS) - 1)
+        return self.spent[at]
+
+    def most_runs(self, n_members: int) -> RunCount:
+        """Runs of a race of so many, at most.
+
+        Repeats, a late best and a noisy machine come on top.
+        """
+        if n_members < 2:
+            return self._runs(n_members * MIN_ROUNDS, n_members)
+        n_later = max(int(self.warm), LOOKS[-1] - self.selection_rounds)
+        return self._runs(n_members * self.selection_rounds + N_CONFIRM * n_later, N_CONFIRM)
+
+    @property
+    def usual_runs(self) -> RunCount:
+        """Runs of a race of two, as most end: what a search keeps back of its time."""
+        return self._runs(N_CONFIRM * (LOOKS[-1] if self.warm else FULL_ROUNDS), N_CONFIRM)
+
+    def _runs(self, n: int, n_confirming: int) -> RunCount:
+        n_cold = n_confirming if self.warm else n
+        return RunCount(warm=n - n_cold, cold=n_cold)
+
 
 WARM = Rules(
     warm=True,
@@ -111,23 +138,6 @@ class Racer:
     """Largest peak of its runs; infinite where no meter said."""
     own_log: float | None = None
     """log samples/s of the search's own trial; None: nothing to go by."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NextRound:
-    """A round to run."""
-
-    keys: tuple[str, ...]
-    cold: bool
-    """Whether it has to start cold: it confirms the best and the baseline."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Noise:
-    """Deviation of log samples/s that neither candidates nor rounds explain."""
-
-    deviation: float
-    degrees: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,72 +189,27 @@ def _fit(logs: Logs, own: Mapping[str, float]) -> _RobustFit:
     )
 
 
-def noise_of(logs: Logs) -> Noise | None:
-    """Residual deviation of an additive fit of candidates and rounds; None: nothing is left."""
-    cells = [
-        BlockRun(of=key, round_number=n, log_rate=value)
-        for key, runs in logs.items()
-        for n, value in runs.items()
+def blocks_in(logs: Logs) -> Blocks:
+    """The runs of a race, compared; as of one round where rounds cannot be told from noise."""
+    runs = [
+        BlockRun(of=key, round_number=number, log_rate=value)
+        for key, by_round in logs.items()
+        for number, value in by_round.items()
     ]
-    blocks = blocks_of(cells)
-    if blocks.degrees < 1:
-        return None
-    return Noise(deviation=math.sqrt(blocks.variance), degrees=blocks.degrees)
+    blocks = blocks_of(runs)
+    return blocks if blocks.degrees else blocks_of([replace(run, round_number=0) for run in runs])
 
 
-def most_runs(n_members: int, rules: Rules) -> int:
-    """Runs of a race of so many, at most; repeats, a late best and a noisy machine are beside."""
-    if n_members < 2:
-        return n_members * MIN_ROUNDS
-    n_later = max(int(rules.warm), LOOKS[-1] - rules.selection_rounds)
-    return n_members * rules.selection_rounds + N_CONFIRM * n_later
-
-
-def pooled_noise(logs: Logs) -> Noise | None:
-    """Deviation between the runs of one candidate, where rounds cannot be told from noise."""
-    runs = [np.array(list(by_round.values())) for by_round in logs.values()]
-    degrees = sum(len(own) - 1 for own in runs if len(own))
-    if degrees < 1:
-        return None
-    squares = sum(float(((own - own.mean()) ** 2).sum()) for own in runs if len(own))
-    return Noise(deviation=math.sqrt(squares / degrees), degrees=degrees)
-
-
-def spent_at(n_rounds: int, rules: Rules) -> float:
-    """Share that the interval may miss after so many rounds: that of the look they belong to.
-
-    A race that the time ended between two looks takes the share of the look that it will not have.
-    """
-    at = next((i for i, look in enumerate(LOOKS) if n_rounds <= look), len(LOOKS) - 1)
-    return rules.spent[at]
-
-
-def half_width(
-    noise: Noise, rules: Rules, *, n_common: int, n_rounds: int, n_others: int
+def _half_width(
+    variance: float, degrees: int, *, n_common: int, missed: float, n_others: int
 ) -> float:
-    """Half the width of the interval of a gain, in log samples/s.
+    """Half the width of the interval of a gain over rounds that two ran, in log samples/s.
 
     The runs that choose the best also judge it, and the luckiest of some equals looks faster than
-    the baseline too often. So the interval holds for all the others against the baseline at once:
-    each misses its share divided by their number (Bonferroni, as in Dunn, Multiple Comparisons
-    Among Means, 1961).
-
-    Args:
-        noise: Of the race so far.
-        rules: Those of the race.
-        n_common: Rounds that both ran.
-        n_rounds: Rounds of the race so far.
-        n_others: Candidates beside the baseline.
+    the baseline too often. So the interval holds for all the others against the baseline at once.
     """
-    confidence = 1 - spent_at(n_rounds, rules) / 2 / max(1, n_others)
-    return t_quantile(confidence, noise.degrees) * noise.deviation * math.sqrt(2 / n_common)
-
-
-def full_half_width(noise: Noise, n_others: int) -> float:
-    """Half the width that `FULL_ROUNDS` of everybody would have, with nobody looking before."""
-    degrees = max(1, n_others) * (FULL_ROUNDS - 1)
-    confidence = 1 - (1 - CONFIDENCE) / max(1, n_others)
-    return t_quantile(confidence, degrees) * noise.deviation * math.sqrt(2 / FULL_ROUNDS)
+    quantile = t_quantile(1 - missed / 2 / n_others, degrees)
+    return quantile * math.sqrt(2 * variance / n_common)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,9 +230,9 @@ class Race:
     fastest is the best."""
 
     @cached_property
-    def noise(self) -> Noise | None:
-        """What neither the candidates nor the rounds explain."""
-        return noise_of(self.logs)
+    def blocks(self) -> Blocks:
+        """The runs so far, compared."""
+        return blocks_in(self.logs)
 
     @property
     def n_others(self) -> int:
@@ -277,16 +242,17 @@ class Race:
     def gain(self, of: str, over: str) -> Speedup | None:
         """Ratio of two candidates' samples/s with its interval; None: nothing to judge it by.
 
-        Each is compared in the rounds that both ran. The ratio of a candidate to itself is exactly
-        1; its interval then says how large a gain this race would have missed.
+        They are compared where both ran a round. The ratio of a candidate to itself is exactly 1;
+        its interval then says how large a gain this race would have missed.
         """
-        common = sorted(set(self.logs.get(of, {})) & set(self.logs.get(over, {})))
-        noise = self.noise or pooled_noise(self.logs)
-        if noise is None or not common:
+        common = set(self.logs.get(of, {})) & set(self.logs.get(over, {}))
+        if not self.can_judge or not common:
             return None
-        mean = math.fsum(self.logs[of][n] - self.logs[over][n] for n in common) / len(common)
-        half = self._half_width(noise, len(common), self.n_rounds)
-        return Speedup(ratio=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
+        if of == over:
+            half = self._half_width(len(common), self.n_rounds)
+            return Speedup(ratio=1.0, low=math.exp(-half), high=math.exp(half))
+        weights, missed = {of: 1.0, over: -1.0}, self.rules.missed_after(self.n_rounds)
+        return self.blocks.gain(weights, of_many=self.n_others, missed=missed)
 
     @cached_property
     def standing(self) -> tuple[str, ...]:
@@ -326,18 +292,18 @@ class Race:
         best = self._racer(self.standing[0])
         return math.fsum(self._loss(self._racer(key), best) for key in self.standing[1:])
 
-    def next_round(self) -> NextRound | None:
+    def next_round(self) -> Round | None:
         """The round to run now; None: the race is over."""
         if self.n_rounds < 1 or not any(r.key != self.baseline for r in self.racers):
             keys = tuple(r.key for r in self.racers)
             is_over = self.n_rounds >= MIN_ROUNDS and set(keys) <= set(self.confirmed)
             cold = not self.rules.warm or self.n_rounds >= MIN_ROUNDS - 1
-            return None if is_over else NextRound(keys=keys, cold=cold)
+            return None if is_over else Round(keys=keys, cold=cold)
         if not self._last:
             return None
         confirm, pair = self.confirmation, self._pair
         if self._is_open:
-            return NextRound(keys=self._contenders, cold=False)
+            return Round(keys=self._contenders, cold=False)
         if self.n_rounds >= LOOKS[-1]:
             return confirm if self.n_rounds < BLOCK else None
         is_closed = self._is_closed
@@ -347,22 +313,22 @@ class Race:
                 return confirm
             if confirm is not None and self._is_enough(self.n_rounds + 1, len(pair) - 1):
                 return confirm
-        return NextRound(keys=pair if is_closed else self._contenders, cold=not self.rules.warm)
+        return Round(keys=pair if is_closed else self._contenders, cold=not self.rules.warm)
 
     @property
-    def confirmation(self) -> NextRound | None:
+    def confirmation(self) -> Round | None:
         """A cold round of the best and the baseline; None: both ran cold, or nothing ran."""
         if not self._last:
             return None
         pair = self._pair
         if {self.best, *pair} <= set(self.confirmed):
             return None
-        return NextRound(keys=pair, cold=True)
+        return Round(keys=pair, cold=True)
 
     @property
     def can_judge(self) -> bool:
         """Whether ratios have an interval."""
-        return self.noise is not None or pooled_noise(self.logs) is not None
+        return self.blocks.degrees > 0
 
     @property
     def by_score(self) -> tuple[str, ...]:
@@ -428,21 +394,28 @@ class Race:
         """Whether the interval is narrow enough after so many rounds, as far as one can know."""
         if self.baseline is None:
             return True
-        if n_rounds not in LOOKS or self.noise is None:
+        gain = self.gain(self._pair[0], self.baseline)
+        if n_rounds not in LOOKS or gain is None:
             return False
-        one, *_ = self._pair
-        gain = self.gain(one, self.baseline)
-        if gain is None:
-            return False
-        degrees = self.noise.degrees + n_more_degrees
-        noise = Noise(deviation=self.noise.deviation, degrees=degrees)
-        half = self._half_width(noise, n_rounds, n_rounds)
+        # As wide as `FULL_ROUNDS` of everybody would have it, with nobody looking before.
+        full = _half_width(
+            self.blocks.variance,
+            self.n_others * (FULL_ROUNDS - 1),
+            n_common=FULL_ROUNDS,
+            missed=2 * (1 - CONFIDENCE),
+            n_others=self.n_others,
+        )
         enough = max(self.rules.narrow, SHARE_OF_GAIN * abs(math.log(gain.ratio)))
-        return half <= max(enough, self.rules.width * full_half_width(noise, self.n_others))
+        half = self._half_width(n_rounds, n_rounds, n_more_degrees)
+        return half <= max(enough, self.rules.width * full)
 
-    def _half_width(self, noise: Noise, n_common: int, n_rounds: int) -> float:
-        return half_width(
-            noise, self.rules, n_common=n_common, n_rounds=n_rounds, n_others=self.n_others
+    def _half_width(self, n_common: int, n_rounds: int, n_more_degrees: int = 0) -> float:
+        return _half_width(
+            self.blocks.variance,
+            self.blocks.degrees + n_more_degrees,
+            n_common=n_common,
+            missed=self.rules.missed_after(n_rounds),
+            n_others=self.n_others,
         )
 
     def _racer(self, key: str) -> Racer:

@@ -111,7 +111,7 @@ class Task:
             now = json.loads(json.dumps(now))  # as the record has been
             if then != now:
                 return list(_said(then, now))
-        if ran.digest and ran.digest != runs.digest:  # records of schema 1 name none
+        if ran.digest != runs.digest:
             changed = [] if job.script is None else job.script.changed()
             return [f"{place} is not what it was" for place in changed] or [
                 f"its training script was {ran.digest}, is {runs.digest}"
@@ -139,8 +139,6 @@ _TRAINED = tuple(
 def _facts(workload: Workload, layout: Layout, memory_limit_bytes: int | None) -> dict[str, Any]:
     """Facts that a figure depends on besides the candidate."""
     trained = {k: v for k, v in dataclasses.asdict(workload).items() if k not in _GOES_ON}
-    # In older records it is a path, and a study may be moved.
-    trained["model"] = {k: v for k, v in trained["model"].items() if k != "observed"}
     return {
         **trained,
         "world": layout.world,

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import shutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +25,9 @@ from autotune.contract import (
     TrialResult,
     TrialSpec,
 )
-from autotune.fleet.base import Fleet
 from autotune.fleet.reports import read_reports
 from autotune.record.soak import Growth, Resumed
-from autotune.record.study import Study
-from autotune.search.in_flight import CANCEL_WAIT_S
-from autotune.search.interrupt import Interrupt
+from autotune.search.rounds import Runner
 from autotune.trial.statistics import MIN_SAMPLES
 
 STEPS_COMPARED = 4
@@ -48,9 +45,6 @@ grow about that much and stop. A longer soak sees a slower leak."""
 CHECKPOINT_BYTES_PER_PARAM = 16
 """Upper bound: weights of two bytes, fp32 weights and two fp32 moments, and some to spare."""
 
-_POLL_S = 0.2
-_SAY_EVERY_S = 60.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Half:
@@ -62,14 +56,7 @@ class Half:
 
 
 def soak_trials(
-    spec: TrialSpec,
-    files: dict[str, str],
-    *,
-    minutes: float,
-    record: Study,
-    fleet: Fleet,
-    interrupt: Interrupt,
-    note: Callable[[str], None],
+    spec: TrialSpec, files: Mapping[str, str], *, minutes: float, runner: Runner
 ) -> tuple[list[Half], int] | None:
     """Run both halves; the second only if the first ended well.
 
@@ -77,10 +64,7 @@ def soak_trials(
         spec: The configuration; its number, role, length and time limit become the soak's.
         files: Its configuration files.
         minutes: For both halves together.
-        record: Where the soak's trials are kept; the caller holds its lock.
-        fleet: Where they run.
-        interrupt: Ends the soak at the first request.
-        note: Told what happens.
+        runner: Runs and records them.
 
     Returns:
         The halves that ran and the bytes of the checkpoint, which is deleted; None if the user
@@ -90,41 +74,26 @@ def soak_trials(
         StudyError: The record cannot be written.
         FleetError: No gang is free.
     """
+    record = runner.record
 
     def run(checkpoint: Checkpoint) -> Half | None:
         half = _half_of(spec, record.next_number(), minutes, checkpoint)
-        handle = fleet.submit(half, record.write_spec(half, files))
-        said_s = _SAY_EVERY_S
-        result: TrialResult | None = None
-        try:
-            while (result := handle.poll()) is None:
-                if interrupt.draining:
-                    return None
-                progress = handle.progress()
-                if progress.elapsed_s >= said_s:
-                    note(f"soak: {progress.phase}, {format_seconds(progress.elapsed_s)}")
-                    said_s += _SAY_EVERY_S
-                interrupt.wait(_POLL_S)
-        finally:
-            # Whatever happened, nothing runs on and the record says how it ended.
-            if result is None:
-                handle.cancel()
-                result = handle.wait(CANCEL_WAIT_S)
-            if result is not None:
-                result = record.take_result(handle.folder, half, result)
-        reports = read_reports(handle.folder, half.layout.world)
-        return Half(spec=half, result=result, reports=reports)
+        trial = runner.run(half, files, name="soak")
+        if trial is None or trial.result is None:
+            return None
+        reports = read_reports(trial.folder, half.layout.world)
+        return Half(spec=half, result=trial.result, reports=reports)
 
     folder = record.trial_folder(record.next_number()).resolve() / "checkpoint"
     try:
-        note(f"soak: {format_seconds(minutes * 30)}, then a checkpoint")
+        runner.note(f"soak: {format_seconds(minutes * 30)}, then a checkpoint")
         first = run(Checkpoint(folder=str(folder), steps_after=STEPS_COMPARED))
         if first is None:
             return None
         if not first.result.outcome.is_measured:
             return [first], 0
         size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        note(
+        runner.note(
             f"soak: a checkpoint of {format_bytes(size_bytes)}; fresh processes resume it and "
             f"train for {format_seconds(minutes * 30)}"
         )

@@ -282,7 +282,8 @@ class ProposalStage(SearchStage):
             used_s = self._flight.used_s()
             rules = WARM if context.may_start_warm(self._baseline.candidate) else COLD
             if not context.no_comparison:
-                kept_s = confirm.kept_s(history, rules, context.job.guard_steps)
+                one_s = confirm.run_seconds(history, rules, context.job.guard_steps)
+                kept_s = one_s.of(rules.usual_runs)
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for owed in (tried.candidate for tried in history.owed):
                 # Rules may have changed since: an upgraded engine, another override.
@@ -333,7 +334,8 @@ class ProposalStage(SearchStage):
     def _closed(self) -> set[str]:
         """Hashes of the candidates that need no further trial."""
         known = too_large(self._history).keys() | self._not_startable
-        return {*self._history.not_owed, *known}
+        settled = (t.candidate.hash for t in self._history.tried if not t.is_owed)
+        return {*settled, *known}
 
     @property
     def _not_startable(self) -> frozenset[str]:

@@ -6,8 +6,7 @@ candidates the one that is nearest to what Optuna's TPE proposes.
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import starmap
@@ -33,7 +32,6 @@ from autotune.cost.residual import (
     MEMORY_VARIATION,
     MOST_SEEN,
     VARIATION,
-    Calibration,
     Seen,
     reach_of,
     spread_over,
@@ -44,13 +42,12 @@ from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.search.acquisition import (
     Chooser,
-    SeenErrors,
+    Lessons,
+    Posterior,
     Shot,
-    memory_features,
     seen_peaks,
     seen_times,
 )
-from autotune.search.calibrated import CalibratedSampler
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
@@ -67,9 +64,6 @@ runs that it had not seen (`benchmarks/accuracy.py`)."""
 _LEARNS_EVERY = 16
 """Trials after which more is learned where a record holds more than `MOST_SEEN`: that takes longer
 than to start one, and hundreds are not outvoted by a few."""
-_AHEAD_SHARE = 1 / 16
-"""Trials that are chosen at once where a record holds more than `MOST_SEEN`, as a share of it: to
-weigh a large lattice takes longer than to start a trial, and so few of so many teach little."""
 Forecaster = Callable[[Sequence[Candidate]], Forecast]
 """Predictions of a model for candidates, in their order."""
 
@@ -99,10 +93,8 @@ class Steering:
     """Errors of the forecast that other studies saw."""
     host: HostMemory | None = None
     """Memory of the node that runs the ranks; None: nobody knows it."""
-    _learned: "dict[_Kind, tuple[object, SeenErrors]]" = field(init=False, default_factory=dict)
+    _learned: "dict[_Kind, tuple[object, Lessons]]" = field(init=False, default_factory=dict)
     """What was learned last for a kind of candidates, and from what."""
-    _ahead: "list[_Ahead]" = field(init=False, default_factory=list)
-    """What is tried next in a long record; at most one."""
 
     @property
     def steers(self) -> bool:
@@ -127,53 +119,40 @@ class Steering:
         self, history: History, closed: Set[str], *, n_budget: int, seed: int
     ) -> Candidate | None:
         """The candidate to try next, as of `Sampler.propose` with a `Request` of these."""
-        if (chosen := self._chosen_before(closed)) is not None:
-            return chosen
-        n_tried = len(history.tried)
-        n_ahead = round(n_tried * _AHEAD_SHARE) if n_tried > MOST_SEEN else 0
         rows = self._rows(history, closed)
-        if len(rows.closed) == len(rows.keys):
-            return None
-        axes = make_axes(self.lattice.values, history)
-        columns = {
-            name: [None if value is None else axes[name].encode(value) for value in column]
-            for name, column in zip(self.knobs, zip(*rows.keys, strict=True), strict=True)
-        }
-        # The study maximises samples/s: per sample, as their inverse is.
-        seconds = rows.forecast.seconds / self.lattice.context.global_batch
-        sampler = CalibratedSampler(
-            columns,
-            forecast=replace(rows.forecast, seconds=seconds),
-            known=self._known(history, self.lattice.candidates[0]),
-            n_beside=len(history.reduced.tried),
-            closed=rows.closed,
-            n_ahead=n_ahead,
-            others=tpe_sampler(n_budget, sampler_seed(seed, history)),
-        )
-        values = ask(sampler, axes, history, self.objective)
-        values = {**self.lattice.constants, **values}
-        self._ahead[:] = [_Ahead(values=values, rows=deque(sampler.rows_ahead))]
-        is_chosen = self._groups.which == sampler.last_row  # those outside the lattice are closed
+        while rows.is_open.any():
+            chosen = self._chosen_of(rows, history, closed, n_budget=n_budget, seed=seed)
+            if chosen is not None:
+                return chosen
+            # The rules refuse all that was open of the row, which is closed from now on.
+            n_open, rows = int(rows.is_open.sum()), self._rows(history, closed)
+            assert rows.is_open.sum() < n_open, "an open row has an open candidate"
+        return None
+
+    def _chosen_of(
+        self,
+        rows: "_ForecastRows",
+        history: History,
+        closed: Set[str],
+        *,
+        n_budget: int,
+        seed: int,
+    ) -> Candidate | None:
+        """A candidate of the best row; None: none of that is legal."""
+        row = self._chooser(history, rows).choose(rows.is_open)
+        values = {k: v for k, v in zip(self.knobs, rows.keys[row], strict=True) if v is not None}
+        if self._unknown:
+            sampler = tpe_sampler(n_budget, sampler_seed(seed, history))
+            axes = make_axes(self._unknown, history)
+            values |= ask(sampler, axes, history, self.objective)
+        is_chosen = self._groups.which == row  # those outside the lattice are closed
         # Among these, take the one whose reduced trial is why they were chosen.
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
         for place in np.flatnonzero(is_chosen).tolist() if ran else ():
             candidate = self.lattice.candidates[place]
-            if candidate.hash in ran - closed:
+            if candidate.hash in ran - closed and self.lattice.is_legal(place):
                 return candidate
-        return self.lattice.nearest(values, closed, is_chosen)
-
-    def _chosen_before(self, closed: Collection[str]) -> Candidate | None:
-        """The next of those that were chosen together; None: there is none any more."""
-        for ahead in self._ahead:
-            while ahead.rows:
-                row = ahead.rows.popleft()
-                known = zip(self.knobs, self._groups.keys[row], strict=True)
-                # What TPE proposed for the other knobs serves all of them.
-                values = {**ahead.values, **{k: v for k, v in known if v is not None}}
-                found = self.lattice.nearest(values, closed, self._groups.which == row)
-                if found is not None:
-                    return found
-        return None
+        return self.lattice.nearest({**self.lattice.constants, **values}, closed, is_chosen)
 
     def expected_gain(self, history: History, closed: Collection[str]) -> float:
         """Expected gain of another trial over the best step time, as a share of it.
@@ -182,20 +161,27 @@ class Steering:
             Infinity while nothing feasible was measured, 0 where nothing is left that may fit.
         """
         rows = self._rows(history, closed)
+        return self._chooser(history, rows).expected_gain(rows.is_open)
+
+    def _chooser(self, history: History, rows: "_ForecastRows") -> Chooser:
+        """What is believed of the rows, by all that was tried."""
         row_of = {key: row for row, key in enumerate(rows.keys)}
         feasible = self.objective.figures(history)
-        chooser = Chooser(
+        return Chooser(
             forecast=rows.forecast,
             shots=[
                 _shot(row_of[self._key(t.candidate)], t, is_feasible=t.candidate.hash in feasible)
                 for t in history.tried
             ],
             known=self._known(history, self.lattice.candidates[0]),
-            variation=VARIATION if set(self.lattice.values) - set(self.knobs) else 0.0,
+            n_beside=len(history.reduced.tried),
+            variation=VARIATION if self._unknown else 0.0,
         )
-        is_open = np.ones(len(rows.keys), bool)
-        is_open[list(rows.closed)] = False
-        return chooser.expected_gain(is_open)
+
+    @cached_property
+    def _unknown(self) -> dict[str, tuple[KnobValue, ...]]:
+        """Values of the knobs that vary over the lattice and that the model does not know."""
+        return {k: tuple(v) for k, v in self.lattice.values.items() if k not in self.knobs}
 
     def predict(self, history: History, candidate: Candidate) -> Predicted:
         """Expected measurement of a candidate's trial, by all that ran so far.
@@ -205,7 +191,7 @@ class Steering:
         believed = self._believed(history, [candidate])
         # The difference between runs adds to the uncertainty of the figure itself.
         run = math.hypot(VARIATION, history.spread.variance**0.5)
-        n_measured = believed.n_measured
+        n_measured = believed.lessons.n_measured
         time_deviation, peak_deviation = believed.time.deviation, believed.memory.deviation
         reach = float(np.exp(reach_of(time_deviation, run, n_measured=n_measured)[0]))
         memory_reach = float(
@@ -281,34 +267,33 @@ class Steering:
             return frozenset()
         candidates = self.lattice.candidates
         believed = self.untaught._believed(History(), candidates)
-        is_above = below(self._host_overrun(believed, candidates)) >= CERTAIN
+        is_above = below(self._of_host(believed, candidates)) >= CERTAIN
         return frozenset(candidates[row].hash for row in np.flatnonzero(is_above).tolist())
 
-    def _believed(self, history: History, candidates: Sequence[Candidate]) -> "_Believed":
+    def _believed(self, history: History, candidates: Sequence[Candidate]) -> Posterior:
         """The calibrated forecast of some candidates of one kind."""
         said = self._said_of(candidates)
         kind, told = _kind(candidates[0]), _telling(history)
         seen = [(t.candidate.hash, _shot(0, t)) for t in told]
-        before, learned = self._learned.get(kind, (None, None))
-        if learned is None or before != seen:
+        before, lessons = self._learned.get(kind, (None, None))
+        if lessons is None or before != seen:
             own = [t for t in told if _kind(t.candidate) == kind]
-            learned = SeenErrors(
-                forecast=self._said_of([t.candidate for t in own]) if own else said,
-                shots=[_shot(row, t) for row, t in enumerate(own)],
-                known=self._known(history, candidates[0]),
+            lessons = Lessons(
+                self._said_of([t.candidate for t in own]) if own else said,
+                [_shot(row, t) for row, t in enumerate(own)],
+                self._known(history, candidates[0]),
             )
-            self._learned[kind] = seen, learned
-        return _Believed(said, learned)
+            self._learned[kind] = seen, lessons
+        return Posterior(said, lessons)
 
-    def _overrun(self, believed: "_Believed", candidates: Sequence[Candidate]) -> Floats:
+    def _overrun(self, believed: Posterior, candidates: Sequence[Candidate]) -> Floats:
         """By how many deviations the memory of a device or of its host is expected to run out."""
-        over = believed.log_peak - math.log(self.objective.allowed_bytes)
-        found: Floats = over / believed.memory.deviation
-        if self.host is None:
-            return found
-        return np.maximum(found, self._host_overrun(believed, candidates))
+        found = believed.overrun(self.objective.allowed_bytes)
+        return (
+            found if self.host is None else np.maximum(found, self._of_host(believed, candidates))
+        )
 
-    def _host_overrun(self, believed: "_Believed", candidates: Sequence[Candidate]) -> Floats:
+    def _of_host(self, believed: Posterior, candidates: Sequence[Candidate]) -> Floats:
         """The same of the host's memory: the model errs there as it does on the device."""
         assert self.host is not None, "asked for only where the host's memory is known"
         need = np.log(np.maximum(1.0, self._needed(candidates))) + believed.memory.mean
@@ -401,20 +386,16 @@ class Steering:
         """The lattice, and what was tried besides, by known choice."""
         groups, lattice = self._groups, self.lattice
         tried = [t.candidate for t in history.tried]
-        shut = groups.which[lattice.places(closed, tried)]
+        shut = groups.which[[*{*lattice.places(closed, tried), *lattice.refused_places}]]
         is_closed = np.bincount(shut, minlength=len(groups.keys)) == groups.sizes
-        rows = _ForecastRows(
-            keys=groups.keys,
-            forecast=groups.forecast,
-            closed=tuple(np.flatnonzero(is_closed).tolist()),
-        )
+        rows = _ForecastRows(keys=groups.keys, forecast=groups.forecast, is_open=~is_closed)
         strays = [c for c in tried if not lattice.places([c.hash], [c])]
         return self._with_strays(rows, strays) if strays else rows
 
     def _with_strays(self, rows: "_ForecastRows", strays: Sequence[Candidate]) -> "_ForecastRows":
         """The same with candidates that are not in the lattice; none of them is open."""
         said = Forecast.join(rows.forecast, self.forecast(strays))
-        keys, closed = list(rows.keys), list(rows.closed)
+        keys = list(rows.keys)
         lowest = list(range(len(keys)))
         row_of = {key: row for row, key in enumerate(keys)}
         for number, stray in enumerate(strays, start=len(keys)):
@@ -423,26 +404,16 @@ class Steering:
             if row == len(lowest):
                 keys.append(key)
                 lowest.append(number)
-                closed.append(row)
             elif said.seconds[number] < said.seconds[lowest[row]]:
                 lowest[row] = number
         return _ForecastRows(
             keys=tuple(keys),
             forecast=said.take(np.array(lowest, dtype=np.intp)),
-            closed=tuple(closed),
+            is_open=np.append(rows.is_open, np.zeros(len(keys) - len(rows.keys), bool)),
         )
 
     def _key(self, candidate: Candidate) -> _Key:
         return tuple(candidate.get(name) for name in self.knobs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ahead:
-    """Rows that were chosen together, to be tried one after the other."""
-
-    values: Mapping[str, KnobValue]
-    """Values of the knobs that the model does not know."""
-    rows: deque[int]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -461,66 +432,19 @@ class _ForecastRows:
     keys: tuple[_Key, ...]
     forecast: Forecast
     """For each row, what is predicted of its candidate with the lowest time."""
-    closed: tuple[int, ...]
-
-
-class _Believed:
-    """Candidates as they are predicted and expected to be."""
-
-    def __init__(self, said: Forecast, learned: SeenErrors) -> None:
-        self._said = said
-        self._learned = learned
-
-    @property
-    def n_measured(self) -> int:
-        """Trials that said how far the seconds are off."""
-        return sum(shot.seconds is not None for shot in self._learned.shots)
-
-    @cached_property
-    def time(self) -> Calibration:
-        """Belief about the error of the seconds."""
-        return self._learned.times.at(self._said.features)
-
-    @cached_property
-    def memory(self) -> Calibration:
-        """Belief about the error of the peak."""
-        return self._learned.peaks.at(memory_features(self._said))
-
-    @property
-    def log_seconds(self) -> Floats:
-        """Calibrated, by candidate."""
-        return np.asarray(np.log(self._said.seconds) + self.time.mean)
-
-    @property
-    def log_peak(self) -> Floats:
-        """Calibrated, by candidate."""
-        assert self._said.peak_bytes is not None, "asked for only where memory decides"
-        return np.asarray(np.log(self._said.peak_bytes) + self.memory.mean)
+    is_open: NDArray[np.bool_]
+    """For each row, whether a candidate of it may be tried."""
 
 
 def _telling(history: History) -> list[Tried]:
     """Candidates that ran or ran out of memory, reduced or not; of very many, some."""
-    parts = (history, history.reduced)
-
-    def telling() -> list[Tried]:
-        return [t for part in parts for t in part.each(_told).values()]
-
-    n = sum(len(part.those(_told)) for part in parts)
-    if n <= MOST_SEEN:
-        return telling()
+    tried = (*history.tried, *history.reduced.tried)
+    telling = [t for t in tried if t.measured is not None or t.is_out_of_memory]
+    if len(telling) <= MOST_SEEN:
+        return telling
     # The same ones for a while, so that what was learned from them serves as long.
-    n -= n % _LEARNS_EVERY
-    some = spread_over(n, MOST_SEEN // 2).tolist()
-
-    def choose() -> list[Tried]:
-        every = telling()
-        return [every[at] for at in some]
-
-    return history.kept(_told, n, choose)
-
-
-def _told(tried: Tried) -> Tried | None:
-    return tried if tried.measured is not None or tried.is_out_of_memory else None
+    n_chosen_of = len(telling) - len(telling) % _LEARNS_EVERY
+    return [telling[at] for at in spread_over(n_chosen_of, MOST_SEEN // 2).tolist()]
 
 
 def _kind(candidate: Candidate) -> _Kind:
@@ -536,7 +460,7 @@ def _shot(row: int, tried: Tried, *, is_feasible: bool = True) -> Shot:
         seconds=result.step_time_s if result is not None and is_feasible else None,
         peak_bytes=None if result is None else result.peak_memory_bytes,
         is_out_of_memory=tried.is_out_of_memory,
-        is_running=tried.is_running,
+        is_running=tried.is_running and result is None,
     )
 
 

@@ -43,7 +43,7 @@ class TrialBalance:
 
 def searched(history: History) -> list[Tried]:
     """Candidates of the search proper, in order; those that were only cancelled are open again."""
-    return list(history.each(_searched).values())
+    return history.once(searched, lambda: [t for t in history.tried if _is_searched(t)])
 
 
 def n_done(history: History) -> int:
@@ -71,7 +71,7 @@ def why_stop(
 ) -> StopReason | None:
     """The reason not to try another candidate; None to go on; seconds as of `has_time`."""
     parts = (history, history.reduced)
-    if sum(len(part.those(_searched)) for part in parts) >= budget.trials:
+    if sum(len(searched(part)) for part in parts) >= budget.trials:
         return StopReason.TRIALS
     if not has_time(history, budget, used_s=used_s, kept_s=kept_s):
         return StopReason.TIME
@@ -125,8 +125,8 @@ def _number(tried: Tried) -> int:
     return tried.trials[0].spec.identity.number
 
 
-def _searched(tried: Tried) -> Tried | None:
-    return tried if tried.is_searched and (tried.is_settled or _counts(tried)) else None
+def _is_searched(tried: Tried) -> bool:
+    return tried.is_searched and (tried.is_settled or _counts(tried))
 
 
 def _counts(tried: Tried) -> bool:

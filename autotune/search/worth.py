@@ -8,27 +8,26 @@ Where the gain of a change depends on others, pairs of such changes run in both 
 import dataclasses
 import itertools
 import math
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autotune.base.errors import JobError
 from autotune.base.units import format_rate, format_seconds
 from autotune.contract import Role, TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.fleet.base import Fleet
 from autotune.job.job import Job
 from autotune.record.answer import Speedup
 from autotune.record.blocks import BlockRun, Blocks, blocks_of
 from autotune.record.guard import guards_of
 from autotune.record.spread import is_figure, log_rate, mean_log_rate
-from autotune.record.study import Study, Trial
+from autotune.record.study import Trial
 from autotune.record.worth import Interaction, Ladder, LadderConfiguration, LadderStep
 from autotune.search.confirm import steps_within
-from autotune.search.in_flight import CANCEL_WAIT_S
-from autotune.search.interrupt import Interrupt
-from autotune.search.race import FULL_ROUNDS
+from autotune.search.history import counting, is_settled, results
+from autotune.search.recorded import Task
+from autotune.search.rounds import FULL_ROUNDS, Round, Runner, in_turn, progress_of, runs_of
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knobs import canonical, settings_of
@@ -40,7 +39,6 @@ MOST_CHANGES = 8
 """Changes of a way, at most: each takes about three configurations more."""
 MOST_PAIRS = 3
 """Pairs whose both orders are run besides."""
-_POLL_S = 0.2
 
 Corner = frozenset[str]
 """Changes that a configuration has of the target."""
@@ -111,6 +109,16 @@ class Way:
         return f"{change}={format_value(self.target.get(change))}"
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _WayTask(Task):
+    """Tells which trials of a record ran what a way would run now."""
+
+    way: Way
+
+    def engine_of(self, candidate: Candidate) -> Engine:
+        return self.way.engine_of(candidate)
+
+
 @dataclass(kw_only=True)
 class WayRunner:
     """Runs the configurations of a way in rounds."""
@@ -118,21 +126,17 @@ class WayRunner:
     way: Way
     job: Job
     environment: Environment
-    record: Study
-    fleet: Fleet
-    interrupt: Interrupt
-    note: Callable[[str], None]
+    runner: Runner
     target_name: str = "best"
     guard_steps: int = 0
     """First steps whose losses are compared."""
     n_rounds: int = ROUNDS
     seed: int = 0
-    trials: list[Trial] = field(default_factory=list)
-    """Those that count, by the order in which they ran."""
-    refused: dict[str, str] = field(default_factory=dict)
-    """Candidate -> why it does not run."""
-    _past: dict[tuple[str, int], list[Trial]] = field(default_factory=dict, init=False)
-    """Candidate and round -> its measured trials of the record, as it was when this began."""
+    _runs: dict[tuple[str, int], list[Trial]] = field(default_factory=dict, init=False)
+    _members: dict[str, Candidate] = field(default_factory=dict, init=False)
+    """Candidates that were asked for, by hash."""
+    _refused: dict[str, str] = field(default_factory=dict, init=False)
+    """What rules say of candidates, by hash."""
 
     def run(self) -> Ladder | None:
         """Run all rounds, and what shows interactions; None if the user ended it.
@@ -144,79 +148,104 @@ class WayRunner:
             FleetError: No gang is free.
             RenderError: A configuration does not render.
         """
-        whole = frozenset(self.way.changes)
-        self._past = _measured_by_round(self.record.trials())
-        corners: list[Corner] = [frozenset(), whole]
-        corners += [frozenset({change}) for change in self.way.changes]
-        corners += [whole - {change} for change in self.way.changes]
-        self._say(corners)
-        if not self._round(0, corners):
-            return None
-        order = self._order()
+        task = _WayTask(
+            job=self.job,
+            environment=self.environment,
+            engine=self.way.engine,
+            study=self.runner.record,
+            way=self.way,
+        )
+        self._runs = runs_of(t for t in self.runner.record.trials() if task.is_answered_by(t))
+        self._note_plan()
+        while (at := progress_of(self._round_after, self._runs)).round is not None:
+            key = next(k for k in in_turn(at.round.keys, at.number, self.seed) if k in at.missing)
+            if not self._run_once(self._members[key], at.number):
+                return None
+        return self._ladder()
+
+    @cached_property
+    def _first_corners(self) -> list[Corner]:
+        """The baseline, the target, each change alone, and the target without each."""
+        whole, changes = frozenset(self.way.changes), self.way.changes
+        alone = [frozenset({change}) for change in changes]
+        return [frozenset(), whole, *alone, *(whole - corner for corner in alone)]
+
+    @property
+    def _corners(self) -> list[Corner]:
+        """These, and what lies between in the order of the gains alone, once these are known."""
+        order = self._order
         between = [frozenset(order[:n]) for n in range(1, len(order))]
-        fresh = [corner for corner in between if corner not in corners]
-        if not self._round(0, fresh):
-            return None
-        corners += fresh
-        for number in range(1, self.n_rounds):
-            if not self._round(number, corners):
-                return None
-        pairs = self._open_pairs(corners)
-        if pairs:
-            self.note(
-                "pairs that may interact run in both orders: "
-                + ", ".join(" and ".join(map(self.way.words, sorted(pair))) for pair in pairs)
-            )
-        for number in range(self.n_rounds, self.n_rounds + (self.n_rounds if pairs else 0)):
+        return list(dict.fromkeys([*self._first_corners, *between]))
+
+    @property
+    def _order(self) -> list[str]:
+        """The changes by their gain alone in the first round, those without a figure last."""
+        rates = {key: log_rate(run) for (key, number), run in self._figures.items() if not number}
+
+        def alone(change: str) -> float:
+            return rates.get(self.way.candidate(frozenset({change})).hash, float("-inf"))
+
+        return sorted(self.way.changes, key=alone, reverse=True)
+
+    def _round_after(self, n_rounds: int) -> Round | None:
+        """The rule: all in each of the rounds, then pairs that may interact in as many."""
+        corners = self._first_corners
+        if n_rounds or self._is_over(0, corners):
+            corners = self._corners
+        if n_rounds >= self.n_rounds:
+            pairs = self._open_pairs
             # Each round has the baseline, which ties it to the others.
-            if not self._round(number, [frozenset(), *pairs]):
-                return None
-        return self._ladder([*corners, *pairs], order)
+            corners = [frozenset(), *pairs] if pairs and n_rounds < 2 * self.n_rounds else []
+        members = {c.hash: c for c in map(self.way.candidate, corners) if not self._why_not(c)}
+        self._members.update(members)
+        return Round(keys=tuple(members), cold=True) if members else None
 
-    def _say(self, corners: Sequence[Corner]) -> None:
-        n = len({self.way.candidate(corner) for corner in corners}) + max(
-            0, len(self.way.changes) - 3
-        )
-        changes = ", ".join(map(self.way.words, self.way.changes))
-        self.note(
-            f"ladder: {len(self.way.changes)} changes ({changes}), about {n} configurations in "
-            f"{self.n_rounds} rounds: {n * self.n_rounds} trials"
-        )
+    def _is_over(self, number: int, corners: Sequence[Corner]) -> bool:
+        members = [c for c in map(self.way.candidate, corners) if not self._why_not(c)]
+        return all(is_settled(self._runs.get((c.hash, number), ())) for c in members)
 
-    def _round(self, number: int, corners: Sequence[Corner]) -> bool:
-        """Run each configuration once, in an order of its own; whether it went through."""
-        members = list(dict.fromkeys(self.way.candidate(corner) for corner in corners))
-        members.sort(key=lambda member: member.hash)
-        random.Random(f"{self.seed} {number}").shuffle(members)
-        return all(self._run_once(member, number) for member in members)
+    def _why_not(self, candidate: Candidate) -> str:
+        """Why a candidate does not run; empty: it does."""
+        key = candidate.hash
+        if key not in self._refused:
+            violations = self.way.engine_of(candidate).judge(candidate)
+            self._refused[key] = violations[0].message if violations else ""
+        faults = (
+            f"{run.outcome}: {run.evidence}"
+            for (of, _), trials in self._runs.items()
+            if of == key
+            for run in results(trials)
+            if run.outcome.is_config_fault
+        )
+        return self._refused[key] or next(faults, "")
+
+    def _note_plan(self) -> None:
+        corners, changes = self._first_corners, self.way.changes
+        n = len({self.way.candidate(corner) for corner in corners}) + max(0, len(changes) - 3)
+        self.runner.note(
+            f"ladder: {len(changes)} changes ({', '.join(map(self.way.words, changes))}), about "
+            f"{n} configurations in {self.n_rounds} rounds: {n * self.n_rounds} trials"
+        )
 
     def _run_once(self, candidate: Candidate, number: int) -> bool:
-        """Run a configuration in a round, unless it ran there or never will."""
-        key = candidate.hash
-        if key in self.refused or any(
-            t.spec.identity.candidate_hash == key and t.spec.identity.confirm_round == number
-            for t in self.trials
-        ):
-            return True
-        engine = self.way.engine_of(candidate)
-        if violations := engine.judge(candidate):
-            self.refused[key] = violations[0].message
-            return True
-        trial = self._recorded(candidate, number) or self._trial(candidate, number)
-        if trial is not None and trial.result and trial.result.outcome.is_platform_fault:
-            trial = self._trial(candidate, number)
+        """Run a configuration in a round; False if the user ended it."""
+        spec = self._spec(candidate, number)
+        trial = self.runner.run(spec, self.way.engine_of(candidate).files(candidate))
         if trial is None or trial.result is None:
             return False
-        result = trial.result
-        if result.outcome.is_config_fault:
-            self.refused[key] = f"{result.outcome}: {result.evidence}"
-        elif is_figure(result):
-            self.trials.append(trial)
+        self._runs.setdefault((candidate.hash, number), []).append(trial)
+        changes = [c for c in self.way.changes if candidate.get(c) != self.way.baseline.get(c)]
+        self.runner.note(
+            f"round {number + 1}: {', '.join(map(self.way.words, changes)) or 'the baseline'}: "
+            f"{trial.result.outcome}, {format_rate(trial.result.samples_per_s)} samples/s in "
+            f"{format_seconds(trial.result.wall_s)}"
+        )
         return True
 
     def _spec(self, candidate: Candidate, number: int) -> TrialSpec:
-        ran = [t.result.step_time_s for t in self.trials if t.result is not None]
-        step_s = max(filter(None, ran), default=None)
+        step_s = max(
+            filter(None, (run.step_time_s for run in self._figures.values())), default=None
+        )
         return make_spec(
             Run(
                 candidate=candidate,
@@ -224,83 +253,35 @@ class WayRunner:
                 confirm_round=number,
                 least_steps=steps_within(self.guard_steps, step_s),
             ),
-            study=self.record.name,
-            number=self.record.next_number(),
+            study=self.runner.record.name,
+            number=self.runner.record.next_number(),
             job=self.job,
             engine=self.way.engine_of(candidate),
             environment=self.environment,
         )
 
-    def _recorded(self, candidate: Candidate, number: int) -> Trial | None:
-        """The record's measured trial of the same configuration in the same round."""
-        spec = self._spec(candidate, number)
-        files = self.way.engine_of(candidate).files(candidate)
-        for trial in self._past.get((candidate.hash, number), ()):
-            own = trial.spec
-            is_same = (
-                own.layout == spec.layout
-                and own.workload == spec.workload
-                and own.measure.memory_limit_bytes == spec.measure.memory_limit_bytes
-            )
-            if is_same and self.record.read_files(trial) == files:
-                return trial
-        return None
+    @property
+    def _figures(self) -> dict[tuple[str, int], TrialResult]:
+        """The result that counts of each run that has one."""
+        counted = ((at, counting(trials)) for at, trials in self._runs.items())
+        return {at: run for at, run in counted if run is not None and is_figure(run)}
 
-    def _trial(self, candidate: Candidate, number: int) -> Trial | None:
-        """Run one; None if the user ended it."""
-        spec = self._spec(candidate, number)
-        folder = self.record.write_spec(spec, self.way.engine_of(candidate).files(candidate))
-        handle = self.fleet.submit(spec, folder)
-        result: TrialResult | None = None
-        try:
-            while (result := handle.poll()) is None:
-                if self.interrupt.draining:
-                    return None
-                self.interrupt.wait(_POLL_S)
-        finally:
-            # Whatever happened, nothing runs on and the record says how it ended.
-            if result is None:
-                handle.cancel()
-                result = handle.wait(CANCEL_WAIT_S)
-            if result is not None:
-                result = self.record.take_result(folder, spec, result)
-        changes = [c for c in self.way.changes if candidate.get(c) != self.way.baseline.get(c)]
-        rate = format_rate(result.samples_per_s)
-        self.note(
-            f"round {number + 1}: {', '.join(map(self.way.words, changes)) or 'the baseline'}: "
-            f"{result.outcome}, {rate} samples/s in {format_seconds(result.wall_s)}"
-        )
-        return Trial(folder=folder, spec=spec, result=result)
-
-    def _blocks(self) -> Blocks:
+    def _blocks(self, n_rounds: float = math.inf) -> Blocks:
         return blocks_of(
             [
-                BlockRun(
-                    of=trial.spec.identity.candidate_hash,
-                    round_number=trial.spec.identity.confirm_round or 0,
-                    log_rate=log_rate(trial.result),
-                )
-                for trial in self.trials
-                if trial.result is not None
+                BlockRun(of=key, round_number=number, log_rate=log_rate(run))
+                for (key, number), run in self._figures.items()
+                if number < n_rounds
             ]
         )
 
-    def _order(self) -> list[str]:
-        """The changes by their gain alone, the largest first; those without a figure last."""
-        rates = {
-            trial.spec.identity.candidate_hash: log_rate(trial.result)
-            for trial in self.trials
-            if trial.result is not None
-        }
+    @cached_property
+    def _open_pairs(self) -> list[Corner]:
+        """Pairs of changes whose gains depend on other changes, and that did not run together.
 
-        def alone(change: str) -> float:
-            return rates.get(self.way.candidate(frozenset({change})).hash, float("-inf"))
-
-        return sorted(self.way.changes, key=alone, reverse=True)
-
-    def _open_pairs(self, corners: Sequence[Corner]) -> list[Corner]:
-        """Pairs of changes whose gains depend on other changes, and that did not run together."""
-        blocks, whole = self._blocks(), frozenset(self.way.changes)
+        They follow from the rounds of everybody, once these are over.
+        """
+        blocks, whole = self._blocks(self.n_rounds), frozenset(self.way.changes)
         suspects = []
         for change in self.way.changes:
             weights = self._contrast(frozenset(), frozenset({change}), whole - {change})
@@ -308,7 +289,13 @@ class WayRunner:
             if factor is not None and factor.is_told_apart:
                 suspects.append(change)
         pairs = [frozenset(pair) for pair in itertools.combinations(suspects, 2)]
-        return [pair for pair in pairs if pair not in corners][:MOST_PAIRS]
+        pairs = [pair for pair in pairs if pair not in self._corners][:MOST_PAIRS]
+        if pairs:
+            self.runner.note(
+                "pairs that may interact run in both orders: "
+                + ", ".join(" and ".join(map(self.way.words, sorted(pair))) for pair in pairs)
+            )
+        return pairs
 
     def _contrast(self, within: Corner, first: Corner, second: Corner) -> Mapping[str, float]:
         """Weights of: both over the product of each alone, beside what is there already."""
@@ -323,9 +310,9 @@ class WayRunner:
             weights[key] = weights.get(key, 0.0) + weight
         return {key: weight for key, weight in weights.items() if weight}
 
-    def _ladder(self, corners: Sequence[Corner], order: Sequence[str]) -> Ladder:
-        whole = frozenset(self.way.changes)
-        shown = list(dict.fromkeys(corners))
+    def _ladder(self) -> Ladder:
+        order, whole = self._order, frozenset(self.way.changes)
+        shown = [*self._corners, *self._open_pairs]
         shown.sort(key=lambda corner: (len(corner), sorted(corner)))
         place = {corner: n for n, corner in enumerate(shown)}
         blocks = self._blocks()
@@ -341,15 +328,16 @@ class WayRunner:
                 gain=gain(over, of),
             )
 
-        losses = [t.result.losses for t in self.trials if t.result and t.result.losses]
-        n_common = min((len(each) for each in losses), default=0)
-        guards = guards_of(self.trials, self.way.baseline.hash, self.guard_steps)
+        losses = [run.losses for run in self._figures.values() if run.losses]
+        n_common = min(map(len, losses), default=0)
+        trials = [trial for ran in self._runs.values() for trial in ran]
+        guards = guards_of(trials, self.way.baseline.hash, self.guard_steps)
         up = [
             step(change, frozenset(order[:n]), frozenset(order[: n + 1]))
             for n, change in enumerate(order)
         ]
         return Ladder(
-            study=self.record.root.name,
+            study=self.runner.record.root.name,
             target=self.target_name,
             n_rounds=self.n_rounds,
             loss_step=n_common,
@@ -373,20 +361,19 @@ class WayRunner:
     ) -> LadderConfiguration:
         candidate = self.way.candidate(corner)
         key = candidate.hash
-        own = [t for t in self.trials if t.spec.identity.candidate_hash == key]
-        results = [t.result for t in own if t.result is not None]
-        peaks = [r.peak_memory_bytes for r in results if r.peak_memory_bytes is not None]
-        ends = [r.losses[n_common - 1] for r in results if n_common and r.losses]
-        why = "" if results else self.refused.get(key, "its runs were ended by the platform")
+        runs = [run for (of, _), run in self._figures.items() if of == key]
+        peaks = [r.peak_memory_bytes for r in runs if r.peak_memory_bytes is not None]
+        ends = [r.losses[n_common - 1] for r in runs if n_common and r.losses]
+        why = self._why_not(candidate) or "its runs were ended by the platform"
         return LadderConfiguration(
             changes=sorted(corner, key=self.way.changes.index),
             candidate=dict(candidate.values),
-            samples_per_s=_rate(results),
+            samples_per_s=math.exp(mean_log_rate(runs)) if runs else None,
             peak_memory_bytes=max(peaks, default=None),
             loss=sum(ends) / len(ends) if ends else None,
             guard=str(guards[key]) if key in guards else "",
-            n_runs=len(results),
-            why=why,
+            n_runs=len(runs),
+            why="" if runs else why,
         )
 
     def _interactions(self, blocks: Blocks, place: Mapping[Corner, int]) -> list[Interaction]:
@@ -421,17 +408,3 @@ class WayRunner:
                 )
                 break
         return found
-
-
-def _measured_by_round(trials: Sequence[Trial]) -> dict[tuple[str, int], list[Trial]]:
-    found: dict[tuple[str, int], list[Trial]] = {}
-    for trial in trials:
-        identity, result = trial.spec.identity, trial.result
-        if identity.confirm_round is None or result is None or not result.outcome.is_measured:
-            continue
-        found.setdefault((identity.candidate_hash, identity.confirm_round), []).append(trial)
-    return found
-
-
-def _rate(results: Sequence[TrialResult]) -> float | None:
-    return math.exp(mean_log_rate(results)) if results else None

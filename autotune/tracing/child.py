@@ -81,11 +81,11 @@ def _extrapolated(
     if chosen is None:
         return traced(n_layers), [n_layers]
     several = [traced(depth) for depth in chosen]
-    told_params = at_depth(several[0], several[1], n_layers).n_params
+    extrapolated_params = at_depth(several[0], several[1], n_layers).n_params
     if (
         not all(step.n_layers for step in several)
         or not same_parts(several)
-        or told_params != request["n_params"]
+        or extrapolated_params != request["n_params"]
         or differs(several[2], at_depth(several[0], several[1], chosen[2])) > _MOST_OFF
     ):
         return traced(n_layers), [n_layers]
@@ -119,9 +119,9 @@ def _cut(config: dict[str, Any], n_layers: int, depth: int, lists: list[str]) ->
 
     spelled = AutoConfig.for_model(config["model_type"]).attribute_map
     name = spelled.get("num_hidden_layers", "num_hidden_layers")
-    kept = {key: value for key, value in config.items() if key != "num_hidden_layers"}
-    cut = {key: kept[key][:depth] for key in lists if len(kept.get(key) or []) == n_layers}
-    return {**kept, **cut, name: depth}
+    fields = {key: value for key, value in config.items() if key != "num_hidden_layers"}
+    cut = {key: fields[key][:depth] for key in lists if len(fields.get(key) or []) == n_layers}
+    return {**fields, **cut, name: depth}
 
 
 def _traced(request: Mapping[str, Any], source: dict[str, Any], n_layers: int) -> Traced:
@@ -193,8 +193,8 @@ def _place(error: Exception) -> str:
     """The innermost line that is neither torch's nor ours; empty where there is none."""
     others = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(others)]
-    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    here = [frame for frame in frames if not frame.filename.startswith(others)]
+    return f" ({here[-1].filename}:{here[-1].lineno})" if here else ""
 
 
 if __name__ == "__main__":

@@ -65,11 +65,9 @@ class Traced:
 
     @property
     def peak_bytes(self) -> float:
-        """Peak of the step."""
         return max(sum(held.values()) for held in self.parts.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "n_layers": self.n_layers,
             "n_params": self.n_params,
@@ -81,7 +79,6 @@ class Traced:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `as_dict`."""
         return cls(
             n_layers=data["n_layers"],
             n_params=data["n_params"],
@@ -121,10 +118,13 @@ def at_depth(shallow: Traced, deeper: Traced, n_layers: int) -> Traced:
     )
 
 
-def differs(traced: Traced, told: Traced) -> float:
+def differs(traced: Traced, extrapolated: Traced) -> float:
     """How far a traced step is off what was told of it: a share, the largest of all parts."""
-    known = _ends(traced, len([part for part in told.parts if part.place == "layer"]) // 2)
-    off = (abs(sum(known[part].values()) - sum(told.parts[part].values())) for part in told.parts)
+    known = _ends(traced, len([part for part in extrapolated.parts if part.place == "layer"]) // 2)
+    off = (
+        abs(sum(known[part].values()) - sum(extrapolated.parts[part].values()))
+        for part in extrapolated.parts
+    )
     return max(off) / traced.peak_bytes
 
 

@@ -43,7 +43,7 @@ def trace_step(
         for weight in weights:
             weight.grad = torch.empty_like(weight)
         tracker.hold((weight.grad for weight in weights), Kind.GRADIENTS)
-    with _told_apart(model, n_layers, tracker), _gradients(weights, tracker, gradients), tracker:
+    with _layers_apart(model, n_layers, tracker), _gradients(weights, tracker, gradients), tracker:
         output = model(**batch)
         loss = output if isinstance(output, torch.Tensor) else output.loss
         tracker.enter(_BACKWARD_HEAD, Kind.LOGITS if n_layers else Kind.TEMPORARIES)
@@ -86,7 +86,7 @@ def _gradients(weights: list[nn.Parameter], tracker: Tracker, gradients: str) ->
 
 
 @contextmanager
-def _told_apart(model: nn.Module, n_layers: int, tracker: Tracker) -> Iterator[None]:
+def _layers_apart(model: nn.Module, n_layers: int, tracker: Tracker) -> Iterator[None]:
     """Tell the tracker when the layers end, and when the backward pass reaches each of them."""
     layers = layers_of(model, n_layers)
     if layers is None:

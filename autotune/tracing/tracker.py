@@ -40,7 +40,6 @@ class Tracker(TorchDispatchMode):
         self._look()
 
     def hold(self, tensors: Iterable[torch.Tensor | None], kind: Kind) -> None:
-        """Count tensors as of a kind, whether they are counted already or not."""
         for tensor in tensors:
             if tensor is not None:
                 self._count(tensor, kind, is_new=True)

@@ -49,7 +49,6 @@ class Aftermath:
         return DiagnosticPass(live, self._reporter)
 
     def on_first_step(self) -> None:
-        """The first step was applied."""
         self._meter.check()
         report, expected = self._reporter.report, self._spec.engine.expected
         report.read_back = self._driver.read_back(self._live.engine, expected)
@@ -58,35 +57,31 @@ class Aftermath:
             raise ReadBackError("; ".join(report.differences))
 
     def _more_differences(self) -> list[str]:
-        """What differs besides what the engine says of itself."""
         return []
 
     def on_warm(self) -> None:
-        """The next step is the first that is measured."""
         if self._soak is None:  # which is there to see what memory does later on
             self._meter.settle()
         self._watch.begin()
         self._cpu_s_before, self._began_s = time.process_time(), time.perf_counter()
 
     def _has_cores(self) -> bool:
-        """Whether other processes on this rank's cores are none of the trial's other ranks."""
+        """True if other processes on this rank's cores are none of the trial's other ranks."""
         return bool(os.environ.get(CORES_ENV))
 
     def on_measured(self) -> None:
-        """The last step was measured."""
         report = self._reporter.report
         report.cpu_s = time.process_time() - self._cpu_s_before
         report.measured_s = time.perf_counter() - self._began_s
         report.surroundings = self._watch.end()
 
     def after_step(self) -> None:
-        """A step was measured."""
         self._meter.check()
         if self._soak is not None:
             self._soak.after_step()
 
     def finale(self) -> bool:
-        """All steps were measured, or this is one of those that follow; says whether it ends."""
+        """Called after each step once all are measured; says whether the trial ends."""
         if self._soak is not None and not self._soak.finale():
             return False
         report = self._reporter.report
@@ -98,7 +93,7 @@ class Aftermath:
         return bool(self._pass.begin())
 
     def absorbs(self, error: BaseException) -> bool:
-        """Whether the trial keeps its figures: the error came after everything was measured."""
+        """True if the trial keeps its figures: the error came after everything was measured."""
         if self._reporter.report.phase is not Phase.DIAGNOSE:
             return False
         self._pass.fail(error)  # nothing else enters that phase

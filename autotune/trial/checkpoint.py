@@ -49,7 +49,6 @@ class Soak:
             self._resume(checkpoint.resumes_at)
 
     def after_step(self) -> None:
-        """Sample the memory where it is time."""
         elapsed_s = time.monotonic() - self._began_s
         if elapsed_s >= self._next_sample_s:
             self._next_sample_s = elapsed_s + self._period_s

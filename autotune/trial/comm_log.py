@@ -55,7 +55,6 @@ class CommLog(CollectiveLog):
         self._settings: dict[str, Any] = {}
 
     def start(self) -> None:
-        """Listen from now on."""
         logger = comm.comms_logger
         self._settings = {
             name: getattr(logger, name) for name in ("enabled", "prof_all", "verbose", "debug")
@@ -68,7 +67,6 @@ class CommLog(CollectiveLog):
         comm.configure(enabled=True, prof_all=True, verbose=False, debug=False)
 
     def stop(self) -> None:
-        """Listen no more, and leave the logger as it was."""
         comm.configure(**self._settings)
         timer.time = time
         del comm.comms_logger.append

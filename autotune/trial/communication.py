@@ -47,7 +47,6 @@ class NcclLog:
 
     version: str = ""
     settings: dict[str, str] = field(default_factory=dict)
-    """Variables that were read, with their values."""
     network: str = ""
     """Name of what carries messages between nodes: `IB`, `Socket` or a plug-in's."""
     channels: int | None = None
@@ -85,13 +84,7 @@ def read_back(expected: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compared(log: NcclLog, expected: Mapping[str, Any], *, has_table: bool) -> dict[str, Any]:
-    """What a log says, under the names that are expected.
-
-    Args:
-        log: The log.
-        expected: Settings by name; a bound of channels comes back as it was asked if it is kept.
-        has_table: Whether a table of algorithms has to be there.
-    """
+    """What a log says, under the names that are expected."""
     found: dict[str, Any] = {n: v for n, v in log.settings.items() if n in expected}
     for name, function in _FUNCTIONS.items():
         if name not in expected:
@@ -105,8 +98,8 @@ def compared(log: NcclLog, expected: Mapping[str, Any], *, has_table: bool) -> d
         for name, bound in _BOUNDS.items():
             if name in expected:
                 found[name] = bound(log.channels, expected[name])
-    said = {"nccl_version": log.version, "nccl_network": log.network}
-    return found | {name: text for name, text in said.items() if text}
+    versions = {"nccl_version": log.version, "nccl_network": log.network}
+    return found | {name: text for name, text in versions.items() if text}
 
 
 def parse(texts: Iterable[str]) -> NcclLog:
@@ -122,20 +115,20 @@ def parse(texts: Iterable[str]) -> NcclLog:
                 log.version = version[1]  # written without a prefix as well
             if (matched := _LINE.fullmatch(line)) is None:
                 continue
-            writer, said = matched.groups()
-            if (setting := _SET.fullmatch(said)) is not None:
+            writer, message = matched.groups()
+            if (setting := _SET.fullmatch(message)) is not None:
                 log.settings[setting[1]] = setting[2]
-            elif (network := _NETWORK.fullmatch(said)) is not None:
+            elif (network := _NETWORK.fullmatch(message)) is not None:
                 log.network = network[1]
-            elif (comm := _COMM.fullmatch(said)) is not None:
+            elif (comm := _COMM.fullmatch(message)) is not None:
                 ranks[writer] = int(comm[1])
-            elif (channels := _CHANNELS.match(said)) is not None:
+            elif (channels := _CHANNELS.match(message)) is not None:
                 size = ranks.get(writer, 0)
                 if log.channels is None or size > largest:
                     log.channels, largest = int(channels[1]), size
-            elif (version := _VERSION.match(said)) is not None:
+            elif (version := _VERSION.match(message)) is not None:
                 log.version = version[1]
-            elif said.startswith(_MATRIX):
+            elif message.startswith(_MATRIX):
                 log.algorithms = {**(log.algorithms or {}), **dict(_rows(lines))}
     return log
 

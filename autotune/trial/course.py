@@ -39,7 +39,7 @@ class Course:
         """Whether it ended because the steps are clearly slower than the spec's threshold."""
 
     def add(self, step_time_s: float) -> bool:
-        """Take a step; return whether it was the last one that is needed."""
+        """Take a step; return whether enough have been taken."""
         self._times_s.append(step_time_s)
         # Summed over agreed times, not read off this rank's clock: all ranks must stop together.
         self._total_s += step_time_s
@@ -55,7 +55,7 @@ class Course:
 
     @property
     def is_steady(self) -> bool:
-        """Whether warm-up was over before half of the steps were."""
+        """True if warm-up was over before half of the steps were."""
         return not self._looks_at_series or steady_from(self._times_s) is not None
 
     @property
@@ -70,15 +70,15 @@ class Course:
     def _is_enough(self) -> bool:
         if not self.is_steady:
             return False
-        kept = self._times_s[self.n_warm_up :]
-        if relative_half_width(kept) <= self._measure.target_half_width:
+        times_s = self._times_s[self.n_warm_up :]
+        if relative_half_width(times_s) <= self._measure.target_half_width:
             return True
-        self.is_losing = self._loses(kept)
+        self.is_losing = self._loses(times_s)
         return self.is_losing
 
-    def _loses(self, kept: list[float]) -> bool:
-        """Whether even the optimistic end of the interval is too slow."""
+    def _loses(self, times_s: list[float]) -> bool:
+        """True if even the optimistic end of the interval is too slow."""
         slowest_s = self._measure.losing_step_time_s
-        if slowest_s is None or math.floor(n_effective(kept)) < MIN_SAMPLES:
+        if slowest_s is None or math.floor(n_effective(times_s)) < MIN_SAMPLES:
             return False
-        return median_interval(kept)[1] > slowest_s
+        return median_interval(times_s)[1] > slowest_s

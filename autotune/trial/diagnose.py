@@ -49,7 +49,7 @@ class DiagnosticPass:
         self._log = live.collective_log()
         self._split: Split | None = None
         self._problems: list[str] = []
-        self._is_kept = False
+        self._is_written = False
         self._ending = threading.Lock()
 
     def begin(self) -> bool:
@@ -126,9 +126,9 @@ class DiagnosticPass:
 
     def _keep(self) -> None:
         """Put what was found into the report, once: an error may come after the last step."""
-        if self._is_kept:
+        if self._is_written:
             return
-        self._is_kept = True
+        self._is_written = True
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # the clock has run out, and ends this process
         if self._log.is_cut:
@@ -155,7 +155,6 @@ class DiagnosticPass:
 
     @contextlib.contextmanager
     def _attempt(self, what: str) -> Iterator[None]:
-        """Go on without a part that fails."""
         try:
             yield
         except Exception as error:

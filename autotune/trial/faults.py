@@ -111,7 +111,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 def _says(
     error: BaseException, types: set[str], texts: tuple[str, ...], read: tuple[type, ...]
 ) -> bool:
-    """Whether an exception is of one of the types, or of a kind to `read` with such a text."""
+    """True for an exception of one of the types, or of a kind to `read` with such a text."""
     if types & {cls.__name__ for cls in type(error).__mro__}:
         return True
     text = str(error).lower()

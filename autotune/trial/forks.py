@@ -27,13 +27,6 @@ def run_ranks(
 ) -> int:
     """Fork the ranks of this node, and wait until all have ended.
 
-    Args:
-        folder: The trial's.
-        rendezvous: Where the ranks find one another.
-        become_rank: What each rank calls, in a session of its own and in the environment that
-            torchrun would give it.
-        *arguments: Those of `become_rank`.
-
     Returns:
         1 where ranks failed of themselves, else 0. `EXIT_FILE` has the exit codes of those that
         did; negative: ended by that signal.

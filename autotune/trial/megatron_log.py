@@ -60,7 +60,7 @@ class MegatronLog:
     @property
     def peak_reserved_bytes(self) -> int | None:
         """The most that any rank reserved; None where no line says it."""
-        return max((each.peak_reserved_bytes for each in self.memory), default=None)
+        return max((entry.peak_reserved_bytes for entry in self.memory), default=None)
 
 
 def read_log(lines: Iterable[str]) -> MegatronLog:
@@ -82,25 +82,25 @@ def _fields(text: str) -> Iterator[tuple[str, float]]:
             continue
 
 
-def _iteration(number: int, told: dict[str, float]) -> Iterator[LoggedIteration]:
-    teraflops = told.get("throughput per GPU (TFLOP/s/GPU)")
-    if math.isfinite(told.get(_TIME, math.nan)) and "global batch size" in told:
+def _iteration(number: int, figures: dict[str, float]) -> Iterator[LoggedIteration]:
+    teraflops = figures.get("throughput per GPU (TFLOP/s/GPU)")
+    if math.isfinite(figures.get(_TIME, math.nan)) and "global batch size" in figures:
         yield LoggedIteration(
             iteration=number,
-            time_s=told[_TIME] / 1e3,
-            global_batch=int(told["global batch size"]),
-            loss=told.get(_LOSS),
+            time_s=figures[_TIME] / 1e3,
+            global_batch=int(figures["global batch size"]),
+            loss=figures.get(_LOSS),
             flops_per_s=None if teraflops is None else teraflops * 1e12,
-            grad_norm=told.get("grad norm"),
-            n_skipped=int(told.get("number of skipped iterations", 0)),
-            n_nan=int(told.get("number of nan iterations", 0)),
+            grad_norm=figures.get("grad norm"),
+            n_skipped=int(figures.get("number of skipped iterations", 0)),
+            n_nan=int(figures.get("number of nan iterations", 0)),
         )
 
 
-def _memory(rank: int, iteration: int, told: dict[str, float]) -> Iterator[LoggedMemory]:
+def _memory(rank: int, iteration: int, figures: dict[str, float]) -> Iterator[LoggedMemory]:
     names = ("allocated", "max allocated", "reserved", "max reserved")
-    if all(math.isfinite(told.get(name, math.nan)) for name in names):
-        allocated, peak, reserved, peak_reserved = (round(told[n] * _MEBIBYTE) for n in names)
+    if all(math.isfinite(figures.get(name, math.nan)) for name in names):
+        allocated, peak, reserved, peak_reserved = (round(figures[n] * _MEBIBYTE) for n in names)
         yield LoggedMemory(
             rank=rank,
             iteration=iteration,

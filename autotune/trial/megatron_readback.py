@@ -127,14 +127,14 @@ def _order() -> str:
     return "tp-cp-ep-pp-dp" if are_near and has_replicas else "tp-cp-ep-dp-pp"
 
 
-def _of_stages(own: int) -> list[int]:
+def _of_stages(number: int) -> list[int]:
     """A number of each stage of this rank's pipeline, in order."""
     group = parallel_state.get_pipeline_model_parallel_group()
     device = torch.cuda.current_device()
-    mine = torch.tensor([own], dtype=torch.int64, device=device)
+    mine = torch.tensor([number], dtype=torch.int64, device=device)
     found = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, mine, group=group)
-    return [int(each) for each in found]
+    return [int(of_stage) for of_stage in found]
 
 
 def _stages(chunks: Sequence[Any]) -> str:

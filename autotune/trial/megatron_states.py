@@ -6,11 +6,7 @@ import torch
 
 
 def states(training: Any) -> dict[str, int]:
-    """Bytes that this rank holds of weights, gradients and what its optimizer keeps.
-
-    Args:
-        training: A `Training`, or what a checkout trains with its attributes.
-    """
+    """Bytes that this rank holds of weights, gradients and what its optimizer keeps."""
     weights = [p for chunk in training.chunks for p in chunk.parameters()]
     buffers = [
         buffer
@@ -18,22 +14,22 @@ def states(training: Any) -> dict[str, int]:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
     ]
     optimizers = getattr(training.optimizer, "chained_optimizers", [training.optimizer])
-    kept: list[torch.Tensor] = []
-    for each in optimizers:
-        adam = each.optimizer
+    tensors: list[torch.Tensor] = []
+    for optimizer in optimizers:
+        adam = optimizer.optimizer
         for group in adam.param_groups:
-            kept += [p for p in group["params"] if not _is_weight(p, weights)]
+            tensors += [p for p in group["params"] if not _is_weight(p, weights)]
         for state in adam.state.values():
-            kept += [value for value in state.values() if torch.is_tensor(value)]
+            tensors += [value for value in state.values() if torch.is_tensor(value)]
     return {
         "params_bytes": _bytes(weights),
         "grads_bytes": _bytes([buffer.grad_data for buffer in buffers]),
-        "optimizer_bytes": _bytes(kept),
+        "optimizer_bytes": _bytes(tensors),
     }
 
 
 def _is_weight(tensor: torch.Tensor, weights: list[Any]) -> bool:
-    """Whether it lies in the memory of a weight: then it is no copy of it."""
+    """True for a tensor in the memory of a weight, which is no copy of it."""
     storage = tensor.untyped_storage().data_ptr()
     return any(weight.untyped_storage().data_ptr() == storage for weight in weights)
 

@@ -68,7 +68,7 @@ class Meter(ABC):
         """
 
     def explains(self, error: BaseException) -> bool:
-        """Whether an exception that does not speak of memory came from the limit all the same."""
+        """True for an exception that the limit caused though it does not speak of memory."""
         return False
 
 
@@ -83,7 +83,6 @@ class CpuMeter(Meter):
     to 1.029 of their time, by configuration (`benchmarks/meter_cost.py EXPORT --period 0.005`)."""
 
     def __init__(self, segments: Sequence[str] = ()) -> None:
-        """Make one; `segments` are the engine's files in /dev/shm, as patterns."""
         self._period_s = self.close_period_s
         self._base_bytes = 0
         self._resident_base_bytes = 0
@@ -100,7 +99,6 @@ class CpuMeter(Meter):
         self._limit_bytes: int | None = None
 
     def start(self, limit_bytes: int | None) -> None:
-        """See `Meter.start`."""
         # Its stack is part of the base.
         threading.Thread(target=self._watch, name="memory-meter", daemon=True).start()
         fields = _statm_fields()
@@ -115,18 +113,16 @@ class CpuMeter(Meter):
         self._has_base.set()
 
     def settle(self) -> None:
-        """See `Meter.settle`."""
         self._period_s = self.settled_period_s
 
     def lift(self) -> None:
-        """See `Meter.lift`."""
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         lifted = LIFTED if hard == resource.RLIM_INFINITY else hard
         resource.setrlimit(resource.RLIMIT_DATA, (lifted, hard))
         self._is_lifted = True
 
     def read(self) -> dict[str, int]:
-        """See `Meter.read`; adds the highest resident set of the process."""
+        """Adds the highest resident set of the process."""
         self._sample()
         found = {
             "peak": max(self._peak_bytes, self._total_peak_bytes),
@@ -138,19 +134,17 @@ class CpuMeter(Meter):
         return found
 
     def now(self) -> dict[str, int]:
-        """See `Meter.now`."""
-        own_bytes = _statm_bytes(_PRIVATE_DATA) - self._base_bytes
-        return {"private_data": own_bytes, "host_rss": _statm_bytes(_RESIDENT)}
+        private_bytes = _statm_bytes(_PRIVATE_DATA) - self._base_bytes
+        return {"private_data": private_bytes, "host_rss": _statm_bytes(_RESIDENT)}
 
     def check(self) -> None:
-        """See `Meter.check`."""
         if not self._is_lifted:
             self._sample()
         if self._over:
             raise OutOfMemoryError(self._over)
 
     def explains(self, error: BaseException) -> bool:
-        """See `Meter.explains`: at the limit the interpreter and C code fail in ways of their own.
+        """At the limit the interpreter and C code fail in ways of their own.
 
         Seen: SystemError without a message, ImportError of a library that could not be mapped.
         """
@@ -160,10 +154,10 @@ class CpuMeter(Meter):
 
     def _sample(self) -> None:
         fields = _statm_fields()
-        own_bytes = self._own_bytes(fields)
-        self._peak_bytes = max(self._peak_bytes, own_bytes)
+        private_bytes = self._private_bytes(fields)
+        self._peak_bytes = max(self._peak_bytes, private_bytes)
         shared_bytes = self._shared.read_if_grown(int(fields[_SHARED]) * _PAGE_BYTES)
-        total_bytes = own_bytes + shared_bytes
+        total_bytes = private_bytes + shared_bytes
         if shared_bytes:
             self._shared_peak_bytes = max(self._shared_peak_bytes, shared_bytes)
             self._total_peak_bytes = max(self._total_peak_bytes, total_bytes)
@@ -177,7 +171,7 @@ class CpuMeter(Meter):
                 f"{shared_bytes} of them shared: over the limit of {self._limit_bytes} bytes"
             )
 
-    def _own_bytes(self, fields: list[bytes]) -> int:
+    def _private_bytes(self, fields: list[bytes]) -> int:
         """Private data above the base, or the resident part, if that has grown by more."""
         data_bytes = int(fields[_PRIVATE_DATA]) * _PAGE_BYTES - self._base_bytes
         resident_bytes = _resident_bytes(fields) - self._resident_base_bytes

@@ -26,9 +26,6 @@ class DeviceMemory:
     def __init__(self, name: str) -> None:
         """Find the GPU.
 
-        Args:
-            name: Its UUID, or its number as the driver counts.
-
         Raises:
             OSError: There is no driver, or it does not know the GPU.
         """
@@ -56,5 +53,5 @@ class DeviceMemory:
     def _ask(self, function: str, *arguments: object) -> None:
         code = getattr(self._driver, function)(*arguments)
         if code != _SUCCESS:
-            said = self._driver.nvmlErrorString(code).decode(errors="replace")
-            raise OSError(f"the NVIDIA driver answers {function} with: {said}")
+            text = self._driver.nvmlErrorString(code).decode(errors="replace")
+            raise OSError(f"the NVIDIA driver answers {function} with: {text}")

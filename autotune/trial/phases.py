@@ -64,17 +64,11 @@ class Delay:
     """Knows whether what a trial brought forward has begun to act."""
 
     def __init__(self, engine: Any, after_steps: int) -> None:
-        """Begin with nothing acting.
-
-        Args:
-            engine: The live engine.
-            after_steps: Steps after which it is to begin.
-        """
         self._asks = _switches(engine)
         self._most = after_steps + _SLACK
         self._steps = 0
         self.has_begun = False
-        """Whether it acted in the step that comes next, when last asked."""
+        """True if it acted in the step that comes next, when last asked."""
 
     def look(self) -> None:
         """Ask the engine, after a step.

@@ -59,7 +59,7 @@ def read_back(engine: Any, asked: Iterable[str]) -> dict[str, Any]:
         ),
         "compiled": bool(engine.is_compiled),
         "loss_chunk_tokens": getattr(engine.module.forward, "chunk_tokens", 0),
-        "offload_activations": _inputs_kept_at(engine),
+        "offload_activations": _inputs_place(engine),
         "tp_overlap_comm": TensorParallel_Layer.tp_overlap_comm,
         "head_is_split": any(
             getattr(m, "is_vocab_parallel_lm_head", False) for m in engine.module.modules()
@@ -92,10 +92,10 @@ def read_back(engine: Any, asked: Iterable[str]) -> dict[str, Any]:
     return {n: v for n, v in held.items() if isinstance(v, bool | int | float | str)} | found
 
 
-def _inputs_kept_at(engine: Any) -> str:
+def _inputs_place(engine: Any) -> str:
     """Where the training script lets inputs of recomputed layers wait."""
-    kept = getattr(engine, "inputs_on_host", contextlib.nullcontext())
-    return "none" if isinstance(kept, contextlib.nullcontext) else "cpu"
+    context = getattr(engine, "inputs_on_host", contextlib.nullcontext())
+    return "none" if isinstance(context, contextlib.nullcontext) else "cpu"
 
 
 def _read_pipeline(engine: Any) -> dict[str, Any]:

@@ -45,7 +45,6 @@ class Rendezvous:
 
     @property
     def ranks(self) -> range:
-        """Ranks here."""
         return range(self.node * self.n_local, (self.node + 1) * self.n_local)
 
     def listen(self) -> socket.socket | None:
@@ -93,7 +92,7 @@ class RankStore:
     """The ranks' store, as one rank has it."""
 
     def __init__(self) -> None:
-        """Make nothing yet: `open` imports torch."""
+        """`open` makes the store: it imports torch."""
         self._store: Any = None
         self._is_first = False
         self._world = 0

@@ -13,13 +13,6 @@ class Reporter:
     """Writes `ranks/NN.json` of one rank."""
 
     def __init__(self, folder: Path, rank: int, submitted_at_s: float) -> None:
-        """Begin with the phase `spawn`.
-
-        Args:
-            folder: The trial's.
-            rank: Which of its ranks this is.
-            submitted_at_s: When the trial was submitted, by this machine's monotonic clock.
-        """
         self.report = RankReport(rank=rank, pid=os.getpid(), phase=Phase.SPAWN)
         self._path = folder / RANKS_DIR / f"{rank:02d}.json"
         # A container may have a clock of its own: no phase begins in the future.
@@ -35,19 +28,16 @@ class Reporter:
         self.write()
 
     def fail(self, error: BaseException, outcome: Outcome | None = None) -> None:
-        """Record what ended this rank."""
         self.report.outcome = outcome or outcome_of(error, self.report.phase)
         self.report.evidence = evidence_of(error)
         self.report.traceback = "".join(traceback.format_exception(error))[-8000:]
         self.finish()
 
     def finish(self) -> None:
-        """Write the report for the last time."""
         self._close_phase()
         self.write()
 
     def write(self) -> None:
-        """Write the report as it stands."""
         self.report.ended_at_s = time.monotonic() - self._submitted_at_s
         write_json(self._path, to_dict(self.report))
 

@@ -19,14 +19,12 @@ class SharedMemory:
     """Shared memory that a process has mapped and touched, without the engine's own."""
 
     def __init__(self, process: str, segments: Sequence[str]) -> None:
-        """Look at a process: its id, or `self`; `segments` are patterns of the engine's files."""
         self._folder = f"/proc/{process}"
         self._segments = segments
         self._seen_bytes = 0
         self._bytes = 0
 
     def read(self) -> int:
-        """Bytes as they stand, read anew."""
         with open(f"{self._folder}/status", encoding="utf-8", errors="replace") as file:
             lines = [line for line in file if line.startswith(("RssShmem:", "HugetlbPages:"))]
         found = sum(int(line.split()[1]) * 1024 for line in lines)

@@ -10,7 +10,7 @@ ONE_IN = 20
 MIN_SAMPLES = 6
 """Below this many samples even [smallest, largest] covers the median in less than 95% of cases."""
 
-TOLD_BEYOND_MEDIAN = 0.1
+SHOWN_BEYOND_MEDIAN = 0.1
 """Share of a run's time beyond the median step from which it is told."""
 
 _TAMED_AT = 3.0
@@ -111,10 +111,7 @@ def steady_from(samples: Sequence[float]) -> int | None:
 
 
 def share_beyond_median(samples: Sequence[float]) -> float:
-    """Share of the whole time of steps that the same number of median steps would not take.
-
-    Below 0 if the median is longer than the mean.
-    """
+    """Share of the whole time of steps beyond as many median steps; may be below 0."""
     return 1 - statistics.median(samples) / statistics.fmean(samples)
 
 

@@ -32,7 +32,7 @@ class Counter(Protocol):
         """Add the step at hand to those that are measured."""
 
     def since(self, first: int) -> tuple[int, int]:
-        """Tokens of the measured steps from one on, without padding and with it."""
+        """Tokens of the measured steps from `first` on, without padding and with it."""
 
     def restart(self) -> None:
         """Begin a step."""
@@ -64,11 +64,6 @@ class Stopwatch:
         is_loss_scaled: bool,
         tokens: Counter | None = None,
     ) -> None:
-        """Prepare to watch an engine; phases, times and losses go to the reporter.
-
-        Where losses are scaled (fp16), steps are skipped until the scale fits. Tokens are counted
-        where samples differ in length.
-        """
         self._reporter = reporter
         self._measure = measure
         self._listener = listener
@@ -84,7 +79,6 @@ class Stopwatch:
         self._delay: Delay | None = None
 
     def attach(self, live: LiveEngine) -> None:
-        """Hook into the engine; call once, before the first step."""
         live.on_losses(self._note_loss)
         if delayed := self._reporter.report.set_for_trial:
             self._delay = Delay(live.engine, first_step_of(delayed))
@@ -99,8 +93,8 @@ class Stopwatch:
     def _on_step(self, live: LiveEngine) -> None:
         was_applied = live.was_applied()
         live.synchronize()
-        own_step_time_s = time.perf_counter() - self._step_began_s
-        self._take(*self._agree(own_step_time_s, was_applied, device=live.device))
+        rank_time_s = time.perf_counter() - self._step_began_s
+        self._take(*self._agree(rank_time_s, was_applied, device=live.device))
         self._restart()
 
     def _take(
@@ -115,11 +109,11 @@ class Stopwatch:
             self._count(step_time_s, is_early=is_early)
 
     def _agree(
-        self, own_step_time_s: float, was_applied: bool, *, device: str
+        self, rank_time_s: float, was_applied: bool, *, device: str
     ) -> tuple[float, bool, bool]:
         """Share the step among the ranks, so that all decide alike: the slowest time counts."""
         facts = torch.tensor(
-            [own_step_time_s, float(not math.isfinite(self._own_loss())), float(not was_applied)],
+            [rank_time_s, float(not math.isfinite(self._rank_loss())), float(not was_applied)],
             dtype=torch.float64,
             device=device,
         )
@@ -127,7 +121,7 @@ class Stopwatch:
         step_time_s, any_nonfinite, any_skipped = facts.tolist()
         return step_time_s, not any_nonfinite, not any_skipped
 
-    def _own_loss(self) -> float:
+    def _rank_loss(self) -> float:
         """Loss of the step at hand on this rank; 0: a script may call `loss.backward()` itself."""
         if not self._micro_losses:
             return 0.0
@@ -142,8 +136,8 @@ class Stopwatch:
         # Without a loss scale nothing can mend it: DeepSpeed skips such a bf16 step, and the next.
         if not loss_is_finite and (applied or not self._is_loss_scaled):
             losses = self._reporter.report.losses
-            is_own = at >= 0 and not math.isfinite(losses[at])
-            whose = f"loss {losses[at]}" if is_own else "another rank's loss"
+            is_here = at >= 0 and not math.isfinite(losses[at])
+            whose = f"loss {losses[at]}" if is_here else "another rank's loss"
             n_steps = self._applied + self._skipped + 1
             raise NonFiniteLossError(f"{whose} in optimizer step {n_steps}")
         if not applied:
@@ -209,23 +203,19 @@ class TokenCounter:
     """Counts what goes through an engine's forward passes where samples differ in length."""
 
     def __init__(self, engine: Any) -> None:
-        """Hook into the engine's forward pass."""
         self._real: list[torch.Tensor] = []
         self._padded = 0
         self._steps: list[tuple[int, int]] = []
         engine.register_forward_pre_hook(self._see, with_kwargs=True)
 
     def add(self) -> None:
-        """Add the current step to those that are measured."""
         self._steps.append((int(torch.stack(self._real).sum().item()), self._padded))
 
     def since(self, first: int) -> tuple[int, int]:
-        """Tokens of the measured steps from one on, without padding and with it."""
         real, padded = zip(*self._steps[first:], strict=True)
         return sum(real), sum(padded)
 
     def restart(self) -> None:
-        """Begin a step."""
         self._real.clear()
         self._padded = 0
 

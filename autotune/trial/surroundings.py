@@ -24,12 +24,10 @@ class Watch:
     """Reads the clocks of some cores twice."""
 
     def __init__(self, cores: set[int]) -> None:
-        """Watch cores; none: there is nothing to say."""
         self._cores = cores
         self._first: dict[str, float] | None = None
 
     def begin(self) -> None:
-        """Take the first reading."""
         self._first = _read(self._cores) if self._cores else None
 
     def end(self) -> Surroundings | None:
@@ -85,8 +83,8 @@ def _children_ticks() -> int:
 def _times(pid: int) -> tuple[int, int]:
     """Ticks of a process, and of its children that have ended; 0 where it has ended itself."""
     columns = text_of(_PROCESSES / str(pid) / "stat").rpartition(")")[2].split()
-    own, waited_for = columns[11:13], columns[13:15]
-    return sum(map(int, own)), sum(map(int, waited_for))
+    used, waited_for = columns[11:13], columns[13:15]
+    return sum(map(int, used)), sum(map(int, waited_for))
 
 
 def _children(pid: int) -> list[int]:
@@ -118,8 +116,8 @@ def cgroup_folders(controller: str) -> Iterator[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         root = _CGROUPS / controller if controllers else _CGROUPS
-        own = root / path.lstrip("/")
-        yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
+        lowest = root / path.lstrip("/")
+        yield from (folder for folder in (lowest, *lowest.parents) if folder.is_relative_to(root))
 
 
 def text_of(path: Path) -> str:

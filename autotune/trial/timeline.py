@@ -31,7 +31,7 @@ class Event(NamedTuple):
     end_ns: int
     thread: int
     on_device: bool
-    """Whether it is a kernel or a copy on a GPU."""
+    """True for a kernel or a copy on a GPU."""
 
 
 _MATMUL_OPS = re.compile(
@@ -77,14 +77,14 @@ def split(events: Sequence[Event], *, steps: int, on_device: bool) -> Split:
     communicates, computes, multiplies = _work(counted, on_device=on_device)
     exposed = _inside(_without(communicates, computes), window)
     rest = _without(window, [span for spans in calls.values() for span in spans])
-    own = {name: _without(spans, exposed) for name, spans in calls.items()}
+    computed = {name: _without(spans, exposed) for name, spans in calls.items()}
     # The optimizer's own work is told apart by the call: its kernels look like any others.
     model_s = _without(_without(window, exposed), calls[OPTIMIZER])
     spent = {
         "step_s": window,
-        "forward_s": own[FORWARD],
-        "backward_s": own[BACKWARD],
-        "optimizer_s": own[OPTIMIZER],
+        "forward_s": computed[FORWARD],
+        "backward_s": computed[BACKWARD],
+        "optimizer_s": computed[OPTIMIZER],
         "communication_s": exposed,
         "data_s": _without(rest, exposed),
         "overlapped_s": _inside(_inside(communicates, computes), window),
@@ -95,8 +95,8 @@ def split(events: Sequence[Event], *, steps: int, on_device: bool) -> Split:
     per_step = 1 / (steps * 1e9)
     return Split(
         **{
-            name: sum(end - start for start, end in each) * per_step
-            for name, each in spent.items()
+            name: sum(end - start for start, end in parts) * per_step
+            for name, parts in spent.items()
         }
     )
 

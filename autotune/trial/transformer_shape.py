@@ -60,10 +60,10 @@ def script_settings(workload: Workload, layout: Layout) -> dict[str, Any]:
     Raises:
         NoPipelineError: As `shape_of`.
     """
-    told = settings_of(workload, layout)
+    settings = settings_of(workload, layout)
     if layout.pp > 1:
-        told["transformer"] = shape_of(workload.model, workload.seq_len)
-    return told
+        settings["transformer"] = shape_of(workload.model, workload.seq_len)
+    return settings
 
 
 def attention_window(config: Config) -> int:
@@ -87,7 +87,6 @@ class _Noting(dict[str, Any]):
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The config as a dict."""
         self.last = key
         return super().get(key, default)
 

@@ -330,9 +330,7 @@ def _offload(cells: PublishedCells, model: Mapping[str, str]) -> dict[str, str]:
     if text in {"none", "no", "false"}:
         return {"offload": "none"}
     if cells.is_blank("offload") or "not set" in text:
-        if text:
-            cells.assume("offload", "none", text)
-        return {"offload": "none" if text else ""}
+        return {"offload": ""}
     share = re.fullmatch(r"(?:cpu[ (]*)?optimizer[ (]*(\d{1,3})\s*%\)*", text)
     if share:
         of_optimizer = min(1.0, float(share[1]) / 100.0)
@@ -355,8 +353,8 @@ def _offload(cells: PublishedCells, model: Mapping[str, str]) -> dict[str, str]:
         tier = "cpu"
         cells.assume("offload", "cpu", f"{text} names no place")
     if tier is None:
-        cells.assume("offload", "none", f"{text} is not known")
-        return {"offload": "none"}
+        cells.assume("offload", "as the framework", f"{text} is not known")
+        return {"offload": ""}
     has_params = "param" in text
     has_optimizer = "optim" in text or not has_params
     what = "+".join(["optimizer"] * has_optimizer + ["param"] * has_params)

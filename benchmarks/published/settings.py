@@ -65,7 +65,9 @@ _RECIPES = (
 )
 """Words of a precision -> how it chooses its scales; none: by those of steps before."""
 _GRAPHS = re.compile(r"cuda[ _-]graphs?")
-_NO_GRAPHS = re.compile(r"cuda[ _-]graphs? (off|differ)|cuda_graph=none|\beager\b")
+_NO_GRAPHS = re.compile(r"cuda[ _-]graphs? (off|differ)|\beager\b")
+_UNSET_GRAPHS = re.compile(r"cuda_graph=none")
+"""A recipe's setting of parts to capture; the newest capture whole iterations by another one."""
 
 
 def mixture_cells(cells: PublishedCells, *, chunks_overlap: bool) -> dict[str, str]:
@@ -82,17 +84,16 @@ def mixture_cells(cells: PublishedCells, *, chunks_overlap: bool) -> dict[str, s
     is_newest = release and float(release[1]) >= _FUSED_SINCE and is_micro_scaled
     if is_newest:
         # Recipes overlap from there on, where chunks of the pipeline allow it.
-        found["overlap_experts"] = float(chunks_overlap)
+        found |= {**_NEWEST, "overlap_experts": float(chunks_overlap)}
     elif release and "bridge" in cells.words("framework"):
         found |= _older_dispatch(cells, float(chunks_overlap))
     for pattern, columns in _SETTINGS:
         if re.search(pattern, text):
             found |= columns
-    if _GRAPHS.search(text):
-        captured = 0.0 if _NO_GRAPHS.search(text) else _captured(text)
+    is_unset = _UNSET_GRAPHS.search(text)
+    if _GRAPHS.search(text) and not (is_newest and is_unset):
+        captured = 0.0 if is_unset or _NO_GRAPHS.search(text) else _captured(text)
         found |= {"launch_free": captured, "graph_share": captured}
-    if is_newest:
-        found |= _NEWEST
     return {name: f"{value:g}" for name, value in found.items()}
 
 

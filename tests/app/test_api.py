@@ -3,6 +3,7 @@
 import inspect
 import json
 import pydoc
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,17 +14,21 @@ from typing import Any
 import pandas as pd
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import autotune
-from autotune.app.api import values
+from autotune.app.api import key_files
+from autotune.app.api.spelling import _arguments
 from autotune.base.errors import JobError, StudyError
 from autotune.cli import cli
+from autotune.job import job
+from autotune.job.keys import Topic
 from autotune.search.base import Snapshot, Stage
 
 JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, "space": "smoke"}
-COMMANDS = typer.main.get_group(cli).commands
+COMMANDS: Any = typer.main.get_group(cli).commands
 NOT_FLAGS = {"flags", "progress", "note", "ask"}
-RENAMED = {"no_diagnose": "diagnose", "with_ladder": "ladder"}
+RENAMED = {"with_ladder": "ladder"}
 NOT_OURS = {
     "search": {"dry_run", "yes"},
     "plan": {"export", "rank", "to", "launcher"},
@@ -33,8 +38,6 @@ NOT_OURS = {
     "compare": {"as_csv", "html"},
 }
 """Flags that the functions do not take: questions, and what methods or pandas do."""
-UNSAID = {"estimate": {"space"}}
-"""Keys that a function takes because its siblings do."""
 
 
 def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
@@ -69,24 +72,61 @@ def test_a_room_of_a_functions_name_is_imported_as_ever(code: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_OURS)
 def test_the_words_are_those_of_the_flags(name: str) -> None:
-    function = autotune._function(name)
-    own = set(inspect.signature(function).parameters) - NOT_FLAGS
-    if name in ("search", "plan", "explain", "estimate"):
-        of = values.SearchFlags if name == "search" else values.FleetFlags
-        own |= set(of.__annotations__) | set(values.JobFlags.__annotations__)
-    typed = {p.name for p in COMMANDS[name].params} - {"help", "as_json", "debug"}
-    typed = {RENAMED.get(one, one) for one in typed}
-    assert own - UNSAID.get(name, set()) == typed - NOT_OURS[name]
+    function = inspect.unwrap(autotune._function(name))
+    arguments = {*inspect.signature(function).parameters, *dict(_arguments(function))}
+    params = COMMANDS[name].get_params(typer.Context(COMMANDS[name]))
+    typed = {param.name for param in params} - {"help", "as_json", "debug"}
+    typed = {RENAMED.get(flag, flag) for flag in typed}
+    assert arguments - NOT_FLAGS == typed - NOT_OURS[name]
+
+
+def test_the_written_files_have_the_declared_keys() -> None:
+    """Run `python -m autotune.app.api.key_files` after a change of a key."""
+    assert key_files.STUB.read_text(encoding="utf-8") == key_files.stub()
+    text = key_files.PAGE.read_text(encoding="utf-8")
+    assert text == key_files.page(text)
+    assert job.keys_of("estimate") == job.keys_of("explain"), "one type is for both"
+
+
+class WithToy(job.JobFile):
+    """A job with one more key."""
+
+    toy_share: float = job.key("Share of toys.", Topic.SEARCH, job.EVERY, default=0.5, ge=0, le=1)
+
+
+def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "JobFile", WithToy)
+    sound = {**JOB, "toy_share": 0.25}
+    assert job.make_job(sound, where="job.yaml").world == 2
+    for command in ("search", "plan", "explain", "estimate", "render"):
+        shown = CliRunner().invoke(cli, [command, "--help"]).output
+        section = shown.partition("\nSearch:\n")[2].partition("\n\n")[0]
+        assert re.search(r"--toy-share <float> +Share of toys\.", section)
+    monkeypatch.setattr(autotune, "_called", {})
+    assert "    toy_share: float. Share of toys\n" in f"{autotune.plan.__doc__}\n"
+    assert autotune.plan(**sound, gpu="H100").best
+    assert key_files.stub().count("    toy_share: float\n") == len(key_files.FUNCTIONS)
+    row = "| `toy_share` | number from 0 to 1 | 0.5 | Share of toys. |"
+    assert row in key_files.page(key_files.PAGE.read_text(encoding="utf-8"))
+    for spelled, call in (
+        ("job.yaml: toy_share: 2 ", partial(job.make_job, where="job.yaml")),
+        ("--toy-share: 2 ", partial(job.make_job, where="")),
+        ("toy_share: 2 ", lambda keys: autotune.plan(**keys)),
+    ):
+        with pytest.raises(JobError) as caught:
+            call({**sound, "toy_share": 2})
+        assert str(caught.value).startswith(spelled)
+        assert "give toy_share (share of toys) a number from 0 to 1" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"global_batch": -1}, "plan(global_batch=...): -1 is not allowed"),
-        ({"memory_limit": 24}, "plan(memory_limit=...): 24 is not a size with a unit"),
-        ({"price": -1.0}, "price -1: not above zero"),
+        ({"global_batch": -1}, "global_batch: -1 is not allowed"),
+        ({"memory_limit": 24}, "memory_limit: 24 is not a size with a unit"),
+        ({"price": -1.0}, "price: -1.0 is not allowed"),
         ({"gpus": "A100"}, "did you mean gpu? help(autotune.plan) lists them"),
-        ({"seq_len": None}, "fix: give seq_len (tokens per sample"),
+        ({"seq_len": None}, "fix: give seq_len (tokens per sample), or"),
     ],
 )
 def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], said: str) -> None:

@@ -53,14 +53,25 @@ def test_the_figures_belong_together(tmp_path: Path) -> None:
     assert "loss=not fused" in one["assumed"]
 
 
-def test_memory_is_of_the_meter_that_the_row_names(tmp_path: Path) -> None:
+def test_memory_is_of_the_meter_and_the_stage_that_the_row_names(tmp_path: Path) -> None:
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     head, line = csv_text(row()).splitlines()
-    source.write_text(f"{head},memory_meter\n{line},reserved\n", encoding="utf-8")
+    runs = [(meter, stage) for meter in ("reserved", "device") for stage in (0, 1, 2)]
+    lines = [f"{head},memory_meter,watched_stage", *(f"{line},{m},{s}" for m, s in runs)]
+    source.write_text("\n".join(lines), encoding="utf-8")
     estimate_rows(source, out)
     with out.open(encoding="utf-8", newline="") as file:
-        one = next(csv.DictReader(file))
-    assert one["pred_peak_memory_gb"] == one["pred_reserved_gb"]
+        found = list(csv.DictReader(file))
+    context = [float(one["pred_context_gb"]) for one in found]
+    peaks = [float(one["pred_peak_memory_gb"]) for one in found]
+    assert [one["pred_peak_memory_gb"] for one in found[:3]] == [
+        one["pred_reserved_gb"] for one in found[:3]
+    ]
+    assert peaks[3:] == pytest.approx(
+        [peak + more for peak, more in zip(peaks[:3], context[:3], strict=True)], rel=1e-4
+    )
+    assert peaks[3] == max(peaks[4:]) != min(peaks[4:])
+    assert len({one["pred_fit_probability"] for one in found}) == 1
 
 
 def test_an_empty_table_is_an_empty_table(tmp_path: Path) -> None:

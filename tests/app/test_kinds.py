@@ -49,7 +49,7 @@ def test_a_first_share_that_is_too_small_for_every_kind_ends_none(monkeypatch) -
     """Of three kinds one can run nothing at all; the others find something in the second round."""
     asked = []
 
-    def run_one(call, agreed, caller, share):
+    def run_one(call, caller, share):
         kind = call.options.kind
         asked.append((kind, round(share.of_budget, 3)))
         if kind == "=small":
@@ -64,7 +64,7 @@ def test_a_first_share_that_is_too_small_for_every_kind_ends_none(monkeypatch) -
     monkeypatch.setattr(searching, "_leading", lambda going, *_: list(going.values()))
     options = [FleetOptions(kind=f"={kind}") for kind in ("a", "small", "b")]
     calls = [SearchCall(flags={}, results=Path("results"), options=each) for each in options]
-    endings = searching._run_in_rounds(calls, None, Caller(say=said.append))
+    endings = searching._run_in_rounds(calls, Caller(say=said.append))
     first, second = 1 / 9, 1 / 9 + (1 - 2 / 9) / 2 / 2
     later = [("=a", round(second, 3)), ("=b", round(second, 3)), ("=a", 0.5), ("=b", 0.5)]
     assert asked == [(kind, round(first, 3)) for kind in ("=a", "=small", "=b")] + later

@@ -23,7 +23,7 @@ FLAGS = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 6
 
 def opened(wishes=None, **changes):
     wishes = wishes or FleetWishes(gpu="H100")
-    return open_outlook(None, {**FLAGS, **changes}, wishes, engine="megatron")
+    return open_outlook(None, {**FLAGS, "engine": "megatron", **changes}, wishes)
 
 
 @pytest.fixture(scope="module")

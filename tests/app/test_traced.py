@@ -86,7 +86,7 @@ def test_a_model_that_cannot_be_traced_is_an_error_of_the_users(found):
 
 
 def test_layers_of_megatron_are_not_the_models_code():
-    outlook = open_outlook(None, FLAGS, FleetWishes(gpu="H100"), engine="megatron")
+    outlook = open_outlook(None, {**FLAGS, "engine": "megatron"}, FleetWishes(gpu="H100"))
     with pytest.raises(JobError, match="--engine megatron") as caught:
         trace_estimate(outlook, [])
     assert "--engine deepspeed" in caught.value.hint

@@ -14,13 +14,13 @@ from autotune.base.text import (
     bounded,
     cell,
     csv_text,
-    each_on_one_line,
     lines,
     markdown,
     markdown_code,
     named,
     one_line,
     shortened,
+    texts_on_one_line,
 )
 
 ACTING = {
@@ -64,7 +64,7 @@ def test_what_acts_is_shown_as_its_escape(text):
     assert told.endswith("b")
     assert told.isprintable()
     assert lines(f"a{text}b") == told
-    assert each_on_one_line({f"a{text}b": [f"a{text}b", 1]}) == {told: [told, 1]}
+    assert texts_on_one_line({f"a{text}b": [f"a{text}b", 1]}) == {told: [told, 1]}
     for there in (markdown(text), markdown_code(text), str(cell(f"a{text}b"))):
         assert all(c.isprintable() for c in there)
 

@@ -55,6 +55,14 @@ def test_the_column_model_goes_before_model_name() -> None:
     assert columns(changes, *names) == (128, 128, 18, 0, 0)
 
 
+def test_windows_of_dense_models_are_read() -> None:
+    names = ("window", "n_windowed_layers", "n_experts", "n_dense_layers")
+    changes = dict.fromkeys(("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads"), "")
+    changes |= {"model": "mistral-7b", "seq_len": "32768", "tp": "1", "pp": "1", "dp": "64"}
+    assert columns(changes, *names) == (4096, 32, 0, 0)
+    assert "window=4096 (of 32 layers, as mistral-7b)" in assumed(changes)
+
+
 def test_a_rows_own_columns_win_and_are_named() -> None:
     changes = {**V3, "n_layers": "8", "n_experts": "64", "pp": "1", "dp": "64", "vp": "1"}
     assert columns(changes, "n_layers", "n_experts", "n_dense_layers") == (8, 64, 3)

@@ -175,7 +175,7 @@ def test_a_bad_row_does_not_shift_the_others() -> None:
         ({"framework": "jax"}, "framework=megatron (jax is not known)", "grad_bytes", 4),
         ({"zero_stage": "maybe"}, "zero_stage=as the framework (maybe", "zero_stage", 1),
         ({"recompute": "sometimes"}, "recompute=none (sometimes", "recompute", 0),
-        ({"offload": "tape"}, "offload=none (tape", "optimizer_tier", 0),
+        ({"offload": "tape"}, "offload=as the framework (tape", "optimizer_tier", 0),
         ({"sp": "perhaps"}, "sp=as the framework (perhaps", "sequence_parallel", 0),
         ({"n_layers": "", "params_b": "22"}, "n_layers=43 (of the width of", "hidden", 5120),
         ({"n_heads": "", "hidden": "14400", "tp": "8", "dp": "4"}, "n_heads=144", "n_heads", 144),
@@ -396,8 +396,11 @@ def test_nanotron_gives_layers_of_the_last_stage_to_the_others() -> None:
     # The head of 131,072 weighs four layers of 16 h^2: ten, and six with the head.
     model = {"model_name": "Llama-like", "params_b": "1.34", "n_layers": "16", "hidden": "2048"}
     model |= {"ffn_hidden": "8192", "vocab": "131072", "framework": "nanotron"}
-    stages = ("first_stage_layers", "last_stage_layers")
-    assert [column(name, **model) for name in stages] == [10, 6]
+    stages = ("first_stage_layers", "most_stage_layers", "last_stage_layers")
+    # Eight stages have 3, 2, 3, 2, 3 and 2 layers, one with the head's product, and the loss.
+    for pp, layers in ((2, [10, 10, 6]), (4, [5, 5, 1]), (8, [3, 3, 0])):
+        split = {"pp": str(pp), "tp": "1", "dp": str(64 // pp)}
+        assert [column(name, **model, **split) for name in stages] == layers
     assert column("first_stage_layers", pp="1", dp="16", **model) == 0
 
 

@@ -61,6 +61,13 @@ def test_experts_in_micro_scaled_fp8_are_one_kernel_from_a_release_on() -> None:
     mx = {"gpu_type": "GB200", "gpu_mem_gb": "", "precision": "mxfp8"}
     assert columns(**mx, notes="container 26.08 NeMo Container")["fused_experts"] == 1.0
     assert columns(**mx, notes="container 26.04 NeMo Container")["fused_experts"] == 0.0
+    newest = "container 26.05 NeMo Container"
+    assert columns(**mx, notes=newest)["graph_share"] == 1.0
+    for graphs, share in (("cuda graphs off", 0.0), ("CUDA graphs attn, moe_router", 0.45)):
+        found = columns(**mx, notes=f"{newest}; {graphs}")
+        assert (found["launch_free"], found["graph_share"]) == (share, share)
+        assert found["fused_experts"] == 1.0
+    assert columns(**mx, notes=f"{newest}; cuda_graph=None []")["graph_share"] == 1.0
     late_bf16 = {**mx, "precision": "bf16", "notes": "container 26.08 NeMo Container"}
     assert columns(**late_bf16)["fused_experts"] == 0.0
 

@@ -129,7 +129,7 @@ def test_flags_come_before_the_job_file(tmp_path: Path) -> None:
         (("--global-batch", "0"), "global_batch"),
         (("--precision", "int3"), "precision"),
         (("--space", "zerro"), "did you mean zero"),
-        (("--memory-limit", "lots"), "memory_limit"),
+        (("--memory-limit", "lots"), "--memory-limit"),
         (("--budget", "soon"), "budget"),
         (("--job", "nowhere.yaml"), "nowhere.yaml"),
         (("--baseline", "nowhere.json"), "nowhere.json"),

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
-from autotune.base.kept_process import Kept
+from autotune.base.guarded_process import GuardedProcess
 from autotune.fleet.node import ports
 from tests.clusters.ssh import core_of
 
@@ -226,7 +226,7 @@ def _daemon(
     kept = [] if core is None else ["taskset", "-c", str(core)]
     name = "-".join((program, *arguments[2:]))
     with (cluster.folder / f"{name}.log").open("ab") as log:
-        process = Kept(
+        process = GuardedProcess(
             ["sh", "-c", '"$@"; exec sleep infinity', "sh", *kept, program, *arguments],
             env=_environment(cluster),
             stdin=subprocess.DEVNULL,

@@ -141,7 +141,7 @@ LONG = {
 
 
 def working(**changes: float) -> float:
-    p = plans(**LONG, **changes)
+    p = plans(**{**LONG, **changes})
     return float(np.ravel(activations_of(p, sizes_of(p)).working_bytes)[0])
 
 
@@ -158,8 +158,19 @@ def test_an_mlp_in_chunks_keeps_its_input_alone() -> None:
         kept(plans(**{**LONG, "recompute": 0.0}, mlp_tile_tokens=n)) for n in (0.0, 4096.0)
     )
     per_layer = 2.0 * 3.0 * LONG["ffn_hidden"] * LONG["seq_len"]
-    # But for a chunk of each layer.
-    assert at_once - tiled == pytest.approx(LONG["n_layers"] * per_layer, rel=0.04)
+    assert at_once - tiled == pytest.approx(LONG["n_layers"] * per_layer)
+
+
+@pytest.mark.parametrize("experts", [{}, {"n_experts": 8.0, "experts_per_token": 2.0}])
+def test_a_chunk_is_held_once_whatever_is_recomputed(experts: dict[str, float]) -> None:
+    full, none = (
+        working(**{**experts, "mlp_tile_tokens": 4096.0, "recompute": float(recompute)})
+        - working(**{**experts, "mlp_tile_tokens": 8.0, "recompute": float(recompute)})
+        for recompute in (Recompute.FULL, Recompute.NONE)
+    )
+    per_token = 2.0 * 5.0 * LONG["ffn_hidden"] * experts.get("experts_per_token", 1.0)
+    assert none == pytest.approx(full)
+    assert none == pytest.approx(per_token * (4096 - 8))
 
 
 def test_inputs_on_the_host_leave_two_layers_on_the_device() -> None:

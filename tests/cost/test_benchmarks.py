@@ -1,12 +1,15 @@
 """The benchmarks of the cost model run on a made-up table, and say what they promise."""
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from autotune.cost.errors import Widths
 from tests.cost.rows import ROW, row
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -56,6 +59,16 @@ def test_accuracy_says_what_was_scored(tables: Path) -> None:
     assert rank["groups"] == 1
     assert rank["regret_first"] >= rank["regret_of_three"] >= 1
     assert "median" in run("accuracy", "--published", str(tables))
+
+
+def test_widths_are_fitted_as_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    fit_errors = importlib.import_module("fit_errors")
+    parts = dict(zip(("doubt", "experts"), np.random.default_rng(0).random((2, 400)), strict=True))
+    sizes = 0.1 * Widths(kinds={}, wider={"doubt": 2.0, "experts": 1.0}).scale(parts)
+    sources = np.repeat(np.array([f"source {i}" for i in range(8)]), 50)
+    found = fit_errors._wider(sizes, parts, sources)
+    assert found == pytest.approx({"doubt": 2.0, "experts": 1.0}, abs=0.01)
 
 
 def test_planning_speed_ends_with_its_figures() -> None:

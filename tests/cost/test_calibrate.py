@@ -59,6 +59,16 @@ def test_memory_by_its_meter() -> None:
     assert found == pytest.approx(measured, rel=0.01)
 
 
+def test_memory_of_the_stage_that_a_log_is_of() -> None:
+    watched = dataclasses.replace(LAYOUTS, watched_stage=np.full(5, 2.0), vocab=1e3)
+    truth = dataclasses.replace(SHIPPED, workspace_bytes=2e9)
+    measured = predict(watched, truth).memory.allocated_bytes
+    fitted = calibrate_constants(
+        watched, measured, SHIPPED, meters=["allocated_bytes"] * 5, sigma=0.001
+    )
+    assert fitted.workspace_bytes == pytest.approx(2e9, rel=0.1)
+
+
 @pytest.mark.parametrize("measured", [np.array([]), np.array([1.0, 0.0, 1.0, 1.0, 1.0])])
 def test_measurements_are_above_zero(measured: np.ndarray) -> None:
     with pytest.raises(JobError, match="above zero"):

@@ -150,18 +150,6 @@ def test_a_study_is_named_without_its_path(
     assert name == study_name(Path("secret-customer"))
 
 
-def test_a_file_of_an_earlier_release_is_read_and_its_paths_go(tmp_path: Path) -> None:
-    file, folder = tmp_path / "knowledge.json", tmp_path / "results" / "secret"
-    keep_lessons(file, "two", lessons("two"))
-    text = file.read_text(encoding="utf-8").replace('"two"', f'"{folder}"')
-    file.write_text(text, encoding="utf-8")
-    assert {lesson.study for lesson in read_lessons(file)} == {study_name(folder)}
-    keep_lessons(file, "three", lessons("three"))
-    assert "secret" not in file.read_text(encoding="utf-8")
-    keep_lessons(file, study_name(folder), [])
-    assert {lesson.study for lesson in read_lessons(file)} == {"three"}
-
-
 def test_where_all_ran_out_of_memory_that_is_the_lesson() -> None:
     lost = [dataclasses.replace(o, seconds=None, peak_bytes=None) for o in lessons()]
     found = recalled(*(dataclasses.replace(o, is_out_of_memory=True) for o in lost))

@@ -170,7 +170,9 @@ def test_tiles_of_an_mlp_hold_what_they_work_on() -> None:
     a = activations_of(plans(mlp_tile_tokens=tiled), sizes_of(plans()))
     whole, tile = np.broadcast_to(a.first_stage_bytes, 2)
     inner = 2 * 2.0 * 49152.0 * 2048 * 96
-    assert whole - tile == pytest.approx(inner * (1 - 256 / 2048))
+    assert whole - tile == pytest.approx(inner)
+    one = 2 * 2.0 * 49152.0 * 256
+    assert np.diff(a.working_bytes) == pytest.approx(one - 2.0 * 49152.0 * (2048 - 256))
 
 
 def test_frozen_weights_are_gathered_without_gradients_and_in_their_four_bits() -> None:

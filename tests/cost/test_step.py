@@ -6,9 +6,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autotune.cost import Constants, Plans, Prediction, Recompute, Tier, load_constants, predict
+from autotune.cost import (
+    Constants,
+    Plans,
+    Prediction,
+    Recompute,
+    Tier,
+    load_constants,
+    predict,
+    traffic,
+)
 from autotune.cost import collectives as comm
-from autotune.cost.plans import Column
+from autotune.cost.plans import Column, ContextKind
+from autotune.cost.sizes import sizes_of
 from tests.cost.plans import plans
 
 IDEAL = dataclasses.replace(
@@ -283,6 +293,34 @@ def test_an_mlp_in_chunks_computes_its_forward_pass_again() -> None:
     assert tiled.matmul_s[0] == whole.matmul_s[0]
 
 
+def test_experts_in_chunks_are_computed_again_too() -> None:
+    experts = {"n_experts": 8.0, "experts_per_token": 2.0, "grouped_experts": 1.0}
+    whole, tiled = (ideal(plans(mlp_tile_tokens=n, **experts)).times for n in (0.0, 256.0))
+    dense = ideal(plans(mlp_tile_tokens=256.0)).times.recompute_s[0]
+    assert np.ravel(whole.recompute_s)[0] == 0.0
+    assert tiled.recompute_s[0] > 1.8 * dense
+
+
+def test_what_is_recomputed_is_exchanged_again_by_context_parallel_ranks() -> None:
+    """Forward once and backward twice; a layer that runs again needs all keys and values again."""
+    of_core = {"recompute": np.array([0.0, 1.0, 2.0]), "recomputes_scores": 1.0}
+    for kind in (ContextKind.GATHERED, ContextKind.RING, ContextKind.HEADS):
+        p = plans(cp=8.0, context_kind=float(kind), flash_attention=1.0, **of_core)
+        s, c = sizes_of(p), load_constants()
+        of_kind = traffic.context_s if kind == ContextKind.RING else traffic.waiting_context_s
+        none, core, full = np.broadcast_to(of_kind(p, s, c), 3)
+        assert core == full
+        assert full / none == pytest.approx(1.5 if kind == ContextKind.HEADS else 4 / 3)
+
+
+def test_norms_are_a_sixth_of_what_a_layer_of_gpt_moves() -> None:
+    c, p = load_constants(), plans(has_dropout=0.0, n_layers=1.0)
+    norms = plans(has_dropout=0.0, n_layers=1.0, recompute=1.0, recomputes_scores=0.0)
+    again = predict(dataclasses.replace(norms, recomputes_norms=1.0), c).times.recompute_s
+    moved = predict(p, c).times.elementwise_s / 2.5
+    assert again == pytest.approx(moved * 4 / 24)
+
+
 def test_inputs_of_layers_take_the_host_s_link() -> None:
     """Down and up, as far as the layers' time does not hide them."""
     link = {"host_bytes_per_s": 1e6, "host_link_measured": 1.0, "recompute": 2.0}
@@ -376,11 +414,16 @@ def test_parameters_on_the_host_always_cost_time() -> None:
     assert 0 < times.offload_s[1] < times.offload_s[2]
 
 
-def test_stages_by_cost_wait_less_for_the_head() -> None:
-    # Four layers' time in the head: the last stage has fewer layers, and the others more.
-    p = plans(pp=4.0, grad_accum=32.0, vocab=1.2e6, balances_stages=np.array([0.0, 1.0]))
-    even, by_cost = predict(p).times.bubble_s
-    assert 0 < by_cost < even / 2
+def test_a_last_stage_may_have_the_loss_alone() -> None:
+    # Four layers' time in the head, so that an even split waits for it.
+    uneven = {"most_stage_layers": 26.0, "first_stage_layers": 26.0, "vocab": 1.2e6}
+    bubbles = [
+        predict(plans(pp=4.0, grad_accum=32.0, last_stage_layers=n, **uneven)).times.bubble_s[0]
+        for n in (0.0, 18.0, 24.0)
+    ]
+    even = predict(plans(pp=4.0, grad_accum=32.0, vocab=1.2e6)).times.bubble_s[0]
+    assert bubbles[0] == bubbles[1] < bubbles[2]
+    assert bubbles[2] == pytest.approx(even)
 
 
 def test_hosts_that_wait_for_messages_between_nodes_launch_later() -> None:

@@ -250,26 +250,6 @@ def test_ranks_that_outlive_those_of_another_node_are_ended(
     assert (result.outcome, result.evidence) == (Outcome.CRASH, "ended by SIGSEGV")
 
 
-def test_no_look_reads_the_reports_of_very_many_ranks_at_once_and_that_is_none_of_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Callable[[float], None]
-) -> None:
-    monkeypatch.setattr(gang_fleet, "_READ_S", -1.0)  # a look reads none at all
-    rack = Rack(1)
-    trial = GangFleet(rack, world=2).submit(spec(), tmp_path)
-    clock(3.0)
-    assert trial.poll() is None
-    assert not trial.is_over
-    let_end(rack, tmp_path, world=2)
-    for _ in range(2):
-        assert trial.poll() is None
-        assert trial.is_over
-        clock(50.0)
-    monkeypatch.setattr(gang_fleet, "_READ_S", 1.0)
-    result = trial.poll()
-    assert result is not None
-    assert (result.outcome, result.wall_s, result.phases_s["teardown"]) == (Outcome.OK, 3.0, 3.0)
-
-
 def test_cancelling_what_has_ended_by_itself_changes_nothing(tmp_path: Path) -> None:
     rack = Rack(1)
     trial = GangFleet(rack, world=2).submit(spec(), tmp_path)

@@ -194,11 +194,11 @@ def test_slots_are_kept_for_a_large_gang_and_small_ones_take_the_rest():
     allocator = rack(2, 2, 2)
     running = [allocator.allocate(2) for _ in range(3)]
     free_at_s = {slot: 10.0 * (n + 1) for n, gang in enumerate(running) for slot in gang.slots}
-    kept = allocator.reserve(4, free_at_s)
-    assert {slot.node for slot in kept} == {"n0", "n1"}
+    reserved = allocator.reserve(4, free_at_s)
+    assert {slot.node for slot in reserved} == {"n0", "n1"}
     for gang in running:
         allocator.release(gang)
-    assert {slot.node for slot in allocator.allocate(1, kept=kept).slots} == {"n2"}
+    assert {slot.node for slot in allocator.allocate(1, reserved=reserved).slots} == {"n2"}
     assert {slot.node for slot in allocator.allocate(4).slots} == {"n0", "n1"}
     assert allocator.reserve(8, {}) == frozenset()
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from autotune.base.kept_process import scratch_folder
+from autotune.base.guarded_process import scratch_folder
 from autotune.trial.descent import end_with_parent
 from tests.gpu.piece import Ended, Piece, PieceError
 from tests.gpu.stages import GPU, REHEARSAL, REPOSITORY, Stage, stages_of

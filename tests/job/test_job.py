@@ -29,13 +29,14 @@ def complaint(flags: tuple[str, ...] = (), **changes: Any) -> JobError:
 )
 def test_a_size_or_duration_names_its_file(key: str, value: Any) -> None:
     assert complaint(**{key: value}).message.startswith(f"job.yaml: {key}: {value!r} is not")
-    assert complaint((key,), **{key: value}).message.startswith(f"command line: {key}: ")
+    flag = f"--{key.replace('_', '-')}"
+    assert complaint((key,), **{key: value}).message.startswith(f"{flag}: {value!r} is not")
 
 
 def test_each_value_is_named_with_its_own_place() -> None:
     error = complaint(("world",), world=0, seed=-1)
     places = [line.partition(":")[0] for line in error.message.splitlines()]
-    assert places == ["command line", "job.yaml"]
+    assert places == ["--world", "job.yaml"]
     assert "lists them" not in error.hint
 
 
@@ -48,7 +49,7 @@ def test_near_keys_are_named_where_one_is_unknown() -> None:
 def test_a_missing_key_names_its_flag() -> None:
     with pytest.raises(JobError, match="world: is missing") as caught:
         make_job({key: SOUND[key] for key in ("model", "seq_len", "global_batch")}, where="x")
-    assert "--world (accelerators that the real run will have)" in caught.value.hint
+    assert "give --world (accelerators of the real run; " in caught.value.hint
 
 
 def test_a_wrong_type_is_named() -> None:

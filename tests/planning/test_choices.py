@@ -1,9 +1,13 @@
 """Rows of a plan: what is one choice, which comes first, and what stands below the best."""
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from autotune.app.planning import open_outlook
+from autotune.engines.base import bind_engine
 from autotune.planning.choices import (
     LONG_TOKENS,
     PROBABLE,
@@ -13,8 +17,13 @@ from autotune.planning.choices import (
     ranked,
     strain_of,
 )
+from autotune.planning.lattice import lattice_of
 from autotune.planning.outlook import PLAN_SPACE, FleetWishes
 from autotune.planning.ranking import rank_lattice
+from autotune.report.candidates.ranking import print_ranking
+from autotune.space.grid import has_candidate
+from autotune.space.knob import knobs_of
+from autotune.space.space import load_space
 
 JOB = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 8}
 H100 = FleetWishes(gpu="H100")
@@ -140,10 +149,53 @@ def test_each_zero_stage_and_kind_of_layout_that_fits_has_its_best(ranking):
 
 def test_what_the_default_search_does_not_try_is_known(outlook, ranking):
     tries = outlook.default_search
-    assert tries.flags == "--space plan"
+    assert [space.name for space in tries.spaces] == [PLAN_SPACE]
     plain, _ = outlook.read(["zero.stage=2", "micro_batch=1", "overlap_comm=true"])
     assert tries.has(plain)
     compiled, _ = outlook.read(["zero.stage=2", "micro_batch=1", "compile=torch"])
     assert not tries.has(compiled)
     assert outlook.asks(compiled) == ("torch.compile to hold",)
     assert outlook.asks(plain) == ()
+    assert tries.homes([plain, compiled]) == {PLAN_SPACE: [plain, compiled]}
+
+
+@pytest.fixture(scope="module")
+def mixture():
+    keys = {"model": "qwen3-30b-a3b", "seq_len": 4096, "global_batch": 512, "world": 16}
+    return rank_lattice(open_outlook(None, {**keys, "engine": "megatron"}, H100)), keys
+
+
+def test_gradients_in_16_bits_are_a_choice_of_their_own(mixture):
+    found, _ = mixture
+    in_16_bits = found.candidates.columns["main_grads"]
+    for row in range(100):
+        inside = found.choices.row_of == row
+        assert len(np.unique(in_16_bits[inside])) == 1
+
+
+def test_what_a_search_of_megatron_lays_out_is_known(mixture):
+    found, _ = mixture
+    searched = lattice_of(found.job, bind_engine(found.job, found.environment)).candidates
+    rows = [found.candidates[int(index)] for index in found.choices.firsts[:40]]
+    for candidate in rows:
+        assert found.default_search.has(candidate) == (candidate in searched)
+    assert any("cuda_graphs" in c.values and "fp8" not in c.values for c in rows)
+
+
+def test_the_spaces_that_are_named_hold_the_rows_that_they_are_named_for(mixture):
+    found, keys = mixture
+    console = Console(file=io.StringIO(), width=4000)
+    print_ranking(console, found, top=10)
+    (line,) = (x for x in console.file.getvalue().splitlines() if x.startswith("search "))
+    assert "by default tries all layouts without fp8, main_grads and cuda_graphs" in line
+    firsts = [found.candidates[int(index)] for index in found.choices.firsts[:10]]
+    homes = found.default_search.homes(firsts)
+    assert "megatron_plan" in homes
+    for name, held in homes.items():
+        space = load_space(name, knobs_of("megatron"), "megatron")
+        assert f"--space {name} has row" in line
+        assert all(has_candidate(space, found.default_search.context, one) for one in held)
+    assert found.default_search.homes([found.candidates[int(found.order[-1])]]) == {}
+    assert "no shipped space has row" in line
+    named = open_outlook(None, {**keys, "engine": "megatron", "space": "megatron_plan"}, H100)
+    assert all(one in named.lattice.candidates for one in homes["megatron_plan"])

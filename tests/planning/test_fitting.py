@@ -19,10 +19,22 @@ def test_a_job_that_fits_is_told_no_way_to():
     assert rank_lattice(open_outlook(None, fits, SMALL_GPU)).ways_to_fit == ()
 
 
+def test_ways_to_fit_go_by_the_wanted_probability():
+    outlook = open_outlook(None, {**LARGE, "space": "zero"}, SMALL_GPU)
+    half, surely, rather = (
+        {way.flags.split()[0]: way for way in rank_lattice(outlook, min_fit=wanted).ways_to_fit}
+        for wanted in (0.5, 0.99, 0.9)
+    )
+    # The least memory with which one fits as surely as is wanted, and no more.
+    assert 0.5 <= half["accelerators"].fit_probability < 0.7
+    assert 0.9 <= rather["accelerators"].fit_probability < 0.95
+    assert surely["accelerators"].fit_probability >= 0.99
+
+
 @pytest.mark.parametrize(("engine", "space"), [("deepspeed", "zero"), ("megatron", None)])
 def test_the_ways_that_are_named_do_fit(engine, space):
     named = {} if space is None else {"space": space}
-    found = rank_lattice(open_outlook(None, {**LARGE, **named}, SMALL_GPU, engine=engine))
+    found = rank_lattice(open_outlook(None, {**LARGE, "engine": engine, **named}, SMALL_GPU))
     assert found.n_likely == 0
     out = io.StringIO()
     print_ranking(Console(file=out, width=4000), found, top=1)
@@ -31,13 +43,15 @@ def test_the_ways_that_are_named_do_fit(engine, space):
     flags = [way.flags for way in found.ways_to_fit]
     if worlds := [way for way in found.ways_to_fit if way.flags.startswith("--world")]:
         wider = {**LARGE, **named, "world": int(worlds[0].flags.split()[1])}
-        there = rank_lattice(open_outlook(None, wider, SMALL_GPU, engine=engine))
+        there = rank_lattice(open_outlook(None, {**wider, "engine": engine}, SMALL_GPU))
         best = there.prediction.fit_probability.max()
         assert best >= worlds[0].fit_probability - 1e-9
     memory = next(flag for flag in flags if flag.startswith("accelerators of"))
     if "--gpu " in memory:
         larger = FleetWishes(gpu=memory.split("--gpu ")[1])
-        assert rank_lattice(open_outlook(None, {**LARGE, **named}, larger, engine=engine)).n_likely
+        assert rank_lattice(
+            open_outlook(None, {**LARGE, "engine": engine, **named}, larger)
+        ).n_likely
     if engine == "deepspeed":
         assert "--space plan" in flags
         assert rank_lattice(open_outlook(None, LARGE, SMALL_GPU)).n_likely

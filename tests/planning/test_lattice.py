@@ -5,11 +5,10 @@ import pytest
 
 from autotune.base.errors import NothingFeasibleError
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import make_job
-from autotune.planning.lattice import build_lattice
+from autotune.planning.lattice import MOST_COUNTED, build_lattice
 from autotune.space.knob import Context
 from autotune.space.rule import Violation, nothing_legal
 from autotune.space.space import load_space
@@ -29,10 +28,9 @@ class PlainEngine:
     """Renders nothing but what the rules below look at."""
 
     name = "plain"
-    judge_all = Engine.judge_all
 
     def __init__(self, job, base_knobs):
-        self.job = job
+        self.job, self.decided_by = job, {}
         self.context = Context.of(job, ENVIRONMENT, base=base_knobs)
 
     def judge(self, candidate):
@@ -82,10 +80,10 @@ def job(**changes):
     return make_job({**given, **changes}, where="test")
 
 
-def build(space="smoke", base_knobs=None, **changes):
+def build(space="smoke", base_knobs=None, most_counted=MOST_COUNTED, **changes):
     made = job(**changes)
     engine = PlainEngine(made, base_knobs or {})
-    return build_lattice(load_space(space, KNOBS), engine)
+    return build_lattice(load_space(space, KNOBS), engine, most_counted=most_counted)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +116,31 @@ def test_every_refusal_has_an_example():
     assert candidate["micro_batch"] == 4
     assert violation.message == "8 != 12"
     assert set(lattice.examples) == set(lattice.refused)
+
+
+def test_of_many_each_is_judged_when_it_is_wanted():
+    whole, lazy = build(), build(most_counted=0)
+    assert (len(lazy.candidates), lazy.n_judged, lazy.n_legal) == (16, lazy.n_judged, 1)
+    refused = lazy.candidates[3]
+    assert not lazy.is_legal(3)
+    assert "batch.exact" in lazy.examples
+    assert lazy.nearest(refused.values) == whole.nearest(refused.values)
+    assert lazy.nearest(refused.values) in whole.candidates
+    left, places = lazy.without_refused()
+    assert refused not in left.candidates
+    assert len(left.candidates) == len(places) == 16 - len(lazy.refused_places)
+    assert left.n_judged == left.n_legal == lazy.n_legal
+    counted = left.counted()
+    assert counted.is_counted
+    assert list(counted.candidates) == list(whole.candidates)
+    assert counted.refused == whole.refused
+
+
+def test_nothing_legal_of_many_is_an_error_all_the_same(space_file):
+    with pytest.raises(NothingFeasibleError) as caught:
+        build(space_file("{zero.stage: [2, 3], micro_batch: [4, 8]}"), most_counted=0)
+    assert "none of its 4 candidates is legal" in caught.value.message
+    assert "batch.exact (4), zero.not_three (2)" in caught.value.message
 
 
 def test_nothing_legal_says_which_rules_and_what_would_do(space_file):

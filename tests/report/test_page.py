@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -550,26 +549,6 @@ def test_the_writer_keeps_the_page_up_and_hands_everything_on(tmp_path: Path) ->
     writer.close()
     assert "<body data-refresh-s" not in page.read_text(encoding="utf-8")
     assert not list(study.folder.glob(f".{page.name}*"))
-
-
-def test_the_page_of_a_long_record_is_drawn_by_a_process_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study, notebook = finished(tmp_path), Notebook()
-    monkeypatch.setattr("autotune.app.pages._MANY_TRIALS", 0)
-    writer = PageWriter(study, notebook)
-    racing = dataclasses.replace(samples.snapshot(), stage=Stage.CONFIRM, race=samples.race())
-    writer.on_snapshot(racing)
-    deadline_s = time.monotonic() + 120
-    while not notebook.notes and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-        writer.on_snapshot(racing)
-    assert notebook.notes == [f"{study.page_file} shows this search and reloads itself"]
-    drawn = study.page_file.read_text(encoding="utf-8")
-    assert "<body data-refresh-s" in drawn
-    assert "trial 5 leads: 1.10x the baseline" in drawn, "the comparison is handed on as well"
-    writer.close()
-    assert "<body data-refresh-s" not in study.page_file.read_text(encoding="utf-8")
 
 
 def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
         spec = changed(trial.spec, number=number, confirm_round=identity.confirm_round + BLOCK)
         assert trial.result is not None
         result = dataclasses.replace(trial.result, number=number)
-        again.put(dataclasses.replace(trial, spec=spec, result=result))
+        again = again.with_trial(dataclasses.replace(trial, spec=spec, result=result))
     twice = dataclasses.replace(report, history=again, rows=make_rows(again, report.objective))
     rows = {row["number"]: row for row in trials(twice)}
     for number, row in rows.items():

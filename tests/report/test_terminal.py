@@ -31,7 +31,7 @@ from autotune.report.verdict import verdict_of
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan
-from autotune.search.race import WARM, most_runs
+from autotune.search.race import WARM
 from autotune.space.knob import Context
 from tests.observed import job_of, observed
 from tests.report.told import facts_of
@@ -633,7 +633,7 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
     new = priced(0)
     assert new.guard_more_steps == 8
     assert new.guard_s == 3 * 16.0, "8 of the 20 steps that take 40 s, in 3 runs"
-    assert new.guard_trials == 2 * most_runs(5, WARM)
+    assert new.guard_trials == 2 * WARM.most_runs(5).total
     assert "8 more steps in 3 runs of the comparison, 48.0 s in all (on top" in said(new)
     assert "if the best drifts, at most 54 runs more, 13 min 30 s" in said(new)
 
@@ -649,7 +649,7 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
     assert "as many steps anyway" in said(priced(0, guard_steps=12))
     assert priced(0, allow_loss_drift=True).guard_trials == 0
     assert priced(0, trials=1).guard_trials == 0, "the baseline alone is left: nothing runs again"
-    assert priced(0, trials=3).guard_trials == most_runs(3, WARM) + most_runs(2, WARM)
+    assert priced(0, trials=3).guard_trials == WARM.most_runs(3).total + WARM.most_runs(2).total
     assert said(priced(len(trials))) == "", "no comparison is left to run"
 
 

@@ -22,6 +22,7 @@ from autotune.search.base import Snapshot
 from autotune.search.context import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
+from autotune.search.rounds import Runner
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
@@ -83,8 +84,6 @@ def lattice_of(
         candidates=tuple(c for c in grid if not refused(c)),
         context=Context.of(job, ENVIRONMENT),
         grid_size=len(grid),
-        refused={},
-        examples={},
     )
 
 
@@ -320,6 +319,13 @@ def search(
             observer=observer or Notebook(),
             interrupt=interrupt or Patient(),
         )
+    )
+
+
+def runner_of(record: Study, fleet: ScriptedFleet, interrupt: Interrupt | None = None) -> Runner:
+    """Runs trials one by one on a scripted fleet."""
+    return Runner(
+        record=record, fleet=fleet, interrupt=interrupt or Patient(), note=lambda _: None
     )
 
 

@@ -109,7 +109,7 @@ def walked(seed: int, n: int) -> list[tuple[int, int, str]]:
         steps.append(values)
         stage, size, how = values
         spec = spec_of(job, number, zero__stage=stage, micro_batch=size, recompute=how)
-        history.put(trial(spec, realistic(spec)))
+        history = history.with_trial(trial(spec, realistic(spec)))
     return steps
 
 

@@ -67,7 +67,7 @@ def history() -> History:
     history = History()
     for number, ending in enumerate(endings):
         spec = spec_of(job, number, zero__stage=number % 4, micro_batch=2 ** (number // 4))
-        history.put(trial(spec, ending(spec)))
+        history = history.with_trial(trial(spec, ending(spec)))
     return history
 
 
@@ -123,7 +123,7 @@ def test_the_sampler_is_told_what_the_answer_goes_by(share: float):
 
 def test_a_run_of_the_comparison_that_breaks_the_limit_is_told(history: History):
     spec = spec_of(make(), 8, role=Role.CONFIRM, zero__stage=0, micro_batch=1)
-    history.put(trial(spec, ok(spec, 100.0, peak=36 * GIB)))
+    history = history.with_trial(trial(spec, ok(spec, 100.0, peak=36 * GIB)))
     assert told(history)[0].constraints["memory"] > 0
 
 
@@ -134,10 +134,10 @@ def test_a_fault_is_worth_nothing(history: History):
 def test_lowest_memory_keeps_a_floor_of_the_best_rate_that_moves(history: History):
     job = make(objective="peak_memory", objective_floor=0.8)
     slow = spec_of(job, 8, zero__stage=0, micro_batch=4)
-    history.put(trial(slow, ok(slow, 85.0, peak=8 * GIB)))
+    history = history.with_trial(trial(slow, ok(slow, 85.0, peak=8 * GIB)))
     assert told(history, job)[8].constraints["floor"] <= 0
     fast = spec_of(job, 9, zero__stage=1, micro_batch=4)
-    history.put(trial(fast, ok(fast, 200.0, peak=20 * GIB)))
+    history = history.with_trial(trial(fast, ok(fast, 200.0, peak=20 * GIB)))
     assert told(history, job)[8].constraints["floor"] == pytest.approx(1 - 85 / 160)
     assert told(history, job)[8].value == 8 * GIB
 
@@ -210,7 +210,7 @@ def test_proposals_of_one_seed_differ_as_the_record_grows(history: History):
     seen = set()
     for number in range(20, 28):
         spec = spec_of(make(), number, zero__stage=0, micro_batch=1)
-        history.put(trial(spec, fault(spec, Outcome.LAUNCH)))
+        history = history.with_trial(trial(spec, fault(spec, Outcome.LAUNCH)))
         values = proposed(Random(), SPACE, history, n_budget=8, seed=0)
         seen.add(str(values))
     assert len(seen) > 3
@@ -232,7 +232,7 @@ def share_of_oom(sampler: OptunasSampler, seed: int) -> float:
         chosen = {name.replace(".", "__"): value for name, value in values.items()}
         spec = spec_of(job, number, **chosen)
         result = realistic(spec)
-        history.put(trial(spec, result))
+        history = history.with_trial(trial(spec, result))
         ooms.append(result.outcome is Outcome.OOM)
     return float(numpy.mean(ooms[15:]))
 

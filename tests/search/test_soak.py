@@ -33,7 +33,7 @@ from autotune.search.soak import (
     soak_trials,
     unknown_of,
 )
-from tests.search.scripted import GIB, Patient, ScriptedFleet, fault, ok
+from tests.search.scripted import GIB, ScriptedFleet, fault, ok, runner_of
 from tests.trials import ds_config, files, spec
 
 MIB = 2**20
@@ -110,10 +110,7 @@ def soak(
         spec(memory_limit_bytes=8 * GIB, timeout_s=100.0),
         files(ds_config()),
         minutes=2.0,
-        record=record(folder),
-        fleet=fleet,
-        interrupt=Patient(),
-        note=lambda _: None,
+        runner=runner_of(record(folder), fleet),
     )
     assert ran is not None
     return *ran, fleet
@@ -228,10 +225,7 @@ def test_an_interrupt_ends_what_runs_and_the_record_says_so(tmp_path: Path):
         spec(),
         files(ds_config()),
         minutes=1.0,
-        record=record(tmp_path),
-        fleet=fleet,
-        interrupt=interrupt,
-        note=lambda _: None,
+        runner=runner_of(record(tmp_path), fleet, interrupt),
     )
     assert ran is None
     assert fleet.running == []

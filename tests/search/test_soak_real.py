@@ -16,6 +16,7 @@ from autotune.fleet.transports.local import local_fleet
 from autotune.record.soak import read_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
+from autotune.search.rounds import Runner
 from autotune.search.soak import Half, failures_of, growth_of, resumed_of, soak_trials, unknown_of
 from tests import trials
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
@@ -39,10 +40,7 @@ def soak(record: Study, minutes: float, zero: dict, config: dict, **spec) -> lis
         trials.spec(**spec),
         trials.files(ds_config),
         minutes=minutes,
-        record=record,
-        fleet=fleet,
-        interrupt=Interrupt(),
-        note=print,
+        runner=Runner(record=record, fleet=fleet, interrupt=Interrupt(), note=print),
     )
     assert ran is not None
     halves, size_bytes = ran

@@ -1,12 +1,11 @@
 """The calibrated sampler in a search: it ranks what it knows, and leaves the rest to TPE."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from autotune.contract import KnobValue, Outcome, Role, TrialResult
+from autotune.contract import Outcome, Role, TrialResult
 from autotune.cost.forecast import Forecast
 from autotune.cost.problem import situation_of
 from autotune.cost.residual import Features
@@ -14,13 +13,10 @@ from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
-from autotune.search import steering as steering_module
-from autotune.search.calibrated import CalibratedSampler
 from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
-from autotune.search.optuna_study import ask
 from autotune.search.steering import Steering, lessons_of, steering_of
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
@@ -115,26 +111,6 @@ def test_nothing_is_tried_twice_and_in_the_end_everything(study: Study) -> None:
     assert {c.hash for c in lattice_of(job).candidates} <= set(hashes)
 
 
-def test_of_a_long_record_several_are_chosen_at_once(
-    study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    def counted(*arguments: Any, **more: Any) -> dict[str, KnobValue]:
-        asked.append(len(arguments))
-        return ask(*arguments, **more)
-
-    monkeypatch.setattr(steering_module, "ask", counted)
-    monkeypatch.setattr(steering_module, "MOST_SEEN", 8)
-    monkeypatch.setattr(steering_module, "_AHEAD_SHARE", 0.5)
-    job = make(trials=1000)
-    run(study, job, steering(job))
-    tried = [t for t in study.trials() if t.spec.identity.role is not Role.CONFIRM]
-    hashes = [t.spec.identity.candidate_hash for t in tried]
-    assert len(hashes) == len(set(hashes)) == len(lattice_of(job).candidates)
-    assert len(asked) < len(hashes) / 2
-
-
 def test_few_trials_run_out_of_memory(tmp_path: Path) -> None:
     def lost(name: str, its: bool) -> int:
         job = make(trials=12, study=name, memory_limit="18GiB")
@@ -187,8 +163,6 @@ def test_knobs_that_the_model_does_not_know_are_left_to_tpe() -> None:
         candidates=tuple(dict.fromkeys(grid)),
         context=small.context,
         grid_size=len(grid),
-        refused={},
-        examples={},
     )
     its = steering(job, lattice)
     assert its.knobs == ("micro_batch",)
@@ -287,23 +261,3 @@ def test_a_trial_is_predicted_before_it_runs_and_better_the_more_ran(study: Stud
     # The forecast is thrice too slow; what is left of that after a few trials is little.
     assert errors[0] > 0.5
     assert errors[-1] < 0.2
-
-
-def test_samples_and_seconds_are_told_in_one_unit(
-    study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model that is right is not corrected, whatever the global batch."""
-    job = make(trials=4)
-    told: list[Forecast] = []
-
-    class Listening(CalibratedSampler):
-        def __init__(self, columns, *, forecast, **more):  # type: ignore[no-untyped-def]
-            told.append(forecast)
-            super().__init__(columns, forecast=forecast, **more)
-
-    monkeypatch.setattr("autotune.search.steering.CalibratedSampler", Listening)
-    its = steering(job)
-    run(study, job, its)
-    seconds = its.forecaster(its.lattice.candidates).seconds / job.global_batch
-    assert told
-    assert np.isin(np.round(told[0].seconds, 9), np.round(seconds, 9)).all()

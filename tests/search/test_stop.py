@@ -26,7 +26,7 @@ def history(*endings: object, role: Role = Role.SEARCH) -> History:
             result = ok(spec, ending)
         if result is not None:
             result = replace(result, started_at_s=100.0 * number, wall_s=10.0)
-        found.put(Trial(folder=Path(), spec=spec, result=result))
+        found = found.with_trial(Trial(folder=Path(), spec=spec, result=result))
     return found
 
 

@@ -64,7 +64,7 @@ def history(*rates: float) -> History:
     for number, rate in enumerate(rates):
         spec = spec_of(make(), number, zero__stage=number)
         result = replace(ok(spec, rate), wall_s=TRIAL_S)
-        found.put(Trial(folder=Path(), spec=spec, result=result))
+        found = found.with_trial(Trial(folder=Path(), spec=spec, result=result))
     return found
 
 

@@ -23,13 +23,13 @@ from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
     Behaviour,
-    Patient,
     ScriptedEngine,
     ScriptedFleet,
     candidate,
     fault,
     make,
     ok,
+    runner_of,
 )
 
 JOB = make()
@@ -66,10 +66,7 @@ def walk(
         way=Way.between(START, target, engine=engine, start_engine=engine),
         job=JOB,
         environment=ENVIRONMENT,
-        record=record,
-        fleet=fleet,
-        interrupt=Patient(),
-        note=lambda _: None,
+        runner=runner_of(record, fleet),
     )
     return runner.run(), fleet
 

@@ -345,6 +345,12 @@ def test_the_guides_example_is_a_space(tmp_path):
     jsonschema.validate(yaml.safe_load(example), schema(KNOBS))
 
 
+@pytest.mark.parametrize("engine", ["deepspeed", "megatron"])
+def test_every_knob_is_in_the_documentation(engine):
+    page = documentation()
+    assert [name for name in knobs_of(engine) if f"### `{name}`\n" not in page] == []
+
+
 def test_the_documentation_of_the_knobs_is_up_to_date():
     assert documentation() == KNOBS_PAGE, "python -m autotune.report.knobs_page > docs/knobs.md"
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autotune.trial.scripts.train import IGNORED, collate, gradient_scale, own_piece
+from autotune.trial.scripts.train import IGNORED, collate, gradient_scale, sequence_piece
 
 
 def padded():
@@ -12,7 +12,7 @@ def padded():
 
 
 def pieces(sp):
-    return [own_piece(padded(), sp=sp, rank=rank) for rank in range(sp)]
+    return [sequence_piece(padded(), sp=sp, rank=rank) for rank in range(sp)]
 
 
 @pytest.mark.parametrize("sp", [2, 3, 6])
@@ -37,7 +37,7 @@ def test_all_pieces_count_the_tokens_of_whole_samples(sp):
 
 def test_a_length_that_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="6 tokens cannot be split over 4 ranks"):
-        own_piece(padded(), sp=4, rank=0)
+        sequence_piece(padded(), sp=4, rank=0)
 
 
 @pytest.mark.parametrize(

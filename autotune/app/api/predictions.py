@@ -1,16 +1,18 @@
 """`autotune.plan`, `explain`, `estimate`, `estimate_rows`: what the cost model says, as values."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
-from autotune import DEFAULT_ENGINE
-from autotune.app.api.values import FleetFlags, Shown, each_of, texts
+from autotune.app.api.keys import ExplainKeys, PlanKeys
+from autotune.app.api.values import Shown, each_of, texts
 from autotune.app.planning import export_ranked, open_agreed_outlook
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.cost.knowledge import file_for
+from autotune.job.job import keys_of
 from autotune.planning.choices import MIN_FIT
 from autotune.planning.explained import (
     Estimated,
@@ -35,11 +37,35 @@ if TYPE_CHECKING:  # heavy, and only for some of these
     from autotune.planning.probed import ProbedEstimate
     from autotune.planning.traced import TracedEstimate
 
+
 Settings = str | Mapping[str, KnobValue]
 """`knob=value`, or a mapping of them, such as the `best` of a search."""
 Note = Callable[[str], None]
 Ask = Callable[[str], bool]
 One = TypeVar("One", bound=Estimated)
+
+
+class PredictionFlags(TypedDict, total=False):
+    """Arguments of every prediction, beside the keys of a job."""
+
+    job: str | Path | None
+    trust_job: bool
+    gpu: str
+    per_node: int
+    network: str
+    nvlink: str
+    knowledge: str | Path
+    no_knowledge: bool
+    note: Note | None
+    ask: Ask | None
+
+
+class PlanFlags(PlanKeys, PredictionFlags, total=False):
+    """Arguments of `plan` beside its own."""
+
+
+class ExplainFlags(ExplainKeys, PredictionFlags, total=False):
+    """Arguments of `explain` and `estimate` beside their own."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -126,47 +152,39 @@ class PredictedCandidate(Shown[One]):
 
 def plan(
     *,
-    job: str | Path | None = None,
-    engine: str = DEFAULT_ENGINE,
     top: int = 10,
     min_fit: float = MIN_FIT,
-    price: float | None = None,
     what_if: str | Sequence[str] = (),
-    baseline: str | Path | None = None,
-    trust_job: bool = False,
-    note: Note | None = None,
-    ask: Ask | None = None,
-    **flags: Unpack[FleetFlags],
+    count: bool = False,
+    **flags: Unpack[PlanFlags],
 ) -> Planned:
     """Rank the candidates for a fleet by the cost model, as `autotune plan` does.
 
     Args:
-        job: Job file (YAML). Flags override its keys.
-        engine: What trains: `deepspeed` or `megatron`.
         top: Candidates to show.
         min_fit: Probability to fit, below which a candidate comes last.
-        price: Price of one accelerator for an hour.
         what_if: Changes of the fleet to compare with, `KEY=VALUE` each.
-        baseline: Your own configuration, to compare the best with.
-        trust_job: Whether a job from outside this folder may run and read what it names.
-        note: Called with what is worth saying.
-        ask: Asked whether such a job is to be trusted; None: it is refused.
-        flags: Keys of the job and of the fleet.
+        count: Judge every candidate, to say how many are legal.
+        flags: Keys of the job, its file (`job`), the fleet, and who is told (`note`). A job from
+            outside this folder is refused but with `trust_job`, or where `ask` is answered by yes.
 
     Raises:
         JobError: A flag or what it names is not valid.
         FleetError: The accelerator of this machine is in no table.
         NothingFeasibleError: The rules refuse every candidate.
     """
-    if price is not None and not price > 0:
-        raise JobError(f"--price {price:g}: not above zero", "the price of one accelerator hour")
     if top < 1:
         raise JobError(f"--top {top}: not above zero", "the number of candidates to show")
-    outlook = _outlook(
-        job, engine, {**flags, **texts(baseline=baseline)}, trust_job=trust_job, note=note, ask=ask
+    outlook = _outlook(flags)
+    if count:
+        outlook = dataclasses.replace(outlook, lattice=outlook.lattice.counted())
+    found = rank_lattice(
+        outlook,
+        min_fit=min_fit,
+        price_per_hour=outlook.job.price_per_hour,
+        what_if=each_of(what_if),
+        top=top,
     )
-    wishes = each_of(what_if)
-    found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=wishes)
     ranks = range(1, min(top, len(found.choices)) + 1)
     return Planned(
         value=found,
@@ -179,12 +197,7 @@ def plan(
 
 def explain(
     *settings: Settings,
-    job: str | Path | None = None,
-    engine: str = DEFAULT_ENGINE,
-    trust_job: bool = False,
-    note: Note | None = None,
-    ask: Ask | None = None,
-    **flags: Unpack[FleetFlags],
+    **flags: Unpack[ExplainFlags],
 ) -> PredictedCandidate[Explained]:
     """Explain why a candidate is refused, or ranked where it is, as `autotune explain` does.
 
@@ -192,7 +205,7 @@ def explain(
     configuration's values or the engine's defaults. Other arguments and errors are those of
     `plan`.
     """
-    outlook = _outlook(job, engine, flags, trust_job=trust_job, note=note, ask=ask)
+    outlook = _outlook(flags)
     found = explain_candidate(outlook, _written(settings))
     return PredictedCandidate(
         value=found,
@@ -204,41 +217,26 @@ def explain(
 @overload
 def estimate(
     *settings: Settings,
-    job: str | Path | None = None,
-    engine: str = DEFAULT_ENGINE,
     trace: Literal[False] = False,
     probe_memory: Literal[False] = False,
-    trust_job: bool = False,
-    note: Note | None = None,
-    ask: Ask | None = None,
-    **flags: Unpack[FleetFlags],
+    **flags: Unpack[ExplainFlags],
 ) -> PredictedCandidate[Estimated]: ...
 
 
 @overload
 def estimate(
     *settings: Settings,
-    job: str | Path | None = None,
-    engine: str = DEFAULT_ENGINE,
     trace: bool = False,
     probe_memory: bool = False,
-    trust_job: bool = False,
-    note: Note | None = None,
-    ask: Ask | None = None,
-    **flags: Unpack[FleetFlags],
+    **flags: Unpack[ExplainFlags],
 ) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate] | Shown[ProbedEstimate]": ...
 
 
 def estimate(
     *settings: Settings,
-    job: str | Path | None = None,
-    engine: str = DEFAULT_ENGINE,
     trace: bool = False,
     probe_memory: bool = False,
-    trust_job: bool = False,
-    note: Note | None = None,
-    ask: Ask | None = None,
-    **flags: Unpack[FleetFlags],
+    **flags: Unpack[ExplainFlags],
 ) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate] | Shown[ProbedEstimate]":
     """Predict step time and memory of a candidate, as `autotune estimate` does.
 
@@ -248,9 +246,7 @@ def estimate(
     """
     if trace and probe_memory:
         raise JobError("--trace and --probe-memory are both given", "name one of them")
-    outlook = _outlook(
-        job, engine, flags, trust_job=trust_job, note=note, ask=ask, ranks_all=False
-    )
+    outlook = _outlook(flags, ranks_all=False)
     if probe_memory:
         from autotune.planning.probed import probe_estimate
         from autotune.report.candidates.probed import print_probed, probed_as_dict
@@ -319,33 +315,21 @@ def _written(settings: Sequence[Settings]) -> list[str]:
     return found
 
 
-def _outlook(
-    job: str | Path | None,
-    engine: str,
-    flags: Mapping[str, Any],
-    *,
-    trust_job: bool,
-    note: Note | None,
-    ask: Ask | None,
-    ranks_all: bool = True,
-) -> Outlook:
+def _outlook(flags: Mapping[str, Any], *, ranks_all: bool = True) -> Outlook:
     """The legal candidates of a job on the fleet that some flags describe."""
-    own = {name: value for name, value in flags.items() if name in FleetWishes.__annotations__}
-    if own.get("accelerators") is not None:
-        own["accelerators"] = Path(own["accelerators"])
-    keys = {name: value for name, value in flags.items() if name not in own}
-    no_knowledge, knowledge = keys.pop("no_knowledge", False), keys.pop("knowledge", None)
+    names = keys_of("plan")
+    job, knowledge = flags.get("job"), flags.get("knowledge")
     return open_agreed_outlook(
         None if job is None else Path(job),
-        texts(**keys),
-        FleetWishes(**own),
-        engine=engine,
+        texts(**{name: value for name, value in flags.items() if name in names}),
+        FleetWishes(**{f.name: flags.get(f.name) for f in dataclasses.fields(FleetWishes)}),
         knowledge=file_for(
-            None if knowledge is None else Path(knowledge), is_used=not no_knowledge
+            None if knowledge is None else Path(knowledge),
+            is_used=not flags.get("no_knowledge", False),
         ),
-        is_trusted=trust_job,
-        say=note or (lambda _: None),
-        ask=ask,
+        is_trusted=flags.get("trust_job", False),
+        say=flags.get("note") or (lambda _: None),
+        ask=flags.get("ask"),
         ranks_all=ranks_all,
     )
 

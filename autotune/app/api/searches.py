@@ -9,7 +9,8 @@ from typing import Any, Literal, Unpack
 import pandas as pd
 from rich.console import Console
 
-from autotune.app.api.values import SearchFlags, Shown, each_of, texts
+from autotune.app.api.keys import SearchKeys
+from autotune.app.api.values import Shown, each_of, texts
 from autotune.app.exports import export_study
 from autotune.app.searching import Caller, SearchCall, run_searches
 from autotune.base.units import format_rate
@@ -98,7 +99,7 @@ def search(
     ladder: bool = False,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
-    **flags: Unpack[SearchFlags],
+    **flags: Unpack[SearchKeys],
 ) -> Searched:
     """Search for the fastest configuration, as `autotune search` does; the same call resumes.
 

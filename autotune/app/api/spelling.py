@@ -8,11 +8,11 @@ from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin
 
 from autotune.base.errors import AutotuneError, JobError
 from autotune.base.names import did_you_mean
+from autotune.job.job import keys_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PLACE = re.compile(r"^command line: ([A-Za-z_]\w*)", re.MULTILINE)
 _FLAG = re.compile(r"--(?:no-)?[a-z][a-z-]*[a-z]")
 _HELP = re.compile(r"`autotune \w+ --help` lists them")
 
@@ -49,34 +49,37 @@ def spelled_for_callers(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _listed(function: Callable[..., Any]) -> str:
-    """Keys of typed `**flags`, which a signature does not name, as the end of a docstring."""
-    signature = inspect.signature(function)
+    """Arguments of `**flags`, which a signature does not name, as the end of a docstring."""
+    signature, keys = inspect.signature(function), keys_of(function.__name__)
     lines = [
-        f"    {name}: {inspect.formatannotation(kind)}"
+        f"    {name}: {kind}. {keys[name].help if name in keys else ''}".rstrip(". ")
         for name, kind in _arguments(function)
         if name not in signature.parameters
     ]
     return "\n".join(["", "", "Flags:", *lines]) if lines else ""
 
 
-def _arguments(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Names of the arguments and how they are annotated, those of typed `**flags` one by one."""
+def _arguments(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """Names and types of the arguments, those of typed `**flags` and keys of a job one by one."""
     for parameter in inspect.signature(function).parameters.values():
         kind = parameter.annotation
         if get_origin(kind) is Unpack:
-            yield from get_args(kind)[0].__annotations__.items()
+            keys = keys_of(function.__name__)
+            for name, typed in get_args(kind)[0].__annotations__.items():
+                if name not in keys:
+                    yield name, inspect.formatannotation(typed)
+            yield from ((name, key.argument) for name, key in keys.items())
         elif parameter.kind is not parameter.VAR_POSITIONAL:
-            yield parameter.name, kind
+            yield parameter.name, inspect.formatannotation(kind)
 
 
-def _in_python(text: str, name: str, kinds: dict[str, Any]) -> str:
+def _in_python(text: str, name: str, kinds: dict[str, str]) -> str:
     def spelled(found: re.Match[str]) -> str:
         flag = found[0].removeprefix("--").replace("-", "_")
         for argument, value in ((flag, "True"), (flag.removeprefix("no_"), "False")):
             if argument in kinds:
-                return f"{argument}={value}" if kinds[argument] is bool else argument
+                return f"{argument}={value}" if kinds[argument] == "bool" else argument
         return found[0]
 
     text = _HELP.sub(f"help(autotune.{name}) lists them", text)
-    text = _PLACE.sub(rf"{name}(\1=...)", text)
     return _FLAG.sub(spelled, text)

@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
@@ -15,64 +15,6 @@ _PRE = (
 )
 
 Value = TypeVar("Value")
-
-
-class JobFlags(TypedDict, total=False):
-    """Keys of a job; meanings and units are those of docs/job.md and of the flags."""
-
-    model: str | Path
-    seq_len: int
-    global_batch: int
-    world: int
-    precision: str
-    lora_rank: int
-    lengths: str | Path
-    space: str | Path
-    memory_limit: str
-    head_room: float
-    base_config: str | Path
-    templates: str | Path
-    nvme_path: str | Path
-    network_topology: str
-    megatron_path: str | Path
-
-
-class SearchFlags(JobFlags, total=False):
-    """Keys of a job that is searched."""
-
-    engine: str
-    objective: str
-    objective_floor: float
-    sampler: str
-    trials: int
-    fidelity: str
-    budget: str
-    patience: int
-    gpu_hours: float
-    price: str | float
-    trial_timeout: str
-    baseline: str | Path
-    accelerators: str | Path
-    megatron_arguments: str
-    diagnose: bool
-    start: str
-    guard_steps: int
-    allow_loss_drift: bool
-    compare: str
-    seed: int
-    study: str
-
-
-class FleetFlags(JobFlags, total=False):
-    """Keys of a job and of the fleet that it is predicted for."""
-
-    gpu: str
-    per_node: int
-    network: str
-    nvlink: str
-    accelerators: str | Path
-    knowledge: str | Path
-    no_knowledge: bool
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

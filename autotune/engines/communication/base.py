@@ -40,19 +40,13 @@ class Communication:
     nccl: str = ""
     """Release of NCCL; empty where unknown."""
     lacks_nvls: bool = False
-    """Whether the devices are known to be of a kind without NVLink SHARP."""
+    """True if the devices are known to be of a kind without NVLink SHARP."""
 
     @classmethod
     def of(
         cls, candidate: Candidate, environment: Environment, table: "Sequence[Accelerator]"
     ) -> Self | None:
-        """The communication of a candidate; None where it leaves all to the libraries.
-
-        Args:
-            candidate: Whose.
-            environment: Of its ranks.
-            table: Accelerators, among which their devices may be.
-        """
+        """The communication of a candidate; None where it leaves all to the libraries."""
         values = {
             name: value
             for name, value in candidate.values.items()
@@ -73,7 +67,6 @@ class Communication:
 
     @property
     def n_nodes(self) -> int:
-        """Nodes that the ranks are on."""
         return -(-self.world // max(1, self.n_devices))
 
     @property
@@ -94,7 +87,7 @@ class Communication:
 
 
 def _lacks_nvls(environment: Environment, table: "Sequence[Accelerator]") -> bool:
-    """Whether devices are known to lack NVLink SHARP; it takes Hopper or later behind NVSwitch.
+    """True for devices that are known to lack NVLink SHARP, which takes Hopper behind NVSwitch.
 
     Source: NVIDIA/nccl, docs/userguide/source/env.rst, NCCL_NVLS_ENABLE. Of those in the table
     that have fp8, only those generations are joined in more than pairs.
@@ -113,12 +106,12 @@ def _lacks_nvls(environment: Environment, table: "Sequence[Accelerator]") -> boo
 
 
 def is_at_least(version: str, release: str) -> bool:
-    """Whether a version is known, and of the release named or of a later one."""
+    """True if a version is known, and of the release named or of a later one."""
     return bool(version) and _release(version) >= _release(release)
 
 
 def is_before(version: str, release: str) -> bool:
-    """Whether a version is known, and older than the release named."""
+    """True if a version is known, and older than the release named."""
     return bool(version) and _release(version) < _release(release)
 
 

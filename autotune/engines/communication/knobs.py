@@ -13,7 +13,7 @@ from autotune.contract import KnobValue
 from autotune.engines.communication.base import LOOPBACK
 from autotune.space.knob import Context, Knob, Knobs
 
-OWN_BUFFER_BYTES = 4 * 2**20
+NCCL_BUFFER_BYTES = 4 * 2**20
 """NCCL's own `NCCL_BUFFSIZE`."""
 _ENV = "NCCL: docs/userguide/source/env.rst"
 _INTERFACE = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,14}"
@@ -124,11 +124,11 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         name="nccl.buffer_bytes",
-        default=OWN_BUFFER_BYTES,
+        default=NCCL_BUFFER_BYTES,
         minimum=1024,
         maximum=2**30,
         scope="over more than one GPU",
-        acts=_if_set("nccl.buffer_bytes", _on_gpus, OWN_BUFFER_BYTES),
+        acts=_if_set("nccl.buffer_bytes", _on_gpus, NCCL_BUFFER_BYTES),
         help="bytes of the buffer between two GPUs, one for each channel and connection: memory "
         "against pipelining",
         source=f"{_ENV}: NCCL_BUFFSIZE; src/init.cc: computeBuffSizes",

@@ -141,12 +141,12 @@ def _channels_limit(run: Communication) -> Finding | None:
 def _sockets(run: Communication) -> Finding | None:
     """A connection has at most 64 sockets: NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD."""
     threads = int(run.values.get("nccl.socket_threads", 0))
-    each = int(run.values.get("nccl.sockets_per_thread", 0))
-    if threads * each <= _MOST_SOCKETS:
+    per_thread = int(run.values.get("nccl.sockets_per_thread", 0))
+    if threads * per_thread <= _MOST_SOCKETS:
         return None
     return Finding(
-        message=f"nccl.socket_threads x nccl.sockets_per_thread = {threads} x {each} = "
-        f"{threads * each}: NCCL opens {_MOST_SOCKETS} at most, and lowers the second",
+        message=f"nccl.socket_threads x nccl.sockets_per_thread = {threads} x {per_thread} = "
+        f"{threads * per_thread}: NCCL opens {_MOST_SOCKETS} at most, and lowers the second",
         at=("nccl.socket_threads", "nccl.sockets_per_thread"),
         advice=f"set nccl.sockets_per_thread to {_MOST_SOCKETS // threads}",
     )

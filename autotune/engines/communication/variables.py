@@ -45,12 +45,7 @@ _DEVICE_THREADS = 2
 
 
 def environment_of(values: Knobs, nccl: str) -> dict[str, str]:
-    """Variables that a candidate's ranks start with.
-
-    Args:
-        values: The candidate's knobs.
-        nccl: Release of NCCL; empty where unknown.
-    """
+    """Variables that a candidate's ranks start with."""
     found: dict[str, str] = {}
     chosen = {k: _ALGORITHMS[k, values[k]] for k in ALGORITHMS if k in values}
     if chosen:
@@ -67,12 +62,7 @@ def environment_of(values: Knobs, nccl: str) -> dict[str, str]:
 
 
 def expected_of(values: Knobs, nccl: str) -> dict[str, Any]:
-    """What the libraries must say of themselves in the ranks; see `autotune.trial.communication`.
-
-    Args:
-        values: The candidate's knobs.
-        nccl: As in `environment_of`.
-    """
+    """Settings that the libraries must report in the ranks (`autotune.trial.communication`)."""
     found: dict[str, Any] = {
         name: text
         for name, text in environment_of(values, nccl).items()

@@ -7,7 +7,7 @@ candidate. Every key of the user's that gives way is named by `overridden`.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from autotune.engines.base import Engine, Exported, RankSettings
 from autotune.engines.communication.base import Communication
 from autotune.engines.communication.variables import environment_of as communication_variables
 from autotune.engines.deepspeed import extensions
-from autotune.engines.deepspeed.columns import FEW, judge_columns
 from autotune.engines.deepspeed.ds_config_file import (
     SECTIONS,
     Note,
@@ -56,17 +55,16 @@ from autotune.engines.deepspeed.mixtures import (
 )
 from autotune.engines.deepspeed.outputs import without_outputs
 from autotune.engines.deepspeed.plans import plans_of
-from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules import DECIDED_BY, judge
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.engines.deepspeed.sources.baseline import read_run
 from autotune.job.job import DEFAULT_OPTIMIZER, DEFAULT_SPACE, Job
 from autotune.space.candidate import Candidate
-from autotune.space.judged import Verdicts, judge_each
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, steps_of
-from autotune.space.rows import CandidateRows, answers_of
+from autotune.space.rows import answers_of
 from autotune.space.rule import Violation
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.transformer_shape import refusal
@@ -167,12 +165,10 @@ class DeepSpeedEngine(Engine):
         """The rules that a candidate breaks; see `Engine.judge`."""
         return judge(self.setup(candidate))
 
-    def judge_all(self, candidates: Sequence[Candidate]) -> Verdicts:
-        """See `Engine.judge_all`: in columns, unless a template of the user's writes the files."""
-        judged, is_ours = None, not self._templates.is_users(TEMPLATE)
-        if is_ours and isinstance(candidates, CandidateRows) and len(candidates) > FEW:
-            judged = judge_columns(candidates, self.setup, self.judge)
-        return judge_each(candidates, self.judge) if judged is None else judged
+    @property
+    def decided_by(self) -> Mapping[tuple[str, ...], Collection[str]]:
+        """See `Engine.decided_by`; a template of the user's may write anything."""
+        return {} if self._templates.is_users(TEMPLATE) else DECIDED_BY
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
         """Each knob a step up and down, and at the values of the job's space."""

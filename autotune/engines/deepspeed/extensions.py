@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from autotune.base.errors import FleetError
-from autotune.base.kept_process import Kept, temporary_root
+from autotune.base.guarded_process import GuardedProcess, temporary_root
 from autotune.base.private import (
     PreparedError,
     check_code_folder,
@@ -149,7 +149,7 @@ def build(
             return
         _check_room(folder)
         on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (some minutes)")
-        builders: dict[str, Kept] = {}
+        builders: dict[str, GuardedProcess] = {}
         try:
             for name in missing:
                 builders[name] = _start_build(name, accelerator, folder, lock)
@@ -289,9 +289,9 @@ def misread(
     return ((what, fix),)
 
 
-def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> Kept:
+def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> GuardedProcess:
     with open(open_new(folder / f"{name}.log"), "wb") as log:
-        return Kept(
+        return GuardedProcess(
             [sys.executable, "-P", "-m", "autotune.trial.prebuilt", name, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -308,7 +308,7 @@ class _Compilation:
 
     def __init__(
         self,
-        builders: Mapping[str, Kept],
+        builders: Mapping[str, GuardedProcess],
         on_line: Callable[[str], None],
         on_progress: Callable[[str], None] | None,
     ) -> None:
@@ -332,7 +332,7 @@ class _Compilation:
 
 
 def _wait_for(
-    builders: Mapping[str, Kept],
+    builders: Mapping[str, GuardedProcess],
     folder: Path,
     on_line: Callable[[str], None],
     meanwhile: Callable[[], None],

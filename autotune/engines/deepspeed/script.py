@@ -7,7 +7,7 @@ configurations differ by, the candidate's and that of the command as it is.
 import copy
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -34,7 +34,6 @@ from autotune.engines.deepspeed.sources.sections import own_keys
 from autotune.job.job import Job
 from autotune.job.observed import Observed
 from autotune.space.candidate import Candidate
-from autotune.space.judged import Verdicts, judge_each
 from autotune.space.knobs import canonical, choices_of
 from autotune.space.rule import Violation
 from autotune.space.script import (
@@ -51,7 +50,7 @@ from autotune.space.workload import Reach
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import EDITS_FILE, Edits
 from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT
-from autotune.trial.statistics import TOLD_BEYOND_MEDIAN, share_beyond_median
+from autotune.trial.statistics import SHOWN_BEYOND_MEDIAN, share_beyond_median
 
 MICRO_BATCH_ARGUMENT = "per_device_train_batch_size"
 ACCUMULATION_ARGUMENT = "gradient_accumulation_steps"
@@ -175,9 +174,10 @@ class ScriptEngine(DeepSpeedEngine):
         found = judge(self.setup(candidate))
         return [violation for violation in found if violation.rule not in self._broken]
 
-    def judge_all(self, candidates: Sequence[Candidate]) -> Verdicts:
-        """See `Engine.judge_all`; one by one, since a user's own file may hold anything."""
-        return judge_each(candidates, self.judge)
+    @property
+    def decided_by(self) -> Mapping[tuple[str, ...], Collection[str]]:
+        """See `Engine.decided_by`: a user's own file may hold anything."""
+        return {}
 
     def setup(self, candidate: Candidate) -> Setup:
         """What would run: what arrived, with the candidate's edits."""
@@ -391,7 +391,7 @@ class ScriptEngine(DeepSpeedEngine):
             if value not in ("auto", arrived) and value != {} and not is_print:
                 found.append(f"{key}: your file says {_json(value)}, and {_json(arrived)} arrived")
         beyond = share_beyond_median(self._script.measured.step_times_s)
-        if beyond >= TOLD_BEYOND_MEDIAN:
+        if beyond >= SHOWN_BEYOND_MEDIAN:
             found.append(
                 f"{beyond:.0%} of its time is what steps take beyond the median one, as those "
                 "with an evaluation do: samples/s go by the median, and over the whole run a gain "

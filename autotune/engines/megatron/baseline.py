@@ -34,11 +34,6 @@ _WITHOUT_KNOB = (
 def read_baseline(path: Path, job: Job, *, release: str) -> tuple[dict[str, KnobValue], Notes]:
     """The knobs of the one training that a file starts, and what of it does not run as given.
 
-    Args:
-        path: A shell file with a launch line, or a YAML as `--yaml-cfg` takes it.
-        job: What is trained.
-        release: Release of Megatron Core that reads the file.
-
     Raises:
         RenderError: The file cannot be read.
         JobError: It starts no training of Megatron-LM or several, an illegal one, or another than
@@ -46,9 +41,9 @@ def read_baseline(path: Path, job: Job, *, release: str) -> tuple[dict[str, Knob
     """
     launches = read_launches(path, release=release)
     if len(launches) != 1:
-        told = f"starts {len(launches)}" if launches else "starts no"
+        starts = f"starts {len(launches)}" if launches else "starts no"
         raise JobError(
-            f"{path}: {told} training of Megatron-LM",
+            f"{path}: {starts} training of Megatron-LM",
             "name a shell file with one line that starts pretrain_gpt.py, or a --yaml-cfg; "
             "files that it sources are read where they lie beside it",
         )
@@ -56,7 +51,7 @@ def read_baseline(path: Path, job: Job, *, release: str) -> tuple[dict[str, Knob
     if launch.is_passing_on:  # a plain run of the file passes on nothing
         launch = replace(launch, is_partial=False)
     _check_same_training(launch, job)
-    wrong = [each for each in judge_launch(launch) if each.level == "error"]
+    wrong = [found for found in judge_launch(launch) if found.level == "error"]
     if wrong:
         raise JobError(
             f"{path}: {wrong[0].message}", f"{wrong[0].fix}; `autotune check {path}` says it all"
@@ -72,29 +67,24 @@ def read_baseline(path: Path, job: Job, *, release: str) -> tuple[dict[str, Knob
 
 
 def changes_in_words(
-    path: Path, theirs: Arguments, ours: Arguments, *, release: str
+    path: Path, before: Arguments, after: Arguments, *, release: str
 ) -> Iterator[str]:
-    """What is changed in a launch so that it runs another layout, an argument a line.
-
-    Args:
-        path: The file that starts it.
-        theirs: Arguments of its own layout.
-        ours: Those of the other one.
-        release: Release of Megatron Core that reads the file.
-    """
+    """What is changed in a launch so that it runs another layout, an argument a line."""
     given = {name for launch in read_launches(path, release=release) for name in launch.given}
-    for name in theirs.keys() - ours.keys():
-        written = next((each for each in _SAID_AS.get(name, ()) if each in given), name)
+    for name in before.keys() - after.keys():
+        written = next(
+            (spelling for spelling in _SPELLINGS.get(name, ()) if spelling in given), name
+        )
         yield in_words(written, None)
-    for name, value in ours.items():
-        if theirs.get(name) != value:
-            for other in _SAID_AS.get(name, ()):
+    for name, value in after.items():
+        if before.get(name) != value:
+            for other in _SPELLINGS.get(name, ()):
                 if other in given:
                     yield in_words(other, None)
             yield in_words(name, value)
 
 
-_SAID_AS = {
+_SPELLINGS = {
     "recompute_granularity": ("recompute_activations",),
     "num_virtual_stages_per_pipeline_rank": ("num_layers_per_virtual_pipeline_stage",),
     "moe_enable_deepep": ("moe_flex_dispatcher_backend",),
@@ -138,7 +128,7 @@ def _more(launch: MegatronLaunch, columns: Columns) -> Iterator[tuple[str, KnobV
 def _offloaded(launch: MegatronLaunch) -> str | None:
     """The value of `offload_modules`, whatever their order; None: it has no such value."""
     modules = set(launch.get("offload_modules") or ())
-    return next((each for each in OFFLOADED if set(each.split("+")) == modules), None)
+    return next((choice for choice in OFFLOADED if set(choice.split("+")) == modules), None)
 
 
 def _recompute(launch: MegatronLaunch, chunk_layers: int) -> str:

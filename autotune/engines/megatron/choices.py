@@ -27,14 +27,12 @@ class Values:
         self._numbers = {text: number for number, text in enumerate(known)}
 
     def number(self, text: str) -> int:
-        """Number of a value; one that is new gets the next."""
         if text not in self._numbers:
             self._numbers[text] = len(self._texts)
             self._texts.append(text)
         return self._numbers[text]
 
     def text(self, number: int) -> str:
-        """The value of a number."""
         return self._texts[number]
 
 

@@ -76,7 +76,7 @@ from autotune.engines.megatron.layout_task import (
     stage_layers,
     written_stages,
 )
-from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
+from autotune.engines.megatron.layouts import PLANNED_ALONE, QUARTERS, Layouts, lay_out
 from autotune.engines.megatron.model_arguments import (
     check_release,
     dense_layers,
@@ -116,10 +116,7 @@ _READ_BACK = (
 _HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)")
 _FLEX_PACKAGES = {"deepep": "DeepEP", "hybridep": "DeepEP's branch hybrid-ep"}
 """Dispatcher -> the package that it is, which Megatron imports."""
-_NEEDED_BY = {
-    "fused_experts": "Transformer Engine 2.14",
-    "cuda_graphs": "samples of one length",
-}
+_NEEDED_BY = {"fused_experts": "Transformer Engine 2.14"}
 """Knob -> what it needs besides Transformer Engine."""
 _OF_ONE_NODE = 8
 """Devices that NVLink joins in one node, at most; more are a rack's."""
@@ -155,7 +152,7 @@ _FLAGS = {
     "fused_experts": "--use-transformer-engine-op-fuser",
 }
 """Knob -> its flag, where not every known release has it."""
-_KEPT_SHARES = {"qkv_linear": 2.0 / 34.0, "core_attn": 6.0 / 34.0, "attn_proj": 2.0 / 34.0}
+_SAVED_SHARES = {"qkv_linear": 2.0 / 34.0, "core_attn": 6.0 / 34.0, "attn_proj": 2.0 / 34.0}
 """Part of what a layer of GPT keeps that a module's inputs are. Source: Korthikanti et al.
 (arXiv:2205.05198), section 4.1, without the scores."""
 _PROCESS_BYTES_ON_CPU = 103e6
@@ -185,20 +182,15 @@ class MegatronEngine(Engine):
     """Megatron-LM for one job on one fleet."""
 
     name = "megatron"
+    planned_alone = PLANNED_ALONE
 
     def __init__(self, job: Job, environment: Environment) -> None:
-        """Look at what is laid out.
-
-        Raises:
-            FleetError: The accelerator is in no table.
-            JobError: The job is not one that Megatron-LM trains, or its sizes cannot be seen.
-        """
         super().__init__(job, environment)
         self._task = task_of(job, environment)
         self._notes: Notes = {}
 
-    def layouts(self, *, changes_training: bool = False) -> Layouts | None:
-        """Every legal layout, with fp8 if it may change what is trained.
+    def layouts(self, *, for_plan: bool = False) -> Layouts | None:
+        """Every legal layout; for a plan with `planned_alone`.
 
         None where the job names a space, whose candidates are judged.
 
@@ -208,10 +200,9 @@ class MegatronEngine(Engine):
         """
         if self._job.space != DEFAULT_SPACE:
             return None
-        return lay_out(self._task, changes_training=changes_training)
+        return lay_out(self._task, for_plan=for_plan)
 
     def judge(self, candidate: Candidate) -> list[Violation]:
-        """The rules that a layout breaks."""
         return judge_by(RULES, rows_of(self._task, [candidate]))
 
     def describe(self, candidate: Candidate) -> str:
@@ -244,7 +235,7 @@ class MegatronEngine(Engine):
         return found
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
-        """The layout, the batch and the model: what a live Megatron must say of itself."""
+        """What a live Megatron must say of itself: the layout, the batch and the model."""
         knobs = {name: candidate[name] for name in _READ_BACK}
         row = rows_of(self._task, [candidate]).row(0)
         knobs |= {name: value for name, value in self._more(row).items() if name in _LIVE_MORE}
@@ -280,7 +271,9 @@ class MegatronEngine(Engine):
                 counts = placed(self._task, row["pp"], row["vp"], BALANCED)
                 stages = stages_of(written(counts, self._task.n_mtp_layers)) or ()
             of_ranks = ["".join(stages[rank :: row["pp"]]) for rank in range(row["pp"])]
-            found["stage_layers"] = [each.count("t") + each.count("m") for each in of_ranks]
+            found["stage_layers"] = [
+                letters.count("t") + letters.count("m") for letters in of_ranks
+            ]
             found["stages"] = "|".join(stages)
         return found
 
@@ -312,7 +305,7 @@ class MegatronEngine(Engine):
         )
 
     def needs(self, candidate: Candidate) -> Sequence[str]:
-        """See `Engine.needs`; times and arguments are those with NVIDIA's kernels."""
+        """Times and arguments are those with NVIDIA's kernels."""
         on_gpus = ["Transformer Engine", "Apex"] if self._environment.accelerator != "cpu" else []
         kind = str(candidate.get("dispatcher", ""))
         more = [_FLEX_PACKAGES.get(kind)]
@@ -320,7 +313,6 @@ class MegatronEngine(Engine):
         return [*super().needs(candidate), *on_gpus, *filter(None, more)]
 
     def lacks(self) -> str:
-        """See `Engine.lacks`."""
         if self._task.without_te:
             return (
                 "Transformer Engine is not installed: attention writes its scores, which costs "
@@ -341,7 +333,7 @@ class MegatronEngine(Engine):
         return ""
 
     def no_files(self) -> str:
-        """See `Engine.no_files`: Megatron's GPT model is not every model."""
+        """Megatron's GPT model is not every model."""
         try:
             model_arguments(self._job.model, self._job.seq_len)
             self._check_release()
@@ -370,7 +362,7 @@ class MegatronEngine(Engine):
         return {ARGUMENTS_FILE: canonical_json(arguments)}
 
     def check_here(self, candidates: Sequence[Candidate]) -> None:
-        """See `Engine.check_here`: a checkout's own parser knows which arguments it takes."""
+        """A checkout's own parser knows which arguments it takes."""
         if self._job.megatron_path is None:
             return
         checked = _with_each_value(candidates)
@@ -395,11 +387,10 @@ class MegatronEngine(Engine):
             yield [candidate for candidate in rung if not self.judge(candidate)]
 
     def probe_memory(self, candidate: Candidate) -> Sequence[RankMemory]:
-        """See `Engine.probe_memory`."""
         return probe_ranks(candidate, task=self._task, job=self._job)
 
     def baseline(self, path: Path) -> tuple["MegatronEngine", Candidate]:
-        """A user's own launch as a candidate; see `read_baseline`.
+        """A user's own launch as a candidate; what does not run as given is kept.
 
         The engine is this one, and says which of the user's arguments do not run as given.
 
@@ -419,28 +410,26 @@ class MegatronEngine(Engine):
             **notes,
             **{name: (knobs[name], None) for name in out_of_reach if name in knobs},
         }
-        kept = {name: value for name, value in knobs.items() if name not in out_of_reach}
+        usable = {name: value for name, value in knobs.items() if name not in out_of_reach}
         world, global_batch = self._job.world, self._job.global_batch
-        chosen = canonical(kept, self.context)
+        chosen = canonical(usable, self.context)
         return engine, Candidate.of(chosen, world=world, global_batch=global_batch)
 
     def edits_in_words(self, candidate: Candidate) -> list[str]:
-        """See `Engine.edits_in_words`: the arguments of the user's own launch that change."""
+        """The arguments of the user's own launch that change."""
         path = self._job.baseline
         if path is None:
             return []
         release = known_release(release_for(self._job, self._environment) or newest_release())
-        _, own = self.baseline(path)
-        rows = rows_of(self._task, [own, candidate])
-        theirs, ours = (layout_arguments(rows.row(number), self._job) for number in (0, 1))
-        return sorted(changes_in_words(path, theirs, ours, release=release))
+        _, start = self.baseline(path)
+        rows = rows_of(self._task, [start, candidate])
+        before, after = (layout_arguments(rows.row(number), self._job) for number in (0, 1))
+        return sorted(changes_in_words(path, before, after, release=release))
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
-        """Arguments of the user's baseline that do not run as given."""
         return self._notes
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
-        """The layouts in the cost model's columns; see `Engine.plans`."""
         job = self._job
         if isinstance(candidates, Layouts):
             rows = candidates.columns
@@ -465,7 +454,7 @@ class MegatronEngine(Engine):
             ),
             "overlap_sends": _MEGATRON["overlap_sends"] * (rows["vp"] > 1),
         }
-        if any(np.any(rows[name]) for name in MORE_KNOBS):
+        if any(np.any(rows[name]) for name in (*MORE_KNOBS, "ends_as_layers")):
             columns |= self._more_columns(rows)
         for name in ("tp", "pp", "vp", "cp", "ep", "dp", "micro_batch", "grad_accum"):
             columns[name] = rows[name]
@@ -479,7 +468,7 @@ class MegatronEngine(Engine):
         )
 
     def _more_columns(self, rows: Columns) -> dict[str, Any]:
-        """The cost model's columns of knobs that the lattice leaves at their default."""
+        """The cost model's columns of knobs that most of the lattice leaves at their default."""
         first, last, most = edge_layers(self._task, rows)
         fsdp, fp8 = rows["fsdp"], rows["fp8"] > 0
         modules = rows["recompute_modules"]
@@ -548,7 +537,7 @@ class MegatronEngine(Engine):
             by_blocks = half + BLOCKWISE_GAIN_SHARE * (rate - half)
             is_blockwise = recipe == FP8_RECIPES.index("blockwise")
             narrow_rate = np.where(is_blockwise, by_blocks, rate)
-        is_kept = fp8 & (rows["fp8_param_gather"] > 0)
+        is_gathered = fp8 & (rows["fp8_param_gather"] > 0)
         names = np.where(fp4, len(FP8_RECIPES), recipe)
         found: dict[str, Any] = {
             column: np.array(
@@ -559,8 +548,10 @@ class MegatronEngine(Engine):
         return found | {
             "matmul_flops": np.where(fp8, narrow_rate, np.where(fp4, mixed, half)),
             "product_input_bytes": np.where(fp8, 1.0, np.where(fp4, 0.5, 2.0)),
-            "weight_bytes": np.where(is_kept, 1.0, 2.0),
-            "gather_bytes": np.where(is_kept & (recipe != FP8_RECIPES.index("mxfp8")), 1.0, 2.0),
+            "weight_bytes": np.where(is_gathered, 1.0, 2.0),
+            "gather_bytes": np.where(
+                is_gathered & (recipe != FP8_RECIPES.index("mxfp8")), 1.0, 2.0
+            ),
             "fused_experts": rows["fused_experts"],
         }
 
@@ -580,7 +571,7 @@ class MegatronEngine(Engine):
     def _offloaded_activations(self, rows: Columns) -> NDArray[np.float64]:
         """Share of the kept activations that goes to the host."""
         share: NDArray[np.float64] = rows["activation_offload"] / self._task.n_layers
-        for module, part in _KEPT_SHARES.items():
+        for module, part in _SAVED_SHARES.items():
             share = share + part * has(module, OFFLOADED, rows["offload_modules"])
         return share
 
@@ -629,7 +620,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
     release = release_for(job, environment)
     lacks_te = environment.accelerator != "cpu" and not environment.has_transformer_engine
     dtypes = {"weight_bytes": 2.0, **_MEGATRON, **_DTYPES[job.precision]}
-    kept_bytes = dtypes["weight_bytes"] + dtypes.get("grad_bytes", 2.0)
+    held_bytes = dtypes["weight_bytes"] + dtypes.get("grad_bytes", 2.0)
     has_te = environment.accelerator != "cpu" and environment.has_transformer_engine
     return LayoutTask(
         n_layers=shape.n_layers,
@@ -641,8 +632,8 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         has_sinks=has_sinks(job.model),
         work=work_of(shape, job.seq_len),
         groups_experts=has_te and shape.n_experts > 1,
-        expert_bytes=kept_bytes * expert_params(shape),
-        other_bytes=kept_bytes * (shape.n_params - expert_params(shape)),
+        expert_bytes=held_bytes * expert_params(shape),
+        other_bytes=held_bytes * (shape.n_params - expert_params(shape)),
         memory_bytes=device["memory_bytes"] * has_te,
         fuses_experts=has_te and _fuses_experts(found, shape, release),
         graphs_here=_graphs_of(shape) if has_te and not _lacks_graphs(release) else 0,
@@ -709,15 +700,15 @@ def _fp8_of(found: Accelerator, shape: ModelShape) -> tuple[int, int]:
     """Format and recipe of fp8 that fit a device, as places in their knobs' values; 0: none do.
 
     Blackwell scales blocks of 32 in its tensor cores; on Hopper mixtures of experts are trained
-    with blocks of 128, as DeepSeek-V3 was (arXiv:2412.19437, section 3.3), and others with one
-    scale a tensor, as NVIDIA's recipes are.
+    with blocks of 128 in e4m3, as DeepSeek-V3 was (arXiv:2412.19437, section 3.3), and others with
+    one scale a tensor, as NVIDIA's recipes are.
     """
     if "fp8" not in found.peak_flops:
         return 0, 0
     if "fp4" in found.peak_flops:
         return FP8.index("e4m3"), FP8_RECIPES.index("mxfp8")
     if _HOPPER.search(found.name) and shape.n_experts > 1:
-        return FP8.index("hybrid"), FP8_RECIPES.index("blockwise")
+        return FP8.index("e4m3"), FP8_RECIPES.index("blockwise")
     return FP8.index("hybrid"), FP8_RECIPES.index("tensorwise")
 
 
@@ -734,7 +725,7 @@ def _fuses_experts(found: Accelerator, shape: ModelShape, release: str) -> bool:
 
 
 def _lacks_graphs(release: str) -> bool:
-    """Whether a release has no CUDA graphs of Transformer Engine by parts of a layer."""
+    """True if a release has no CUDA graphs of Transformer Engine by parts of a layer."""
     return bool(release) and release_tuple(release) < _HAS_GRAPHS
 
 

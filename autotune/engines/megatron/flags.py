@@ -33,7 +33,6 @@ class Flag:
     """One flag of one release."""
 
     name: str
-    """Name as it is written: `--tensor-model-parallel-size`."""
     argument: str
     """Name under which Megatron keeps it: `tensor_model_parallel_size`."""
     sets: Any = None
@@ -48,7 +47,6 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it takes no value."""
         return self.sets is not None
 
     def parsed(self, word: str) -> Any:
@@ -110,8 +108,8 @@ def release_of(checkout: Path) -> str:
         JobError: It is none.
     """
     try:
-        told = dict(_RELEASE.findall((checkout / _RELEASE_FILE).read_text(encoding="utf-8")))
-        return f"{told['MAJOR']}.{told['MINOR']}"
+        parts = dict(_RELEASE.findall((checkout / _RELEASE_FILE).read_text(encoding="utf-8")))
+        return f"{parts['MAJOR']}.{parts['MINOR']}"
     except (OSError, ValueError, KeyError):
         raise JobError(
             f"{checkout}: is no checkout of Megatron-LM: it has no {_RELEASE_FILE} with a release",
@@ -173,7 +171,7 @@ def words_of(name: str, value: Any, release: str) -> list[str]:
     flag = flag_of(f"--{name.replace('_', '-')}", release)
     if flag.is_switch:
         return [flag.name] if value else []
-    words = [str(each) for each in (value if isinstance(value, (list, tuple)) else [value])]
+    words = [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
     for word in words:
         try:
             flag.parsed(word)

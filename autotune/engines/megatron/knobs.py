@@ -5,6 +5,7 @@ they are in a candidate, and what the lattice lays out has none of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -36,6 +37,8 @@ from autotune.engines.megatron.stages import (
 )
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context, Knob, Knobs
+from autotune.space.rows import CandidateRows
+from autotune.space.table import Table, table_of
 
 RECOMPUTE = {"none": Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
 _BLOCK = "block_"
@@ -418,7 +421,7 @@ _MORE = (
     ),
     Knob(
         name="fused_experts",
-        group="kernels",
+        group="compute",
         default=False,
         needs_cuda=(True,),
         scope="for a mixture of experts, with fp8_recipe=mxfp8",
@@ -444,6 +447,7 @@ _MORE = (
         choices=GRAPHS,
         needs_cuda=GRAPHS[1:],
         acts=_off("cuda_graphs"),
+        asks="samples of one length",
         help="parts of a layer whose kernels are started at once, by CUDA graphs of Transformer "
         "Engine",
         source=f"{_TRANSFORMER}: cuda_graph_impl, cuda_graph_scope",
@@ -544,18 +548,41 @@ def value_of(knob: Knob, code: int) -> KnobValue:
 
 def columns_of(task: LayoutTask, candidates: Sequence[Candidate]) -> dict[str, Counts]:
     """Candidates, legal or not, as columns, in their order."""
-    kinds = [str(candidate["recompute"]) for candidate in candidates]
-    columns = {name: [int(candidate[name]) for candidate in candidates] for name in _PLAIN}
-    columns["recompute"] = [int(RECOMPUTE.get(kind, Recompute.FULL)) for kind in kinds]
-    columns["recompute_layers"] = [
-        int(kind.removeprefix(_BLOCK)) if kind.startswith(_BLOCK) else 0 for kind in kinds
-    ]
+    if isinstance(candidates, CandidateRows):
+        table = candidates.table
+        world = np.full(len(candidates), candidates.world, np.int64)
+        batch = np.full(len(candidates), candidates.global_batch, np.int64)
+    else:
+        table = table_of([candidate.values for candidate in candidates])
+        world = np.array([candidate.world for candidate in candidates], np.int64)
+        batch = np.array([candidate.global_batch for candidate in candidates], np.int64)
+    columns = {name: _column(table, KNOBS[name], int) for name in _PLAIN}
+    recompute = KNOBS["recompute"]
+    columns["recompute"] = _column(table, recompute, _recompute_kind)
+    columns["recompute_layers"] = _column(table, recompute, _recompute_layers)
     for name, knob in MORE_KNOBS.items():
-        values = (candidate.get(name, knob.default) for candidate in candidates)
-        columns[name] = [code_of(knob, knob.default if v is None else v) for v in values]
-    columns["dp"] = [candidate.dp for candidate in candidates]
-    columns["grad_accum"] = [candidate.grad_accum for candidate in candidates]
-    return {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
+        columns[name] = _column(table, knob, partial(code_of, knob))
+    columns["dp"] = np.maximum(1, world // (columns["tp"] * columns["pp"] * columns["cp"]))
+    per_step = columns["micro_batch"] * columns["dp"]
+    columns["grad_accum"] = np.maximum(1, batch // per_step)
+    return columns
+
+
+def _column(table: Table, knob: Knob, number: Callable[[KnobValue], int]) -> Counts:
+    """A number per row of a knob's value; where it does not act, that of its default."""
+    levels, codes = table.levels.get(knob.name, (None,)), table.codes.get(knob.name)
+    numbers = np.array([number(knob.default if v is None else v) for v in levels], np.int64)
+    found: Counts = np.full(table.n, numbers[0]) if codes is None else numbers[codes]
+    return found
+
+
+def _recompute_kind(value: KnobValue) -> int:
+    return int(RECOMPUTE.get(str(value), Recompute.FULL))
+
+
+def _recompute_layers(value: KnobValue) -> int:
+    text = str(value)
+    return int(text.removeprefix(_BLOCK)) if text.startswith(_BLOCK) else 0
 
 
 def rows_of(task: LayoutTask, candidates: Sequence[Candidate]) -> LayoutRows:

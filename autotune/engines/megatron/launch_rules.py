@@ -67,23 +67,25 @@ def judge_launch(launch: MegatronLaunch, unknown_facts: set[str] | None = None) 
         found += rule.violations(launch, unknown_facts)
     found += _mended(_layout_violations(launch, unknown_facts), launch)
     if launch.is_overrides or launch.is_yaml:
-        return [_in_fields(each, launch) for each in found]
+        return [_in_fields(violation, launch) for violation in found]
     return found
 
 
 def _mended(refused: Sequence[Violation], launch: MegatronLaunch) -> list[Violation]:
     """Violations of layouts, of which those have a change that it makes silent."""
     # Some rules say which argument goes; of the others a change of numbers is looked for.
-    changes = nearest_legal(launch) if any(not each.changes for each in refused) else {}
+    changes = nearest_legal(launch) if any(not violation.changes for violation in refused) else {}
     if not changes:
         return list(refused)
     (left,) = _broken([changed(replace(launch, is_partial=False), changes)])
     words = all_in_words(changes)
     return [
-        each
-        if each.rule in left or each.changes
-        else replace(each, changes=changes, fix=words, at=_named_first(changes, each.message))
-        for each in refused
+        violation
+        if violation.rule in left or violation.changes
+        else replace(
+            violation, changes=changes, fix=words, at=_named_first(changes, violation.message)
+        )
+        for violation in refused
     ]
 
 
@@ -91,7 +93,7 @@ def _named_first(arguments: Iterable[str], message: str) -> tuple[str, ...]:
     """Arguments in the order in which a message names them; then those that it does not name."""
 
     def place(argument: str) -> int:
-        places = [message.find(each) for each in (flag_name(argument), argument)]
+        places = [message.find(spelling) for spelling in (flag_name(argument), argument)]
         return min((at for at in places if at >= 0), default=len(message))
 
     return tuple(sorted(arguments, key=place))
@@ -129,7 +131,7 @@ def _in_fields(found: Violation, launch: MegatronLaunch) -> Violation:
         is_switch = given is not None and isinstance(given.value, bool)
         return f"set {field} to {'false' if is_switch else 'null'}"
 
-    message, fix = (_FLAG.sub(put, each) for each in (found.message, found.fix))
+    message, fix = (_FLAG.sub(put, text) for text in (found.message, found.fix))
     return replace(found, message=message, fix=fix)
 
 
@@ -142,7 +144,7 @@ def _layout_violations(launch: MegatronLaunch, unknown_facts: set[str]) -> list[
         if _is_asked(rule, rows)
         for found in rule.violations(rows, facts)
     ]
-    lacking = {name for each in facts for name in each.split(", ")}
+    lacking = {name for lacked in facts for name in lacked.split(", ")}
     for name, fact in (*_task_facts(launch), *_row_facts(launch)):
         try:
             if name in lacking and fact() is None and launch.world is None and name in _OF_RANKS:
@@ -180,7 +182,7 @@ def _broken(launches: Sequence[MegatronLaunch]) -> list[frozenset[str]]:
             if holds is not None:
                 for at in np.flatnonzero(~holds):
                     found[those[at][0]].add(rule.name)
-    return [frozenset(each) for each in found]
+    return [frozenset(names) for names in found]
 
 
 _LAYOUT_RULES = tuple(
@@ -197,15 +199,15 @@ def _is_asked(rule: Rule[LayoutRows], rows: LayoutRows) -> bool:
 
 
 def _has_groups(rows: LayoutRows) -> bool:
-    """Whether keys and values have heads of their own number; else `tp.heads` says it."""
-    told = vars(rows.task)
-    return told.get("n_kv_heads") != told.get("n_heads")
+    """True if keys and values have heads of their own number; else `tp.heads` says it."""
+    facts = vars(rows.task)
+    return facts.get("n_kv_heads") != facts.get("n_heads")
 
 
 def _spreads_experts(rows: LayoutRows) -> bool:
     has_experts = getattr(rows.task, "n_experts", 1) > 0
     degrees = (rows.columns.get(name, np.ones(1)) for name in ("ep", "etp"))
-    ep, etp = (int(each[0]) for each in degrees)
+    ep, etp = (int(values[0]) for values in degrees)
     return has_experts and (ep > 1 or etp > 0)
 
 
@@ -281,7 +283,7 @@ def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
         field = _FIELDS_OF_YAML.get(argument, argument)
         return field if launch.is_yaml else flag_name(argument)
 
-    def said(text: str) -> str:
+    def in_flags(text: str) -> str:
         text = _SWITCH_WORD.sub(lambda word: _as_switches(word, name_of), text)
         return _WORD.sub(put, text)
 
@@ -294,8 +296,8 @@ def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
     changes = _undone(found.changes, launch)
     return replace(
         found,
-        message=said(message),
-        fix=all_in_words(changes) or said(found.fix),
+        message=in_flags(message),
+        fix=all_in_words(changes) or in_flags(found.fix),
         changes=changes,
         at=tuple(changes),
     )
@@ -308,8 +310,8 @@ def _undone(knobs: Iterable[str], launch: MegatronLaunch) -> dict[str, Any]:
         knob, _, module = knob.partition(".")
         for argument in (name for name, other in KNOBS_OF.items() if other == knob):
             if argument in launch.given:
-                kept = changes.get(argument, launch.get(argument)) if module else ()
-                changes[argument] = [each for each in kept or () if each != module] or None
+                parts = changes.get(argument, launch.get(argument)) if module else ()
+                changes[argument] = [part for part in parts or () if part != module] or None
     return changes
 
 
@@ -331,7 +333,7 @@ def nearest_legal(launch: MegatronLaunch) -> dict[str, Any]:
     # What the shell may add to a launch is taken for nothing: a change must fit what is there.
     launch = replace(launch, is_partial=False)
     (now,) = _broken([launch])
-    refused, told = _refused_arguments(launch), rows_of(launch).columns.keys()
+    refused, known = _refused_arguments(launch), rows_of(launch).columns.keys()
     fewest, best = len(now), {}
     for parts in (_KEEPING, (*_KEEPING, *_DEGREES)):
         for n_changed in range(1, _MOST_CHANGED + 1):
@@ -342,7 +344,7 @@ def nearest_legal(launch: MegatronLaunch) -> dict[str, Any]:
                 if (
                     left < now
                     and len(left) < fewest
-                    and told <= rows_of(end).columns.keys()
+                    and known <= rows_of(end).columns.keys()
                     and _refused_arguments(end) <= refused
                 ):
                     fewest, best = len(left), changes
@@ -352,7 +354,7 @@ def nearest_legal(launch: MegatronLaunch) -> dict[str, Any]:
 
 
 def _refused_arguments(launch: MegatronLaunch) -> set[str]:
-    return {each.rule for rule in ARGUMENT_RULES for each in rule.violations(launch)}
+    return {violation.rule for rule in ARGUMENT_RULES for violation in rule.violations(launch)}
 
 
 _GROUP = "microbatch_group_size_per_vp_stage"
@@ -381,11 +383,13 @@ def _changes(
     """Changes of so many parts, the nearest first."""
     steps = [_steps(launch, part, number) for number, part in enumerate(parts)]
     if n_changed > 1:
-        steps = [[each for each in those if _divides(launch, each)][:_NEAREST] for those in steps]
+        steps = [[step for step in those if _divides(launch, step)][:_NEAREST] for those in steps]
     ways = [way for some in combinations(steps, n_changed) for way in product(*some)]
-    ways.sort(key=lambda way: sum(each.distance for each in way))
-    told = ({name: v for each in way for name, v in each.changes.items()} for way in ways)
-    return islice((each for each in told if n_changed == 1 or _fits(launch, each)), _MOST_TRIED)
+    ways.sort(key=lambda way: sum(step.distance for step in way))
+    found = ({name: v for step in way for name, v in step.changes.items()} for way in ways)
+    return islice(
+        (changes for changes in found if n_changed == 1 or _fits(launch, changes)), _MOST_TRIED
+    )
 
 
 def _steps(launch: MegatronLaunch, part: str, number: int) -> list[_Step]:
@@ -405,7 +409,7 @@ def _steps(launch: MegatronLaunch, part: str, number: int) -> list[_Step]:
         for value in others
         if value != now
     ]
-    return sorted(found, key=lambda each: each.distance)
+    return sorted(found, key=lambda step: step.distance)
 
 
 def _batches(launch: MegatronLaunch, now: int) -> set[int]:
@@ -430,21 +434,21 @@ def _number_or_none(launch: MegatronLaunch, name: str) -> int | None:
 
 
 def _divides(launch: MegatronLaunch, step: _Step) -> bool:
-    """Whether a number divides what it splits, as far as the launch tells that."""
+    """True if a number divides what it splits, as far as the launch tells that."""
     wholes: dict[str, int | None] = dict.fromkeys(_OF_WORLD, launch.world)
     wholes["micro_batch_size"] = _number_or_none(launch, "global_batch_size")
     return all((wholes.get(name) or value) % value == 0 for name, value in step.changes.items())
 
 
 def _fits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> bool:
-    """Whether the degrees after changes divide the world, as far as the launch tells them."""
+    """True if the degrees after changes divide the world, as far as the launch tells them."""
     degrees = [changes.get(name) or _number_or_none(launch, name) or 1 for name in _OF_WORLD]
     return launch.world is None or launch.world % math.prod(degrees) == 0
 
 
 def changed(launch: MegatronLaunch, changes: Mapping[str, Any]) -> MegatronLaunch:
     """A launch with other arguments; None takes one away. Places in the text stay as they are."""
-    given = {name: each for name, each in launch.given.items() if changes.get(name, 0) is not None}
+    given = {name: word for name, word in launch.given.items() if changes.get(name, 0) is not None}
     for name, value in changes.items():
         if value is not None:
             old = launch.given.get(name)
@@ -519,8 +523,8 @@ _WORK_UNKNOWN = StageWork(n_layers=0)
 
 def _expert_width(launch: MegatronLaunch) -> int | None:
     """Width of an expert, or of the one MLP of a dense model."""
-    own = launch.get("moe_ffn_hidden_size") if launch.get("num_experts") else None
-    width: int | None = own or launch.get("ffn_hidden_size")
+    width_of_experts = launch.get("moe_ffn_hidden_size") if launch.get("num_experts") else None
+    width: int | None = width_of_experts or launch.get("ffn_hidden_size")
     return width
 
 
@@ -539,7 +543,7 @@ def _dense_layers(launch: MegatronLaunch) -> int | None:
 
 
 def _tracks_aux_loss(launch: MegatronLaunch) -> bool:
-    """Whether losses of load balancing are summed over a pipeline with trackers of two sizes."""
+    """True if losses of load balancing are summed over a pipeline in trackers of two sizes."""
     is_balanced = launch.get("moe_router_load_balancing_type") not in ("none", ["none"])
     coefficient = launch.get("moe_aux_loss_coeff")
     has_loss = any(coefficient) if isinstance(coefficient, list) else bool(coefficient)
@@ -642,14 +646,14 @@ def _cp_kind(launch: MegatronLaunch) -> int | None:
 def _graphs(launch: MegatronLaunch) -> int | None:
     """The number of what graphs capture; None: no knob carries it."""
     kind = launch.get("cuda_graph_impl") or "none"
-    if any(launch.get(each) for each in ("enable_cuda_graph", "external_cuda_graph")):
+    if any(launch.get(name) for name in ("enable_cuda_graph", "external_cuda_graph")):
         return None
     if kind == "none":
         return 0
     names = ("cuda_graph_scope", "cuda_graph_modules", "cuda_graph_scope_deprecated")
-    parts = next((launch.get(each) for each in names if each in launch.given), None)
+    parts = next((launch.get(name) for name in names if name in launch.given), None)
     text = "+".join(sorted(parts.split(",") if isinstance(parts, str) else parts or ()))
-    chosen = {"+".join(sorted(each.split("+"))): number for number, each in enumerate(GRAPHS)}
+    chosen = {"+".join(sorted(graph.split("+"))): number for number, graph in enumerate(GRAPHS)}
     return chosen.get(text) if kind == "transformer_engine" else None
 
 
@@ -687,7 +691,7 @@ def _place(choices: Sequence[str], parts: Sequence[str] | None) -> int | None:
 
 
 def _ends(launch: MegatronLaunch) -> int | None:
-    """Whether embedding and loss count as layers; None where one of them alone does."""
+    """True if embedding and loss count as layers; None where one of them alone does."""
     first, last = (bool(launch.get(name)) for name in ENDS)
     return int(first) if first == last else None
 
@@ -705,7 +709,7 @@ def _replicas(launch: MegatronLaunch) -> int | None:
         launch.get(name) for name in ("decrease_batch_size_if_needed", "rampup_batch_size")
     ):
         return None
-    names = [f"{each}_model_parallel_size" for each in ("tensor", "pipeline")]
+    names = [f"{degree}_model_parallel_size" for degree in ("tensor", "pipeline")]
     split = math.prod(int(launch.get(name)) for name in names)
     if split != launch.world:  # else one rank is left, and it splits no context
         split *= launch.get("context_parallel_size")

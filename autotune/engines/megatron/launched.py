@@ -87,9 +87,7 @@ class GivenArgument:
     value: Any
     """As Megatron's parser takes it; True for a flag without a value."""
     flag: str
-    """The flag; the dotted key of a YAML."""
     start: int
-    """Offset of the flag in the text."""
     value_start: int
     """Offset of its first value; that of the flag's end where it takes none."""
     end: int
@@ -113,7 +111,7 @@ class MegatronLaunch:
     unknown: frozenset[str] = frozenset()
     """Arguments whose value only the shell knows."""
     is_partial: bool = False
-    """Whether the shell puts in further arguments, which the file does not tell."""
+    """True if the shell puts in further arguments, which the file does not tell."""
     open_words: Mapping[int, str] = field(default_factory=dict)
     """Offset -> a word for which the shell puts in such arguments."""
     unread: tuple[str, ...] = ()
@@ -128,15 +126,14 @@ class MegatronLaunch:
     """Name of the script; empty: the file does not start it."""
     is_yaml: bool = False
     is_overrides: bool = False
-    """Whether it overrides fields of a recipe, as NeMo and Megatron-Bridge take them."""
+    """True if it overrides fields of a recipe, as NeMo and Megatron-Bridge take them."""
     start: int = 0
-    """Offset of the script."""
     end: int = 0
     """Offset behind the last word, where a further flag can stand."""
     sourced: tuple[Path, ...] = ()
     """Files beside it that it sources: arguments that stand there are given where it uses them."""
     is_passing_on: bool = False
-    """Whether all that the shell puts in are the words that the file itself was started with."""
+    """True if all that the shell puts in are the words that the file was started with."""
     release: str
     release_because: str = ""
     """Why the file is read by that release; empty: somebody named it, or it is installed."""
@@ -167,7 +164,7 @@ def defaults(release: str) -> Mapping[str, Any]:
 
 
 def may_launch(path: Path) -> bool:
-    """Whether a file of that name may hold a launch, so that it is worth reading."""
+    """True if the name of a file is one that a launch may have."""
     return path.suffix not in (".json", ".hjson", ".py", ".args")
 
 
@@ -187,12 +184,12 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
 
 
 def sets_arguments(text: str, path: Path) -> bool:
-    """Whether a file is a shell's and has arguments of Megatron-LM's, whoever is given them."""
+    """True for a shell file that holds Megatron arguments."""
     return is_shell(text, path) and any(mark in text for mark in _MARKS)
 
 
 def sources_file(path: Path, other: Path) -> bool:
-    """Whether a shell file sources another one."""
+    """True for a shell file that sources another one."""
     if path == other or path.suffix not in SUFFIXES or not path.is_file():
         return False
     try:
@@ -203,12 +200,12 @@ def sources_file(path: Path, other: Path) -> bool:
 
 
 def _is_marked(text: str) -> bool:
-    """Whether a text may have arguments of Megatron-LM's."""
+    """True for a text that may hold Megatron arguments."""
     return any(mark in text for mark in (*_MARKS, *(f".{name}=" for name in _OVERRIDDEN)))
 
 
 def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
-    """The same of a file by its path.
+    """`launches_of` for a path.
 
     Raises:
         RenderError: It cannot be read.
@@ -218,14 +215,10 @@ def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
 
 
 def launches_as_written(path: Path, *, installed: str) -> list[MegatronLaunch]:
-    """The same by the release that the file is written for.
+    """`launches_of` for a path, by the release that the file is written for.
 
     That is the one in the header of an export; else the installed one, or the newest that takes
     more of the flags.
-
-    Args:
-        path: The file.
-        installed: Release of Megatron Core on this machine; empty: none is.
 
     Raises:
         RenderError: It cannot be read.
@@ -240,7 +233,8 @@ def launches_as_written(path: Path, *, installed: str) -> list[MegatronLaunch]:
     if (header := next(headers, None)) and (named := recorded_release(header[1])):
         because = "its header names it"
         return [
-            replace(each, release_because=because) for each in read_launches(path, release=named)
+            replace(launch, release_because=because)
+            for launch in read_launches(path, release=named)
         ]
     readings = {usual: found}
     if _n_refused(found):
@@ -253,13 +247,13 @@ def launches_as_written(path: Path, *, installed: str) -> list[MegatronLaunch]:
     if best == usual:
         return found
     because = f"the newest that takes its flags; {usual} does not"
-    return [replace(each, release_because=because) for each in readings[best]]
+    return [replace(launch, release_because=because) for launch in readings[best]]
 
 
 def _n_refused(launches: Iterable[MegatronLaunch]) -> int:
     """Flags and values that the release's parser refuses."""
     rules = ("flags.unknown", "flags.value")
-    return sum(each.rule in rules for launch in launches for each in launch.problems)
+    return sum(problem.rule in rules for launch in launches for problem in launch.problems)
 
 
 def launch_of_line(line: str, *, release: str) -> MegatronLaunch:
@@ -299,14 +293,14 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
         ranks = variables.get("WORLD_SIZE", "")
         if world is None and not parts_of(words).kind and ranks.isdecimal():
             world = int(ranks)  # as Megatron takes it, where no launcher sets it
-        read = _Arguments(release, _OwnScript(words[script], path))
+        read = _Arguments(release, _NamedScript(words[script], path))
         read.take(command.words[script + 1 :])
         lost = shell.lost_below(command)
         yield MegatronLaunch(
             path=path,
             text=text,
             given=read.given,
-            problems=[*read.problems, *read.own_flags(), *_lost(lost)],
+            problems=[*read.problems, *read.unknown_flags(), *_lost(lost)],
             mistyped=read.mistyped,
             unknown=frozenset(read.unknown),
             is_partial=read.is_partial or read.is_passing_on,
@@ -394,7 +388,7 @@ def _overrides(
 
 
 def _lost(command: Command | None) -> Iterator[Violation]:
-    """What is said of flags on a line of their own, which a lost backslash has cut off."""
+    """Violations of flags on a line of their own, which a lost backslash has cut off."""
     if command is not None:
         yield Violation(
             rule="flags.lost_line",
@@ -434,7 +428,7 @@ _OTHER_CONFIGURATION = ("--config-name", "--config-path", "--config-dir", "-cn",
 
 def _settled(given: Mapping[str, GivenArgument], words: Sequence[str]) -> frozenset[str]:
     """Arguments of a recipe that are at their default unless the line overrides them."""
-    is_nemos = any(each.flag.startswith("trainer.") for each in given.values())
+    is_nemos = any(argument.flag.startswith("trainer.") for argument in given.values())
     has_other = any(word.partition("=")[0] in _OTHER_CONFIGURATION for word in words)
     if is_nemos and not has_other:
         return _OF_FLAGS_ALONE | _OF_NEMO
@@ -483,7 +477,7 @@ def _end_of(command: Command) -> int:
 
 
 @dataclass(frozen=True)
-class _OwnScript:
+class _NamedScript:
     """The script that a launch names, as it is written there."""
 
     name: str
@@ -491,11 +485,11 @@ class _OwnScript:
 
     @property
     def may_have_flags(self) -> bool:
-        """Whether it may add flags to Megatron's."""
+        """True if the script may add flags to Megatron's."""
         return PurePath(self.name).name != _PLAIN_SCRIPT
 
     def has_flag(self, flag: str) -> bool:
-        """Whether it is there, and adds the flag."""
+        """True if the script is there and adds the flag."""
         for path in (Path(self.name), self.base.parent / self.name):
             try:
                 return path.is_file() and flag in read_text(path)
@@ -507,10 +501,9 @@ class _OwnScript:
 class _Arguments:
     """Reads words as a release's parser does."""
 
-    def __init__(self, release: str, script: _OwnScript) -> None:
-        """Start with nothing."""
+    def __init__(self, release: str, script: _NamedScript) -> None:
         self._release, self._script = release, script
-        self._own: list[tuple[str, Word]] = []
+        self._script_flags: list[tuple[str, Word]] = []
         """Flags of no release, which the script may add."""
         self.open_words: dict[int, str] = {}
         self.given: dict[str, GivenArgument] = {}
@@ -543,8 +536,8 @@ class _Arguments:
         n_more = _most_values(flag) - len(taken)
         taken += following[: max(0, n_more)]
         self._stray(following[max(0, n_more) :])
-        texts = [each.text for each in taken]
-        if any(_BY_SHELL.search(each) for each in texts):
+        texts = [text.text for text in taken]
+        if any(_BY_SHELL.search(text) for text in texts):
             self.unknown.add(flag.argument)
             self.given.pop(flag.argument, None)
             return
@@ -568,7 +561,7 @@ class _Arguments:
             return flag_of(name, self._release)
         except JobError as error:
             if self._script.may_have_flags and not is_flag_of_any(name):
-                self._own.append((name, word))
+                self._script_flags.append((name, word))
             else:
                 self._refuse("flags.unknown", error.message, word, error.hint)
                 if meant := meant_by(name, self._release):
@@ -586,19 +579,20 @@ class _Arguments:
             else:
                 self._refuse("flags.stray_word", f"{word.text}: is no flag", word, "remove it")
 
-    def own_flags(self) -> Iterator[Violation]:
-        """What is said of flags that are no Megatron's, and that the script is not seen to add."""
-        found = [each for each in self._own if not self._script.has_flag(each[0])]
+    def unknown_flags(self) -> Iterator[Violation]:
+        """Violations of flags that are no Megatron's, and that the script is not seen to add."""
+        found = [flag for flag in self._script_flags if not self._script.has_flag(flag[0])]
         if not found:
             return
-        told = []
+        near_flags = []
         for name, _ in found:
             near = similar(name, self._release)
-            told.append(f"{name} (did you mean {near}?)" if near else name)
+            near_flags.append(f"{name} (did you mean {near}?)" if near else name)
         yield Violation(
             rule="flags.own",
-            message=f"{listed(told, ', ')}: no release of Megatron Core from {releases()[0]} on "
-            f"has such a flag, and its parser refuses it unless {self._script.name} adds it",
+            message=f"{listed(near_flags, ', ')}: no release of Megatron Core from "
+            f"{releases()[0]} on has such a flag, and its parser refuses it unless "
+            f"{self._script.name} adds it",
             fix="leave it out, unless the script adds it",
             at=(f"@{found[0][1].start}",),
             consequence="may_raise",
@@ -710,7 +704,7 @@ def _fields(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_of_kind(value: Any, argument: str, release: str) -> bool:
-    """Whether a value of a YAML is such as the parser gives for an argument; None is."""
+    """True for a value of a YAML that the parser would give for an argument, or None."""
     flag = _flags_with_value(release).get(argument)
     if value is None:
         return True

@@ -36,23 +36,23 @@ def layout_rule(
         known = {**vars(rows.task), **rows.columns}
         if unknown := set(wanted) - known.keys():
             raise UnknownFactError(", ".join(sorted(unknown)))
-        found: Truth = holds(*(known[each] for each in wanted))
+        found: Truth = holds(*(known[column] for column in wanted))
         return found
 
     def check(rows: LayoutRows) -> Finding | None:
         if answer(rows)[0]:
             return None
-        said = {**vars(rows.task), **rows.row(0)}
-        text = fix.format_map(said)
+        facts = {**vars(rows.task), **rows.row(0)}
+        text = fix.format_map(facts)
         changes = dict.fromkeys(undoes)
         return Finding(
-            message=message.format_map(said),
+            message=message.format_map(facts),
             changes=changes,
             words=text if changes else "",
             advice="" if changes else text,
         )
 
-    reads = tuple(each for each in wanted if each not in LayoutTask.__dataclass_fields__)
+    reads = tuple(column for column in wanted if column not in LayoutTask.__dataclass_fields__)
     return Rule(
         name=name,
         check=check,

@@ -41,30 +41,25 @@ class LayoutTask:
     domain: int
     """Devices that reach each other without the network."""
     fused_attention: bool
-    """Whether a fused attention kernel runs on the device at the job's precision."""
+    """True if a fused attention kernel runs on the device at the job's precision."""
     vp_group: int = 0
     """Micro-batches of a group of interleaved chunks; 0: as many as the pipeline has stages."""
     shares_kv_heads: bool = True
-    """Whether several tensor parallel ranks may have the same key and value head."""
+    """True if several tensor parallel ranks may have the same key and value head."""
     on_cpu: bool = False
-    """Whether the ranks have no GPU."""
+    """True if the ranks have no GPU."""
     without_te: bool = False
-    """Whether the ranks have a GPU, and no Transformer Engine is installed for it."""
+    """True if the ranks have a GPU, and no Transformer Engine is installed for it."""
     has_torch_norms: bool = False
     """Whether the norms on a GPU are torch's, which know no sequence parallelism: those of
     Transformer Engine do, and Apex's LayerNorm."""
     in_fp32: bool = False
-    """Whether the job trains in 32 bits."""
     in_bf16: bool = True
-    """Whether it trains in bf16."""
     has_fp8: bool = True
-    """Whether the device computes products in fp8."""
     has_fp4: bool = True
-    """Whether it does in fp4."""
     lacking: frozenset[str] = frozenset()
     """Knobs whose flag the release of Megatron Core lacks."""
     release: str = ""
-    """That release."""
     work: StageWork | None = None
     """Work of the model's parts; None: all layers are alike, and there is nothing else."""
     n_dense_layers: int = 0
@@ -76,9 +71,8 @@ class LayoutTask:
     """0: attention is not latent."""
     n_mtp_layers: int = 0
     has_sinks: bool = False
-    """Whether attention has sinks, as GPT-OSS has."""
     groups_experts: bool = False
-    """Whether a rank's experts are computed by one grouped product of Transformer Engine."""
+    """True if one grouped product of Transformer Engine computes a rank's experts."""
     expert_bytes: float = 0.0
     """Weights of all experts, with their gradients."""
     other_bytes: float = 0.0
@@ -93,7 +87,7 @@ class LayoutTask:
     flex_here: int = 0
     """The dispatcher that sends each token once, as a place in its knob's values; 0: none runs."""
     fuses_experts: bool = False
-    """Whether Transformer Engine has one kernel for an expert in the device's fp8."""
+    """True if Transformer Engine has one kernel for an expert in the device's fp8."""
     graphs_here: int = 0
     """Parts of a layer that CUDA graphs capture, as a place in their knob's values; 0: none."""
     paced_tokens: float = 0.0
@@ -101,12 +95,11 @@ class LayoutTask:
 
     @property
     def stage_work(self) -> StageWork:
-        """Work of the model's parts."""
         return self.work or StageWork(n_layers=self.n_layers)
 
     @staticmethod
     def may_share_kv_heads(release: str) -> bool:
-        """The same for a release of Megatron Core: 0.16 is the first that does.
+        """True for a release of Megatron Core from 0.16 on.
 
         Source: megatron/core/transformer/transformer_config.py of 0.15 and 0.16.
         """
@@ -121,7 +114,6 @@ class LayoutRows:
     columns: Columns
 
     def row(self, index: int) -> dict[str, int]:
-        """The columns of one layout."""
         return {name: int(column[index]) for name, column in self.columns.items()}
 
 
@@ -139,14 +131,7 @@ def middle_layers(
 
 
 def placed(task: LayoutTask, pp: int, vp: int, stages: int) -> tuple[int, ...]:
-    """Layers of each stage of pp x vp, in the order of a layout string.
-
-    Args:
-        task: What is laid out.
-        pp: Pipeline parallel degree.
-        vp: Chunks of a rank.
-        stages: Number of the value of the knob `stages`.
-    """
+    """Layers of each stage of pp x vp, in the order of a layout string."""
     if stages == BALANCED:
         return balanced_layers(task.stage_work, pp, vp)
     if stages:

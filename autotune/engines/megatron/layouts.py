@@ -74,7 +74,6 @@ class Layouts(LayoutRows, Sequence[Candidate]):
         return isinstance(candidate, Candidate) and len(self._find(candidate)) > 0
 
     def index(self, candidate: Candidate, start: int = 0, stop: int | None = None) -> int:
-        """The index of a candidate; arguments and errors as of any sequence."""
         found = [n for n in self._find(candidate) if start <= n and (stop is None or n < stop)]
         if not found:
             raise ValueError(f"{candidate} is none of the layouts")
@@ -86,14 +85,19 @@ class Layouts(LayoutRows, Sequence[Candidate]):
         return np.flatnonzero(np.logical_and.reduce(same))
 
 
-def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
+PLANNED_ALONE = ("fp8", "main_grads", "cuda_graphs")
+"""Knobs that the layouts of a plan have off their default, and those of a search have not: the
+first two change what is trained, and trials without a checkout's training loop capture no
+graph."""
+
+
+def lay_out(task: LayoutTask, *, for_plan: bool = False) -> Layouts:
     """Every legal layout that is worth a look.
 
     Args:
         task: What is laid out.
-        changes_training: Whether fp8 is among them, where the device has it, and for experts
-            gradients in 16 bits; and CUDA graphs, which trials without a checkout's training loop
-            do not capture.
+        for_plan: Whether those with `PLANNED_ALONE` are among them: fp8 and CUDA graphs where the
+            device has them, and for experts gradients in 16 bits.
 
     Raises:
         NothingFeasibleError: There is none; names the rule that refuses the last ones.
@@ -111,22 +115,24 @@ def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
         "micro_batch": _micro_batches(task.global_batch),
         "distributed_optimizer": (0, 1),
         "recompute": range(len(_recomputed(task))),
-        "fp8": (0, 1) if changes_training and task.fp8_here[0] else (0,),
-        "main_grads": (0, 1) if changes_training and task.n_experts > 1 and task.in_bf16 else (0,),
+        "fp8": (0, 1) if task.fp8_here[0] else (0,),
+        "main_grads": (0, 1) if task.n_experts > 1 and task.in_bf16 else (0,),
         "dispatcher": (0, task.flex_here) if task.flex_here else (0,),
         "overlap_experts": (0, 1) if task.flex_here else (0,),
-        "cuda_graphs": (0, task.graphs_here) if changes_training and task.graphs_here else (0,),
+        "cuda_graphs": (0, task.graphs_here) if task.graphs_here else (0,),
     }
+    if not for_plan:
+        axes |= dict.fromkeys(PLANNED_ALONE, (0,))
     rows: dict[str, Counts] = {}
     judged: set[str] = set()
-    later = {*axes, *(each for those in _FOLLOWING.values() for each in those)}
+    later = {*axes, *(following for those in _FOLLOWING.values() for following in those)}
     for name, values in axes.items():
         later -= {name, *_FOLLOWING.get(name, ())}
         rows = _crossed(rows, name, np.array(values, dtype=np.int64))
         rows = _offered(task, _derived(task, rows, name), name)
         known = {*rows, *MORE_KNOBS} - later
         ready = [rule for rule in RULES if rule.name not in judged and set(rule.reads) <= known]
-        rows = _kept(task, rows, ready)
+        rows = _legal(task, rows, ready)
         judged |= {rule.name for rule in ready}
     return Layouts(task=task, columns={**at_default(len(rows["tp"])), **rows})
 
@@ -147,7 +153,7 @@ _CHUNKS = (1, 2, 4, 8, 16)
 def _recomputed(task: LayoutTask) -> list[tuple[int, int, int]]:
     """What recomputation is offered: its kind, its modules, and quarters of a chunk's layers."""
     selective = int(Recompute.SELECTIVE)
-    modules = [(selective, RECOMPUTED.index(each), 0) for each in _useful_modules(task)]
+    modules = [(selective, RECOMPUTED.index(module), 0) for module in _useful_modules(task)]
     quarters = [(int(Recompute.FULL), 0, part) for part in range(1, QUARTERS)]
     return [*((int(kind), 0, 0) for kind in RECOMPUTE.values()), *modules, *quarters]
 
@@ -172,7 +178,7 @@ def _offered(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
 
 
 def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
-    """Which rows are worth a look once `name` is there; None: all of them."""
+    """The rows that are worth a look once `name` is there; None: all."""
     keep: Truth | None = None
     is_mixture = task.groups_experts and task.n_experts > 1
     tokens = task.seq_len // rows["cp"] if "cp" in rows else 0
@@ -187,8 +193,8 @@ def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
         keep = (rows["fp8"] == 0) | _is_sharded(rows)
     elif name == "main_grads":
         held = _held_bytes(task, rows) > _HEAVY_SHARE * task.memory_bytes
-        is_kept = _is_sharded(rows) & (rows["recompute"] != Recompute.FULL)
-        keep = (rows["main_grads"] == 0) | held & is_kept
+        is_saved = _is_sharded(rows) & (rows["recompute"] != Recompute.FULL)
+        keep = (rows["main_grads"] == 0) | held & is_saved
     elif name == "cuda_graphs":
         at_once = rows["micro_batch"] * tokens < task.paced_tokens * rows["tp"]
         at_once &= rows["recompute"] != Recompute.FULL
@@ -204,13 +210,13 @@ def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
     elif is_mixture and name == "distributed_optimizer":
         keep = _is_sharded(rows)
     elif is_mixture and name in ("dispatcher", "overlap_experts"):
-        has_own_degree = (rows["etp"] > 0) | (rows["tp"] == 1)
-        keep = (rows[name] == 0) | (rows["ep"] > 1) & has_own_degree
+        has_expert_degree = (rows["etp"] > 0) | (rows["tp"] == 1)
+        keep = (rows[name] == 0) | (rows["ep"] > 1) & has_expert_degree
     return keep
 
 
 def _may_fuse_experts(task: LayoutTask, rows: Columns) -> Truth:
-    """Whether the experts of a row in fp8 are one kernel."""
+    """True where the experts of a row in fp8 are one kernel."""
     is_whole = np.where(rows["etp"] > 0, rows["etp"], rows["tp"]) == 1
     recomputes = rows["recompute"] == Recompute.SELECTIVE
     recomputes &= has("moe_act", RECOMPUTED, rows["recompute_modules"])
@@ -219,21 +225,21 @@ def _may_fuse_experts(task: LayoutTask, rows: Columns) -> Truth:
 
 
 def _is_sharded(rows: Columns) -> Truth:
-    """Whether optimizer states are sharded, where there are ranks for it."""
+    """True where optimizer states are sharded and there are ranks for it."""
     found: NDArray[np.bool_] = (rows["distributed_optimizer"] > 0) | (rows["dp"] * rows["cp"] == 1)
     return found
 
 
 def _holds_weights(task: LayoutTask, rows: Columns) -> Truth:
-    """Whether a device holds the weights and gradients, which nothing in the lattice shards."""
+    """True where a device holds the weights and gradients, which nothing in the lattice shards."""
     found: Truth = _held_bytes(task, rows) <= (task.memory_bytes or np.inf)
     return found
 
 
 def _held_bytes(task: LayoutTask, rows: Columns) -> NDArray[np.float64]:
     """Weights and gradients of a device."""
-    own_tp = np.where(rows["etp"] > 0, rows["etp"], rows["tp"])
-    experts = task.expert_bytes / (rows["ep"] * own_tp * rows["pp"])
+    expert_tp = np.where(rows["etp"] > 0, rows["etp"], rows["tp"])
+    experts = task.expert_bytes / (rows["ep"] * expert_tp * rows["pp"])
     held: NDArray[np.float64] = task.other_bytes / (rows["tp"] * rows["pp"]) + experts
     return held
 
@@ -324,7 +330,7 @@ def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
     return rows
 
 
-def _kept(
+def _legal(
     task: LayoutTask, columns: dict[str, Counts], rules: Sequence[Rule[LayoutRows]]
 ) -> dict[str, Counts]:
     """The rows that all of some rules allow.

@@ -38,7 +38,7 @@ MIXTURES = (*_LATENT, "glm4_moe", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"
 _GROUPED_BY_SUM_OF = 2
 """Scores of its best experts that are a group's, in DeepSeek-V3 and what follows it."""
 _NORMALIZED = {"deepseek_v3": True, "glm4_moe": True, "qwen2_moe": False, "qwen3_moe": False}
-"""Whether the weights of a token's experts add up to 1 where the config does not say."""
+"""True for mixtures whose weights of a token's experts add up to 1 unless the config says."""
 _BIAS_UPDATE_RATE = 1e-3
 """DeepSeek-AI, DeepSeek-V3 Technical Report (arXiv:2412.19437), section 4.2."""
 _BALANCE_OF_BIASED = 1e-4
@@ -111,11 +111,6 @@ def balance_advice(model: Model) -> str:
 def check_release(model: Model, release: str, *, by_script: bool) -> None:
     """Refuse a model that a release of Megatron Core, such as `0.16`, cannot be.
 
-    Args:
-        model: What is trained.
-        release: Empty: it is not known.
-        by_script: Whether pretrain_gpt.py trains, which sets what it has flags for alone.
-
     Raises:
         JobError: It cannot.
     """
@@ -157,7 +152,7 @@ def _not_in(model: Model, release: str, why: str, others: str) -> JobError:
 
 
 def has_layer_norm(model: Model, seq_len: int) -> bool:
-    """Whether the norms of a model are LayerNorm, and none of RMS.
+    """True if the norms of a model are LayerNorm, and none of RMS.
 
     Raises:
         JobError: Megatron's GPT model cannot be this one.
@@ -168,7 +163,7 @@ def has_layer_norm(model: Model, seq_len: int) -> bool:
 
 
 def has_sinks(model: Model) -> bool:
-    """Whether the model's attention has sinks, and windows in some layers."""
+    """True if the model's attention has sinks, and windows in some layers."""
     return _family(model) == "gpt_oss"
 
 
@@ -328,7 +323,7 @@ def _groups(model: Model) -> tuple[int, int] | None:
 
 
 def _is_sigmoid(model: Model) -> bool:
-    """Whether a sigmoid scores experts, and a bias that no gradient reaches balances them."""
+    """True if a sigmoid scores experts, and a bias without a gradient balances them."""
     return _family(model) in ("deepseek_v3", "glm4_moe")
 
 
@@ -522,7 +517,7 @@ def pattern_text(pattern: Sequence[int]) -> str:
 def pattern_of(text: str) -> list[int]:
     """The layers of a text of `pattern_text`."""
     parts = re.findall(r"\[([\d,]+)\]\*(\d+)", text)
-    return [int(each) for part, count in parts for each in part.split(",") * int(count)]
+    return [int(flag) for part, count in parts for flag in part.split(",") * int(count)]
 
 
 def _cannot_be(model: Model, why: str) -> JobError:

@@ -27,7 +27,7 @@ _VOCAB_OF_GPT2 = 50257
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToldCommand:
+class MegatronCommand:
     """What a command trains, as keys of a job."""
 
     checkout: Path
@@ -36,13 +36,11 @@ class ToldCommand:
     left_out: Sequence[str]
     """Flags that trials leave out, besides those that a knob governs."""
     config: dict[str, Any]
-    """The model, as a Hugging Face config."""
     keys: dict[str, Any]
-    """The job's other keys."""
 
 
 def is_megatrons(command: Sequence[str], folder: Path) -> bool:
-    """Whether a command starts a script of a checkout of Megatron-LM."""
+    """True for a command that starts a script of a Megatron-LM checkout."""
     script = _script_of(command, folder)
     if script is None or not (script.parent / "megatron/training").is_dir():
         return False
@@ -52,7 +50,7 @@ def is_megatrons(command: Sequence[str], folder: Path) -> bool:
         return False
 
 
-def read_command(command: Sequence[str], folder: Path) -> ToldCommand:
+def read_command(command: Sequence[str], folder: Path) -> MegatronCommand:
     """The job that a command is; `folder` is where it is started.
 
     Raises:
@@ -68,14 +66,14 @@ def read_command(command: Sequence[str], folder: Path) -> ToldCommand:
     launch = launch_of_line(shlex.join(command), release=release)
     for problem in launch.problems:
         raise JobError(f"the command: {problem.message}", problem.fix)
-    words, left_out = _kept(command[_script_at(command) + 1 :], folder)
+    words, left_out = _without_data(command[_script_at(command) + 1 :], folder)
     keys = {
         "seq_len": launch.get("seq_length"),
         "global_batch": launch.get("global_batch_size") or _batch(launch),
         "precision": next((name for name in ("bf16", "fp16") if launch.get(name)), "fp32"),
         "world": launch.world,
     }
-    return ToldCommand(
+    return MegatronCommand(
         checkout=script.parent,
         words=[*words, *_stated(launch)],
         left_out=left_out,
@@ -93,9 +91,9 @@ def _script_of(command: Sequence[str], folder: Path) -> Path | None:
     return Path(os.path.abspath(folder / command[at])) if at < len(command) else None
 
 
-def _kept(words: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
+def _without_data(words: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
     """Words that stay, files among them by absolute paths, and flags that are left out."""
-    kept: list[str] = []
+    words_left: list[str] = []
     left_out: list[str] = []
     stays = True
     for word in words:
@@ -107,8 +105,8 @@ def _kept(words: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
                 left_out.append(word)
         if stays:
             found = [folder / f"{word}{ending}" for ending in ("", ".bin")]
-            kept.append(str(folder / word) if any(map(Path.exists, found)) else word)
-    return kept, left_out
+            words_left.append(str(folder / word) if any(map(Path.exists, found)) else word)
+    return words_left, left_out
 
 
 def _stated(launch: MegatronLaunch) -> Iterator[str]:
@@ -155,7 +153,7 @@ def _config(launch: MegatronLaunch, vocab: int) -> dict[str, Any]:
         JobError: It is neither GPT-2's nor Llama's.
     """
     get = launch.get
-    said = {
+    facts = {
         "--position-embedding-type": get("position_embedding_type"),
         "--normalization": get("normalization"),
         "--swiglu": bool(get("swiglu")),
@@ -166,7 +164,7 @@ def _config(launch: MegatronLaunch, vocab: int) -> dict[str, Any]:
     # From 0.16 on it is kept under another name.
     epsilon = get("norm_epsilon") or get("layernorm_epsilon")
     is_tied = not get("untie_embeddings_and_output_weights")
-    if tuple(said.values()) == ("rope", "RMSNorm", True, True, False):
+    if tuple(facts.values()) == ("rope", "RMSNorm", True, True, False):
         groups = get("num_query_groups") if get("group_query_attention") else heads
         return {
             "model_type": "llama",
@@ -183,7 +181,7 @@ def _config(launch: MegatronLaunch, vocab: int) -> dict[str, Any]:
             "rope_theta": get("rotary_base"),
             "tie_word_embeddings": is_tied,
         }
-    if tuple(said.values()) == ("learned_absolute", "LayerNorm", False, False, False):
+    if tuple(facts.values()) == ("learned_absolute", "LayerNorm", False, False, False):
         return {
             "model_type": "gpt2",
             "architectures": ["GPT2LMHeadModel"],
@@ -196,8 +194,8 @@ def _config(launch: MegatronLaunch, vocab: int) -> dict[str, Any]:
             "layer_norm_epsilon": epsilon,
             "tie_word_embeddings": is_tied,
         }
-    told = ", ".join(f"{name} {value}" for name, value in said.items())
+    summary = ", ".join(f"{name} {value}" for name, value in facts.items())
     raise JobError(
-        f"the command: its model is neither GPT-2's nor Llama's: {told}",
+        f"the command: its model is neither GPT-2's nor Llama's: {summary}",
         "name the model in a job: --megatron-path FOLDER --model ... --megatron-arguments '...'",
     )

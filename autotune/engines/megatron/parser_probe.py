@@ -55,7 +55,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         except _UnknownError as error:
             return {"error": str(error), "hint": request["hint"]}
         except Exception as error:  # it asserts, raises, and looks things up: all are its word
-            refused[number] = _said(error)
+            refused[number] = _one_line(error)
     return {"refused": refused}
 
 
@@ -70,7 +70,7 @@ def _refuse(_: argparse.ArgumentParser, message: str) -> NoReturn:
     raise _UnknownError(message)
 
 
-def _said(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """The message, or the line that says what has to hold."""
     if text := " ".join(str(error).split()):
         return text

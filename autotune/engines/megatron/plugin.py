@@ -42,13 +42,11 @@ class Megatron(EnginePlugin):
     config_file = ARGUMENTS_FILE
 
     def needed(self, job: Job) -> Sequence[EnginePackage]:
-        """See `EnginePlugin.needed`; a checkout has Megatron Core in it."""
+        """A checkout has Megatron Core in it."""
         return self.packages if job.megatron_path is None else ()
 
     def knob_of(self, key: str) -> str:
-        """The knob that an argument follows from."""
         return KNOBS_OF.get(key, "")
 
     def bind(self, job: Job, environment: Environment) -> MegatronEngine:
-        """Megatron for a job."""
         return MegatronEngine(job, environment)

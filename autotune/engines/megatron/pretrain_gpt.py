@@ -16,7 +16,7 @@ from autotune.space.candidate import Candidate
 from autotune.space.workload import Way, WorkloadPlugin
 
 SCRIPT = "pretrain_gpt.py"
-_OWN_DATA = {"--data-path", "--data-args-path", "--per-split-data-args-path"}
+_DATA_FLAGS = {"--data-path", "--data-args-path", "--per-split-data-args-path"}
 _ASKING_S = 180.0
 """Time for a checkout to be imported, and to check some hundred command lines."""
 
@@ -28,7 +28,6 @@ class PretrainGpt(WorkloadPlugin):
     applies: ClassVar[Mapping[str, Way]] = {}  # every knob is an argument, and the engine's own
 
     def workload(self, job: Job, candidate: Candidate) -> Workload:
-        """See `WorkloadPlugin.workload`."""
         checkout = checkout_of(job)
         model = job.model_with(candidate.layers)
         return Workload(
@@ -38,7 +37,7 @@ class PretrainGpt(WorkloadPlugin):
             precision=candidate.precision(job.precision),
             seed=job.seed,
             script=str(checkout / SCRIPT),
-            arguments=script_arguments(checkout, model.shape.vocab, own_words(job)),
+            arguments=script_arguments(checkout, model.shape.vocab, user_words(job)),
             digest=digest_of(checkout),
         )
 
@@ -96,7 +95,7 @@ def check_arguments(
     return {int(number): str(why) for number, why in found["refused"].items()}
 
 
-def own_words(job: Job) -> list[str]:
+def user_words(job: Job) -> list[str]:
     """The user's own words for the script.
 
     Raises:
@@ -112,32 +111,26 @@ def own_words(job: Job) -> list[str]:
     return list(job.megatron_arguments)
 
 
-def script_arguments(checkout: Path, vocab: int, own: Sequence[str]) -> list[str]:
-    """Arguments of the script besides a candidate's: samples, and nothing but training.
-
-    Args:
-        checkout: Where the script is.
-        vocab: Token ids of the model.
-        own: The user's own words.
-    """
+def script_arguments(checkout: Path, vocab: int, words: Sequence[str]) -> list[str]:
+    """Arguments of the script besides a candidate's: samples, and nothing but training."""
     return [
-        *data_words(own),
-        *tokenizer_words(vocab, release_of(checkout), own),
-        *own,
+        *data_words(words),
+        *tokenizer_words(vocab, release_of(checkout), words),
+        *words,
         *("--eval-iters", "0", "--eval-interval", "1000"),  # without a number it fails
         *("--log-interval", "1"),
         "--log-throughput",
     ]
 
 
-def data_words(own: Sequence[str]) -> list[str]:
+def data_words(words: Sequence[str]) -> list[str]:
     """Words that ask for random samples, where the user's own name no data."""
-    return [] if _OWN_DATA & set(own) else ["--mock-data"]
+    return [] if _DATA_FLAGS & set(words) else ["--mock-data"]
 
 
-def tokenizer_words(vocab: int, release: str, own: Sequence[str]) -> list[str]:
+def tokenizer_words(vocab: int, release: str, words: Sequence[str]) -> list[str]:
     """Words for a tokenizer of so many token ids, where the user's own name none."""
-    if "--tokenizer-type" in own:
+    if "--tokenizer-type" in words:
         return []
     return ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(null_vocab(vocab, release))]
 

@@ -66,7 +66,7 @@ def probe_ranks(candidate: Candidate, *, task: LayoutTask, job: Job) -> Sequence
         if_slow="give a shorter --seq-len: weights, gradients and optimizer states stay the same",
         if_dead="see whether a search on CPU ranks starts: python -m autotune doctor",
     )
-    return [RankMemory(**each) for each in found["ranks"]]
+    return [RankMemory(**rank) for rank in found["ranks"]]
 
 
 def ranks_of(row: Mapping[str, int], world: int) -> list[int]:
@@ -86,7 +86,7 @@ def micro_batches(row: Mapping[str, int]) -> int:
 def _words_of_fakes(release: str) -> list[str]:
     known = flags(release)
     if FLAG not in known:
-        having = ", ".join(each for each in releases() if FLAG in flags(each))
+        having = ", ".join(version for version in releases() if FLAG in flags(version))
         raise JobError(
             f"--probe-memory: Megatron Core {release} has no {FLAG}",
             f"name a checkout of {having}, or leave --megatron-path out",

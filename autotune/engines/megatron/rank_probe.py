@@ -41,16 +41,16 @@ def main() -> None:
         driver.load_code("cpu")
     found = []
     for rank in request["ranks"]:
-        told = answer.with_suffix(f".{rank}")
+        answered = answer.with_suffix(f".{rank}")
         # Forked: what is imported by now need not be again, and each has its own memory.
         if (child := os.fork()) == 0:
-            os._exit(_in_child(request, rank, told))
+            os._exit(_in_child(request, rank, answered))
         os.waitpid(child, 0)
-        if not told.exists():
+        if not answered.exists():
             error = f"rank {rank}: it was killed: there may be too little memory for it"
             found = [{"error": error}]
             break
-        found.append(json.loads(told.read_text(encoding="utf-8")))
+        found.append(json.loads(answered.read_text(encoding="utf-8")))
         if "error" in found[-1]:
             break
     failed = found[-1].get("error")
@@ -58,7 +58,7 @@ def main() -> None:
     answer.write_text(json.dumps({"error": failed, "hint": hint} if failed else {"ranks": found}))
 
 
-def _in_child(request: dict[str, Any], rank: int, told: Path) -> int:
+def _in_child(request: dict[str, Any], rank: int, answer: Path) -> int:
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(request["world"]),
@@ -72,9 +72,9 @@ def _in_child(request: dict[str, Any], rank: int, told: Path) -> int:
             found = {"rank": rank, **train(request, rank)}
     except BaseException as error:  # whatever Megatron ends with is its word
         traceback.print_exc()
-        said = " ".join(str(error).split()) or type(error).__name__
-        found = {"error": f"rank {rank}: {said[:300]}"}
-    told.write_text(json.dumps(found), encoding="utf-8")
+        text = " ".join(str(error).split()) or type(error).__name__
+        found = {"error": f"rank {rank}: {text[:300]}"}
+    answer.write_text(json.dumps(found), encoding="utf-8")
     return 0
 
 
@@ -101,7 +101,7 @@ def _of_built_in(request: dict[str, Any], rank: int) -> dict[str, Any]:
     training = train_megatron.make_training(arguments, settings)
     _keep_finite(training)
     next(train_megatron.steps(training))
-    return _told(training, meter)
+    return _figures(training, meter)
 
 
 def _of_checkout(request: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _of_checkout(request: dict[str, Any], rank: int) -> dict[str, Any]:
 
         def seen(*args: Any, **kwargs: Any) -> None:
             step(*args, **kwargs)
-            found.update(_told(training, meters[0]))
+            found.update(_figures(training, meters[0]))
             raise _SeenError
 
         training.step = seen
@@ -155,7 +155,7 @@ def _keep_finite(training: Any) -> None:
     training.update = finite_update
 
 
-def _told(training: Any, meter: CpuMeter) -> dict[str, Any]:
+def _figures(training: Any, meter: CpuMeter) -> dict[str, Any]:
     from autotune.trial import megatron_states  # after Megatron: it may be a checkout's
 
     return {

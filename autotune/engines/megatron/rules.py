@@ -10,7 +10,14 @@ import numpy as np
 
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron import expert_rules, stage_rules
-from autotune.engines.megatron.choices import CP_KINDS, GRAPHS, OFFLOADED, RECOMPUTED, has
+from autotune.engines.megatron.choices import (
+    CP_KINDS,
+    FP8_RECIPES,
+    GRAPHS,
+    OFFLOADED,
+    RECOMPUTED,
+    has,
+)
 from autotune.engines.megatron.layout_rule import ARGUMENTS, CONFIG, layout_rule, with_parameters
 from autotune.engines.megatron.layout_task import Counts, LayoutRows, Truth, middle_layers
 from autotune.space.rule import Rule
@@ -42,6 +49,7 @@ OF_SOME_RELEASES = (
 
 
 _A2A = CP_KINDS.index("a2a")
+_MXFP8 = FP8_RECIPES.index("mxfp8")
 
 
 def _splits_unevenly(n_layers: int, pp: Counts, vp: Counts, first: Counts, last: Counts) -> Truth:
@@ -208,10 +216,12 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "vp.layers",
-        lambda pp, vp, n_layers, stages: (pp * vp <= n_layers) | (stages > 0),
+        lambda pp, vp, ends_as_layers, n_layers, stages: (
+            (pp * vp <= n_layers + 2 * ends_as_layers * (vp > 1)) | (stages > 0)
+        ),
         "pp {pp} x vp {vp} is more than the model's {n_layers} layers",
         "take a vp x pp of at most {n_layers}",
-        "ours: every chunk has a layer",
+        "ours: every chunk has a layer, or with ends_as_layers the embedding or the loss",
     ),
     layout_rule(
         "pp.split",
@@ -644,6 +654,13 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "the device computes no products in fp8",
         "take fp8=none",
         "ours: the table of accelerators",
+    ),
+    layout_rule(
+        "fp8.mxfp8",
+        lambda fp8, fp8_recipe, has_fp4: (fp8 == 0) | (fp8_recipe != _MXFP8) | has_fp4,
+        "fp8_recipe=mxfp8 scales blocks of 32 in the tensor cores, and the device's do not",
+        "take fp8_recipe=tensorwise, or blockwise on Hopper",
+        "ours: the table of accelerators; transformer_engine/pytorch/fp8.py, check_mxfp8_support",
     ),
     layout_rule(
         "fp8.gather",

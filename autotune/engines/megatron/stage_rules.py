@@ -23,7 +23,9 @@ def _of_written(holds: Callable[..., bool], *names: str) -> Callable[..., Truth]
     def answer(stages: Counts, *others: Counts | int) -> Truth:
         found = np.ones(len(stages), dtype=np.bool_)
         for at in np.flatnonzero(stages > BALANCED):
-            values = (int(each if np.ndim(each) == 0 else np.ravel(each)[at]) for each in others)
+            values = (
+                int(other if np.ndim(other) == 0 else np.ravel(other)[at]) for other in others
+            )
             found[at] = holds(written_stages(int(stages[at])), *values)
         return found
 
@@ -55,13 +57,15 @@ def _differs_from_even(
     found = np.ones(len(stages), dtype=np.bool_)
     where = np.flatnonzero((stages == BALANCED) & (pp > 1))
     splits, places = np.unique(np.stack([pp[where], vp[where]]), axis=1, return_inverse=True)
-    differs = [_is_own_split(work or StageWork(n_layers=n_layers), *map(int, s)) for s in splits.T]
+    differs = [
+        _is_uneven_split(work or StageWork(n_layers=n_layers), *map(int, s)) for s in splits.T
+    ]
     found[where] = np.array(differs, dtype=np.bool_)[np.ravel(places)]
     return found
 
 
-def _is_own_split(work: StageWork, pp: int, vp: int) -> bool:
-    """Whether balanced stages are none that other knobs make."""
+def _is_uneven_split(work: StageWork, pp: int, vp: int) -> bool:
+    """True for balanced stages that no other knobs make."""
     if work.n_layers % (pp * vp) and (work.n_layers + 2) % (pp * vp):
         return True
     counts = balanced_layers(work, pp, vp)
@@ -69,7 +73,9 @@ def _is_own_split(work: StageWork, pp: int, vp: int) -> bool:
         return False
     first, *middle, last = counts
     ends = (work.n_layers + 2) // (pp * vp)
-    return bool(first != ends - 1 or last != ends - 1 or any(each != ends for each in middle))
+    return bool(
+        first != ends - 1 or last != ends - 1 or any(n_middle != ends for n_middle in middle)
+    )
 
 
 def _has_experts_on_each_rank(stages: Stages, pp: int, n_dense_layers: int) -> bool:
@@ -77,7 +83,7 @@ def _has_experts_on_each_rank(stages: Stages, pp: int, n_dense_layers: int) -> b
 
 
 def has_experts_on_each_rank(counts: list[int], pp: int, n_dense_layers: int) -> bool:
-    """Whether each pipeline rank has a layer of experts, given the layers of each stage."""
+    """True if each pipeline rank has a layer of experts, given the layers of each stage."""
     ends = np.cumsum(counts)
     experts = np.minimum(np.array(counts), np.maximum(0, ends - n_dense_layers))
     return all(int(experts[rank::pp].sum()) > 0 for rank in range(pp))
@@ -163,7 +169,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     layout_rule(
         "stages.layers",
         _of_written(
-            lambda stages, n_layers: sum(each.count("t") for each in stages) == n_layers,
+            lambda stages, n_layers: sum(stage.count("t") for stage in stages) == n_layers,
             "n_layers",
         ),
         "the layout places another number of layers, each a t, than n_layers {n_layers}",
@@ -188,7 +194,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     layout_rule(
         "stages.mtp_on_first_rank",
         _of_written(
-            lambda stages, pp: pp == 1 or not any("m" in each for each in stages[::pp]), "pp"
+            lambda stages, pp: pp == 1 or not any("m" in stage for stage in stages[::pp]), "pp"
         ),
         "the layout has m on the first rank of the pipeline: the ranks wait for one another while "
         "the model is built, or train with an embedding that differs",

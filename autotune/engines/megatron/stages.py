@@ -39,7 +39,6 @@ class StageWork:
 
     @property
     def tail(self) -> float:
-        """What comes after the last layer."""
         return self.n_mtp_layers * self.mtp_layer + self.head
 
 
@@ -101,8 +100,8 @@ def _shared(n_layers: int, parts: int, tail: float) -> list[int]:
 
     fair = int((n_layers + tail) / parts - tail)
     last = min({max(0, min(n_layers, fair + more)) for more in (-1, 0, 1)}, key=heaviest)
-    each, rest = divmod(n_layers - last, parts - 1)
-    return [*([each] * (parts - 1 - rest)), *([each + 1] * rest), last]
+    share, rest = divmod(n_layers - last, parts - 1)
+    return [*([share] * (parts - 1 - rest)), *([share + 1] * rest), last]
 
 
 def _moved(work: StageWork, counts: list[int], pp: int) -> list[int]:

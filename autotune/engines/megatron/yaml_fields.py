@@ -102,12 +102,7 @@ def missing(given: Collection[str], release: str) -> list[str]:
 
 
 def meant_by(field: str, given: Collection[str]) -> str:
-    """The field that an unknown one must have been meant for; empty: it is known, or none is near.
-
-    Args:
-        field: Its name, without its section.
-        given: Names of all fields of the YAML; what is given is meant by no other.
-    """
+    """The field that an unknown one must mean; empty: it is known, or none is near."""
     known = set(_known())
     if field in known:
         return ""

@@ -7,10 +7,10 @@ from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.accelerate_launch import LOW_PRECISIONS, launched, settings_of
 from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.command_training import CommandFiles, CommandTraining
 from autotune.export.dialects.hf import BY_SCRIPT
 from autotune.export.launchers.accelerate import YAML_FILE
 from autotune.export.material import SCRIPT, material, readme
-from autotune.export.own import OwnFiles, OwnTraining
 from autotune.export.trainer import family_config, is_open, refuse_unsaid, with_autos
 from autotune.export.trainer_keys import untuned
 from autotune.trial.engines.deepspeed import CONFIG_FILE
@@ -28,53 +28,54 @@ class AccelerateFiles(Dialect):
     launcher = "accelerate"
     only_launcher = "accelerate.yaml is read by `accelerate launch` alone"
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`."""
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         refuse_unsaid(handout, "accelerate", says=BY_SCRIPT)
         config = family_config(handout)
         config["train_micro_batch_size_per_gpu"] = handout.candidate.micro_batch
-        config, optimizer = _by_script(handout, config)
+        config, optimizer = _split_by_script(handout, config)
         more = {
             "is_sharded": look_up(config, "zero_optimization.stage") == 3,
             "recompute": handout.workload.settings.get("recompute", "none"),
             "untuned": untuned(config),
         }
-        own = {"dummy_optimizer": optimizer}
+        variables = {"dummy_optimizer": optimizer}
         return {
             CONFIG_FILE: canonical_json(config),
-            **material(handout, "accelerate/train.py", templates, more=own),
+            **material(handout, "accelerate/train.py", templates, more=variables),
             **readme(handout, launch, templates, "accelerate/README.md.j2", more, config=config),
         }
 
-    def of_command(self, own: OwnTraining) -> OwnFiles:
-        """See `Dialect.of_command`."""
-        is_trainer = own.script.is_trainer
-        config = own.config_for_trainer if is_trainer else dict(own.config)
+    def of_command(self, training: CommandTraining) -> CommandFiles:
+        script, is_trainer = training.script, training.script.is_trainer
+        config = training.config_for_trainer if is_trainer else dict(training.config)
         config.pop("train_batch_size", None)  # see `trainer.family_config`
-        if not is_trainer and own.script.precision in LOW_PRECISIONS:
-            config.setdefault(own.script.precision, {"enabled": True})  # its own file may not say
+        if not is_trainer and script.precision in LOW_PRECISIONS:
+            # Its own file may not say.
+            config.setdefault(script.precision, {"enabled": True})
         notes = []
-        if is_trainer and own.script.arguments.get("deepspeed") and not own.is_flag("deepspeed"):
+        names_file = is_trainer and script.arguments.get("deepspeed")
+        if names_file and not training.is_flag("deepspeed"):
             notes.append("take `deepspeed=` out of your TrainingArguments: it beats accelerate")
-        return OwnFiles(
+        return CommandFiles(
             files={
                 CONFIG_FILE: canonical_json(config),
-                YAML_FILE: dump_yaml(settings_of(own, config)),
+                YAML_FILE: dump_yaml(settings_of(training, config)),
             },
-            command=launched(own, own.command(), drops=("deepspeed",) if is_trainer else ()),
+            command=launched(
+                training, training.command(), drops=("deepspeed",) if is_trainer else ()
+            ),
             about={
                 CONFIG_FILE: "your configuration with the edits",
                 YAML_FILE: "the ranks, and the `ds_config.json` that DeepSpeed gets",
             },
             notes=notes,
-            in_code={} if own.takes_arguments else _in_code(own),
+            in_code={} if training.takes_arguments else _in_code(training),
         )
 
 
-def _by_script(handout: Handout, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_by_script(
+    handout: Handout, config: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration with "auto" for what `DummyOptim` brings, and what the run's has."""
     keys = {name: f"optimizer.params.{name}" for name in ("lr", "weight_decay")}
     keys = {name: key for name, key in keys.items() if is_open(handout, key)}
@@ -82,8 +83,8 @@ def _by_script(handout: Handout, config: dict[str, Any]) -> tuple[dict[str, Any]
     return with_autos(config, keys.values()), {n: v for n, v in has.items() if v is not None}
 
 
-def _in_code(own: OwnTraining) -> dict[str, Any]:
+def _in_code(training: CommandTraining) -> dict[str, Any]:
     """What the command does not take; the configuration reaches it by the files, in most."""
-    if own.script.description.get("brings_plugin"):
-        return dict(own.in_code())  # it is made in the script's own code
-    return dict(own.arguments_in_code())
+    if training.script.description.get("brings_plugin"):
+        return dict(training.in_code())  # it is made in the script's own code
+    return dict(training.arguments_in_code())

@@ -9,8 +9,8 @@ from typing import Any
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.command_training import CommandFiles, CommandTraining, file_of_command
 from autotune.export.material import SCRIPT, from_config, readme
-from autotune.export.own import OwnFiles, OwnTraining, file_of_command
 from autotune.export.trainer import Setting, refuse_unsaid, trained
 from autotune.job.adapters import ALL_LINEAR
 from autotune.trial.engines.deepspeed import CONFIG_FILE
@@ -38,11 +38,7 @@ class Axolotl(Dialect):
     script = SCRIPT
     frameworks = ("axolotl",)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`."""
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         refuse_unsaid(handout, "axolotl", says=_SAYS)
         decided = dump_yaml(decided_fields(handout))
         text = (
@@ -61,15 +57,15 @@ class Axolotl(Dialect):
             **readme(handout, launch, templates, "axolotl/README.md.j2", more, config=config),
         }
 
-    def of_command(self, own: OwnTraining) -> OwnFiles:
-        """See `Dialect.of_command`: the file of the command with the edits."""
-        return file_of_command(own, YAML_FILE)
+    def of_command(self, training: CommandTraining) -> CommandFiles:
+        """The file of the command with the edits."""
+        return file_of_command(training, YAML_FILE)
 
 
 def decided_fields(handout: Handout) -> dict[str, Any]:
     """The fields that the configuration decides."""
-    own, precision = handout.workload.settings, handout.workload.precision
-    is_recomputed = own.get("recompute", "none") != "none"
+    settings, precision = handout.workload.settings, handout.workload.precision
+    is_recomputed = settings.get("recompute", "none") != "none"
     fields: dict[str, Any] = {
         "deepspeed": CONFIG_FILE,
         **_renamed(trained(handout).arguments),
@@ -81,9 +77,9 @@ def decided_fields(handout: Handout) -> dict[str, Any]:
         fields["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     if _is_on_cpu(handout):
         fields["plugins"] = [_PLUGIN]
-    if own.get("attention", "default") != "default":
-        fields["attn_implementation"] = own["attention"]
-    if own.get("compile", "none") != "none":
+    if settings.get("attention", "default") != "default":
+        fields["attn_implementation"] = settings["attention"]
+    if settings.get("compile", "none") != "none":
         fields["torch_compile"] = True
     if _is_on_cpu(handout) and "lora" in handout.job.model.source:
         fields |= dict.fromkeys(_TRITON_KERNELS, False)

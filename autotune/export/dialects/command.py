@@ -5,8 +5,8 @@ from pathlib import Path
 from autotune.base.templates import Templates
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.command_files import files_of_command
+from autotune.export.command_training import CommandFiles, CommandTraining, config_of_command
 from autotune.export.dialects.accelerate import AccelerateFiles
-from autotune.export.own import OwnFiles, OwnTraining, config_of_command
 from autotune.job.observed import FRAMEWORKS
 
 
@@ -14,21 +14,18 @@ class OwnCommand(Dialect):
     """`launch.sh` starts the training as the user does, with the edits that were measured."""
 
     engines = ("deepspeed",)
+    script = "launch.sh"
     frameworks = tuple(FRAMEWORKS)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`."""
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         return files_of_command(self, handout, templates, Path())
 
-    def of_command(self, own: OwnTraining) -> OwnFiles:
-        """See `Dialect.of_command`."""
-        if own.is_set_up_by_accelerate and any(own.in_file()):
-            return AccelerateFiles().of_command(own)
-        where = own.script.description.get("config_file") or ""
-        theirs = f"your `{where}`" if where else "your configuration"
-        text = f'{theirs} with the edits, every "auto" kept'
-        if own.own_files:
+    def of_command(self, training: CommandTraining) -> CommandFiles:
+        if training.is_set_up_by_accelerate and any(training.in_file()):
+            return AccelerateFiles().of_command(training)
+        where = training.script.description.get("config_file") or ""
+        whose = f"your `{where}`" if where else "your configuration"
+        text = f'{whose} with the edits, every "auto" kept'
+        if training.files_read:
             text = "what DeepSpeed gets by them, for you to read"
-        return config_of_command(own, own.config, text)
+        return config_of_command(training, training.config, text)

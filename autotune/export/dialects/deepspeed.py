@@ -22,8 +22,13 @@ from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.outputs import without_outputs
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.base import Dialect, Handout, Launch, Subject
+from autotune.export.command_training import (
+    CommandFiles,
+    CommandTraining,
+    autos,
+    config_of_command,
+)
 from autotune.export.material import reading_export, training_script, trial_script
-from autotune.export.own import OwnFiles, OwnTraining, autos, config_of_command
 from autotune.export.readme import choice_values
 from autotune.export.trainer_keys import untuned
 from autotune.job.observed import FRAMEWORKS
@@ -51,11 +56,7 @@ class DeepSpeedFiles(Dialect):
     script = "train.py"
     frameworks = tuple(FRAMEWORKS)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`."""
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         settings = {**script_settings(handout.workload, handout.layout), **handout.settings}
         values = _values(handout, launch, settings)
         files = {
@@ -72,16 +73,16 @@ class DeepSpeedFiles(Dialect):
             files["model/config.json"] = canonical_json(handout.job.model.source["config"])
         return files
 
-    def of_command(self, own: OwnTraining) -> OwnFiles:
-        """See `Dialect.of_command`: concrete numbers; what only Trainer knows stays "auto"."""
-        config = own.config_in_numbers
+    def of_command(self, training: CommandTraining) -> CommandFiles:
+        """Concrete numbers; what only Trainer knows stays "auto"."""
+        config = training.config_in_numbers
         left = ", ".join(f"`{key}`" for key in autos(config))
         notes = [f'{left}: "auto", since it follows from the length of the training']
-        made = config_of_command(own, config, "your configuration with the edits, in numbers")
+        made = config_of_command(training, config, "your configuration with the edits, in numbers")
         return dataclasses.replace(made, notes=[*made.notes, *(notes if left else ())])
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
-        """See `Dialect.read`: the configuration, and the settings that it has no key for."""
+        """The configuration, and the settings that it has no key for."""
         with reading_export(folder, "deepspeed"):
             settings = read_json(folder / SETTINGS_FILE)
             # A soak is no run of the user's: it writes nothing to where those write.
@@ -131,18 +132,18 @@ def _read(
 ) -> tuple[TrialSpec, Setup]:
     """Spec of its trial, and the setup that would run."""
     # Older exports say none.
-    told = {"sp": 1, **_LATER, **settings}
+    stated = {"sp": 1, **_LATER, **settings}
     for name, least in _LEAST.items():
-        _whole(told, name, least=least)
+        _whole(stated, name, least=least)
     for name in _WORDS:
-        if not isinstance(told[name], str):
-            raise ValueError(f"{name}: {str(told[name])[:60]!r} is no text")
-    told["micro_batch"] = _whole(config, "train_micro_batch_size_per_gpu")
-    told["grad_accum"] = _whole(config, "gradient_accumulation_steps")
-    if "factory" not in told:
-        told["config"] = read_json(folder / "model" / "config.json")
-    workload, layout = parts_of(told, digest=script_digest(), more=_LATER)
-    own: dict[str, Any] = {n.replace(".", "_"): value for n, value in workload.settings.items()}
+        if not isinstance(stated[name], str):
+            raise ValueError(f"{name}: {str(stated[name])[:60]!r} is no text")
+    stated["micro_batch"] = _whole(config, "train_micro_batch_size_per_gpu")
+    stated["grad_accum"] = _whole(config, "gradient_accumulation_steps")
+    if "factory" not in stated:
+        stated["config"] = read_json(folder / "model" / "config.json")
+    workload, layout = parts_of(stated, digest=script_digest(), more=_LATER)
+    chosen: dict[str, Any] = {n.replace(".", "_"): value for n, value in workload.settings.items()}
     setup = Setup(
         ds_config=config,
         world=layout.world,
@@ -153,7 +154,7 @@ def _read(
         seq_len=workload.seq_len,
         precision=workload.precision,
         environment=environment,
-        **own,
+        **chosen,
     )
     hashed = digest[:12]
     spec = TrialSpec(

@@ -6,8 +6,8 @@ from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
 from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.command_training import CommandFiles, CommandTraining
 from autotune.export.material import SCRIPT, material, readme
-from autotune.export.own import OwnFiles, OwnTraining
 from autotune.export.trainer import (
     SHORT_RUN,
     Setting,
@@ -37,11 +37,7 @@ class HuggingFaceTrainer(Dialect):
     script = SCRIPT
     frameworks = ("trainer", "trl", "ms-swift")
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`."""
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         consumer = "Hugging Face Trainer"
         refuse_unsaid(handout, consumer, says=BY_SCRIPT)
         arguments = trainer_arguments(handout, consumer)
@@ -55,29 +51,28 @@ class HuggingFaceTrainer(Dialect):
             **readme(handout, launch, templates, "hf/README.md.j2", more, config=config),
         }
 
-    def of_command(self, own: OwnTraining) -> OwnFiles:
-        """See `Dialect.of_command`."""
-        lines = "".join(f"--{name} {text}\n" for name, text in spelled(own.arguments) if text)
-        files = {CONFIG_FILE: canonical_json(own.config_for_trainer), ARGUMENTS_FILE: lines}
+    def of_command(self, training: CommandTraining) -> CommandFiles:
+        lines = "".join(f"--{name} {text}\n" for name, text in spelled(training.arguments) if text)
+        files = {CONFIG_FILE: canonical_json(training.config_for_trainer), ARGUMENTS_FILE: lines}
         about = {
             CONFIG_FILE: '"auto" wherever Trainer owns the key: its arguments hold the value',
             ARGUMENTS_FILE: "TrainingArguments that you set or that change, as a command line has "
             "them",
         }
-        if not own.takes_arguments and own.argument_file is not None:
-            name, text = own.edited_arguments()
+        if not training.takes_arguments and training.argument_file is not None:
+            name, text = training.edited_arguments()
             files[name], about[name] = text, "your file of arguments with the edits"
-            return OwnFiles(files=files, command=own.command_with_file(name), about=about)
+            return CommandFiles(files=files, command=training.command_with_file(name), about=about)
         notes = ['Trainer refuses numbers that differ from its arguments: leave "auto"']
-        if not own.takes_arguments:
-            fields = ", ".join(f"{name}={value!r}" for name, value in own.arguments.items())
+        if not training.takes_arguments:
+            fields = ", ".join(f"{name}={value!r}" for name, value in training.arguments.items())
             notes.append(f"in your code: `TrainingArguments(..., {fields})`")
-        return OwnFiles(
+        return CommandFiles(
             files=files,
-            command=own.command(),
+            command=training.command(),
             about=about,
             notes=notes,
-            in_code=dict(own.in_code()),
+            in_code=dict(training.in_code()),
         )
 
 
@@ -85,8 +80,8 @@ def run_file(handout: Handout, **more: Any) -> dict[str, str]:
     """The file of what a candidate does not decide; none for a script of the workload's own."""
     if handout.workload.script:
         return {}
-    own = {"disable_tqdm": True, **trained(handout).of_the_run, **more}
-    return {RUN_FILE: lines_of({**SHORT_RUN, **own})}
+    arguments = {"disable_tqdm": True, **trained(handout).of_the_run, **more}
+    return {RUN_FILE: lines_of({**SHORT_RUN, **arguments})}
 
 
 def lines_of(arguments: Mapping[str, Any]) -> str:

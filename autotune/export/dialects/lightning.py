@@ -13,9 +13,9 @@ from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
 from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.command_training import HERE, CommandFiles, CommandTraining
 from autotune.export.dialects.hf import BY_SCRIPT
 from autotune.export.material import SCRIPT, material, readme
-from autotune.export.own import HERE, OwnFiles, OwnTraining
 from autotune.export.trainer import family_config, is_open, refuse_unsaid
 from autotune.export.trainer_keys import untuned
 from autotune.trial.engines.deepspeed import CONFIG_FILE
@@ -35,11 +35,7 @@ class Lightning(Dialect):
     script = SCRIPT
     frameworks = ("lightning",)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`."""
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         refuse_unsaid(handout, "Lightning", says=BY_SCRIPT)
         config = family_config(handout)
         config.pop("gradient_accumulation_steps", None)  # Lightning raises on it
@@ -53,34 +49,34 @@ class Lightning(Dialect):
             "untuned": untuned(config),
             "clips": clipping is not None,
         }
-        own = {"gradient_clip_val": clipping}
+        variables = {"gradient_clip_val": clipping}
         return {
             CONFIG_FILE: canonical_json(config),
             YAML_FILE: text,
-            **material(handout, "lightning/train.py", templates, more=own),
+            **material(handout, "lightning/train.py", templates, more=variables),
             **readme(handout, launch, templates, "lightning/README.md.j2", more, config=config),
         }
 
-    def of_command(self, own: OwnTraining) -> OwnFiles:
-        """See `Dialect.of_command`: the accumulation is the Trainer's, which raises on two."""
-        config = own.config_in_numbers
+    def of_command(self, training: CommandTraining) -> CommandFiles:
+        """The accumulation is the Trainer's, which raises on two."""
+        config = training.config_in_numbers
         steps = config.pop("gradient_accumulation_steps", 1)
-        theirs = _trainer_in(own)
-        strategy = theirs.get("strategy")
+        trainer = _trainer_in(training)
+        strategy = trainer.get("strategy")
         kind = strategy.get("class_path") if isinstance(strategy, Mapping) else None
         # A path from the folder where the command runs, which is the user's.
-        path = str(own.folder.resolve() / CONFIG_FILE)
+        path = str(training.folder.resolve() / CONFIG_FILE)
         fields = {
             "accumulate_grad_batches": steps,
             "strategy": {"class_path": kind or STRATEGY, "init_args": {"config": path}},
         }
-        command, in_code = own.command(), dict(own.in_code())
+        command, in_code = training.command(), dict(training.in_code())
         about = "what your `Trainer(...)` says of it in code"
-        if theirs or _FIT in own.words:
+        if trainer or _FIT in training.words:
             # Of several files the last one decides.
             command, in_code = [*command, "--config", f"{HERE}/{YAML_FILE}"], {}
             about = "what LightningCLI reads after your own files"
-        return OwnFiles(
+        return CommandFiles(
             files={
                 CONFIG_FILE: canonical_json(config),
                 YAML_FILE: dump_yaml({"trainer": fields}),
@@ -95,10 +91,10 @@ class Lightning(Dialect):
         )
 
 
-def _trainer_in(own: OwnTraining) -> Mapping[str, Any]:
+def _trainer_in(training: CommandTraining) -> Mapping[str, Any]:
     """The `trainer` section of a file of LightningCLI's that the command names; empty: none."""
-    for word in own.words:
-        path = Path(own.script.folder, word.rpartition("=")[2])
+    for word in training.words:
+        path = Path(training.script.folder, word.rpartition("=")[2])
         if path.suffix not in (".yaml", ".yml"):
             continue
         try:

@@ -8,8 +8,8 @@ from typing import Any
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.command_training import CommandFiles, CommandTraining, file_of_command
 from autotune.export.material import SCRIPT, from_config, readme
-from autotune.export.own import OwnFiles, OwnTraining, file_of_command
 from autotune.export.trainer import (
     SHORT_RUN,
     Setting,
@@ -19,10 +19,10 @@ from autotune.export.trainer import (
 )
 from autotune.job.adapters import ALL_LINEAR
 from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.guest.frameworks import FACTORY_ATTENTION
 
 YAML_FILE = "llamafactory.yaml"
 CONSUMER = "LLaMA-Factory"
-_ATTENTION = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
 _SAYS = frozenset({Setting.ATTENTION, Setting.COMPILE, Setting.ADAPTERS})
 
 
@@ -33,17 +33,13 @@ class LlamaFactory(Dialect):
     script = SCRIPT
     frameworks = ("llama-factory",)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`."""
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         refuse_unsaid(handout, CONSUMER, says=_SAYS)
         decided = dump_yaml(decided_fields(handout))
-        told = dump_yaml(_trained_fields(handout))
+        fields = dump_yaml(_trained_fields(handout))
         text = (
             f"### what the configuration decides\n{decided}\n"
-            f"### what is trained, and how: keep your own\n{told}"
+            f"### what is trained, and how: keep your own\n{fields}"
         )
         more = {"fields": decided.splitlines()}
         config = trained(handout).config
@@ -56,22 +52,22 @@ class LlamaFactory(Dialect):
             ),
         }
 
-    def of_command(self, own: OwnTraining) -> OwnFiles:
-        """See `Dialect.of_command`: the file of the command with the edits."""
-        return file_of_command(own, YAML_FILE)
+    def of_command(self, training: CommandTraining) -> CommandFiles:
+        """The file of the command with the edits."""
+        return file_of_command(training, YAML_FILE)
 
 
 def decided_fields(handout: Handout) -> dict[str, Any]:
     """The fields that the configuration decides."""
-    own = handout.workload.settings
-    is_recomputed = own.get("recompute", "none") != "none"
+    settings = handout.workload.settings
+    is_recomputed = settings.get("recompute", "none") != "none"
     fields = {
         **trainer_arguments(handout, CONSUMER, recompute=False),
         "disable_gradient_checkpointing": not is_recomputed,
         "cutoff_len": handout.workload.seq_len,
     }
-    if (attention := str(own.get("attention", "default"))) != "default":
-        fields["flash_attn"] = _ATTENTION[attention]
+    if (attention := str(settings.get("attention", "default"))) != "default":
+        fields["flash_attn"] = FACTORY_ATTENTION[attention]
     if is_recomputed:
         fields["use_reentrant_gc"] = False
     return fields

@@ -58,7 +58,6 @@ class MegatronBridge(SectionedDialect):
     templates = "megatron/bridge"
 
     def sections(self, run: MegatronRun, handout: Handout) -> Sections:
-        """See `SectionedDialect.sections`."""
         job = handout.job
         found: Sections = {
             "model": {
@@ -90,11 +89,10 @@ class MegatronBridge(SectionedDialect):
         return found
 
     def fields_section(self, section: str, fields: Mapping[str, Any]) -> str:
-        """See `SectionedDialect.fields_section`: latent attention has a class of its own."""
+        """Latent attention has a class of its own."""
         return "latent_model" if fields.get("multi_latent_attention") else section
 
     def say(self, sections: Sections, name: str, value: Any) -> None:
-        """See `SectionedDialect.say`."""
         if name == "fp4_format":  # mixed_precision says it
             return
         if name == "grad_reduce_in_bf16":  # its mixed precision decides
@@ -108,7 +106,7 @@ class MegatronBridge(SectionedDialect):
         say(sections, name, value, elsewhere=_ELSEWHERE)
 
     def beside(self, run: MegatronRun, handout: Handout) -> dict[str, Any]:
-        """See `SectionedDialect.beside`: its script asks for a mixed precision by name."""
+        """Its script asks for a mixed precision by name."""
         found: dict[str, Any] = {"mixed_precision": _mixed_precision(run, handout.job.precision)}
         if run.layout.get("grad_reduce_in_bf16"):
             found["grad_reduce_in_fp32"] = False

@@ -20,11 +20,7 @@ class MegatronCoreScript(Dialect):
     script = "train_megatron.py"
     only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`."""
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         scripts = [self.script, "train.py", "lengths.py"]
         if handout.environment.accelerator == "cpu":
             scripts.append("megatron_cpu.py")
@@ -38,10 +34,17 @@ class MegatronCoreScript(Dialect):
         }
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
-        """See `Dialect.read`: the arguments, and the settings that they do not say."""
+        """The arguments, and the settings that they do not say."""
         with reading_export(folder, "megatron-core"):
-            told, arguments = read_json(folder / SETTINGS_FILE), read_json(folder / ARGUMENTS_FILE)
-            workload, layout = spec_parts(told, digest=script_digest())
+            settings = read_json(folder / SETTINGS_FILE)
+            arguments = read_json(folder / ARGUMENTS_FILE)
+            workload, layout = spec_parts(settings, digest=script_digest())
             return subject_of(
-                folder, told, arguments, workload, layout, environment=environment, measure=measure
+                folder,
+                settings,
+                arguments,
+                workload,
+                layout,
+                environment=environment,
+                measure=measure,
             )

@@ -24,7 +24,7 @@ _RENAMED = {
     "rotary_base": "rotary_position_embeddings_theta",
 }
 """Argument of Megatron-LM -> that of Megatron-DeepSpeed, where they differ."""
-_NOT_SAID = frozenset(
+_LEFT_OUT = frozenset(
     {
         *("context_parallel_size", "expert_model_parallel_size", "group_query_attention"),
         *("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer"),
@@ -50,17 +50,9 @@ class MegatronDeepSpeed(Dialect):
     script = ARGUMENTS_FILE
     only_launcher = "it starts scripts of Hugging Face's kind"
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`.
-
-        Raises:
-            RenderError: Besides, where Megatron-DeepSpeed cannot do what the layout asks.
-        """
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         run = run_of(handout)
-        _check_said(run, handout)
+        _check_expressible(run, handout)
         config = ds_config(run, handout)
         arguments = arguments_of(run, config)
         groups: dict[str, Arguments] = {"MODEL_ARGS": {}, "LAYOUT_ARGS": {}, "TRAINING_ARGS": {}}
@@ -110,7 +102,7 @@ def arguments_of(run: MegatronRun, config: dict[str, Any]) -> Arguments:
     }
     given = {**run.model, **kernels, **run.layout, **run.training}
     found: Arguments = {
-        _RENAMED.get(name, name): value for name, value in given.items() if name not in _NOT_SAID
+        _RENAMED.get(name, name): value for name, value in given.items() if name not in _LEFT_OUT
     }
     found["normalization"] = str(found["normalization"]).lower()
     if found.pop("position_embedding_type") == "rope":
@@ -157,7 +149,7 @@ def flags() -> dict[str, bool]:
     return found
 
 
-def _check_said(run: MegatronRun, handout: Handout) -> None:
+def _check_expressible(run: MegatronRun, handout: Handout) -> None:
     """See that Megatron-DeepSpeed trains such a layout.
 
     Raises:

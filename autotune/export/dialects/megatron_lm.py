@@ -16,9 +16,9 @@ from autotune.engines.megatron.pretrain_gpt import (
     SCRIPT,
     data_words,
     digest_of,
-    own_words,
     script_arguments,
     tokenizer_words,
+    user_words,
 )
 from autotune.export.base import Dialect, Handout, Launch, Subject
 from autotune.export.material import SETTINGS_FILE, reading_export, settings, trial_script
@@ -48,14 +48,10 @@ class MegatronArguments(Dialect):
     script = ARGUMENTS_FILE
     only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`."""
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         run, release = run_of(handout), release_of(handout)
         check_release(handout.job.model, release, by_script=True)
-        own = own_words(handout.job)
+        words = user_words(handout.job)
         is_on_cpu = handout.environment.accelerator == "cpu"
         groups = {
             "MODEL_ARGS": lines_of({**run.model, **run.kernels}, release),
@@ -66,48 +62,49 @@ class MegatronArguments(Dialect):
             "world": handout.candidate.world,
             "release": release,
             "groups": groups,
-            "data": data_words(own),
+            "data": data_words(words),
             "exceeds_vocab": release in _WITH_ALL_OF_THEM and run.vocab < _MOCK_TOKENS,
-            "tokenizer": tokenizer_words(run.vocab, release, own),
-            "own": own,
+            "tokenizer": tokenizer_words(run.vocab, release, words),
+            "own": words,
             "checkout": str(handout.job.megatron_path or ""),
             "on_cpu": ON_CPU_FILE if is_on_cpu else "",
             "variables": sorted(handout.variables.items()),
         }
-        told = {"release": release, "arguments_file": ARGUMENTS_FILE}
-        of_script = {"megatron_path": values["checkout"], "megatron_arguments": own}
+        names = {"release": release, "arguments_file": ARGUMENTS_FILE}
+        of_script = {"megatron_path": values["checkout"], "megatron_arguments": words}
         return {
             **handout.exported,
             SETTINGS_FILE: canonical_json({**_NEUTRAL, **settings(handout), **of_script}),
             ARGUMENTS_FILE: templates.text("megatron/megatron_args.sh.j2", values),
             "README.md": megatron_readme(
-                handout, run, launch, templates, "megatron/README.md.j2", told
+                handout, run, launch, templates, "megatron/README.md.j2", names
             ),
             **({ON_CPU_FILE: trial_script(ON_CPU_FILE)} if is_on_cpu else {}),
         }
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
-        """See `Dialect.read`: a trial of the checkout, with the export's arguments.
+        """A trial of the checkout, with the export's arguments.
 
         Raises:
             JobError: Besides, where nobody names a checkout.
         """
         with reading_export(folder, "megatron"):
-            told, arguments = read_json(folder / SETTINGS_FILE), read_json(folder / WRITTEN_FILE)
-            checkout = Path(os.environ.get(_CHECKOUT) or str(told["megatron_path"]))
+            settings = read_json(folder / SETTINGS_FILE)
+            arguments = read_json(folder / WRITTEN_FILE)
+            checkout = Path(os.environ.get(_CHECKOUT) or str(settings["megatron_path"]))
             if not (checkout / SCRIPT).is_file():
                 raise JobError(
                     f"{folder}: its {SCRIPT} is in no folder that is named",
                     f"set {_CHECKOUT} to your checkout of Megatron-LM",
                 )
-            workload, layout = spec_parts(told, digest=digest_of(checkout))
+            workload, layout = spec_parts(settings, digest=digest_of(checkout))
             if environment.accelerator == "cpu":
                 arguments |= SCRIPT_ON_CPU
             return subject_of(
                 folder,
-                told,
+                settings,
                 arguments,
-                _of_checkout(workload, checkout.absolute(), told, arguments),
+                _of_checkout(workload, checkout.absolute(), settings, arguments),
                 layout,
                 environment=environment,
                 measure=measure,
@@ -115,13 +112,13 @@ class MegatronArguments(Dialect):
 
 
 def _of_checkout(
-    workload: Workload, checkout: Path, told: dict[str, Any], arguments: dict[str, Any]
+    workload: Workload, checkout: Path, settings: dict[str, Any], arguments: dict[str, Any]
 ) -> Workload:
-    own = list(map(str, told["megatron_arguments"]))
+    words = list(map(str, settings["megatron_arguments"]))
     return dataclasses.replace(
         workload,
         name=CHECKOUT_WORKLOAD,
         settings={},
         script=str(checkout / SCRIPT),
-        arguments=script_arguments(checkout, int(arguments["vocab_size"]), own),
+        arguments=script_arguments(checkout, int(arguments["vocab_size"]), words),
     )

@@ -61,7 +61,6 @@ class NeMo(SectionedDialect):
     templates = "megatron/nemo"
 
     def sections(self, run: MegatronRun, handout: Handout) -> Sections:
-        """See `SectionedDialect.sections`."""
         job, tp = handout.job, run.row["tp"]
         found: Sections = {
             "model": {
@@ -100,7 +99,6 @@ class NeMo(SectionedDialect):
         return found
 
     def say(self, sections: Sections, name: str, value: Any) -> None:
-        """See `SectionedDialect.say`."""
         if name == "ckpt_format":
             sections["strategy"]["save_ckpt_format"] = value
         elif name == "use_rope_scaling":  # Llama31Config scales, by a factor of this name

@@ -5,9 +5,9 @@ from typing import Any
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.command_training import CommandFiles, CommandTraining, file_of_command
 from autotune.export.dialects.hf import BY_SCRIPT, run_file
 from autotune.export.material import SCRIPT, material, readme
-from autotune.export.own import OwnFiles, OwnTraining, file_of_command
 from autotune.export.trainer import Setting, refuse_unsaid, trained, trainer_arguments
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
@@ -21,11 +21,7 @@ class SupervisedTrainer(Dialect):
     script = SCRIPT
     frameworks = ("trl",)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`."""
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         # SFTTrainer computes its loss over chunks of its own.
         refuse_unsaid(handout, "TRL", says=BY_SCRIPT - {Setting.LOSS_CHUNKS})
         fields = sft_fields(handout)
@@ -40,9 +36,9 @@ class SupervisedTrainer(Dialect):
             **readme(handout, launch, templates, "trl/README.md.j2", more, config=config),
         }
 
-    def of_command(self, own: OwnTraining) -> OwnFiles:
-        """See `Dialect.of_command`: the file of the command, or the settings as one."""
-        return file_of_command(own, YAML_FILE)
+    def of_command(self, training: CommandTraining) -> CommandFiles:
+        """The file of the command, or the settings as one."""
+        return file_of_command(training, YAML_FILE)
 
 
 def sft_fields(handout: Handout) -> dict[str, Any]:

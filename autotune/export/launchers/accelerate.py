@@ -16,7 +16,6 @@ class Accelerate(Launcher):
     """`launch.sh` and `accelerate.yaml`, which names the `ds_config.json` beside it."""
 
     def files(self, handout: Handout, script: str, templates: Templates) -> dict[str, str]:
-        """See `Launcher.files`."""
         values = values_of(handout, script)
         return {
             "launch.sh": templates.text("launch/accelerate.sh.j2", values),
@@ -24,7 +23,6 @@ class Accelerate(Launcher):
         }
 
     def usage(self, handout: Handout, script: str, templates: Templates) -> str:
-        """Its commands; for several machines, what each of them has to be told."""
         return templates.text("launch/accelerate.md.j2", values_of(handout, script))
 
 

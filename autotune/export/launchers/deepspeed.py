@@ -9,7 +9,6 @@ class DeepSpeedLauncher(Launcher):
     """`launch.sh` and `hostfile`: the launcher reaches the machines in it by itself."""
 
     def files(self, handout: Handout, script: str, templates: Templates) -> dict[str, str]:
-        """See `Launcher.files`."""
         values = values_of(handout, script)
         return {
             "launch.sh": templates.text("launch/deepspeed.sh.j2", values),
@@ -17,5 +16,4 @@ class DeepSpeedLauncher(Launcher):
         }
 
     def usage(self, handout: Handout, script: str, templates: Templates) -> str:
-        """Its commands; for several machines, where their names go."""
         return templates.text("launch/deepspeed.md.j2", values_of(handout, script))

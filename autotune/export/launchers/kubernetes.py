@@ -11,7 +11,6 @@ class Kubernetes(NodeLauncher):
     """`pytorchjob.yaml`, and what puts the export into the cluster and submits it."""
 
     def files(self, handout: Handout, ranks: Launch, templates: Templates) -> dict[str, str]:
-        """See `NodeLauncher.files`."""
         values = _values(handout)
         return {
             "pytorchjob.yaml": templates.text("launch/pytorchjob.yaml.j2", values),
@@ -19,7 +18,6 @@ class Kubernetes(NodeLauncher):
         }
 
     def usage(self, handout: Handout, ranks: Launch, templates: Templates) -> str:
-        """Its commands, and what the cluster has to have."""
         return templates.text("launch/kubernetes.md.j2", _values(handout))
 
 

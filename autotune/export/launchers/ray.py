@@ -9,7 +9,6 @@ class Ray(NodeLauncher):
     """`ray_job.py` and what it asks the cluster for."""
 
     def files(self, handout: Handout, ranks: Launch, templates: Templates) -> dict[str, str]:
-        """See `NodeLauncher.files`."""
         device = "CPU" if handout.environment.accelerator == "cpu" else "GPU"
         asked = {"nodes": handout.n_nodes, "bundle": {device: handout.per_node}}
         return {
@@ -18,5 +17,4 @@ class Ray(NodeLauncher):
         }
 
     def usage(self, handout: Handout, ranks: Launch, templates: Templates) -> str:
-        """Its command, and what has to be installed there."""
         return templates.text("launch/ray.md.j2", job_values(handout))

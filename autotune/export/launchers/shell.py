@@ -46,6 +46,6 @@ def job_values(handout: Handout) -> dict[str, Any]:
 
 def job_name(handout: Handout) -> str:
     """A name that Slurm and Kubernetes (RFC 1123: 63 characters) take."""
-    told = f"{handout.study or handout.job.model.name}"
-    plain = re.sub(r"[^a-z0-9]+", "-", told.lower()).strip("-")
+    name = f"{handout.study or handout.job.model.name}"
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return f"autotune-{plain}"[:50].rstrip("-")

@@ -9,9 +9,7 @@ class Slurm(NodeLauncher):
     """`job.sbatch`: one task a node, which runs `launch.sh`."""
 
     def files(self, handout: Handout, ranks: Launch, templates: Templates) -> dict[str, str]:
-        """See `NodeLauncher.files`."""
         return {"job.sbatch": templates.text("launch/job.sbatch.j2", job_values(handout))}
 
     def usage(self, handout: Handout, ranks: Launch, templates: Templates) -> str:
-        """Its command, and what has to be the same on all nodes."""
         return templates.text("launch/slurm.md.j2", job_values(handout))

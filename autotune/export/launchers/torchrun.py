@@ -9,11 +9,9 @@ class Torchrun(Launcher):
     """`launch.sh`, which starts the script with `torch.distributed.run`."""
 
     def files(self, handout: Handout, script: str, templates: Templates) -> dict[str, str]:
-        """The one script; see `Launcher.files`."""
         template = "sourced" if script.endswith(".sh") else "launch"
         text = templates.text(f"launch/{template}.sh.j2", values_of(handout, script))
         return {"launch.sh": text}
 
     def usage(self, handout: Handout, script: str, templates: Templates) -> str:
-        """Its two commands; for several machines, what each of them has to be told."""
         return templates.text("launch/torchrun.md.j2", values_of(handout, script))

@@ -35,9 +35,9 @@ from typing import Any
 
 from autotune.base.clock import machine
 from autotune.base.errors import AutotuneError
-from autotune.base.kept_process import scratch_folder
+from autotune.base.guarded_process import scratch_folder
 from autotune.contract import PARENT_ENV, SCRATCH_ENV, Start
-from autotune.fleet.node.files import TrialFiles, own_folder
+from autotune.fleet.node.files import TrialFiles, node_folder
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
 from autotune.fleet.node.ranks import LocalRanks
@@ -54,23 +54,20 @@ class AnswerLine:
     """The way back to the coordinator; a coordinator that reads nothing holds nobody up."""
 
     def __init__(self, output: int) -> None:
-        """Write to a file descriptor."""
         self.output = output
         self._unsent = b""
         os.set_blocking(output, False)
 
     @property
     def is_behind(self) -> bool:
-        """Whether something is still to be written."""
         return bool(self._unsent)
 
-    def say(self, said: str, **what: Any) -> None:
+    def say(self, event: str, **what: Any) -> None:
         """Tell the coordinator; where nobody listens any more, the input ends as well."""
-        self._unsent += (json.dumps({"said": said, **what}) + "\n").encode()
+        self._unsent += (json.dumps({"said": event, **what}) + "\n").encode()
         self.flush()
 
     def flush(self) -> None:
-        """Write what can be written now."""
         with suppress(BlockingIOError, BrokenPipeError):
             while self._unsent:
                 self._unsent = self._unsent[os.write(self.output, self._unsent) :]
@@ -88,12 +85,9 @@ class AnswerLine:
 
 @dataclasses.dataclass(kw_only=True)
 class _TrialHere:
-    """A trial that runs here."""
-
     ranks: LocalRanks
     files: TrialFiles
     looked_s: float
-    """When its files were last looked at."""
 
 
 class Agent:
@@ -107,14 +101,6 @@ class Agent:
         lease_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Run nothing yet.
-
-        Args:
-            line: The way back.
-            keeper: Process above this one that adopts orphans, if there is one.
-            lease_s: Time without a word of the coordinator after which all is ended.
-            clock: Tells the time.
-        """
         self._line = line
         self._keeper = keeper
         self._lease_s = lease_s
@@ -127,16 +113,16 @@ class Agent:
         """Run the commands that come from a file descriptor until it ends, or the lease does."""
         self._line.say("ready")
         unread = b""
-        heard_s = self._clock()
+        received_at_s = self._clock()
         try:
             while True:
-                heard = self._wait(commands, heard_s + self._lease_s - self._clock())
-                if heard is not None:
-                    heard_s = self._clock()
-                    *lines, unread = (unread + heard).split(b"\n")
-                    if not heard or not all(self._do(**json.loads(line)) for line in lines):
+                received = self._wait(commands, received_at_s + self._lease_s - self._clock())
+                if received is not None:
+                    received_at_s = self._clock()
+                    *lines, unread = (unread + received).split(b"\n")
+                    if not received or not all(self._do(**json.loads(line)) for line in lines):
                         return
-                elif self._clock() - heard_s > self._lease_s:
+                elif self._clock() - received_at_s > self._lease_s:
                     return
                 self._advance()
         finally:
@@ -149,13 +135,13 @@ class Agent:
     def _wait(self, commands: int, left_s: float) -> bytes | None:
         """The input that arrives before something else is to be looked at; None if none does."""
         running = [trial.ranks for trial in self._running.values()]
-        times = [each.look_again_in_s() for each in running]
+        times = [ranks.look_again_in_s() for ranks in running]
         if any(not trial.files.is_shared for trial in self._running.values()):
             times.append(_FILES_PERIOD_S)
         if self._lease_s < math.inf:
             times.append(max(0.0, left_s))
         timeout_s = min((s for s in times if s is not None), default=None)
-        watched = [commands, *(each.fileno() for each in running if each.fileno() >= 0)]
+        watched = [commands, *(ranks.fileno() for ranks in running if ranks.fileno() >= 0)]
         behind = [self._line.output] if self._line.is_behind else []
         readable, writable, _ = select.select(watched, behind, [], timeout_s)
         if writable:
@@ -163,11 +149,10 @@ class Agent:
         return os.read(commands, _CHUNK_BYTES) if commands in readable else None
 
     def _do(self, command: str, **arguments: Any) -> bool:
-        """Do what is asked; return whether it goes on."""
         if command == "start":
-            told = arguments["part"]
-            start = Start(told["start"]) if told["start"] else None
-            part = _by_own_clock(NodePart(**{**told, "start": start}))
+            part_fields = arguments["part"]
+            start = Start(part_fields["start"]) if part_fields["start"] else None
+            part = _on_this_clock(NodePart(**{**part_fields, "start": start}))
             self._start(part, arguments.get("files", {}))
         elif command == "end":
             if (trial := self._running.get(arguments["folder"])) is not None:
@@ -182,10 +167,10 @@ class Agent:
         """End what an agent before this one left of a trial, or of all below a folder."""
         kill_all(Path(folder))
         if coordinator:
-            own = own_folder(coordinator, folder)
-            if own.exists():
-                kill_all(own)
-                shutil.rmtree(own, ignore_errors=True)
+            path = node_folder(coordinator, folder)
+            if path.exists():
+                kill_all(path)
+                shutil.rmtree(path, ignore_errors=True)
         sweep_segments()
         self._line.say("reaped", folder=folder)
 
@@ -250,7 +235,7 @@ class Agent:
                     os.kill(pid, signal.SIGKILL)
 
 
-def _by_own_clock(part: NodePart) -> NodePart:
+def _on_this_clock(part: NodePart) -> NodePart:
     """The same with its submission by this machine's clock: on another one it is when it came."""
     now_s = time.monotonic()
     is_here = part.submitted_on and part.submitted_on == machine()

@@ -94,22 +94,24 @@ def _main() -> None:
             f"{sys.executable} is Python {sys.version.split()[0]}, and 3.11 is the oldest; "
             "name another one: --fleet-option python=PATH"
         )
-    told = json.loads(_line())
+    request = json.loads(_line())
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     try:
-        folder = _unpacked(os.path.join(base, "autotune", "nodes"), told["digest"], told["size"])
+        folder = _unpacked(
+            os.path.join(base, "autotune", "nodes"), request["digest"], request["size"]
+        )
     except OSError as error:
         _refuse(f"autotune cannot be unpacked there: {error}")
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *([path] if path else [])])
-    os.environ.update(told["variables"])
+    os.environ.update(request["variables"])
     sys.path.insert(0, folder)
-    from autotune.base.kept_process import temporary_root
+    from autotune.base.guarded_process import temporary_root
 
     keeper = os.path.join(folder, "autotune", "base", "keeper.py")
-    kept = {**told["kept"], "parent": os.getppid(), "root": temporary_root()}
-    command = [sys.executable, "-P", "-m", told["module"], *told["arguments"]]
-    os.execv(sys.executable, [sys.executable, "-I", "-S", keeper, json.dumps(kept), *command])
+    keeping = {**request["kept"], "parent": os.getppid(), "root": temporary_root()}
+    command = [sys.executable, "-P", "-m", request["module"], *request["arguments"]]
+    os.execv(sys.executable, [sys.executable, "-I", "-S", keeper, json.dumps(keeping), *command])
 
 
 if __name__ == "__main__":

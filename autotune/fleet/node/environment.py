@@ -20,7 +20,7 @@ _ALLOWED = re.compile(
     r"PYTORCH_\w*ALLOC_CONF|TORCH_NCCL_\w+|TORCH_CUDA_ARCH_LIST|NVTE_\w+|MALLOC_\w+|LD_PRELOAD)"
 )
 
-OWN_TO_A_MACHINE = frozenset({"CUDA_VISIBLE_DEVICES"})
+MACHINE_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES"})
 """Variables that mean something else on another machine, and go there only if they are named:
 numbers of GPUs would be other ones there, perhaps those of somebody else's job."""
 
@@ -31,8 +31,8 @@ them, below the node's own folder, and no other search finds them."""
 
 def rank_environment(part: NodePart, spec: TrialSpec, temporary: Path) -> dict[str, str]:
     """The environment of a trial's ranks on this node; `temporary` is theirs alone."""
-    own = {name: os.environ[name] for name in (SCRATCH_ENV,) if name in os.environ}
-    given = {**os.environ, **part.variables, **own}
+    scratch = {name: os.environ[name] for name in (SCRATCH_ENV,) if name in os.environ}
+    given = {**os.environ, **part.variables, **scratch}
     if spec.workload.command:
         return _guest_environment(part, spec, temporary, given)
     engine = load_plugin("engine", spec.engine.name)
@@ -69,7 +69,6 @@ def rank_environment(part: NodePart, spec: TrialSpec, temporary: Path) -> dict[s
 
 
 def _visible(part: NodePart) -> dict[str, str]:
-    """Variables that show a trial its GPUs and no other."""
     names = ",".join(cuda_names(part.devices))
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": names}
 
@@ -97,7 +96,6 @@ def _guest_environment(
 
 
 def _with_candidate(made: dict[str, str], spec: TrialSpec) -> dict[str, str]:
-    """An environment with the variables that the candidate sets."""
     for name, value in spec.engine.environment.items():
         is_added = name in LIST_VARIABLES and made.get(name)
         made[name] = f"{made[name]},{value}" if is_added else value
@@ -121,7 +119,7 @@ def forwarded_environment(named: Sequence[str]) -> dict[str, str]:
     """
     given = {name: os.environ[name] for name in named if name in os.environ}
     allowed = allowed_environment(os.environ)
-    travelling = {n: value for n, value in allowed.items() if n not in OWN_TO_A_MACHINE}
+    travelling = {n: value for n, value in allowed.items() if n not in MACHINE_VARIABLES}
     return {**travelling, **given}
 
 

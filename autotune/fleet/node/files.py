@@ -38,7 +38,7 @@ def packed(folder: Path) -> dict[str, str]:
     }
 
 
-def own_folder(coordinator: str, folder: str) -> Path:
+def node_folder(coordinator: str, folder: str) -> Path:
     """Where this node keeps what a coordinator has in a folder.
 
     Args:
@@ -66,7 +66,7 @@ class TrialFiles:
         """Size and time of change of what was sent, by name."""
         if self.is_shared:
             return
-        self.folder = own_folder(coordinator, folder)
+        self.folder = node_folder(coordinator, folder)
         shutil.rmtree(self.folder, ignore_errors=True)
         for name, content in files.items():
             path = self.folder / name
@@ -98,7 +98,6 @@ class TrialFiles:
                 self._sent[name] = now
 
     def remove(self) -> None:
-        """Remove this node's own copy."""
         if not self.is_shared:
             shutil.rmtree(self.folder, ignore_errors=True)
 

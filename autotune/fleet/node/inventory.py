@@ -41,19 +41,15 @@ class Inventory:
     places: tuple[DevicePlace, ...]
     """Place of each device among the others."""
     host: str
-    """Its own name."""
     address: str
     """Address by which others reach it."""
     interface: str
     """Network interface that has the address."""
     releases: dict[str, str]
-    """Releases of Python and of packages."""
     unix_s: float
-    """Its wall clock."""
     free_disk_bytes: int
     """Space for temporary files."""
     addresses: dict[str, list[str]]
-    """All its addresses by interface."""
 
 
 def take_inventory(interface: str = "") -> Inventory:
@@ -104,11 +100,11 @@ def address_of(interface: str) -> tuple[str, str]:
     with contextlib.suppress(OSError):
         for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             wished.append(str(info[4][0]))
-    by_address = {each: name for name, found in known.items() for each in found}
-    usable = [each for each in wished if each in by_address]
+    by_address = {ip: name for name, found in known.items() for ip in found}
+    usable = [ip for ip in wished if ip in by_address]
     # A host's name often leads to loopback, where no other node finds it.
-    outward = [each for each in usable if by_address[each] != "lo"]
-    elsewhere = [each for name, found in known.items() if name != "lo" for each in found]
+    outward = [ip for ip in usable if by_address[ip] != "lo"]
+    elsewhere = [ip for name, found in known.items() if name != "lo" for ip in found]
     address = next(iter([*outward, *elsewhere, *usable]), LOOPBACK)
     return address, by_address.get(address, "lo")
 
@@ -133,8 +129,8 @@ def from_json(line: str) -> Inventory:
         environment["precisions"] = tuple(environment["precisions"])
         data["devices"] = tuple(data["devices"])
         data["places"] = tuple(
-            DevicePlace(domain=each["domain"], shares=tuple(each["shares"]))
-            for each in data["places"]
+            DevicePlace(domain=place["domain"], shares=tuple(place["shares"]))
+            for place in data["places"]
         )
         return Inventory(environment=Environment(**environment), **data)
     except (TypeError, KeyError) as error:
@@ -153,10 +149,10 @@ def _addresses() -> dict[str, list[str]]:
         for name, found in sorted(psutil.net_if_addrs().items())
         if (
             addresses := [
-                each.address
+                entry.address
                 for kind in kinds
-                for each in found
-                if each.family == kind == family_of(each.address) and "%" not in each.address
+                for entry in found
+                if entry.family == kind == family_of(entry.address) and "%" not in entry.address
             ]
         )
     }
@@ -173,10 +169,10 @@ def _releases() -> dict[str, str]:
 def main(arguments: list[str]) -> None:
     """Print the inventory, or what is in its way."""
     try:
-        said = to_json(take_inventory(*arguments))
+        answer = to_json(take_inventory(*arguments))
     except AutotuneError as error:
-        said = MARK + json.dumps({"error": error.message, "hint": error.hint})
-    print(said, flush=True)
+        answer = MARK + json.dumps({"error": error.message, "hint": error.hint})
+    print(answer, flush=True)
 
 
 if __name__ == "__main__":

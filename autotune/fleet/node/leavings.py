@@ -36,7 +36,7 @@ class Leavings:
         """Begin: what is there now is not the trial's."""
         self._folders = folders
         self._before = set(_names(folders))
-        self._before_segments = {each.number for each in segments()}
+        self._before_segments = {segment.number for segment in segments()}
         self._found: set[Name] = set()
 
     def look(self, pids: Callable[[], Collection[int]]) -> None:
@@ -44,7 +44,7 @@ class Leavings:
         new = self._new()
         if not new:
             return
-        held = {path for pid in pids() for path in _held_by(pid, self._folders)}
+        held = {path for pid in pids() for path in _files_held(pid, self._folders)}
         self._found |= {name for name in new if str(name[0]) in held}
 
     def remove(self, pids: Collection[int]) -> None:
@@ -59,10 +59,15 @@ class Leavings:
             if str(path) not in in_use:
                 with contextlib.suppress(OSError):
                     _remove(path)
-        for each in segments():
-            is_new = each.number not in self._before_segments
-            if is_new and each.maker in pids and not each.attached and each.user == os.getuid():
-                ctypes.CDLL(None).shmctl(each.number, _IPC_RMID, None)
+        for segment in segments():
+            is_new = segment.number not in self._before_segments
+            if (
+                is_new
+                and segment.maker in pids
+                and not segment.attached
+                and segment.user == os.getuid()
+            ):
+                ctypes.CDLL(None).shmctl(segment.number, _IPC_RMID, None)
 
     def _new(self) -> set[Name]:
         return _names(self._folders) - self._before - self._found
@@ -70,7 +75,7 @@ class Leavings:
     def _in_use(self) -> set[str]:
         """Files that any process of this user has open or mapped: a service the trial used."""
         numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        return {path for pid in numbers for path in _held_by(pid, self._folders)}
+        return {path for pid in numbers for path in _files_held(pid, self._folders)}
 
 
 def _remove(path: Path) -> None:
@@ -93,7 +98,7 @@ def _names(folders: Collection[Path]) -> set[Name]:
     return found
 
 
-def _held_by(pid: int, folders: Collection[Path]) -> set[str]:
+def _files_held(pid: int, folders: Collection[Path]) -> set[str]:
     """Paths in some folders that a process has open or mapped."""
     starts = tuple(f"{folder}{os.sep}" for folder in folders)
     found = set()

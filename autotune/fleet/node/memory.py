@@ -66,7 +66,7 @@ class _Child:
     """Private data that it has from its rank."""
     read_at_s: float = -_OLD_S
     resident_bytes: int = 0
-    own_bytes: int = 0
+    private_bytes: int = 0
     shared_bytes: int = 0
     """Its share of shared memory."""
 
@@ -115,11 +115,9 @@ class MemoryWatch:
         self._ranks: dict[int, _Rank] = {}
 
     def is_known(self, rank: int) -> bool:
-        """Whether the process of a rank is known."""
         return rank in self._ranks
 
     def add(self, rank: int, pid: int) -> None:
-        """Watch a rank."""
         with contextlib.suppress(OSError):  # it has ended
             launcher = parent_of(pid)
             # What has adopted the rank itself has other children, too.
@@ -133,10 +131,10 @@ class MemoryWatch:
             )
 
     def _is_apart(self, path: str) -> bool:
-        """Whether a file is the engine's or the trial's own: a log, not the candidate's memory."""
+        """True for a file of the engine or the trial, such as a log."""
         in_folder = path.startswith(self._folder + os.sep)
         name = path.removeprefix("/dev/shm/").removesuffix(" (deleted)")
-        return in_folder or any(fnmatch.fnmatchcase(name, each) for each in self._segments)
+        return in_folder or any(fnmatch.fnmatchcase(name, pattern) for pattern in self._segments)
 
     def pids(self) -> set[int]:
         """Processes that belong to the ranks and were seen, whether or not they are there."""
@@ -144,7 +142,7 @@ class MemoryWatch:
 
     def held(self) -> Mapping[int, HeldOutside]:
         """Memory that each rank held besides its private data, at the worst."""
-        return {rank: each.held for rank, each in self._ranks.items()}
+        return {rank: watched.held for rank, watched in self._ranks.items()}
 
     def look(self) -> int | None:
         """Look once; a rank that is over its limit, if there is one."""
@@ -164,7 +162,7 @@ class MemoryWatch:
         rank.ever.update(pids)
         self._see_children(rank, pids, data_bytes)
         children = rank.children.values()
-        children_bytes = sum(child.own_bytes for child in children)
+        children_bytes = sum(child.private_bytes for child in children)
         if children_bytes < _LEAST_BYTES:
             children_bytes = 0
         elsewhere = sum(child.shared_bytes for child in children)
@@ -180,15 +178,15 @@ class MemoryWatch:
         if not outside_bytes:
             return False
         limit_bytes = self._limit_bytes
-        own_bytes = 0
+        private_bytes = 0
         if limit_bytes is not None and rank.cap_bytes is not None:
-            own_bytes = max(0, data_bytes - (rank.cap_bytes - limit_bytes))
-        held.total_bytes = max(held.total_bytes, own_bytes + outside_bytes)
-        if limit_bytes is None or own_bytes + outside_bytes <= limit_bytes:
+            private_bytes = max(0, data_bytes - (rank.cap_bytes - limit_bytes))
+        held.total_bytes = max(held.total_bytes, private_bytes + outside_bytes)
+        if limit_bytes is None or private_bytes + outside_bytes <= limit_bytes:
             return False
         held.over = (
-            f"out of memory: {own_bytes} bytes of private data, {shared_bytes} of shared memory "
-            f"and {children_bytes} in {len(pids)} child processes are over the limit of "
+            f"out of memory: {private_bytes} bytes of private data, {shared_bytes} of shared "
+            f"memory and {children_bytes} in {len(pids)} child processes are over the limit of "
             f"{limit_bytes} bytes"
         )
         return True
@@ -214,7 +212,7 @@ class MemoryWatch:
         share = _share_of(pid)
         written = share["Private_Dirty"] - share["Pss_Shmem"]
         grown = min(max(0, data_bytes - child.base_bytes), share["Pss_Anon"])
-        child.own_bytes = max(0, written, grown)
+        child.private_bytes = max(0, written, grown)
         child.shared_bytes = share["Pss_Shmem"]
         child.read_at_s, child.resident_bytes = now_s, resident_bytes
 
@@ -232,7 +230,7 @@ class MemoryWatch:
 
 
 def _holds(rank: _Rank, soft: int, hard: int) -> bool:
-    """Whether a rank's limit holds: from its first step on, until the rank itself lifts it."""
+    """True from the rank's first step on, until the rank itself lifts its limit."""
     is_limited = soft not in (resource.RLIM_INFINITY, LIFTED)
     if rank.cap_bytes is None and is_limited:
         rank.cap_bytes = soft

@@ -48,7 +48,9 @@ class FilesInMemory:
             ever: With those that were: a segment belongs to who made it.
         """
         return self._open_bytes(pids) + sum(
-            each.resident_bytes for each in segments() if each.maker in ever and not each.attached
+            segment.resident_bytes
+            for segment in segments()
+            if segment.maker in ever and not segment.attached
         )
 
     def _open_bytes(self, pids: Collection[int]) -> int:
@@ -73,9 +75,13 @@ class FilesInMemory:
                     if status.st_dev not in _devices() or size_bytes < _LEAST_BYTES:
                         continue
                     # One that is only read, and has a name, was there before: a data set.
-                    is_own = not status.st_nlink or _is_written(pid, number)
+                    is_counted = not status.st_nlink or _is_written(pid, number)
                     is_file = stat.S_ISREG(status.st_mode)
-                    if is_file and is_own and not self._apart(os.readlink(f"{folder}/{number}")):
+                    if (
+                        is_file
+                        and is_counted
+                        and not self._apart(os.readlink(f"{folder}/{number}"))
+                    ):
                         yield (status.st_dev, status.st_ino), size_bytes
 
 

@@ -62,8 +62,8 @@ def gpu_places(
     ports = [f"PCIe root port {path[1]}" if len(path) > 1 else "" for path in paths]
     nearest = [_nearest(path, cards) for path in paths]
     is_silent = domains is None or not all(paths)
-    if is_silent and (told := ask_topo(uuids, ask)) is not None:
-        topo, gpus = told
+    if is_silent and (answer := ask_topo(uuids, ask)) is not None:
+        topo, gpus = answer
         if domains is None:
             domains = _joined(len(gpus), lambda one, other: topo.joined(gpus[one], gpus[other]))
         ports = [port or topo.port_of(gpu) for port, gpu in zip(ports, gpus, strict=True)]
@@ -123,14 +123,14 @@ def _joined(n_gpus: int, is_joined: Callable[[int, int], bool]) -> list[str]:
         for other in range(one):
             if is_joined(one, other):
                 joined = of[one], of[other]
-                of = [min(joined) if each in joined else each for each in of]
-    return [f"NVLink of GPU {each}" if of.count(each) > 1 else "" for each in of]
+                of = [min(joined) if gpu in joined else gpu for gpu in of]
+    return [f"NVLink of GPU {gpu}" if of.count(gpu) > 1 else "" for gpu in of]
 
 
 def _bus_of(handle: Any, driver: Any) -> str:
     """The PCI address of a GPU as the kernel spells it: `0000:3b:00.0`."""
-    said = driver.nvmlDeviceGetPciInfo(handle).busId
-    text = said.decode() if isinstance(said, bytes) else str(said)
+    bus_id = driver.nvmlDeviceGetPciInfo(handle).busId
+    text = bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)
     domain, _, rest = text.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 
@@ -150,9 +150,9 @@ def _cards(sysfs: Path) -> Mapping[str, tuple[str, ...]]:
     """Network cards by name, with the bridges to each; virtual ones are none."""
     for kind in ("infiniband", "net"):
         found = {
-            each.name: path
-            for each in sorted((sysfs / "class" / kind).glob("*"))
-            if (each / "device").exists() and (path := _bridges((each / "device").resolve()))
+            card.name: path
+            for card in sorted((sysfs / "class" / kind).glob("*"))
+            if (card / "device").exists() and (path := _bridges((card / "device").resolve()))
         }
         if found:
             return found

@@ -29,7 +29,6 @@ class NodePart:
     """A trial's ranks on one node of its gang; the trial's folder holds its spec and files."""
 
     folder: str
-    """Absolute."""
     devices: list[str]
     """Devices, one per rank: UUIDs of GPUs, or numbers of cores."""
     node: int = 0
@@ -127,7 +126,7 @@ def kill_once(folder: Path) -> list[psutil.Process]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process: it is there and does nothing."""
+    """True for a process that a signal or a debugger has stopped."""
     with contextlib.suppress(*_GONE):
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False

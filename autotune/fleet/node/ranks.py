@@ -85,7 +85,6 @@ class ColdProcess:
             raise
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended."""
         code = self._process.poll()
         if code is not None and self._ended >= 0:
             os.close(self._ended)
@@ -159,7 +158,6 @@ class LocalRanks:
 
     @property
     def start(self) -> Start:
-        """How the ranks started."""
         return Start.WARM if isinstance(self._launcher, WarmProcess) else Start.COLD
 
     def fileno(self) -> int:
@@ -343,10 +341,7 @@ class LocalRanks:
             )
 
     def _was_never_started(self) -> bool:
-        """Whether the template is gone, or going, and has not come to this trial.
-
-        On one node of several that is the trial's end: a trial starts in one way on all nodes.
-        """
+        """True if the template is gone, or going, and has not come to this trial."""
         if "was_ended" in self._seen or not isinstance(self._launcher, WarmProcess):
             return False
         return self._part.n_nodes == 1 and not self._launcher.was_started

@@ -42,12 +42,11 @@ class Reading:
 
     @property
     def throttled(self) -> float:
-        """1 if the driver holds the clock down, else 0."""
+        """1 while the driver holds the clock down, else 0."""
         return float(bool(self.throttle_reasons))
 
     @property
     def throttle_reasons(self) -> list[str]:
-        """Why it does."""
         return [name for bit, name in _REASONS.items() if self.throttle_bits & bit]
 
 
@@ -136,7 +135,7 @@ def combined(
     """Several readings, or the GPUs of several nodes with as many each, in one."""
 
     def known(figure: str) -> list[float]:
-        return [value for each in seen if (value := getattr(each, figure)) is not None]
+        return [value for sample in seen if (value := getattr(sample, figure)) is not None]
 
     def mean(figure: str) -> float | None:
         return statistics.mean(known(figure)) if known(figure) else None
@@ -151,7 +150,7 @@ def combined(
         clock_hz=mean("clock_hz"),
         temperature_c=max(known("temperature_c"), default=None),
         throttled=mean("throttled"),
-        throttle_reasons=sorted({reason for each in seen for reason in each.throttle_reasons}),
+        throttle_reasons=sorted({reason for sample in seen for reason in sample.throttle_reasons}),
     )
 
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.base.kept_process import run_kept
+from autotune.base.guarded_process import run_guarded
 
 _NEAREST_FIRST = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Ways over PCIe: one bridge, several, the host's bridge, within a NUMA node, between two."""
@@ -32,7 +32,6 @@ class Topo:
     """From a GPU to a network card of that name."""
 
     def joined(self, one: int, other: int) -> bool:
-        """Whether NVLink joins two GPUs."""
         return _NVLINK.fullmatch(self.ways.get(one, {}).get(other, "")) is not None
 
     def port_of(self, gpu: int) -> str:
@@ -86,7 +85,7 @@ def ask_topo(uuids: Sequence[str], ask: Ask | None = None) -> tuple[Topo, list[i
 
 def _run(command: Sequence[str]) -> str:
     try:
-        done = run_kept(command, timeout_s=_ANSWER_S)
+        done = run_guarded(command, timeout_s=_ANSWER_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -94,7 +94,6 @@ class WarmTemplates:
         return template.launch(request, logs)
 
     def close(self) -> None:
-        """End the templates, and with them what runs from them."""
         for template in (*self._templates.values(), *self._retired):
             template.end()
         self._templates.clear()
@@ -123,7 +122,7 @@ class WarmProcess:
     def __init__(self, template: "_Template", status: int) -> None:
         self._template = template
         self._status = status
-        self._said = b""
+        self._answer = b""
         self._code: int | None = None
 
     def fileno(self) -> int:
@@ -132,22 +131,22 @@ class WarmProcess:
 
     @property
     def has_template(self) -> bool:
-        """Whether the process that it is forked from is there."""
+        """True while the process that it is forked from is there."""
         return self._template.is_there()
 
     @property
     def was_started(self) -> bool:
-        """Whether the template has come to this trial; from then on `kill_all` finds it."""
+        """True once the template has come to this trial; from then on `kill_all` finds it."""
         self.poll()
-        return bool(self._said)
+        return bool(self._answer)
 
     def poll(self) -> int | None:
         """Its exit code once it has ended; negative: it was killed before it could say one."""
         while self._code is None and select.select([self._status], [], [], 0)[0]:
-            heard = os.read(self._status, 64)
-            self._said += heard
-            if not heard:
-                code = self._said.removeprefix(STARTED)
+            received = os.read(self._status, 64)
+            self._answer += received
+            if not received:
+                code = self._answer.removeprefix(STARTED)
                 self._close(int(code) if code else -signal.SIGKILL)
         return self._code
 
@@ -172,39 +171,39 @@ class _Template:
         self.is_hanging = False
         self._trials: list[WarmProcess] = []
         self._was_ready = False
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         trained = json.dumps(_imported_for(spec.workload.model))
         try:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "autotune.trial.warm", str(theirs.fileno())),
+                    *(sys.executable, "-m", "autotune.trial.warm", str(child_end.fileno())),
                     *(spec.engine.name, spec.layout.accelerator, trained),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=logs[0],
                 stderr=logs[1],
                 env=environment,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(child_end.fileno(),),
                 start_new_session=True,
             )
         except BaseException:
             self._channel.close()
             raise
         finally:
-            theirs.close()
+            child_end.close()
 
     def launch(self, request: dict[str, Any], logs: Logs) -> WarmProcess:
         """Ask for a trial; if the process ends before it forks it, the trial was never started."""
-        ours, theirs = os.pipe()
+        ours, child_end = os.pipe()
         try:
-            files = [*(log.fileno() for log in logs), theirs]
+            files = [*(log.fileno() for log in logs), child_end]
             with contextlib.suppress(ConnectionError):
                 socket.send_fds(self._channel, [json.dumps(request).encode()], files)
         except BaseException:
             os.close(ours)
             raise
         finally:
-            os.close(theirs)
+            os.close(child_end)
         self._trials = [trial for trial in self._trials if trial.poll() is None]
         self._trials.append(WarmProcess(self, ours))
         return self._trials[-1]
@@ -216,12 +215,12 @@ class _Template:
         """Whether it has ever imported everything."""
         while not self._was_ready and select.select([self._channel], [], [], 0)[0]:
             try:
-                heard = self._channel.recv(len(READY))
+                received = self._channel.recv(len(READY))
             except ConnectionError:
                 continue  # it left requests unread: told once, then comes what it said
-            if not heard:
+            if not received:
                 break
-            self._was_ready = heard == READY
+            self._was_ready = received == READY
         return self._was_ready
 
     def is_there(self) -> bool:

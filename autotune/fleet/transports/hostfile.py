@@ -34,7 +34,6 @@ class Hostfile:
     def find(
         self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
     ) -> Elsewhere:
-        """See `FleetPlugin.find`."""
         return Elsewhere(HostfileTransport(of, options), flags)
 
 
@@ -51,11 +50,9 @@ class HostfileTransport(RemoteTransport):
         self._hosts = read_hostfile(file)
 
     def hosts(self) -> Sequence[Host]:
-        """See `RemoteTransport.hosts`."""
         return self._hosts
 
     def open(self, host: str, command: Sequence[str]) -> NodeProcess:
-        """See `RemoteTransport.open`."""
         ssh = shlex.split(self.options.ssh)
         # sshd gives the text to the user's shell, which may be any.
         return LocalProcess([*ssh, *_SSH_OPTIONS, host, "--", "exec " + as_line(command)])

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from autotune.base.errors import JobError
-from autotune.base.kept_process import Kept
+from autotune.base.guarded_process import GuardedProcess
 from autotune.base.units import format_count
 from autotune.devices.hardware import (
     HOST_SHARE,
@@ -46,7 +46,6 @@ class Local:
     def find(
         self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
     ) -> "Here":
-        """See `FleetPlugin.find`."""
         replace(options, exclusive=False).refuse("local")
         if of:
             raise JobError(f"--fleet local:{of}: there is one such machine", "--fleet local")
@@ -64,7 +63,7 @@ class Here(Place):
         self.host_memory_bytes = int(usable_memory_bytes() * HOST_SHARE)
 
     def remarks(self, world: int) -> Sequence[str]:
-        """See `Place.remarks`: ranks that share cores, and others that run trials here."""
+        """Ranks that share cores, and others that run trials here."""
         remarks, n_cores = [], self.environment.n_devices
         if self.environment.accelerator == "cpu" and world > n_cores:
             remarks.append(
@@ -80,7 +79,7 @@ class Here(Place):
         return remarks
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
-        """See `Place.fleet_for`.
+        """Check the packages and the workload, then make the fleet.
 
         Raises:
             FleetError: A package that trials of the engine need is missing.
@@ -93,22 +92,20 @@ class Here(Place):
         )
 
     def gangs(self, world: int) -> GangFleet:
-        """See `Place.gangs`."""
         return local_fleet(self.environment, world=world)
 
     def rank_places(self, world: int) -> tuple[str, ...]:
-        """See `Place.rank_places`."""
         return rank_places(LocalTransport(self.environment, world=world), world)
 
 
 def other_agents() -> list[int]:
     """Processes of this machine that run trials for another process than this one."""
-    own = {child.pid for child in psutil.Process().children(recursive=True)}
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])
         # The keepers of an agent name it as well, further back.
-        if (process.info["cmdline"] or [])[2:4] == ["-m", AGENT] and process.pid not in own
+        if (process.info["cmdline"] or [])[2:4] == ["-m", AGENT] and process.pid not in children
     ]
 
 
@@ -147,23 +144,18 @@ class LocalTransport:
         )
 
     def nodes(self) -> tuple[Node, ...]:
-        """See `Transport.nodes`."""
         return (self._node,)
 
     def problems(self) -> tuple[str, ...]:
-        """See `Transport.problems`: this machine is there."""
         return ()
 
     def ended(self) -> str:
-        """See `Transport.ended`: not before this process."""
         return ""
 
     def variables(self) -> Mapping[str, str]:
-        """See `Transport.variables`."""
         return dict(os.environ)
 
     def start(self, node: Node, module: str, *arguments: str) -> "LocalProcess":
-        """See `Transport.start`."""
         return LocalProcess([sys.executable, "-P", "-m", module, *arguments])
 
 
@@ -182,7 +174,7 @@ class LocalProcess:
         Raises:
             OSError: It cannot be started.
         """
-        self._process = Kept(
+        self._process = GuardedProcess(
             command,
             # Its input ends with this process; then it removes what its trials left in memory.
             grace_s=GRACE_S,
@@ -202,23 +194,20 @@ class LocalProcess:
         self._unsent = bytearray()
 
     def send(self, data: bytes) -> None:
-        """See `NodeProcess.send`."""
         self._unsent += data
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._unsent and select.select([], [self._input], [], 0)[1]:
                 del self._unsent[: os.write(self._input, self._unsent)]
 
     def receive(self) -> bytes:
-        """See `NodeProcess.receive`."""
         self.send(b"")
-        heard = b""
+        received = b""
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._output, 64 * 1024):
-                heard += chunk
-        return heard
+                received += chunk
+        return received
 
     def poll(self) -> int | None:
-        """See `NodeProcess.poll`."""
         return self._process.poll()
 
     def close_input(self) -> None:
@@ -228,5 +217,4 @@ class LocalProcess:
         self._process.stdin.close()
 
     def end(self) -> None:
-        """See `NodeProcess.end`."""
         self._process.kill()

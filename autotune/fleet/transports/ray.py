@@ -51,7 +51,7 @@ class RayNodes:
         say: Callable[[str], None],
         agree: Callable[[str], None],
     ) -> Iterator[str]:
-        """See `Obtaining.obtain`; nobody is asked, since a cluster is there or grows by itself."""
+        """Nobody is asked, since a cluster is there or grows by itself."""
         driver = RayDriver(of, options, say=say)
         _HELD[of] = driver
         try:
@@ -63,7 +63,6 @@ class RayNodes:
     def find(
         self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
     ) -> Elsewhere:
-        """See `FleetPlugin.find`."""
         driver = _HELD.get(of) or RayDriver(of, options, say=lambda text: None)
         return Elsewhere(RayTransport(driver, options), flags)
 
@@ -76,15 +75,12 @@ class RayTransport(RemoteTransport):
         self._driver = driver
 
     def hosts(self) -> Sequence[Host]:
-        """See `RemoteTransport.hosts`."""
         return self._driver.hosts
 
     def open(self, host: str, command: Sequence[str]) -> NodeProcess:
-        """See `RemoteTransport.open`."""
         return self._driver.open(host, command)
 
     def ended(self) -> str:
-        """See `Transport.ended`."""
         return self._driver.ended()
 
 
@@ -96,11 +92,6 @@ class RayDriver:
 
     def __init__(self, address: str, options: FleetOptions, *, say: Callable[[str], None]) -> None:
         """Join a cluster and wait until it gives the slots.
-
-        Args:
-            address: Of the cluster's head; empty: `RAY_ADDRESS`, else the one of this machine.
-            options: `slots` and `wait` are looked at.
-            say: Takes a line of what is waited for.
 
         Raises:
             JobError: An option is no such thing.
@@ -141,15 +132,13 @@ class RayDriver:
         return line
 
     def ended(self) -> str:
-        """Why the cluster is gone, in words; empty: it is not."""
         code = self._process.poll()
         if code is None:
             return ""
-        said = f": {self._last_words}" if self._last_words else ""
-        return f"the way to the Ray cluster ended with code {code}{said}"
+        reason = f": {self._last_words}" if self._last_words else ""
+        return f"the way to the Ray cluster ended with code {code}{reason}"
 
     def tell(self, line: int, do: str, **what: Any) -> None:
-        """Pass something on to a line."""
         with self._lock:
             if self._process.poll() is None:
                 self._tell(do=do, line=line, **what)
@@ -161,15 +150,15 @@ class RayDriver:
             for event in self._events():
                 line = self._lines.get(event["line"]) if "line" in event else None
                 if line is not None and event["said"] == "heard":
-                    line.heard += base64.b64decode(event["data"])
+                    line.received += base64.b64decode(event["data"])
                 elif line is not None and event["said"] == "over":
-                    line.heard += f"{event['why']}\n".encode() if event["why"] else b""
+                    line.received += f"{event['why']}\n".encode() if event["why"] else b""
                     line.code = event["code"]
                     del self._lines[event["line"]]
             if code is not None:
-                said = self._last_words or f"the way to the Ray cluster ended with code {code}"
+                reason = self._last_words or f"the way to the Ray cluster ended with code {code}"
                 for line in self._lines.values():
-                    line.heard += f"{said}\n".encode()
+                    line.received += f"{reason}\n".encode()
                     line.code = code or 1
                 self._lines.clear()
 
@@ -214,33 +203,29 @@ class _RayLine:
     """A program on a node; implements `NodeProcess`."""
 
     def __init__(self, driver: RayDriver, number: int) -> None:
-        self.heard = b""
+        self.received = b""
         self.code: int | None = None
         self._driver = driver
         self._number = number
         self._is_over_s: float | None = None
 
     def send(self, data: bytes) -> None:
-        """See `NodeProcess.send`."""
         if self.code is None:
             encoded = base64.b64encode(data).decode()
             self._driver.tell(self._number, "send", data=encoded)
 
     def receive(self) -> bytes:
-        """See `NodeProcess.receive`."""
         self._driver.hear()
-        heard, self.heard = self.heard, b""
-        return heard
+        received, self.received = self.received, b""
+        return received
 
     def poll(self) -> int | None:
-        """See `NodeProcess.poll`."""
         self._driver.hear()
         if self._is_over_s is not None and time.monotonic() > self._is_over_s:
             self.code = self.code or 1  # a node that is cut off says nothing
         return self.code
 
     def end(self) -> None:
-        """See `NodeProcess.end`."""
         if self._is_over_s is None:
             self._is_over_s = time.monotonic() + _END_S
             self._driver.tell(self._number, "end")

@@ -57,7 +57,6 @@ class Programs:
         self._next: dict[int, int] = {}
 
     def node(self) -> str:
-        """Ray's name of the node that this runs on."""
         return str(ray.get_runtime_context().get_node_id())
 
     def open(self, line: int, command: list[str]) -> None:
@@ -71,8 +70,8 @@ class Programs:
             was_set = b"OMP_NUM_THREADS=" in file.read()
         if not was_set:
             environment.pop("OMP_NUM_THREADS", None)  # Ray's own guess for this actor
-        own = os.path.dirname(sys.executable)
-        environment["PATH"] = os.pathsep.join([own, environment.get("PATH", os.defpath)])
+        python_folder = os.path.dirname(sys.executable)
+        environment["PATH"] = os.pathsep.join([python_folder, environment.get("PATH", os.defpath)])
         program = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -131,16 +130,14 @@ class Bridge:
         """Bundles by the name of the node that holds them."""
         self._actors: dict[str, Any] = {}
         self._programs_at: dict[int, Any] = {}
-        """Actors by line."""
         self._n_sent: Counter[int] = Counter()
         self._unsent: dict[int, list[bytes]] = {}
         """By line, before its program has started."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._making: dict[str, asyncio.Lock] = {}
 
-    def say(self, said: str, **what: Any) -> None:
-        """Tell the coordinator."""
-        rest = (json.dumps({"said": said, **what}) + "\n").encode()
+    def say(self, event: str, **what: Any) -> None:
+        rest = (json.dumps({"said": event, **what}) + "\n").encode()
         while rest:
             rest = rest[os.write(self._output, rest) :]
 
@@ -151,7 +148,7 @@ class Bridge:
             Denied: That cannot be.
         """
         _join(address)
-        deadline_s, said_s = time.monotonic() + wait_s, -_SAY_PERIOD_S
+        deadline_s, reported_at_s = time.monotonic() + wait_s, -_SAY_PERIOD_S
         while True:
             if self._group is None and (wanted := _wanted(shape)):
                 self._shape = wanted
@@ -168,15 +165,15 @@ class Bridge:
                     "end what holds them, wait for longer with --fleet-option wait=1h, or ask "
                     "for others with --fleet-option slots=NODESxEACH",
                 )
-            if now_s - said_s > _SAY_PERIOD_S:
-                if said_s > 0:
+            if now_s - reported_at_s > _SAY_PERIOD_S:
+                if reported_at_s > 0:
                     self.say("waiting", text=f"waiting for {_words(self._shape)}: {_there()}")
-                    said_s = now_s
+                    reported_at_s = now_s
                 else:  # what is free is there at once
-                    said_s = now_s - _SAY_PERIOD_S + 2.0
+                    reported_at_s = now_s - _SAY_PERIOD_S + 2.0
             time.sleep(_LOOK_PERIOD_S)
         names = _names()
-        held = {names[own]: i for i, own in table["bundles_to_node_id"].items()}
+        held = {names[node_id]: i for i, node_id in table["bundles_to_node_id"].items()}
         self._places = {name: held[name] for name in sorted(held, key=_natural)}
         self.say("held", nodes=[[name, self._shape[i][1]] for name, i in self._places.items()])
 
@@ -187,20 +184,20 @@ class Bridge:
             lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
         )
         while text := await reader.readline():
-            told = json.loads(text)
-            line = told["line"]
-            if told["do"] == "open":
+            request = json.loads(text)
+            line = request["line"]
+            if request["do"] == "open":
                 self._unsent[line] = []
-                task = asyncio.create_task(self._run(line, told["node"], told["command"]))
+                task = asyncio.create_task(self._run(line, request["node"], request["command"]))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            elif told["do"] == "send":
-                data = base64.b64decode(told["data"])
+            elif request["do"] == "send":
+                data = base64.b64decode(request["data"])
                 if line in self._unsent:
                     self._unsent[line].append(data)
                 else:
                     self._send(line, data)
-            elif told["do"] == "end" and line in self._programs_at:
+            elif request["do"] == "end" and line in self._programs_at:
                 self._programs_at[line].end.remote(line)
 
     async def _run(self, line: int, node: str, command: list[str]) -> None:
@@ -294,10 +291,10 @@ def _join(address: str) -> None:
     try:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False, namespace="autotune")
     except Exception as error:
-        said = " ".join(str(error).split())[:600]
-        if "mismatch" in said:
+        text = " ".join(str(error).split())[:600]
+        if "mismatch" in text:
             hint = "run autotune with the Ray and the Python of the cluster"
-        raise Denied(f"Ray at {address}: {said}", hint) from error
+        raise Denied(f"Ray at {address}: {text}", hint) from error
 
 
 def _wanted(shape: list[int] | None) -> list[tuple[str, int]]:
@@ -332,9 +329,12 @@ def _words(shape: list[tuple[str, int]]) -> str:
 def _names() -> dict[str, str]:
     """Names of the nodes that are alive, by Ray's own: short, and no two the same."""
     alive = [node for node in ray.nodes() if node["Alive"]]
-    said = {node["NodeID"]: node.get("NodeName") or node["NodeManagerAddress"] for node in alive}
-    counts = Counter(said.values())
-    return {own: name if counts[name] == 1 else f"{name}-{own[:6]}" for own, name in said.items()}
+    labels = {node["NodeID"]: node.get("NodeName") or node["NodeManagerAddress"] for node in alive}
+    counts = Counter(labels.values())
+    return {
+        node_id: name if counts[name] == 1 else f"{name}-{node_id[:6]}"
+        for node_id, name in labels.items()
+    }
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
@@ -346,9 +346,9 @@ def main() -> None:
     """Serve the coordinator at the other end of this process's input and output."""
     bridge = Bridge(os.dup(1))
     os.dup2(2, 1)  # what Ray prints must not stand between the messages
-    told = json.loads(_first_line())
+    request = json.loads(_first_line())
     try:
-        bridge.hold(told["address"], told["shape"], told["wait_s"])
+        bridge.hold(request["address"], request["shape"], request["wait_s"])
     except Denied as error:
         message, hint = error.args
         bridge.say("failed", message=message, hint=hint)

@@ -75,9 +75,9 @@ class RemoteTransport(ABC):
             )
         self.options = options
         self._gives_up = False
-        """Whether nobody waits for answers any more."""
+        """True once nobody waits for answers any more."""
         self.clocks_ahead_s: dict[str, float] = {}
-        """How far the wall clock of each host that answered is ahead of this machine's, in s."""
+        """Host that answered -> how far its wall clock is ahead of this machine's."""
 
     @abstractmethod
     def hosts(self) -> Sequence[Host]:
@@ -96,31 +96,27 @@ class RemoteTransport(ABC):
         """
 
     def nodes(self) -> tuple[Node, ...]:
-        """See `Transport.nodes`."""
         return tuple(
             _node(host, found) for host in self.hosts() if (found := self.inventory.get(host.name))
         )
 
     def problems(self) -> tuple[str, ...]:
-        """See `Transport.problems`."""
         left_out = (f"{name} is left out: {why}" for name, why in self.reasons.items())
         return (*left_out, *_uneven(self._asked[0]))
 
     def ended(self) -> str:
-        """See `Transport.ended`: a machine may always come back."""
+        """A machine may always come back."""
         return ""
 
     def variables(self) -> Mapping[str, str]:
-        """See `Transport.variables`: what changes speed, and what the user named."""
+        """What changes speed, and what the user named."""
         return forwarded_environment(self.options.forward)
 
     def start(self, node: Node, module: str, *arguments: str) -> NodeProcess:
-        """See `Transport.start`."""
         return self._start(node.name, module, *arguments)
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """Why the hosts that are left out are, by name."""
         return self._asked[1]
 
     @property
@@ -142,9 +138,9 @@ class RemoteTransport(ABC):
     @cached_property
     def _asked(self) -> tuple[dict[str, Inventory], dict[str, str]]:
         """What the hosts have, and what is in the way of the others; all are asked at once."""
-        answers = self.ask_each([host.name for host in self.hosts()], self._ask)
-        found = {name: each for name, each in answers.items() if isinstance(each, Inventory)}
-        problems = {name: each for name, each in answers.items() if isinstance(each, str)}
+        answers = self.ask_all([host.name for host in self.hosts()], self._ask)
+        found = {name: answer for name, answer in answers.items() if isinstance(answer, Inventory)}
+        problems = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
         return found, problems
 
     def _ask(self, host: str) -> Inventory | str:
@@ -162,13 +158,8 @@ class RemoteTransport(ABC):
         self.clocks_ahead_s[host] = found.unix_s - time.time()
         return found
 
-    def ask_each(self, hosts: Sequence[str], ask: Callable[[str], _Answer]) -> dict[str, _Answer]:
-        """What some hosts answer, by name; they are asked at the same time.
-
-        Args:
-            hosts: Names of some of `hosts`.
-            ask: Asks one by `ask`; an interrupt ends all questions.
-        """
+    def ask_all(self, hosts: Sequence[str], ask: Callable[[str], _Answer]) -> dict[str, _Answer]:
+        """What some hosts answer, by name; they are asked at the same time."""
         with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE) or 1) as pool:
             try:
                 return dict(zip(hosts, pool.map(ask, hosts), strict=True))
@@ -187,14 +178,6 @@ class RemoteTransport(ABC):
     ) -> str:
         """Run a module of this release on a host, and return the JSON that it says behind a mark.
 
-        Args:
-            host: One of `hosts`.
-            module: What to run.
-            mark: How the line begins.
-            arguments: Of the module.
-            data: Its input.
-            timeout_s: Time that it has; None: that of a question.
-
         Raises:
             FleetError: It cannot be started there, or says nothing in time.
         """
@@ -204,16 +187,16 @@ class RemoteTransport(ABC):
             raise FleetError(f"it cannot be reached: {error}") from error
         process.send(data)
         timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-        heard, deadline_s = b"", time.monotonic() + timeout_s
+        received, deadline_s = b"", time.monotonic() + timeout_s
         while True:
             code = process.poll()
-            heard += process.receive()
-            said = heard.decode(errors="replace").splitlines()
-            for line in said:
+            received += process.receive()
+            lines = received.decode(errors="replace").splitlines()
+            for line in lines:
                 if line.startswith(mark) and line.endswith("}"):
                     process.end()
                     return line.removeprefix(mark)
-            last = next((line for line in reversed(said) if line.strip()), "")
+            last = next((line for line in reversed(lines) if line.strip()), "")
             if code is not None:
                 raise FleetError(last or f"the way to it ended with code {code}")
             if time.monotonic() > deadline_s or self._gives_up:
@@ -259,22 +242,14 @@ class BootedProcess:
         arguments: Sequence[str],
         variables: Mapping[str, str],
     ) -> None:
-        """Begin to talk to the node's bootstrap.
-
-        Args:
-            line: The bootstrap.
-            module: To run there.
-            arguments: Its arguments.
-            variables: Environment variables that it gets.
-        """
         digest, data = bundle()
         self._line = line
         self._bundle = data
         self._is_up = False
-        self._heard = b""
+        self._unread = b""
         self._waiting = b""
         """What is sent once the module runs."""
-        kept = {
+        keeping = {
             "wall_s": 0.0,
             "data_bytes": 0,
             "is_tmpdir": False,
@@ -288,23 +263,21 @@ class BootedProcess:
             "module": module,
             "arguments": list(arguments),
             "variables": dict(variables),
-            "kept": kept,
+            "kept": keeping,
         }
         line.send(json.dumps(header).encode() + b"\n")
 
     def send(self, data: bytes) -> None:
-        """See `NodeProcess.send`."""
         if self._is_up:
             self._line.send(data)
         else:
             self._waiting += data
 
     def receive(self) -> bytes:
-        """See `NodeProcess.receive`."""
-        heard = self._line.receive()
+        received = self._line.receive()
         if self._is_up:
-            return heard
-        *lines, self._heard = (self._heard + heard).split(b"\n")
+            return received
+        *lines, self._unread = (self._unread + received).split(b"\n")
         passed = b""
         for number, line in enumerate(lines):
             if not line.startswith(MARK.encode()):
@@ -313,17 +286,15 @@ class BootedProcess:
             self._is_up = True
             is_needed = line == f"{MARK}need".encode()
             self._line.send((self._bundle if is_needed else b"") + self._waiting)
-            rest = b"\n".join([*lines[number + 1 :], self._heard])
-            self._heard = self._waiting = b""
+            rest = b"\n".join([*lines[number + 1 :], self._unread])
+            self._unread = self._waiting = b""
             return passed + rest
         return passed
 
     def poll(self) -> int | None:
-        """See `NodeProcess.poll`."""
         return self._line.poll()
 
     def end(self) -> None:
-        """See `NodeProcess.end`."""
         self._line.end()
 
 
@@ -358,21 +329,15 @@ class Elsewhere(Place):
     is_elsewhere = True
 
     def __init__(self, transport: RemoteTransport, flags: Mapping[str, Any]) -> None:
-        """Ask nobody yet."""
         self.transport = transport
         self.flags = flags
 
     @cached_property
     def environment(self) -> Environment:  # type: ignore[override]  # known once they are asked
-        """What all nodes have.
-
-        Raises:
-            FleetError: None answers, or they are not alike.
-        """
         return common_environment(self.transport)
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
-        """See `Place.fleet_for`.
+        """Check that the nodes have the engine's packages, then make the fleet.
 
         Raises:
             FleetError: A package that trials of the engine need is missing on a node.
@@ -392,16 +357,13 @@ class Elsewhere(Place):
         return lambda: self.gangs(job.world)
 
     def gangs(self, world: int) -> GangFleet:
-        """See `Place.gangs`."""
         is_exclusive = self.transport.options.exclusive
         return GangFleet(self.transport, world=world, is_exclusive=is_exclusive)
 
     def rank_places(self, world: int) -> tuple[str, ...]:
-        """See `Place.rank_places`."""
         return rank_places(self.transport, world)
 
     def nodes_without(self, folder: Path) -> tuple[str, ...]:
-        """See `Place.nodes_without`."""
         token = os.urandom(8).hex()
         hosts = list(self.transport.inventory)
         try:
@@ -409,7 +371,7 @@ class Elsewhere(Place):
             with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".seen-") as file:
                 file.write(token)
                 file.flush()
-                seen = self.transport.ask_each(
+                seen = self.transport.ask_all(
                     hosts, partial(self._reads, path=str(Path(file.name).resolve()))
                 )
         except OSError as error:
@@ -437,7 +399,9 @@ _NOT_EVERYWHERE = {
 def _uneven(found: Mapping[str, Inventory]) -> Iterator[str]:
     """Packages that some nodes have and others lack, or have otherwise: no trial uses them."""
     for flag, package in _NOT_EVERYWHERE.items():
-        lacking = [name for name, each in found.items() if not getattr(each.environment, flag)]
+        lacking = [
+            name for name, inventory in found.items() if not getattr(inventory.environment, flag)
+        ]
         if 0 < len(lacking) < len(found):
             verb = "lacks" if len(lacking) == 1 else "lack"
             yield (
@@ -445,13 +409,13 @@ def _uneven(found: Mapping[str, Inventory]) -> Iterator[str]:
                 "without it everywhere; install it there too"
             )
     releases: dict[str, list[str]] = {}
-    for name, each in found.items():
-        releases.setdefault(each.environment.megatron_core or "none", []).append(name)
+    for name, inventory in found.items():
+        releases.setdefault(inventory.environment.megatron_core or "none", []).append(name)
     if len(releases) > 1:
-        told = "; ".join(f"{', '.join(names)}: {which}" for which, names in releases.items())
+        summary = "; ".join(f"{', '.join(names)}: {which}" for which, names in releases.items())
         yield (
-            f"releases of Megatron Core differ ({told}): it counts as missing; install the same "
-            "everywhere"
+            f"releases of Megatron Core differ ({summary}): it counts as missing; install the "
+            "same everywhere"
         )
 
 
@@ -464,10 +428,12 @@ def common_environment(transport: RemoteTransport) -> Environment:
     found = transport.inventory
     slots = {node.name: len(node.devices) for node in transport.nodes()}
     kinds: dict[tuple[str, ...], list[str]] = {}
-    for name, each in found.items():
-        own = each.environment
-        versions = (own.torch_version, own.deepspeed_version)
-        kinds.setdefault((own.accelerator, own.device_name, *versions), []).append(name)
+    for name, inventory in found.items():
+        environment = inventory.environment
+        versions = (environment.torch_version, environment.deepspeed_version)
+        kinds.setdefault((environment.accelerator, environment.device_name, *versions), []).append(
+            name
+        )
     if len(kinds) > 1:
         parts = (
             f"{', '.join(names)}: {kind[1]}, torch {kind[2] or 'missing'}, DeepSpeed "
@@ -480,7 +446,7 @@ def common_environment(transport: RemoteTransport) -> Environment:
             "search on one kind of them with --fleet-option kind=NAME, on all for the best with "
             "kind=any, or on one after the other with kind=each; or install the same releases",
         )
-    environments = [each.environment for each in found.values()]
+    environments = [inventory.environment for inventory in found.values()]
     first = environments[0]
     return replace(
         first,
@@ -489,17 +455,19 @@ def common_environment(transport: RemoteTransport) -> Environment:
             e.device_memory_bytes
             * (e.n_devices if first.accelerator == "cpu" else 1)
             // (max(e.n_devices, slots[name]) if first.accelerator == "cpu" else 1)
-            for name, e in ((name, each.environment) for name, each in found.items())
+            for name, e in ((name, inventory.environment) for name, inventory in found.items())
         ),
         precisions=tuple(
-            p for p in first.precisions if all(p in each.precisions for each in environments)
+            p
+            for p in first.precisions
+            if all(p in inventory.precisions for inventory in environments)
         ),
-        has_flash_attention=all(each.has_flash_attention for each in environments),
-        has_deep_ep=all(each.has_deep_ep for each in environments),
-        has_transformer_engine=all(each.has_transformer_engine for each in environments),
-        has_apex=all(each.has_apex for each in environments),
+        has_flash_attention=all(inventory.has_flash_attention for inventory in environments),
+        has_deep_ep=all(inventory.has_deep_ep for inventory in environments),
+        has_transformer_engine=all(inventory.has_transformer_engine for inventory in environments),
+        has_apex=all(inventory.has_apex for inventory in environments),
         # Trials of DeepSpeed can do without it, so that it is no reason to refuse the fleet.
-        megatron_core=_same_everywhere(each.megatron_core for each in environments),
+        megatron_core=_same_everywhere(inventory.megatron_core for inventory in environments),
     )
 
 

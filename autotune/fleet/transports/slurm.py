@@ -47,7 +47,6 @@ class SlurmNodes:
         say: Callable[[str], None],
         agree: Callable[[str], None],
     ) -> Iterator[str]:
-        """See `Obtaining.obtain`."""
         check_slurm()
         if not of or of.isdigit():
             yield of
@@ -61,7 +60,6 @@ class SlurmNodes:
     def find(
         self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
     ) -> Elsewhere:
-        """See `FleetPlugin.find`."""
         check_slurm()
         job = of or os.environ.get("SLURM_JOB_ID", "")
         if not job:
@@ -75,7 +73,7 @@ class SlurmTransport(RemoteTransport):
     """A step of a job for each process on a node; implements `Transport`."""
 
     def __init__(self, job: str, options: FleetOptions) -> None:
-        """Take a job that runs.
+        """Take a running job.
 
         Raises:
             FleetError: It does not run, or Slurm does not answer.
@@ -87,18 +85,15 @@ class SlurmTransport(RemoteTransport):
             raise FleetError(not_running(job, self._status), _HOW)
 
     def hosts(self) -> Sequence[Host]:
-        """See `RemoteTransport.hosts`."""
         return self._hosts
 
     def open(self, host: str, command: Sequence[str]) -> NodeProcess:
-        """See `RemoteTransport.open`."""
         named = {name: os.environ[name] for name in self.options.forward if name in os.environ}
         return LocalProcess(
             step_command(self._job, host, command), environment={**slurm_environment(), **named}
         )
 
     def ended(self) -> str:
-        """See `Transport.ended`."""
         return end_of(self._job, n_restarts=self._status.n_restarts)
 
     @cached_property

@@ -18,9 +18,9 @@ from types import FrameType
 from typing import NoReturn
 
 from autotune.base.errors import FleetError, JobError
-from autotune.base.kept_process import run_kept
+from autotune.base.guarded_process import run_guarded
 from autotune.base.secrecy import is_secret
-from autotune.fleet.node.environment import OWN_TO_A_MACHINE
+from autotune.fleet.node.environment import MACHINE_VARIABLES
 from autotune.fleet.transports.local import LocalProcess
 
 _ANSWER_S = 60.0
@@ -30,12 +30,12 @@ _HOLDER_WAIT_S = 120
 waited for the nodes."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 10.0
 """Time between two looks at a job that waits; it grows, since each costs the controller."""
-_SAID_AGAIN_S = 60.0
+_REPORT_PERIOD_S = 60.0
 _SILENT_S = 300.0
 """Time for a controller that is started again, while a job waits."""
 _ENDING_S = 10.0
 """Time for a job that is being ended to say how."""
-_OWN_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS")
+_CLUSTER_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS")
 _TAKEN_FOR_OPTIONS = ("SLURM", "SBATCH_", "SRUN_")
 _SCRIPT = f"""\
 trap 'rm -f "$fifo"' EXIT
@@ -99,18 +99,18 @@ class JobStatus:
 
 def read_status(text: str) -> JobStatus:
     """A job from one line of `scontrol show job --details --oneliner`."""
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for name, value in re.findall(r"(?:^|\s)([A-Za-z][\w/:.]*)=(\S*)", text):
-        said.setdefault(name, value)
+        fields.setdefault(name, value)
     shares = re.findall(r"\sNodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)", text)
-    per_node = said.get("NtasksPerN:B:S:C", "").partition(":")[0]
-    batch_host = said.get("BatchHost", "")
+    per_node = fields.get("NtasksPerN:B:S:C", "").partition(":")[0]
+    batch_host = fields.get("BatchHost", "")
     return JobStatus(
-        state=said.get("JobState", ""),
-        reason=said.get("Reason", ""),
-        n_restarts=int(said.get("Restarts", "0")),
-        time_limit=said.get("TimeLimit", ""),
-        end_time=said.get("EndTime", ""),
+        state=fields.get("JobState", ""),
+        reason=fields.get("Reason", ""),
+        n_restarts=int(fields.get("Restarts", "0")),
+        time_limit=fields.get("TimeLimit", ""),
+        end_time=fields.get("EndTime", ""),
         first_node="" if batch_host == "(null)" else batch_host,
         tasks_per_node=int(per_node) if per_node.isdigit() else 0,
         shares=tuple(
@@ -234,8 +234,10 @@ def slurm_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name in _OWN_VARIABLES
-        or not (name.startswith(_TAKEN_FOR_OPTIONS) or name in OWN_TO_A_MACHINE or is_secret(name))
+        if name in _CLUSTER_VARIABLES
+        or not (
+            name.startswith(_TAKEN_FOR_OPTIONS) or name in MACHINE_VARIABLES or is_secret(name)
+        )
     }
 
 
@@ -264,14 +266,14 @@ def check_slurm() -> None:
 
 def _output(command: Sequence[str], done: "subprocess.CompletedProcess[str]") -> str:
     if done.returncode:
-        said = _words(done.stderr) or f"exit code {done.returncode}"
-        raise FleetError(f"{' '.join(command[:3])}: {said}", "see whether `sinfo` answers here")
+        reason = _words(done.stderr) or f"exit code {done.returncode}"
+        raise FleetError(f"{' '.join(command[:3])}: {reason}", "see whether `sinfo` answers here")
     return done.stdout.strip()
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     try:
-        return run_kept(command, timeout_s=_ANSWER_S, env=slurm_environment())
+        return run_guarded(command, timeout_s=_ANSWER_S, env=slurm_environment())
     except OSError as error:
         raise FleetError(f"{command[0]} cannot be started: {error}", "") from error
     except subprocess.TimeoutExpired as error:
@@ -283,9 +285,9 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 def _sbatch(first: str, fifo: str, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     # Nobody watches a job that begins again by itself, and its other nodes survive one's failure.
-    own = ("--job-name=autotune", "--chdir=/", "--no-requeue", "--no-kill", "--output=/dev/null")
+    flags = ("--job-name=autotune", "--chdir=/", "--no-requeue", "--no-kill", "--output=/dev/null")
     # Ours come first: what follows the name of a script would be arguments of that.
-    return _run(["sbatch", first, *own, f"--wrap=fifo={fifo}\n{_SCRIPT}", *arguments])
+    return _run(["sbatch", first, *flags, f"--wrap=fifo={fifo}\n{_SCRIPT}", *arguments])
 
 
 def _submit(fifo: str, arguments: Sequence[str]) -> str:
@@ -304,7 +306,7 @@ def _submit(fifo: str, arguments: Sequence[str]) -> str:
 def _refused(
     found: "subprocess.CompletedProcess[str]", arguments: Sequence[str]
 ) -> JobError | FleetError:
-    if any(said in found.stderr for said in _UNREACHED):
+    if any(phrase in found.stderr for phrase in _UNREACHED):
         return FleetError(
             f"--fleet slurm: sbatch reaches no cluster: {_words(found.stderr)}",
             "see whether `sinfo` answers here; SLURM_CONF names the cluster's configuration",
@@ -323,7 +325,7 @@ _UNREACHED = (
 
 
 def _wait_for_nodes(job: str, *, wait_s: float, say: Callable[[str], None]) -> JobStatus:
-    started_s = said_s = answered_s = time.monotonic()
+    started_s = reported_at_s = answered_s = time.monotonic()
     look_s, reason = _FIRST_LOOK_S, ""
     while True:
         try:
@@ -341,9 +343,9 @@ def _wait_for_nodes(job: str, *, wait_s: float, say: Callable[[str], None]) -> J
             raise FleetError(end_of(job, n_restarts=0) or not_running(job, status), _AGAIN)
         now_s = time.monotonic()
         is_new = status.reason not in (reason, "None")
-        if is_new or now_s - said_s > _SAID_AGAIN_S:
+        if is_new or now_s - reported_at_s > _REPORT_PERIOD_S:
             say(not_running(job, status))
-            reason, said_s = status.reason, now_s
+            reason, reported_at_s = status.reason, now_s
         if now_s - started_s > wait_s:
             raise FleetError(
                 f"job {job} of Slurm has no nodes after {wait_s:.0f} s: {status.reason}",

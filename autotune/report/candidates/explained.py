@@ -10,9 +10,10 @@ from rich.text import Text
 from autotune.base.units import format_bytes, format_seconds
 from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
 from autotune.report.candidates.ranking import (
+    asks_facts,
     assumptions,
+    evidence_in_words,
     figures_as_dict,
-    forecast_facts,
     host_facts,
     learned_as_dict,
     lengths_facts,
@@ -21,6 +22,7 @@ from autotune.report.candidates.ranking import (
     parts_as_dict,
     parts_of,
     rank_facts,
+    routing_facts,
     said_held,
     shares,
     training_facts,
@@ -45,6 +47,7 @@ def judged_as_dict(found: JudgedCandidate) -> dict[str, Any]:
         "notes": list(found.notes),
         "violations": _violations(found.violations),
         "needs": list(found.needs),
+        "asks": list(found.asks),
         "no_files": found.no_files,
     }
 
@@ -112,6 +115,7 @@ def verdict(found: JudgedCandidate) -> list[tuple[str, str]]:
 def _figures(found: Estimated) -> list[tuple[str, str]]:
     seconds, sizes = parts_of(found.prediction, 0)
     low_s, high_s, low_bytes, high_bytes = found.reach.around(found.prediction, 0)
+    held = f"hold {said_held(found.learned)}"
     return [
         (
             "step",
@@ -125,11 +129,12 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
             f"{found.fit_probability:.0%}: {shares(sizes, 5)}",
         ),
         *host_facts(found.prediction, 0),
-        ("intervals", f"hold {said_held(found.learned)}"),
-        *forecast_facts(found.reach, 0),
+        ("intervals", "; ".join(filter(None, [held, evidence_in_words(found.reach, 0)]))),
+        *routing_facts(found.reach, 0),
         *lengths_facts(found.job),
         *training_facts(found.candidate, found.job.engine),
         *needs_facts(found.needs),
+        *asks_facts(found.asks),
         *no_files_facts(found.no_files),
     ]
 

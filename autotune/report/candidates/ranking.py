@@ -17,7 +17,8 @@ from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.planning.choices import PROBABLE
 from autotune.planning.learned import Learned
-from autotune.planning.ranking import FasterElsewhere, OtherBatch, PredictedBaseline, Ranking
+from autotune.planning.other_job import OtherJob
+from autotune.planning.ranking import PredictedBaseline, Ranking
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import knobs_of
@@ -66,6 +67,8 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "device_name": ranking.environment.device_name,
         "world": ranking.job.world,
         "n_candidates": len(ranking.candidates),
+        "n_grid": ranking.lattice.grid_size,
+        "n_judged": ranking.lattice.n_judged,
         "n_choices": len(ranking.choices),
         "n_likely_to_fit": ranking.n_likely,
         "no_files": ranking.no_files,
@@ -79,9 +82,9 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
             {"rank": ranking.choices.rank(index), "least_fit_probability": chance}
             for index, chance in ranking.probable.items()
         ],
-        "ways_to_fit": [dataclasses.asdict(way) for way in ranking.ways_to_fit],
-        "spread_experts": [dataclasses.asdict(other) for other in ranking.spread_experts],
-        "other_batch": ranking.other_batch and dataclasses.asdict(ranking.other_batch),
+        "ways_to_fit": [_other_as_dict(ranking, way) for way in ranking.ways_to_fit],
+        "spread_experts": [_other_as_dict(ranking, other) for other in ranking.spread_experts],
+        "other_batch": ranking.other_batch and _other_as_dict(ranking, ranking.other_batch),
         "baseline": _baseline_as_dict(ranking),
         "what_if": [
             {**dataclasses.asdict(variant), "best": ranking.candidates[variant.best].values}
@@ -90,14 +93,25 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def _legal(ranking: Ranking) -> str:
+    """How many candidates there are, and how many of them are known to be legal."""
+    lattice, n = ranking.lattice, len(ranking.candidates)
+    if lattice.is_counted:
+        return f"{n} legal candidates of {ranking.home}"
+    return (
+        f"of {lattice.grid_size} candidates of {ranking.home} the rules refuse "
+        f"{lattice.grid_size - n} and allow the first {lattice.n_judged}; of those left"
+    )
+
+
 def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     """Print the best candidates, and how other fleets compare."""
     job, environment = ranking.job, ranking.environment
     lines = (
         f"predicted, nothing was run: {job.model.name}, {job.seq_len} tokens, global batch "
         f"{job.global_batch}, {job.precision}, on {job.world} x {environment.device_name}",
-        f"{len(ranking.candidates)} legal candidates of {ranking.home}, {ranking.n_likely} fit "
-        f"with a probability of {ranking.min_fit:.0%} or more; "
+        f"{_legal(ranking)}, {ranking.n_likely} fit with a probability of "
+        f"{ranking.min_fit:.0%} or more; "
         f"{format_count(len(ranking.choices), 'distinct choice')}",
     )
     console.print(Text("\n".join(lines)), soft_wrap=False)
@@ -112,9 +126,14 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         print_facts(console, [(name, _too_large(ranking))])
     print_facts(console, no_files_facts(ranking.no_files))
     if (other := ranking.other_batch) is not None:
-        print_facts(console, [("global batch", _dear_batch(job, other))])
+        why = (
+            f"{job.global_batch} is no multiple of {job.world}, so no candidate shares it among "
+            "all ranks as data"
+        )
+        print_facts(console, [("global batch", _faster(ranking, other, why))])
     for there in ranking.spread_experts:
-        print_facts(console, [("experts", _spread(there))])
+        why = "every rank gathers all experts of every layer"
+        print_facts(console, [("experts", _faster(ranking, there, why))])
     for index in shown[:1]:
         seconds, sizes = parts_of(ranking.prediction, index)
         print_facts(
@@ -125,7 +144,8 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 ("memory of 1", shares(sizes)),
                 *host_facts(ranking.prediction, index),
                 ("interval of 1", _interval(ranking, index)),
-                *forecast_facts(ranking.reach, index),
+                *_evidence_facts(ranking, index),
+                *routing_facts(ranking.reach, index),
                 *_training_facts(ranking, index),
                 *needs_facts(ranking.needs(ranking.candidates[index])),
                 *rank_facts(ranking.candidates[index], ranking.environment),
@@ -177,33 +197,50 @@ def _alternatives(ranking: Ranking) -> list[int]:
 
 def _search_facts(ranking: Ranking, shown: Sequence[int]) -> list[tuple[str, str]]:
     """Shown rows that a search which is told no space does not try, and what makes it."""
-    firsts, search = ranking.choices.firsts, ranking.default_search
+    search = ranking.default_search
     if search is None:
         return []
-    tried = [r for r in shown if search.has(ranking.candidates[int(firsts[r - 1])])]
+    candidates = {
+        rank: ranking.candidates[int(ranking.choices.firsts[rank - 1])] for rank in shown
+    }
+    tried = [rank for rank, candidate in candidates.items() if search.has(candidate)]
     if len(tried) == len(shown):
         return []
-    has = f"{_rows(tried)} of these" if tried else "none of these rows"
-    others = "the others" if tried else "them"
-    text = f"by default tries {search.tries}: {has}; {search.flags} has {others}"
-    return [("search", text)]
+    left = {rank: candidates[rank] for rank in shown if rank not in tried}
+    parts = [f"{_rows(tried)} of these" if tried else "none of these rows"]
+    for name, held in search.homes(list(left.values())).items():
+        ranks = [rank for rank, candidate in left.items() if candidate in held]
+        left = {rank: candidate for rank, candidate in left.items() if rank not in ranks}
+        parts.append(f"--space {name} has {_rows(ranks)}")
+    if left:
+        parts.append(
+            f"no shipped space has {_rows(list(left))}: name their knobs and values in a space of "
+            "your own (docs/spaces.md)"
+        )
+    return [("search", f"by default tries {search.tries}: {'; '.join(parts)}")]
 
 
-def _dear_batch(job: Job, other: OtherBatch) -> str:
-    """What the global batch costs, and which one would not."""
+def _faster(ranking: Ranking, other: OtherJob, why: str) -> str:
+    """What another job gains over the first row, and why that has to be slower."""
     return (
-        f"{job.global_batch} is no multiple of {job.world}, so no candidate shares it among all "
-        f"ranks as data; with --global-batch {other.global_batch}, {other.described} is predicted "
-        f"to train {other.speedup:.2g} times as many samples/s as rank 1"
+        f"{why}; with {other.flags}, {other.described} is predicted to train "
+        f"{_speedup(ranking, other):.2g} times as many samples/s as rank 1"
     )
 
 
-def _spread(other: FasterElsewhere) -> str:
-    """What is gained where no rank gathers all experts of a layer."""
-    return (
-        f"every rank gathers all experts of every layer; with {other.flags}, {other.described} is "
-        f"predicted to train {other.speedup:.2g} times as many samples/s as rank 1"
-    )
+def _speedup(ranking: Ranking, other: OtherJob) -> float:
+    """Tokens/s of another job over those of the first row."""
+    first_s = float(ranking.prediction.step_time_s[int(ranking.order[0])])
+    return other.speedup(ranking.job, first_s)
+
+
+def _other_as_dict(ranking: Ranking, other: OtherJob) -> dict[str, Any]:
+    return {
+        "flags": other.flags,
+        "described": other.described,
+        "fit_probability": other.fit_probability,
+        "speedup": _speedup(ranking, other),
+    }
 
 
 def rank_facts(candidate: Candidate, environment: Environment) -> list[tuple[str, str]]:
@@ -237,11 +274,15 @@ def lengths_facts(job: Job) -> list[tuple[str, str]]:
     return [("lengths", text)] if text else []
 
 
-def forecast_facts(reach: Margin, index: int) -> list[tuple[str, str]]:
-    """What a forecast assumes, and what its intervals rest on."""
-    facts = [("routing", f"assumed to {text}") for text in _of_router(reach, index)]
+def routing_facts(reach: Margin, index: int) -> list[tuple[str, str]]:
+    """What a forecast assumes of the router."""
+    return [("routing", f"assumed to {text}") for text in _of_router(reach, index)]
+
+
+def evidence_in_words(reach: Margin, index: int) -> str:
+    """What intervals rest on; empty where trials here taught them."""
     evidence = reach.evidence_at(index)
-    return facts + ([("intervals", f"learned from others' runs; {evidence}")] if evidence else [])
+    return f"learned from others' runs; {evidence}" if evidence else ""
 
 
 def assumptions(reach: Margin, index: int) -> list[str]:
@@ -286,6 +327,11 @@ def needs_facts(packages: Sequence[str]) -> list[tuple[str, str]]:
     return [("nodes need", ", ".join(packages))] if packages else []
 
 
+def asks_facts(asked: Sequence[str]) -> list[tuple[str, str]]:
+    """What a candidate asks of the user beside its settings."""
+    return [("it needs", "; ".join(asked))] if asked else []
+
+
 def no_files_facts(why: str) -> list[tuple[str, str]]:
     """Why a forecast is all that there is."""
     return [("no files", f"are made for this, it is a forecast alone: {why}")] if why else []
@@ -298,6 +344,11 @@ def _interval(ranking: Ranking, index: int) -> str:
         f"{format_seconds(low_s)} to {format_seconds(high_s)}, {format_bytes(low_bytes)} to "
         f"{format_bytes(high_bytes)}; such intervals hold {said_held(ranking.learned)}"
     )
+
+
+def _evidence_facts(ranking: Ranking, index: int) -> list[tuple[str, str]]:
+    text = evidence_in_words(ranking.reach, index)
+    return [("intervals", text)] if text else []
 
 
 def said_held(learned: Learned | None) -> str:

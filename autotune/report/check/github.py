@@ -43,7 +43,7 @@ def _command(name: str, message: str, **properties: str) -> str:
 
 
 def _data(text: str) -> str:
-    text = visible(text, kept="\t\r\n")
+    text = visible(text, whole="\t\r\n")
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

@@ -121,10 +121,10 @@ def _print_found(console: Console, report: CheckReport, found: Found) -> None:
     """A head line that editors can follow, then what it is and how to mend it."""
     told, place = found.violation, found.place
     style = _STYLES[told.level]
-    where = visible(f"{report.source.path}:{place.line}:{place.column}", kept="\t")
+    where = visible(f"{report.source.path}:{place.line}:{place.column}", whole="\t")
     then = " (seen once the rest is fixed)" if found.after_fix else ""
     head = Text.assemble(
-        (visible(where, kept="\t"), "bold"),
+        (visible(where, whole="\t"), "bold"),
         "  ",
         (told.level, style),
         "  ",
@@ -162,7 +162,7 @@ def _print_questions(console: Console, report: CheckReport) -> None:
 def _print_text(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
     """Wrapped at spaces only: what is in it is to be copied."""
     wrapped = textwrap.fill(
-        visible(text, kept="\t"),
+        visible(text, whole="\t"),
         console.width,
         initial_indent=indent,
         subsequent_indent=indent,

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.contract import Outcome, TrialResult
-from autotune.record.spread import is_figure
 from autotune.search.confirm import recorded_verdict
 from autotune.search.front import Figure, front_of
 from autotune.search.history import History, Tried
-from autotune.search.objective import Objective, figure_of
+from autotune.search.objective import Objective
 from autotune.space.candidate import Candidate
 
 
@@ -79,8 +78,8 @@ def _row(tried: Tried, objective: Objective, confirmed: Figure | None) -> Row:
     ended = [t.result for t in tried.trials if t.result is not None]
     result = tried.fault or tried.measured or (ended[-1] if ended else None)
     figure = confirmed
-    if figure is None and result is not None and is_figure(result):
-        figure = figure_of(result, tried.spread)
+    if figure is None and result is tried.measured:
+        figure = tried.figure
     return Row(
         trial=tried.trials[0].spec.identity.number if result is None else result.number,
         candidate=tried.candidate,

@@ -113,8 +113,10 @@ def _cells(row: Row, story: Story) -> list[str | Text]:
 def _lattice_facts(plan: Plan) -> tuple[str, str]:
     if not plan.space:
         return "layouts", f"{plan.lattice_size} are legal"
-    legal = f"{plan.lattice_size} of {plan.grid_size} candidates are legal"
-    return "space", f"{plan.space}: {legal}"
+    legal = "are legal"
+    if not plan.is_counted:
+        legal = "are not refused; the rules judge each when it is wanted"
+    return "space", f"{plan.space}: {plan.lattice_size} of {plan.grid_size} candidates {legal}"
 
 
 def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:

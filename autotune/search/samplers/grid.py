@@ -26,10 +26,13 @@ class Grid(Sampler):
         tried = {t.candidate.hash for t in request.history.tried}
         is_tried = np.array([c.hash in tried for c in candidates])
         is_open = np.array([c.hash not in request.closed for c in candidates])
-        if not is_open.any():
-            return None
         columns = {name: [c.get(name) for c in candidates] for name in request.lattice.values}
-        return candidates[least_used(columns, is_tried, is_open, seed=request.seed)]
+        while is_open.any():
+            place = least_used(columns, is_tried, is_open, seed=request.seed)
+            if request.lattice.is_legal(place):
+                return candidates[place]
+            is_open[place] = False
+        return None
 
 
 def least_used(

@@ -20,7 +20,6 @@ class CollectiveLog(ABC):
     """Listens to the collectives of a step between `start` and `stop`."""
 
     def __init__(self) -> None:
-        """Begin with none heard."""
         self._calls: dict[tuple[str, int, int], list[float]] = {}
         self._n_calls = 0
 
@@ -42,7 +41,7 @@ class CollectiveLog(ABC):
 
     @property
     def is_cut(self) -> bool:
-        """Whether there were more calls than are kept."""
+        """True if there were more calls than are kept."""
         return self._n_calls > MAX_CALLS
 
     def _keep(self, name: str, message_bytes: int, group_size: int, seconds: float) -> None:
@@ -59,7 +58,6 @@ class LiveEngine(ABC):
     """
 
     def __init__(self, engine: Any) -> None:
-        """Take what the training script's own call has built."""
         self.engine = engine
 
     @property
@@ -81,7 +79,7 @@ class LiveEngine(ABC):
 
     @abstractmethod
     def was_applied(self) -> bool:
-        """Whether the last optimizer step changed the weights."""
+        """True if the last optimizer step changed the weights."""
 
     @abstractmethod
     def watch(self, in_range: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -111,9 +111,9 @@ def steps(spec: TrialSpec, config: dict[str, Any]) -> Iterator[Any]:
     """Train as the script that an export carries does."""
     from autotune.trial.scripts import train
 
-    told = script_settings(spec.workload, spec.layout)
+    script = script_settings(spec.workload, spec.layout)
     settings = train.Settings.of(
-        told,
+        script,
         spec.workload.model.get("config", {}),
         micro_batch=config["train_micro_batch_size_per_gpu"],
         grad_accum=config.get("gradient_accumulation_steps", 1),

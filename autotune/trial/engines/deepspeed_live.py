@@ -25,10 +25,9 @@ _INSTRUCTIONS = {
 
 
 class LiveDeepSpeed(LiveEngine):
-    """Hooks into one engine's `backward` and `step`, or into the `train_batch` of a pipeline."""
+    """Hooks into one engine's `backward` and `step`, or into a pipeline's `train_batch`."""
 
     def __init__(self, engine: Any) -> None:
-        """See `LiveEngine`."""
         super().__init__(engine)
         self._is_pipeline = isinstance(engine, PipelineEngine)
         self._methods = {
@@ -39,15 +38,13 @@ class LiveDeepSpeed(LiveEngine):
 
     @property
     def device(self) -> str:
-        """See `LiveEngine.device`."""
         return str(get_accelerator().current_device_name())
 
     def synchronize(self) -> None:
-        """See `LiveEngine.synchronize`."""
         get_accelerator().synchronize()
 
     def on_losses(self, note: Callable[[Any, bool], None]) -> None:
-        """See `LiveEngine.on_losses`; Trainer and accelerate hand over shares."""
+        """Trainer and accelerate hand over shares."""
         engine = self.engine
         if self._is_pipeline:
             train_batch = engine.train_batch
@@ -69,7 +66,6 @@ class LiveDeepSpeed(LiveEngine):
         engine.backward = noted_backward
 
     def on_steps(self, call: Callable[[], None]) -> None:
-        """See `LiveEngine.on_steps`."""
         engine, is_pipeline = self.engine, self._is_pipeline
         name = "train_batch" if is_pipeline else "step"
         method = getattr(engine, name)
@@ -84,11 +80,9 @@ class LiveDeepSpeed(LiveEngine):
         setattr(engine, name, watched)
 
     def was_applied(self) -> bool:
-        """See `LiveEngine.was_applied`."""
         return bool(self.engine.was_step_applied())
 
     def watch(self, in_range: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
-        """See `LiveEngine.watch`."""
         engine = self.engine
         for name in ("send", "recv"):
             if (method := getattr(comm.cdb, name, None)) is not None:
@@ -105,14 +99,11 @@ class LiveDeepSpeed(LiveEngine):
             setattr(engine, name, in_range(label, self._methods[name]))
 
     def collective_log(self) -> CommLog:
-        """See `LiveEngine.collective_log`."""
         return CommLog()
 
     def save(self, folder: str, tag: str, steps: int) -> None:
-        """See `LiveEngine.save`."""
         self.engine.save_checkpoint(folder, tag=tag, client_state={"steps": steps})
 
     def load(self, folder: str, tag: str) -> tuple[str | None, dict[str, Any]]:
-        """See `LiveEngine.load`."""
         path, client_state = self.engine.load_checkpoint(folder, tag=tag)
         return path, client_state

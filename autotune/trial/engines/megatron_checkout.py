@@ -114,7 +114,6 @@ class CheckoutTraining:
 
     @property
     def update(self) -> Callable[[], Any]:
-        """The optimizer's step."""
         found: Callable[[], Any] = self.optimizer.step
         return found
 
@@ -124,7 +123,6 @@ class CheckoutTraining:
 
     @property
     def steps_applied(self) -> int:
-        """Optimizer steps until now, as the checkout counts them."""
         return int(self._arguments.curr_iteration) + 1
 
     @steps_applied.setter
@@ -161,16 +159,16 @@ class LiveCheckout(LiveMegatron):
     """Hooks into what a checkout trains; its own log is a second witness."""
 
     def own_log(self, report: RankReport) -> OwnLog | None:
-        """See `LiveEngine.own_log`; the line of the last step is still to come."""
+        """The line of the last step is still to come."""
         logged = read_log(self.engine.log).iterations[1 - len(report.step_times_s) :]
-        are_single = [each.iteration - 1 for each in logged[1:]] == [
-            each.iteration for each in logged[:-1]
+        are_single = [entry.iteration - 1 for entry in logged[1:]] == [
+            entry.iteration for entry in logged[:-1]
         ]
         if len(logged) != len(report.step_times_s) - 1 or not are_single or report.steps_skipped:
             return None  # not a line for each step
         return OwnLog(
             n_steps=len(logged),
-            step_time_s=statistics.median(each.time_s for each in logged),
+            step_time_s=statistics.median(entry.time_s for entry in logged),
             measured_step_time_s=statistics.median(report.step_times_s[:-1]),
             loss=logged[-1].loss,
             measured_loss=report.losses[-2],

@@ -20,22 +20,18 @@ class LiveMegatron(LiveEngine):
     """Hooks into one `Training` (`autotune.trial.scripts.train_megatron`)."""
 
     def __init__(self, engine: Any) -> None:
-        """See `LiveEngine`."""
         super().__init__(engine)
         self._step = engine.step
 
     @property
     def device(self) -> str:
-        """See `LiveEngine.device`."""
         found = torch.cuda.current_device()  # the host, where it stands in for CUDA
         return str(found) if isinstance(found, torch.device) else f"cuda:{found}"
 
     def synchronize(self) -> None:
-        """See `LiveEngine.synchronize`."""
         torch.cuda.synchronize()
 
     def on_losses(self, note: Callable[[Any, bool], None]) -> None:
-        """See `LiveEngine.on_losses`."""
         step = self.engine.step
 
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +42,6 @@ class LiveMegatron(LiveEngine):
         self.engine.step = noted
 
     def on_steps(self, call: Callable[[], None]) -> None:
-        """See `LiveEngine.on_steps`."""
         step = self.engine.step
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -57,11 +52,9 @@ class LiveMegatron(LiveEngine):
         self.engine.step = watched
 
     def was_applied(self) -> bool:
-        """See `LiveEngine.was_applied`."""
         return bool(self.engine.was_applied)
 
     def watch(self, in_range: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
-        """See `LiveEngine.watch`."""
         training = self.engine
         training.step = self._step
         training.update = in_range(OPTIMIZER, training.update)
@@ -73,11 +66,10 @@ class LiveMegatron(LiveEngine):
         between._communicate = in_range(EXCHANGE, between._communicate)
 
     def collective_log(self) -> TorchCollectives:
-        """See `LiveEngine.collective_log`."""
         return TorchCollectives("megatron.")
 
     def save(self, folder: str, tag: str, steps: int) -> None:
-        """See `LiveEngine.save`; a file per rank, to be read by the same layout.
+        """A file per rank, to be read by the same layout.
 
         Megatron's own way to save a sharded optimizer knows the states of NVIDIA's Adam alone.
         """
@@ -87,14 +79,13 @@ class LiveMegatron(LiveEngine):
             _gather_weights(chunk)
         state = {
             "chunks": [chunk.state_dict() for chunk in training.chunks],
-            "optimizers": [_held_by(optimizer) for optimizer in _optimizers(training)],
+            "optimizers": [_state_of(optimizer) for optimizer in _optimizers(training)],
             "applied": training.steps_applied,
             "steps": steps,
         }
         torch.save(state, path)
 
     def load(self, folder: str, tag: str) -> tuple[str | None, dict[str, Any]]:
-        """See `LiveEngine.load`."""
         training, path = self.engine, _file(folder, tag)
         if not path.exists():
             return None, {}
@@ -124,7 +115,7 @@ def _optimizers(training: Any) -> list[Any]:
     return list(getattr(training.optimizer, "chained_optimizers", [training.optimizer]))
 
 
-def _held_by(optimizer: Any) -> dict[str, Any]:
+def _state_of(optimizer: Any) -> dict[str, Any]:
     """What torch's optimizer inside of Megatron's holds, the weights that it updates included."""
     scaler = getattr(optimizer, "grad_scaler", None)
     return {
@@ -135,7 +126,7 @@ def _held_by(optimizer: Any) -> dict[str, Any]:
 
 
 def _give_back(optimizer: Any, held: dict[str, Any]) -> None:
-    """Put back what `_held_by` found."""
+    """Put back what `_state_of` found."""
     optimizer.optimizer.load_state_dict(held["inner"])
     for weight, value in zip(_updated(optimizer), held["weights"], strict=True):
         weight.copy_(value)

@@ -46,18 +46,11 @@ class TorchCollectives(CollectiveLog):
     """Listens between `start` and `stop`; each call is waited for, so that its time is its own."""
 
     def __init__(self, users: str) -> None:
-        """Make one.
-
-        Args:
-            users: How the names of modules begin that keep these functions under names of their
-                own.
-        """
         super().__init__()
         self._users = users
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def start(self) -> None:
-        """Listen from now on."""
         originals = {
             name: function
             for name in _COLLECTIVES
@@ -76,7 +69,6 @@ class TorchCollectives(CollectiveLog):
                     setattr(module, name, ours)
 
     def stop(self) -> None:
-        """Listen no more, and leave everything as it was."""
         for module, name, value in self._replaced:
             setattr(module, name, value)
         self._replaced.clear()

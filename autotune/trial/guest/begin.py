@@ -55,7 +55,7 @@ def begin() -> None:
 
 
 def take_rank(folder: Path, rank: int) -> bool:
-    """Whether this process is the rank of that number: the first that says so.
+    """Make this process the rank of that number; True for the first process that asks.
 
     A rank that has ended is not started again: its trial is over. Launchers that do so, as
     torchrun with --max-restarts, run out of tries.
@@ -115,18 +115,18 @@ class _Waiting:
         """Wait for the first call that trains."""
         for kind, name in _TRAINING[module.__name__]:
             owner = getattr(module, kind, None) if kind else module
-            theirs = getattr(owner, name, None)
-            if theirs is not None:
-                self._replaced.append((owner, name, theirs))
-                setattr(owner, name, self._first(owner, name, theirs))
+            original = getattr(owner, name, None)
+            if original is not None:
+                self._replaced.append((owner, name, original))
+                setattr(owner, name, self._first(owner, name, original))
 
     def on_steps(self, module: ModuleType) -> None:
         """Wait for an optimizer's step, for a script may train without DeepSpeed."""
         # It stays: torch goes through its hooks while it calls this one.
         module.register_optimizer_step_pre_hook(lambda *_: self._become_rank())
 
-    def _first(self, owner: Any, name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(theirs)
+    def _first(self, owner: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def first(*args: Any, **kwargs: Any) -> Any:
             self._become_rank()
             return getattr(owner, name)(*args, **kwargs)
@@ -137,8 +137,8 @@ class _Waiting:
         if self._is_over:
             return
         self._is_over = True
-        for owner, name, theirs in self._replaced:
-            setattr(owner, name, theirs)
+        for owner, name, original in self._replaced:
+            setattr(owner, name, original)
         number = _number()
         if take_rank(self._folder, number):
             _be_rank(self._folder, number)

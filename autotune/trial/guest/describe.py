@@ -65,12 +65,12 @@ def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
         "largest_param": max((n for n, _ in counts), default=0),
         "sizes": _sizes(module),
         "recomputed_layers": recomputed_layers(module),
-        "files": sorted(set(_own_files())),
+        "files": sorted(set(_script_files())),
         "is_compiled": bool(getattr(engine, "is_compiled", False)),
     }
 
 
-def _own_files() -> Iterator[str]:
+def _script_files() -> Iterator[str]:
     """Files of code of the user's own that are loaded: what lies where the command runs."""
     here = os.getcwd() + os.sep
     script = os.path.dirname(os.path.abspath(sys.argv[0])) + os.sep
@@ -80,8 +80,8 @@ def _own_files() -> Iterator[str]:
             continue
         path = os.path.abspath(file)
         # Modules that torch makes up name files that are nowhere.
-        is_own = path.startswith((here, script)) and "site-packages" not in path
-        if is_own and os.path.isfile(path):
+        is_of_script = path.startswith((here, script)) and "site-packages" not in path
+        if is_of_script and os.path.isfile(path):
             yield path
 
 
@@ -155,20 +155,20 @@ def _sizes(module: torch.nn.Module) -> dict[str, int]:
     lists = [
         m for m in module.modules() if isinstance(m, torch.nn.ModuleList | torch.nn.Sequential)
     ]
-    layers = [len(each) for each in lists if len({type(layer) for layer in each}) == 1]
+    layers = [len(stack) for stack in lists if len({type(layer) for layer in stack}) == 1]
     widths: dict[int, int] = {}
     embeddings = [m for m in module.modules() if isinstance(m, torch.nn.Embedding)]
     heads = [m.num_heads for m in module.modules() if isinstance(m, torch.nn.MultiheadAttention)]
     linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
-    for each in linears:
-        for width in (each.in_features, each.out_features):
+    for linear in linears:
+        for width in (linear.in_features, linear.out_features):
             widths[width] = widths.get(width, 0) + 1
     hidden = max(widths, key=lambda width: (widths[width], width), default=0)
-    inner = [each.in_features for each in linears if each.out_features == hidden]
+    inner = [linear.in_features for linear in linears if linear.out_features == hidden]
     return {
         "n_layers": max(layers, default=0),
         "hidden": hidden,
         "ffn_hidden": max(inner, default=0),
         "n_heads": max(heads, default=0),
-        "vocab": max((each.num_embeddings for each in embeddings), default=0),
+        "vocab": max((embedding.num_embeddings for embedding in embeddings), default=0),
     }

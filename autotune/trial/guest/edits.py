@@ -17,7 +17,7 @@ from autotune.contract import CONFIG_DIR, read_json
 EDITS_FILE = "edits.json"
 """File below `CONFIG_DIR`."""
 DESCRIPTION_FILE = "description.json"
-"""File below `RANKS_DIR`: what the command trains, as its first rank saw it."""
+"""What the command trains, as its first rank saw it; below `RANKS_DIR`."""
 
 
 Changes = Sequence[tuple[Sequence[str], Any]]
@@ -37,11 +37,10 @@ class Edits:
     rows_per_sample: int = 1
     """Rows of the engine's input for a sample of the user's; 0: nobody can tell."""
     observes: bool = False
-    """Whether the run is the first one: nobody knows yet what it has to be compared with."""
+    """True for the first run, when there is nothing yet to compare with."""
 
     @classmethod
     def of_trial(cls, folder: Path) -> "Edits":
-        """Read those of the trial in a folder."""
         return cls(**read_json(folder / CONFIG_DIR / EDITS_FILE))
 
     def arrived_in(self, config: Mapping[str, Any]) -> list[str]:
@@ -70,12 +69,12 @@ class Edits:
 def put(data: dict[str, Any], at: Sequence[str], value: Any) -> None:
     """Set the value at a path of keys, its sections made where they are none; None: it goes."""
     *sections, name = at
-    for each in sections:
-        if not isinstance(data.get(each), dict):
+    for section in sections:
+        if not isinstance(data.get(section), dict):
             if value is None:
                 return
-            data[each] = {}
-        data = data[each]
+            data[section] = {}
+        data = data[section]
     if value is None:
         data.pop(name, None)
     else:

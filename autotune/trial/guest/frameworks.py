@@ -22,7 +22,7 @@ _AXOLOTL = {"per_device_train_batch_size": "micro_batch_size", "optim": "optimiz
 """Fields of TrainingArguments -> keys of axolotl's file; the others are called the same."""
 
 
-def told(framework: str, name: str, value: Any) -> tuple[str, Any]:
+def as_argument_of(framework: str, name: str, value: Any) -> tuple[str, Any]:
     """What a framework calls one of Trainer's arguments, and its value there."""
     is_recompute = name in RECOMPUTE_NAMES
     if framework == "llama-factory" and is_recompute:
@@ -43,7 +43,7 @@ def hooks(arguments: Mapping[str, Any], seen: dict[str, Any]) -> dict[str, Hook]
     """
 
     def of(framework: str) -> dict[str, Any]:
-        return dict(told(framework, name, value) for name, value in arguments.items())
+        return dict(as_argument_of(framework, name, value) for name, value in arguments.items())
 
     def on_llama_factory(module: ModuleType) -> None:
         """It switches recomputation by an argument of the model."""

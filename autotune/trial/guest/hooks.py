@@ -70,21 +70,21 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _HookedLoader(importlib.abc.Loader):
     """Loads as another one does, and calls the hook when the module is there."""
 
-    def __init__(self, theirs: Any, hooks: dict[str, Hook], name: str) -> None:
-        self._theirs = theirs
+    def __init__(self, loader: Any, hooks: dict[str, Hook], name: str) -> None:
+        self._loader = loader
         self._hooks = hooks
         self._name = name
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._theirs.create_module(spec)
+        module: ModuleType | None = self._loader.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         # From here on it is as if nobody had been in between.
-        module.__loader__ = self._theirs
+        module.__loader__ = self._loader
         if module.__spec__ is not None:
-            module.__spec__.loader = self._theirs
-        self._theirs.exec_module(module)
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
         hook = self._hooks.pop(self._name, None)
         if hook is not None:
             hook(module)

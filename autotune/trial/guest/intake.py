@@ -42,11 +42,11 @@ class Intake:
         self._passes: list[_Pass] = []
         self._steps: list[tuple[int, int, int]] = []
         self._noted: list[tuple[int, int, int]] = []
-        """Steps that nobody has decided on yet."""
+        """Steps that are neither measured nor left out yet."""
         self._earlier_lengths: set[int] = set()
         self._is_pipeline = hasattr(engine, "train_batch")
         self._is_backward = False
-        """Whether the next forward pass belongs to another backward pass than the last."""
+        """True if the next forward pass belongs to another backward pass than the last."""
         passes = engine.module if self._is_pipeline else engine
         passes.register_forward_pre_hook(self.see, with_kwargs=True)
         if not self._is_pipeline:
@@ -56,18 +56,17 @@ class Intake:
     def micro_batches(self) -> list[int]:
         """Samples of each micro-batch of the step at hand."""
         found: dict[int, int] = {}
-        for each in self._trained():
-            found[each.backward] = found.get(each.backward, 0) + each.samples
+        for forward in self._trained():
+            found[forward.backward] = found.get(forward.backward, 0) + forward.samples
         return list(found.values())
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of a sample in each trained pass of the step at hand; 0: it has no length."""
-        return [each.length for each in self._trained()]
+        return [forward.length for forward in self._trained()]
 
     @property
     def all_lengths(self) -> set[int]:
-        """Those of all steps so far."""
         return self._earlier_lengths.union(self.lengths)
 
     def add(self) -> None:
@@ -75,23 +74,21 @@ class Intake:
         self._steps.append(self._noted.pop(0) if self._noted else self._counted())
 
     def note(self) -> None:
-        """Keep what the step at hand has put through until it is decided on."""
+        """Keep the counts of the step at hand until it is decided on."""
         self._noted.append(self._counted())
 
     def pass_over(self) -> None:
-        """Leave the oldest step that was noted out of those that are measured."""
         self._noted.pop(0)
 
     def forget(self) -> None:
-        """Forget what was noted."""
         self._noted.clear()
 
     def _counted(self) -> tuple[int, int, int]:
         """Samples and tokens of the step at hand, without padding and with it."""
         trained = self._trained()
-        counted = [each.real for each in trained if each.real is not None]
+        counted = [forward.real for forward in trained if forward.real is not None]
         real = int(torch.stack(counted).sum().item()) if counted else 0
-        padded = sum(each.samples * each.length for each in trained)
+        padded = sum(forward.samples * forward.length for forward in trained)
         return sum(self.micro_batches), real or padded, padded
 
     def since(self, first: int) -> tuple[int, int]:
@@ -100,7 +97,6 @@ class Intake:
         return sum(real for _, real, _ in steps), sum(padded for _, _, padded in steps)
 
     def restart(self) -> None:
-        """Begin a step."""
         self._earlier_lengths.update(self.lengths)
         self._passes.clear()
         self._is_backward = False
@@ -148,11 +144,11 @@ class Intake:
         made.is_trained = self._is_backward = True
 
     def _trained(self) -> list[_Pass]:
-        return [each for each in self._passes if each.is_trained]
+        return [forward for forward in self._passes if forward.is_trained]
 
 
 def is_training_pass(module: torch.nn.Module) -> bool:
-    """Whether what a module computes now is trained, and not looked at."""
+    """True if what a module computes now is trained, not only looked at."""
     return bool(module.training and torch.is_grad_enabled())
 
 

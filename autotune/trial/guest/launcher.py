@@ -108,7 +108,7 @@ def wait(process: "subprocess.Popen[bytes]", folder: Path, n_ranks: int) -> int:
     with contextlib.ExitStack() as closing:
         watch = _RanksWatch(process, folder / RANKS_DIR, closing)
         code = _wait(process, folder, n_ranks, watch)
-        signalled = watch.signalled or _signalled_as_told(folder, code, n_ranks)
+        signalled = watch.signalled or _signals_in_log(folder, code, n_ranks)
     if signalled:
         codes = {str(rank): -number for rank, number in signalled.items()}
         write_json(folder / RANKS_DIR / EXIT_FILE.format(node=0), codes)
@@ -126,7 +126,7 @@ def _wait(
             return _say(f"rank {rank} {_UNREACHED}")
     until_s = time.monotonic() + LINGER_S
     while (left_s := until_s - time.monotonic()) > 0:
-        if len(watch.ended) == n_ranks and all(map(_has_told_all, watch.ended)):
+        if len(watch.ended) == n_ranks and all(map(_has_reported_all, watch.ended)):
             return 0
         if watch.command_ends_within(left_s):
             return process.wait()
@@ -134,7 +134,7 @@ def _wait(
     return 1
 
 
-def _signalled_as_told(folder: Path, code: int, n_ranks: int) -> dict[int, int]:
+def _signals_in_log(folder: Path, code: int, n_ranks: int) -> dict[int, int]:
     """The rank that a signal ended, and the signal, as the command's own launcher tells it.
 
     The last words of torchrun name both. With one rank the signal is enough: it is in the last
@@ -143,12 +143,12 @@ def _signalled_as_told(folder: Path, code: int, n_ranks: int) -> dict[int, int]:
     text = ""
     with contextlib.suppress(OSError):
         text = read_tail(folder / STDERR_FILE, _TAIL_BYTES)
-    if told := _ROOT_CAUSE.search(text):
-        return {int(told["rank"]): int(told["signal"])}
+    if match := _ROOT_CAUSE.search(text):
+        return {int(match["rank"]): int(match["signal"])}
     if n_ranks > 1:
         return {}
-    if told := _DIED_WITH.search(text):
-        return {0: int(told["signal"])}
+    if match := _DIED_WITH.search(text):
+        return {0: int(match["signal"])}
     return {0: number} if (number := signal_of(code)) else {}
 
 
@@ -174,13 +174,13 @@ class _RanksWatch:
 
     @property
     def n_ranks(self) -> int:
-        """Number of the ranks that have begun."""
+        """How many ranks have begun."""
         return len(self._running) + len(self.ended)
 
     def command_ends_within(self, most_s: float) -> bool:
-        """Wait until the command or a rank ends; whether the command has."""
-        heard = select.select([self._command, *self._running], [], [], most_s)[0]
-        ended = {self._running.pop(each) for each in heard if each in self._running}
+        """Wait until the command or a rank ends; True if the command has."""
+        ready = select.select([self._command, *self._running], [], [], most_s)[0]
+        ended = {self._running.pop(process) for process in ready if process in self._running}
         if not self.ended:
             found = {int(path.stem): _signal_that_ended(path) for path in ended}
             self.signalled = {rank: number for rank, number in found.items() if number}
@@ -193,7 +193,7 @@ class _RanksWatch:
                 self._running[self._opened(pid)] = path
             except OSError:
                 self.ended.add(path)
-        return self._command in heard
+        return self._command in ready
 
     def _opened(self, pid: int) -> int:
         """Descriptor that becomes readable at the end of a process."""
@@ -203,7 +203,7 @@ class _RanksWatch:
 
 
 def _signal_that_ended(owner: Path) -> int:
-    """The signal that ended the rank of an owner's file; 0: none did, or that is not known.
+    """The signal that ended the rank of an owner's file; 0: none, or that is not known.
 
     The kernel tells it as long as the rank's parent has not asked for it.
     """
@@ -215,8 +215,8 @@ def _signal_that_ended(owner: Path) -> int:
     return 0
 
 
-def _has_told_all(owner: Path) -> bool:
-    """Whether the rank of an owner's file has reported all its steps."""
+def _has_reported_all(owner: Path) -> bool:
+    """True if the rank of an owner's file has reported all its steps."""
     with contextlib.suppress(ContractError):
         report = read_json(owner.with_suffix(".json"))
         return report.get("phase") == Phase.TEARDOWN and not report.get("outcome")

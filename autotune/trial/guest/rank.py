@@ -85,10 +85,10 @@ class Guest:
         self._watched: Any = None
         self._stopwatch: Any = None
         self._splits_models = False
-        """Whether the script has made a zero.Init of its own."""
+        """True if the script has made a zero.Init of its own."""
         self._n_errors = 0
         self._last_error: BaseException | None = None
-        """What the script caught and went on after; None: it has taken a step since."""
+        """An error that the script caught; None: it has taken a step since."""
         self._n_plain_steps = 0
         self._exit_code: Any = None
         """What the script gave to `sys.exit`."""
@@ -97,7 +97,6 @@ class Guest:
 
     @classmethod
     def begin(cls, folder: Path, rank: int) -> "Guest":
-        """Take this process for a rank of the trial in a folder."""
         guest = cls(folder, rank)
         _use_what_is_built()
         listen(guest.spec, folder, rank)
@@ -113,8 +112,7 @@ class Guest:
         return guest
 
     def hooks(self) -> dict[str, Hook]:
-        """What is done once each module is there."""
-        own: dict[str, Hook] = {
+        found: dict[str, Hook] = {
             "torch.optim.optimizer": self._on_optimizers,
             "deepspeed": self.on_deepspeed,
             "accelerate.utils.deepspeed": self._on_accelerate_config,
@@ -123,7 +121,7 @@ class Guest:
             "transformers.trainer": self._on_trainer,
             **dict.fromkeys(_PARSERS, self._on_parser),
         }
-        return combined(quiet.hooks(), frameworks.hooks(self.edits.arguments, self.seen), own)
+        return combined(quiet.hooks(), frameworks.hooks(self.edits.arguments, self.seen), found)
 
     # ------------------------------------------------ what the script brings
 
@@ -154,8 +152,8 @@ class Guest:
                 return
             self._n_plain_steps += 1
             if self._n_plain_steps >= _MAX_PLAIN_STEPS:
-                said = f"{_MAX_PLAIN_STEPS} optimizer steps, and it never called"
-                error = f"the script trains without DeepSpeed: {said} deepspeed.initialize"
+                what = f"{_MAX_PLAIN_STEPS} optimizer steps, and it never called"
+                error = f"the script trains without DeepSpeed: {what} deepspeed.initialize"
                 self.fail(NoEngineError(error), Outcome.INVALID)
 
         module.register_optimizer_step_post_hook(on_step)
@@ -453,18 +451,18 @@ class Guest:
             return
         n_steps = 0 if self._stopwatch is None else self._stopwatch.n_applied
         if self.seen["engines"] == 0:
-            said = "it never called deepspeed.initialize"
+            why = "it never called deepspeed.initialize"
         elif self.seen["engines_trained"] == 0:
-            said = "no engine that it made has an optimizer"
+            why = "no engine that it made has an optimizer"
         else:
-            said = f"after {n_steps} optimizer steps, and at least {self._least_steps} are needed"
+            why = f"after {n_steps} optimizer steps, and at least {self._least_steps} are needed"
         code = f" with exit code {self._exit_code}" if self._exit_code else ""
-        ended = ScriptEndedError(f"the script ended by itself{code}: {said}")
+        ended = ScriptEndedError(f"the script ended by itself{code}: {why}")
         self._record(ended, Outcome.INVALID)
 
     @property
     def _is_here(self) -> bool:
-        """Whether this is the rank's own process, and not one that it has forked."""
+        """True in the rank's own process, False in one that it has forked."""
         return os.getpid() == self.reporter.report.pid
 
     @property
@@ -495,23 +493,23 @@ class Guest:
 
 
 def _is_called_by_script(here: FrameType | None) -> bool:
-    """Whether a function of ours, whose frame this is, was called by no package that we know."""
+    """True if no package that we know called the function of ours that has this frame."""
     caller = here.f_back if here is not None else None
     package = "" if caller is None else caller.f_globals.get("__name__", "").partition(".")[0]
     return package not in _NO_SCRIPTS
 
 
 def _fills_training_arguments(parser: Any) -> bool:
-    """Whether a parser makes Trainer's arguments, and not only others of the script's own."""
+    """True if a parser makes Trainer's arguments, not only others of the script's own."""
     kinds = getattr(parser, "dataclass_types", ())
     fields = [getattr(kind, "__dataclass_fields__", {}) for kind in kinds]
-    return any("per_device_train_batch_size" in each for each in fields)
+    return any("per_device_train_batch_size" in name for name in fields)
 
 
 def _is_partitioned(model: Any) -> bool:
-    """Whether a model was built under zero.Init."""
+    """True for a model that was built under zero.Init."""
     parameters = getattr(model, "parameters", None)
-    return parameters is not None and any(hasattr(each, "ds_id") for each in parameters())
+    return parameters is not None and any(hasattr(weight, "ds_id") for weight in parameters())
 
 
 def _use_what_is_built() -> None:
@@ -527,14 +525,14 @@ def _built_variables() -> dict[str, str]:
 
 def _set_by_user(arguments: Any) -> Iterator[str]:
     """Fields of a dataclass that are not at their defaults."""
-    for each in dataclasses.fields(arguments):
-        default = each.default
-        if each.default_factory is not dataclasses.MISSING:
-            default = each.default_factory()
-        value = getattr(arguments, each.name, default)
+    for field in dataclasses.fields(arguments):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        value = getattr(arguments, field.name, default)
         is_switched_off = value is False and default == "no"  # as HfArgumentParser reads it
-        if each.init and value != default and not is_switched_off:
-            yield each.name
+        if field.init and value != default and not is_switched_off:
+            yield field.name
 
 
 def _class_of(value: Any) -> str:

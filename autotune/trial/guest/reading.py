@@ -220,7 +220,7 @@ def _leaves(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def _is_same(there: Any, value: Any) -> bool:
-    """Whether a file's value is one that was handed over; YAML 1.1 takes 1e-5 for text."""
+    """True if a file's value is one that was handed over; YAML 1.1 takes 1e-5 for text."""
     if there is None or isinstance(there, bool) != isinstance(value, bool):
         return False
     if isinstance(there, str) and isinstance(value, float):

@@ -43,13 +43,11 @@ class GuestAftermath(Aftermath):
     """Ends the rank by itself: a script may catch any exception."""
 
     def __init__(self, guest: Any, meter: Any, intake: Intake) -> None:
-        """Watch the rank of a guest."""
         super().__init__(guest.spec, driver, guest.reporter, meter)
         self._guest = guest
         self._intake = intake
 
     def finale(self) -> bool:
-        """See `Aftermath.finale`."""
         self._describe()
         return super().finale()
 
@@ -116,7 +114,6 @@ class GuestStopwatch(Stopwatch):
         intake: Intake,
         is_loss_scaled: bool,
     ) -> None:
-        """Prepare to watch the engine of a guest."""
         reporter: Reporter = guest.reporter
         super().__init__(reporter, measure, listener, is_loss_scaled=is_loss_scaled, tokens=intake)
         self.intake = intake
@@ -143,11 +140,10 @@ class GuestStopwatch(Stopwatch):
 
     @property
     def n_applied(self) -> int:
-        """Optimizer steps so far that the engine applied."""
         return self._applied
 
     def attach(self, live: LiveEngine) -> None:
-        """See `Stopwatch.attach`; a script may call `loss.backward()` past the engine."""
+        """A script may call `loss.backward()` past the engine."""
         super().attach(live)
         live.engine.register_forward_hook(self._note_output)
 
@@ -189,9 +185,9 @@ class GuestStopwatch(Stopwatch):
         """Keep a step, and agree on those that were kept once there are enough."""
         was_applied = live.was_applied()
         live.synchronize()
-        own_step_time_s = time.perf_counter() - self._step_began_s
-        is_odd = not math.isfinite(self._own_loss())
-        self._held.append((own_step_time_s, float(is_odd), float(not was_applied)))
+        rank_time_s = time.perf_counter() - self._step_began_s
+        is_odd = not math.isfinite(self._rank_loss())
+        self._held.append((rank_time_s, float(is_odd), float(not was_applied)))
         self.intake.note()
         if len(self._held) >= self._n_at_once:
             self._settle(live.device)

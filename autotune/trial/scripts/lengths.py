@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_drawn(lengths: Mapping[str, Any]) -> bool:
-    """Whether the samples of `TrialSpec.lengths` differ in length."""
+    """True if the samples of `TrialSpec.lengths` differ in length."""
     return lengths.get("kind") == "histogram"
 
 

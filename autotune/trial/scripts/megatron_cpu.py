@@ -76,7 +76,7 @@ def install() -> None:
     if importlib.util.find_spec("triton") is None:
         for name, functions in _WITH_TRITON.items():
             sys.modules[name] = types.ModuleType(name)
-            vars(sys.modules[name]).update((each, _does_nothing()) for each in functions)
+            vars(sys.modules[name]).update((function, _does_nothing()) for function in functions)
     # Megatron is astonished that its generator of the device is the host's, at every layer.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
 
@@ -102,7 +102,7 @@ def mend_megatron() -> None:
 
 
 def is_installed() -> bool:
-    """Whether the host stands in CUDA's place in this process."""
+    """True if the host stands in CUDA's place in this process."""
     return getattr(torch, _IS_INSTALLED, False)
 
 
@@ -141,11 +141,11 @@ def _keep_outputs(config: Any) -> None:
     check = config.__post_init__
 
     @functools.wraps(check)
-    def kept(self: Any) -> None:
+    def checked(self: Any) -> None:
         check(self)
         self.deallocate_pipeline_outputs = False
 
-    config.__post_init__ = kept
+    config.__post_init__ = checked
 
 
 def _norm(
@@ -512,16 +512,16 @@ def _answer_for_nccl() -> None:
 
     @functools.wraps(new_group)
     def new_gloo_group(*args: Any, **kwargs: Any) -> Any:
-        kept = {k: v for k, v in kwargs.items() if k not in ("pg_options", "device_id")}
+        passed = {k: v for k, v in kwargs.items() if k not in ("pg_options", "device_id")}
         with _small_stacks():
             backend = _FAKE if dist.get_backend() == _FAKE else "gloo"
-            return new_group(*args, **{**kept, "backend": backend})
+            return new_group(*args, **{**passed, "backend": backend})
 
     @functools.wraps(init)
     def init_gloo(*_: Any, **kwargs: Any) -> Any:
-        kept = {k: v for k, v in kwargs.items() if k not in ("pg_options", "device_id")}
+        passed = {k: v for k, v in kwargs.items() if k not in ("pg_options", "device_id")}
         backend = _FAKE if kwargs.get("backend") == _FAKE else "gloo"
-        return init(**{**kept, "backend": backend})
+        return init(**{**passed, "backend": backend})
 
     @functools.wraps(barrier)
     def gloo_barrier(*args: Any, **kwargs: Any) -> Any:

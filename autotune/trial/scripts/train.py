@@ -84,9 +84,11 @@ class Settings:
 
         Keys that the script does not use are left alone.
         """
-        own = {"source", "micro_batch", "grad_accum"}
-        told = {key.replace(".", "_"): value for key, value in data.items()}
-        named = {f.name: told[f.name] for f in fields(cls) if f.name in told.keys() - own}
+        elsewhere = {"source", "micro_batch", "grad_accum"}
+        settings = {key.replace(".", "_"): value for key, value in data.items()}
+        named = {
+            f.name: settings[f.name] for f in fields(cls) if f.name in settings.keys() - elsewhere
+        }
         source = {key: data[key] for key in ("factory", "path", "vocab", "lora") if key in data}
         return cls(
             **named,
@@ -268,19 +270,19 @@ def draw_weights(model: Any, seed: int) -> None:
 
     device = device_of_rank()
     for number, module in enumerate(_children_first(model)):
-        own = list(module.parameters(recurse=False))
+        weights = list(module.parameters(recurse=False))
         if not hasattr(module, "_init_weights"):
             # Some models draw a child's weight again from its parent (GPT-2: `c_proj`).
-            own += [p for child in module.children() for p in child.parameters(recurse=False)]
-        if not own:
+            weights += [p for child in module.children() for p in child.parameters(recurse=False)]
+        if not weights:
             continue
-        is_sharded = any(hasattr(parameter, "ds_id") for parameter in own)
-        with deepspeed.zero.GatheredParameters(own, modifier_rank=0, enabled=is_sharded):
+        is_sharded = any(hasattr(parameter, "ds_id") for parameter in weights)
+        with deepspeed.zero.GatheredParameters(weights, modifier_rank=0, enabled=is_sharded):
             if is_sharded and torch.distributed.get_rank() != 0:
                 continue
             torch.manual_seed(seed * 100_003 + number)
-            with on_device(own, device):
-                for parameter in own:
+            with on_device(weights, device):
+                for parameter in weights:
                     parameter._is_hf_initialized = False
                 model._init_weights(module)
     torch.manual_seed(seed)
@@ -476,7 +478,7 @@ def split_attention(model: Any, *, sp: int, micro_batch: int) -> Any:
 
     DeepSpeed's port (`UlyssesSPAttentionHF`) puts itself where the model calls its attention:
     there the pieces of the sequence are exchanged for parts of the heads. What a rank is fed, and
-    the loss, are this script's (`own_piece`, `whole_loss`).
+    the loss, are this script's (`sequence_piece`, `whole_loss`).
 
     `sp` neighbours share a sample; the model has the attention that it will train with.
 
@@ -504,7 +506,7 @@ def split_attention(model: Any, *, sp: int, micro_batch: int) -> Any:
     )
 
 
-def own_piece(inputs: Inputs, *, sp: int, rank: int) -> Inputs:
+def sequence_piece(inputs: Inputs, *, sp: int, rank: int) -> Inputs:
     """A rank's piece of samples (samples, tokens) that all `sp` ranks of its group hold whole.
 
     Labels are shifted before they are cut: the last token of a piece is followed by the first of
@@ -528,8 +530,8 @@ def own_piece(inputs: Inputs, *, sp: int, rank: int) -> Inputs:
         "position_ids": torch.arange(n_tokens, device=targets.device).expand_as(targets),
     }
     size = n_tokens // sp
-    own = slice(rank * size, (rank + 1) * size)
-    pieces = {name: tensor[:, own].contiguous() for name, tensor in whole.items()}
+    span = slice(rank * size, (rank + 1) * size)
+    pieces = {name: tensor[:, span].contiguous() for name, tensor in whole.items()}
     return pieces | {"num_items_in_batch": (targets != IGNORED).sum()}
 
 
@@ -604,10 +606,10 @@ def batches(
         samples = full(settings, replica, steps_applied, order=order)
     device, takes_mask = device_of_rank(), accepts_mask(engine.module)
     for whole in samples:
-        own = whole if sp == 1 else own_piece(whole, sp=sp, rank=rank % sp)
+        inputs = whole if sp == 1 else sequence_piece(whole, sp=sp, rank=rank % sp)
         if not takes_mask:
-            own.pop("attention_mask", None)
-        yield {name: tensor.to(device, non_blocking=True) for name, tensor in own.items()}
+            inputs.pop("attention_mask", None)
+        yield {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
 
 
 def full(

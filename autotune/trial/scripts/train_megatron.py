@@ -93,7 +93,6 @@ class Training:
     """One rank's part of a model under Megatron, and the schedule that trains it."""
 
     def __init__(self, chunks: Sequence[Any], optimizer: Any, config: Any, settings: Any) -> None:
-        """Take what `make_training` built."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         self.chunks = chunks
@@ -137,14 +136,13 @@ class Training:
             decoder_seq_length=self.settings.seq_len,
             forward_only=False,
         )
-        return [each["loss"] for each in found]
+        return [output["loss"] for output in found]
 
     def _seen(self, batch: Inputs) -> Inputs:
         self.micro_batches.append(len(batch["tokens"]))
         return batch
 
     def update(self) -> bool:
-        """The optimizer's step; says whether it was applied (a loss scale may skip it)."""
         is_applied, *_ = self.optimizer.step()
         return bool(is_applied)
 
@@ -383,7 +381,7 @@ def transformer_config(arguments: Arguments, settings: Any) -> Any:
 def layer_pattern(text: str) -> list[int]:
     """The 0 or 1 of each layer of `([0]*3+[1]*58)`, as Megatron writes which layers are which."""
     parts = re.findall(r"\[([\d,]+)\](?:\*(\d+))?", text)
-    return [int(each) for part, n in parts for each in part.split(",") * int(n or 1)]
+    return [int(flag) for part, n in parts for flag in part.split(",") * int(n or 1)]
 
 
 def gelu_tanh(inputs: torch.Tensor) -> torch.Tensor:
@@ -478,6 +476,7 @@ def data_parallel_config(arguments: Arguments, settings: Any) -> Any:
             "data_parallel_sharding_strategy", "no_shard"
         ),
         fp8_param_gather=arguments.get("fp8_param_gather", False),
+        fsdp_double_buffer=arguments.get("fsdp_double_buffer", False),
         nccl_ub=arguments.get("use_nccl_ub", False),
         check_for_nan_in_grad=False,  # the losses are looked at
         bucket_size=bucket if is_overlapped else None,
@@ -643,7 +642,7 @@ def batches(training: Training, *, order: int = 0) -> list[Iterator[Inputs]]:
     samples = [
         full(training.settings, replica, steps_applied, order=order) for _ in training.chunks
     ]
-    return [map(inputs_of, each) for each in samples]
+    return [map(inputs_of, drawn) for drawn in samples]
 
 
 def inputs_of(batch: Inputs) -> Inputs:

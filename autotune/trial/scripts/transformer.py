@@ -98,7 +98,6 @@ class Build:
         return torch.Generator(device).manual_seed(self.seed * 100_003 + layer)
 
     def drawn(self, *size: int, generator: torch.Generator) -> nn.Parameter:
-        """A whole weight."""
         weight = torch.empty(*size, dtype=self.dtype, device=self.device)
         if not weight.is_meta:
             weight.normal_(0.0, self.shape.init_std, generator=generator)
@@ -128,7 +127,6 @@ class Build:
         return layer if self.group is None else LinearAllreduce(layer, self.group, name=_NAME)
 
     def norm(self, size: int) -> nn.Module:
-        """A norm over the last dimension."""
         kind = RMSNorm if self.shape.norm == "rms" else nn.LayerNorm
         return kind(size, eps=self.shape.norm_eps, dtype=self.dtype, device=self.device)
 
@@ -142,7 +140,6 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Norm the last dimension."""
         wide = x.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * (wide * scale).to(x.dtype)
@@ -171,7 +168,6 @@ class Positions(nn.Module):
         self.dropout = nn.Dropout(build.shape.embedding_dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape."""
         return self.dropout(x + self.weight[: x.shape[1]])
 
 
@@ -189,7 +185,6 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(build.shape.residual_dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape."""
         x = x + self.dropout(self.attention(self.attention_norm(x)))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
@@ -211,7 +206,6 @@ class Attention(nn.Module):
         self.k_norm = build.norm(shape.head_dim) if shape.qk_norm else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape."""
         heads = (*x.shape[:2], -1, self.head_dim)
         q = self.q_norm(self.q(x).view(heads)).transpose(1, 2)
         k = self.k_norm(self.k(x).view(heads)).transpose(1, 2)
@@ -242,7 +236,6 @@ class MLP(nn.Module):
         self.down = build.row(shape.ffn_hidden, shape.hidden, shape.mlp_bias, generator)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape."""
         up = self.up(x)
         wide = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
         return self.down(wide)
@@ -256,7 +249,6 @@ class FinalNorm(nn.Module):
         self.norm = build.norm(build.shape.hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape."""
         return self.norm(x)
 
 

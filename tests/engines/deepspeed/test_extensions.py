@@ -14,7 +14,7 @@ from deepspeed.ops.op_builder.fused_adam import FusedAdamBuilder
 from torch.utils.file_baton import FileBaton
 
 from autotune.base.errors import FleetError
-from autotune.base.kept_process import Kept
+from autotune.base.guarded_process import GuardedProcess
 from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed import extensions
 from autotune.trial.prebuilt import BUILT_FILE
@@ -200,15 +200,15 @@ def test_a_lock_of_a_rank_that_compiles_without_our_lock_is_left(folder):
 
 _BUILDING = """
 import sys
-from autotune.base.kept_process import Kept
+from autotune.base.guarded_process import GuardedProcess
 from autotune.engines.deepspeed import extensions
 
 def compiles(command, **options):
     name, folder = command[-2:]
     script = 'exec 3> "$2/$1/lock"; setsid sleep 600 & (sleep 600 &) ; wait'
-    return Kept(["sh", "-c", script, "sh", name, folder], **options)
+    return GuardedProcess(["sh", "-c", script, "sh", name, folder], **options)
 
-extensions.Kept = compiles
+extensions.GuardedProcess = compiles
 sys.argv = ["", "cpu"]
 extensions.main()
 """
@@ -227,9 +227,9 @@ def test_a_build_dies_with_its_parent_and_the_next_one_does_not_wait(folder, mon
 
     def finishes(command, **options):
         name, folder = command[-2:]
-        return Kept(["touch", f"{folder}/{name}/{BUILT_FILE}"], **options)
+        return GuardedProcess(["touch", f"{folder}/{name}/{BUILT_FILE}"], **options)
 
-    monkeypatch.setattr(extensions, "Kept", finishes)
+    monkeypatch.setattr(extensions, "GuardedProcess", finishes)
     said = []
     extensions.build("cpu", said.append)
     stale = [f"removed the stale lock {folder / name / 'lock'}" for name in sorted(missing)]
@@ -306,9 +306,9 @@ def simulate_two_compilers(folder, monkeypatch):
     def compiles(command, **options):
         name, folder = command[-2:]
         script = 'until [ -e "$2/$1.go" ]; do sleep 0.01; done; touch "$2/$1/$3"'
-        return Kept(["sh", "-c", script, "sh", name, folder, BUILT_FILE], **options)
+        return GuardedProcess(["sh", "-c", script, "sh", name, folder, BUILT_FILE], **options)
 
-    monkeypatch.setattr(extensions, "Kept", compiles)
+    monkeypatch.setattr(extensions, "GuardedProcess", compiles)
     monkeypatch.setattr(extensions, "_LOOK_S", 0.01)
     return names
 

@@ -84,13 +84,13 @@ def splits(task: LayoutTask) -> Iterator[SimpleNamespace]:
 def chunks(task: LayoutTask, pp: int) -> Iterator[tuple[int, int, int, int]]:
     """Interleaved chunks, whether the ends count as layers, whether stages are balanced, and the
     layers of a chunk; 0: they differ."""
-    for vp in range(1, task.n_layers + 1):
+    for vp in range(1, task.n_layers + 3):
         if vp > 1 and pp == 1:
             continue
         whole = (task.n_layers + 2) // (pp * vp)
         if pp * vp <= task.n_layers and task.n_layers % (pp * vp) == 0:
             yield vp, 0, 0, task.n_layers // (pp * vp)
-        elif pp * vp <= task.n_layers and (task.n_layers + 2) % (pp * vp) == 0:
+        elif pp * vp <= task.n_layers + 2 * (vp > 1) and (task.n_layers + 2) % (pp * vp) == 0:
             yield vp, 1, 0, whole
         if pp > 1 and vp in (1, 2, 4, 8, 16) and pp * vp <= task.n_layers + 1:
             counts = balanced_layers(task.stage_work, pp, vp)
@@ -400,6 +400,7 @@ BROKEN = {
     "fp4.precision": ({"in_fp32": True}, "fp4=true"),
     "fp4.device": ({"has_fp4": False}, "fp4=true"),
     "fp8.precision": ({"in_fp32": True}, "fp8=hybrid"),
+    "fp8.mxfp8": ({"has_fp4": False}, "fp8=e4m3 fp8_recipe=mxfp8"),
     "fp8.device": ({"has_fp8": False}, "fp8=hybrid"),
     "fp8.gather": ({}, "fp8=hybrid fp8_param_gather=true"),
     "fsdp.gpu": ({"on_cpu": True}, "distributed_optimizer=true fsdp=optim"),
@@ -585,6 +586,29 @@ def test_stages_with_the_ends_as_layers_are_read_back(tmp_path):
     engine = MegatronEngine(asked, A100)
     candidate = one(task_of(asked, A100), "pp=4 ends_as_layers=true")
     assert engine.expected(candidate)["stage_layers"] == [2, 3, 3, 2]
+
+
+def test_the_first_and_the_last_chunk_may_have_the_embedding_and_the_loss_alone(tmp_path):
+    asked = job(tmp_path, model="llama-2-7b", world=4)
+    asked = dataclasses.replace(asked, model=asked.model_with(6))
+    engine = MegatronEngine(asked, A100)
+    candidate = one(task_of(asked, A100), "pp=2 vp=4 ends_as_layers=true")
+    assert candidate in engine.layouts()
+    assert not engine.judge(candidate)
+    assert engine.expected(candidate)["stage_layers"] == [3, 3]
+    arguments = json.loads(engine.files(candidate)[ARGUMENTS_FILE])
+    assert arguments["num_virtual_stages_per_pipeline_rank"] == 4
+    assert arguments["account_for_embedding_in_pipeline_split"] is True
+    assert arguments["account_for_loss_in_pipeline_split"] is True
+    plans = engine.plans([candidate])
+    assert [float(np.ravel(getattr(plans, f"{end}_stage_layers"))[0]) for end in ENDS] == [3, 3, 3]
+    # A rank without a layer is none: the ends are chunks among others.
+    whole = one(task_of(asked, A100), "pp=4 vp=2 ends_as_layers=true")
+    assert {each.rule for each in engine.judge(whole)} == set()
+    assert engine.expected(whole)["stage_layers"] == [1, 2, 2, 1]
+
+
+ENDS = ("first", "last", "most")
 
 
 def test_a_dense_model_has_no_activation_of_experts_to_compute_again(tmp_path):
@@ -798,7 +822,7 @@ MIXTURE = task(
 
 
 def test_graphs_are_offered_where_launches_may_set_the_pace() -> None:
-    columns = lay_out(MIXTURE, changes_training=True).columns
+    columns = lay_out(MIXTURE, for_plan=True).columns
     has_graphs = columns["cuda_graphs"] > 0
     assert has_graphs.any()
     tokens = columns["micro_batch"] * MIXTURE.seq_len // columns["cp"] / columns["tp"]
@@ -809,7 +833,7 @@ def test_graphs_are_offered_where_launches_may_set_the_pace() -> None:
 
 
 def test_experts_are_one_kernel_wherever_it_runs() -> None:
-    columns = lay_out(MIXTURE, changes_training=True).columns
+    columns = lay_out(MIXTURE, for_plan=True).columns
     is_fused = columns["fused_experts"] > 0
     assert is_fused.any()
     assert (columns["fp8"][is_fused] > 0).all()
@@ -817,18 +841,18 @@ def test_experts_are_one_kernel_wherever_it_runs() -> None:
     may = (columns["fp8"] > 0) & (own_tp == 1) & (columns["recompute"] != Recompute.SELECTIVE)
     assert is_fused[may].all()
     plain = dataclasses.replace(MIXTURE, fuses_experts=False)
-    assert not lay_out(plain, changes_training=True).columns["fused_experts"].any()
+    assert not lay_out(plain, for_plan=True).columns["fused_experts"].any()
 
 
 def test_gradients_have_16_bits_only_where_they_fill_the_memory() -> None:
-    columns = lay_out(MIXTURE, changes_training=True).columns
+    columns = lay_out(MIXTURE, for_plan=True).columns
     halved = columns["main_grads"] > 0
     assert halved.any()
     own_tp = np.where(columns["etp"] > 0, columns["etp"], columns["tp"])
     held = 1e9 / (columns["tp"] * columns["pp"]) + 6e9 / (columns["ep"] * own_tp * columns["pp"])
     assert held[halved].min() > 0.2 * 8e9
     roomy = dataclasses.replace(MIXTURE, memory_bytes=80e9)
-    assert not lay_out(roomy, changes_training=True).columns["main_grads"].any()
+    assert not lay_out(roomy, for_plan=True).columns["main_grads"].any()
 
 
 def test_a_written_layout_with_other_chunks_is_no_even_one(tmp_path) -> None:

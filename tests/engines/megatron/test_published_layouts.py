@@ -15,7 +15,7 @@ from autotune.engines.megatron.layouts import Layouts
 from autotune.planning.outlook import FleetWishes
 from autotune.space.knobs import parse_settings
 
-_FP8 = "fp8=hybrid fp8_recipe=blockwise"
+_FP8 = "fp8=e4m3 fp8_recipe=blockwise"
 _MXFP8 = "fp8=e4m3 fp8_recipe=mxfp8"
 _FLEX = "dispatcher=deepep etp=1"
 JOBS = {
@@ -56,7 +56,9 @@ LAYOUTS = [
 def lattice_of(name: str) -> Layouts:
     model, gpu, world, global_batch = JOBS[name]
     keys = {"model": model, "seq_len": 4096, "world": world, "global_batch": global_batch}
-    found = open_outlook(None, keys, FleetWishes(gpu=gpu), engine="megatron").lattice.candidates
+    found = open_outlook(
+        None, {**keys, "engine": "megatron"}, FleetWishes(gpu=gpu)
+    ).lattice.candidates
     assert isinstance(found, Layouts)
     return found
 

@@ -44,6 +44,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": QWEN,
 }
 EIGHT = {**LLAMA, "num_hidden_layers": 8}
+SIX = {**LLAMA, "num_hidden_layers": 6}
+"""Six layers and both ends are eight chunks, of which two have an end alone."""
 AT_LEAST = 40
 SAME_LOSS = 2e-4
 """The order of sums alone makes the losses of two layouts differ by less."""
@@ -151,6 +153,8 @@ OF_A_SPACE: tuple[tuple[dict[str, Any], int, dict[str, Any]], ...] = (
     (LLAMA, 2, {"distributed_optimizer": True, "overlap_param_gather": False}),
     (LLAMA, 4, {"pp": 2, "order": "tp-cp-ep-pp-dp"}),
     (EIGHT, 4, {"pp": 4, "vp": 2, "overlap_p2p": False}),
+    (SIX, 1, {}),
+    (SIX, 2, {"pp": 2, "vp": 4, "ends_as_layers": True}),
 )
 """Model, ranks, and knobs that the lattice leaves at their default."""
 

@@ -11,8 +11,8 @@ import yaml
 from autotune.base.errors import RenderError
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Handout
+from autotune.export.command_training import CommandTraining
 from autotune.export.door import export_handout, handout_of
-from autotune.export.own import OwnTraining
 from autotune.space.candidate import Candidate
 from autotune.trial.guest.edits import Edits
 from tests.observed import RAW, TRAINER, job_of, observed
@@ -42,10 +42,10 @@ FLAGS = (
 FILE = "AUTOTUNE_EXPORT_FOLDER/ds_config.json"
 
 
-def own_of(command: str, edits: Edits = EDITS, **said: Any) -> OwnTraining:
+def own_of(command: str, edits: Edits = EDITS, **said: Any) -> CommandTraining:
     description = {**TRAINER, "config_written": FILLED_IN, **said}
     script = observed(description, command=command.split())
-    return OwnTraining(
+    return CommandTraining(
         script=script, edits=edits, arrived=script.config, values={}, folder=Path("out")
     )
 
@@ -346,7 +346,7 @@ def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
     handout = dataclasses.replace(
         handed_out(tmp_path, command, "deepspeed", sources=[source]),
         carried=["zero_optimization.stage"] if carried else [],
-        own_files={mine: "ds: {} # mine\n", beside: "layers: 2\n"} if carried else {},
+        files_read={mine: "ds: {} # mine\n", beside: "layers: 2\n"} if carried else {},
     )
     out = exported(handout, tmp_path, "command")
     assert (out / "launch.sh").exists() == is_started
@@ -380,7 +380,7 @@ def test_a_file_that_a_script_reads_itself_goes_with_every_dialect(
             sources=[{**source, "sections": ["zero_optimization"], "is_whole": True}],
         ),
         carried=["zero_optimization.stage"],
-        own_files={mine: '{"edited": 1}'},
+        files_read={mine: '{"edited": 1}'},
     )
     out = exported(handout, tmp_path, to)
     assert (out / "mine.json").read_text() == '{"edited": 1}'

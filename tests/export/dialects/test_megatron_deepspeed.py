@@ -91,7 +91,7 @@ def test_what_it_does_not_train_is_refused(tmp_path, job, settings, told):
 
 
 def test_of_a_measured_one_the_fix_names_the_flag_of_export_and_of_cpu_ranks_no_layout(tmp_path):
-    outlook = open_outlook(None, DENSE, FleetWishes(gpu="H100"), engine="megatron")
+    outlook = open_outlook(None, {**DENSE, "engine": "megatron"}, FleetWishes(gpu="H100"))
     candidate = estimate_candidate(outlook, ["pp=2", "vp=4"]).candidate
     engine = MegatronEngine(outlook.job, outlook.environment)
     handout = handout_of(

@@ -37,7 +37,7 @@ LAYOUTS = [
 
 
 def exported(folder, job, settings, to="megatron", there=None, study=None, gpu="H100", **more):
-    outlook = open_outlook(None, job, FleetWishes(gpu=gpu), engine="megatron")
+    outlook = open_outlook(None, {**job, "engine": "megatron"}, FleetWishes(gpu=gpu))
     candidate = estimate_candidate(outlook, settings.split()).candidate
     environment = dataclasses.replace(outlook.environment, **(there or {}))
     engine = MegatronEngine(outlook.job, environment)

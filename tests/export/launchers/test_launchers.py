@@ -39,7 +39,7 @@ def test_every_pair_is_written_or_refused_with_those_that_can(tmp_path):
     launchers = [name for name in plugin_names("launcher") if not name.startswith("toy-")]
     assert len(launchers) == 6
     refused = set()
-    started = {to: dialect for to, dialect in dialects().items() if dialect.script is not None}
+    started = {to: dialect for to, dialect in dialects().items() if to != "command"}
     for to, dialect in started.items():
         for launcher in launchers:
             folder = tmp_path / f"{to}.{launcher}"

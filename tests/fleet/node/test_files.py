@@ -8,7 +8,7 @@ import pytest
 
 from autotune.contract import RANKS_DIR
 from autotune.fleet.node import files
-from autotune.fleet.node.files import Incoming, TrialFiles, own_folder, packed
+from autotune.fleet.node.files import Incoming, TrialFiles, node_folder, packed
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +49,8 @@ def test_elsewhere_they_are_written_and_go_with_the_trial(here: Path) -> None:
     (here / "spec.json").write_text("of another study at the same path")
     found = TrialFiles("head", str(here), given)
     assert not found.is_shared
-    assert found.folder == own_folder("head", str(here))
-    assert found.folder != own_folder("another head", str(here))
+    assert found.folder == node_folder("head", str(here))
+    assert found.folder != node_folder("another head", str(here))
     assert (found.folder / "config" / "ds_config.json").read_bytes() == b"\xff{}"
     (found.folder / "old").write_text("left by one that was killed")
     assert not (TrialFiles("head", str(here), given).folder / "old").exists()

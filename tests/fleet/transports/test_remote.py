@@ -209,7 +209,7 @@ def test_an_interrupt_waits_for_no_answer() -> None:
     began_s = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            machines.ask_each(["silent", "slow"], ask)
+            machines.ask_all(["silent", "slow"], ask)
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began_s < 180

@@ -11,11 +11,8 @@ class Ini(Dialect):
     script = "show.py"
     launcher = "toy-loop"
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         """The knobs, a script that prints them, and how to start it."""
-        assert launch is not None
         lines = [f"{name} = {value}" for name, value in handout.candidate.knobs]
         return {
             "knobs.ini": "\n".join(["[knobs]", *lines, ""]),

@@ -1,5 +1,7 @@
 """Legality: named rules judge what would really run; each has the cases that prove it."""
 
+from collections.abc import Mapping
+
 from autotune.engines.communication.rules import RULES as COMMUNICATION_RULES
 from autotune.engines.deepspeed.rules import (
     attention,
@@ -34,6 +36,7 @@ from autotune.space.rule import Rule, Violation, judge_by, rules_of
 __all__ = [
     "ALL_RULES",
     "COMMUNICATION_RULES",
+    "DECIDED_BY",
     "VALUE_RULES",
     "Rule",
     "Setup",
@@ -59,6 +62,28 @@ ALL_RULES: tuple[Rule[Setup], ...] = (
 )
 """Every rule about DeepSpeed, in the order in which they are asked; then come those about what
 its ranks talk by, `COMMUNICATION_RULES`."""
+
+DECIDED_BY: Mapping[tuple[str, ...], frozenset[str]] = {
+    ("tp", "pp", "sp", "micro_batch"): frozenset({"batch.product", "batch.global_batch"}),
+    ("tp", "pp", "sp", "ep"): frozenset(
+        {
+            *("parallel.world", "parallel.model", "parallel.adapters"),
+            *("pipeline.model", "pipeline.layers", "pipeline.heads"),
+            *("sequence.world", "sequence.heads", "sequence.kv_heads", "sequence.length"),
+            *("sequence.model", "sequence.other_splits", "model.seq_len"),
+            *("experts.world", "experts.count", "experts.dense", "experts.family"),
+            *("experts.adapters", "experts.sequence", "experts.router_loss"),
+        }
+    ),
+    ("pp", "zero.stage", "precision"): frozenset(
+        {"pipeline.stage", "pipeline.bf16_at_stage_0", "pipeline.clipping_at_stage_0"}
+    ),
+    ("ep", "ep.dispatch", "precision"): frozenset({"experts.deepep"}),
+    ("attention",): frozenset({"attention.flash"}),
+    ("compile",): frozenset({"compile.deepcompile_needs_cuda"}),
+}
+"""Knobs -> rules that refuse many candidates of a grid, and whose answer follows from these knobs
+alone: they are asked once per combination of the knobs, and not of each candidate."""
 
 
 def judge(setup: Setup, unknown_facts: set[str] | None = None) -> list[Violation]:

@@ -23,16 +23,16 @@ def layers_listed(often: object) -> list[int] | None:
     `([0]*3+[1]*58)`, as Megatron evaluates it: megatron/training/arguments.py, moe_freq_type.
     """
     if isinstance(often, list):
-        return [int(each) for each in often]
+        return [int(flag) for flag in often]
     text = str(often).replace(" ", "").removeprefix("(").removesuffix(")")
     parts = [_RUN.fullmatch(part) for part in text.split("+")]
     if "[" not in text or None in parts:
         return None
     return [
-        int(each)
+        int(flag)
         for part in parts
         if part is not None
-        for each in part[1].split(",") * int(part[2] or 1)
+        for flag in part[1].split(",") * int(part[2] or 1)
     ]
 
 

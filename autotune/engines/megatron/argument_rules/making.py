@@ -50,7 +50,7 @@ def _made(
         message, changes, advice = (*answer, "")[:3]
         words = all_in_words(changes)
         named = (flag.replace("-", "_") for flag in _FLAG.findall(message))
-        at = tuple(each for each in (*named, *changes) if each in launch.given)
+        at = tuple(changed for changed in (*named, *changes) if changed in launch.given)
         return Finding(message=message, changes=changes, words=words, advice=advice, at=at)
 
     return Rule(
@@ -74,11 +74,11 @@ def in_words(name: str, value: Any) -> str:
 @cache
 def flag_name(argument: str) -> str:
     """An argument as it is written on a command line."""
-    own = f"--{argument.replace('_', '-')}"
-    if is_flag_of_any(own):
-        return own
+    spelled = f"--{argument.replace('_', '-')}"
+    if is_flag_of_any(spelled):
+        return spelled
     known = flags(newest_release()).values()
-    return next((flag.name for flag in known if flag.argument == argument), own)
+    return next((flag.name for flag in known if flag.argument == argument), spelled)
 
 
 def as_word(value: Any) -> str:
@@ -87,7 +87,7 @@ def as_word(value: Any) -> str:
 
 
 def is_on(launch: MegatronLaunch, argument: str) -> bool:
-    """Whether a switch is on."""
+    """True for a switch that is on."""
     return bool(launch.get(argument))
 
 
@@ -100,22 +100,13 @@ def needs(
     removes: bool = False,
     before: str = "",
 ) -> Rule[MegatronLaunch]:
-    """A switch that needs one of others.
-
-    Args:
-        name: The rule's.
-        asked: The switch.
-        needed: Of which one has to be on; the first is added.
-        source: Where Megatron checks it.
-        removes: Whether the switch goes, instead of the needed one coming.
-        before: First release that asks no longer for it; empty: all do.
-    """
+    """A switch that needs one of others."""
     others = " or ".join(map(flag_name, needed))
 
     def check(launch: MegatronLaunch) -> Answer:
         if before and not is_before(launch.release, before):
             return None
-        if not is_on(launch, asked) or any(is_on(launch, each) for each in needed):
+        if not is_on(launch, asked) or any(is_on(launch, other) for other in needed):
             return None
         change: Patch = {asked: None} if removes else {needed[0]: True}
         return f"{flag_name(asked)}: needs {others}", change
@@ -125,24 +116,24 @@ def needs(
 
 
 def excludes(
-    name: str, kept: str, removed: str, why: str, source: str = ARGUMENTS
+    name: str, first: str, second: str, why: str, source: str = ARGUMENTS
 ) -> Rule[MegatronLaunch]:
     """Two switches that are not both on; the second goes."""
 
     def check(launch: MegatronLaunch) -> Answer:
-        if is_on(launch, kept) and is_on(launch, removed):
-            return f"{flag_name(kept)} and {flag_name(removed)}: {why}", {removed: None}
+        if is_on(launch, first) and is_on(launch, second):
+            return f"{flag_name(first)} and {flag_name(second)}: {why}", {second: None}
         return None
 
-    says = f"{flag_name(kept)} beside {flag_name(removed)}."
-    return _made(name, f"{source}: {kept}", says, check)
+    says = f"{flag_name(first)} beside {flag_name(second)}."
+    return _made(name, f"{source}: {first}", says, check)
 
 
 def is_before(release: str, other: str) -> bool:
-    """Whether a release is older than another one."""
+    """True for a release older than another."""
     return tuple(map(int, release.split("."))) < tuple(map(int, other.split(".")))
 
 
 def rules_in(names: Mapping[str, Any]) -> tuple[Rule[MegatronLaunch], ...]:
     """The rules among a module's names, in their order there."""
-    return tuple(each for each in names.values() if isinstance(each, Rule))
+    return tuple(value for value in names.values() if isinstance(value, Rule))

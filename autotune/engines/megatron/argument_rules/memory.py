@@ -86,12 +86,12 @@ def _saved_alone(launch: MegatronLaunch) -> Answer:
     if not is_on(launch, "distribute_saved_activations"):
         return None
     if launch.get("tensor_model_parallel_size") == 1:
-        said = "splits over the tensor parallel ranks, and --tensor-model-parallel-size is 1"
+        problem = "splits over the tensor parallel ranks, and --tensor-model-parallel-size is 1"
     elif launch.get("recompute_granularity") != "full" or is_on(launch, "recompute_activations"):
-        said = "splits what --recompute-granularity full saves"
+        problem = "splits what --recompute-granularity full saves"
     else:
         return None
-    return f"--distribute-saved-activations: {said}", {"distribute_saved_activations": None}
+    return f"--distribute-saved-activations: {problem}", {"distribute_saved_activations": None}
 
 
 @argument_rule("recompute.modules", f"{CONFIG}: recompute_modules")
@@ -103,7 +103,7 @@ def _recompute_modules(launch: MegatronLaunch) -> Answer:
         return None
     for module in modules:
         if module not in MODULES and is_before(launch.release, "0.17"):
-            left = [each for each in modules if each != module]
+            left = [name for name in modules if name != module]
             return (
                 f"--recompute-modules {module}: is none of {', '.join(MODULES)}",
                 {"recompute_modules": left or None},

@@ -41,13 +41,13 @@ def _counts(launch: MegatronLaunch) -> Answer:
         value = launch.given[name].value if name in launch.given else None
         if value is None:
             continue
-        said = f"{flag_name(name)} {value}"
+        flag = f"{flag_name(name)} {value}"
         change: Patch = {name: None} if name in _DEGREES else {}
         advice = "" if change else "give the model's"
         if value < 1 and name in _COUNTS:
-            return f"{said}: is below 1", change, advice
+            return f"{flag}: is below 1", change, advice
         if abs(value) > _LARGEST_COUNT:
-            return f"{said}: no model or cluster has so many", change, advice
+            return f"{flag}: no model or cluster has so many", change, advice
     return None
 
 
@@ -97,8 +97,8 @@ def _positions(launch: MegatronLaunch) -> Answer:
     is_missing = positions is None and not launch.is_yaml
     if length is None or not (is_missing or (positions or length) < length):
         return None
-    said = "is missing" if positions is None else f"{positions} is below --seq-length {length}"
-    return f"--max-position-embeddings {said}", {"max_position_embeddings": length}
+    problem = "is missing" if positions is None else f"{positions} is below --seq-length {length}"
+    return f"--max-position-embeddings {problem}", {"max_position_embeddings": length}
 
 
 @argument_rule("model.head_width", f"{ARGUMENTS}: kv_channels")

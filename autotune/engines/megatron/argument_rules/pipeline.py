@@ -17,7 +17,7 @@ from autotune.space.rule import Patch
 
 ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss"))
 """Switches by which embedding and loss count as layers."""
-_OWN_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
+_END_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
 
 
 @argument_rule("vp.one_way", f"{ARGUMENTS}: num_virtual_stages_per_pipeline_rank")
@@ -78,7 +78,7 @@ def chunks_of(launch: MegatronLaunch) -> int | None:
         return int(by_stages or 1)
     total, pp = launch.get("num_layers"), launch.get("pipeline_model_parallel_size")
     # Stages of their own size take no number of layers, which a rule of arguments says.
-    if not total or any(launch.get(name) for name in _OWN_SIZES):
+    if not total or any(launch.get(name) for name in _END_SIZES):
         return None
     n_chunks, rest = divmod(total + sum(is_on(launch, end) for end in ENDS), pp * by_layers)
     return None if rest else int(n_chunks)
@@ -106,7 +106,7 @@ def _chunk_layers(launch: MegatronLaunch) -> Answer:
     pp = launch.get("pipeline_model_parallel_size")
     if size is None or not total or pp < 2:
         return None
-    if any(launch.get(name) is not None for name in _OWN_SIZES):
+    if any(launch.get(name) is not None for name in _END_SIZES):
         return (
             f"{flag_name(CHUNKED[0])}: stages of their own size take {flag_name(CHUNKED[1])}",
             {CHUNKED[0]: None},
@@ -121,8 +121,8 @@ def _chunk_layers(launch: MegatronLaunch) -> Answer:
     stage = total // pp
     if stage % size == 0:
         return None
-    sizes = [each for each in range(1, stage) if stage % each == 0] or [stage]
-    nearest = min(sizes, key=lambda each: (abs(each - size), each))
+    sizes = [divisor for divisor in range(1, stage) if stage % divisor == 0] or [stage]
+    nearest = min(sizes, key=lambda divisor: (abs(divisor - size), divisor))
     return (
         f"{flag_name(CHUNKED[0])} {size} does not divide the {stage} layers of a stage "
         f"({total} / --pipeline-model-parallel-size {pp})",
@@ -145,12 +145,12 @@ def _layout(launch: MegatronLaunch) -> Answer:
 @argument_rule("pp.uneven_ends", f"{CONFIG}: account_for_embedding_in_pipeline_split")
 def _uneven_ends(launch: MegatronLaunch) -> Answer:
     """Stages of their own size beside embedding or loss that count as layers."""
-    own = [name for name in _OWN_SIZES if launch.get(name) is not None]
+    sized = [name for name in _END_SIZES if launch.get(name) is not None]
     wrong = [name for name in ENDS if is_on(launch, name)]
-    if not own or not wrong:
+    if not sized or not wrong:
         return None
     flags = " and ".join(map(flag_name, wrong))
-    return f"{flags}: stages have {flag_name(own[0])} already", dict.fromkeys(wrong)
+    return f"{flags}: stages have {flag_name(sized[0])} already", dict.fromkeys(wrong)
 
 
 @argument_rule("pp.one_end", f"{ARGUMENTS}: account_for_embedding_in_pipeline_split")
@@ -158,8 +158,8 @@ def _one_end(launch: MegatronLaunch) -> Answer:
     """Layers that do not split evenly with the embedding or the loss as one of them."""
     counted = [name for name in ENDS if is_on(launch, name)]
     layers, pp = launch.get("num_layers"), launch.get("pipeline_model_parallel_size")
-    own = any(launch.get(name) for name in (*_OWN_SIZES, "pipeline_model_parallel_layout"))
-    if len(counted) != 1 or not layers or own:
+    is_sized = any(launch.get(name) for name in (*_END_SIZES, "pipeline_model_parallel_layout"))
+    if len(counted) != 1 or not layers or is_sized:
         return None
     chunks = pp * (launch.get(CHUNKED[1]) or 1)
     if (layers + 1) % chunks == 0:

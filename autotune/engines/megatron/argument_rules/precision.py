@@ -42,7 +42,7 @@ def _fp8_params(launch: MegatronLaunch) -> Answer:
     if gathers and not launch.get("fp8"):
         return "--fp8-param-gather: needs --fp8-format", {"fp8_param_gather": None}
     sharded = ("use_distributed_optimizer", "use_megatron_fsdp", "use_torch_fsdp2")
-    if gathers and not any(is_on(launch, each) for each in sharded):
+    if gathers and not any(is_on(launch, name) for name in sharded):
         return (
             "--fp8-param-gather: without --use-distributed-optimizer or an FSDP no parameters "
             "are gathered",
@@ -71,7 +71,11 @@ def _first_last(launch: MegatronLaunch) -> Answer:
 def _graphs(launch: MegatronLaunch) -> Answer:
     """Two ways to ask for CUDA graphs, or graphs beside what moves or recomputes layers."""
     impl = launch.get("cuda_graph_impl")
-    old = [each for each in ("enable_cuda_graph", "external_cuda_graph") if is_on(launch, each)]
+    old = [
+        argument
+        for argument in ("enable_cuda_graph", "external_cuda_graph")
+        if is_on(launch, argument)
+    ]
     is_new = impl not in (None, "none")
     if old and is_new:
         return f"{flag_name(old[0])} and --cuda-graph-impl: give one", {old[0]: None}

@@ -109,7 +109,9 @@ def _step_chunks(launch: MegatronLaunch) -> Answer:
     name = "overlap_param_gather_with_optimizer_step"
     if not is_on(launch, name) or not is_on(launch, "overlap_param_gather"):
         return None
-    chunked = any(launch.get(each) for each in (*CHUNKED, "pipeline_model_parallel_layout"))
+    chunked = any(
+        launch.get(argument) for argument in (*CHUNKED, "pipeline_model_parallel_layout")
+    )
     if not is_on(launch, "use_distributed_optimizer"):
         lacking = "--use-distributed-optimizer"
     elif not chunked:
@@ -214,12 +216,12 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def asks_for_connections(launch: MegatronLaunch) -> bool:
-    """Whether Megatron asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell."""
+    """True if Megatron asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell."""
     sharded = ("use_megatron_fsdp", "use_torch_fsdp2", "overlap_moe_expert_parallel_comm")
     try:
         splits = ("tensor_model_parallel_size", "context_parallel_size")
         is_split = any(launch.get(name) > 1 for name in splits)
-        return is_split and not any(is_on(launch, each) for each in sharded)
+        return is_split and not any(is_on(launch, argument) for argument in sharded)
     except UnknownFactError:
         return False
 

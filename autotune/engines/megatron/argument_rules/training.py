@@ -177,9 +177,9 @@ def _tokenizer(launch: MegatronLaunch) -> Answer:
         return None
     flags = " and ".join(map(flag_name, missing))
     verb = "is" if len(missing) == 1 else "are"
-    said = f"--tokenizer-type {kind}" if given else f"{kind}, which is {launch.script}'s own"
+    which = f"--tokenizer-type {kind}" if given else f"{kind}, which is {launch.script}'s own"
     other = "" if given else ", or another tokenizer with --tokenizer-type"
-    return f"{flags} {verb} missing for {said}", {}, f"give {flags}{other}"
+    return f"{flags} {verb} missing for {which}", {}, f"give {flags}{other}"
 
 
 @argument_rule("batch.micro", f"{ARGUMENTS}: micro_batch_size")
@@ -199,8 +199,8 @@ def _micro_batch(launch: MegatronLaunch) -> Answer:
 def _precision_aware(launch: MegatronLaunch) -> Answer:
     """--use-precision-aware-optimizer without Adam and the distributed optimizer."""
     if not is_on(launch, "use_precision_aware_optimizer"):
-        kept = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-        other = [name for name in kept if launch.get(name) not in (None, "fp32")]
+        dtypes = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+        other = [name for name in dtypes if launch.get(name) not in (None, "fp32")]
         if other:
             flags = " and ".join(map(flag_name, other))
             return (

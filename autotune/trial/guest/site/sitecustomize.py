@@ -18,7 +18,7 @@ NAME = "_autotune_in_rank"
 _OURS = "autotune"
 
 
-def _run_theirs() -> None:
+def _run_next() -> None:
     """Run the next `sitecustomize` on the path, as Python would have without this one."""
     here = os.path.dirname(os.path.abspath(__file__))
     rest = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != here]
@@ -86,7 +86,7 @@ def _begin() -> None:
 
 
 try:
-    _run_theirs()
+    _run_next()
 finally:
     if os.environ.get("AUTOTUNE_GUEST_DIR"):
         _begin()

@@ -46,8 +46,8 @@ from autotune.trial.scripts.train import (
     chunk_loss,
     chunk_mlps,
     gradient_scale,
-    own_piece,
     prepare_autoep,
+    sequence_piece,
     split_attention,
 )
 from autotune.trial.scripts.transformer import Shape, make_pipeline
@@ -294,7 +294,7 @@ def train(engine: Any, run: dict[str, Any]) -> list[float]:
             inputs = {"input_ids": ids, "labels": ids}
             if run["sp"] > 1:
                 rank = torch.distributed.get_rank() % run["sp"]
-                inputs = own_piece(inputs, sp=run["sp"], rank=rank)
+                inputs = sequence_piece(inputs, sp=run["sp"], rank=rank)
             answer = engine(**inputs)
             loss = answer if isinstance(answer, torch.Tensor) else answer.loss
             engine.backward(loss)

@@ -13,7 +13,12 @@ import psutil
 import pytest
 
 from autotune.base import keeper
-from autotune.base.kept_process import Kept, run_kept, scratch_folder, temporary_root
+from autotune.base.guarded_process import (
+    GuardedProcess,
+    run_guarded,
+    scratch_folder,
+    temporary_root,
+)
 from autotune.contract import PARENT_ENV, SCRATCH_ENV
 
 MARK = "AUTOTUNE_TEST_MARK"
@@ -63,18 +68,18 @@ def wait_until(holds) -> None:
 
 def shaped(shape: str) -> list[str]:
     inner = (
-        f"{sys.executable} -c 'from autotune.base.kept_process import Kept; "
-        "import sys; Kept(sys.argv[1:]).wait()'"
+        f"{sys.executable} -c 'from autotune.base.guarded_process import GuardedProcess; "
+        "import sys; GuardedProcess(sys.argv[1:]).wait()'"
     )
     return ["sh", "-c", SHAPES[shape].format(keeper=inner)]
 
 
 PARENT = """
 import os, sys, threading
-from autotune.base.kept_process import Kept
+from autotune.base.guarded_process import GuardedProcess
 def start():
     global process
-    process = Kept(sys.argv[1:])
+    process = GuardedProcess(sys.argv[1:])
 starter = threading.Thread(target=start)  # a thread that ends at once
 starter.start()
 starter.join()
@@ -85,8 +90,8 @@ process.wait()
 
 PARENT_WITH_GRACE = """
 import subprocess, sys
-from autotune.base.kept_process import Kept
-Kept(sys.argv[2:], grace_s=float(sys.argv[1]), stdin=subprocess.PIPE).wait()
+from autotune.base.guarded_process import GuardedProcess
+GuardedProcess(sys.argv[2:], grace_s=float(sys.argv[1]), stdin=subprocess.PIPE).wait()
 """
 
 
@@ -138,14 +143,14 @@ def test_a_command_may_clean_up_after_a_killed_parent(cleans_up, grace_s, mark, 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nothing_outlives_a_kill_of_the_command(shape, mark):
-    process = Kept(shaped(shape), env={**os.environ, MARK: mark})
+    process = GuardedProcess(shaped(shape), env={**os.environ, MARK: mark})
     wait_until(lambda: asleep(mark))
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert marked(mark) == []
 
 
-def keepers(process: Kept) -> dict[str, psutil.Process]:
+def keepers(process: GuardedProcess) -> dict[str, psutil.Process]:
     """The two of a command that is there."""
     outer = psutil.Process(process.pid)
     # Its first child: an orphan that it adopts may have a lower number, where numbers begin anew.
@@ -159,7 +164,7 @@ def keepers(process: Kept) -> dict[str, psutil.Process]:
 )
 @pytest.mark.parametrize("which", ["outer", "inner"])
 def test_nothing_outlives_a_killed_keeper(which, shape, mark):
-    process = Kept(shaped(shape), env={**os.environ, MARK: mark, SCRATCH_ENV: mark})
+    process = GuardedProcess(shaped(shape), env={**os.environ, MARK: mark, SCRATCH_ENV: mark})
     wait_until(lambda: asleep(mark))
     keepers(process)[which].kill()
     assert process.wait() == -signal.SIGKILL
@@ -191,7 +196,7 @@ def test_nothing_outlives_a_killed_parent_though_a_keeper_is_stopped(which, mark
 def test_a_daemon_without_an_environment_is_found_by_its_descent(clears, mark, tmp_path):
     told = tmp_path / "pid"
     daemon = f"({clears} sh -c 'echo $$ > {told}.part; mv {told}.part {told}; sleep 600; true' &)"
-    process = Kept(["sh", "-c", f"{daemon}; sleep 600"], env={**os.environ, MARK: mark})
+    process = GuardedProcess(["sh", "-c", f"{daemon}; sleep 600"], env={**os.environ, MARK: mark})
     wait_until(told.exists)
     found = psutil.Process(int(told.read_text()))
     process.kill()
@@ -201,19 +206,19 @@ def test_a_daemon_without_an_environment_is_found_by_its_descent(clears, mark, t
 
 def test_nothing_outlives_the_end_of_the_command(mark):
     command = ["sh", "-c", "(setsid sleep 600 &); echo done; exit 5"]
-    done = run_kept(command, timeout_s=30, env={**os.environ, MARK: mark})
+    done = run_guarded(command, timeout_s=30, env={**os.environ, MARK: mark})
     assert (done.returncode, done.stdout) == (5, "done\n")
 
 
 def test_its_own_clock_ends_it_though_nobody_looks(mark):
     command = ["sh", "-c", "setsid sleep 600 & wait"]
-    process = Kept(command, env={**os.environ, MARK: mark}, wall_s=0.1)
+    process = GuardedProcess(command, env={**os.environ, MARK: mark}, wall_s=0.1)
     assert process.wait() == -signal.SIGKILL
 
 
 def test_a_time_that_is_up_is_told(mark):
     with pytest.raises(subprocess.TimeoutExpired):
-        run_kept(["sleep", "600"], timeout_s=0.1, env={**os.environ, MARK: mark})
+        run_guarded(["sleep", "600"], timeout_s=0.1, env={**os.environ, MARK: mark})
 
 
 @pytest.mark.parametrize(
@@ -221,17 +226,17 @@ def test_a_time_that_is_up_is_told(mark):
     [("exit 0", 0), ("exit 7", 7), ("kill -SEGV $$", -11), ("kill -KILL $$", -9)],
 )
 def test_it_ends_as_the_command_did(script, code):
-    assert run_kept(["sh", "-c", script], timeout_s=30).returncode == code
+    assert run_guarded(["sh", "-c", script], timeout_s=30).returncode == code
 
 
 def test_what_cannot_be_started_says_so():
-    done = run_kept(["/nowhere/program"], timeout_s=30)
+    done = run_guarded(["/nowhere/program"], timeout_s=30)
     assert done.returncode == 127
     assert "/nowhere/program" in done.stderr
 
 
 def test_a_command_that_ends_closes_its_pipes_and_reads_its_input():
-    assert run_kept(["cat"], input="said", timeout_s=30).stdout == "said"
+    assert run_guarded(["cat"], input="said", timeout_s=30).stdout == "said"
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -242,19 +247,19 @@ def test_the_memory_of_a_command_is_limited(raises):
     )
     script = f"{raised if raises else ''}x = bytearray(300 * 2**20); print('had it')"
     command = [sys.executable, "-c", script]
-    done = run_kept(command, timeout_s=30, data_bytes=200 * 2**20)
+    done = run_guarded(command, timeout_s=30, data_bytes=200 * 2**20)
     assert "MemoryError" in done.stderr
-    assert "had it" in run_kept(command, timeout_s=30).stdout
+    assert "had it" in run_guarded(command, timeout_s=30).stdout
 
 
 def test_a_command_leaves_no_core():
     script = "import resource; print(resource.getrlimit(resource.RLIMIT_CORE)[0])"
-    assert run_kept([sys.executable, "-c", script], timeout_s=30).stdout == "0\n"
+    assert run_guarded([sys.executable, "-c", script], timeout_s=30).stdout == "0\n"
 
 
 def test_the_command_knows_its_parent_and_its_folder():
     script = f"echo $PPID ${PARENT_ENV} $TMPDIR ${SCRATCH_ENV}; stat -c %a $TMPDIR"
-    parent, told, tmpdir, scratch, mode = run_kept(
+    parent, told, tmpdir, scratch, mode = run_guarded(
         ["sh", "-c", script], timeout_s=30
     ).stdout.split()
     assert parent == told
@@ -265,7 +270,7 @@ def test_the_command_knows_its_parent_and_its_folder():
 
 def test_a_keepers_folder_lies_in_that_of_the_keeper_above(tmp_path):
     above = {**os.environ, SCRATCH_ENV: str(tmp_path)}
-    done = run_kept(["sh", "-c", "echo $TMPDIR"], timeout_s=30, env=above)
+    done = run_guarded(["sh", "-c", "echo $TMPDIR"], timeout_s=30, env=above)
     assert Path(done.stdout).parent == tmp_path
 
 
@@ -386,10 +391,11 @@ def test_a_folder_for_temporary_files_goes_with_its_use(tmp_path, monkeypatch):
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_the_folder_of_a_killed_parent_goes_with_what_it_started(is_killed, tmp_path):
     script = (
-        "import os, sys; from autotune.base.kept_process import Kept, scratch_folder\n"
+        "import os, sys\n"
+        "from autotune.base.guarded_process import GuardedProcess, scratch_folder\n"
         "with scratch_folder() as folder:\n"
-        "    (folder / 'x').touch(); process = Kept(['sleep', '600'])\n"
-        "    ended = Kept(['true']).wait(); print(folder.exists(), flush=True)\n"
+        "    (folder / 'x').touch(); process = GuardedProcess(['sleep', '600'])\n"
+        "    ended = GuardedProcess(['true']).wait(); print(folder.exists(), flush=True)\n"
         "    if sys.argv[1] == 'True': os.kill(os.getpid(), 9)\n"
         "print(process.poll(), flush=True); process.kill(); process.wait()"
     )

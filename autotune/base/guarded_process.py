@@ -28,7 +28,7 @@ _FOLDERS: set[str] = set()
 """Folders for temporary files of this process: if it is killed, its keepers remove them."""
 
 
-class Kept(subprocess.Popen[Any]):
+class GuardedProcess(subprocess.Popen[Any]):
     """A command under a keeper, which ends with all that it started: see `autotune.base.keeper`.
 
     Exit codes and signals are the command's own. It has a session and a folder for temporary
@@ -59,7 +59,7 @@ class Kept(subprocess.Popen[Any]):
             OSError: It cannot be started.
         """
         environment = options.get("env") or os.environ
-        told = {
+        request = {
             "parent": os.getpid(),
             "root": environment.get(SCRATCH_ENV) or temporary_root(),
             "wall_s": wall_s,
@@ -70,7 +70,7 @@ class Kept(subprocess.Popen[Any]):
             "scratch_env": SCRATCH_ENV,
             "folders": sorted(_FOLDERS),
         }
-        started = [sys.executable, "-I", "-S", keeper.__file__, json.dumps(told), *command]
+        started = [sys.executable, "-I", "-S", keeper.__file__, json.dumps(request), *command]
         super().__init__(started, start_new_session=True, **options)
 
     def kill(self) -> None:
@@ -79,14 +79,13 @@ class Kept(subprocess.Popen[Any]):
         self.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """Kill it, and give the keeper the time to end last."""
         self.kill()
         deadline_s = time.monotonic() + keeper.END_WAIT_S
         while self.poll() is None and time.monotonic() < deadline_s:
             time.sleep(keeper.LOOK_S)
 
 
-def run_kept(
+def run_guarded(
     command: Sequence[str],
     *,
     timeout_s: float,
@@ -100,7 +99,7 @@ def run_kept(
         OSError: It cannot be started.
         subprocess.TimeoutExpired: It took longer; nothing of it is left.
     """
-    process = Kept(
+    process = GuardedProcess(
         command,
         # Were this program stopped meanwhile, nobody would look at the clock.
         wall_s=2 * timeout_s,

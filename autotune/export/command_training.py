@@ -25,11 +25,11 @@ from autotune.export.trainer_keys import AUTO, FOLLOWING, OWNED
 from autotune.job.observed import Observed, is_text_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
-from autotune.trial.guest.frameworks import told
+from autotune.trial.guest.frameworks import as_argument_of
 
 HERE = "AUTOTUNE_EXPORT_FOLDER"
 """Stands in a command for the folder of the export until it is quoted for the shell."""
-_OWN_PROGRAMS = ("llama-factory", "axolotl")
+_PROGRAMS = ("llama-factory", "axolotl")
 """Frameworks whose own program reads a file and takes any of its fields as an argument."""
 _DATA = (".yaml", ".yml", ".json")
 _BATCH = {
@@ -39,7 +39,7 @@ _BATCH = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnFiles:
+class CommandFiles:
     """What a dialect writes for a user's own command."""
 
     files: Mapping[str, str]
@@ -55,7 +55,7 @@ class OwnFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnTraining:
+class CommandTraining:
     """A user's own command with a candidate's edits."""
 
     script: Observed
@@ -63,13 +63,11 @@ class OwnTraining:
     arrived: Mapping[str, Any]
     """DeepSpeed's configuration as the candidate's trial has it, every "auto" filled in."""
     values: Mapping[str, KnobValue]
-    """The candidate's, for placeholders."""
     folder: Path
-    """The export's."""
     carried: frozenset[str] = frozenset()
     """Keys of the configuration that the candidate's trial saw arrive from the user's files."""
-    own_files: Mapping[str, str] = field(default_factory=dict)
-    """Path of a file that the script reads its configuration from -> its text with those."""
+    files_read: Mapping[str, str] = field(default_factory=dict)
+    """Path of a file that the script reads its configuration from -> its text with the edits."""
 
     # ------------------------------------------------ DeepSpeed's configuration
 
@@ -160,7 +158,9 @@ class OwnTraining:
         _, path, found = self.argument_file
         framework = self.script.framework
         wanted = dict(found.data)
-        wanted |= dict(told(framework, n, value) for n, value in self.edits.arguments.items())
+        wanted |= dict(
+            as_argument_of(framework, n, value) for n, value in self.edits.arguments.items()
+        )
         wanted["deepspeed"] = str(self.folder.resolve() / CONFIG_FILE)
         wanted |= more
         is_yaml = found.syntax == "yaml"
@@ -176,7 +176,6 @@ class OwnTraining:
 
     @property
     def in_words(self) -> dict[str, KnobValue]:
-        """Knobs whose placeholder in the command has another value than the user's."""
         return {
             name: self.values[name]
             for name, word in self.script.placeholders.items()
@@ -213,10 +212,10 @@ class OwnTraining:
     def command_with_file(self, name: str) -> list[str]:
         """The command with a file of the export in place of the user's file of arguments."""
         assert self.argument_file is not None, "it is edited"
-        theirs = self.argument_file[0]
-        flag = theirs.rpartition("=")[0]
+        user_file = self.argument_file[0]
+        flag = user_file.rpartition("=")[0]
         ours = f"{flag}=" if flag else ""
-        words = [f"{ours}{HERE}/{name}" if word == theirs else word for word in self.words]
+        words = [f"{ours}{HERE}/{name}" if word == user_file else word for word in self.words]
         changed = {"deepspeed": f"{HERE}/{CONFIG_FILE}", **self.edits.arguments}
         for name, value in changed.items():
             # The command line comes before the file.
@@ -238,18 +237,18 @@ class OwnTraining:
                 yield f"TrainingArguments in your code: {name}", value
 
     def _is_carried(self, key: str) -> bool:
-        """Whether the command as it is handed out brings a key of the configuration."""
+        """True if the command as it is handed out brings a key of the configuration."""
         if self.names_config:
             return True
         if key not in self.carried:
             return self.takes_file
         place = self.script.place_of(key)  # what no file has came by the words of the command
-        return place is None or (place[0] in self.own_files and self._names(place[0]))
+        return place is None or (place[0] in self.files_read and self._names(place[0]))
 
     def _arrives_from(self, key: str) -> tuple[str, tuple[str, ...]] | None:
-        """The user's file that brings a key, as its trial saw, and its place there."""
+        """The user's file that brought a key in the trial, and its place there."""
         place = self.script.place_of(key)
-        if place is None or key not in self.carried or place[0] not in self.own_files:
+        if place is None or key not in self.carried or place[0] not in self.files_read:
             return None
         return place
 
@@ -283,10 +282,10 @@ class OwnTraining:
 
     @cached_property
     def names_of_files(self) -> dict[str, str]:
-        """Path of each of `own_files` -> its name in the export."""
+        """Path of each of `files_read` -> its name in the export."""
         names: dict[str, str] = {}
-        for path in self.own_files:
-            folders = (os.path.dirname(first) for first in self.own_files)
+        for path in self.files_read:
+            folders = (os.path.dirname(first) for first in self.files_read)
             folder = next(one for one in folders if path.startswith(one + os.sep))
             name = os.path.relpath(path, folder)
             if name in names.values():
@@ -295,7 +294,7 @@ class OwnTraining:
         return names
 
     def _names(self, path: str) -> bool:
-        """Whether a word of the command is a file."""
+        """True if a word of the command is a file."""
         return self._with_file(self.script.command, path, "") != self.script.command
 
     def _with_file(self, words: list[str], path: str, name: str) -> list[str]:
@@ -309,7 +308,7 @@ class OwnTraining:
 
     @cached_property
     def names_config(self) -> bool:
-        """Whether a word of the command is DeepSpeed's file."""
+        """True if a word of the command is DeepSpeed's file."""
         config = self.script.description.get("config_file", "")
         return bool(config) and self._names(config)
 
@@ -323,7 +322,7 @@ class OwnTraining:
 
     @property
     def takes_file(self) -> bool:
-        """Whether Trainer's argument `deepspeed` on the command line brings the configuration.
+        """True if Trainer's argument `deepspeed` on the command line brings the configuration.
 
         To a script of DeepSpeed's own a flag of that name is a switch.
         """
@@ -332,17 +331,17 @@ class OwnTraining:
 
     @property
     def takes_arguments(self) -> bool:
-        """Whether the command line takes any of Trainer's arguments."""
-        said = self.script.description.get("parses_arguments")
-        return self.script.is_trainer and bool(said or self.script.framework in _OWN_PROGRAMS)
+        """True if the command line takes any of Trainer's arguments."""
+        parses = self.script.description.get("parses_arguments")
+        return self.script.is_trainer and bool(parses or self.script.framework in _PROGRAMS)
 
     def takes(self, name: str) -> bool:
-        """Whether the command line takes one of Trainer's arguments, or names it."""
+        """True if the command line takes one of Trainer's arguments, or names it."""
         return self.takes_arguments or self.is_flag(name)
 
     def is_flag(self, name: str) -> bool:
-        """Whether a flag of that name, or a setting `NAME=`, stands in the command."""
-        name, _ = told(self.script.framework, name, value=True)
+        """True if a flag of that name, or a setting `NAME=`, stands in the command."""
+        name, _ = as_argument_of(self.script.framework, name, value=True)
         given = {word.partition("=")[0] for word in self.words if "=" in word}
         given |= {f"--{flag}" for flag, _ in flags_of(self.words)}
         plain = {word.lstrip("-").replace("-", "_") for word in given if word.startswith("--")}
@@ -357,82 +356,84 @@ class OwnTraining:
     def with_argument(self, words: list[str], name: str, value: Any) -> list[str]:
         """A command in which one of Trainer's arguments has a value."""
         framework = self.script.framework
-        name, value = told(framework, name, value)
+        name, value = as_argument_of(framework, name, value)
         text = str(value)
         if framework == "llama-factory":
-            kept = [word for word in words if word.partition("=")[0] != name]
-            return [*kept, f"{name}={text.lower() if isinstance(value, bool) else text}"]
+            others = [word for word in words if word.partition("=")[0] != name]
+            return [*others, f"{name}={text.lower() if isinstance(value, bool) else text}"]
         if framework == "axolotl":
             end = words.index("--") if "--" in words else len(words)  # the rest: the launcher's
             return [*_with_flag(words[:end], name.replace("_", "-"), text), *words[end:]]
         return _with_flag(words, name, text)
 
 
-def config_of_command(own: OwnTraining, config: Mapping[str, Any], text: str) -> OwnFiles:
-    """A ds_config that the command is given, in its file of arguments where nothing else can be.
-
-    Args:
-        own: The command.
-        config: The ds_config.
-        text: What that is, for the README.
-    """
+def config_of_command(
+    training: CommandTraining, config: Mapping[str, Any], text: str
+) -> CommandFiles:
+    """A ds_config for the command, in its file of arguments where nothing else takes it."""
     files, about = {CONFIG_FILE: canonical_json(config)}, {CONFIG_FILE: text}
-    if not own.edits.configuration and not own.edits.arguments:
+    if not training.edits.configuration and not training.edits.arguments:
         about = {CONFIG_FILE: "your configuration, for you to read"}
-        return OwnFiles(files=files, command=own.words, about=about)
-    reads_arguments = own.script.is_trainer and not own.takes_arguments
-    if reads_arguments and not own.script.sources_of_config and own.argument_file is not None:
-        name, edited = own.edited_arguments()
-        return OwnFiles(
+        return CommandFiles(files=files, command=training.words, about=about)
+    reads_arguments = training.script.is_trainer and not training.takes_arguments
+    if (
+        reads_arguments
+        and not training.script.sources_of_config
+        and training.argument_file is not None
+    ):
+        name, edited = training.edited_arguments()
+        return CommandFiles(
             files={**files, name: edited},
-            command=own.command_with_file(name),
+            command=training.command_with_file(name),
             about={**about, name: "your file of arguments with the edits"},
         )
-    return OwnFiles(files=files, command=own.command(), about=about, in_code=dict(own.in_code()))
+    return CommandFiles(
+        files=files, command=training.command(), about=about, in_code=dict(training.in_code())
+    )
 
 
-def with_files_read(own: OwnTraining, made: OwnFiles) -> OwnFiles:
+def with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFiles:
     """The files of a dialect, and beside them those that the script itself reads, edited."""
     files, about = dict(made.files), dict(made.about)
-    for path, name in own.names_of_files.items():
-        files[name] = own.own_files[path]
-        theirs = f"your `{os.path.relpath(path, own.script.folder)}`"
-        is_edited = any(at for at in own.changes_of_files().get(path, ()))
-        about[name] = f"{theirs} with the edits" if is_edited else f"{theirs}, as it is"
+    for path, name in training.names_of_files.items():
+        files[name] = training.files_read[path]
+        whose = f"your `{os.path.relpath(path, training.script.folder)}`"
+        is_edited = any(at for at in training.changes_of_files().get(path, ()))
+        about[name] = f"{whose} with the edits" if is_edited else f"{whose}, as it is"
     return dataclasses.replace(made, files=files, about=about)
 
 
-def file_of_command(own: OwnTraining, name: str) -> OwnFiles:
+def file_of_command(training: CommandTraining, name: str) -> CommandFiles:
     """A user's file of arguments with the edits, beside a ds_config that they fill in.
 
     Args:
-        own: The command.
+        training: The command.
         name: Name of the file in the export; of JSON its ending is another.
     """
-    files = {CONFIG_FILE: canonical_json(own.config_for_trainer)}
+    files = {CONFIG_FILE: canonical_json(training.config_for_trainer)}
     about = {CONFIG_FILE: '"auto" wherever the arguments hold the value'}
-    if own.argument_file is None:
-        fields = {**own.arguments, "deepspeed": str(own.folder.resolve() / CONFIG_FILE)}
-        return OwnFiles(
+    if training.argument_file is None:
+        fields = {**training.arguments, "deepspeed": str(training.folder.resolve() / CONFIG_FILE)}
+        return CommandFiles(
             files={**files, name: dump_yaml(fields)},
-            command=own.command(),
+            command=training.command(),
             about={**about, name: "the fields that you set or that change"},
             notes=[f"your command reads no file: `launch.sh` gives the same by flags, not {name}"],
-            in_code=dict(own.in_code()),
+            in_code=dict(training.in_code()),
         )
-    theirs, text = own.edited_arguments()
-    name = str(PurePath(name).with_suffix(PurePath(theirs).suffix))
-    return OwnFiles(
+    user_file, text = training.edited_arguments()
+    name = str(PurePath(name).with_suffix(PurePath(user_file).suffix))
+    return CommandFiles(
         files={**files, name: text},
-        command=own.command_with_file(name),
-        about={**about, name: f"your {theirs} with the edits"},
+        command=training.command_with_file(name),
+        about={**about, name: f"your {user_file} with the edits"},
         notes=[f"{name} names this folder: export again where that moves"],
     )
 
 
 def without_flags(words: Sequence[str], names: Sequence[str]) -> list[str]:
     """Words without some flags and their values; names with underscores."""
-    kept: list[str] = []
+    left: list[str] = []
     skips = False
     for word in words:
         is_flag = word.startswith("--")
@@ -442,9 +443,9 @@ def without_flags(words: Sequence[str], names: Sequence[str]) -> list[str]:
         name, equals, _ = word.lstrip("-").partition("=")
         skips = is_flag and name.replace("-", "_") in names
         if not skips:
-            kept.append(word)
+            left.append(word)
         skips = skips and not equals
-    return kept
+    return left
 
 
 def _with_flag(words: list[str], name: str, text: str) -> list[str]:

@@ -1,0 +1,93 @@
+"""Files that tell the keys of a job: `python -m autotune.app.api.key_files` writes them.
+
+`keys.py` beside this file types the arguments of the Python API, so that mypy and editors know
+them. docs/job.md has a table of the keys. A test compares both with the declarations of `JobFile`.
+"""
+
+import re
+from collections.abc import Iterator
+from enum import Enum
+from itertools import groupby
+from pathlib import Path
+from typing import Any, get_args
+
+from autotune.base.units import typed_seconds
+from autotune.job.job import LARGEST, declared_keys, keys_of
+from autotune.job.keys import JobKey, Topic
+
+FUNCTIONS = ("search", "plan", "explain")
+"""Functions of the API that take keys of a job; `estimate` takes those of `explain`."""
+STUB = Path(__file__).with_name("keys.py")
+PAGE = Path(__file__).parents[3] / "docs" / "job.md"
+_WORDS: dict[Any, str] = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    Path: "path",
+}
+"""Type of a flag -> in words; any other is a text."""
+_TABLE = re.compile(r"(?<=<!-- keys -->\n).*(?=<!-- end of keys -->)", re.DOTALL)
+
+
+def stub() -> str:
+    """The text of `keys.py`."""
+    classes = [
+        f"class {name.title()}Keys(TypedDict, total=False):\n"
+        f'    """Keys of a job that `{name}` takes."""\n\n'
+        + "".join(f"    {flag}: {key.argument}\n" for flag, key in keys_of(name).items())
+        for name in FUNCTIONS
+    ]
+    return (
+        '"""Arguments of the Python API, one for each key of a job; written by `key_files`."""\n\n'
+        "from pathlib import Path\nfrom typing import TypedDict\n\n\n" + "\n\n".join(classes)
+    )
+
+
+def page(text: str) -> str:
+    """The text of docs/job.md with the table of the keys as it has to be."""
+    return _TABLE.sub(lambda _: "".join(f"{line}\n" for line in _table()), text)
+
+
+def _table() -> Iterator[str]:
+    keys = sorted(declared_keys().values(), key=lambda key: [*Topic].index(key.group))
+    for group, members in groupby(keys, key=lambda key: key.group):
+        yield f"**{group}**"
+        yield ""
+        yield "| key | value | default | meaning |"
+        yield "|---|---|---|---|"
+        for key in members:
+            flag = "" if key.typed[2:].replace("-", "_") == key.name else f" (`{key.typed}`)"
+            yield f"| `{key.name}`{flag} | {_value(key)} | {_default(key)} | {key.help} |"
+        yield ""
+
+
+def _value(key: JobKey) -> str:
+    """What a key holds: its type, unit and bounds."""
+    if key.unit in ("duration", "size", "section"):
+        return key.unit
+    kind = " or ".join(_WORDS.get(one, "text") for one in get_args(key.takes) or (key.takes,))
+    bounds = key.bounds.removesuffix(f" to {LARGEST}")
+    return ", ".join(part for part in (f"{kind} {bounds}".rstrip(), key.unit) if part)
+
+
+def _default(key: JobKey) -> str:
+    if key.default is ...:
+        return "required"
+    if key.default is None or key.default == ():
+        return ""
+    if isinstance(key.default, bool):
+        return str(key.default).lower()
+    if isinstance(key.default, Enum):
+        return str(key.default.value)
+    if key.unit == "duration":
+        return typed_seconds(key.default)
+    if isinstance(key.default, str | int):
+        return str(key.default)
+    if isinstance(key.default, float):
+        return f"{key.default:g}"
+    return ""
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub(), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

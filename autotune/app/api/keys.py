@@ -1,0 +1,91 @@
+"""Arguments of the Python API, one for each key of a job; written by `key_files`."""
+
+from pathlib import Path
+from typing import TypedDict
+
+
+class SearchKeys(TypedDict, total=False):
+    """Keys of a job that `search` takes."""
+
+    model: str | Path
+    seq_len: int
+    global_batch: int
+    world: int
+    precision: str
+    lora_rank: int
+    lengths: str | Path
+    megatron_path: str | Path
+    megatron_arguments: str
+    engine: str
+    space: str | Path
+    objective: str
+    objective_floor: float
+    sampler: str
+    fidelity: str
+    baseline: str | Path
+    base_config: str | Path
+    templates: str | Path
+    seed: int
+    trials: int
+    budget: str
+    patience: int
+    gpu_hours: float
+    price: str | float
+    trial_timeout: str
+    memory_limit: str
+    head_room: float
+    nvme_path: str | Path
+    accelerators: str | Path
+    network_topology: str
+    diagnose: bool
+    start: str
+    guard_steps: int
+    allow_loss_drift: bool
+    compare: str
+    study: str
+
+
+class PlanKeys(TypedDict, total=False):
+    """Keys of a job that `plan` takes."""
+
+    model: str | Path
+    seq_len: int
+    global_batch: int
+    world: int
+    precision: str
+    lora_rank: int
+    lengths: str | Path
+    megatron_path: str | Path
+    engine: str
+    space: str | Path
+    baseline: str | Path
+    base_config: str | Path
+    templates: str | Path
+    price: str | float
+    memory_limit: str
+    head_room: float
+    nvme_path: str | Path
+    accelerators: str | Path
+    network_topology: str
+
+
+class ExplainKeys(TypedDict, total=False):
+    """Keys of a job that `explain` takes."""
+
+    model: str | Path
+    seq_len: int
+    global_batch: int
+    world: int
+    precision: str
+    lora_rank: int
+    lengths: str | Path
+    megatron_path: str | Path
+    engine: str
+    space: str | Path
+    base_config: str | Path
+    templates: str | Path
+    memory_limit: str
+    head_room: float
+    nvme_path: str | Path
+    accelerators: str | Path
+    network_topology: str

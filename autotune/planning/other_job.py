@@ -1,0 +1,86 @@
+"""The best of another job on the same fleet: with more ranks, another batch, space or engine."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.base.errors import AutotuneError
+from autotune.engines.base import Engine
+from autotune.job.job import Job
+from autotune.planning.choices import ordered
+from autotune.planning.lattice import Lattice
+from autotune.planning.outlook import Outlook
+from autotune.space.candidate import Candidate
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OtherJob:
+    """A change of the job or the fleet, and the best candidate there."""
+
+    flags: str
+    """What asks for it, such as `--world 64`."""
+    outlook: Outlook
+    """The job and the fleet after the change."""
+    candidate: Candidate
+    step_time_s: float
+    fit_probability: float
+
+    @property
+    def described(self) -> str:
+        """The candidate in words."""
+        return self.outlook.engine.describe(self.candidate)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Predicted of the candidate, over all ranks."""
+        job = self.outlook.job
+        return job.seq_len * job.global_batch / self.step_time_s
+
+    def speedup(self, job: Job, step_time_s: float) -> float:
+        """Tokens/s over those of a job whose step takes so long."""
+        return self.tokens_per_s * step_time_s / (job.seq_len * job.global_batch)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the engine can build the model and write the candidate's files."""
+        try:
+            self.outlook.engine.files(self.candidate)
+        except AutotuneError:
+            return False
+        return True
+
+
+def rank_other_job(
+    outlook: Outlook,
+    flags: str,
+    changes: Mapping[str, Any],
+    lattice: Callable[[Job, Engine], Lattice],
+    *,
+    min_fit: float,
+) -> OtherJob | None:
+    """The first row where the job is changed; None: the rules refuse everything there.
+
+    Args:
+        outlook: The job as it is.
+        flags: What asks for the change.
+        changes: Fields of the job, and their values there.
+        lattice: Makes the candidates that are ranked there.
+        min_fit: Probability to fit from which on a candidate surely does.
+    """
+    there = dataclasses.replace(outlook, job=dataclasses.replace(outlook.job, **changes))
+    try:
+        there = dataclasses.replace(there, lattice=lattice(there.job, there.engine))
+        found = there.predict(there.lattice.candidates)
+    except AutotuneError:
+        return None
+    first = there.lattice.first_legal(ordered(found, min_fit=min_fit))
+    if first is None:
+        return None
+    return OtherJob(
+        flags=flags,
+        outlook=there,
+        candidate=there.lattice.candidates[first],
+        step_time_s=float(found.step_time_s[first]),
+        fit_probability=float(found.fit_probability[first]),
+    )

@@ -1,0 +1,209 @@
+"""Trials in rounds: who runs in the next one, what of it is missing, and what runs cost.
+
+A rule names the members of a round from what the rounds before it measured. A round is over when
+the record holds its trials, so whoever starts again goes on where the record ends. The final
+comparison (`autotune.search.confirm`) and the ladder of changes (`autotune.search.worth`) are two
+rules; a plan asks the rule of the comparison how many runs it takes at most.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from autotune.base.units import format_seconds
+from autotune.contract import TrialResult, TrialSpec
+from autotune.fleet.base import Fleet, Place
+from autotune.record.study import Study, Trial
+from autotune.search.history import is_settled
+from autotune.search.in_flight import CANCEL_WAIT_S
+from autotune.search.interrupt import Interrupt
+
+FULL_ROUNDS = 3
+"""Rounds of a comparison in which everybody runs every round."""
+_POLL_S = 0.2
+_NOTE_EVERY_S = 60.0
+
+Note = Callable[[str], None]
+Runs = Mapping[tuple[str, int], Sequence[Trial]]
+"""Candidate's hash and round -> the trials of that run, repeats included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A round to run."""
+
+    keys: tuple[str, ...]
+    """Hashes of its candidates."""
+    cold: bool
+    """Whether its runs start cold whatever the job says."""
+
+
+Rule = Callable[[int], Round | None]
+"""The round that follows so many whole ones; None: none does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRound:
+    """The first round that is not over."""
+
+    number: int
+    round: Round | None
+    """None: the rule asks for no more."""
+    missing: tuple[str, ...]
+    """Its candidates that are still to run."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether one of its candidates needs no further run."""
+        return self.round is not None and len(self.missing) < len(self.round.keys)
+
+
+def progress_of(rule: Rule, runs: Runs, to_repeat: Collection[int] = ()) -> OpenRound:
+    """Go through recorded rounds up to the first in which a run is missing.
+
+    Args:
+        rule: Names the members of each round.
+        runs: The record's trials; rounds count from 0.
+        to_repeat: Numbers of disturbed trials that have to run again.
+    """
+    for number in itertools.count():
+        asked = rule(number)
+        missing = tuple(
+            key
+            for key in (() if asked is None else asked.keys)
+            if not is_settled(runs.get((key, number), ()), to_repeat)
+        )
+        if asked is None or missing:
+            return OpenRound(number=number, round=asked, missing=missing)
+    raise AssertionError("unreachable")
+
+
+def runs_of(trials: Iterable[Trial], first_round: int = 0) -> dict[tuple[str, int], list[Trial]]:
+    """Trials by candidate and round; rounds count from the first one, and earlier ones are out."""
+    runs: dict[tuple[str, int], list[Trial]] = {}
+    for trial in trials:
+        identity = trial.spec.identity
+        if identity.confirm_round is not None and identity.confirm_round >= first_round:
+            key = identity.candidate_hash, identity.confirm_round - first_round
+            runs.setdefault(key, []).append(trial)
+    return runs
+
+
+def in_turn(keys: Collection[str], number: int, seed: int) -> list[str]:
+    """The order of a round: shuffled once by the seed, and turned a bit further every round.
+
+    So nobody always runs first, and drift (a warming machine) meets all alike. Of many candidates
+    each runs early, in the middle and late within `FULL_ROUNDS`.
+    """
+    order = sorted(keys)
+    random.Random(seed).shuffle(order)
+    turned = number * max(1, len(order) // FULL_ROUNDS) % max(1, len(order))
+    return [*order[turned:], *order[:turned]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCount:
+    """Runs, by how they start."""
+
+    warm: int = 0
+    cold: int = 0
+
+    @property
+    def total(self) -> int:
+        """Runs of either kind."""
+        return self.warm + self.cold
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSeconds:
+    """Seconds that one run takes, by how it starts."""
+
+    warm: float
+    cold: float
+
+    def one(self, *, cold: bool) -> float:
+        """Seconds of one run."""
+        return self.cold if cold else self.warm
+
+    def of(self, count: RunCount) -> float:
+        """Seconds of some runs, one after the other."""
+        return count.warm * self.warm + count.cold * self.cold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Runs one trial after the other and records them."""
+
+    record: Study
+    fleet: Fleet
+    interrupt: Interrupt
+    note: Note
+
+    def run(self, spec: TrialSpec, files: Mapping[str, str], *, name: str = "") -> Trial | None:
+        """Run a trial to its end; None if the user ended it, which the record then says.
+
+        Args:
+            spec: The trial.
+            files: Its configuration files.
+            name: Where it is to be said each minute how far it is: of what.
+
+        Raises:
+            StudyError: The record cannot be written.
+            FleetError: No gang is free.
+        """
+        handle = self.fleet.submit(spec, self.record.write_spec(spec, dict(files)))
+        note_at_s = _NOTE_EVERY_S
+        result: TrialResult | None = None
+        try:
+            while (result := handle.poll()) is None:
+                if self.interrupt.draining:
+                    return None
+                progress = handle.progress()
+                if name and progress.elapsed_s >= note_at_s:
+                    self.note(f"{name}: {progress.phase}, {format_seconds(progress.elapsed_s)}")
+                    note_at_s += _NOTE_EVERY_S
+                self.interrupt.wait(_POLL_S)
+        finally:
+            # Whatever happened, nothing runs on and the record says how it ended.
+            if result is None:
+                handle.cancel()
+                result = handle.wait(CANCEL_WAIT_S)
+            if result is not None:
+                result = self.record.take_result(handle.folder, spec, result)
+        return Trial(folder=handle.folder, spec=spec, result=result)
+
+
+@contextmanager
+def runner_on(
+    place: Place, record: Study, *, world: int, command: Sequence[str], note: Note
+) -> Iterator[Runner]:
+    """Gangs of a place, for trials of a record that nobody else writes meanwhile.
+
+    What is worth knowing of figures that are measured there is noted first.
+
+    Args:
+        place: Where they run.
+        record: Where they are kept; it is locked.
+        world: Ranks of each trial.
+        command: What each node runs before.
+        note: Told what happens.
+
+    Raises:
+        JobError: The place only answers for trials.
+        StudyError: Another process holds the record.
+        FleetError: The devices are not there.
+    """
+    for remark in place.remarks(world):
+        note(remark)
+    interrupt, fleet = Interrupt(), place.gangs(world)
+    try:
+        record.lock()
+        fleet.reap(record.trials_folder)
+        fleet.prepare(command, note)
+        with interrupt.on_signals():
+            yield Runner(record=record, fleet=fleet, interrupt=interrupt, note=note)
+    finally:
+        fleet.close()
+        record.unlock()
