@@ -189,7 +189,9 @@ class Story:
         return [
             str(row.trial),
             format_rate(figure.samples_per_s if figure else None),
-            format_interval(figure.low, figure.high) if figure else "-",
+            format_interval(figure.samples_per_s_low, figure.samples_per_s_high)
+            if figure
+            else "-",
             format_bytes(figure.peak_memory_bytes if figure else None),
             self.outcome_of(row),
         ]

@@ -1,7 +1,4 @@
-"""The grid of a space in columns: every combination of its values, canonical, each once.
-
-It is what `grid` yields one by one, in the same order.
-"""
+"""The grid of a space in columns: every combination of its values, canonical, each once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +8,8 @@ import numpy as np
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.space.candidate import Candidate
-from autotune.space.knob import Context, Knob
+from autotune.space.knob import Catalogue, Context, Knob
 from autotune.space.rows import CandidateRows
-from autotune.space.space import is_tried
 from autotune.space.space_file import Domain, Space
 from autotune.space.table import Indices, Table, Watched, answers
 
@@ -59,7 +55,7 @@ def _crossed(chosen: Table, name: str, domain: Domain, space: Space, context: Co
 
     def ask(row: int) -> tuple[bool, set[str]]:
         watched = Watched(chosen, row, context.base)
-        return is_tried(context.knobs, name, domain, watched), watched.read
+        return _is_tried(context.knobs, name, domain, watched), watched.read
 
     tried = answers(chosen, ask).of(float) > 0
     n_values = len(domain.values)
@@ -76,6 +72,16 @@ def _crossed(chosen: Table, name: str, domain: Domain, space: Space, context: Co
     places = np.arange(total) - starts[parents]
     codes = np.where(tried[parents], places, n_values).astype(np.int16)
     return chosen.take(parents).with_column(name, (*domain.values, None), codes)
+
+
+def _is_tried(
+    catalogue: Catalogue, name: str, domain: Domain, chosen: Mapping[str, KnobValue]
+) -> bool:
+    """Whether to try a knob's values, given those chosen and the base configuration's."""
+    return all(
+        chosen.get(other, catalogue[other].default_for(chosen)) in allowed
+        for other, allowed in (*catalogue[name].when.items(), *domain.when)
+    )
 
 
 def _distinct_so_far(

@@ -141,46 +141,33 @@ class _Asked(Generic[A]):
         return self.said[row]
 
 
-def answers(table: Table, ask: Ask[A], rows: Indices | None = None) -> WatchedAnswers[A]:
+def answers(table: Table, ask: Ask[A]) -> WatchedAnswers[A]:
     """Ask a function once per distinct combination of what it reads.
 
     It has to be a function of what it says that it read: two rows that agree in all that was read
     for one of them have the same answer.
-
-    Args:
-        table: The rows.
-        ask: The function.
-        rows: Those that are wanted; None: all of them.
     """
     asked = _Asked(ask=ask, table=table)
-    n = table.n if rows is None else len(rows)
-    which = np.zeros(n, np.intp)
-    read = asked(0 if rows is None else int(rows[0]))[1] if n else frozenset()
-    # Positions that are still open (None: all), and the columns in which they are told apart.
-    waiting: list[tuple[Indices | None, frozenset[str]]] = [(None, read)] if read else []
+    which = np.zeros(table.n, np.intp)
+    read = asked(0)[1] if table.n else frozenset()
+    # Rows that are still open, and the columns in which they are told apart.
+    waiting = [(np.arange(table.n), read)] if read else []
     while waiting:
-        open_, names = waiting.pop()
-        wanted = rows if open_ is None else open_ if rows is None else rows[open_]
-        key, size = table.keys(sorted(names), wanted)
+        rows, names = waiting.pop()
+        key, size = table.keys(sorted(names), rows)
         firsts = np.full(size, -1, np.intp)
         firsts[key[::-1]] = np.arange(len(key) - 1, -1, -1)
         found = np.zeros(size, np.intp)
         deeper: dict[frozenset[str], list[int]] = {}
         for at in np.flatnonzero(firsts >= 0).tolist():
-            first = int(firsts[at])
-            found[at], read = asked(first if wanted is None else int(wanted[first]))
+            found[at], read = asked(int(rows[firsts[at]]))
             if not read <= names:
                 deeper.setdefault(names | read, []).append(at)
-        settled = found[key]
-        if open_ is None:
-            which[:] = settled
-        else:
-            which[open_] = settled
+        which[rows] = found[key]
         for more, places in deeper.items():
             is_in = np.zeros(size, np.bool_)
             is_in[places] = True
-            inside = np.flatnonzero(is_in[key])
-            waiting.append((inside if open_ is None else open_[inside], more))
+            waiting.append((rows[is_in[key]], more))
     return WatchedAnswers(distinct=tuple(asked.places), which=which)
 
 

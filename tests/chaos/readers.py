@@ -41,8 +41,9 @@ from autotune.record.table import load_table
 from autotune.report.story import read_story
 from autotune.report.terminal.study import print_report
 from autotune.search.trial_spec import MEASURE
+from autotune.space.grid import grid_rows
 from autotune.space.knob import Context
-from autotune.space.space import grid, load_space
+from autotune.space.space import load_space
 from tests.chaos.attacks import ATTACKS
 from tests.chaos.mutations import dump_json, dump_yaml, mutate
 from tests.chaos.probe_readers import make_probe_readers
@@ -240,7 +241,7 @@ def _read_job(path: Path) -> Job:
 def _read_space(job: Job, path: Path) -> None:
     context = Context.of(job, CPU)
     space = load_space(str(path), context.knobs)
-    for _ in itertools.islice(grid(space, context), 500):
+    for _ in itertools.islice(grid_rows(space, context), 500):
         pass
 
 

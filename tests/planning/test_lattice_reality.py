@@ -154,7 +154,7 @@ def test_no_lattice_shrinks(capsys):
         for model in MODELS
     }
     with capsys.disabled():
-        print("\nlegal candidates (bf16, CPU) in worlds of 1 to 8")
+        print("\ncandidates that are not refused (bf16, CPU) in worlds of 1 to 8")
         for model, by_space in sizes.items():
             for space, by_world in by_space.items():
                 print(f"  {model:14}{space:14}" + "".join(f"{size:7}" for size in by_world))

@@ -14,9 +14,11 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.model import load_model
 from autotune.record.tried import recorded
 from autotune.report.knobs_page import documentation, tried_on
-from autotune.space import space as space_module
+from autotune.space import grid as grid_module
+from autotune.space.grid import grid_rows
 from autotune.space.knob import Context, knobs_of
-from autotune.space.space import grid, load_space
+from autotune.space.knobs import canonical
+from autotune.space.space import load_space
 from autotune.space.space_file import schema, schema_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -206,7 +208,7 @@ def test_a_condition_may_name_a_knob_that_comes_later_or_is_not_searched(written
     )
     shown = {
         (c["recompute"], c["zero.stage"], c["micro_batch"])
-        for c in grid(load_space(path, KNOBS), CONTEXT)
+        for c in grid_rows(load_space(path, KNOBS), CONTEXT)
     }
     assert shown == {
         ("none", 0, 1), ("none", 0, 2), ("full", 0, 1), ("full", 0, 2), ("full", 3, 1),
@@ -227,7 +229,7 @@ def test_a_knob_is_tried_after_those_that_let_it_act(written):
     space = load_space(path, KNOBS)
     assert list(space.domains)[-3:] == ["compile", "zenflow", "zenflow.topk_ratio"]
     context = dataclasses.replace(CONTEXT, optimizer="adamw")
-    shown = {(c.get("zenflow"), c.get("zenflow.topk_ratio")) for c in grid(space, context)}
+    shown = {(c.get("zenflow"), c.get("zenflow.topk_ratio")) for c in grid_rows(space, context)}
     assert {("sequential", 0.1), ("sequential", 0.2)} <= shown
 
 
@@ -247,18 +249,26 @@ def test_the_grid_has_every_run_once(written):
         "  reduce_bucket_size: [100000, 5e8, 6e8]\n"
         "  stage3.prefetch_bucket_size: [0, 1000]"
     )
-    found = list(grid(load_space(path, KNOBS), CONTEXT))
+    found = list(grid_rows(load_space(path, KNOBS), CONTEXT))
     # Stage 0 has no bucket; at stage 1 the two large ones hold all gradients alike.
     assert len(found) == 2 * (1 + 2)
     assert len({c.hash for c in found}) == len(found)
     assert {(c.world, c.global_batch) for c in found} == {(2, 16)}
 
 
+@pytest.mark.parametrize("name", ["communication", "compression", "cpu", "lossy", "zeropp"])
+def test_what_the_grid_has_is_canonical(name):
+    found = list(grid_rows(load_space(name, KNOBS), CONTEXT))
+    assert len({c.hash for c in found}) == len(found)
+    for candidate in found:
+        assert canonical(candidate.values, CONTEXT) == candidate.values
+
+
 def test_a_grid_that_is_too_large_is_refused(written, monkeypatch):
-    monkeypatch.setattr(space_module, "MAX_COMBINATIONS", 50)
+    monkeypatch.setattr(grid_module, "MOST_COMBINATIONS", 50)
     path = written("micro_batch: {range: [1, 60, 1]}\n  zero.stage: [0, 1]")
     with pytest.raises(JobError, match=r"50 combinations: zero\.stage 2 x micro_batch 60"):
-        list(grid(load_space(path, KNOBS), CONTEXT))
+        list(grid_rows(load_space(path, KNOBS), CONTEXT))
 
 
 def test_shipped_spaces_are_named_as_their_files():
@@ -270,7 +280,7 @@ def test_shipped_spaces_are_named_as_their_files():
 
 
 def test_the_smoke_space_stays_small():
-    assert 8 <= len(list(grid(load_space("smoke", KNOBS), CONTEXT))) <= 20
+    assert 8 <= len(list(grid_rows(load_space("smoke", KNOBS), CONTEXT))) <= 20
 
 
 def test_the_published_schema_is_up_to_date():
@@ -371,7 +381,7 @@ def test_what_the_base_configuration_sets_decides_whether_a_knob_is_tried(writte
         "  reduce_bucket_size: {values: [1000, 2000], when: {micro_batch: 2}}"
     )
     base = {"zero.stage": 3, "micro_batch": 2}
-    found = list(grid(load_space(path, KNOBS), dataclasses.replace(CONTEXT, base=base)))
+    found = list(grid_rows(load_space(path, KNOBS), dataclasses.replace(CONTEXT, base=base)))
     tried = {(c["stage3.prefetch_bucket_size"], c["reduce_bucket_size"]) for c in found}
     assert tried == {(0, 1000), (0, 2000), (1000, 1000), (1000, 2000)}
 

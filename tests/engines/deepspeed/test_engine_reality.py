@@ -9,6 +9,7 @@ import itertools
 import json
 import random
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
-from autotune.space.space import combinations, load_space
-from autotune.space.space_file import Space
+from autotune.space.space import load_space
+from autotune.space.space_file import Domain, Space
 from tests.driven_ranks import train_cases
 from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.jobs import CPU, TINY, tiny_job
@@ -112,6 +113,28 @@ def here(space: Space) -> Space:
         for name, domain in space.domains.items()
     }
     return dataclasses.replace(space, domains=domains)
+
+
+def combinations(space: Space, context: Context) -> Iterator[dict[str, Any]]:
+    """Choices of values, one knob after the other; a knob that cannot act is left out."""
+    knobs, known = list(space.domains.items()), context.knobs
+
+    def is_tried(name: str, domain: Domain, chosen: dict[str, Any]) -> bool:
+        wanted = (*known[name].when.items(), *domain.when)
+        return all(chosen.get(o, known[o].default_for(chosen)) in allowed for o, allowed in wanted)
+
+    def extended(chosen: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
+        if index == len(knobs):
+            yield chosen
+            return
+        name, domain = knobs[index]
+        if not is_tried(name, domain, chosen):
+            yield from extended(chosen, index + 1)
+            return
+        for value in domain.values:
+            yield from extended({**chosen, name: value}, index + 1)
+
+    yield from extended({}, 0)
 
 
 def copies_to_disk(knobs: dict[str, Any]) -> bool:

@@ -292,7 +292,7 @@ def test_an_attention_in_the_command_s_own_words_is_filled_in(tmp_path: Path) ->
     job = job_of(script, tmp_path)
     engine = ScriptEngine(job, CPU)
     assert Script().workload(job, engine.own).command[-1] == "sdpa"
-    candidates = lattice_of(job, engine).candidates
+    candidates = lattice_of(job, engine).counted().candidates
     words = {Script().workload(job, each).command[-1] for each in candidates}
     assert words == {"eager", "sdpa"}, "flash attention is not in their environment"
     there = described(FleetWishes(gpu="H100"), shipped_accelerators())

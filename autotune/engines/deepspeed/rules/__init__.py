@@ -78,6 +78,10 @@ DECIDED_BY: Mapping[tuple[str, ...], frozenset[str]] = {
     ("pp", "zero.stage", "precision"): frozenset(
         {"pipeline.stage", "pipeline.bf16_at_stage_0", "pipeline.clipping_at_stage_0"}
     ),
+    ("zero.stage", "offload.optimizer", "offload.param"): frozenset({"offload.nvme_without_path"}),
+    ("zero.stage", "tp", "offload.param", "zeropp.hpz_partition_size"): frozenset(
+        {"zeropp.hpz_with_tp", "nvme.second_copy_on_disk"}
+    ),
     ("ep", "ep.dispatch", "precision"): frozenset({"experts.deepep"}),
     ("attention",): frozenset({"attention.flash"}),
     ("compile",): frozenset({"compile.deepcompile_needs_cuda"}),

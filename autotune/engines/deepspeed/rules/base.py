@@ -1,9 +1,9 @@
 """The setup that DeepSpeed's rules judge, and the cases that prove them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
-from typing import Any, Generic, TypeVar
+from functools import cached_property, partial
+from typing import Any
 
 from autotune.base.nested import merge
 from autotune.devices.hardware import Environment
@@ -19,25 +19,6 @@ _CLIPS_BY_DEFAULT_SINCE = "0.19.3"
 _ELASTIC_BEFORE = "0.19.8"
 
 _NO_SECTION: Mapping[str, Any] = {}
-
-
-_T = TypeVar("_T")
-
-
-class _once(Generic[_T]):
-    """`functools.cached_property` without the lock that Python 3.11 takes at every first read.
-
-    A lattice reads ten of these on each of tens of thousands of setups.
-    """
-
-    def __init__(self, compute: Callable[[Any], _T]) -> None:
-        self._compute = compute
-        self._name = compute.__name__
-        self.__doc__ = compute.__doc__
-
-    def __get__(self, owner: Any, _: type) -> _T:
-        value = owner.__dict__[self._name] = self._compute(owner)
-        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,57 +114,57 @@ class Setup:
         """A section of `zero_optimization`; empty where there is none."""
         return as_section(self.zero.get(name))
 
-    @_once
+    @cached_property
     def zero(self) -> Mapping[str, Any]:
         """The `zero_optimization` section; empty where there is none."""
         return self.section("zero_optimization")
 
-    @_once
+    @cached_property
     def stage(self) -> int:
         """ZeRO stage."""
         stage = self.zero.get("stage", 0)
         return int(stage) if stage in (0, 1, 2, 3) else 0
 
-    @_once
+    @cached_property
     def optimizer_offload(self) -> str:
         """Device that optimizer states are offloaded to: `none`, `cpu` or `nvme`."""
         return self._offload("offload_optimizer", "cpu_offload")
 
-    @_once
+    @cached_property
     def param_offload(self) -> str:
         """Device that parameters are offloaded to: `none`, `cpu` or `nvme`."""
         return self._offload("offload_param", "cpu_offload_param")
 
-    @_once
+    @cached_property
     def optimizer(self) -> str:
         """Optimizer type in lower case; empty where the configuration names none."""
         kind = self.section("optimizer").get("type")
         return kind.lower() if isinstance(kind, str) else ""
 
-    @_once
+    @cached_property
     def optimizer_params(self) -> Mapping[str, Any]:
         """`optimizer.params`; empty where there are none."""
         return as_section(self.section("optimizer").get("params"))
 
-    @_once
+    @cached_property
     def dtype(self) -> str:
         """Precision that the configuration switches on: `fp16`, `bf16` or `fp32`."""
         if self.section("fp16").get("enabled") is True:
             return "fp16"
         return "bf16" if self.bf16.get("enabled") is True else "fp32"
 
-    @_once
+    @cached_property
     def bf16_name(self) -> str:
         """Name of the section of bf16: the old one if that is the only one."""
         is_old = self.ds_config.get("bf16") is None and "bfloat16" in self.ds_config
         return "bfloat16" if is_old else "bf16"
 
-    @_once
+    @cached_property
     def bf16(self) -> Mapping[str, Any]:
         """The section of bf16, under whichever name."""
         return self.section(self.bf16_name)
 
-    @_once
+    @cached_property
     def sp(self) -> int:
         """Sequence parallel degree: the script's, or AutoSP's, or that of DeepSpeed's own mesh."""
         if self.sp_by_script > 1:
@@ -193,33 +174,33 @@ class Setup:
             return size
         return 1
 
-    @_once
+    @cached_property
     def elasticity(self) -> Mapping[str, Any]:
         """The section `elasticity`; empty where it is off, or the release has none."""
         section = self.section("elasticity")
         is_on = section.get("enabled") is True and not self.is_at_least(_ELASTIC_BEFORE)
         return section if is_on else _NO_SECTION
 
-    @_once
+    @cached_property
     def clipping(self) -> Any:
         """Largest norm of the gradient, 0: none; a silent file's is its release's default."""
         default = 1.0 if self.is_at_least(_CLIPS_BY_DEFAULT_SINCE) else 0.0
         return self.ds_config.get("gradient_clipping", default)
 
-    @_once
+    @cached_property
     def ep(self) -> int:
         """Ranks over which AutoEP spreads the experts of a layer; 1: it is off."""
         section = self.section("expert_parallel")
         size = section.get("autoep_size")
         return size if section.get("enabled") is True and type(size) is int and size > 1 else 1
 
-    @_once
+    @cached_property
     def has_auto_sp(self) -> bool:
         """Whether DeepCompile splits the sequence, over groups that it makes (compile/init_sp)."""
         passes = self.section("compile").get("passes")
         return isinstance(passes, list) and "autosp" in passes
 
-    @_once
+    @cached_property
     def batch_ranks(self) -> int:
         """Ranks that DeepSpeed divides the batch by (runtime/config.py).
 
@@ -230,12 +211,12 @@ class Setup:
             return max(1, self.world // (self.pp * self.tp))
         return max(1, self.world // self._sequence_parallel_size)
 
-    @_once
+    @cached_property
     def dp(self) -> int:
         """Data parallel degree: world / (tp * pp * sp), rounded down."""
         return max(1, self.world // (self.tp * self.pp * self.sp))
 
-    @_once
+    @cached_property
     def batch(self) -> tuple[int, int, int] | None:
         """micro_batch, grad_accum and train_batch_size as DeepSpeed fills in what is left out.
 
@@ -257,7 +238,7 @@ class Setup:
         accum = accum or 1
         return total // world // accum, accum, total
 
-    @_once
+    @cached_property
     def _sequence_parallel_size(self) -> int:
         size = self.ds_config.get("sequence_parallel_size")
         return size if type(size) is int and size > 0 else 1

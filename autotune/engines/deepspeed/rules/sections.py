@@ -33,15 +33,6 @@ def is_plain(setup: Setup) -> bool:
     return _is_plain(setup.ds_config, "", tables)
 
 
-def is_plain_key(path: str, name: str, value: Any, version: str) -> bool:
-    """The same for one key of the section at a path, without what is inside of it."""
-    checks = plain_keys(version).get(path)
-    if checks is not None:
-        check = checks.get(name)
-        return check is not None and check(value)
-    return path not in PARAMS or not is_auto(value)
-
-
 def _is_plain(content: Mapping[str, Any], path: str, tables: Mapping[str, Any]) -> bool:
     checks = tables[path]
     for name, value in content.items():
