@@ -160,7 +160,7 @@ def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path:
 
 
 def test_where_only_the_baseline_ran_nothing_is_said_to_be_no_better(tmp_path: Path) -> None:
-    study = finished(tmp_path, lambda spec: ok(spec, 100.0), trials=1)
+    study = finished(tmp_path, lambda spec: ok(spec, 12.5 * spec.layout.micro_batch), trials=1)
     baseline = study.trials()[0].spec.identity.candidate_hash
     for trial in study.trials():
         if trial.spec.identity.candidate_hash != baseline:

@@ -20,11 +20,14 @@ class ComparisonTable:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    rates: Sequence[str] = ()
+    """Columns, named by studies, that hold samples/s alone."""
 
     @property
     def numbers(self) -> list[int]:
         """Places of the columns of numbers."""
-        return [i for i, column in enumerate(self.columns) if column in _FIGURES]
+        named = {*_FIGURES, *self.rates}
+        return [i for i, column in enumerate(self.columns) if column in named]
 
 
 def outcomes(comparison: StudyComparison) -> ComparisonTable:
@@ -58,6 +61,7 @@ def candidates(comparison: StudyComparison) -> ComparisonTable:
     other = "other" if more else second  # with two studies, their names say it all
     return ComparisonTable(
         columns=[first, other, "ratio", "95% interval", "from", "settings"],
+        rates=[first] if more else [first, other],
         rows=[
             [
                 format_rate(row["first_samples_per_s"]),

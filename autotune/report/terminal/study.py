@@ -46,11 +46,12 @@ def print_report(console: Console, story: Story, *, details: bool = False) -> No
         if row.evidence:
             outcome = "" if row.outcome is None else row.outcome.value
             console.print(Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim"))
+    more = []
     if details:
         from autotune.report.optuna_storage import importance_of  # optuna
 
-        print_facts(console, details_of(story, importance_of(story)))
-    print_facts(console, verdict.notes)
+        more = details_of(story, importance_of(story))
+    print_facts(console, [*more, *verdict.notes])
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
