@@ -34,7 +34,6 @@ from autotune.record.patches import WrittenPatch, read_patches, write_patches
 from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial, flags_of
-from autotune.search.front import figure_of
 from autotune.search.recorded import Task, history_of
 from autotune.space.candidate import Candidate, candidate_of
 from autotune.trial.guest.edits import DESCRIPTION_FILE
@@ -446,14 +445,14 @@ def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> Measu
         )
     if result is None or not is_figure(result):
         return None
-    figure = figure_of(result, spread)
+    interval = spread.interval([result])
     return MeasuredFigures(
         trial=number,
         n_runs=1,
-        n_disturbed=figure.n_disturbed,
-        samples_per_s=figure.samples_per_s,
-        samples_per_s_low=figure.low,
-        samples_per_s_high=figure.high,
+        n_disturbed=int(bool(result.disturbed)),
+        samples_per_s=interval.rate,
+        samples_per_s_low=interval.low,
+        samples_per_s_high=interval.high,
         step_time_s=result.step_time_s,
         peak_memory_bytes=result.peak_memory_bytes,
     )

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,7 +16,6 @@ from autotune.job.job import JobFile, read_job_file
 from autotune.record.study import Study
 from autotune.report.compare.comparison import (
     MAX_RUNS,
-    ComparedRun,
     StudyComparison,
     compare,
     names_of,
@@ -33,20 +33,6 @@ end their trials if they hear nothing for a minute."""
 _MARK = "<!-- a page of autotune -->"
 """Begins every page, whatever the templates make of it."""
 _BY = "as a page by autotune"
-
-
-_BESIDES_THE_TABLE = {
-    "optimizer",
-    "objective",
-    "objective_floor",
-    "head_room",
-    "baseline",
-    "base_config",
-    "templates",
-    "lengths",
-}
-"""Keys of the job that change what a trial runs or what `best` means, and that no column tells
-fully: two histograms are one word there."""
 
 
 class PageWriter(Observer):
@@ -115,7 +101,7 @@ def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> 
     """
     if out != study.page_file:
         refuse_foreign(out, _MARK.encode(), _BY)
-    story = read_story(study, running=snapshot, price_per_hour=_price_of(study))
+    story = read_story(study, running=snapshot, job=_job(study))
     text = render_page(story, _templates(study))
     # A study that was moved away while it runs must not begin again in its old place.
     return _write(out, text, makes_folder=out != study.page_file)
@@ -136,7 +122,8 @@ def compare_studies(runs: Sequence[str], results: Path) -> StudyComparison:
         )
     if len(found) > MAX_RUNS:
         raise StudyError(f"compare: {len(found)} studies", f"name at most {MAX_RUNS}")
-    return compare([_run(*each) for each in zip(names_of(folders), found, strict=True)])
+    stories = (read_story(study, job=_job(study)) for study in found)
+    return compare(dict(zip(names_of(folders), stories, strict=True)))
 
 
 def write_comparison(comparison: StudyComparison, out: Path) -> Path:
@@ -166,26 +153,9 @@ def _templates(study: Study) -> Templates:
     return Templates(folder if folder is not None and folder.is_dir() else None)
 
 
-def _run(name: str, study: Study) -> ComparedRun:
-    report, file = read_story(study), _job(study)
-    return ComparedRun(
-        name=name,
-        report=report,
-        frame=report.frame,
-        job={} if file is None else file.model_dump(mode="json", include=_BESIDES_THE_TABLE),
-        price_per_hour=None if file is None else file.price,
-    )
-
-
-def _price_of(study: Study) -> float | None:
-    """Price of an accelerator for an hour, as its job says; None: it does not."""
-    file = _job(study)
-    return None if file is None else file.price
-
-
-def _job(study: Study) -> JobFile | None:
-    """The job's file; None where it cannot be read any more."""
+def _job(study: Study) -> dict[str, Any] | None:
+    """The job's file as JSON; None where it cannot be read any more."""
     try:
-        return JobFile.model_validate(read_job_file(study.job_file))
+        return JobFile.model_validate(read_job_file(study.job_file)).model_dump(mode="json")
     except (AutotuneError, ValidationError):
         return None

@@ -134,24 +134,6 @@ def parse_oversubscription(value: Any, where: str) -> float:
     return ratio
 
 
-def parse_nodes(value: Any, where: str) -> int:
-    """Read how many nodes a group has.
-
-    Raises:
-        JobError: It is no such number.
-    """
-    return _counted(value, where, "nodes under one leaf switch, or in one group", _MOST_NODES)
-
-
-def parse_rails(value: Any, where: str) -> int:
-    """Read how many network cards a node has.
-
-    Raises:
-        JobError: It is no such number.
-    """
-    return _counted(value, where, "network cards of one node", _MOST_RAILS)
-
-
 _MOST_RATIO = 1000.0
 _MOST_NODES = 1_000_000
 _MOST_RAILS = 256
@@ -202,15 +184,13 @@ def _shown(value: Any) -> str:
     return shortened(repr(value) if not isinstance(value, str) else value)
 
 
-def _hop(value: Any, where: str) -> float:
-    return parse_latency(str(value), where=where)
-
-
 _READERS: Mapping[str, Callable[[Any, str], Any]] = {
-    "nodes_per_group": parse_nodes,
+    "nodes_per_group": lambda value, where: _counted(
+        value, where, "nodes under one leaf switch, or in one group", _MOST_NODES
+    ),
     "oversubscription": parse_oversubscription,
-    "rails": parse_rails,
-    "hop": _hop,
+    "rails": lambda value, where: _counted(value, where, "network cards of one node", _MOST_RAILS),
+    "hop": lambda value, where: parse_latency(str(value), where=where),
 }
 """Key of a description, beside `kind` -> what reads its value."""
 _FIELDS = {"hop": "hop_s"}

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune import DEFAULT_ENGINE
 from autotune.base.errors import RenderError, StudyError
 from autotune.base.files import refuse_foreign, write_text
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.base.private import refuse_prepared
 from autotune.base.secrecy import scrubbed_document
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import ContractError, Measure, read_json
+from autotune.contract import Measure, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
 from autotune.engines.launches.line import parts_of
@@ -29,6 +28,7 @@ from autotune.export.base import (
     Subject,
 )
 from autotune.export.command_files import files_of_command
+from autotune.export.material import reading_export
 from autotune.export.readme import README_FILE, figures_file, with_claim
 from autotune.job.job import Job
 from autotune.job.observed import FRAMEWORKS, Observed
@@ -43,10 +43,6 @@ MARKER_FILE = "autotune_export.json"
 """Marks the folder of an export, and says what wrote it."""
 MARKER_VERSION = 1
 PREDICTION_FILE = "prediction.json"
-_OLD_MARKERS = ("settings.json", "layout.json")
-"""Files that marked an export before there was one marker for all."""
-_OLD_KEYS = {"model", "seq_len", "global_batch", "world", "precision"}
-"""Keys that every old marker has."""
 
 
 def find_dialect(name: str) -> Dialect | RecordDialect:
@@ -234,12 +230,8 @@ def read_export(folder: Path, environment: Environment, *, measure: Measure) -> 
     Raises:
         JobError: The folder holds no export, or one that is not read back.
     """
-    try:
-        written = read_json(folder / MARKER_FILE).get("dialect")
-    except ContractError:
-        written = None  # an older export
-    name = written if isinstance(written, str) else find_engine(DEFAULT_ENGINE).dialect
-    plugin = name.partition("@")[0]
+    with reading_export(folder, "NAME"):
+        plugin = str(read_json(folder / MARKER_FILE)["dialect"]).partition("@")[0]
     dialect: Dialect = load_plugin("dialect", plugin, where=str(folder / MARKER_FILE))
     return dialect.read(folder, environment, measure=measure)
 
@@ -315,7 +307,7 @@ def write_export(
         RenderError: The folder cannot be written, or holds such files of somebody else's.
     """
     present = [name for name in files if os.path.lexists(folder / name)]
-    if present and not _is_ours(folder):
+    if present and not (folder / MARKER_FILE).exists():
         raise RenderError(
             f"{folder}: holds {', '.join(present)}, which no earlier export wrote",
             "name a new folder with --out, or move those files away",
@@ -341,15 +333,3 @@ def write_export(
         if path.suffix == ".sh":
             path.chmod(0o755)
     return [folder / name for name in marked]
-
-
-def _is_ours(folder: Path) -> bool:
-    if (folder / MARKER_FILE).exists():
-        return True
-    for name in _OLD_MARKERS:
-        try:
-            if read_json(folder / name).keys() >= _OLD_KEYS:
-                return True
-        except ContractError:
-            continue
-    return False

@@ -101,7 +101,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job to tune, complete: every default is filled in."""
+    """A job to tune, complete: every default is filled in. `JobFile` says what a key means."""
 
     model: Model
     seq_len: int
@@ -109,12 +109,9 @@ class Job:
     world: int
     precision: Precision
     optimizer: dict[str, Any]
-    """DeepSpeed's `optimizer` section."""
     objective: ObjectiveWish
     space: str
-    """Name of a shipped space, or the path of a YAML file."""
     sampler: str
-    """Name of an installed sampler."""
     budget: Budget
     memory_limit_bytes: int | None
     """Per device; None: the device's capacity."""
@@ -125,46 +122,29 @@ class Job:
     baseline: Path | None
     """A ds_config.json of the user's that is the baseline; None: one on the engine's ladder."""
     base_config: Path | None
-    """A ds_config.json that is merged under the tuned knobs."""
     templates: Path | None
-    """A folder whose templates come before the shipped ones."""
     study: str
-    """Name of the study's folder."""
     nvme_path: Path | None = None
-    """A folder on a local disk that states and parameters may be swapped to; None: there is none,
-    and nothing is offloaded to nvme."""
     accelerators: Path | None = None
-    """A table of accelerators whose entries come before the shipped ones in predictions."""
     network_topology: Topology | None = None
-    """The network between the nodes, for predictions; None: as the table of accelerators has it.
-    """
     finetune: Lora | None = None
     """None: every weight is trained."""
     lengths: Lengths = FIXED
     diagnose: bool = True
-    """Whether a short diagnostic pass follows the measured steps of a search's trials."""
     fidelity: Reduction | None = None
     """Reductions of the trials at the beginning of a search; None: there are no such trials."""
     engine: str = DEFAULT_ENGINE
-    """Name of the engine that trains, as of `autotune.engines.base.find_engine`."""
     workload: str = DEFAULT_WORKLOAD
     """Name of what a trial trains, as of `autotune.space.workload.workload_of`."""
     megatron_path: Path | None = None
-    """A checkout of Megatron-LM whose own script trials run; None: the workload is another."""
     megatron_arguments: tuple[str, ...] = ()
-    """Words of the user's own on its command line, after those of a candidate."""
     price_per_hour: float | None = None
-    """Price of one accelerator, in whatever currency; None: nobody said."""
     script: Observed | None = None
     """A user's own command, and what it trains; None: the workload is another."""
     start: Start = Start.WARM
-    """How trials start where they may choose; cold: each in Pythons of its own."""
     guard_steps: int = GUARD_STEPS
-    """First steps whose losses the convergence guard compares with the baseline's; 0: none."""
     allow_loss_drift: bool = False
-    """Whether a candidate may be the best that the guard fails."""
     compare: Compared = "all"
-    """Who runs in the final comparison beside the baseline: all finalists, or the best alone."""
 
     def model_with(self, layers: int | None) -> Model:
         """The model that a candidate of so many layers trains; None: of all.
@@ -658,9 +638,12 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
     def spelled(name: str) -> str:
         """The key as it was given: by a flag, or in a file."""
         first, dot, rest = name.partition(".")
-        if (where and first not in flags) or first not in keys:
+        if not is_flag(first):
             return f"{where}: {name}" if where else name
         return keys[first].typed if keys[first].flag != first else keys[first].typed + dot + rest
+
+    def is_flag(name: str) -> bool:
+        return name in keys and (not where or name in flags)
 
     try:
         file = JobFile.model_validate(data)
@@ -679,7 +662,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         complaints = [f"{spelled(_name(item))}: {_complaint(item)}" for item in items]
         if count > len(items):
             complaints.append(f"{where}: {count - len(items):,} more keys or values are wrong")
-        fixes = dict.fromkeys(_fix(item, keys) for item in items)
+        fixes = dict.fromkeys(_fix(item, keys, is_flag) for item in items)
         raise JobError("\n".join(complaints), "; ".join(fixes)) from error
     except JobError as error:
         # A size, a duration or lengths are wrong; it names the key.
@@ -817,22 +800,24 @@ def _complaint(item: Mapping[str, Any]) -> str:
     return f"{shortened(repr(item['input']))} is not allowed: {allowed}"
 
 
-def _fix(item: Mapping[str, Any], keys: Mapping[str, JobKey]) -> str:
+def _fix(
+    item: Mapping[str, Any], keys: Mapping[str, JobKey], is_flag: Callable[[str], bool]
+) -> str:
     """The shortest way to mend it."""
     name = str(item["loc"][0]) if item["loc"] else "job"
     if name not in keys:
         hint = did_you_mean(name, keys, most=2, alike=0.6)
         return f"{hint}`autotune search --help` lists them"
     key = keys[name]
-    about = f" ({key.about})"
+    word, about = key.typed if is_flag(name) else name, f" ({key.about})"
     if len(item["loc"]) > 1:
-        return f"mend {name}{about}"
+        return f"mend {word}{about}"
     if item["type"] == "missing":
         return f"give {key.typed}{about}, or `{name}:` in the job file"
     if key.bounds:
-        return f"give {name}{about} a number {key.bounds}"
+        return f"give {word}{about} a number {key.bounds}"
     if "expected" in item.get("ctx", {}):
         expected = str(item["ctx"]["expected"])
         guess = did_you_mean(str(item["input"]), re.findall(r"'([^']+)'", expected), most=1)
-        return f"{guess}give {name}{about} one of {expected}"
-    return f"mend {name}{about}" + ("" if key.default is ... else ", or leave it out")
+        return f"{guess}give {word}{about} one of {expected}"
+    return f"mend {word}{about}" + ("" if key.default is ... else ", or leave it out")

@@ -1,13 +1,14 @@
 """The answer of a search: one value from the loop to the page, and JSON only in `study.json`."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.plugins import load_plugin
-from autotune.contract import CONFIG_DIR, METER_SLACK, ROUNDING, KnobValue, Origin, Outcome
+from autotune.contract import CONFIG_DIR, METER_SLACK, ROUNDING, Origin, Outcome
 from autotune.record.facts import (
     PassedOver,
     context_of,
@@ -21,33 +22,29 @@ from autotune.space.candidate import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StandingFigures:
+class Standing:
+    """A candidate with its figure: the final comparison's where it took part, else one trial's."""
+
     trial: int
     """Number of the trial whose files stand for it."""
+    candidate: Candidate
     samples_per_s: float
     samples_per_s_low: float
     """Lower end of the 95% prediction interval: where a re-run would be."""
     samples_per_s_high: float
     peak_memory_bytes: int | None
-    n_runs: int
+    """None where the device's meter said nothing; such a candidate is taken to fit."""
+    n_runs: int = 1
     """Fresh sets of processes behind the figure."""
     n_disturbed: int = 0
     """Runs among these that something else on the machine disturbed."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Standing(_StandingFigures):
-    """A candidate with its figure: the final comparison's where it took part, else one trial's."""
-
-    candidate: Candidate
-    config: Path
-    """The trial's configuration file."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        figures = {each.name: getattr(self, each.name) for each in fields(_StandingFigures)}
-        named = {"trial": self.trial, "candidate": dict(self.candidate.values)}
-        return {**named, **figures, "ds_config": str(self.config)}
+    def overlaps(self, other: "Standing") -> bool:
+        """Whether the intervals have a rate in common: then nobody knows which is faster."""
+        return (
+            self.samples_per_s_low <= other.samples_per_s_high
+            and other.samples_per_s_low <= self.samples_per_s_high
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +53,6 @@ class Drifted:
 
     standing: Standing
     guard: GuardVerdict
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {**self.standing.to_dict(), "guard": self.guard.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,27 +79,19 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _AnswerHead:
+class _Findings:
+    """What `study.json` keeps of an answer as it is."""
+
     counts: Mapping[Outcome, int]
     """Ended trials by outcome."""
-    rule: str = ""
-    """How the best one of the front was chosen; empty without one."""
     stop_reason: str
-    interrupted: bool
+    interrupted: bool = False
     origin: Origin = Origin.MEASURED
     """Origin of the figures."""
     problem: Problem | None = None
     """Why there is no best one, where the search failed."""
     passed_over: tuple[PassedOver, ...] = ()
     """Candidates that the baseline was to be and is not; the first is what was asked for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchAnswer(_AnswerHead):
-    """The answer of a search."""
-
-    study: Study
-    interrupted: bool = False
     baseline: Standing | None = None
     best: Standing | None = None
     guard: GuardVerdict | None = None
@@ -120,6 +105,17 @@ class SearchAnswer(_AnswerHead):
     """None if no baseline ran or nothing was confirmed."""
     front: tuple[Standing, ...] | None = None
     """The Pareto front, fastest first; None for an objective without one."""
+    rule: str = ""
+    """How the best one of the front was chosen; empty without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchAnswer(_Findings):
+    """The answer of a search."""
+
+    study: Study
+    engine: str = DEFAULT_ENGINE
+    """Name of the engine that trained."""
     objective: str = "samples_per_s"
     """Name of what `best` was chosen by."""
 
@@ -193,23 +189,24 @@ class SearchAnswer(_AnswerHead):
             `paths`; with the Pareto objective also `front`, fastest first, and `rule`, which says
             how `best` was chosen of it.
         """
-        speedup, problem = self.speedup, self.problem
+        speedup, problem, drifted = self.speedup, self.problem, self.drifted
         front = {}
         if self.front is not None:
-            front = {"front": [point.to_dict() for point in self.front], "rule": self.rule}
+            front = {"front": [self._stored(point) for point in self.front], "rule": self.rule}
         return {
             "study": self.study.name,
             "counts": {outcome.value: count for outcome, count in self.counts.items()},
-            "baseline": self.baseline and self.baseline.to_dict(),
-            "best": self.best and self.best.to_dict(),
-            "ties": [tie.to_dict() for tie in self.ties],
+            "baseline": self.baseline and self._stored(self.baseline),
+            "best": self.best and self._stored(self.best),
+            "ties": [self._stored(tie) for tie in self.ties],
             "proven_gain": self.has_proven_gain,
             "handed_out": self.handed_out and self.handed_out.trial,
             "speedup": speedup and speedup.ratio,
             "speedup_low": speedup and speedup.low,
             "speedup_high": speedup and speedup.high,
             "guard": self.guard and self.guard.to_dict(),
-            "drifted": self.drifted and self.drifted.to_dict(),
+            "drifted": drifted
+            and {**self._stored(drifted.standing), "guard": drifted.guard.to_dict()},
             "passed_over": [vars(passed) for passed in self.passed_over],
             "substitute_baseline": self.is_substitute,
             "stop_reason": str(self.stop_reason),
@@ -223,11 +220,15 @@ class SearchAnswer(_AnswerHead):
             **front,
         }
 
+    def config_of(self, standing: Standing) -> Path:
+        """The configuration file of the trial that stands for a candidate."""
+        name: str = load_plugin("engine", self.engine).config_file
+        return self.study.trial_folder(standing.trial) / CONFIG_DIR / name
 
-def config_of(study: Study, trial: int, engine: str) -> Path:
-    """The configuration file of a trial of an engine."""
-    name: str = load_plugin("engine", engine).config_file
-    return study.trial_folder(trial) / CONFIG_DIR / name
+    def _stored(self, standing: Standing) -> dict[str, Any]:
+        figures = {each.name: getattr(standing, each.name) for each in fields(Standing)}
+        candidate = dict(standing.candidate.values)
+        return {**figures, "candidate": candidate, "ds_config": str(self.config_of(standing))}
 
 
 def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> SearchAnswer | None:
@@ -238,129 +239,91 @@ def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> Sea
     Its files are named as they lie now: a study may have been moved since, or set aside, and its
     old place may be another study's.
     """
-    kept, context = read_fact(_StoredAnswer, facts.get("answer")), context_of(facts)
-    if kept is None or context is None or not _can_be(kept, facts, recorded):
-        return None
-    ratios = (kept.speedup, kept.speedup_low, kept.speedup_high)
-    ratio, low, high = ratios
-    speedup = None
-    if ratio is not None and low is not None and high is not None:
-        speedup = Speedup(ratio=ratio, low=low, high=high)
-    if ratios != (None, None, None) and not (speedup and kept.best and kept.baseline):
+    stored, context = facts.get("answer"), context_of(facts)
+    if not isinstance(stored, dict) or context is None:
         return None
 
-    def standing(its: _StoredStanding) -> Standing:
-        known = {each.name for each in fields(_StandingFigures)} | {"candidate"}
-        figures = {name: value for name, value in vars(its).items() if name in known}
-        values = figures.pop("candidate")
-        candidate = Candidate.of(values, world=context.world, global_batch=context.global_batch)
-        config = config_of(study, its.trial, context.engine)
-        return Standing(candidate=candidate, config=config, **figures)
+    def standing(data: Any) -> Any:
+        """A standing with its candidate as `Candidate` has it; damage stays what it is."""
+        if not isinstance(data, dict) or not isinstance(data.get("candidate"), dict):
+            return data
+        shared = {"world": context.world, "global_batch": context.global_batch}
+        return {**data, "candidate": {"knobs": sorted(data["candidate"].items()), **shared}}
 
-    ending = {each.name: getattr(kept, each.name) for each in fields(_AnswerHead)}
-    return SearchAnswer(
-        **ending,
+    def standings(data: Any) -> Any:
+        return [standing(each) for each in data] if isinstance(data, list) else data
+
+    found = {name: value for name, value in stored.items() if name not in ("study", "paths")}
+    for name in ("baseline", "best"):
+        found[name] = standing(stored.get(name))
+    for name in ("ties", "front"):
+        found[name] = standings(stored.get(name, []))
+    if isinstance(drifted := stored.get("drifted"), dict):
+        found["drifted"] = {"standing": standing(drifted), "guard": drifted.get("guard")}
+    names = {"ratio": "speedup", "low": "speedup_low", "high": "speedup_high"}
+    gain = {name: stored.get(key) for name, key in names.items()}
+    has_gain = any(value is not None for value in gain.values())
+    found["speedup"] = gain if has_gain else None
+    read = read_fact(_Findings, found)
+    if read is None or (has_gain and not (read.best and read.baseline)):
+        return None
+    answer = SearchAnswer(
+        **{**vars(read), "front": read.front or None},
         study=study,
-        baseline=None if kept.baseline is None else standing(kept.baseline),
-        best=None if kept.best is None else standing(kept.best),
-        guard=kept.guard,
-        drifted=None
-        if kept.drifted is None
-        else Drifted(standing=standing(kept.drifted), guard=kept.drifted.guard),
-        ties=tuple(map(standing, kept.ties)),
-        speedup=speedup,
-        front=tuple(map(standing, kept.front)) or None,
+        engine=context.engine,
         objective=objective_of(facts).name,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _StoredStanding(_StandingFigures):
-    candidate: dict[str, KnobValue]
-    ds_config: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _StoredDrifted(_StoredStanding):
-    guard: GuardVerdict
-
-
-@dataclass(frozen=True, kw_only=True)
-class _StoredAnswer(_AnswerHead):
-    """As `SearchAnswer.to_dict` writes it; what is found anew is left out."""
-
-    baseline: _StoredStanding | None
-    best: _StoredStanding | None
-    ties: list[_StoredStanding]
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
-    guard: GuardVerdict | None = None
-    drifted: _StoredDrifted | None = None
-    substitute_baseline: bool = False
-    front: list[_StoredStanding] = field(default_factory=list)
+    return answer if _can_be(answer, facts, recorded) else None
 
 
 _MOST_TRIALS = 10**6
 
 
-def _can_be(kept: _StoredAnswer, facts: Mapping[str, Any], recorded: Recorded) -> bool:
-    """Whether an answer's figures can be, and are those of the record as far as it is whole."""
-    said = said_origin_of(facts)
-    if said is not None and kept.origin is not said:
+def _can_be(answer: SearchAnswer, facts: Mapping[str, Any], recorded: Recorded) -> bool:
+    """True where an answer's figures can be, and are those of the record as far as it is whole."""
+    origin = said_origin_of(facts)
+    if origin is not None and answer.origin is not origin:
         return False
-    if not all(0 <= count <= _MOST_TRIALS for count in kept.counts.values()):
+    if not all(0 <= count <= _MOST_TRIALS for count in answer.counts.values()):
         return False
-    standings = (kept.baseline, kept.best, kept.drifted, *kept.ties, *kept.front)
-    named = [each for each in standings if each is not None]
-    runs = [_runs_of(its, recorded) for its in named]
-    if not all(map(_is_figure, named)) or None in runs:
+    drifted = None if answer.drifted is None else answer.drifted.standing
+    front = answer.front or ()
+    standings = (answer.baseline, answer.best, drifted, *answer.ties, *front)
+    if not all(s is None or (_is_figure(s) and _is_of(s, recorded)) for s in standings):
         return False
-    if any(its and not _is_of(standing, its) for standing, its in zip(named, runs, strict=True)):
-        return False
-    ratio, low, high = kept.speedup, kept.speedup_low, kept.speedup_high
-    if ratio is None or low is None or high is None:
-        return True
-    return 0 < low <= ratio <= high < math.inf
+    gain = answer.speedup
+    return gain is None or 0 < gain.low <= gain.ratio <= gain.high < math.inf
 
 
-def _is_figure(its: _StoredStanding) -> bool:
-    low, rate, high = its.samples_per_s_low, its.samples_per_s, its.samples_per_s_high
-    peak = its.peak_memory_bytes
+def _is_figure(standing: Standing) -> bool:
+    low, high = standing.samples_per_s_low, standing.samples_per_s_high
+    peak = standing.peak_memory_bytes
     return (
-        0 < low <= rate <= high < math.inf
-        and 0 <= its.n_disturbed <= its.n_runs <= _MOST_TRIALS
-        and its.n_runs > 0
-        and 0 <= its.trial < _MOST_TRIALS
+        0 < low <= standing.samples_per_s <= high < math.inf
+        and 0 <= standing.n_disturbed <= standing.n_runs <= _MOST_TRIALS
+        and standing.n_runs > 0
+        and 0 <= standing.trial < _MOST_TRIALS
         and (peak is None or peak > 0)
     )
 
 
-def _runs_of(
-    its: _StoredStanding, recorded: Recorded
-) -> Sequence[tuple[float, int | None]] | None:
-    """Samples/s and peak of each run of a standing's candidate.
+def _is_of(standing: Standing, recorded: Recorded) -> bool:
+    """True where a figure is a mean of some of its candidate's runs, and its peak that of one.
 
-    Returns:
-        Empty where the record is not whole, None where its trial ran another candidate.
+    Where the record is not whole, nothing speaks against it but a trial of another candidate.
     """
     trials = {t.spec.identity.number: t for t in recorded.trials}
-    stands_for_it = trials.get(its.trial)
+    stands_for_it = trials.get(standing.trial)
     if stands_for_it is None:
-        return ()
+        return True
     identity = stands_for_it.spec.identity
-    if identity.knobs != its.candidate:
-        return None
+    if identity.knobs != standing.candidate.values:
+        return False
     own = [t for t in recorded.trials if t.spec.identity.candidate_hash == identity.candidate_hash]
     results = [t.result for t in own if t.result is not None]
-    if recorded.unreadable or len(results) < len(own):
-        return ()
-    return [(r.samples_per_s, r.peak_memory_bytes) for r in results if r.samples_per_s is not None]
-
-
-def _is_of(its: _StoredStanding, runs: Sequence[tuple[float, int | None]]) -> bool:
-    """Whether a figure is a mean of some of these runs, and its peak that of one."""
-    rates = [rate for rate, _ in runs]
+    rates = [r.samples_per_s for r in results if r.samples_per_s is not None]
+    if recorded.unreadable or len(results) < len(own) or not rates:
+        return True
     least, most = min(rates) * (1 - ROUNDING), max(rates) * (1 + ROUNDING)
-    is_mean = least <= its.samples_per_s <= most
-    return is_mean and its.peak_memory_bytes in [peak for _, peak in runs]
+    peaks = [r.peak_memory_bytes for r in results if r.samples_per_s is not None]
+    return least <= standing.samples_per_s <= most and standing.peak_memory_bytes in peaks

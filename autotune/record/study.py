@@ -226,7 +226,10 @@ class Study:
         """
         facts = self.read_state()
         secrets = known_secrets()
-        found = [_read_trial(folder, facts, secrets) for folder in self._folders()]
+        found = [
+            _read_trial(folder, facts, secrets)
+            for folder in map(self.trial_folder, self._numbers())
+        ]
         return Recorded(
             trials=tuple(each for each in found if isinstance(each, Trial)),
             unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
@@ -249,11 +252,11 @@ class Study:
         Raises:
             StudyError: The folder cannot be read, or has all numbers.
         """
-        folders = self._folders()
-        number = max((int(folder.name) for folder in folders), default=-1) + 1
+        numbers = self._numbers()
+        number = numbers[-1] + 1 if numbers else 0
         if number > _MAX_NUMBER:
-            begun = (f for f in reversed(folders) if os.path.lexists(f / SPEC_FILE))
-            number = next((int(folder.name) for folder in begun), -1) + 1
+            specs = ((n, self.trial_folder(n) / SPEC_FILE) for n in reversed(numbers))
+            number = next((n for n, spec in specs if os.path.lexists(spec)), -1) + 1
         while os.path.lexists(self.trial_folder(number)):
             number += 1
         if number > _MAX_NUMBER:
@@ -354,9 +357,10 @@ class Study:
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
 
-    def _folders(self) -> list[Path]:
+    def _numbers(self) -> list[int]:
+        """Numbers of the trials' folders, in their order."""
         try:
-            found = [path for path in self.trials_folder.iterdir() if _is_number(path.name)]
+            return sorted(int(name) for name in os.listdir(self.trials_folder) if _is_number(name))
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -364,7 +368,6 @@ class Study:
                 f"{self.trials_folder}: cannot be read: {error.strerror}",
                 "give this user read access to the results folder",
             ) from error
-        return sorted(found, key=lambda path: int(path.name))
 
 
 def flags_of(folder: Path) -> str:
@@ -504,7 +507,7 @@ def _read_known(path: Path, known: int) -> dict[str, Any]:
         raise
     version = data.get("schema_version")
     # Taken for damage, such a result would be declared lost and its trial run again.
-    if isinstance(version, int) and version != known:
+    if type(version) is int and version != known:
         raise StudyError(
             f"{path}: schema {version}, this autotune reads schema {known}",
             "use the autotune that wrote this study, or begin another with --study NAME",

@@ -172,8 +172,8 @@ def _attributes(report: Story, tried: Tried, row: Row) -> dict[str, Any]:
         found |= {
             "n_runs": row.n_runs,
             "samples_per_s": figure.samples_per_s,
-            "samples_per_s_low": figure.low,
-            "samples_per_s_high": figure.high,
+            "samples_per_s_low": figure.samples_per_s_low,
+            "samples_per_s_high": figure.samples_per_s_high,
             "peak_memory_bytes": figure.peak_memory_bytes,
         }
     found |= {"is_best": row == report.best_row, "is_baseline": row == report.baseline_row}

@@ -58,8 +58,8 @@ class Story:
     """Whether a search held the study when it was read."""
     running: Snapshot | None = None
     """How the search goes that tells this; None: nobody told."""
-    price_per_hour: float | None = None
-    """Price of an accelerator; None: nobody said."""
+    job: Mapping[str, Any] | None = None
+    """The job's file as JSON; None where it cannot be read any more."""
 
     @property
     def best(self) -> Standing | None:
@@ -86,6 +86,12 @@ class Story:
     def baseline_trial(self) -> int | None:
         """The trial behind the baseline; None where there is none."""
         return None if self.baseline is None else self.baseline.trial
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Price of an accelerator; None: nobody said."""
+        price = None if self.job is None else self.job.get("price")
+        return price if isinstance(price, int | float) else None
 
     @property
     def is_both(self) -> bool:
@@ -183,7 +189,9 @@ class Story:
         return [
             str(row.trial),
             format_rate(figure.samples_per_s if figure else None),
-            format_interval(figure.low, figure.high) if figure else "-",
+            format_interval(figure.samples_per_s_low, figure.samples_per_s_high)
+            if figure
+            else "-",
             format_bytes(figure.peak_memory_bytes if figure else None),
             self.outcome_of(row),
         ]
@@ -212,14 +220,14 @@ def objective_at(state: Mapping[str, Any]) -> Objective:
 
 
 def read_story(
-    study: Study, *, running: Snapshot | None = None, price_per_hour: float | None = None
+    study: Study, *, running: Snapshot | None = None, job: Mapping[str, Any] | None = None
 ) -> Story:
     """Gather the facts of a study.
 
     Args:
         study: Where it is.
         running: How its search goes; one that is over is told by the record.
-        price_per_hour: Price of an accelerator.
+        job: Its job's file as JSON; None where it cannot be read.
 
     Raises:
         StudyError: The record cannot be read.
@@ -248,5 +256,5 @@ def read_story(
         recorded=recorded,
         is_locked=study.is_running,
         running=None if running is None or running.stage is Stage.DONE else running,
-        price_per_hour=price_per_hour,
+        job=job,
     )

@@ -7,15 +7,15 @@ from autotune.base.errors import AutotuneError, NothingFeasibleError
 from autotune.base.units import format_bytes
 from autotune.contract import Origin, Outcome
 from autotune.engines.base import find_engine
-from autotune.record.answer import Drifted, Problem, SearchAnswer, Standing, config_of
+from autotune.record.answer import Drifted, Problem, SearchAnswer, Standing
 from autotune.record.facts import PassedOver
 from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
 from autotune.record.study import Study
 from autotune.search import confirm
 from autotune.search.base import RaceState, StopReason
 from autotune.search.context import SearchContext
-from autotune.search.front import RULE, Figure, front_of
-from autotune.search.history import History, counting, results
+from autotune.search.front import RULE, front_of
+from autotune.search.history import History, results
 from autotune.search.reduced import too_large
 from autotune.space.candidate import Candidate
 
@@ -32,14 +32,12 @@ class RecordStandings:
         """The best candidate by its own trial."""
         figures = self._objective.figures(self._history)
         best = self._objective.best(figures)
-        return None if best is None else self._standing(best, figures[best])
+        return None if best is None else figures[best]
 
     def baseline(self, candidate: Candidate | None) -> Standing | None:
         """The baseline by its own trial."""
         tried = None if candidate is None else self._history.find(candidate)
-        if tried is None or tried.figure is None:
-            return None
-        return self._standing(tried.candidate.hash, tried.figure)
+        return None if tried is None else tried.figure
 
     def guards(self, baseline: Candidate | None) -> dict[str, GuardVerdict]:
         """What the convergence guard says of each candidate of the comparisons, by hash."""
@@ -60,16 +58,13 @@ class RecordStandings:
         best = None if verdict is None else self._best(verdict, verdict.figures)
         if verdict is None or best is None or best not in self.drifting(baseline):
             return None
-        standing = self._standing(best, verdict.figures[best])
+        standing = verdict.figures[best]
         return standing.trial, self.guards(baseline)[best]
 
     def race(self, comparison: confirm.FinalComparison) -> RaceState:
         """The state of a comparison that runs."""
         race, figures = confirm.race_so_far(comparison, self._history, self._objective)
-        standings = {
-            key: self._standing(key, figure)
-            for key, figure in sorted(figures.items(), key=lambda item: -item[1].samples_per_s)
-        }
+        standings = dict(sorted(figures.items(), key=lambda item: -item[1].samples_per_s))
         leader = race.best if race.n_rounds and race.logs else None
         base, gain = comparison.baseline, None
         if leader is not None and base in standings and leader != base and race.n_rounds > 1:
@@ -110,7 +105,7 @@ class RecordStandings:
         start, speedup = self.baseline(baseline), None
         if verdict is not None and baseline is not None and baseline.hash in compared:
             assert best in compared, "the baseline itself never drifts"
-            start = self._standing(baseline.hash, compared[baseline.hash])
+            start = compared[baseline.hash]
             speedup = verdict.gain(best, baseline.hash)
             is_faster = speedup is None or speedup.ratio > 1
             if not is_faster and self._objective.wish.name == "samples_per_s":
@@ -118,13 +113,14 @@ class RecordStandings:
                 speedup = verdict.gain(best, baseline.hash)
         front = None  # by the final comparison's figures where there are any
         if self._objective.wish.name == "pareto":
-            front = tuple(self._standing(key, figures[key]) for key in front_of(figures))
+            front = tuple(figures[key] for key in front_of(figures))
         return SearchAnswer(
             study=self._context.study,
+            engine=self._context.job.engine,
             origin=self._context.origin,
             counts=self._history.counts,
             baseline=start,
-            best=None if best is None else self._standing(best, figures[best]),
+            best=None if best is None else figures[best],
             guard=None if best is None else self._guard(guards, best),
             drifted=self._drifted(guards, whole, best) if drifting else None,
             ties=() if best is None else self._ties(figures, best, verdict),
@@ -140,9 +136,9 @@ class RecordStandings:
     def _best(
         self,
         verdict: confirm.Verdict | None,
-        kept: Mapping[str, Figure],
+        kept: Mapping[str, Standing],
         *,
-        beside: Mapping[str, Figure] | None = None,
+        beside: Mapping[str, Standing] | None = None,
     ) -> str | None:
         """The best of some: the one that the race names where samples/s decide."""
         if verdict is not None and self._objective.wish.name == "samples_per_s":
@@ -152,7 +148,7 @@ class RecordStandings:
         return self._objective.best(kept, beside=beside)
 
     def _drifted(
-        self, guards: Mapping[str, GuardVerdict], whole: Mapping[str, Figure], best: str | None
+        self, guards: Mapping[str, GuardVerdict], whole: Mapping[str, Standing], best: str | None
     ) -> Drifted | None:
         """The best of those that the guard fails, where it is better than what is handed out."""
         among = {k: whole[k] for k, said in guards.items() if said.is_drift and k in whole}
@@ -161,7 +157,7 @@ class RecordStandings:
         wanted = self._objective.best(among)
         if wanted is None or wanted == best:
             return None
-        return Drifted(standing=self._standing(wanted, whole[wanted]), guard=guards[wanted])
+        return Drifted(standing=whole[wanted], guard=guards[wanted])
 
     def _guard(self, guards: Mapping[str, GuardVerdict], key: str) -> GuardVerdict | None:
         """What the guard says of a candidate; None: it is off, or nothing ran here."""
@@ -170,7 +166,7 @@ class RecordStandings:
         return guards.get(key, NOT_COMPARED)
 
     def _ties(
-        self, figures: Mapping[str, Figure], best: str, verdict: confirm.Verdict | None
+        self, figures: Mapping[str, Standing], best: str, verdict: confirm.Verdict | None
     ) -> tuple[Standing, ...]:
         """Candidates that may be as fast as the best; where memory counts too, none is named.
 
@@ -194,23 +190,7 @@ class RecordStandings:
 
         tied = [key for key in figures if key != best and is_tied(key)]
         tied.sort(key=lambda key: (key not in compared, -figures[key].samples_per_s))
-        return tuple(self._standing(key, figures[key]) for key in tied)
-
-    def _standing(self, key: str, figure: Figure) -> Standing:
-        tried = self._history.of_hash(key)
-        files = tried.measured or counting(tried.trials)
-        assert files is not None, "a figure comes from a measured trial"
-        return Standing(
-            trial=files.number,
-            candidate=tried.candidate,
-            samples_per_s=figure.samples_per_s,
-            samples_per_s_low=figure.low,
-            samples_per_s_high=figure.high,
-            peak_memory_bytes=figure.peak_memory_bytes,
-            config=config_of(self._context.study, files.number, self._context.job.engine),
-            n_runs=figure.n_runs,
-            n_disturbed=figure.n_disturbed,
-        )
+        return tuple(figures[key] for key in tied)
 
 
 def nothing_feasible(history: History, context: SearchContext) -> NothingFeasibleError:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.contract import Start, TrialResult
-from autotune.record.answer import Speedup
+from autotune.record.answer import Speedup, Standing
 from autotune.record.guard import GuardVerdict
 from autotune.record.spread import is_figure, log_rate
 from autotune.record.study import Trial
-from autotune.search.front import Figure, peak_of
+from autotune.search.front import peak_of
 from autotune.search.history import History, Tried, counting, results
 from autotune.search.objective import Objective
 from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race, Racer, Rules
@@ -71,7 +71,7 @@ class ComparisonRun:
 class Verdict:
     """Result of a comparison; by candidate hash."""
 
-    figures: dict[str, Figure]
+    figures: dict[str, Standing]
     """Geometric mean of samples/s over the runs, with the interval of a re-run."""
     race: Race
     """The race after its last whole round."""
@@ -308,7 +308,7 @@ def judge(comparison: FinalComparison, history: History, objective: Objective) -
 
 def race_so_far(
     comparison: FinalComparison, history: History, objective: Objective
-) -> tuple[Race, dict[str, Figure]]:
+) -> tuple[Race, dict[str, Standing]]:
     """The race after its last whole round, and the figures of all runs so far by hash."""
     recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
     return recorded.race(recorded.progress().number), recorded.figures
@@ -412,23 +412,14 @@ class _ComparisonRecord:
         )
 
     @cached_property
-    def figures(self) -> dict[str, Figure]:
+    def figures(self) -> dict[str, Standing]:
         """Figures of the members that ran and did not fail."""
-        figures: dict[str, Figure] = {}
+        figures: dict[str, Standing] = {}
         for member in self.comparison.members:
             runs = [run for key, _, run in self._figured if key == member.hash]
             if not runs or self._is_out(member.hash):
                 continue
-            interval = self.history.spread.interval(runs)
-            peaks = (run.peak_memory_bytes for run in runs)
-            figures[member.hash] = Figure(
-                samples_per_s=interval.rate,
-                low=interval.low,
-                high=interval.high,
-                peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
-                n_runs=len(runs),
-                n_disturbed=sum(bool(run.disturbed) for run in runs),
-            )
+            figures[member.hash] = self.history.of_hash(member.hash).standing_by(runs)
         return figures
 
     def _round_after(self, n_rounds: int) -> Round | None:
@@ -466,7 +457,7 @@ class _ComparisonRecord:
         return self.objective.best(self.figures, beside=self._explored)
 
     @cached_property
-    def _explored(self) -> Mapping[str, Figure]:
+    def _explored(self) -> Mapping[str, Standing]:
         return self.objective.figures(self.history.explored)
 
     def _is_out(self, key: str) -> bool:

@@ -8,10 +8,8 @@ of a front of two points.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from autotune.contract import TrialResult
-from autotune.record.spread import Spread
+from autotune.record.answer import Standing
 
 RULE = (
     "the knee of the front: the point whose samples/s, as a share of the front's range, are "
@@ -20,44 +18,12 @@ RULE = (
 """Meaning of `best` with the Pareto objective, for the answer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """Figures of a candidate, from one trial or from several."""
-
-    samples_per_s: float
-    low: float
-    """Lower end of the 95% prediction interval: where a re-run would be."""
-    high: float
-    peak_memory_bytes: int | None
-    """None where the device's meter said nothing; such a candidate is taken to fit."""
-    n_runs: int = 1
-    """Sets of processes behind it."""
-    n_disturbed: int = 0
-    """Runs of these that something else on the machine disturbed."""
-
-    def overlaps(self, other: "Figure") -> bool:
-        """Whether the intervals have a rate in common: then nobody knows which is faster."""
-        return self.low <= other.high and other.low <= self.high
-
-
-def figure_of(result: TrialResult, spread: Spread) -> Figure:
-    """The figure of one trial, for which `is_figure` has to hold."""
-    interval = spread.interval([result])
-    return Figure(
-        samples_per_s=interval.rate,
-        low=interval.low,
-        high=interval.high,
-        peak_memory_bytes=result.peak_memory_bytes,
-        n_disturbed=int(bool(result.disturbed)),
-    )
-
-
-def peak_of(figure: Figure) -> float:
+def peak_of(figure: Standing) -> float:
     """Peak bytes; infinite where the meter said nothing."""
     return float("inf") if figure.peak_memory_bytes is None else figure.peak_memory_bytes
 
 
-def front_of(figures: Mapping[str, Figure]) -> list[str]:
+def front_of(figures: Mapping[str, Standing]) -> list[str]:
     """Keys of the figures that no other beats in both respects, fastest first.
 
     The first of equal figures stands for all. Figures without a peak are left out where there is
@@ -72,7 +38,7 @@ def front_of(figures: Mapping[str, Figure]) -> list[str]:
     return front
 
 
-def knee(figures: Mapping[str, Figure], everyone: Mapping[str, Figure]) -> str:
+def knee(figures: Mapping[str, Standing], everyone: Mapping[str, Standing]) -> str:
     """The key of the best of `figures` by `RULE`, on the scale of everyone's front."""
     front = front_of(everyone)
     at = _scaled(front, everyone)
@@ -80,14 +46,14 @@ def knee(figures: Mapping[str, Figure], everyone: Mapping[str, Figure]) -> str:
     return max(eligible, key=lambda key: (at[key][0] - at[key][1], everyone[key].samples_per_s))
 
 
-def nearest_on_front(best: str, figures: Mapping[str, Figure]) -> list[str]:
+def nearest_on_front(best: str, figures: Mapping[str, Standing]) -> list[str]:
     """The front by distance from one of its points, that point first."""
     front = front_of(figures)
     at = _scaled(front, figures)
     return sorted(front, key=lambda key: (key != best, math.dist(at[key], at[best])))
 
 
-def _scaled(front: list[str], figures: Mapping[str, Figure]) -> dict[str, tuple[float, float]]:
+def _scaled(front: list[str], figures: Mapping[str, Standing]) -> dict[str, tuple[float, float]]:
     """The figures with both axes of the front, rate and peak, from 0 to 1."""
     rates = [figures[key].samples_per_s for key in front]
     peaks = [peak_of(figures[key]) for key in front]

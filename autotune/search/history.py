@@ -10,9 +10,9 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult
+from autotune.record.answer import Standing
 from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Trial
-from autotune.search.front import Figure, figure_of
 from autotune.space.candidate import Candidate, candidate_of
 
 T = TypeVar("T")
@@ -53,11 +53,27 @@ class Tried:
         return counting(self.explored)
 
     @cached_property
-    def figure(self) -> Figure | None:
-        """The figure of its own trial, whatever the objective makes of it; None: there is none."""
+    def figure(self) -> Standing | None:
+        """Its standing by its own trial, whatever the objective makes of it; None: no figure."""
         if self.measured is None or not is_figure(self.measured):
             return None
-        return figure_of(self.measured, self.spread)
+        return self.standing_by([self.measured])
+
+    def standing_by(self, runs: Sequence[TrialResult]) -> Standing:
+        """Its standing by some of its runs, for which `is_figure` has to hold."""
+        interval = self.spread.interval(runs)
+        peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
+        files = self.measured or counting(self.trials) or runs[0]
+        return Standing(
+            trial=files.number,
+            candidate=self.candidate,
+            samples_per_s=interval.rate,
+            samples_per_s_low=interval.low,
+            samples_per_s_high=interval.high,
+            peak_memory_bytes=max(peaks, default=None),
+            n_runs=len(runs),
+            n_disturbed=sum(bool(run.disturbed) for run in runs),
+        )
 
     @cached_property
     def fault(self) -> TrialResult | None:

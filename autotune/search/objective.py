@@ -8,7 +8,8 @@ from typing import Literal
 from autotune.contract import METER_SLACK, Outcome
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job, ObjectiveWish
-from autotune.search.front import Figure, front_of, knee, nearest_on_front, peak_of
+from autotune.record.answer import Standing
+from autotune.search.front import front_of, knee, nearest_on_front, peak_of
 from autotune.search.history import History, Tried, results
 
 LOSING_SHARE = 0.6
@@ -37,7 +38,7 @@ class Objective:
         """How far a peak is above what is allowed, as a share; at most 0: it keeps within."""
         return peak_memory_bytes / (self.allowed_bytes * (1 + METER_SLACK)) - 1
 
-    def figure(self, tried: Tried) -> Figure | None:
+    def figure(self, tried: Tried) -> Standing | None:
         """The candidate's figure from its own trial; None unless it ran and is feasible.
 
         One run that failed or broke the limit is enough: it would happen to the user as well.
@@ -48,11 +49,11 @@ class Objective:
             return None
         return tried.figure
 
-    def figures(self, history: History) -> Mapping[str, Figure]:
+    def figures(self, history: History) -> Mapping[str, Standing]:
         """The figures of all candidates that have one, by hash."""
         return history.once(("figures", self), lambda: self._figures(history.tried))
 
-    def _figures(self, tried: Iterable[Tried]) -> Mapping[str, Figure]:
+    def _figures(self, tried: Iterable[Tried]) -> Mapping[str, Standing]:
         figures = ((each.candidate.hash, self.figure(each)) for each in tried)
         return {key: figure for key, figure in figures if figure is not None}
 
@@ -80,7 +81,7 @@ class Objective:
         return ("maximize",) if self.wish.name == "samples_per_s" else ("minimize",)
 
     def best(
-        self, figures: Mapping[str, Figure], *, beside: Mapping[str, Figure] | None = None
+        self, figures: Mapping[str, Standing], *, beside: Mapping[str, Standing] | None = None
     ) -> str | None:
         """The key of the best figure; the first of equals.
 
@@ -97,7 +98,7 @@ class Objective:
         kept = [key for key, figure in figures.items() if figure.samples_per_s >= floor]
         return min(kept, key=lambda key: peak_of(figures[key]))
 
-    def contenders(self, figures: Mapping[str, Figure]) -> list[str]:
+    def contenders(self, figures: Mapping[str, Standing]) -> list[str]:
         """Keys of the figures that could be the best one, given their intervals; best first.
 
         For samples/s they are those whose interval overlaps the best's. For the lowest memory they
@@ -117,11 +118,12 @@ class Objective:
         smaller = [
             key
             for key in sorted(figures, key=lambda key: peak_of(figures[key]))
-            if figures[key].high >= floor and peak_of(figures[key]) < peak_of(figures[best])
+            if figures[key].samples_per_s_high >= floor
+            and peak_of(figures[key]) < peak_of(figures[best])
         ]
         return list(dict.fromkeys([best, fastest, *smaller]))
 
-    def leaders(self, figures: Mapping[str, Figure]) -> list[str]:
+    def leaders(self, figures: Mapping[str, Standing]) -> list[str]:
         """Keys of the figures that a search got better by: the best, or the whole front."""
         if self.wish.name == "pareto":
             return front_of(figures)

@@ -120,39 +120,30 @@ class Steering:
     ) -> Candidate | None:
         """The candidate to try next, as of `Sampler.propose` with a `Request` of these."""
         rows = self._rows(history, closed)
-        while rows.is_open.any():
-            chosen = self._chosen_of(rows, history, closed, n_budget=n_budget, seed=seed)
-            if chosen is not None:
-                return chosen
-            # The rules refuse all that was open of the row, which is closed from now on.
-            n_open, rows = int(rows.is_open.sum()), self._rows(history, closed)
-            assert rows.is_open.sum() < n_open, "an open row has an open candidate"
-        return None
-
-    def _chosen_of(
-        self,
-        rows: "_ForecastRows",
-        history: History,
-        closed: Set[str],
-        *,
-        n_budget: int,
-        seed: int,
-    ) -> Candidate | None:
-        """A candidate of the best row; None: none of that is legal."""
-        row = self._chooser(history, rows).choose(rows.is_open)
-        values = {k: v for k, v in zip(self.knobs, rows.keys[row], strict=True) if v is not None}
+        if not rows.is_open.any():
+            return None
+        chooser, values = self._chooser(history, rows), dict(self.lattice.constants)
         if self._unknown:
             sampler = tpe_sampler(n_budget, sampler_seed(seed, history))
             axes = make_axes(self._unknown, history)
             values |= ask(sampler, axes, history, self.objective)
-        is_chosen = self._groups.which == row  # those outside the lattice are closed
-        # Among these, take the one whose reduced trial is why they were chosen.
+        # Those whose reduced trial is why their row is chosen.
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
-        for place in np.flatnonzero(is_chosen).tolist() if ran else ():
-            candidate = self.lattice.candidates[place]
-            if candidate.hash in ran - closed and self.lattice.is_legal(place):
-                return candidate
-        return self.lattice.nearest({**self.lattice.constants, **values}, closed, is_chosen)
+        while rows.is_open.any():
+            row = chooser.choose(rows.is_open)
+            is_chosen = self._groups.which == row  # those outside the lattice are closed
+            for place in np.flatnonzero(is_chosen).tolist() if ran else ():
+                candidate = self.lattice.candidates[place]
+                if candidate.hash in ran - closed and self.lattice.is_legal(place):
+                    return candidate
+            known = zip(self.knobs, rows.keys[row], strict=True)
+            wanted = values | {name: value for name, value in known if value is not None}
+            if (found := self.lattice.nearest(wanted, closed, is_chosen)) is not None:
+                return found
+            # The rules refuse all that was open of the row, which is closed from now on.
+            rows = self._rows(history, closed)
+            assert not rows.is_open[row], "an open row has an open candidate"
+        return None
 
     def expected_gain(self, history: History, closed: Collection[str]) -> float:
         """Expected gain of another trial over the best step time, as a share of it.

@@ -43,7 +43,7 @@ def read_back(training: Any) -> dict[str, Any]:
         "delay_weight_grads": bool(config.delay_wgrad_compute),
         "overlap_shared_experts": bool(config.moe_shared_expert_overlap),
         "adam_moments": _moments(optimizers[0].optimizer),
-        "optimizer_offload": _offloaded_share(optimizers[0].optimizer),
+        "optimizer_offload": float(getattr(optimizers[0].optimizer, "offload_fraction", 0.0)),
         "optimizer_offload_overlap": bool(
             getattr(optimizers[0].optimizer, "overlap_cpu_optimizer_d2h_h2d", False)
         ),
@@ -101,11 +101,6 @@ def _cp_kind(config: Any) -> str:
     """How context parallel ranks exchange keys and values; alike in all layers."""
     kind = getattr(config, "cp_comm_type", None) or "p2p"
     return str(kind if isinstance(kind, str) else kind[0])
-
-
-def _offloaded_share(optimizer: Any) -> float:
-    """Share of the states that Megatron's hybrid optimizer has on the host; 0 of any other."""
-    return float(getattr(optimizer, "offload_fraction", 0.0))
 
 
 def _moments(optimizer: Any) -> str:

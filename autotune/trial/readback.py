@@ -203,6 +203,7 @@ def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict
     # Both values are private to the coordinator, which is what prefetches and releases.
     private = {name.rpartition("__")[2]: value for name, value in vars(coordinator).items()}
     masters = optimizer.fp32_partitioned_groups_flat
+    is_mics = "MiCS" in type(optimizer).__name__
     return (
         _read_dtypes(optimizer, masters)
         | _read_swapping(engine, optimizer)
@@ -214,7 +215,7 @@ def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict
             "quantized_gradients": optimizer.all2all_process_group is not None,
             "super_offload": "SuperOffload" in type(optimizer).__name__,
             # Before 0.19.7 and 0.19.8; a MiCS optimizer partitions over its group alone.
-            "mics_shard_size": _mics_shard_size(optimizer),
+            "mics_shard_size": int(optimizer.partition_count) if is_mics else 0,
             "loco": getattr(optimizer, "zeropp_loco_param", None) is not None,
             "offload_optimizer": _offload(optimizer.offload_optimizer, optimizer.swap_optimizer),
             "offload_param": _offload(
@@ -273,11 +274,6 @@ def _hpz_partition_size() -> int:
     """Ranks of the group that holds a second copy of the parameters; 1: there is none."""
     group = groups._get_zero_param_intra_parallel_group()
     return 1 if group is None else int(dist.get_world_size(group=group))
-
-
-def _mics_shard_size(optimizer: Any) -> int:
-    """Ranks that share one copy under MiCS; 0: it is another optimizer."""
-    return int(optimizer.partition_count) if "MiCS" in type(optimizer).__name__ else 0
 
 
 def _weight_bits(module: torch.nn.Module) -> int:

@@ -116,7 +116,8 @@ def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.Monk
         with pytest.raises(JobError) as caught:
             call({**sound, "toy_share": 2})
         assert str(caught.value).startswith(spelled)
-        assert "give toy_share (share of toys) a number from 0 to 1" in caught.value.hint
+        word = spelled.split()[-2].rstrip(":")
+        assert f"give {word} (share of toys) a number from 0 to 1" in caught.value.hint
 
 
 @pytest.mark.parametrize(

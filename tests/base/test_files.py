@@ -17,12 +17,12 @@ OTHER = 12_345
 is_root = pytest.mark.skipif(os.getuid() != 0, reason="only root makes files of others")
 
 
-def write_by_text(path: Path) -> None:
+def write_as_text(path: Path) -> None:
     write_text(path, '{"new": 1}', error=StudyError, hint="name another")
 
 
 WRITERS = {
-    "text": write_by_text,
+    "text": write_as_text,
     "json": lambda path: write_json(path, {"new": 1}),
 }
 
@@ -57,21 +57,21 @@ def prepare_file(path: Path) -> None:
     os.chown(path, OTHER, OTHER)
 
 
-def prepare_link(path: Path, *, of_theirs: bool) -> None:
+def prepare_link(path: Path, *, is_of_another: bool) -> None:
     target = path.with_name("target")
     target.write_text("precious")
     target.chmod(0o666)
-    if of_theirs:
+    if is_of_another:
         os.chown(target, OTHER, OTHER)
     path.symlink_to(target)
-    if not of_theirs:
+    if not is_of_another:
         os.chown(path, OTHER, OTHER, follow_symlinks=False)
 
 
 PREPARED = {
     "a file": prepare_file,
-    "a link of theirs": lambda path: prepare_link(path, of_theirs=False),
-    "a link to a file of theirs": lambda path: prepare_link(path, of_theirs=True),
+    "a link of theirs": lambda path: prepare_link(path, is_of_another=False),
+    "a link to a file of theirs": lambda path: prepare_link(path, is_of_another=True),
     "a pipe": lambda path: os.mkfifo(path, 0o666),
     "a device": lambda path: os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3)),
 }
@@ -102,7 +102,7 @@ def test_one_s_own_file_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.touch()
     path.chmod(0o664)
-    write_by_text(path)
+    write_as_text(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o664
 
 
@@ -120,15 +120,15 @@ def test_a_full_disk_sends_nobody_to_another_folder(
 
 @is_root
 def test_nothing_is_written_into_a_folder_that_another_has_prepared(tmp_path: Path) -> None:
-    theirs = tmp_path / "open" / "theirs"
-    theirs.mkdir(parents=True)
-    theirs.parent.chmod(0o1777)
-    os.chown(theirs, OTHER, OTHER)
-    for folder in (theirs, theirs / "below"):
+    prepared = tmp_path / "open" / "theirs"
+    prepared.mkdir(parents=True)
+    prepared.parent.chmod(0o1777)
+    os.chown(prepared, OTHER, OTHER)
+    for folder in (prepared, prepared / "below"):
         folder.mkdir(exist_ok=True)
         with pytest.raises(PreparedError, match=f"user {OTHER}"):
             write_whole(folder / "hardware.yaml", lambda aside: aside.touch())
         with pytest.raises(StudyError, match=f"user {OTHER}"):
-            write_by_text(folder / "new" / "report.html")
-    assert [*theirs.iterdir()] == [theirs / "below"]
-    assert not [*(theirs / "below").iterdir()]
+            write_as_text(folder / "new" / "report.html")
+    assert [*prepared.iterdir()] == [prepared / "below"]
+    assert not [*(prepared / "below").iterdir()]

@@ -194,11 +194,12 @@ def test_nothing_outlives_a_killed_parent_though_a_keeper_is_stopped(which, mark
 
 @pytest.mark.parametrize("clears", ["env -i", "env -i setsid"])
 def test_a_daemon_without_an_environment_is_found_by_its_descent(clears, mark, tmp_path):
-    told = tmp_path / "pid"
-    daemon = f"({clears} sh -c 'echo $$ > {told}.part; mv {told}.part {told}; sleep 600; true' &)"
+    pid_file = tmp_path / "pid"
+    written = f"echo $$ > {pid_file}.part; mv {pid_file}.part {pid_file}"
+    daemon = f"({clears} sh -c '{written}; sleep 600; true' &)"
     process = GuardedProcess(["sh", "-c", f"{daemon}; sleep 600"], env={**os.environ, MARK: mark})
-    wait_until(told.exists)
-    found = psutil.Process(int(told.read_text()))
+    wait_until(pid_file.exists)
+    found = psutil.Process(int(pid_file.read_text()))
     process.kill()
     process.wait()
     assert not found.is_running()
@@ -259,10 +260,10 @@ def test_a_command_leaves_no_core():
 
 def test_the_command_knows_its_parent_and_its_folder():
     script = f"echo $PPID ${PARENT_ENV} $TMPDIR ${SCRATCH_ENV}; stat -c %a $TMPDIR"
-    parent, told, tmpdir, scratch, mode = run_guarded(
+    parent, seen, tmpdir, scratch, mode = run_guarded(
         ["sh", "-c", script], timeout_s=30
     ).stdout.split()
-    assert parent == told
+    assert parent == seen
     assert tmpdir == scratch
     assert mode == "700"
     assert not Path(tmpdir).exists()
@@ -416,9 +417,9 @@ def test_the_folder_of_a_parent_that_ended_before_its_keeper_began_goes_too(has_
         (left / ".held").unlink()  # who removed it was killed at the last step
     ended = subprocess.Popen(["true"])
     ended.wait()
-    told = {"parent": ended.pid, "root": str(tmp_path), "folders": [str(left)]}
+    request = {"parent": ended.pid, "root": str(tmp_path), "folders": [str(left)]}
     done = subprocess.run(
-        [sys.executable, "-I", "-S", keeper.__file__, json.dumps(told), "touch", tmp_path / "x"]
+        [sys.executable, "-I", "-S", keeper.__file__, json.dumps(request), "touch", tmp_path / "x"]
     )
     assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
 

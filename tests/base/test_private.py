@@ -35,7 +35,7 @@ def around(tmp_path, monkeypatch):
     return place
 
 
-def own(around: Path) -> Path:
+def expected_folder(around: Path) -> Path:
     return around / f"autotune-{os.getuid()}"
 
 
@@ -72,14 +72,14 @@ def test_the_folder_is_made_private_and_found_again(around):
         found = private_folder()
     finally:
         os.umask(before)
-    assert found == own(around) == private_folder()
+    assert found == expected_folder(around) == private_folder()
     assert stat.S_IMODE(found.stat().st_mode) == 0o700
 
 
 @is_root
 @pytest.mark.parametrize("kind", PREPARED)
 def test_what_others_have_prepared_is_passed_over(around, tmp_path, kind):
-    PREPARED[kind](own(around))
+    PREPARED[kind](expected_folder(around))
     before = sorted(str(path) for path in around.parent.rglob("*"))
     assert private_folder() == tmp_path / "cache" / "autotune" / "run"
     now = sorted(str(path) for path in around.parent.rglob("*") if "cache" not in path.parts)
@@ -88,7 +88,7 @@ def test_what_others_have_prepared_is_passed_over(around, tmp_path, kind):
 
 @is_root
 def test_where_there_is_no_other_the_error_names_the_owner(around, monkeypatch, tmp_path):
-    prepare_folder(own(around))
+    prepare_folder(expected_folder(around))
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/none")
     with pytest.raises(PreparedError, match=rf"belongs to user {OTHER}, not to you"):
         private_folder()
@@ -104,13 +104,13 @@ def test_the_runtime_folder_counts_where_it_is_private(
     runtime.mkdir()
     runtime.chmod(mode)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    assert private_folder() == (runtime / "autotune" if is_used else own(around))
+    assert private_folder() == (runtime / "autotune" if is_used else expected_folder(around))
 
 
 @pytest.mark.parametrize("named", ["", "relative", "/nowhere/at/all"])
 def test_a_runtime_folder_that_is_none_is_passed_over(around, monkeypatch, named):
     monkeypatch.setenv("XDG_RUNTIME_DIR", named)
-    assert private_folder() == own(around)
+    assert private_folder() == expected_folder(around)
 
 
 def test_a_temporary_directory_without_its_sticky_bit_is_passed_over(around, tmp_path):
@@ -199,11 +199,11 @@ def test_code_is_loaded_from_folders_of_this_user_alone(tmp_path):
         check_code_folder(folder)
     folder.parent.chmod(0o1777)
     check_code_folder(folder)
-    for each in (folder, folder.parent):
-        belongs_to_another(each)
+    for level in (folder, folder.parent):
+        belongs_to_another(level)
         with pytest.raises(PreparedError, match=f"belongs to user {OTHER}, whose code"):
             check_code_folder(folder)
-        os.chown(each, 0, 0)
+        os.chown(level, 0, 0)
     link = tmp_path / "link"
     link.symlink_to(folder)
     belongs_to_another(folder)
@@ -228,11 +228,11 @@ def test_what_is_new_is_in_place_of_what_was_there(tmp_path, monkeypatch, kind):
 @is_root
 @pytest.mark.parametrize("below", ["", "deep", "deep/er"])
 def test_whatever_lies_below_another_s_folder_is_theirs(around, below):
-    theirs = around / "theirs"
-    (theirs / "deep").mkdir(parents=True)
-    belongs_to_another(theirs)
+    prepared = around / "theirs"
+    (prepared / "deep").mkdir(parents=True)
+    belongs_to_another(prepared)
     with pytest.raises(PreparedError, match=rf"theirs belongs to user {OTHER}"):
-        refuse_prepared(theirs / below)
+        refuse_prepared(prepared / below)
 
 
 @is_root

@@ -152,9 +152,9 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES)
 def test_values_that_show_what_they_are(value):
-    for told in (scrubbed_text(value), scrubbed({"a": [[value]]})["a"][0][0]):
-        assert HIDDEN in told
-        assert not any(part in told for part in (SECRET, "hunter2", "ter2", "EXAMPLE", "MII"))
+    for text in (scrubbed_text(value), scrubbed({"a": [[value]]})["a"][0][0]):
+        assert HIDDEN in text
+        assert not any(part in text for part in (SECRET, "hunter2", "ter2", "EXAMPLE", "MII"))
     assert not any(part in str(scrubbed({value: 1})) for part in (SECRET, "hunter2", "ter2"))
     assert scrubbed_text(scrubbed_text(value)) == scrubbed_text(value)
 
@@ -261,8 +261,8 @@ def test_a_secret_of_the_environment_is_known_wherever_it_stands(monkeypatch):
 def test_a_document_without_secrets_stays_byte_for_byte():
     text = '{"b":1,\n"a": 2}'
     assert scrubbed_document("ds_config.json", text) == text
-    told = scrubbed_document("ds_config.json", '{"pwd": "hunter2"}')
-    assert json.loads(told) == {"pwd": HIDDEN}
+    hidden = scrubbed_document("ds_config.json", '{"pwd": "hunter2"}')
+    assert json.loads(hidden) == {"pwd": HIDDEN}
 
 
 ALPHABETS = {

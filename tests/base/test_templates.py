@@ -45,7 +45,7 @@ def test_a_value_that_nothing_encodes_is_refused(folder, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"a": 1', "not valid JSON"),
         ('{"a": 1, "a": 2}', "'a' stands twice"),
@@ -55,10 +55,10 @@ def test_a_value_that_nothing_encodes_is_refused(folder, text):
         ("", "not valid JSON"),
     ],
 )
-def test_a_result_that_is_no_sound_object_is_refused(folder, text, said):
+def test_a_result_that_is_no_sound_object_is_refused(folder, text, message):
     with pytest.raises(RenderError, match=r"template t\.json\.j2") as caught:
         render(folder, text)
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 def test_a_syntax_error_names_template_and_line(folder):
@@ -203,9 +203,9 @@ def test_where_nobody_says_what_a_process_holds_time_alone_is_bounded(
 @pytest.mark.parametrize("kind", [kind for kind in NO_FILES if kind != "nothing"])
 def test_a_template_that_is_no_file_is_not_passed_over(tmp_path, kind):
     """The shipped one of that name would be a silent surprise."""
-    own = tmp_path / "launch" / "launch.sh.j2"
-    own.parent.mkdir()
-    NO_FILES[kind](own)
+    path = tmp_path / "launch" / "launch.sh.j2"
+    path.parent.mkdir()
+    NO_FILES[kind](path)
     if kind == "an empty file":
         assert Templates(tmp_path).text("launch/launch.sh.j2", {}) == ""
         return
@@ -216,8 +216,8 @@ def test_a_template_that_is_no_file_is_not_passed_over(tmp_path, kind):
 @pytest.mark.parametrize("name", ["../secret.j2", "a/../../secret.j2", "/etc/passwd"])
 def test_a_template_lies_in_its_folder(tmp_path, name):
     (tmp_path / "secret.j2").write_text("secret")
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "t.j2").write_text(f"{{% include {name!r} %}}")
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "t.j2").write_text(f"{{% include {name!r} %}}")
     with pytest.raises(RenderError, match="template"):
-        Templates(own).text("t.j2", {})
+        Templates(folder).text("t.j2", {})

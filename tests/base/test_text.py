@@ -59,12 +59,12 @@ ACTING = {
 
 @pytest.mark.parametrize("text", ACTING.values(), ids=ACTING)
 def test_what_acts_is_shown_as_its_escape(text):
-    told = one_line(f"a{text}b")
-    assert told.startswith("a\\")
-    assert told.endswith("b")
-    assert told.isprintable()
-    assert lines(f"a{text}b") == told
-    assert texts_on_one_line({f"a{text}b": [f"a{text}b", 1]}) == {told: [told, 1]}
+    line = one_line(f"a{text}b")
+    assert line.startswith("a\\")
+    assert line.endswith("b")
+    assert line.isprintable()
+    assert lines(f"a{text}b") == line
+    assert texts_on_one_line({f"a{text}b": [f"a{text}b", 1]}) == {line: [line, 1]}
     for there in (markdown(text), markdown_code(text), str(cell(f"a{text}b"))):
         assert all(c.isprintable() for c in there)
 
@@ -81,10 +81,10 @@ def test_lines_and_tabs_stay_only_where_there_may_be_several():
 
 @given(st.text())
 def test_nothing_is_lost_and_a_second_time_changes_nothing(text):
-    told = one_line(text)
-    assert one_line(told) == told
-    assert told.encode("utf-8").decode("utf-8").isprintable()
-    assert len(told) >= len(text)
+    line = one_line(text)
+    assert one_line(line) == line
+    assert line.encode("utf-8").decode("utf-8").isprintable()
+    assert len(line) >= len(text)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_nothing_is_lost_and_a_second_time_changes_nothing(text):
     ["**bold**", "[link](http://x)", "<img src=x>", "a|b", "# head\n# head", "~~x~~", "`x`"],
 )
 def test_markdown_of_others_is_text(text):
-    told = markdown(text)
-    assert "\n" not in told
-    bare = told.replace("\\\\", "")
+    line = markdown(text)
+    assert "\n" not in line
+    bare = line.replace("\\\\", "")
     for mark in "*_[]<>|#`~":
         assert bare.count(mark) == bare.count(f"\\{mark}")
 
@@ -103,8 +103,8 @@ def test_markdown_of_others_is_text(text):
     "text", ["see https://evil.example/x", "WWW.evil.example", "&lt;img&gt;", "$\\ce{x}$"]
 )
 def test_markdown_of_others_is_no_link_no_formula_and_no_letter_by_number(text):
-    told = markdown(text)
-    assert re.search(r"(?<!\\)[$&]|https?:|www\.", told, re.IGNORECASE) is None
+    line = markdown(text)
+    assert re.search(r"(?<!\\)[$&]|https?:|www\.", line, re.IGNORECASE) is None
 
 
 def test_code_in_markdown_ends_where_it_should():
@@ -165,8 +165,8 @@ def test_pages_and_documents_show_it_too(text, tmp_path):
     folder = tmp_path / "templates"
     folder.mkdir()
     (folder / "one.j2").write_text("{{ x | html }}{{ x | text }}", encoding="utf-8")
-    told = Templates(folder).text("one.j2", {"x": f"a{text}b"})
-    assert told.isprintable()
+    rendered = Templates(folder).text("one.j2", {"x": f"a{text}b"})
+    assert rendered.isprintable()
 
 
 @pytest.mark.parametrize("text", ACTING.values(), ids=ACTING)

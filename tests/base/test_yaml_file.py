@@ -70,7 +70,7 @@ def test_not_a_number_is_one_of_its_numbers(file):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: 1e999", "no number is so large"),
         ("a: -1e999", "no number is so large"),
@@ -95,8 +95,8 @@ def test_not_a_number_is_one_of_its_numbers(file):
     ],
     ids=lambda text: text[:12],
 )
-def test_what_hides_mistakes_is_refused(file, text, said):
-    with pytest.raises(JobError, match=said):
+def test_what_hides_mistakes_is_refused(file, text, message):
+    with pytest.raises(JobError, match=message):
         read(file, text)
 
 
@@ -154,7 +154,7 @@ def test_no_other_text_is_a_number(text):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ("yes", "yes is text in YAML 1.2, write true"),
         ("Off", "Off is text in YAML 1.2, write false"),
@@ -164,8 +164,8 @@ def test_no_other_text_is_a_number(text):
         (None, "should be true or false$"),
     ],
 )
-def test_what_is_no_switch_is_told_how_to_write_one(value, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_is_no_switch_is_told_how_to_write_one(value, message):
+    with pytest.raises(ValueError, match=message):
         only_switch(value)
 
 
@@ -195,15 +195,15 @@ def test_a_tab_is_answered_with_what_to_write(file):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"a: \xb6\xff", r"file\.yaml: is no text: byte 4 is not UTF-8"),
         (b"a: \0\1", r"file\.yaml: is no text: it holds the character #x0000"),
     ],
 )
-def test_a_file_that_is_no_text_is_told_so_in_our_words(file, data, said):
+def test_a_file_that_is_no_text_is_told_so_in_our_words(file, data, message):
     file.write_bytes(data)
-    with pytest.raises(JobError, match=said) as error:
+    with pytest.raises(JobError, match=message) as error:
         read_yaml(file, hint="a mapping of knobs")
     assert "codec" not in str(error.value)
     assert error.value.hint.startswith("name a YAML file")

@@ -13,7 +13,7 @@ from autotune.devices.accelerators import (
     shipped_accelerators,
 )
 
-OWN = """
+ENTRIES = """
 accelerators:
   Mine:
     names: ['\\bmine\\b', '\\bA100\\b']
@@ -89,7 +89,7 @@ def test_names_are_found_again() -> None:
 
 def test_own_entries_come_first(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
-    path.write_text(OWN, encoding="utf-8")
+    path.write_text(ENTRIES, encoding="utf-8")
     table = accelerators_with(path)
     assert find_accelerator("A100", table=table).name == "Mine"
     mine = find_accelerator("mine", table=table)
@@ -112,8 +112,8 @@ def test_own_entries_come_first(tmp_path: Path) -> None:
 )
 def test_a_wrong_entry_is_named(before: str, after: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
-    assert before in OWN
-    path.write_text(OWN.replace(before, after), encoding="utf-8")
+    assert before in ENTRIES
+    path.write_text(ENTRIES.replace(before, after), encoding="utf-8")
     with pytest.raises(JobError, match=message):
         read_accelerators(path)
 

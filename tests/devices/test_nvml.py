@@ -87,13 +87,13 @@ def test_doctor_names_gpus_that_others_use(
     idle, busy = gpus(2)
     driver.show(idle, StubGpu(uuid=busy.uuid, percent=97, used_mib=70_000))
     done = autotune(driver, cuda_torch, tmp_path, "doctor", "--json")
-    said = [(f["subject"], f["message"]) for f in json.loads(done.stdout)["findings"]]
-    assert ("accelerator", "2 GPUs: NVIDIA H100 80GB HBM3") in said
-    idle_said = [message for subject, message in said if subject == "idle"]
-    assert any("device 1 (97%)" in message for message in idle_said)
-    assert any("device 1 (68.4 GiB)" in message for message in idle_said)
+    messages = [(f["subject"], f["message"]) for f in json.loads(done.stdout)["findings"]]
+    assert ("accelerator", "2 GPUs: NVIDIA H100 80GB HBM3") in messages
+    about_idle = [message for subject, message in messages if subject == "idle"]
+    assert any("device 1 (97%)" in message for message in about_idle)
+    assert any("device 1 (68.4 GiB)" in message for message in about_idle)
     # The first kernel is where the pretence ends, and its failure is told as one.
-    assert "Torch not compiled with CUDA enabled" in dict(said)["communication"]
+    assert "Torch not compiled with CUDA enabled" in dict(messages)["communication"]
 
 
 def test_a_search_ends_where_the_first_kernel_is_built(

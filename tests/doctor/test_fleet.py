@@ -69,8 +69,8 @@ def examined(
     return diagnose_fleet(Asked(machine, found, problems or {}))
 
 
-def said(fleet: FleetExamination, subject: str) -> tuple[Level, str]:
-    (remark,) = [each for each in fleet.findings if each.subject == subject]
+def remark_of(fleet: FleetExamination, subject: str) -> tuple[Level, str]:
+    (remark,) = [finding for finding in fleet.findings if finding.subject == subject]
     return remark.level, remark.message
 
 
@@ -81,7 +81,7 @@ def other(**changes: str) -> Inventory:
 def test_nodes_that_are_alike_are_well_and_the_answer_is_json(machine: str) -> None:
     fleet = examined(machine, {"a": GOOD, "b": GOOD})
     assert {remark.level for remark in fleet.findings} == {Level.OK}
-    assert said(fleet, "nodes") == (Level.OK, "2 of 2 answer, with 4 slots")
+    assert remark_of(fleet, "nodes") == (Level.OK, "2 of 2 answer, with 4 slots")
     subjects = {remark.subject for remark in fleet.nodes[0].findings}
     assert {"devices", "address", "clock", "disk", "extensions"} <= subjects
     data = json.loads(json.dumps(fleet.to_dict()))
@@ -92,7 +92,7 @@ def test_nodes_that_are_alike_are_well_and_the_answer_is_json(machine: str) -> N
 def test_a_node_that_does_not_answer_is_left_out_and_named(machine: str) -> None:
     fleet = examined(machine, {"a": GOOD}, {"b": "Connection refused"})
     assert fleet.level is Level.WARN
-    assert said(fleet, "nodes") == (Level.WARN, "1 of 2 answer, with 2 slots; without b")
+    assert remark_of(fleet, "nodes") == (Level.WARN, "1 of 2 answer, with 2 slots; without b")
     assert fleet.nodes[1].n_slots == 0
     shown = io.StringIO()
     print_fleet(Console(file=shown), fleet)
@@ -103,7 +103,7 @@ def test_a_node_that_does_not_answer_is_left_out_and_named(machine: str) -> None
 def test_one_slot_is_not_several(machine: str) -> None:
     one = dataclasses.replace(GOOD, devices=("0",), places=(DevicePlace(),))
     fleet = examined(machine, {"a": one})
-    assert said(fleet, "nodes") == (Level.OK, "1 of 1 answer, with 1 slot")
+    assert remark_of(fleet, "nodes") == (Level.OK, "1 of 1 answer, with 1 slot")
     shown = io.StringIO()
     print_fleet(Console(file=shown), fleet)
     assert "a: 1 slot\n" in shown.getvalue()
@@ -122,18 +122,18 @@ def test_where_none_answers_no_search_runs() -> None:
 
 def test_releases_that_differ_are_told_by_node(machine: str) -> None:
     fleet = examined(machine, {"a": GOOD, "b": other(deepspeed="0.18.0"), "c": GOOD})
-    assert said(fleet, "deepspeed") == (Level.FAIL, "differ: 0.19.8 on a, c; 0.18.0 on b")
+    assert remark_of(fleet, "deepspeed") == (Level.FAIL, "differ: 0.19.8 on a, c; 0.18.0 on b")
     assert fleet.level is Level.FAIL
     fleet = examined(machine, {"a": GOOD, "b": other(peft="0.1")})
-    assert said(fleet, "peft")[0] is Level.WARN, "no figure depends on it"
+    assert remark_of(fleet, "peft")[0] is Level.WARN, "no figure depends on it"
     fleet = examined(machine, {"a": GOOD, "b": other(**{"megatron-core": "0.16.1"})})
-    told = (Level.WARN, "differ: missing on a; 0.16.1 on b")
-    assert said(fleet, "megatron-core") == told, "DeepSpeed trains there"
+    expected = (Level.WARN, "differ: missing on a; 0.16.1 on b")
+    assert remark_of(fleet, "megatron-core") == expected, "DeepSpeed trains there"
 
 
 def test_devices_that_differ_are_no_fleet(machine: str) -> None:
     gpus = dataclasses.replace(GOOD, environment=A100)
-    level, message = said(examined(machine, {"a": GOOD, "b": gpus}), "devices")
+    level, message = remark_of(examined(machine, {"a": GOOD, "b": gpus}), "devices")
     assert level is Level.FAIL
     assert "NVIDIA A100-SXM4-80GB on b" in message
 
@@ -146,13 +146,13 @@ def test_a_clock_a_disk_and_an_address_that_are_off_are_said(machine: str) -> No
     remarks = {remark.subject: remark for remark in fleet.nodes[1].findings}
     assert remarks["clock"].message.startswith("3600 s behind this machine's")
     assert remarks["disk"].message == "1 MiB free for temporary files"
-    assert said(fleet, "addresses")[0] is Level.FAIL
+    assert remark_of(fleet, "addresses")[0] is Level.FAIL
 
 
 def test_a_node_that_cannot_be_looked_into_is_asked_no_more() -> None:
     fleet = examined("", {"a": GOOD})
-    (remark,) = [each for each in fleet.nodes[0].findings if each.subject == "machine"]
+    (remark,) = [finding for finding in fleet.nodes[0].findings if finding.subject == "machine"]
     assert remark.message == "it cannot be looked into: No module named 'yaml'"
     fleet = examined("{}", {"a": GOOD})
-    (remark,) = [each for each in fleet.nodes[0].findings if each.subject == "machine"]
+    (remark,) = [finding for finding in fleet.nodes[0].findings if finding.subject == "machine"]
     assert "no description of a machine" in remark.message

@@ -118,12 +118,12 @@ def test_the_readme_says_what_was_not_measured_and_what_was_overridden(tmp_path)
 
 def test_an_export_keeps_what_a_user_s_file_writes_and_a_soak_of_it_does_not(tmp_path):
     monitor = {"enabled": True, "output_path": "figures", "job_name": "mine"}
-    own = {"csv_monitor": monitor, "gradient_clipping": 0.3, "steps_per_print": 7}
-    (tmp_path / "base.json").write_text(json.dumps(own))
+    given = {"csv_monitor": monitor, "gradient_clipping": 0.3, "steps_per_print": 7}
+    (tmp_path / "base.json").write_text(json.dumps(given))
     job = tiny_job(tmp_path, base_config=str(tmp_path / "base.json"))
     out = export(tmp_path, job=job, zero__stage=1)
     config = json.loads((out / "ds_config.json").read_text())
-    assert {name: config[name] for name in own} == own
+    assert {name: config[name] for name in given} == given
     text = (out / "README.md").read_text()
     assert "do not run as you wrote them" not in text
     assert "Not tuned: `gradient_clipping` 0.3" in text
@@ -158,21 +158,21 @@ def test_a_world_above_one_node_is_started_on_every_node(
     )
     stand_in.chmod(0o755)
     env = {"PATH": os.environ["PATH"], "PYTHON": str(stand_in)}
-    own = socket.gethostname()
-    told = subprocess.run(
-        ["bash", script], env={**env, "MASTER_ADDR": own}, capture_output=True, text=True
+    host = socket.gethostname()
+    text = subprocess.run(
+        ["bash", script], env={**env, "MASTER_ADDR": host}, capture_output=True, text=True
     ).stdout
-    assert f"--nproc-per-node {per_node} " in told
+    assert f"--nproc-per-node {per_node} " in text
     readme = (tmp_path / "out" / "README.md").read_text()
     if n_nodes == 1:
-        assert "--standalone" in told
+        assert "--standalone" in text
         assert "MASTER_ADDR" not in readme
         return
-    assert f"--nnodes {n_nodes} " in told
-    assert f"--rdzv-endpoint {own}:29500" in told
+    assert f"--nnodes {n_nodes} " in text
+    assert f"--rdzv-endpoint {host}:29500" in text
     # By the name that it was given: this machine's own address for it is often loopback's.
-    assert f"--local-addr {own} --rdzv-conf is_host=true" in told
-    assert "--standalone" not in told
+    assert f"--local-addr {host} --rdzv-conf is_host=true" in text
+    assert "--standalone" not in text
     assert f"for {n_nodes} machines with {per_node} ranks each" in readme
     for loopback in ("localhost", "127.0.0.1"):
         beside = subprocess.run(
@@ -196,12 +196,12 @@ def test_what_compiles_at_first_is_said_unless_a_folder_of_built_extensions_is_n
     out = export(tmp_path, micro_batch=2)
     assert "TORCH_EXTENSIONS_DIR" in (out / "README.md").read_text()
     env = {"PATH": os.environ["PATH"], "PYTHON": "echo"}
-    for named, is_said in (({}, True), ({"TORCH_EXTENSIONS_DIR": "/built"}, False)):
+    for named, is_noted in (({}, True), ({"TORCH_EXTENSIONS_DIR": "/built"}, False)):
         done = subprocess.run(
             ["bash", out / "launch.sh"], env={**env, **named}, capture_output=True, text=True
         )
         assert done.returncode == 0
-        assert ("compiles DeepSpeed's extensions" in done.stderr) is is_said
+        assert ("compiles DeepSpeed's extensions" in done.stderr) is is_noted
 
 
 def test_adapters_and_lengths_are_handed_out(tmp_path):
@@ -336,11 +336,8 @@ def test_every_export_says_what_wrote_it(tmp_path):
     }
 
 
-def test_an_export_of_before_there_was_one_marker_is_replaced(tmp_path):
+def test_a_folder_without_the_marker_is_somebody_else_s(tmp_path):
     (export(tmp_path) / MARKER_FILE).unlink()
-    export(tmp_path, zero__stage=2)
-    (tmp_path / "out" / MARKER_FILE).unlink()
-    (tmp_path / "out" / "settings.json").write_text('{"theme": "dark"}')
     with pytest.raises(RenderError, match="which no earlier export wrote"):
         export(tmp_path)
 

@@ -36,8 +36,8 @@ def collected(trial, folder, an_ending, devices):
 
 def result_of(tmp_path, reports, an_ending, stderr="", trial=None):
     (tmp_path / "ranks").mkdir()
-    for each in reports:
-        write_json(tmp_path / "ranks" / f"{each.rank:02d}.json", to_dict(each))
+    for report in reports:
+        write_json(tmp_path / "ranks" / f"{report.rank:02d}.json", to_dict(report))
     (tmp_path / "stderr.log").write_text(stderr)
     return collected(trial or spec(), tmp_path, an_ending, ["localhost:0"])
 
@@ -219,10 +219,10 @@ def test_a_hung_rank_is_told_with_the_line_it_stood_at_and_not_one_that_waits_fo
     assert result.evidence == (
         "no first step after 60 s, hung in engine_init, at file_baton.py:61 in wait"
     )
-    own = dataclasses.replace(
+    asked = dataclasses.replace(
         spec(), workload=dataclasses.replace(spec().workload, command=["python", "train.py"])
     )
-    result = collected(own, tmp_path, ending(timed_out_after_s=60.0), ["localhost:0"])
+    result = collected(asked, tmp_path, ending(timed_out_after_s=60.0), ["localhost:0"])
     assert "hung in engine_init or after it, at" in result.evidence
 
 

@@ -50,12 +50,12 @@ def report(rank, diagnosis):
     return RankReport(rank=rank, phase=Phase.TEARDOWN, diagnosis=diagnosis)
 
 
-def seen_by(*ranks):
-    return diagnosis_of([report(rank, each) for rank, each in enumerate(ranks)])
+def diagnosed(*ranks):
+    return diagnosis_of([report(rank, seen) for rank, seen in enumerate(ranks)])
 
 
 def test_the_rank_that_waits_least_is_shown_and_what_the_others_wait_more():
-    found = seen_by(
+    found = diagnosed(
         RankDiagnosis(steps=2, split=waits(0.30)),
         RankDiagnosis(steps=2, split=waits(0.05)),
         RankDiagnosis(steps=2, split=waits(0.20)),
@@ -67,7 +67,7 @@ def test_the_rank_that_waits_least_is_shown_and_what_the_others_wait_more():
 def test_a_transfer_takes_as_long_as_the_last_rank_to_arrive_was_in_it():
     early = RankDiagnosis(calls=[calls(0.5, 0.01)])
     late = RankDiagnosis(calls=[calls(0.01, 0.3)])
-    (found,) = seen_by(early, late).collectives
+    (found,) = diagnosed(early, late).collectives
     assert found.transfer_s == pytest.approx(0.02)
     assert found.waiting_s == pytest.approx((0.5 - 0.01 + 0.3 - 0.01) / 2)
     assert found.algbw_bytes_per_s == pytest.approx(1000 / 0.01)
@@ -86,12 +86,12 @@ def test_a_transfer_takes_as_long_as_the_last_rank_to_arrive_was_in_it():
 def test_bandwidths_are_those_of_nccl_tests(name, group_size, algbw, busbw):
     """One second for 1000 bytes that a rank hands in (nccl-tests, doc/PERFORMANCE.md)."""
     one = RankDiagnosis(calls=[calls(1.0, name=name, group_size=group_size)])
-    (found,) = seen_by(one).collectives
+    (found,) = diagnosed(one).collectives
     assert (found.algbw_bytes_per_s, found.busbw_bytes_per_s) == (algbw, busbw)
 
 
 def test_a_barrier_has_no_bandwidth():
-    (found,) = seen_by(
+    (found,) = diagnosed(
         RankDiagnosis(calls=[calls(1.0, name="barrier", message_bytes=0)])
     ).collectives
     assert (found.algbw_bytes_per_s, found.busbw_bytes_per_s) == (None, None)
@@ -99,23 +99,25 @@ def test_a_barrier_has_no_bandwidth():
 
 def test_stages_that_send_another_number_of_times_are_not_compared_call_by_call():
     first, last = RankDiagnosis(calls=[calls(0.2, 0.4)]), RankDiagnosis(calls=[calls(0.001)])
-    (found,) = seen_by(first, last).collectives
+    (found,) = diagnosed(first, last).collectives
     assert (found.calls, found.transfer_s) == (2, pytest.approx(0.6))
 
 
 def test_a_receive_is_all_waiting():
-    (found,) = seen_by(RankDiagnosis(calls=[calls(0.5, 0.5, name="recv")])).collectives
+    (found,) = diagnosed(RankDiagnosis(calls=[calls(0.5, 0.5, name="recv")])).collectives
     assert (found.transfer_s, found.waiting_s) == (0.0, 1.0)
     assert found.busbw_bytes_per_s is None
 
 
 def test_groups_of_another_size_are_apart():
-    found = seen_by(RankDiagnosis(calls=[calls(0.1, group_size=2), calls(0.2, group_size=4)]))
+    found = diagnosed(RankDiagnosis(calls=[calls(0.1, group_size=2), calls(0.2, group_size=4)]))
     assert [c.group_size for c in found.collectives] == [4, 2], "the longest first"
 
 
 def test_a_problem_of_one_rank_is_the_trials_and_the_rest_stands():
-    found = seen_by(RankDiagnosis(steps=1, split=SPLIT), RankDiagnosis(problem="ended after 20 s"))
+    found = diagnosed(
+        RankDiagnosis(steps=1, split=SPLIT), RankDiagnosis(problem="ended after 20 s")
+    )
     assert found.problem == "ended after 20 s"
     assert found.split == SPLIT
 

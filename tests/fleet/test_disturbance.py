@@ -41,8 +41,8 @@ def test_a_rank_alone_on_its_core_is_not_disturbed():
 
 
 def test_other_processes_on_one_core_are_named_with_their_share():
-    said = disturbance(SPEC, [rank(0), rank(1, core=1, cpu_s=1.3, busy_s=1.95)])
-    assert said == "other processes took 32% of core 1"
+    causes = disturbance(SPEC, [rank(0), rank(1, core=1, cpu_s=1.3, busy_s=1.95)])
+    assert causes == "other processes took 32% of core 1"
 
 
 def test_ranks_that_share_a_core_are_no_others_to_each_other():
@@ -62,7 +62,7 @@ def test_a_rank_that_waits_is_not_disturbed_by_itself():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "causes"),
     [
         ({"stolen_s": 0.5}, "25% of the time was stolen by other virtual machines"),
         ({"throttled_s": 0.5}, "25% of the time was withheld by a CPU quota"),
@@ -70,8 +70,8 @@ def test_a_rank_that_waits_is_not_disturbed_by_itself():
         ({"throttled_s": LOAD_SHARE * 2.0 * 0.9}, ""),
     ],
 )
-def test_time_that_somebody_outside_took(changes, said):
-    assert disturbance(SPEC, [rank(**changes)]) == said
+def test_time_that_somebody_outside_took(changes, causes):
+    assert disturbance(SPEC, [rank(**changes)]) == causes
 
 
 def test_of_a_moment_nothing_is_said():
@@ -90,8 +90,8 @@ def test_two_speeds_need_no_reading_of_the_machine():
 
 
 def test_several_things_are_all_said():
-    said = disturbance(SPEC, [rank(cpu_s=1.0, busy_s=1.9, stolen_s=0.4)])
-    assert said.count("; ") == 1
+    causes = disturbance(SPEC, [rank(cpu_s=1.0, busy_s=1.9, stolen_s=0.4)])
+    assert causes.count("; ") == 1
 
 
 @pytest.mark.parametrize("n", [20, 60])

@@ -32,12 +32,12 @@ class Scripted:
     """An agent: the test reads what it was told and says what it answers."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.commands: list[dict[str, Any]] = []
         self.answers = b""
         self.code: int | None = None
 
     def send(self, data: bytes) -> None:
-        self.told += map(json.loads, data.splitlines())
+        self.commands += map(json.loads, data.splitlines())
 
     def receive(self) -> bytes:
         answers, self.answers = self.answers, b""
@@ -49,8 +49,8 @@ class Scripted:
     def end(self) -> None:
         self.code = -9
 
-    def say(self, said: str, **what: Any) -> None:
-        self.answers += json.dumps({"said": said, **what}).encode() + b"\n"
+    def say(self, event: str, **what: Any) -> None:
+        self.answers += json.dumps({"said": event, **what}).encode() + b"\n"
 
 
 class Rack:
@@ -126,9 +126,9 @@ def test_the_ranks_of_one_node_meet_on_loopback_and_their_report_is_the_result(
     rack = Rack(1)
     fleet = GangFleet(rack, world=2)
     trial = fleet.submit(spec(), tmp_path)
-    (told,) = rack.agent().told
-    part = told["part"]
-    assert (told["command"], part["folder"], part["devices"]) == (
+    (commands,) = rack.agent().commands
+    part = commands["part"]
+    assert (commands["command"], part["folder"], part["devices"]) == (
         "start",
         str(tmp_path),
         ["0", "1"],
@@ -163,10 +163,10 @@ def test_a_trial_that_is_ended_slowly_holds_up_nobody(
     assert result is not None
     assert result.outcome is Outcome.OK
     end = {"command": "end", "folder": str(tmp_path / "0"), "hangs": True}
-    assert rack.agent().told[1:] == [end]
+    assert rack.agent().commands[1:] == [end]
     for _ in range(100):
         assert hung.poll() is None
-    assert rack.agent().told[1:] == [end], "asked once"
+    assert rack.agent().commands[1:] == [end], "asked once"
     (tmp_path / "0" / RANKS_DIR).mkdir(parents=True)
     seen = NodeReport(was_ended=True, launcher_code=-9)
     write_json(tmp_path / "0" / RANKS_DIR / NODE_FILE.format(node=0), to_dict(seen))
@@ -184,7 +184,7 @@ def test_the_first_node_of_a_gang_leases_the_port_that_the_others_are_told(tmp_p
     assert rack.agents["n1"] == []
     rack.agent().say("started", folder=str(tmp_path), port=20_002, start="cold")
     assert trial.poll() is None
-    first, second = (rack.agent(n).told[0]["part"] for n in range(2))
+    first, second = (rack.agent(n).commands[0]["part"] for n in range(2))
     for node, part in enumerate((first, second)):
         assert (part["node"], part["n_nodes"], part["address"]) == (node, 2, "10.0.0.0")
         assert (part["interface"], part["devices"]) == ("eth0", ["0", "1"])
@@ -210,10 +210,10 @@ def test_nodes_start_as_the_first_did_and_cold_once_one_cannot(
     for folder in folders:
         folder.mkdir()
     trial = fleet.submit(four_ranks(), folders[0])
-    assert rack.agent().told[0]["part"]["start"] is None, "as its spec says"
+    assert rack.agent().commands[0]["part"]["start"] is None, "as its spec says"
     rack.agent().say("started", folder=str(folders[0]), port=20_002, start="warm")
     assert trial.poll() is None
-    assert rack.agent(1).told[0]["part"]["start"] == "warm"
+    assert rack.agent(1).commands[0]["part"]["start"] == "warm"
     failed = {"error": "NoTemplateError", "message": "these cannot", "hint": ""}
     rack.agent(1).say("failed", folder=str(folders[0]), **failed)
     assert trial.poll() is None
@@ -226,7 +226,7 @@ def test_nodes_start_as_the_first_did_and_cold_once_one_cannot(
     assert result.outcome.is_platform_fault
     assert "n1: these cannot" in result.evidence
     fleet.submit(four_ranks(), folders[1])
-    assert rack.agent().told[-1]["part"]["start"] == "cold"
+    assert rack.agent().commands[-1]["part"]["start"] == "cold"
 
 
 def test_ranks_that_outlive_those_of_another_node_are_ended(
@@ -243,7 +243,7 @@ def test_ranks_that_outlive_those_of_another_node_are_ended(
     assert trial.poll() is None
     clock(11.0)
     assert trial.poll() is None
-    assert rack.agent(1).told[-1]["command"] == "end"
+    assert rack.agent(1).commands[-1]["command"] == "end"
     rack.agent(1).say("ended", folder=str(tmp_path), problem="")
     result = trial.poll()
     assert result is not None
@@ -255,7 +255,7 @@ def test_cancelling_what_has_ended_by_itself_changes_nothing(tmp_path: Path) -> 
     trial = GangFleet(rack, world=2).submit(spec(), tmp_path)
     trial.cancel()
     trial.cancel()
-    assert [told["command"] for told in rack.agent().told] == ["start", "end"]
+    assert [commands["command"] for commands in rack.agent().commands] == ["start", "end"]
     write(tmp_path, NodeReport(launcher_code=0))
     rack.agent().say("ended", folder=str(tmp_path), problem="")
     result = trial.poll()
@@ -270,25 +270,25 @@ def test_a_lost_agent_is_a_fault_of_the_platform_and_the_next_one_reaps(tmp_path
     rack.agent().answers += b"Traceback of something\n"
     rack.agent().code = -9
     assert trial.poll() is None
-    assert rack.agent().told == [{"command": "reap", "folder": str(tmp_path)}]
+    assert rack.agent().commands == [{"command": "reap", "folder": str(tmp_path)}]
     rack.agent().say("reaped", folder=str(tmp_path))
     result = trial.poll()
     assert result is not None
     assert result.outcome is Outcome.LAUNCH
-    said = "n0: the agent of the node ended with code -9: Traceback of something"
-    assert result.evidence == said
+    evidence = "n0: the agent of the node ended with code -9: Traceback of something"
+    assert result.evidence == evidence
     fleet.submit(spec(1), tmp_path / "next")
 
 
 @pytest.mark.parametrize(
-    ("has_second", "said"),
+    ("has_second", "evidence"),
     [
         (True, "n[01]: the agent of the node ended with code 1"),
         (False, "n1: no process can be started there: the cluster has ended"),
     ],
 )
 def test_a_cluster_that_starts_nothing_any_more_ends_the_trial_and_says_which_node(
-    tmp_path: Path, has_second: bool, said: str
+    tmp_path: Path, has_second: bool, evidence: str
 ) -> None:
     rack = Rack(2, is_remote=True)
     trial = GangFleet(rack, world=4).submit(four_ranks(), tmp_path)
@@ -302,7 +302,7 @@ def test_a_cluster_that_starts_nothing_any_more_ends_the_trial_and_says_which_no
     result = trial.poll()
     assert result is not None
     assert result.outcome is Outcome.LAUNCH
-    assert re.match(said, result.evidence), result.evidence
+    assert re.match(evidence, result.evidence), result.evidence
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
@@ -352,8 +352,8 @@ def test_a_connection_that_broke_with_a_node_names_the_node(tmp_path: Path) -> N
     result = trial.poll()
     assert result is not None
     assert result.outcome is Outcome.COMM
-    said = "n1: the agent of the node ended with code -9; Connection closed by peer"
-    assert result.evidence == said
+    evidence = "n1: the agent of the node ended with code -9; Connection closed by peer"
+    assert result.evidence == evidence
 
 
 def test_an_agent_that_does_not_end_a_trial_is_given_up(
@@ -464,8 +464,8 @@ def test_every_node_is_prepared_and_one_that_fails_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rack = Rack(2)
-    fleet, said = GangFleet(rack, world=2), []
-    fleet.prepare((), said.append)
+    fleet, notes = GangFleet(rack, world=2), []
+    fleet.prepare((), notes.append)
     assert rack.agents["n0"] == []
 
     def build(_: float) -> None:
@@ -474,15 +474,15 @@ def test_every_node_is_prepared_and_one_that_fails_says_why(
 
     monkeypatch.setattr(gang_fleet.time, "sleep", build)
     with pytest.raises(FleetError, match="n1: no g") as raised:
-        fleet.prepare(("builder", "cpu"), said.append)
+        fleet.prepare(("builder", "cpu"), notes.append)
     assert raised.value.hint == "install g++"
-    assert said[-3:] == ["n0: building", "n0: built", "n1: building"]
+    assert notes[-3:] == ["n0: building", "n0: built", "n1: building"]
 
 
 def test_a_build_that_fails_waits_for_those_of_other_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rack, said, turns = Rack(3), list[str](), iter((0, 1, 2, 2))
+    rack, notes, turns = Rack(3), list[str](), iter((0, 1, 2, 2))
 
     def build(_: float) -> None:
         turn = next(turns)
@@ -491,9 +491,9 @@ def test_a_build_that_fails_waits_for_those_of_other_nodes(
 
     monkeypatch.setattr(gang_fleet.time, "sleep", build)
     with pytest.raises(FleetError, match=r"n0: no g\+\+"):
-        GangFleet(rack, world=2).prepare(("builder",), said.append)
+        GangFleet(rack, world=2).prepare(("builder",), notes.append)
     failed = "n0: no g++: ending once the other nodes are done"
-    assert said == [failed, "n1: built", "n2: built"]
+    assert notes == [failed, "n1: built", "n2: built"]
 
 
 def test_where_no_build_can_be_started_those_that_run_are_waited_for(
@@ -519,7 +519,7 @@ def test_where_no_build_can_be_started_those_that_run_are_waited_for(
 
 def test_an_interrupt_waits_for_what_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     rack = Rack(1)
-    said: list[str] = []
+    notes: list[str] = []
 
     def interrupted(_: float) -> None:
         rack.agent().code = 0
@@ -527,8 +527,8 @@ def test_an_interrupt_waits_for_what_is_built(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(gang_fleet.time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        GangFleet(rack, world=2).prepare(("builder",), said.append)
-    assert said[-1] == "ending once the build is done; Ctrl-C again ends it at once"
+        GangFleet(rack, world=2).prepare(("builder",), notes.append)
+    assert notes[-1] == "ending once the build is done; Ctrl-C again ends it at once"
 
 
 @pytest.mark.parametrize("listens", [True, False])
@@ -546,11 +546,11 @@ def test_a_second_interrupt_ends_what_is_built(
     monkeypatch.setattr(builds, "_END_WAIT_S", 10.0 if listens else 0.0)
     with pytest.raises(KeyboardInterrupt):
         GangFleet(rack, world=2).prepare(("builder",), lambda _: None)
-    assert rack.agent().told == [{"command": "end"}]
+    assert rack.agent().commands == [{"command": "end"}]
     assert rack.agent().code == (130 if listens else -9)
 
 
-def said_started(rack: Rack, folder: Path, node: int = 0) -> None:
+def say_started(rack: Rack, folder: Path, node: int = 0) -> None:
     rack.agent(node).say("started", folder=str(folder), port=20_001, start="cold")
 
 
@@ -561,14 +561,18 @@ def let_end(rack: Rack, folder: Path, *, world: int = 1, node: int = 0) -> None:
 
 def folders_of(tmp_path: Path, *names: str) -> list[Path]:
     found = [tmp_path / name for name in names]
-    for each in found:
-        each.mkdir()
+    for folder in found:
+        folder.mkdir()
     return found
 
 
 def started_in(rack: Rack, node: int = 0) -> list[str]:
-    told = [each for agent in rack.agents[f"n{node}"] for each in agent.told]
-    return [Path(each["part"]["folder"]).name for each in told if each["command"] == "start"]
+    commands = [command for agent in rack.agents[f"n{node}"] for command in agent.commands]
+    return [
+        Path(command["part"]["folder"]).name
+        for command in commands
+        if command["command"] == "start"
+    ]
 
 
 def one_rank() -> TrialSpec:
@@ -642,9 +646,9 @@ def test_a_trial_that_no_gang_fits_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_a_command_of_the_users_own_runs_on_one_node_or_not_at_all(tmp_path: Path) -> None:
     fleet = GangFleet(Rack(2), world=2)
-    own = spec(command=["torchrun", "train.py"], world=4, dp=4, global_batch=8)
+    asked = spec(command=["torchrun", "train.py"], world=4, dp=4, global_batch=8)
     with pytest.raises(FleetError, match="starts its 4 ranks on one node, and none has as many"):
-        fleet.submit(own, tmp_path)
+        fleet.submit(asked, tmp_path)
     fleet.submit(spec(command=["torchrun", "train.py"]), tmp_path)
 
 

@@ -65,8 +65,8 @@ def test_a_pass_that_fails_costs_the_trial_nothing(fleet, study, factory):
     assert (result.outcome, result.evidence) == (Outcome.OK, "")
     assert len(result.step_times_s) >= 6
     assert result.peak_memory_bytes > 0
-    said = {"raises": "does not like to be watched", "is_killed": "rank 1 did not finish it"}
-    assert said[factory.removesuffix("_when_watched")] in result.diagnosis.problem
+    problems = {"raises": "does not like to be watched", "is_killed": "rank 1 did not finish it"}
+    assert problems[factory.removesuffix("_when_watched")] in result.diagnosis.problem
 
 
 @pytest.mark.parametrize("start", [pytest.param(Start.COLD, marks=THOROUGH), Start.WARM])
@@ -219,16 +219,16 @@ def test_nothing_outlives_a_killed_coordinator(study, start):
     def has_shared_memory() -> bool:
         for process in processes_of(study.folder):
             with contextlib.suppress(psutil.NoSuchProcess):
-                mapped = (Path(each.path) for each in process.memory_maps())
+                mapped = (Path(mapped_file.path) for mapped_file in process.memory_maps())
                 shared.update(path for path in mapped if path in segments("*"))
         return len(shared) == 2
 
     wait_until(has_shared_memory, "each rank has a segment")
     started = psutil.Process(coordinator.pid).children(recursive=True)
-    theirs = {process.pid for process in started}
+    agents = {process.pid for process in started}
     seen = subprocess.run(ASKS, check=True, capture_output=True, text=True).stdout
-    assert theirs & set(map(int, seen.split())), "another process sees its agent"
-    assert not theirs & set(other_agents()), "to whoever started it, it is none of others"
+    assert agents & set(map(int, seen.split())), "another process sees its agent"
+    assert not agents & set(other_agents()), "to whoever started it, it is none of others"
     os.kill(coordinator.pid, signal.SIGKILL)
     coordinator.wait()
     wait_until(lambda: processes_of(study.folder) == [], "its trial ends with it")

@@ -57,26 +57,26 @@ def configuration(**changes: object) -> Configuration:
 
 
 def test_a_replay_says_what_the_table_says_and_where() -> None:
-    its = spec()
+    asked = spec()
     answer = replayed(
         {
-            its.identity.candidate_hash: configuration(
+            asked.identity.candidate_hash: configuration(
                 step_time_s=4, peak_mem_gb=3, peak_mem_unit="GiB"
             )
         }
     )
-    result = answer(its)
+    result = answer(asked)
     assert result.origin is Origin.REPLAYED
     assert result.step_time_s == 4
-    assert result.samples_per_s == its.layout.global_batch / 4
+    assert result.samples_per_s == asked.layout.global_batch / 4
     assert result.peak_memory_bytes == 3 * GIB
     assert result.evidence_source == "runs.csv:7"
 
 
 def test_a_replayed_row_that_ran_out_of_memory_does_so_again() -> None:
-    its = spec()
-    answer = replayed({its.identity.candidate_hash: configuration(status="OOM", step_time_s="")})
-    result = answer(its)
+    asked = spec()
+    answer = replayed({asked.identity.candidate_hash: configuration(status="OOM", step_time_s="")})
+    result = answer(asked)
     assert (result.outcome, result.origin) == (Outcome.OOM, Origin.REPLAYED)
     assert result.evidence == "the table says OOM"
 
@@ -123,14 +123,14 @@ def test_a_candidate_has_an_error_of_its_own_and_a_run_noise() -> None:
 
 
 def test_the_same_seed_simulates_the_same() -> None:
-    its = spec()
-    assert simulation()(its) == simulation()(its)
-    assert simulation(dataclasses.replace(SURE, seed=2))(its) != simulation()(its)
+    asked = spec()
+    assert simulation()(asked) == simulation()(asked)
+    assert simulation(dataclasses.replace(SURE, seed=2))(asked) != simulation()(asked)
 
 
 def test_a_reduced_run_errs_nearly_as_its_candidate_does() -> None:
-    def error(its: TrialSpec) -> float:
-        step_time_s = simulation()(its).step_time_s
+    def error(asked: TrialSpec) -> float:
+        step_time_s = simulation()(asked).step_time_s
         assert step_time_s is not None
         return float(np.log(step_time_s / 2.0))
 

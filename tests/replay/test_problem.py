@@ -17,16 +17,16 @@ def problem(tmp_path: Path, *rows: dict[str, Any], wanted: str = "") -> ReplayPr
 
 
 def test_rows_are_candidates_of_the_knobs_there_are(tmp_path: Path) -> None:
-    its = problem(tmp_path, *sweep())
-    assert (its.world, its.global_batch, its.seq_len) == (8, 32, 1024)
-    assert (its.precision, its.device_name, its.devices_per_node) == ("fp16", "A100", 8)
-    assert len(its.configurations) == len(sweep())
-    candidate = next(c for c in its.configurations if (c.tp, c.pp, c.micro_batch) == (2, 2, 4))
+    read = problem(tmp_path, *sweep())
+    assert (read.world, read.global_batch, read.seq_len) == (8, 32, 1024)
+    assert (read.precision, read.device_name, read.devices_per_node) == ("fp16", "A100", 8)
+    assert len(read.configurations) == len(sweep())
+    candidate = next(c for c in read.configurations if (c.tp, c.pp, c.micro_batch) == (2, 2, 4))
     assert candidate["zero.stage"] == 0
     assert candidate["recompute"] == "full"
     assert candidate.dp == 2
     assert candidate.grad_accum == 4
-    lost = [c for c, found in its.configurations.items() if found.outcome is Outcome.OOM]
+    lost = [c for c, found in read.configurations.items() if found.outcome is Outcome.OOM]
     assert [(c.tp, c.pp, c.micro_batch) for c in lost] == [(1, 1, 4)]
 
 
@@ -37,8 +37,8 @@ def test_rows_are_candidates_of_the_knobs_there_are(tmp_path: Path) -> None:
 def test_the_model_has_the_tables_sizes(
     tmp_path: Path, changes: dict[str, Any], model_type: str
 ) -> None:
-    its = problem(tmp_path, row(**changes), row(tp=2, **changes))
-    config = its.model_config
+    found = problem(tmp_path, row(**changes), row(tp=2, **changes))
+    config = found.model_config
     shape = model_from_config("its", config, where="test").shape
     assert config["model_type"] == model_type
     assert (shape.n_layers, shape.hidden, shape.n_heads) == (12, 1024, 16)
@@ -73,12 +73,12 @@ def test_what_no_knob_says_is_part_of_the_problem(tmp_path: Path) -> None:
 
 def test_a_blank_degree_is_one_and_its_row_a_repeat(tmp_path: Path) -> None:
     blank = [row(tp="", pp="", step_time_s=seconds) for seconds in (5, 3)]
-    its = problem(tmp_path, *blank, row(tp=1, pp=1, step_time_s=4), row(tp=2))
-    assert [c.tp for c in its.configurations] == [1, 2]
-    repeated = next(iter(its.configurations.values()))
+    found = problem(tmp_path, *blank, row(tp=1, pp=1, step_time_s=4), row(tp=2))
+    assert [c.tp for c in found.configurations] == [1, 2]
+    repeated = next(iter(found.configurations.values()))
     assert repeated.step_time_s == 4
     assert [r.where for r in repeated.rows] == ["runs.csv:2", "runs.csv:3", "runs.csv:4"]
-    assert list(its.group.configurations) == list(its.configurations.values())
+    assert list(found.group.configurations) == list(found.configurations.values())
     with pytest.raises(JobError, match="no group of 2 configurations or more"):
         problem(tmp_path, blank[0], row(tp=1, pp=1))
 

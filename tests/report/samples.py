@@ -1,7 +1,6 @@
 """Standings and snapshots to show."""
 
 import dataclasses
-from pathlib import Path
 
 from autotune.contract import KnobValue, Outcome, Phase, Role
 from autotune.job.job import make_job
@@ -31,7 +30,6 @@ def standing(trial: int, samples_per_s: float, **knobs: KnobValue) -> Standing:
         samples_per_s_low=samples_per_s * 0.98,
         samples_per_s_high=samples_per_s * 1.02,
         peak_memory_bytes=800 * 2**20,
-        config=Path(f"trials/{trial:04d}/config/ds_config.json"),
         n_runs=1,
         n_disturbed=0,
     )

@@ -129,7 +129,7 @@ def study_on(folder: Path, device_name: str, price: float) -> Study:
 def test_studies_of_two_kinds_are_compared_by_accelerator_and_by_money(tmp_path: Path) -> None:
     studies = [study_on(tmp_path / "a", "H100", 2.5), study_on(tmp_path / "b", "A100", 0.5)]
     comparison = compare_studies([str(study.folder) for study in studies], tmp_path)
-    best = [run.report.answer and run.report.answer.best for run in comparison.runs]
+    best = [story.best for story in comparison.stories.values()]
     data = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
     assert [each["device_name"] for each in data["kinds"]] == ["H100", "A100"]
     for each, figure, price in zip(data["kinds"], best, (2.5, 0.5), strict=True):

@@ -15,7 +15,7 @@ from autotune.contract import Fidelity, Phase, Role
 from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.report.compare.comparison import ComparedRun, compare
+from autotune.report.compare.comparison import compare
 from autotune.report.story import read_story
 from autotune.report.terminal.live import LineView
 from autotune.report.terminal.markdown import render_markdown
@@ -116,13 +116,11 @@ def test_the_table_declares_what_each_row_ran(study: Study) -> None:
 
 def test_pages_and_comparisons_leave_them_out(study: Study, tmp_path: Path) -> None:
     plain = finished(tmp_path, make(trials=6, study="plain"))
-    runs = [
-        ComparedRun(name=name, report=report, frame=report.frame, job={})
-        for name, report in (("A", read_story(study)), ("B", read_story(plain)))
-    ]
-    assert runs[0].frame["reduced_of"].isna().all()
-    assert len(runs[0].frame) == len(study.trials()) - 3
-    found = compare(runs)
+    stories = {"A": read_story(study), "B": read_story(plain)}
+    frame = stories["A"].frame
+    assert frame["reduced_of"].isna().all()
+    assert len(frame) == len(study.trials()) - 3
+    found = compare(stories)
     assert "A: reduced trials are left out" in " ".join(found.warnings)
     assert "B: reduced" not in " ".join(found.warnings)
     assert not any("not of the same work" in warning for warning in found.warnings)

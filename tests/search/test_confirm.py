@@ -88,8 +88,8 @@ def test_interval_by_hand():
     variance = squares / (PRIOR_DEGREES + 4) + steps
     half_width = t_quantile(0.975, PRIOR_DEGREES + 4) * math.sqrt(variance * (1 + 1 / 3))
     figure = verdict.figures[best.hash]
-    assert figure.low == pytest.approx(100 * math.exp(0.02 - half_width))
-    assert figure.high == pytest.approx(100 * math.exp(0.02 + half_width))
+    assert figure.samples_per_s_low == pytest.approx(100 * math.exp(0.02 - half_width))
+    assert figure.samples_per_s_high == pytest.approx(100 * math.exp(0.02 + half_width))
     gain = verdict.gain(best.hash, start.hash)
     assert gain is not None
     # The differences 0.02, 0.01 and 0.03 deviate by 0.01 from their mean.
@@ -106,7 +106,9 @@ def test_a_round_that_was_slow_for_all_is_no_noise_of_the_gain():
     assert verdict is not None
     gain = verdict.gain(best.hash, start.hash)
     assert 1.09 < gain.low < gain.ratio < gain.high < 1.13
-    assert verdict.figures[best.hash].low < 75, "its own figure does not hide how they differ"
+    assert verdict.figures[best.hash].samples_per_s_low < 75, (
+        "its own figure does not hide how they differ"
+    )
 
 
 def test_the_baseline_over_itself_is_exactly_one():

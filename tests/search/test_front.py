@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
-from autotune.record.answer import SearchAnswer
+from autotune.record.answer import SearchAnswer, Standing
 from autotune.record.study import Study
-from autotune.search.front import RULE, Figure, front_of, knee, nearest_on_front
+from autotune.search.front import RULE, front_of, knee, nearest_on_front
 from autotune.search.history import History
 from autotune.search.objective import Objective
+from autotune.space.candidate import Candidate
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
@@ -22,11 +23,13 @@ from tests.search.scripted import (
 )
 
 
-def figure(rate: float, peak: float | None) -> Figure:
-    return Figure(
+def figure(rate: float, peak: float | None) -> Standing:
+    return Standing(
+        trial=0,
+        candidate=Candidate.of({"micro_batch": 1}, world=1, global_batch=1),
         samples_per_s=rate,
-        low=rate * 0.99,
-        high=rate * 1.01,
+        samples_per_s_low=rate * 0.99,
+        samples_per_s_high=rate * 1.01,
         peak_memory_bytes=None if peak is None else int(peak),
     )
 

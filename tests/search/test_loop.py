@@ -75,7 +75,7 @@ def test_baseline_search_comparison_in_this_order(study: Study):
     assert result.best is not None
     assert result.baseline is not None
     assert result.best.samples_per_s >= result.baseline.samples_per_s
-    assert result.best.config.exists()
+    assert result.config_of(result.best).exists()
 
 
 def test_what_is_answered_at_once_is_not_waited_for(study: Study):

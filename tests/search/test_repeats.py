@@ -228,7 +228,7 @@ def test_the_answer_names_the_trial_that_counts(study: Study):
         its = trials[standing.trial]
         assert its.spec.identity.candidate_hash == standing.candidate.hash
         assert its.spec.provenance.repeat_of is not None
-        assert its.folder in standing.config.parents
+        assert its.folder in result.config_of(standing).parents
 
 
 @pytest.mark.parametrize("cut_after", [4, 5, 12])

@@ -82,5 +82,5 @@ def test_a_users_own_baseline_keeps_the_keys_that_no_knob_knows(study: Study):
     )
     assert len(fleet.ran(Role.BASELINE)) == 1
     assert result.baseline is not None
-    written = json.loads(result.baseline.config.read_text())
+    written = json.loads(result.config_of(result.baseline).read_text())
     assert written["zero_optimization"]["round_robin_gradients"] is True

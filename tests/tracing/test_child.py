@@ -33,11 +33,11 @@ def test_small_depths_tell_the_whole() -> None:
     assert depths == [4, 5, 6]
     assert all_of_them == [16]
     assert small.n_params == whole.n_params == counted
-    told, found = (
+    extrapolated, found = (
         {phase: sum(held.values()) for phase, held in largest(step.parts).items()}
         for step in (small, whole)
     )
-    assert told == pytest.approx(found, rel=1e-6)
+    assert extrapolated == pytest.approx(found, rel=1e-6)
 
 
 def test_depths_differ_by_the_period_of_the_layers() -> None:

@@ -19,12 +19,12 @@ NOTHING = dict.fromkeys(Kind, 0.0)
 
 def step(n_layers: int, *, period: int = 1, odd: float = 0.0) -> Traced:
     """A step as recomputation makes it: logits lead while it is shallow, gradients when deep."""
-    kept = 1.0 * n_layers
+    held = 1.0 * n_layers
     parts = {
-        Part(phase=StepPhase.FORWARD, place="layers"): {**NOTHING, Kind.ACTIVATIONS: kept + odd},
+        Part(phase=StepPhase.FORWARD, place="layers"): {**NOTHING, Kind.ACTIVATIONS: held + odd},
         Part(phase=StepPhase.BACKWARD, place="head"): {
             **NOTHING,
-            Kind.ACTIVATIONS: kept,
+            Kind.ACTIVATIONS: held,
             Kind.LOGITS: 40.0,
         },
     }
@@ -59,10 +59,10 @@ def test_every_part_is_told_where_the_peak_of_all_is_not(period: int) -> None:
     assert chosen is not None
     first, second, third = (step(depth, period=period) for depth in chosen)
     whole = step(n_layers, period=period)
-    told = at_depth(first, second, n_layers)
-    assert told.peak_bytes == whole.peak_bytes
-    assert told.n_params == whole.n_params
-    assert {p: sum(h.values()) for p, h in largest(told.parts).items()} == {
+    extrapolated = at_depth(first, second, n_layers)
+    assert extrapolated.peak_bytes == whole.peak_bytes
+    assert extrapolated.n_params == whole.n_params
+    assert {p: sum(h.values()) for p, h in largest(extrapolated.parts).items()} == {
         p: sum(h.values()) for p, h in largest(whole.parts).items()
     }
     assert differs(third, at_depth(first, second, third.n_layers)) == 0
@@ -72,8 +72,8 @@ def test_every_part_is_told_where_the_peak_of_all_is_not(period: int) -> None:
 
 
 def test_a_depth_off_the_line_is_seen() -> None:
-    told = at_depth(step(4), step(5), 6)
-    assert differs(step(6, odd=4.6), told) == pytest.approx(0.1)
+    extrapolated = at_depth(step(4), step(5), 6)
+    assert differs(step(6, odd=4.6), extrapolated) == pytest.approx(0.1)
 
 
 def test_steps_of_other_parts_are_not_compared() -> None:

@@ -17,7 +17,7 @@ SECOND = Part(phase=StepPhase.FORWARD, place="head")
 def test_what_is_freed_does_not_count() -> None:
     tracker = Tracker(FIRST, kind=Kind.ACTIVATIONS)
     with tracker:
-        kept = torch.empty(1000, dtype=torch.uint8)
+        tensor = torch.empty(1000, dtype=torch.uint8)
         passing = torch.empty(500, dtype=torch.uint8)
         del passing
         tracker.enter(SECOND, Kind.LOGITS)
@@ -25,7 +25,7 @@ def test_what_is_freed_does_not_count() -> None:
     assert tracker.fullest[FIRST][Kind.ACTIVATIONS] == 1500
     assert tracker.fullest[SECOND][Kind.ACTIVATIONS] == 1000
     assert tracker.fullest[SECOND][Kind.LOGITS] == 300
-    del kept, again
+    del tensor, again
 
 
 def test_views_are_free_and_sizes_are_rounded_up() -> None:
@@ -61,12 +61,12 @@ def test_torch_counts_the_same() -> None:
             gradients="grow",
         )
         model = from_config(config, torch.float32, "eager").train()
-        theirs = MemTracker()
-        theirs.track_external(model, tokens)
-        with theirs:
+        of_torch = MemTracker()
+        of_torch.track_external(model, tokens)
+        with of_torch:
             output = model(**batch)
             output.loss.backward()
-    (snapshot,) = theirs.get_tracker_snapshot("peak").values()
+    (snapshot,) = of_torch.get_tracker_snapshot("peak").values()
     before_the_step = [
         sum(held.values()) for part, held in ours.parts.items() if part.phase is not StepPhase.STEP
     ]

@@ -31,14 +31,14 @@ def values_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def run(case: dict[str, Any]) -> dict[str, Any]:
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
     torch.manual_seed(spec.workload.seed)
-    told = settings(spec, ds_config)
-    model = make_model(told, ds_config)
+    trained = settings(spec, ds_config)
+    model = make_model(trained, ds_config)
     add_adapters(model, spec.workload.model["lora"])
     trainable = [p for p in model.parameters() if p.requires_grad]
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=ds_config)
     try:
         before = values_of(engine.module)
-        batch, losses = next(batches(told, engine)), []
+        batch, losses = next(batches(trained, engine)), []
         for _ in range(STEPS):
             loss = engine(**batch).loss
             engine.backward(loss)

@@ -42,8 +42,8 @@ def norm_of_gradient(module: torch.nn.Module) -> float:
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
-    told = settings(spec, ds_config)
-    engine = make_engine(told, ds_config)
+    trained = settings(spec, ds_config)
+    engine = make_engine(trained, ds_config)
     scale = case.get("scale") or gradient_scale(ds_config, spec.layout.sp)
     norms: list[float] = []
     step = engine.step
@@ -55,7 +55,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
     engine.step = seen_step
     try:
-        stream = batches(told, engine)  # of the same samples, whoever shares them
+        stream = batches(trained, engine)  # of the same samples, whoever shares them
         losses = []
         for _ in range(STEPS):
             of_step = [

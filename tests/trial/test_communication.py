@@ -21,8 +21,8 @@ def matrix(**off):
     text += "".join(f"{name:>13}  " for name in algorithms) + "\n"
     for function in functions:
         text += f"{function:>13} | " + "".join(f"{n:>8}  " for n in (1, 2, 1)) + " | "
-        kept = off.get(function, algorithms)
-        text += "".join(f"{int(name in kept):>13}  " for name in algorithms) + "\n"
+        enabled = off.get(function, algorithms)
+        text += "".join(f"{int(name in enabled):>13}  " for name in algorithms) + "\n"
     return text
 
 
@@ -66,7 +66,7 @@ def test_a_log_says_what_was_read_and_what_came_of_it():
 
 
 @pytest.mark.parametrize(
-    ("line", "instead", "said"),
+    ("line", "instead", "words"),
     [
         ("NCCL_ALGO set by environment to allreduce:Tree\n", "\n", "NCCL_ALGO: asked"),
         # Sockets are never opened where InfiniBand carries the messages.
@@ -78,11 +78,11 @@ def test_a_log_says_what_was_read_and_what_came_of_it():
         (matrix(AllReduce=("Tree",)), matrix(), "nccl.all_reduce: asked Tree"),
     ],
 )
-def test_what_did_not_take_effect_differs(line, instead, said):
+def test_what_did_not_take_effect_differs(line, instead, words):
     assert line in LOG
     found = compared(parse([LOG.replace(line, instead)]), EXPECTED, has_table=True)
     (difference,) = differences(EXPECTED, found)
-    assert said in difference
+    assert words in difference
 
 
 def test_fewest_channels_are_a_bound():

@@ -42,9 +42,9 @@ def test_six_equal_steps_are_enough():
 def test_it_goes_on_until_the_interval_is_narrow(seed):
     patient = dataclasses.replace(MEASURE, budget_s=math.inf)
     course, taken = run(patient, noisy(seed, 400, noise=0.1))
-    kept = taken[course.n_warm_up :]
+    measured = taken[course.n_warm_up :]
     assert MEASURE.min_steps < len(taken) < 400
-    assert relative_half_width(kept) <= MEASURE.target_half_width
+    assert relative_half_width(measured) <= MEASURE.target_half_width
 
 
 @pytest.mark.parametrize("seed", range(8))

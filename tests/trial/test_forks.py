@@ -198,16 +198,16 @@ def port() -> int:
 def test_a_port_that_somebody_has_is_told(tmp_path: Path) -> None:
     with listen_on(0) as taken:
         process = launcher(tmp_path, taken.getsockname()[1], "this")
-        _, said = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert said.startswith("launcher: OSError: [Errno 98] Address already in use")
+    assert errors.startswith("launcher: OSError: [Errno 98] Address already in use")
 
 
 def test_a_module_that_is_not_there_fails_in_the_rank(tmp_path: Path, port: int) -> None:
     process = launcher(tmp_path, port, "no_such_module")
-    _, said = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "No module named no_such_module" in said
+    assert "No module named no_such_module" in errors
     codes = json.loads((tmp_path / "ranks" / EXIT_FILE.format(node=0)).read_text())
     assert 1 in codes.values()
 

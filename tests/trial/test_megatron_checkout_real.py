@@ -154,7 +154,7 @@ def test_what_is_handed_out_starts_the_checkout_and_is_soaked(tmp_path, names_ch
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert [each.iteration for each in read_log(done.stdout.splitlines()).iterations] == [1, 2]
+    assert [entry.iteration for entry in read_log(done.stdout.splitlines()).iterations] == [1, 2]
     soak = ("soak", "--from", str(tmp_path), "--minutes", "0.1", "--json")
     soaked = subprocess.run(
         [sys.executable, "-m", "autotune", *soak],
@@ -199,20 +199,20 @@ def test_a_command_is_diagnosed_and_its_changes_are_its_own_arguments(tmp_path):
         timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    assert told["changes"]
-    for change in told["changes"]:
+    report = json.loads(done.stdout)
+    assert report["changes"]
+    for change in report["changes"]:
         assert change["edits"], change
-    edits = {line for change in told["changes"] for line in change["edits"]}
+    edits = {line for change in report["changes"] for line in change["edits"]}
     assert all(line.split()[0] in ("add", "remove", "set") for line in edits)
     assert any("--" in line for line in edits)
 
 
 def release(checkout: Path) -> str:
     """The release that a checkout says it is."""
-    told: dict[str, object] = {}
-    exec((checkout / "megatron/core/package_info.py").read_text(), told)
-    return str(told["__version__"])
+    facts: dict[str, object] = {}
+    exec((checkout / "megatron/core/package_info.py").read_text(), facts)
+    return str(facts["__version__"])
 
 
 @pytest.mark.parametrize("model", ["tiny-qwen3-moe", "tiny-deepseek-v3", "tiny-gpt-oss"])

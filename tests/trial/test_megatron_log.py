@@ -48,7 +48,7 @@ def test_an_iteration_that_was_skipped_has_no_loss_and_a_bad_one_is_no_number():
 
 def test_memory_of_ranks():
     log = read_log([MEMORY, NEW_MEMORY])
-    assert [each.rank for each in log.memory] == [3, 0]
+    assert [entry.rank for entry in log.memory] == [3, 0]
     assert log.memory[0].peak_allocated_bytes == 300.25 * 2**20
     assert log.peak_reserved_bytes == 640 * 2**20
     assert read_log([]).peak_reserved_bytes is None

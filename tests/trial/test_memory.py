@@ -120,14 +120,16 @@ for how, body in json.loads(sys.stdin.read()).items():
 
 def test_private_memory_beside_its_limit_is_seen_and_no_other():
     code = FORKED.format(helpers=NOT_WRITABLE)
-    told = json.dumps(HIDES | FINE)
-    done = subprocess.run([sys.executable, "-c", code], input=told, capture_output=True, text=True)
-    seen = {how: (peak, said) for how, peak, said in map(json.loads, done.stdout.splitlines())}
+    request = json.dumps(HIDES | FINE)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=request, capture_output=True, text=True
+    )
+    seen = {how: (peak, text) for how, peak, text in map(json.loads, done.stdout.splitlines())}
     assert seen.keys() == HIDES.keys() | FINE.keys(), done.stderr
     for how in HIDES:
-        peak_bytes, said = seen[how]
+        peak_bytes, text = seen[how]
         assert 240 * 2**20 <= peak_bytes < 270 * 2**20, how
-        assert f"over the limit of {100 * 2**20} bytes" in said, how
+        assert f"over the limit of {100 * 2**20} bytes" in text, how
     for how in FINE:
         assert seen[how][1] == "", how
 

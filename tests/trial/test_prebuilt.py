@@ -46,7 +46,7 @@ def test_without_a_folder_of_ours_nothing_changes(
     compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
-    torchs_own = cpp_extension.load
+    original = cpp_extension.load
     load_as_built()
-    assert cpp_extension.load is torchs_own
+    assert cpp_extension.load is original
     assert compiled == []

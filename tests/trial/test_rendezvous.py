@@ -16,10 +16,10 @@ def two_nodes(node: int) -> Rendezvous:
 
 def test_each_node_has_its_share_of_the_ranks() -> None:
     assert [*two_nodes(0).ranks, *two_nodes(1).ranks] == [0, 1, 2, 3]
-    said = two_nodes(1).variables(3, None)
-    assert (said["RANK"], said["LOCAL_RANK"], said["GROUP_RANK"]) == ("3", "1", "1")
-    assert (said["WORLD_SIZE"], said["LOCAL_WORLD_SIZE"]) == ("4", "2")
-    assert (said["MASTER_ADDR"], said["MASTER_PORT"]) == ("10.0.0.1", "29500")
+    variables = two_nodes(1).variables(3, None)
+    assert (variables["RANK"], variables["LOCAL_RANK"], variables["GROUP_RANK"]) == ("3", "1", "1")
+    assert (variables["WORLD_SIZE"], variables["LOCAL_WORLD_SIZE"]) == ("4", "2")
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.1", "29500")
     assert two_nodes(1).listen() is None, "the first node has the store"
 
 
@@ -35,10 +35,12 @@ def test_a_rank_has_every_variable_that_torchrun_sets() -> None:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     source = inspect.getsource(LocalElasticAgent._start_workers)
-    theirs = set(re.findall(r'"([A-Z_]+)":', source)) - {"TORCHELASTIC_ERROR_FILE"}
-    assert {"RANK", "TORCHELASTIC_USE_AGENT_STORE"} <= theirs, "they are set somewhere else now"
+    by_torchrun = set(re.findall(r'"([A-Z_]+)":', source)) - {"TORCHELASTIC_ERROR_FILE"}
+    assert {"RANK", "TORCHELASTIC_USE_AGENT_STORE"} <= by_torchrun, (
+        "they are set somewhere else now"
+    )
     # Threads are the node's to give: see `rank_environment`.
-    assert theirs - {"OMP_NUM_THREADS"} <= two_nodes(0).variables(0, None).keys()
+    assert by_torchrun - {"OMP_NUM_THREADS"} <= two_nodes(0).variables(0, None).keys()
 
 
 def has_ipv6_loopback() -> bool:

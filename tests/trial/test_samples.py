@@ -21,14 +21,14 @@ def trial(micro_batch, dp, **changes):
     return settings(trial_spec, config)
 
 
-def step_of(told, *, step=0, warming=False):
+def step_of(settings, *, step=0, warming=False):
     """The samples of one optimizer step by their number, with their micro-batch's width."""
     found = {}
-    for rank in range(told.dp):
-        batches = drawn(told, rank, lambda: step, warm_up_steps=step + warming)
-        for micro_step, batch in enumerate(itertools.islice(batches, told.grad_accum)):
-            for slot in range(told.micro_batch):
-                number = (micro_step * told.dp + rank) * told.micro_batch + slot
+    for rank in range(settings.dp):
+        batches = drawn(settings, rank, lambda: step, warm_up_steps=step + warming)
+        for micro_step, batch in enumerate(itertools.islice(batches, settings.grad_accum)):
+            for slot in range(settings.micro_batch):
+                number = (micro_step * settings.dp + rank) * settings.micro_batch + slot
                 mask = batch["attention_mask"][slot].bool()
                 found[number] = (batch["input_ids"][slot][mask].tolist(), len(mask))
     return found
@@ -53,13 +53,13 @@ def test_all_samples_are_the_longest_while_it_warms_up():
     assert {len(sample) for sample, _ in step_of(trial(2, 2), warming=True).values()} == {12}
 
 
-def rows_of(told, *, step=0, order=0):
+def rows_of(settings, *, step=0, order=0):
     """The samples of one optimizer step that all have the same length, in their order."""
     found = {}
-    for rank in range(told.dp):
-        batches = full(told, rank, lambda: step, order=order)
-        for micro_step, batch in enumerate(itertools.islice(batches, told.grad_accum)):
-            first = (micro_step * told.dp + rank) * told.micro_batch
+    for rank in range(settings.dp):
+        batches = full(settings, rank, lambda: step, order=order)
+        for micro_step, batch in enumerate(itertools.islice(batches, settings.grad_accum)):
+            first = (micro_step * settings.dp + rank) * settings.micro_batch
             rows = enumerate(batch["input_ids"].tolist(), first)
             found |= {place: tuple(row) for place, row in rows}
     return [found[place] for place in sorted(found)]
@@ -73,15 +73,15 @@ def test_every_cut_of_a_global_batch_trains_the_same_samples_in_a_step():
 
 
 def test_another_order_has_the_same_samples():
-    told = trial(2, 2)
-    orders = [rows_of(told, step=3, order=order) for order in range(3)]
+    settings = trial(2, 2)
+    orders = [rows_of(settings, step=3, order=order) for order in range(3)]
     assert len({tuple(rows) for rows in orders}) == 3
     assert len({frozenset(rows) for rows in orders}) == 1
 
 
 def test_a_step_that_was_not_applied_is_done_again_with_its_samples():
-    told, applied = trial(4, 2), iter([5, 5, 6])
-    batches = full(told, 0, lambda: next(applied))
+    settings, applied = trial(4, 2), iter([5, 5, 6])
+    batches = full(settings, 0, lambda: next(applied))
     first, again, after = (next(batches)["input_ids"] for _ in range(3))
     assert torch.equal(first, again)
     assert not torch.equal(first, after)
@@ -89,9 +89,9 @@ def test_a_step_that_was_not_applied_is_done_again_with_its_samples():
 
 def test_some_tokens_come_up_far_more_often_than_others():
     """Else there is nothing to learn, and a training that goes wrong would show less."""
-    told = trial(4, 2)
-    tokens = torch.tensor([rows_of(told, step=step) for step in range(40)]).flatten()
-    vocab = told.source["vocab"]
+    settings = trial(4, 2)
+    tokens = torch.tensor([rows_of(settings, step=step) for step in range(40)]).flatten()
+    vocab = settings.source["vocab"]
     assert 0 <= tokens.min() < tokens.max() < vocab
     shares = torch.bincount(tokens, minlength=vocab).float() / len(tokens)
     assert 0.2 < shares[0] < 0.3, "64 ** (-1 / 3) is a quarter"

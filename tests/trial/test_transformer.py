@@ -109,13 +109,13 @@ def their_model(config):
     return model
 
 
-def copied(model, theirs):
+def copied(model, reference):
     """Give our model the weights of theirs."""
     embedding, *positions = [layer for layer in model.layers.values() if hasattr(layer, "weight")]
-    inner = theirs.base_model
+    inner = reference.base_model
     blocks = [layer for layer in model.layers.values() if hasattr(layer, "attention")]
     norm = next(layer.norm for layer in model.layers.values() if hasattr(layer, "norm"))
-    pairs = [(embedding.weight, theirs.get_input_embeddings().weight)]
+    pairs = [(embedding.weight, reference.get_input_embeddings().weight)]
     pairs += [(table.weight, inner.wpe.weight) for table in positions]
     their_norm = inner.ln_f if positions else inner.norm
     pairs += zip(norm.parameters(), their_norm.parameters(), strict=True)
@@ -130,7 +130,7 @@ def copied(model, theirs):
             else:
                 pairs.append((dict(ours.named_parameters())[f"{LAYER[layer]}.{kind}"], weight))
     head = [layer.out.weight for layer in model.layers.values() if hasattr(layer, "out")]
-    pairs += [(weight, theirs.lm_head.weight) for weight in head]
+    pairs += [(weight, reference.lm_head.weight) for weight in head]
     with torch.no_grad():
         for mine, their in pairs:
             mine.copy_(their)
@@ -140,24 +140,27 @@ def copied(model, theirs):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_computes_what_the_hugging_face_model_computes(name):
     config = CONFIGS[name]
-    theirs = their_model(config).train()
+    reference = their_model(config).train()
     ours = Whole(Shape(**shape_of({"config": config}, TOKENS))).train()
-    copied(ours, theirs)
+    copied(ours, reference)
     tokens = torch.randint(0, 64, (3, TOKENS))
     labels = tokens.clone()
     labels[1, 7:] = -100
-    their_loss = theirs(input_ids=tokens, labels=labels).loss
+    their_loss = reference(input_ids=tokens, labels=labels).loss
     our_loss = next_token_loss(ours(tokens), labels)
     torch.testing.assert_close(our_loss, their_loss, rtol=1e-6, atol=1e-6)
     their_loss.backward()
     our_loss.backward()
     norms = [
-        torch.stack([p.grad.norm() for p in model.parameters()]).norm() for model in (ours, theirs)
+        torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        for model in (ours, reference)
     ]
     torch.testing.assert_close(*norms, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [each.name for each in preset_table() if each.family in FAMILIES])
+@pytest.mark.parametrize(
+    "name", [preset.name for preset in preset_table() if preset.family in FAMILIES]
+)
 def test_it_has_as_many_parameters_as_the_model(name):
     model = load_model(name)
     shape = Shape(**shape_of(model.source, 1))
@@ -186,7 +189,7 @@ def test_layers_are_counted_as_they_are_built(name):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"rope_scaling": {"rope_type": "linear"}}, "llama: its config lacks factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "factor is None"),
@@ -199,17 +202,19 @@ def test_layers_are_counted_as_they_are_built(name):
         ({"model_type": "gpt2", "n_embd": None}, "gpt2: its config's n_embd: "),
     ],
 )
-def test_a_config_that_cannot_be_read_is_refused_with_its_key(changes, said):
+def test_a_config_that_cannot_be_read_is_refused_with_its_key(changes, reason):
     config = ROTARY | {"model_type": "llama"} | changes
-    assert said in refusal({"config": config}, seq_len=TOKENS, lengths={})
+    assert reason in refusal({"config": config}, seq_len=TOKENS, lengths={})
 
 
 def test_a_config_that_lacks_a_size_is_refused():
-    said = refusal({"config": {"model_type": "llama"}}, seq_len=TOKENS, lengths={})
-    assert said == "llama: its config lacks num_attention_heads"
+    reason = refusal({"config": {"model_type": "llama"}}, seq_len=TOKENS, lengths={})
+    assert reason == "llama: its config lacks num_attention_heads"
 
 
-@pytest.mark.parametrize("name", [each.name for each in preset_table() if each.family in FAMILIES])
+@pytest.mark.parametrize(
+    "name", [preset.name for preset in preset_table() if preset.family in FAMILIES]
+)
 def test_stages_are_known_before_deepspeed_cuts_them(name):
     model = load_model(name)
     sizes = layer_sizes(Build(shape=Shape(**shape_of(model.source, 1))))

@@ -78,10 +78,6 @@ def _is_uneven_split(work: StageWork, pp: int, vp: int) -> bool:
     )
 
 
-def _has_experts_on_each_rank(stages: Stages, pp: int, n_dense_layers: int) -> bool:
-    return has_experts_on_each_rank([stage.count("t") for stage in stages], pp, n_dense_layers)
-
-
 def has_experts_on_each_rank(counts: list[int], pp: int, n_dense_layers: int) -> bool:
     """True if each pipeline rank has a layer of experts, given the layers of each stage."""
     ends = np.cumsum(counts)
@@ -117,7 +113,8 @@ def _rank_has_experts(
     work: StageWork, n_layers: int, n_dense: int, stages: int, pp: int, vp: int, first: int
 ) -> bool:
     if stages > BALANCED:
-        return _has_experts_on_each_rank(written_stages(stages), pp, n_dense)
+        counts = [stage.count("t") for stage in written_stages(stages)]
+        return has_experts_on_each_rank(counts, pp, n_dense)
     if stages:
         return has_experts_on_each_rank(list(balanced_layers(work, pp, vp)), pp, n_dense)
     # Even stages: the first rank's chunks are the first ones.

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from autotune.base.units import format_bytes, format_gain_interval
 from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
 from autotune.record.answer import Speedup
@@ -28,6 +27,7 @@ from autotune.report.results.ratios import (
 )
 from autotune.report.results.rows import Row
 from autotune.report.story import Story
+from autotune.report.telling import tell
 from autotune.report.words import describe_reduced
 from autotune.search.history import Tried
 from autotune.space.candidate import format_value
@@ -43,6 +43,12 @@ _EMPTY = {"finetune": "every weight"}
 _PLACE = ("origin", "accelerator", "device_name", "memory_limit_bytes")
 _NO_VALUE = format_value(None)
 """A knob that does not act, or that is none of the study's engine."""
+_BESIDES_THE_TABLE = (
+    *("optimizer", "objective", "objective_floor", "head_room", "baseline", "base_config"),
+    *("templates", "lengths"),
+)
+"""Keys of the job that change what a trial runs or what `best` means, and that no column tells
+fully: two histograms are one word there."""
 _SIDES = ("first", "other")
 _CANDIDATES = {
     "settings": "string",
@@ -59,24 +65,11 @@ _CANDIDATES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedRun:
-    """One study of a comparison."""
-
-    name: str
-    """What it is called here, as of `names_of`; columns are named by it."""
-    report: Story
-    frame: pd.DataFrame
-    job: Mapping[str, Any]
-    """Keys of the job that the table has no column for; empty where its file is unreadable."""
-    price_per_hour: float | None = None
-    """Price of one accelerator; None: nobody said."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class StudyComparison:
     """Several studies beside each other."""
 
-    runs: Sequence[ComparedRun]
+    stories: Mapping[str, Story]
+    """The studies by their names here, as of `names_of`; columns are named by these."""
     outcomes: pd.DataFrame
     """Ended trials: a row per outcome, a column per study."""
     bests: pd.DataFrame
@@ -112,13 +105,13 @@ class StudyComparison:
     def as_dict(self) -> dict[str, Any]:
         """The form that `--json` prints."""
         return {
-            "studies": {run.name: str(run.report.folder) for run in self.runs},
+            "studies": {name: str(story.folder) for name, story in self.stories.items()},
             "warnings": list(self.warnings),
             "outcomes": _plain(self.outcomes, "columns"),
             "bests": _plain(self.bests, "records"),
             "knobs": _plain(self.knobs, "columns"),
             "candidates": _plain(self.candidates, "records"),
-            "verdicts": list(map(str, self.verdicts)),
+            "verdicts": [verdict.sentence for verdict in self.verdicts],
             "kinds": [kind.as_dict() for kind in self.kinds],
             "best_kinds": best_kinds(self.kinds),
             "uneven_split": split.as_dict() if (split := split_of(self.kinds)) else None,
@@ -145,80 +138,62 @@ class Against:
     """Whether each best counts beside the baseline of its own study, which both ran."""
     drift: Speedup | None = None
     """Speed of that baseline in the study over that in the first one, where they differ."""
-    unproven: str = ""
-    """Why neither can be called faster whatever their figures; empty: one can."""
+    shares_baseline: bool = True
+    """Whether the machine is known to have been as fast both times; else neither is faster."""
 
     @property
     def faster(self) -> str:
         """The faster one; empty: no difference is proven."""
-        if self.unproven:
+        if not self.shares_baseline:
             return ""
         return self.name if self.low > 1 else self.first if self.high < 1 else ""
 
-    def __str__(self) -> str:
-        text = f"{self.name}'s best is {self.ratio:.2f}x as fast as {self.first}'s "
-        text += f"({format_gain_interval(self.low, self.high)})"
-        if self.basis:
-            text += f", {self.basis}"
-        if self.unproven:
-            return f"{text}: {self.unproven}"
-        if self.undecided:
-            return f"{text}: {self.undecided}"
-        return f"{text}: use {self.advice}" if self.faster else f"{text}: no proven difference"
+    @property
+    def is_by_speed(self) -> bool:
+        """Whether both were searched for speed, so that it says which to use."""
+        return set(self.objectives) == {"samples_per_s"}
 
     @property
-    def basis(self) -> str:
-        """What the ratio is of, where it is not of samples/s; empty: of these."""
-        if not self.is_beside_baseline:
-            return ""
-        said = "each beside the baseline of its study"
-        if self.drift is None:
-            return said
-        return f"{said}, which ran {self.drift.ratio:.2f}x as fast in {self.name}"
+    def told(self) -> dict[str, str]:
+        """`headline`, `words` and perhaps the `tone` of the verdict."""
+        ratio, low, high, slower = self.ratio, self.low, self.high, self.first
+        if self.faster == self.first:
+            ratio, low, high, slower = 1 / ratio, 1 / high, 1 / low, self.name
+        values = {"verdict": self, "ratio": ratio, "ends": (low, high), "slower": slower}
+        return dict(tell("against", values))
 
     @property
-    def undecided(self) -> str:
-        """Why speed alone does not say which to use; empty: both were searched for speed."""
-        first, other = self.objectives
-        if first == other == "samples_per_s":
-            return ""
-        why = f"of {self.first} is {first} and that of {self.name} is {other}"
-        if first == other:
-            why = f"of both is {first}"
-        said = f"speed alone does not decide, since the objective {why}"
-        ours, theirs = self.peaks_bytes
-        if ours is None or theirs is None:
-            return said
-        return f"{said}; {self.name}'s takes {format_bytes(theirs)}, {self.first}'s " + (
-            format_bytes(ours)
-        )
+    def sentence(self) -> str:
+        """The verdict in one text."""
+        return f"{self.told['headline']}. {self.told['words']}"
 
     @property
-    def advice(self) -> str:
-        """The one to use, and its engine where the two have different ones."""
+    def package(self) -> str:
+        """What to use the faster one with, where the two have different engines."""
         first, other = self.engines
-        engine = other if self.faster == self.name else first
-        return self.faster + (f" ({engine})" if first != other and engine else "")
+        return "" if first == other else other if self.faster == self.name else first
 
 
-def compare(runs: Sequence[ComparedRun]) -> StudyComparison:
-    """Compare two studies or more; ratios are over the first one."""
-    shared = [row for run in runs[1:] for row in _shared(runs[0], run)]
+def compare(stories: Mapping[str, Story]) -> StudyComparison:
+    """Compare two studies or more, by their names; ratios are over the first one."""
+    first, *others = stories
+    shared = [row for name in others for row in _shared(first, name, stories)]
     candidates = pd.DataFrame(
         {
             name: pd.Series([row[name] for row in shared], dtype=dtype)
             for name, dtype in _CANDIDATES.items()
         }
     ).sort_values(["other", "first_samples_per_s"], ascending=[True, False], ignore_index=True)
-    differences = dict(_differences(runs))
+    differences = dict(_differences(stories))
+    found = (_verdict(first, name, stories) for name in others)
     return StudyComparison(
-        runs=runs,
-        kinds=_kinds(runs, differences),
-        outcomes=_outcomes(runs),
-        bests=pd.DataFrame([_best(run) for run in runs]),
-        knobs=_knobs(runs),
+        stories=stories,
+        kinds=_kinds(stories, differences),
+        outcomes=_outcomes(stories),
+        bests=pd.DataFrame([_best(name, story) for name, story in stories.items()]),
+        knobs=_knobs(stories),
         candidates=candidates,
-        verdicts=[said for run in runs[1:] if (said := _verdict(runs[0], run))],
+        verdicts=[verdict for verdict in found if verdict is not None],
         warnings=[*differences.values(), *_other_configs(candidates)],
     )
 
@@ -237,8 +212,8 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _outcomes(runs: Sequence[ComparedRun]) -> pd.DataFrame:
-    counts = {run.name: run.report.counts for run in runs}
+def _outcomes(stories: Mapping[str, Story]) -> pd.DataFrame:
+    counts = {name: story.counts for name, story in stories.items()}
     seen = [outcome for outcome in Outcome if any(c.get(outcome) for c in counts.values())]
     return pd.DataFrame(
         {name: [count.get(outcome, 0) for outcome in seen] for name, count in counts.items()},
@@ -246,14 +221,14 @@ def _outcomes(runs: Sequence[ComparedRun]) -> pd.DataFrame:
     )
 
 
-def _best(run: ComparedRun) -> dict[str, Any]:
-    answer = run.report.answer
-    best, speedup = answer and answer.best, answer and answer.speedup
-    names = ("trial", "samples_per_s", "samples_per_s_low", "samples_per_s_high", "n_runs")
+def _best(name: str, story: Story) -> dict[str, Any]:
+    answer, best = story.answer, story.best
+    speedup = answer and answer.speedup
+    figures = ("trial", "samples_per_s", "samples_per_s_low", "samples_per_s_high", "n_runs")
     return {
-        "run": run.name,
-        "study": run.report.study,
-        **{name: getattr(best, name, None) for name in (*names, "peak_memory_bytes")},
+        "run": name,
+        "study": story.study,
+        **{figure: getattr(best, figure, None) for figure in (*figures, "peak_memory_bytes")},
         "speedup": speedup and speedup.ratio,
         "speedup_low": speedup and speedup.low,
         "speedup_high": speedup and speedup.high,
@@ -261,23 +236,25 @@ def _best(run: ComparedRun) -> dict[str, Any]:
     }
 
 
-def _knobs(runs: Sequence[ComparedRun]) -> pd.DataFrame:
-    settings = {run.name: row.candidate.values for run in runs if (row := run.report.best_row)}
-    order = dict.fromkeys(name for run in runs for name in run.report.context.knobs)
-    names = [
-        name for name in order if len({format_value(s.get(name)) for s in settings.values()}) > 1
+def _knobs(stories: Mapping[str, Story]) -> pd.DataFrame:
+    settings = {
+        name: row.candidate.values for name, story in stories.items() if (row := story.best_row)
+    }
+    order = dict.fromkeys(knob for story in stories.values() for knob in story.context.knobs)
+    knobs = [
+        knob for knob in order if len({format_value(s.get(knob)) for s in settings.values()}) > 1
     ]
     return pd.DataFrame(
-        {key: [format_value(s.get(name)) for name in names] for key, s in settings.items()},
-        index=pd.Index(names, name="knob", dtype="str"),
+        {name: [format_value(s.get(knob)) for knob in knobs] for name, s in settings.items()},
+        index=pd.Index(knobs, name="knob", dtype="str"),
     )
 
 
-def _shared(first: ComparedRun, other: ComparedRun) -> Iterable[dict[str, Any]]:
+def _shared(first: str, other: str, stories: Mapping[str, Story]) -> Iterable[dict[str, Any]]:
     """The candidates that both measured for the same job, one row each."""
-    theirs = {_identity(tried): tried for tried in other.report.history.tried}
-    for tried in first.report.history.tried:
-        twin = theirs.get(_identity(tried))
+    twins = {_identity(tried): tried for tried in stories[other].history.tried}
+    for tried in stories[first].history.tried:
+        twin = twins.get(_identity(tried))
         if twin is None:
             continue
         runs = telling_runs(tried.trials), telling_runs(twin.trials)
@@ -285,7 +262,7 @@ def _shared(first: ComparedRun, other: ComparedRun) -> Iterable[dict[str, Any]]:
             continue
         ratio = ratio_of(runs[1], runs[0], spreads=(twin.spread, tried.spread))
         cells: dict[str, Any] = {
-            "settings": describe_candidate(tried.candidate, first.report.context),
+            "settings": describe_candidate(tried.candidate, stories[first].context),
             "candidate_hash": tried.candidate.hash,
             "ratio": ratio.ratio,
             "ratio_low": ratio.low,
@@ -294,61 +271,58 @@ def _shared(first: ComparedRun, other: ComparedRun) -> Iterable[dict[str, Any]]:
             "same_config": _config_of(tried) == _config_of(twin),
         }
         sides = zip(_SIDES, (first, other), (tried, twin), runs, strict=True)
-        for side, run, one, its in sides:
-            row = next(r for r in run.report.rows if r.candidate.hash == one.candidate.hash)
+        for side, name, one, results in sides:
+            rows = stories[name].rows
+            row = next(r for r in rows if r.candidate.hash == one.candidate.hash)
             # The runs that the ratio is made of: the two figures give the ratio.
-            rate = statistics.geometric_mean(r.samples_per_s or 0.0 for r in its)
-            peaks = [r.peak_memory_bytes for r in its if r.peak_memory_bytes is not None]
+            rate = statistics.geometric_mean(r.samples_per_s or 0.0 for r in results)
+            peaks = [r.peak_memory_bytes for r in results if r.peak_memory_bytes is not None]
             cells |= {
-                side: run.name,
+                side: name,
                 f"{side}_trial": row.trial,
-                f"{side}_runs": len(its),
+                f"{side}_runs": len(results),
                 f"{side}_samples_per_s": rate,
                 f"{side}_peak_memory_bytes": max(peaks, default=None),
             }
         yield cells
 
 
-def _verdict(first: ComparedRun, other: ComparedRun) -> Against | None:
+def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Against | None:
     """How the best of a study does against the first one's; None where nobody can say.
 
     Studies on the same devices ran at different times, and a machine is not always as fast. So
     each best counts beside the baseline of its own study, where both have the same one; where they
     have not, neither is called faster.
     """
-    is_same_work = all(_seen(first.frame, c) == _seen(other.frame, c) for c in _JOB)
-    if not is_same_work:
+    before, after = stories[first], stories[other]
+    if not all(_seen(before, column) == _seen(after, column) for column in _JOB):
         return None
-    sides = (other, first)
-    bests = [_measured(run, run.report.best_row) for run in sides]
-    ours, theirs = bests
+    ours, theirs = _measured(after, after.best_row), _measured(before, before.best_row)
     if ours is None or theirs is None:
         return None
     ratio = _over(ours, theirs)
-    is_beside_baseline, drift, unproven = False, None, ""
-    if _is_one_place(first, other):
-        base, their_base = (_measured(run, run.report.baseline_row) for run in sides)
+    is_beside_baseline, drift, shares_baseline = False, None, True
+    if _is_one_place(before, after):
+        base = _measured(after, after.baseline_row)
+        their_base = _measured(before, before.baseline_row)
         if base is None or their_base is None or _identity(base[0]) != _identity(their_base[0]):
-            unproven = (
-                "they ran at different times and share no baseline, so nothing shows that the "
-                "machine was as fast both times"
-            )
+            shares_baseline = False
         else:
             ratio = ratio_of_gains(_over(ours, base), _over(theirs, their_base))
             is_beside_baseline, between = True, _over(base, their_base)
             drift = between if between.is_told_apart else None
     return Against(
-        name=other.name,
-        first=first.name,
+        name=other,
+        first=first,
         ratio=ratio.ratio,
         low=ratio.low,
         high=ratio.high,
-        engines=(_package(first), _package(other)),
-        objectives=(first.report.objective.wish.name, other.report.objective.wish.name),
-        peaks_bytes=(_peak_of(first), _peak_of(other)),
+        engines=(_package(before), _package(after)),
+        objectives=(before.objective.wish.name, after.objective.wish.name),
+        peaks_bytes=(_peak_of(before), _peak_of(after)),
         is_beside_baseline=is_beside_baseline,
         drift=drift,
-        unproven=unproven,
+        shares_baseline=shares_baseline,
     )
 
 
@@ -356,23 +330,20 @@ _Measured = tuple[Tried, list[TrialResult]]
 """A candidate and the runs behind its figure."""
 
 
-def _is_one_place(first: ComparedRun, other: ComparedRun) -> bool:
+def _is_one_place(first: Story, other: Story) -> bool:
     """Whether two studies are of one engine on devices of one kind."""
-    engines = {engine_name_of(run.report.state) for run in (first, other)}
-    return len(engines) == 1 and _seen(first.frame, "device_name") == _seen(
-        other.frame, "device_name"
-    )
+    engines = {engine_name_of(story.state) for story in (first, other)}
+    return len(engines) == 1 and _seen(first, "device_name") == _seen(other, "device_name")
 
 
-def _measured(run: ComparedRun, row: Row | None) -> _Measured | None:
+def _measured(story: Story, row: Row | None) -> _Measured | None:
     """A row's candidate with the runs of a comparison that came to a result; None: there is none.
 
     One that was cut short leaves runs, and the candidate stands by its own trial.
     """
     if row is None:
         return None
-    wanted = row.candidate.hash
-    tried = next(t for t in run.report.history.tried if t.candidate.hash == wanted)
+    tried = next(t for t in story.history.tried if t.candidate.hash == row.candidate.hash)
     runs = telling_runs(tried.trials) if row.n_runs > 1 else []
     if not runs and tried.measured is not None:
         runs = [tried.measured]
@@ -387,13 +358,12 @@ def _over(ours: _Measured, theirs: _Measured) -> Ratio:
     return ratio_of(ours[1], theirs[1], spreads=(ours[0].spread, theirs[0].spread))
 
 
-def _peak_of(run: ComparedRun) -> int | None:
-    answer = run.report.answer
-    return None if answer is None or answer.best is None else answer.best.peak_memory_bytes
+def _peak_of(story: Story) -> int | None:
+    return None if story.best is None else story.best.peak_memory_bytes
 
 
-def _package(run: ComparedRun) -> str:
-    packages = find_engine(engine_name_of(run.report.state)).packages
+def _package(story: Story) -> str:
+    packages = find_engine(engine_name_of(story.state)).packages
     return packages[0].title if packages else ""
 
 
@@ -418,7 +388,7 @@ def _config_of(tried: Tried) -> str:
     return "\n".join(texts)
 
 
-def _kinds(runs: Sequence[ComparedRun], differences: Mapping[str, str]) -> list[KindFigures]:
+def _kinds(stories: Mapping[str, Story], differences: Mapping[str, str]) -> list[KindFigures]:
     """The bests by kind of accelerator, where only kind and number of accelerators differ.
 
     Kinds without a best one are left out; two at least have one.
@@ -427,79 +397,76 @@ def _kinds(runs: Sequence[ComparedRun], differences: Mapping[str, str]) -> list[
     if "device_name" not in differences or not is_one_work:
         return []
     found = []
-    for run in runs:
-        best, environment = run.report.best_row, environment_of(run.report.state)
-        answer = run.report.answer
-        if best is None or environment is None or answer is None or answer.best is None:
+    for name, story in stories.items():
+        row, best, environment = story.best_row, story.best, environment_of(story.state)
+        if row is None or best is None or environment is None:
             continue
         found.append(
             KindFigures(
-                run=run.name,
+                run=name,
                 device_name=environment.device_name,
-                world=run.report.context.world,
-                replicas=best.candidate.dp,
-                micro_batch=best.candidate.micro_batch,
-                global_batch=run.report.context.global_batch,
-                samples_per_s=answer.best.samples_per_s,
-                samples_per_s_low=answer.best.samples_per_s_low,
-                samples_per_s_high=answer.best.samples_per_s_high,
-                price_per_hour=run.price_per_hour,
+                world=story.context.world,
+                replicas=row.candidate.dp,
+                micro_batch=row.candidate.micro_batch,
+                global_batch=story.context.global_batch,
+                samples_per_s=best.samples_per_s,
+                samples_per_s_low=best.samples_per_s_low,
+                samples_per_s_high=best.samples_per_s_high,
+                price_per_hour=story.price_per_hour,
             )
         )
     return found if len({kind.device_name for kind in found}) > 1 else []
 
 
-def _differences(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, str]]:
+def _differences(stories: Mapping[str, Story]) -> Iterator[tuple[str, str]]:
     """What differs, by its key, and in words."""
-    columns = dict.fromkeys(str(column) for run in runs for column in run.frame.columns)
+    for name, story in stories.items():
+        values = {
+            "name": name,
+            "origin": _seen(story, "origin") or Origin.MEASURED.value,
+            "is_substitute": story.answer is not None and story.answer.is_substitute,
+            "reduced": describe_reduced(story.history),
+        }
+        yield from ((f"{name} {about}", text) for about, text in tell("compared_study", values))
+    yield from tell("differences", {"differences": [*_differing(stories)]})
+
+
+def _differing(stories: Mapping[str, Story]) -> Iterator[dict[str, Any]]:
+    """Columns of the table, and keys of the job, that are not alike in all studies."""
+    columns = dict.fromkeys(str(c) for story in stories.values() for c in story.frame.columns)
     versions = [column for column in columns if column.startswith("version.")]
-    said: dict[str, str] = {}
-    engines = {run.name: engine_name_of(run.report.state) for run in runs}
+    engines = {name: engine_name_of(story.state) for name, story in stories.items()}
     if len(set(engines.values())) > 1:
-        each = ", ".join(f"{key} {name}" for key, name in engines.items())
-        said["engine"] = f"engine differs ({each})"
+        yield {"key": "engine", "title": "engine", "seen": engines, "is_of_job": False}
         # Each has packages of its own, which the other does without.
-        versions = [c for c in versions if all(_seen(run.frame, c) for run in runs)]
+        versions = [c for c in versions if all(_seen(story, c) for story in stories.values())]
+    told = set()
     for column in (*_JOB, *_PLACE, *versions):
-        seen = {run.name: _seen(run.frame, column) for run in runs}
+        seen = {name: _seen(story, column) for name, story in stories.items()}
         if len(set(seen.values())) > 1:
-            empty = _EMPTY.get(column, "unknown")
-            each = ", ".join(f"{key} {value or empty}" for key, value in seen.items())
-            weight = ": samples/s are not of the same work" if column in _JOB else ""
-            said[column] = f"{column.removeprefix('version.')} differs ({each}){weight}"
-    keys = dict.fromkeys(key for run in runs if run.job for key in run.job)
-    for key in keys:
-        values = {json.dumps(run.job.get(key), sort_keys=True) for run in runs if run.job}
-        if len(values) > 1:
-            said.setdefault(key, f"{key} of the job differs")
-    for run in runs:
-        if (origin := _seen(run.frame, "origin")) not in ("", Origin.MEASURED):
-            text = f"{run.name} is {origin}: its figures were not measured here"
-            yield f"{run.name} unmeasured", text
-    for run in runs:
-        if run.report.answer is not None and run.report.answer.is_substitute:
-            text = "the platform ended the trials of the baseline that was asked for: the gain is "
-            yield f"{run.name} substitute", f"{run.name}: {text}over a substitute"
-    for run in runs:
-        if text := describe_reduced(run.report.history):
-            yield f"{run.name} reduced", f"{run.name}: reduced trials are left out ({text})"
-    yield from said.items()
+            told.add(column)
+            yield {
+                "key": column,
+                "title": column.removeprefix("version."),
+                "seen": {k: value or _EMPTY.get(column, "unknown") for k, value in seen.items()},
+                "is_of_job": column in _JOB,
+            }
+    known = [story.job for story in stories.values() if story.job is not None]
+    for key in (key for key in _BESIDES_THE_TABLE if key not in told):
+        if len({json.dumps(job.get(key), sort_keys=True, default=str) for job in known}) > 1:
+            yield {"key": key, "title": key, "seen": {}, "is_of_job": False}
 
 
-def _seen(frame: pd.DataFrame, column: str) -> str:
-    if column not in frame.columns:  # a package of another engine
+def _seen(story: Story, column: str) -> str:
+    if column not in story.frame.columns:  # a package of another engine
         return ""
-    return "/".join(sorted({str(value) for value in frame[column].dropna()}))
+    return "/".join(sorted({str(value) for value in story.frame[column].dropna()}))
 
 
 def _other_configs(candidates: pd.DataFrame) -> list[str]:
-    n = int((~candidates["same_config"].astype(bool)).sum())
-    if not n:
-        return []
-    return [
-        f"{n} of {len(candidates)} shared candidates ran another ds_config.json (optimizer, base "
-        "configuration or version): column same_config"
-    ]
+    n_other = int((~candidates["same_config"].astype(bool)).sum())
+    values = {"n_other": n_other, "n": len(candidates)}
+    return [text for _, text in tell("other_configs", values)]
 
 
 def _plain(frame: pd.DataFrame, orient: Literal["columns", "records"]) -> Any:

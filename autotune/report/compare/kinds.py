@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.base.units import format_interval, format_rate
+from autotune.report.telling import Fact, tell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,28 +120,14 @@ def split_of(kinds: Sequence[KindFigures]) -> UnevenSplit | None:
     )
 
 
-def describe_kinds(kinds: Sequence[KindFigures]) -> list[tuple[str, str]]:
+def describe_kinds(kinds: Sequence[KindFigures]) -> list[Fact]:
     """What the kinds do, which is best, and the split of a step over two; empty without kinds."""
-    facts = []
-    for kind in kinds:
-        rate = kind.per_accelerator
-        text = (
-            f"{kind.device_name}, {kind.world} of them: {format_rate(rate(kind.samples_per_s))} "
-            f"samples/s per accelerator "
-            f"({format_interval(rate(kind.samples_per_s_low), rate(kind.samples_per_s_high))})"
-        )
-        if kind.price_per_hour is not None:
-            bought = format_rate(kind.per_money(kind.samples_per_s))
-            text += f", {bought} samples for 1 at a price of {kind.price_per_hour:g} an hour"
-        facts.append((kind.run, text))
-    if not facts:
+    if not kinds:
         return []
-    facts.append(("speed", _best(kinds, KindFigures.per_accelerator, "per accelerator")))
+    leads = [_lead(kinds, KindFigures.per_accelerator)]
     if _all_priced(kinds):
-        facts.append(("money", _best(kinds, KindFigures.per_money, "for the same money")))
-    if (split := split_of(kinds)) is not None:
-        facts.append(("uneven split", describe_split(split)))
-    return facts
+        leads.append(_lead(kinds, KindFigures.per_money))
+    return tell("kinds", {"kinds": kinds, "leads": leads, "split": split_of(kinds)})
 
 
 def best_kinds(kinds: Sequence[KindFigures]) -> dict[str, str | None]:
@@ -170,35 +156,17 @@ def leading_kinds(kinds: Sequence[KindFigures]) -> list[KindFigures]:
     ]
 
 
-def describe_split(split: UnevenSplit) -> str:
-    """The shares and what they would gain, as work of the user's own."""
-    faster = max(split.kinds, key=lambda kind: kind.samples_per_s)
-    gain = f"{split.alone_step_s / split.step_s:.2f}x {faster.run} alone"
-    computed = "This is computed from what each kind did alone; communication between them costs"
-    computed += " extra."
-    if split.samples[0] == split.samples[1]:
-        return f"none: both kinds together are best with equal shares, {gain}. {computed}"
-    parts = [
-        f"{kind.run} {n} samples per replica ({n // m} x micro-batch {m}, loss times {weight:.3g})"
-        for kind, n, m, weight in zip(
-            split.kinds, split.samples, split.micro_batches, split.weights, strict=True
-        )
-    ]
-    return (
-        f"both kinds together take {split.kinds[0].global_batch} samples as {', '.join(parts)}: "
-        f"{split.even_step_s / split.step_s:.2f}x equal shares, {gain}. {computed} It needs a "
-        "training loop of your own: DeepSpeed gives all ranks the same share"
-    )
-
-
-def _best(kinds: Sequence[KindFigures], of: Callable[[KindFigures, float], float], by: str) -> str:
-    """Which kind is best by a figure, and whether the intervals say so."""
+def _lead(
+    kinds: Sequence[KindFigures], of: Callable[[KindFigures, float], float]
+) -> dict[str, Any]:
+    """Which kind is best by a figure, by how much, and whether the intervals say so."""
     best, second = _bests_by_kind(kinds, of)[:2]
-    ratio = of(best, best.samples_per_s) / of(second, second.samples_per_s)
-    text = f"{best.run} ({best.device_name}) does most {by}, {ratio:.2f}x {second.run}"
-    if of(best, best.samples_per_s_low) <= of(second, second.samples_per_s_high):
-        return f"{text}: their intervals overlap, so that this is not proven"
-    return text
+    return {
+        "best": best,
+        "second": second,
+        "ratio": of(best, best.samples_per_s) / of(second, second.samples_per_s),
+        "is_proven": of(best, best.samples_per_s_low) > of(second, second.samples_per_s_high),
+    }
 
 
 def _all_priced(kinds: Sequence[KindFigures]) -> bool:

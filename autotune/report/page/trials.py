@@ -150,7 +150,7 @@ def _judged(row: Row, *, is_first: bool, left_out: str) -> dict[str, Any]:
         runs += f", {figure.n_disturbed} disturbed"
     return {
         "figure": format_rate(figure.samples_per_s),
-        "interval": format_interval(figure.low, figure.high),
+        "interval": format_interval(figure.samples_per_s_low, figure.samples_per_s_high),
         "rests_on": runs,
         "figure_key": row.rate,
         "is_compared": row.is_compared,

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.contract import Outcome, TrialResult
+from autotune.record.answer import Standing
 from autotune.search.confirm import recorded_verdict
-from autotune.search.front import Figure, front_of
+from autotune.search.front import front_of
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.space.candidate import Candidate
@@ -18,8 +19,8 @@ class Row:
     trial: int
     """Number of the trial that stands for it."""
     candidate: Candidate
-    figure: Figure | None
-    """Figure of the final comparison where it took part, else of its own trial."""
+    figure: Standing | None
+    """Standing of the final comparison where it took part, else of its own trial."""
     n_runs: int
     """Fresh sets of processes behind the figure."""
     outcome: Outcome | None
@@ -73,7 +74,7 @@ def ranked(rows: Sequence[Row], best: int | None) -> list[Row]:
     return sorted(rows, key=place)
 
 
-def _row(tried: Tried, objective: Objective, confirmed: Figure | None) -> Row:
+def _row(tried: Tried, objective: Objective, confirmed: Standing | None) -> Row:
     # A fault comes before a measurement that another run of the same candidate reached.
     ended = [t.result for t in tried.trials if t.result is not None]
     result = tried.fault or tried.measured or (ended[-1] if ended else None)

@@ -32,8 +32,9 @@ def watch(guest: Any, engine: Any, meter: Any) -> "GuestStopwatch":
     live = driver.live(engine)
     aftermath.prepare(live)
     spec = guest.spec
+    is_loss_scaled = bool(getattr(engine, "fp16_enabled", lambda: False)())
     stopwatch = GuestStopwatch(
-        guest, spec.measure, aftermath, intake=intake, is_loss_scaled=_scales_losses(engine)
+        guest, spec.measure, aftermath, intake=intake, is_loss_scaled=is_loss_scaled
     )
     stopwatch.attach(live)
     return stopwatch
@@ -238,7 +239,3 @@ def loss_in(output: Any) -> torch.Tensor | None:
         found = output
     is_one = isinstance(found, torch.Tensor) and found.numel() == 1 and found.requires_grad
     return found if is_one else None
-
-
-def _scales_losses(engine: Any) -> bool:
-    return bool(getattr(engine, "fp16_enabled", lambda: False)())

@@ -53,23 +53,23 @@ def attention(weights: Weights, at: str, config: Any) -> Iterator[tuple[str, tor
             "kv_layernorm": "kv_a_layernorm",
             "linear_kv_up_proj": "kv_b_proj",
         }
-        for ours, theirs in latent.items():
-            if f"{at}{theirs}.weight" in weights:
-                yield f"{ours}.weight", weights[f"{at}{theirs}.weight"]
+        for ours, hf_name in latent.items():
+            if f"{at}{hf_name}.weight" in weights:
+                yield f"{ours}.weight", weights[f"{at}{hf_name}.weight"]
         return
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     for kind in ("weight", "bias"):
         if f"{at}q_proj.{kind}" not in weights:
             continue
-        parts = [weights[f"{at}{each}_proj.{kind}"] for each in "qkv"]
+        parts = [weights[f"{at}{letter}_proj.{kind}"] for letter in "qkv"]
         counts = heads // groups, 1, 1
         width = len(parts[1]) // groups
         split = [part.view(groups, n, width, -1) for part, n in zip(parts, counts, strict=True)]
         whole = torch.cat(split, 1).flatten(0, 2)
         yield f"linear_qkv.{kind}", whole if kind == "weight" else whole.squeeze(-1)
-    for each in "qk":
-        if f"{at}{each}_norm.weight" in weights:
-            yield f"{each}_layernorm.weight", weights[f"{at}{each}_norm.weight"]
+    for letter in "qk":
+        if f"{at}{letter}_norm.weight" in weights:
+            yield f"{letter}_layernorm.weight", weights[f"{at}{letter}_norm.weight"]
     if f"{at}sinks" in weights:
         yield "core_attention.softmax_offset", weights[f"{at}sinks"]
         yield "linear_proj.bias", weights[f"{at}o_proj.bias"]
@@ -86,13 +86,13 @@ def mlp(weights: Weights, at: str) -> Iterator[tuple[str, torch.Tensor]]:
 def experts(weights: Weights, at: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Megatron's names of a layer's router and experts, below its MLP, and the weights."""
     router = next(at + name for name in ("gate.", "router.") if f"{at}{name}weight" in weights)
-    for ours, theirs in (
+    for ours, hf_name in (
         ("weight",) * 2,
         ("bias",) * 2,
         ("expert_bias", "e_score_correction_bias"),
     ):
-        if router + theirs in weights:
-            yield f"router.{ours}", weights[router + theirs]
+        if router + hf_name in weights:
+            yield f"router.{ours}", weights[router + hf_name]
     for name in ("shared_experts.", "shared_expert."):
         for ours, weight in mlp(weights, at + name):
             yield f"shared_experts.{ours}", weight
@@ -118,14 +118,14 @@ def renamed(weights: Weights, config: Any) -> Iterator[tuple[str, torch.Tensor]]
     yield "output_layer.weight", weights["lm_head.weight"]
     yield "decoder.final_layernorm.weight", weights["model.norm.weight"]
     for number in range(config.num_hidden_layers):
-        theirs, ours = f"model.layers.{number}.", f"decoder.layers.{number}."
-        yield f"{ours}input_layernorm.weight", weights[f"{theirs}input_layernorm.weight"]
-        after = weights[f"{theirs}post_attention_layernorm.weight"]
+        prefix, ours = f"model.layers.{number}.", f"decoder.layers.{number}."
+        yield f"{ours}input_layernorm.weight", weights[f"{prefix}input_layernorm.weight"]
+        after = weights[f"{prefix}post_attention_layernorm.weight"]
         yield f"{ours}pre_mlp_layernorm.weight", after
-        for name, weight in attention(weights, f"{theirs}self_attn.", config):
+        for name, weight in attention(weights, f"{prefix}self_attn.", config):
             yield f"{ours}self_attention.{name}", weight
-        is_dense = f"{theirs}mlp.gate_proj.weight" in weights
-        of_mlp = (mlp if is_dense else experts)(weights, f"{theirs}mlp.")
+        is_dense = f"{prefix}mlp.gate_proj.weight" in weights
+        of_mlp = (mlp if is_dense else experts)(weights, f"{prefix}mlp.")
         for name, weight in of_mlp:
             yield f"{ours}mlp.{name}", weight
 
@@ -142,7 +142,7 @@ def tokens_of(case: Mapping[str, Any]) -> torch.Tensor:
     return torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(5))
 
 
-def ours(case: Mapping[str, Any], theirs: Any) -> dict[str, Any]:
+def ours(case: Mapping[str, Any], reference: Any) -> dict[str, Any]:
     """What Megatron's model computes with the weights of a Hugging Face one."""
     from megatron.core import parallel_state
 
@@ -153,7 +153,7 @@ def ours(case: Mapping[str, Any], theirs: Any) -> dict[str, Any]:
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     done = set()
     with torch.no_grad():
-        for name, weight in renamed(theirs.state_dict(), theirs.config):
+        for name, weight in renamed(reference.state_dict(), reference.config):
             assert state[name].shape == weight.shape, (name, state[name].shape, weight.shape)
             state[name].copy_(weight)
             done.add(name)

@@ -37,9 +37,9 @@ def train(case: dict[str, Any]) -> Answer:
     live = driver.live(training)
     live.save(case["folder"], "t", STEPS)
     went_on = [next(trained).item() for _ in range(STEPS_AFTER)]
-    path, said = live.load(case["folder"], "t")
+    path, notes = live.load(case["folder"], "t")
     return {
-        "resumed": [path is not None, said.get("steps")],
+        "resumed": [path is not None, notes.get("steps")],
         "went_on": went_on,
         "again": [next(trained).item() for _ in range(STEPS_AFTER)],
         "error": None,

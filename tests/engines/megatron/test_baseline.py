@@ -36,8 +36,8 @@ def read(folder, text, **job):
 
 def test_the_layout_of_a_script_is_a_candidate(tmp_path):
     engine, candidate = read(tmp_path, SCRIPT)
-    told = {name: candidate[name] for name in ("tp", "pp", "vp", "micro_batch", "recompute")}
-    assert told == {"tp": 2, "pp": 1, "vp": 1, "micro_batch": 2, "recompute": "block_2"}
+    values = {name: candidate[name] for name in ("tp", "pp", "vp", "micro_batch", "recompute")}
+    assert values == {"tp": 2, "pp": 1, "vp": 1, "micro_batch": 2, "recompute": "block_2"}
     assert candidate["sequence_parallel"] is True
     assert (candidate.dp, candidate.grad_accum) == (1, 4)
     assert not engine.judge(candidate)
@@ -64,7 +64,7 @@ def test_knobs_that_the_lattice_leaves_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("--global-batch-size 8", "--global-batch-size 16", "global-batch-size is 16"),
         ("--nproc-per-node 2", "--nproc-per-node 4", "starts 4 ranks"),
@@ -76,8 +76,8 @@ def test_knobs_that_the_lattice_leaves_are_read(tmp_path):
         ("pretrain_gpt.py", "other.py", "starts no training of Megatron-LM"),
     ],
 )
-def test_another_training_than_the_jobs_is_refused(tmp_path, old, new, told):
-    with pytest.raises(JobError, match=told):
+def test_another_training_than_the_jobs_is_refused(tmp_path, old, new, message):
+    with pytest.raises(JobError, match=message):
         read(tmp_path, SCRIPT.replace(old, new))
 
 
@@ -101,9 +101,9 @@ def test_a_change_of_a_launch_is_told_in_its_own_arguments(tmp_path):
     path.write_text(text)
     job = tiny_job(tmp_path, engine="megatron", precision="bf16", baseline=str(path))
     engine = MegatronEngine(job, CPU)
-    _, own = engine.baseline(path)
-    assert engine.edits_in_words(own) == []
-    knobs = {**dict(own.knobs), "tp": 1, "sequence_parallel": False, "recompute": "none"}
+    _, start = engine.baseline(path)
+    assert engine.edits_in_words(start) == []
+    knobs = {**dict(start.knobs), "tp": 1, "sequence_parallel": False, "recompute": "none"}
     other = Candidate.of(knobs, world=job.world, global_batch=job.global_batch)
     assert engine.edits_in_words(other) == [
         "remove --recompute-activations",

@@ -70,15 +70,15 @@ def test_words_of_an_argument(name, value, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("recompute_method", "all", "takes one of uniform, block"),
         ("micro_batch_size", 1.5, "takes a whole number"),
         ("fp8_recipe", "custom", "takes one of tensorwise, delayed, mxfp8, blockwise"),
     ],
 )
-def test_a_value_that_the_parser_refuses_is_refused(name, value, told):
-    with pytest.raises(JobError, match=told):
+def test_a_value_that_the_parser_refuses_is_refused(name, value, message):
+    with pytest.raises(JobError, match=message):
         words_of(name, value, "0.14")
 
 

@@ -186,7 +186,7 @@ def test_the_line_that_all_start_from_is_legal():
 @pytest.mark.parametrize(("rule", "flags"), BROKEN.items())
 def test_a_rule_breaks_and_its_change_mends_it(rule, flags):
     broken = launch(flags)
-    found = {each.rule: each for each in judge_launch(broken)}
+    found = {violation.rule: violation for violation in judge_launch(broken)}
     assert rule in found
     mended = broken
     for _ in range(9):
@@ -194,7 +194,7 @@ def test_a_rule_breaks_and_its_change_mends_it(rule, flags):
         if changes is None:
             break
         mended = changed(mended, changes)
-    assert {each.rule for each in judge_launch(mended)} <= BY_HAND & {rule}
+    assert {violation.rule for violation in judge_launch(mended)} <= BY_HAND & {rule}
 
 
 @pytest.mark.parametrize("release", ["0.16", "0.17", "0.18", "0.19", "0.20"])
@@ -202,7 +202,7 @@ def test_a_rule_breaks_in_every_release_that_has_its_flags(release):
     """A release may store a flag under another name: 0.17 does with that of gloo's groups."""
     launches = {rule: launch(flags, release) for rule, flags in BROKEN.items()}
     judged = {
-        rule: {each.rule for each in judge_launch(one)}
+        rule: {violation.rule for violation in judge_launch(one)}
         for rule, one in launches.items()
         if not one.problems
     }
@@ -224,14 +224,14 @@ def test_a_checkout_refuses_what_the_rules_refuse():
     answers = validated(
         checkout,
         [
-            {"words": words, "variables": each}
-            for words, each in zip(lines.values(), variables, strict=True)
+            {"words": words, "variables": environment}
+            for words, environment in zip(lines.values(), variables, strict=True)
         ],
         world=WORLD,
     )
     for rule, answer in zip(lines, answers, strict=True):
         found = judge_launch(launch(BROKEN[rule], release))
-        raised = [each.rule for each in found if each.level == "error"]
+        raised = [violation.rule for violation in found if violation.level == "error"]
         if rule == "sequence_parallel.tp":
             assert answer["sequence_parallel"] is False, "it is turned off"
         elif rule == "model.kv_heads_unused":
@@ -278,11 +278,11 @@ CLASHES = {
 @pytest.mark.parametrize(("rule", "flags"), [*BROKEN.items(), *CLASHES.items()])
 def test_messages_name_flags_and_nothing_of_ours(rule, flags):
     found = judge_launch(launch(flags))
-    assert rule in {each.rule for each in found}
-    for each in found:
-        names = set(_IDENTIFIER.findall(f"{each.message}; {each.fix}"))
-        assert not names - _OF_VALUES, each
-        assert "recompute=" not in each.fix
+    assert rule in {violation.rule for violation in found}
+    for violation in found:
+        names = set(_IDENTIFIER.findall(f"{violation.message}; {violation.fix}"))
+        assert not names - _OF_VALUES, violation
+        assert "recompute=" not in violation.fix
 
 
 def test_recomputation_that_is_asked_for_twice_has_one_answer():
@@ -301,11 +301,11 @@ def test_what_only_the_shell_knows_is_not_judged():
     )
     assert found.unknown == {"num_layers"}
     assert found.is_partial
-    assert {each.rule for each in judge_launch(found)} == {"tp.heads"}
+    assert {violation.rule for violation in judge_launch(found)} == {"tp.heads"}
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size 0: is below 1"),
         ("--num-layers-per-virtual-pipeline-stage -2", "stage -2: is below 1"),
@@ -313,10 +313,10 @@ def test_what_only_the_shell_knows_is_not_judged():
         ("--global-batch-size 99999999999999999999", "no model or cluster has so many"),
     ],
 )
-def test_counts_that_nothing_can_be_divided_by_are_all_that_is_said(flags, said):
+def test_counts_that_nothing_can_be_divided_by_are_all_that_is_said(flags, message):
     (found,) = judge_launch(launch(flags))
     assert found.rule == "sizes.count"
-    assert said in found.message
+    assert message in found.message
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_layout_of_endless_layers_is_not_written_out():
 
 def test_an_absurd_batch_is_judged_at_once():
     found = judge_launch(launch("--micro-batch-size 1000000000 --num-attention-heads 6"))
-    assert "sizes.count" not in {each.rule for each in found}
+    assert "sizes.count" not in {violation.rule for violation in found}
     assert found
 
 
@@ -395,13 +395,13 @@ def test_a_change_that_hides_a_value_from_a_rule_mends_nothing():
 
 def test_all_that_a_change_mends_says_it():
     found = judge_launch(launch("--tensor-model-parallel-size 3 --pipeline-model-parallel-size 5"))
-    assert [each.rule for each in found] == [
+    assert [violation.rule for violation in found] == [
         *("tp.heads", "world.product", "pp.split"),
     ]
-    assert {each.fix for each in found} == {
+    assert {violation.fix for violation in found} == {
         "set --pipeline-model-parallel-size to 4 and set --tensor-model-parallel-size to 4"
     }
-    assert [each.at[0] for each in found] == [
+    assert [violation.at[0] for violation in found] == [
         *("tensor_model_parallel_size", "tensor_model_parallel_size"),
         "pipeline_model_parallel_size",
     ]
@@ -416,7 +416,9 @@ def test_a_layout_that_no_change_mends_has_the_advice_of_its_rules():
 def test_older_releases_share_no_head_among_ranks():
     grouped = "--group-query-attention --num-query-groups 2 --tensor-model-parallel-size 4"
     assert judge_launch(launch(grouped, "0.16")) == []
-    assert [each.rule for each in judge_launch(launch(grouped, "0.15"))] == ["tp.kv_heads"]
+    assert [violation.rule for violation in judge_launch(launch(grouped, "0.15"))] == [
+        "tp.kv_heads"
+    ]
 
 
 def test_a_yaml_of_megatrons_is_read():
@@ -426,13 +428,15 @@ def test_a_yaml_of_megatrons_is_read():
         "micro_batch_size: 1\nbf16: true\n"
     )
     (found,) = launches_of(text, Path("gpt_config.yaml"), release="0.16")
-    assert {each.rule for each in judge_launch(found)} == {"tp.heads", "yaml.missing"}
+    assert {violation.rule for violation in judge_launch(found)} == {"tp.heads", "yaml.missing"}
     assert launches_of("model: x\n", Path("other.yaml"), release="0.16") == []
 
 
 def test_rules_of_what_is_missing_of_the_environment_and_of_releases():
     def rules(line, release="0.16"):
-        return {each.rule for each in judge_launch(launch_of_line(line, release=release))}
+        return {
+            violation.rule for violation in judge_launch(launch_of_line(line, release=release))
+        }
 
     start = "torchrun --nproc-per-node 8 pretrain_gpt.py "
     assert rules(f"{start} --num-layers 2") >= {"model.required", "batch.micro"}
@@ -448,7 +452,7 @@ def test_rules_of_what_is_missing_of_the_environment_and_of_releases():
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "start"),
     [
         ("", "--vocab-file and --merge-file are missing for GPT2BPETokenizer"),
         ("--vocab-file v", "--merge-file is missing for GPT2BPETokenizer"),
@@ -461,26 +465,26 @@ def test_rules_of_what_is_missing_of_the_environment_and_of_releases():
         ("$MORE", ""),
     ],
 )
-def test_a_tokenizer_has_what_it_is_built_of(flags, told):
+def test_a_tokenizer_has_what_it_is_built_of(flags, start):
     legal = LEGAL.replace("--tokenizer-type NullTokenizer --vocab-size 255", flags)
     line = f"torchrun --nproc-per-node 8 pretrain_gpt.py {legal}"
     found = [
-        each.message
-        for each in judge_launch(launch_of_line(line, release="0.16"))
-        if each.rule == "data.tokenizer"
+        violation.message
+        for violation in judge_launch(launch_of_line(line, release="0.16"))
+        if violation.rule == "data.tokenizer"
     ]
-    assert [each.startswith(told) for each in found] == [True] * bool(told)
+    assert [message.startswith(start) for message in found] == [True] * bool(start)
     later = judge_launch(launch_of_line(line, release="0.17"))
-    assert "data.tokenizer" not in {each.rule for each in later}
+    assert "data.tokenizer" not in {violation.rule for violation in later}
     other = launch_of_line(line.replace("pretrain_gpt", "pretrain_own"), release="0.16")
-    is_named = "data.tokenizer" in {each.rule for each in judge_launch(other)}
-    assert is_named == bool("--tokenizer-type" in flags and told)
+    is_named = "data.tokenizer" in {violation.rule for violation in judge_launch(other)}
+    assert is_named == bool("--tokenizer-type" in flags and start)
 
 
 def test_fp8_is_refused_where_the_gpu_has_none():
     found = launch("--fp8-format hybrid --bf16")
-    (told,) = judge_launch(replace(found, **on_gpu("A100", where="--gpu")))
-    assert (told.rule, told.fix) == ("fp8.device", "remove --fp8-format")
+    (violation,) = judge_launch(replace(found, **on_gpu("A100", where="--gpu")))
+    assert (violation.rule, violation.fix) == ("fp8.device", "remove --fp8-format")
     assert judge_launch(replace(found, **on_gpu("H100", where="--gpu"))) == []
 
 
@@ -515,13 +519,13 @@ def test_micro_batches_of_interleaved_chunks_come_in_groups(micro_batches, group
     if group is not None:
         line += f" --microbatch-group-size-per-virtual-pipeline-stage {group}"
     found = judge_launch(launch_of_line(line, release="0.16"))
-    assert [each.rule for each in found] == ([] if rule is None else [rule])
+    assert [violation.rule for violation in found] == ([] if rule is None else [rule])
 
 
 def test_layers_that_no_stages_share_are_refused_whatever_a_chunk_has():
     flags = "--num-layers 50 --pipeline-model-parallel-size 6 "
     found = judge_launch(launch(flags + "--num-layers-per-virtual-pipeline-stage 4"))
-    assert "vp.chunk_layers" in {each.rule for each in found}
+    assert "vp.chunk_layers" in {violation.rule for violation in found}
 
 
 NEMO = (
@@ -544,7 +548,9 @@ NEMO = (
     ],
 )
 def test_batch_split_and_chunks_of_a_recipe_are_judged_where_the_line_decides(line, broken):
-    assert {each.rule for each in judge_launch(launch_of_line(line, release="0.16"))} == broken
+    assert {
+        violation.rule for violation in judge_launch(launch_of_line(line, release="0.16"))
+    } == broken
 
 
 def test_overrides_of_a_recipe_are_judged_as_far_as_they_say():
@@ -557,8 +563,8 @@ def test_overrides_of_a_recipe_are_judged_as_far_as_they_say():
         "model.tensor_model_parallel_size=4 model.pipeline_model_parallel_size=3 "
         "model.context_parallel_size=1 ++model.sequence_parallel=true"
     )
-    (told,) = judge_launch(launch_of_line(nemo, release="0.16"))
-    assert (told.rule, told.fix) == (
+    (violation,) = judge_launch(launch_of_line(nemo, release="0.16"))
+    assert (violation.rule, violation.fix) == (
         "world.product",
         "set model.pipeline_model_parallel_size to 4",
     )

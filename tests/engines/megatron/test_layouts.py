@@ -75,10 +75,10 @@ def splits(task: LayoutTask) -> Iterator[SimpleNamespace]:
                     continue
                 for ep in range(1, max(1, task.n_experts) + 1):
                     for etp in (0, 1) if tp > 1 and ep > 1 else (0,):
-                        own = etp or tp
-                        if max(1, task.n_experts) % ep or task.world % (own * pp * ep):
+                        expert_tp = etp or tp
+                        if max(1, task.n_experts) % ep or task.world % (expert_tp * pp * ep):
                             continue
-                        if is_mixture and task.ffn_hidden % own:
+                        if is_mixture and task.ffn_hidden % expert_tp:
                             continue
                         dp = task.world // (tp * pp * cp)
                         yield SimpleNamespace(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, etp=etp)
@@ -122,8 +122,8 @@ def by_loops(task: LayoutTask) -> list[Row]:
                     for sharded in (0, 1) if at.dp * at.cp > 1 else (0,):
                         for kind, modules, block in recomputed(task, layers):
                             split = (at.tp, at.pp, vp, ends, at.cp, at.ep, sequence)
-                            kept = (micro_batch, sharded, kind, modules, block)
-                            found.append((*split, *kept, balanced, at.etp, at.dp, accum))
+                            choices = (micro_batch, sharded, kind, modules, block)
+                            found.append((*split, *choices, balanced, at.etp, at.dp, accum))
     return found
 
 
@@ -146,8 +146,8 @@ def rows_of(layouts: Layouts) -> list[Row]:
 
 def differing(found: list[Row], expected: list[Row]) -> list[Row]:
     """Some rows that one of the two has, or has more often."""
-    ours, theirs = Counter(found), Counter(expected)
-    return sorted(((ours - theirs) | (theirs - ours)).elements())[:3]
+    ours, unexpected = Counter(found), Counter(expected)
+    return sorted(((ours - unexpected) | (unexpected - ours)).elements())[:3]
 
 
 @pytest.mark.parametrize(
@@ -540,14 +540,14 @@ def test_a_knob_has_its_effect_on_memory(tmp_path, settings, fewer, more):
         for v in (values | sharded, values | parse_settings(settings.split(), KNOBS))
     ]
     assert not engine.judge(Candidate.of(values | sharded, world=8, global_batch=8))
-    before, after = (each.memory for each in found)
+    before, after = (prediction.memory for prediction in found)
     assert np.ravel(getattr(after, fewer))[0] < np.ravel(getattr(before, fewer))[0]
     if more:
         assert np.ravel(getattr(after, more))[0] > np.ravel(getattr(before, more))[0]
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("tp", "not name=value"),
         ("tensor=2", "is not a knob"),
@@ -557,10 +557,10 @@ def test_a_knob_has_its_effect_on_memory(tmp_path, settings, fewer, more):
         ("recompute=block_0", "block_"),
     ],
 )
-def test_a_setting_that_is_none_says_what_is(setting, said):
+def test_a_setting_that_is_none_says_what_is(setting, message):
     with pytest.raises(JobError) as error:
         parse_settings([setting], KNOBS)
-    assert said in f"{error.value.message} {error.value.hint}"
+    assert message in f"{error.value.message} {error.value.hint}"
     with pytest.raises(JobError, match="already set"):
         parse_settings(["tp=2", "tp=4"], KNOBS)
 
@@ -569,10 +569,10 @@ def test_a_setting_that_is_none_says_what_is(setting, said):
 def test_a_written_layout_is_expected_as_it_is_written(tmp_path, layout):
     asked = job(tmp_path, model="tiny-deepseek-v3", seq_len=64, global_batch=8, world=4)
     engine = MegatronEngine(asked, A100)
-    told = engine.expected(one(task_of(asked, A100), f"pp=4 stages={layout}"))
+    expected = engine.expected(one(task_of(asked, A100), f"pp=4 stages={layout}"))
     stages = layout.split("|")
-    assert told["stages"] == layout
-    assert told["stage_layers"] == [each.count("t") + each.count("m") for each in stages]
+    assert expected["stages"] == layout
+    assert expected["stage_layers"] == [stage.count("t") + stage.count("m") for stage in stages]
 
 
 @pytest.mark.parametrize(
@@ -644,7 +644,7 @@ def test_a_dense_model_has_no_activation_of_experts_to_compute_again(tmp_path):
     asked = job(tmp_path)
     task = task_of(asked, dataclasses.replace(A100, has_transformer_engine=True))
     candidate = one(task, "recompute=selective recompute_modules=moe_act")
-    broken = {each.rule for each in judge_by(RULES, knobs.rows_of(task, [candidate]))}
+    broken = {violation.rule for violation in judge_by(RULES, knobs.rows_of(task, [candidate]))}
     assert broken == {"recompute_modules.grouped"}
 
 
@@ -700,19 +700,19 @@ def test_layouts_are_predicted_as_rows_of_a_table_are(tmp_path):
     rows = [as_row(layouts.row(index)) for index in chosen]
     read = rows_to_plans(rows, shipped_accelerators())
     assert set(read.reasons) == {""}
-    theirs = predict(read.plans)
+    of_row = predict(read.plans)
     ours = predict(plans_of(asked, layouts)).take(np.array(chosen))
     assert len(chosen) > 20
-    assert ours.step_time_s == pytest.approx(theirs.step_time_s)
-    assert ours.peak_memory_bytes == pytest.approx(theirs.peak_memory_bytes)
-    assert ours.fit_probability == pytest.approx(theirs.fit_probability, abs=1e-6)
+    assert ours.step_time_s == pytest.approx(of_row.step_time_s)
+    assert ours.peak_memory_bytes == pytest.approx(of_row.peak_memory_bytes)
+    assert ours.fit_probability == pytest.approx(of_row.fit_probability, abs=1e-6)
 
 
 def as_row(layout):
     kinds = {Recompute.NONE: "none", Recompute.FULL: "full"}
-    own = {name: str(layout[name]) for name in ("tp", "pp", "vp", "cp", "dp", "micro_batch")}
+    degrees = {name: str(layout[name]) for name in ("tp", "pp", "vp", "cp", "dp", "micro_batch")}
     return row(
-        **own,
+        **degrees,
         **{"gated_mlp": "yes", "tied_embeddings": "no", "n_layers": "3", "hidden": "64"},
         **{"ffn_hidden": "128", "n_heads": "4", "n_kv_heads": "4", "seq_len": "16"},
         **{"n_gpus": "16", "gpu_type": "A100", "gpu_mem_gb": "80", "interconnect": ""},
@@ -725,7 +725,7 @@ def as_row(layout):
 
 
 @pytest.mark.parametrize(
-    ("changes", "environment", "error", "said"),
+    ("changes", "environment", "error", "message"),
     [
         ({"lengths": "packed"}, A100, JobError, "lengths"),
         ({"optimizer": {"type": "Lion"}}, A100, JobError, "Lion"),
@@ -737,10 +737,10 @@ def as_row(layout):
         ),
     ],
 )
-def test_what_megatron_does_not_train_is_said(tmp_path, changes, environment, error, said):
+def test_what_megatron_does_not_train_is_said(tmp_path, changes, environment, error, message):
     with pytest.raises(error) as caught:
         task_of(job(tmp_path, **changes), environment)
-    assert said in f"{caught.value.message} {caught.value.hint}"
+    assert message in f"{caught.value.message} {caught.value.hint}"
 
 
 @pytest.mark.parametrize(
@@ -777,13 +777,13 @@ def test_megatron_is_told_which_kernels_are_not_there(tmp_path, there, named, un
 
 
 @pytest.mark.parametrize(
-    ("precision", "has_bf16", "is_told"),
+    ("precision", "has_bf16", "is_advised"),
     [("bf16", False, True), ("bf16", True, False), ("fp32", False, False)],
 )
-def test_a_processor_without_bf16_is_told(tmp_path, monkeypatch, precision, has_bf16, is_told):
+def test_a_processor_without_bf16_is_told(tmp_path, monkeypatch, precision, has_bf16, is_advised):
     monkeypatch.setattr("autotune.engines.megatron.engine.cpu_has_bf16", lambda: has_bf16)
-    said = MegatronEngine(dataclasses.replace(job(tmp_path), precision=precision), CPU).lacks()
-    assert ("--precision fp32" in said) is is_told
+    message = MegatronEngine(dataclasses.replace(job(tmp_path), precision=precision), CPU).lacks()
+    assert ("--precision fp32" in message) is is_advised
 
 
 def test_a_gpu_without_transformer_engine_has_no_fused_attention(tmp_path):
@@ -798,9 +798,9 @@ def test_a_gpu_without_transformer_engine_has_no_fused_attention(tmp_path):
 def test_a_baseline_is_split_over_tensor_parallel_ranks_without_transformer_engine(tmp_path):
     bare = dataclasses.replace(A100, has_transformer_engine=False)
     rungs = list(MegatronEngine(job(tmp_path), bare).ladder())
-    split = [each for rung in rungs for each in rung if each.tp > 1]
+    split = [candidate for rung in rungs for candidate in rung if candidate.tp > 1]
     assert split
-    assert not any(each["sequence_parallel"] for each in split)
+    assert not any(candidate["sequence_parallel"] for candidate in split)
 
 
 @pytest.mark.parametrize(
@@ -811,9 +811,9 @@ def test_a_baseline_is_split_over_tensor_parallel_ranks_without_transformer_engi
 def test_sequences_are_split_where_apex_has_the_norm(tmp_path, model, has_apex, is_parallel):
     bare = dataclasses.replace(A100, has_transformer_engine=False, has_apex=has_apex)
     engine = MegatronEngine(job(tmp_path, model=model), bare)
-    rungs = [each for rung in engine.ladder() for each in rung if each.tp > 1]
+    rungs = [candidate for rung in engine.ladder() for candidate in rung if candidate.tp > 1]
     assert rungs
-    assert {bool(each["sequence_parallel"]) for each in rungs} == {is_parallel}
+    assert {bool(candidate["sequence_parallel"]) for candidate in rungs} == {is_parallel}
     asked = task_of(job(tmp_path, model=model), bare)
     assert not judge_by(RULES, knobs.rows_of(asked, rungs[:1]))
     split = Candidate.of(
@@ -821,8 +821,8 @@ def test_sequences_are_split_where_apex_has_the_norm(tmp_path, model, has_apex, 
         world=rungs[0].world,
         global_batch=rungs[0].global_batch,
     )
-    told = judge_by(RULES, knobs.rows_of(asked, [split]))
-    assert [each.rule for each in told] == (
+    violations = judge_by(RULES, knobs.rows_of(asked, [split]))
+    assert [violation.rule for violation in violations] == (
         [] if is_parallel else ["sequence_parallel.transformer_engine"]
     )
 
@@ -866,8 +866,8 @@ def test_experts_are_one_kernel_wherever_it_runs() -> None:
     is_fused = columns["fused_experts"] > 0
     assert is_fused.any()
     assert (columns["fp8"][is_fused] > 0).all()
-    own_tp = np.where(columns["etp"] > 0, columns["etp"], columns["tp"])
-    may = (columns["fp8"] > 0) & (own_tp == 1) & (columns["recompute"] != Recompute.SELECTIVE)
+    expert_tp = np.where(columns["etp"] > 0, columns["etp"], columns["tp"])
+    may = (columns["fp8"] > 0) & (expert_tp == 1) & (columns["recompute"] != Recompute.SELECTIVE)
     assert is_fused[may].all()
     plain = dataclasses.replace(MIXTURE, fuses_experts=False)
     assert not lay_out(plain, for_plan=True).columns["fused_experts"].any()
@@ -877,8 +877,10 @@ def test_gradients_have_16_bits_only_where_they_fill_the_memory() -> None:
     columns = lay_out(MIXTURE, for_plan=True).columns
     halved = columns["main_grads"] > 0
     assert halved.any()
-    own_tp = np.where(columns["etp"] > 0, columns["etp"], columns["tp"])
-    held = 1e9 / (columns["tp"] * columns["pp"]) + 6e9 / (columns["ep"] * own_tp * columns["pp"])
+    expert_tp = np.where(columns["etp"] > 0, columns["etp"], columns["tp"])
+    held = 1e9 / (columns["tp"] * columns["pp"]) + 6e9 / (
+        columns["ep"] * expert_tp * columns["pp"]
+    )
     assert held[halved].min() > 0.2 * 8e9
     roomy = dataclasses.replace(MIXTURE, memory_bytes=80e9)
     assert not lay_out(roomy, for_plan=True).columns["main_grads"].any()

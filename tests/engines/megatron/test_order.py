@@ -29,12 +29,14 @@ def rows() -> pd.DataFrame:
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
     environment = dataclasses.replace(CPU, megatron_core=recorded["megatron_core"])
     engine = MegatronEngine(make_job(JOB, where="test"), environment)
-    layouts = {engine.describe(each): each for each in engine.layouts() or ()}
+    layouts = {
+        engine.describe(tried_layout): tried_layout for tried_layout in engine.layouts() or ()
+    }
     found = pd.DataFrame(recorded["rows"])
     tried = [layouts[layout] for layout in found["layout"]]
-    said = predict(engine.plans(tried), constants_of(environment))
-    found["said_fastest_step_s"] = said.step_time_s
-    found["said_peak_memory_bytes"] = said.peak_memory_bytes
+    predicted = predict(engine.plans(tried), constants_of(environment))
+    found["said_fastest_step_s"] = predicted.step_time_s
+    found["said_peak_memory_bytes"] = predicted.peak_memory_bytes
     return found
 
 

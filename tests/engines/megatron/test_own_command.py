@@ -33,22 +33,22 @@ def command(checkout: Path, arguments: str) -> list[str]:
 
 
 def test_a_command_says_model_batch_and_world(checkout, tmp_path):
-    own = read_command(command(checkout, f"{LLAMA} {LAYOUT}"), tmp_path)
-    assert own.checkout == checkout
+    read = read_command(command(checkout, f"{LLAMA} {LAYOUT}"), tmp_path)
+    assert read.checkout == checkout
     # Without a global batch of its own, Megatron takes a micro-batch for each replica.
-    assert own.keys == {"seq_len": 64, "global_batch": 4, "precision": "bf16", "world": 4}
+    assert read.keys == {"seq_len": 64, "global_batch": 4, "precision": "bf16", "world": 4}
     wanted = {"vocab_size": 1024, "num_key_value_heads": 2, "tie_word_embeddings": False}
-    assert {name: own.config[name] for name in wanted} == wanted
+    assert {name: read.config[name] for name in wanted} == wanted
 
 
 def test_what_a_knob_governs_leaves_the_command_and_the_rest_stays(checkout, tmp_path):
-    own = read_command(command(checkout, f"{LLAMA} {LAYOUT}"), tmp_path)
-    words = " ".join(own.words)
+    read = read_command(command(checkout, f"{LLAMA} {LAYOUT}"), tmp_path)
+    words = " ".join(read.words)
     assert "--lr 1e-3" in words
     assert "--tokenizer-type NullTokenizer --vocab-size 1023" in words
     for gone in ("parallel-size", "micro-batch", "--bf16", "recompute", "--save", "ckpt", "500"):
         assert gone not in words
-    assert own.left_out == ["--save", "--save-interval"]
+    assert read.left_out == ["--save", "--save-interval"]
     # Megatron's own defaults, where a job would bring others.
     assert "--hidden-dropout 0.1" in words
     assert "--seed 1234" in words
@@ -56,12 +56,12 @@ def test_what_a_knob_governs_leaves_the_command_and_the_rest_stays(checkout, tmp
 
 def test_files_are_found_from_another_folder(checkout, tmp_path):
     (tmp_path / "corpus.bin").write_text("")
-    own = read_command(command(checkout, f"{LLAMA} {LAYOUT} --data-path corpus"), tmp_path)
-    assert str(tmp_path / "corpus") in own.words
+    read = read_command(command(checkout, f"{LLAMA} {LAYOUT} --data-path corpus"), tmp_path)
+    assert str(tmp_path / "corpus") in read.words
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (LLAMA.replace("--swiglu", ""), "neither GPT-2's nor Llama's.*--swiglu False"),
         (f"{LLAMA} --no-such-flag 1", "--no-such-flag"),
@@ -71,8 +71,8 @@ def test_files_are_found_from_another_folder(checkout, tmp_path):
         ),
     ],
 )
-def test_a_command_that_cannot_be_told_is_refused(checkout, tmp_path, arguments, said):
-    with pytest.raises(JobError, match=said):
+def test_a_command_that_cannot_be_told_is_refused(checkout, tmp_path, arguments, message):
+    with pytest.raises(JobError, match=message):
         read_command(command(checkout, f"{arguments} {LAYOUT}"), tmp_path)
 
 

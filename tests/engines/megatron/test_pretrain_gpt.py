@@ -49,7 +49,7 @@ def test_an_edited_checkout_is_another_workload(tmp_path):
     job = job_of(checkout_in(tmp_path / "a"))
     other = job_of(checkout_in(tmp_path / "b"))
     (tmp_path / "b/megatron/core/optimizer.py").write_text("step = None\n")
-    digests = {workload_of(each, candidate_of()).digest for each in (job, other)}
+    digests = {workload_of(checked, candidate_of()).digest for checked in (job, other)}
     assert len(digests) == 2
 
 
@@ -82,14 +82,14 @@ def test_on_gpus_it_keeps_its_kernels_and_its_workers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"engine": "deepspeed"}, "the engine deepspeed cannot run a checkout"),
         ({"workload": "script"}, "the workload script cannot run a checkout"),
     ],
 )
-def test_a_checkout_beside_something_else_is_refused(tmp_path, keys, said):
-    with pytest.raises(JobError, match=said):
+def test_a_checkout_beside_something_else_is_refused(tmp_path, keys, message):
+    with pytest.raises(JobError, match=message):
         job_of(checkout_in(tmp_path), **keys)
 
 
@@ -102,8 +102,8 @@ def test_a_folder_that_is_no_checkout_is_refused_by_its_name(tmp_path):
 
 
 def test_words_of_the_users_own_come_last_and_bring_their_data(tmp_path):
-    own = "--data-path '/data/my corpus' --tokenizer-type HuggingFaceTokenizer --lr 3e-4"
-    trained = workload_of(job_of(checkout_in(tmp_path), megatron_arguments=own), candidate_of())
+    words = "--data-path '/data/my corpus' --tokenizer-type HuggingFaceTokenizer --lr 3e-4"
+    trained = workload_of(job_of(checkout_in(tmp_path), megatron_arguments=words), candidate_of())
     assert trained.arguments[:2] == ["--data-path", "/data/my corpus"]
     assert "--mock-data" not in trained.arguments
     assert "NullTokenizer" not in trained.arguments

@@ -58,8 +58,8 @@ def probed(folder, settings, *, config=LLAMA, **job):
     """A probe of a layout, as `--json` prints it."""
     model = folder / "config.json"
     model.write_text(json.dumps(config))
-    told = {"seq_len": 32, "global_batch": 64, "world": 32, "precision": "bf16", **job}
-    found = estimate(settings, probe_memory=True, engine="megatron", model=str(model), **told)
+    keys = {"seq_len": 32, "global_batch": 64, "world": 32, "precision": "bf16", **job}
+    found = estimate(settings, probe_memory=True, engine="megatron", model=str(model), **keys)
     return found.as_dict()
 
 

@@ -257,7 +257,7 @@ def test_what_a_rule_refuses_fails_in_megatron(
     asked: tuple[list[Trained], dict[str, Trained]], rule: str
 ) -> None:
     one = asked[1][rule]
-    found = {each.rule for each in one.engine.judge(one.candidate)}
+    found = {violation.rule for violation in one.engine.judge(one.candidate)}
     assert rule in found
     if any(name.endswith(".release") for name in found):
         pytest.skip("this release lacks the knob")

@@ -51,10 +51,10 @@ def test_no_other_way_makes_the_heaviest_rank_lighter(n_layers: int, tail: float
 
 def test_deepseek_is_no_heavier_than_in_nvidias_layout():
     work = deepseek()
-    theirs = layers_in(stages_of(OF_NVIDIA) or ())
-    assert sum(theirs) == work.n_layers
+    of_nvidia = layers_in(stages_of(OF_NVIDIA) or ())
+    assert sum(of_nvidia) == work.n_layers
     ours = balanced_layers(work, 8, 4)
-    assert max(rank_loads(work, ours, 8)) <= max(rank_loads(work, theirs, 8))
+    assert max(rank_loads(work, ours, 8)) <= max(rank_loads(work, of_nvidia, 8))
     assert written(balanced_layers(work, 32, 1), 1) == OF_NVIDIA
 
 

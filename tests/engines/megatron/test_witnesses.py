@@ -62,5 +62,5 @@ def test_rules_of_megatrons_own_have_a_witness() -> None:
             "they are about GPUs alone",
         ),
     }
-    theirs = {rule.name for rule in RULES if not rule.source.startswith("ours")}
-    assert theirs == REFUSED.keys() | unseen.keys()
+    of_megatron = {rule.name for rule in RULES if not rule.source.startswith("ours")}
+    assert of_megatron == REFUSED.keys() | unseen.keys()

@@ -120,14 +120,14 @@ def train(
         AssertionError: The driver failed.
     """
     asked, answered = folder / "cases.json", folder / "answers.json"
-    told = [
+    described = [
         {
             **case_of(engine, candidate, more[number] if more else {}),
             "folder": str(folder / f"checkpoint-{number}"),
         }
         for number, (engine, candidate) in enumerate(cases)
     ]
-    asked.write_text(json.dumps(told))
+    asked.write_text(json.dumps(described))
     done = subprocess.run(
         [sys.executable, str(DRIVER), str(asked), str(answered)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_path())},

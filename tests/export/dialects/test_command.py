@@ -42,8 +42,8 @@ FLAGS = (
 FILE = "AUTOTUNE_EXPORT_FOLDER/ds_config.json"
 
 
-def own_of(command: str, edits: Edits = EDITS, **said: Any) -> CommandTraining:
-    description = {**TRAINER, "config_written": FILLED_IN, **said}
+def training_of(command: str, edits: Edits = EDITS, **described: Any) -> CommandTraining:
+    description = {**TRAINER, "config_written": FILLED_IN, **described}
     script = observed(description, command=command.split())
     return CommandTraining(
         script=script, edits=edits, arrived=script.config, values={}, folder=Path("out")
@@ -51,7 +51,7 @@ def own_of(command: str, edits: Edits = EDITS, **said: Any) -> CommandTraining:
 
 
 @pytest.mark.parametrize(
-    ("command", "said", "expected"),
+    ("command", "described", "expected"),
     [
         (
             "accelerate launch train.py --config sft.yaml",
@@ -84,11 +84,11 @@ def own_of(command: str, edits: Edits = EDITS, **said: Any) -> CommandTraining:
     ids=["trl", "trainer", "llama-factory", "axolotl"],
 )
 def test_a_program_is_told_in_its_own_words(
-    command: str, said: dict[str, Any], expected: tuple[str, ...]
+    command: str, described: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
-    own = own_of(command, **said)
-    assert own.command() == " ".join(expected).split()
-    assert not dict(own.in_code())
+    training = training_of(command, **described)
+    assert training.command() == " ".join(expected).split()
+    assert not dict(training.in_code())
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_an_optimizer_is_called_as_the_program_does(
     framework: str, command: str, expected: str
 ) -> None:
     edits = Edits(arguments={"optim": "adamw_torch_fused"})
-    own = own_of(command, edits, framework=framework, parses_arguments=True)
+    training = training_of(command, edits, framework=framework, parses_arguments=True)
     words = expected.split()
-    assert own.command()[-len(words) :] == words
-    assert "adamw_torch" not in own.command()
+    assert training.command()[-len(words) :] == words
+    assert "adamw_torch" not in training.command()
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_an_attention_is_called_as_the_program_does(
     framework: str, command: str, expected: str
 ) -> None:
     edits = Edits(arguments={"attn_implementation": "eager"})
-    own = own_of(command, edits, framework=framework, parses_arguments=True)
+    training = training_of(command, edits, framework=framework, parses_arguments=True)
     words = expected.split()
-    assert own.command()[-len(words) :] == words
+    assert training.command()[-len(words) :] == words
 
 
 @pytest.mark.parametrize(
-    ("batch", "told"),
+    ("batch", "expected"),
     [
         ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}, None),
         ({"train_batch_size": 64, "gradient_accumulation_steps": 4}, None),
@@ -146,22 +146,25 @@ def test_an_attention_is_called_as_the_program_does(
     ],
 )
 def test_two_of_the_three_batch_sizes_are_left(
-    batch: dict[str, int], told: dict[str, int] | None
+    batch: dict[str, int], expected: dict[str, int] | None
 ) -> None:
     """DeepSpeed takes 1 for an accumulation that nothing tells."""
     stage = Edits(configuration={"zero_optimization.stage": 1})
     written = {**batch, "zero_optimization": {"stage": 2}}
     arrived = {**batch, "zero_optimization": {"stage": 1}}
-    own = own_of("torchrun train.py", stage, **{**RAW, "config_written": written})
-    config = dataclasses.replace(own, arrived=arrived).config_in_numbers
-    assert config == {**(batch if told is None else told), "zero_optimization": {"stage": 1}}
+    training = training_of("torchrun train.py", stage, **{**RAW, "config_written": written})
+    config = dataclasses.replace(training, arrived=arrived).config_in_numbers
+    assert config == {
+        **(batch if expected is None else expected),
+        "zero_optimization": {"stage": 1},
+    }
 
 
 def test_what_is_set_in_code_is_listed() -> None:
     """It names one argument, and reads the others from nowhere."""
-    own = own_of("torchrun train.py --gradient_accumulation_steps 2", config_file="")
-    assert own.command()[2:] == ["--gradient_accumulation_steps", "1"]
-    assert dict(own.in_code()) == {
+    training = training_of("torchrun train.py --gradient_accumulation_steps 2", config_file="")
+    assert training.command()[2:] == ["--gradient_accumulation_steps", "1"]
+    assert dict(training.in_code()) == {
         "TrainingArguments in your code: per_device_train_batch_size": 8,
         "TrainingArguments in your code: gradient_checkpointing": False,
         "the configuration in your code: zero_optimization.stage": 1,
@@ -188,7 +191,11 @@ ARGUMENTS = {**TRAINER["arguments"], **SET, "max_grad_norm": 1.0, "bf16": False}
 
 
 def handed_out(
-    folder: Path, command: str, framework: str, files: dict[str, str] | None = None, **said: Any
+    folder: Path,
+    command: str,
+    framework: str,
+    files: dict[str, str] | None = None,
+    **described: Any,
 ) -> Handout:
     """Stage 1 of a command that trains with stage 2; of a Trainer with 8 samples, not 4."""
     for name, text in (files or {}).items():
@@ -201,7 +208,7 @@ def handed_out(
         "config": ARRIVED,
         "config_file": "",
         **({"arguments": ARGUMENTS, "arguments_set": list(SET)} if is_trainer else {}),
-        **said,
+        **described,
     }
     script = dataclasses.replace(
         observed(description, command=command.split()), folder=str(folder)
@@ -424,12 +431,12 @@ def test_the_readme_tells_a_change_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", ["command", "hf", "deepspeed"])
 def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path, to: str) -> None:
-    theirs = json.dumps({"output_dir": "out", "per_device_train_batch_size": 4, "d_model": 64})
-    handout = handed_out(tmp_path, "torchrun run.py args.json", "trainer", {"args.json": theirs})
+    given = json.dumps({"output_dir": "out", "per_device_train_batch_size": 4, "d_model": 64})
+    handout = handed_out(tmp_path, "torchrun run.py args.json", "trainer", {"args.json": given})
     out = exported(handout, tmp_path, to)
-    told = json.loads((out / "args.json").read_text())
-    assert (told["per_device_train_batch_size"], told["d_model"]) == (8, 64)
-    assert told["deepspeed"] == str(out / "ds_config.json")
+    written = json.loads((out / "args.json").read_text())
+    assert (written["per_device_train_batch_size"], written["d_model"]) == (8, 64)
+    assert written["deepspeed"] == str(out / "ds_config.json")
     assert started(out) == f"torchrun run.py {out}/args.json"
 
 
@@ -457,11 +464,11 @@ def test_settings_of_accelerate_s_launcher_become_its_files(
 def test_a_framework_s_own_file_is_edited(
     tmp_path: Path, to: str, command: str, micro_batch: str
 ) -> None:
-    theirs = f"learning_rate: 1.0e-4\n{micro_batch}: 4\nlora_r: 8\n"
-    out = exported(handed_out(tmp_path, command, to, {"mine.yaml": theirs}), tmp_path, to)
+    given = f"learning_rate: 1.0e-4\n{micro_batch}: 4\nlora_r: 8\n"
+    out = exported(handed_out(tmp_path, command, to, {"mine.yaml": given}), tmp_path, to)
     (path,) = out.glob("*.yaml")
-    told = yaml.safe_load(path.read_text())
-    assert told == {
+    written = yaml.safe_load(path.read_text())
+    assert written == {
         "learning_rate": 1e-4,
         micro_batch: 8,
         "lora_r": 8,
@@ -472,13 +479,13 @@ def test_a_framework_s_own_file_is_edited(
 
 
 def test_accelerate_starts_the_script_with_its_own_file_edited(tmp_path: Path) -> None:
-    theirs = "mixed_precision: bf16\nnum_processes: 2\ndeepspeed_config: {zero_stage: 2}\n"
+    given = "mixed_precision: bf16\nnum_processes: 2\ndeepspeed_config: {zero_stage: 2}\n"
     command = "accelerate launch --config_file a.yaml --zero_stage 2 --main_process_port 0 t.py 3"
-    handout = handed_out(tmp_path, command, "accelerate", {"a.yaml": theirs})
+    handout = handed_out(tmp_path, command, "accelerate", {"a.yaml": given})
     out = exported(handout, tmp_path, "accelerate")
-    told = yaml.safe_load((out / "accelerate.yaml").read_text())
-    assert "mixed_precision" not in told, "accelerate refuses it beside a DeepSpeed file"
-    assert told["deepspeed_config"] == {
+    written = yaml.safe_load((out / "accelerate.yaml").read_text())
+    assert "mixed_precision" not in written, "accelerate refuses it beside a DeepSpeed file"
+    assert written["deepspeed_config"] == {
         "deepspeed_config_file": "ds_config.json",
         "zero3_init_flag": False,
     }
@@ -489,15 +496,15 @@ def test_accelerate_starts_the_script_with_its_own_file_edited(tmp_path: Path) -
 @pytest.mark.parametrize("to", ["command", "hf", "trl"])
 def test_accelerate_s_own_settings_do_not_stand_beside_a_file(tmp_path: Path, to: str) -> None:
     """It refuses to start with both, also where Trainer names the file."""
-    theirs = "mixed_precision: bf16\nnum_processes: 2\ndeepspeed_config: {zero_stage: 2}\n"
+    given = "mixed_precision: bf16\nnum_processes: 2\ndeepspeed_config: {zero_stage: 2}\n"
     command = "accelerate launch --config_file a.yaml --zero_stage 2 t.py --learning_rate 1"
     out = exported(
-        handed_out(tmp_path, command, "trl", {"a.yaml": theirs}, parses_arguments=True),
+        handed_out(tmp_path, command, "trl", {"a.yaml": given}, parses_arguments=True),
         *(tmp_path, to),
     )
-    told = yaml.safe_load((out / "accelerate.yaml").read_text())
-    assert told["deepspeed_config"]["deepspeed_config_file"] == "ds_config.json"
-    assert "mixed_precision" not in told
+    written = yaml.safe_load((out / "accelerate.yaml").read_text())
+    assert written["deepspeed_config"]["deepspeed_config_file"] == "ds_config.json"
+    assert "mixed_precision" not in written
     files = f"--config_file {out}/accelerate.yaml --deepspeed_config_file {out}/ds_config.json"
     assert started(out).startswith(f"accelerate launch {files} t.py --learning_rate 1")
     assert f"--deepspeed {out}/ds_config.json" in started(out)
@@ -526,12 +533,12 @@ def test_a_trainer_goes_to_accelerate_without_a_file_of_its_own(tmp_path: Path) 
 def test_lightning_s_command_line_reads_one_file_more(
     tmp_path: Path, command: str, file: Any, kind: str, is_read: bool
 ) -> None:
-    theirs = {"mine.yaml": json.dumps({"trainer": {"strategy": file}})} if file else {}
-    out = exported(handed_out(tmp_path, command, "lightning", theirs), tmp_path, "lightning")
-    told = yaml.safe_load((out / "trainer.yaml").read_text())["trainer"]
-    assert told["accumulate_grad_batches"] == 1
-    assert told["strategy"]["class_path"].startswith(kind)
-    assert told["strategy"]["init_args"] == {"config": str(out / "ds_config.json")}
+    given = {"mine.yaml": json.dumps({"trainer": {"strategy": file}})} if file else {}
+    out = exported(handed_out(tmp_path, command, "lightning", given), tmp_path, "lightning")
+    written = yaml.safe_load((out / "trainer.yaml").read_text())["trainer"]
+    assert written["accumulate_grad_batches"] == 1
+    assert written["strategy"]["class_path"].startswith(kind)
+    assert written["strategy"]["init_args"] == {"config": str(out / "ds_config.json")}
     assert (out / "launch.sh").exists() == is_read
     if is_read:
         assert started(out) == f"{command} --config {out}/trainer.yaml"

@@ -37,15 +37,15 @@ def an_example(name: str, folder: Path, file: str, **more: Any) -> Path:
     """A copy of an example whose file asks for two steps, each with its loss."""
     where = folder / name
     shutil.copytree(EXAMPLES / name, where, ignore=shutil.ignore_patterns(MATERIAL))
-    told = yaml.safe_load((where / file).read_text())
-    told |= {"max_steps": 2, "logging_steps": 1, "output_dir": "trained", **more}
-    (where / file).write_text(dump_yaml(told))
+    fields = yaml.safe_load((where / file).read_text())
+    fields |= {"max_steps": 2, "logging_steps": 1, "output_dir": "trained", **more}
+    (where / file).write_text(dump_yaml(fields))
     return where
 
 
-def tuned(where: Path, command: str, framework: str, **said: Any) -> Path:
+def tuned(where: Path, command: str, framework: str, **description: Any) -> Path:
     """An export of the command in its framework's own form, with stage 1 and 8 samples a pass."""
-    described = {"config_written": STAGE_2, "config": ARRIVED, **said}
+    described = {"config_written": STAGE_2, "config": ARRIVED, **description}
     handout = handed_out(where, command, framework, **described)
     return exported(handout, where, framework)
 

@@ -116,7 +116,7 @@ def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=f"{package} is not installed here")
 
 
-def read_by(
+def as_read(
     consumer: str, out: Path, *names: str, python: str = sys.executable
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration that DeepSpeed would get, and the consumer's own values of some names."""
@@ -159,12 +159,14 @@ def test_trainer_reads_what_was_chosen(tmp_path):
     out = export(handed(tmp_path, **KNOBS), tmp_path, "hf")
     recomputes, _ = trainer.recompute_names()
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "use_cpu")
-    config, told = read_by(HF, out, *names, recomputes, "seed", "lr_scheduler_type")
+    config, values = as_read(HF, out, *names, recomputes, "seed", "lr_scheduler_type")
     check_config(config)
     params = config["optimizer"]["params"]
     assert (params["betas"], params["weight_decay"]) == ([0.9, 0.95], 0.1)
-    kept = {"seed": 7, "lr_scheduler_type": "cosine"}
-    assert told == dict(zip(names, (2, 2, True, True), strict=True)) | {recomputes: True} | kept
+    others = {"seed": 7, "lr_scheduler_type": "cosine"}
+    assert (
+        values == dict(zip(names, (2, 2, True, True), strict=True)) | {recomputes: True} | others
+    )
 
 
 def test_trainer_reads_what_a_command_of_the_user_s_was_tuned_to(tmp_path):
@@ -173,12 +175,12 @@ def test_trainer_reads_what_a_command_of_the_user_s_was_tuned_to(tmp_path):
     out = exported(handout, tmp_path, "hf")
     reader = HF.replace(str(OF_THE_USER), '["--output_dir", "output"]')
     names = ("per_device_train_batch_size", "learning_rate", "report_to")
-    config, told = read_by(reader, out, *names)
+    config, values = as_read(reader, out, *names)
     assert config["zero_optimization"]["stage"] == 1
     assert config["train_micro_batch_size_per_gpu"] == 8
     assert config["gradient_accumulation_steps"] == 1
     assert config["gradient_clipping"] == 1.0
-    assert told == {
+    assert values == {
         "per_device_train_batch_size": 8,
         "learning_rate": 3e-4,
         "report_to": ["tensorboard"],
@@ -202,21 +204,21 @@ def test_trl_reads_what_was_chosen(tmp_path, recompute, precision):
     knobs = {**KNOBS, "recompute": recompute}
     out = export(handed(tmp_path, job={"precision": precision}, **knobs), tmp_path, "trl")
     recomputes, _ = trainer.recompute_names()
-    config, told = read_by(TRL, out, "max_length", "packing", "bf16", recomputes)
+    config, values = as_read(TRL, out, "max_length", "packing", "bf16", recomputes)
     is_low = precision == "bf16"
     if is_low:
         check_config(config)
     expected = {"max_length": 16, "packing": True, "bf16": is_low}
-    assert told == expected | {recomputes: recompute == "full"}
+    assert values == expected | {recomputes: recompute == "full"}
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_accelerate_reads_what_was_chosen(tmp_path, stage):
     out = export(handed(tmp_path, **KNOBS | {"zero__stage": stage}), tmp_path, "accelerate")
     names = ("distributed", "num_processes", "num_machines", "sharded", "stage")
-    config, told = read_by(ACCELERATE, out, *names)
+    config, values = as_read(ACCELERATE, out, *names)
     check_config(config, stage=stage, clipping=1.0)
-    assert told == dict(zip(names, ("DEEPSPEED", 2, 1, stage == 3, stage), strict=True))
+    assert values == dict(zip(names, ("DEEPSPEED", 2, 1, stage == 3, stage), strict=True))
 
 
 @needs("lightning")
@@ -224,9 +226,9 @@ def test_lightning_reads_what_was_chosen(tmp_path):
     out = export(handed(tmp_path, **KNOBS), tmp_path, "lightning")
     assert "gradient_accumulation_steps" not in json.loads((out / "ds_config.json").read_text())
     names = ("devices", "num_nodes", "precision", "accelerator", "accumulate_grad_batches")
-    config, told = read_by(LIGHTNING, out, *names)
+    config, values = as_read(LIGHTNING, out, *names)
     check_config(config, lr=1e-4)
-    assert told == dict(zip(names, (2, 1, "bf16-true", "cpu", 2), strict=True))
+    assert values == dict(zip(names, (2, 1, "bf16-true", "cpu", 2), strict=True))
 
 
 @pytest.mark.consumer
@@ -237,9 +239,9 @@ def test_llama_factory_reads_what_was_chosen(tmp_path, recompute):
     knobs = {**KNOBS, "recompute": recompute, "attention": "eager"}
     out = export(handed(tmp_path, **knobs), tmp_path, "llama-factory")
     names = ("recomputes", "attention", "cutoff_len", "finetuning_type")
-    config, told = read_by(LLAMA_FACTORY, out, *names, python=python)
+    config, values = as_read(LLAMA_FACTORY, out, *names, python=python)
     check_config(config, clipping=1.0, lr=1e-4)
-    assert told == dict(zip(names, (recompute == "full", "disabled", 16, "full"), strict=True))
+    assert values == dict(zip(names, (recompute == "full", "disabled", 16, "full"), strict=True))
 
 
 @pytest.mark.consumer
@@ -248,8 +250,8 @@ def test_axolotl_reads_what_was_chosen(tmp_path):
     out = export(handed(tmp_path, **KNOBS, attention="eager"), tmp_path, "axolotl")
     names = ("micro_batch_size", "gradient_accumulation_steps", "bf16", "gradient_checkpointing")
     names += ("attn_implementation", "sequence_len", "learning_rate", "max_grad_norm", "stage")
-    _, told = read_by(AXOLOTL, out, *names, python=python)
-    assert told == dict(zip(names, (2, 2, True, True, "eager", 16, 1e-4, 1.0, 2), strict=True))
+    _, values = as_read(AXOLOTL, out, *names, python=python)
+    assert values == dict(zip(names, (2, 2, True, True, "eager", 16, 1e-4, 1.0, 2), strict=True))
 
 
 DECIDED = {
@@ -349,11 +351,15 @@ def test_adapters_are_said_in_the_words_of_each(tmp_path, adapted):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     factory = export(adapted, tmp_path / "a", "llama-factory")
-    told = yaml.safe_load((factory / "llamafactory.yaml").read_text())
-    assert (told["finetuning_type"], told["lora_rank"], told["lora_target"]) == ("lora", 4, "all")
+    fields = yaml.safe_load((factory / "llamafactory.yaml").read_text())
+    assert (fields["finetuning_type"], fields["lora_rank"], fields["lora_target"]) == (
+        "lora",
+        4,
+        "all",
+    )
     axolotl = export(adapted, tmp_path / "b", "axolotl")
-    told = yaml.safe_load((axolotl / "axolotl.yaml").read_text())
-    assert (told["adapter"], told["lora_r"], told["lora_target_linear"]) == ("lora", 4, True)
+    fields = yaml.safe_load((axolotl / "axolotl.yaml").read_text())
+    assert (fields["adapter"], fields["lora_r"], fields["lora_target_linear"]) == ("lora", 4, True)
 
 
 def test_recomputation_of_some_layers_is_an_argument(tmp_path):
@@ -405,10 +411,11 @@ UNSAID = [
 
 
 @pytest.mark.parametrize(
-    ("knobs", "said", "to"), [(knobs, said, to) for knobs, said, tos in UNSAID for to in tos]
+    ("knobs", "setting", "to"),
+    [(knobs, setting, to) for knobs, setting, tos in UNSAID for to in tos],
 )
-def test_what_a_consumer_cannot_be_told_is_refused(tmp_path, knobs, said, to):
-    with pytest.raises(RenderError, match=re.escape(f"has no setting for {said}")) as caught:
+def test_what_a_consumer_cannot_be_told_is_refused(tmp_path, knobs, setting, to):
+    with pytest.raises(RenderError, match=re.escape(f"has no setting for {setting}")) as caught:
         export(handed(tmp_path, **knobs), tmp_path, to)
     assert "--to deepspeed" in caught.value.hint
     assert not (tmp_path / "out").exists()
@@ -418,8 +425,8 @@ def test_the_script_does_what_arguments_cannot_say(tmp_path):
     out = export(
         handed(tmp_path, micro_batch=2, loss_chunk_tokens=8, attention="eager"), tmp_path, "hf"
     )
-    told = json.loads((out / "settings.json").read_text())
-    assert (told["loss_chunk_tokens"], told["attention"]) == (8, "eager")
+    settings = json.loads((out / "settings.json").read_text())
+    assert (settings["loss_chunk_tokens"], settings["attention"]) == (8, "eager")
     readme = (out / "README.md").read_text()
     assert "workload.chunk_loss(model, 8)" in readme
     assert 'attn_implementation="eager"' in readme
@@ -437,10 +444,10 @@ def test_no_file_of_an_export_imports_ours(tmp_path, to):
 @pytest.mark.parametrize("to", FAMILY)
 def test_a_gpu_is_not_told_to_be_a_cpu(tmp_path, to):
     out = export(handed(tmp_path, environment=GPUS, micro_batch=2), tmp_path, to)
-    told = "".join(path.read_text() for path in [*out.glob("*.yaml"), *out.glob("*.args")])
-    assert "use_cpu: true" not in told
-    assert "--use_cpu" not in told
-    assert "CpuRanks" not in told
+    text = "".join(path.read_text() for path in [*out.glob("*.yaml"), *out.glob("*.args")])
+    assert "use_cpu: true" not in text
+    assert "--use_cpu" not in text
+    assert "CpuRanks" not in text
     assert not (out / "cpu.py").exists()
     assert "DS_ACCELERATOR" not in (out / "launch.sh").read_text()
 
@@ -448,8 +455,8 @@ def test_a_gpu_is_not_told_to_be_a_cpu(tmp_path, to):
 def test_the_plug_in_for_cpu_ranks_is_that_of_the_example(tmp_path, adapted):
     out = export(adapted, tmp_path, "axolotl")
     assert (out / "cpu.py").read_text() == (EXAMPLES / "axolotl" / "cpu.py").read_text()
-    told = yaml.safe_load((out / "axolotl.yaml").read_text())
-    assert (told["plugins"], told["lora_qkv_kernel"]) == (["cpu.CpuRanks"], False)
+    fields = yaml.safe_load((out / "axolotl.yaml").read_text())
+    assert (fields["plugins"], fields["lora_qkv_kernel"]) == (["cpu.CpuRanks"], False)
 
 
 TRAINED = [

@@ -76,7 +76,7 @@ def test_flags_are_its_own_and_agree_with_the_configuration(tmp_path, settings):
 
 
 @pytest.mark.parametrize(
-    ("job", "settings", "told"),
+    ("job", "settings", "message"),
     [
         (DENSE, "pp=2 vp=4", "interleaved"),
         (DENSE, "tp=2 cp=2", "context parallelism"),
@@ -84,8 +84,8 @@ def test_flags_are_its_own_and_agree_with_the_configuration(tmp_path, settings):
         (EXPERTS, "ep=8", "experts"),
     ],
 )
-def test_what_it_does_not_train_is_refused(tmp_path, job, settings, told):
-    with pytest.raises(RenderError, match=told) as caught:
+def test_what_it_does_not_train_is_refused(tmp_path, job, settings, message):
+    with pytest.raises(RenderError, match=message) as caught:
         exported(tmp_path, job, settings, to="megatron-deepspeed")
     assert "another layout with --rank" in caught.value.hint
 

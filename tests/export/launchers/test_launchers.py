@@ -75,14 +75,16 @@ def stand_in(folder: Path, name: str, text: str) -> None:
     path.chmod(0o755)
 
 
-def told(command: list[str | Path], folder: Path, **variables: str) -> str:
+def printed(command: list[str | Path], folder: Path, **variables: str) -> str:
     """What a script does with stand-ins before all other commands."""
     # Tests of DeepSpeed in this process leave an address and a port.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
+    variables_here = {
+        name: value for name, value in os.environ.items() if not name.startswith("MASTER_")
+    }
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**own, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **variables},
+        env={**variables_here, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **variables},
         capture_output=True,
         text=True,
         timeout=300,
@@ -97,12 +99,12 @@ def test_accelerate_is_told_where_the_others_are(tmp_path):
     (out / "bin").mkdir()
     stand_in(out / "bin", "python", f'[[ $1 = - ]] && exec {sys.executable} "$@"; echo "$@"')
     variables = {"PYTHON": str(out / "bin" / "python")}
-    own = socket.gethostname()
-    text = told(["bash", out / "launch.sh"], out, MASTER_ADDR=own, **variables)
+    host = socket.gethostname()
+    text = printed(["bash", out / "launch.sh"], out, MASTER_ADDR=host, **variables)
     assert f"--config_file {out}/accelerate.yaml" in text
-    assert f"--main_process_ip {own} --main_process_port 29500 --rdzv_conf is_host=true" in text
+    assert f"--main_process_ip {host} --main_process_port 29500 --rdzv_conf is_host=true" in text
     # All nodes are this machine, and cannot all serve.
-    text = told(["bash", out / "launch.sh"], out, MASTER_ADDR="localhost", **variables)
+    text = printed(["bash", out / "launch.sh"], out, MASTER_ADDR="localhost", **variables)
     assert "--main_process_ip localhost" in text
     assert "--rdzv_conf" not in text
     config = yaml.safe_load((out / "accelerate.yaml").read_text())
@@ -124,7 +126,7 @@ def test_a_hostfile_without_names_is_not_started(tmp_path):
     named = out / "mine"
     named.write_text((out / "hostfile").read_text().replace("machine-", "node"))
     assert named.read_text().count("slots=8") == 2
-    text = told(["bash", out / "launch.sh"], out, **environment | {"HOSTFILE": str(named)})
+    text = printed(["bash", out / "launch.sh"], out, **environment | {"HOSTFILE": str(named)})
     assert "OMP_NUM_THREADS=3" in text
     assert f"--hostfile {named}" in text
     assert "--no_ssh_check" not in text
@@ -144,7 +146,7 @@ def test_a_study_of_other_machines_names_them(tmp_path):
     assert "`hostfile` names those that it was measured on" in (out / "README.md").read_text()
     (out / "bin").mkdir()
     stand_in(out / "bin", "python", 'echo "$@"')
-    text = told(["bash", out / "launch.sh"], out, PYTHON=str(out / "bin" / "python"))
+    text = printed(["bash", out / "launch.sh"], out, PYTHON=str(out / "bin" / "python"))
     assert f"--hostfile {out}/hostfile" in text
     out = export(handout, tmp_path / "ranks", "deepspeed", "torchrun")
     assert "measured on worker-1, me@10.0.0.2." in (out / "README.md").read_text()
@@ -177,14 +179,14 @@ def test_slurm_runs_the_ranks_of_every_node(tmp_path):
     given = {"SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(out)}
     command = ["bash", out / "job.sbatch", "--max_steps", "2"]
     given["PYTHON"] = str(out / "bin" / "python")
-    text = told(command, out, **given)
+    text = printed(command, out, **given)
     assert text.count("--rdzv-endpoint localhost:20007") == 2
     assert text.count("--max_steps 2") == 2
     # A name that Slurm alone knows, and an address that the user knows better.
-    text = told(command, out, FIRST="n0.invalid", **given)
+    text = printed(command, out, FIRST="n0.invalid", **given)
     assert text.count("--rdzv-endpoint 127.0.0.1:20007") == 2
     named = {"MASTER_ADDR": "localhost", "MASTER_PORT": "7000"}
-    text = told(command, out, FIRST="n0.invalid", **named, **given)
+    text = printed(command, out, FIRST="n0.invalid", **named, **given)
     assert text.count("--rdzv-endpoint localhost:7000") == 2
     wrong = subprocess.run(
         ["bash", out / "job.sbatch"],
@@ -199,7 +201,7 @@ def test_slurm_runs_the_ranks_of_every_node(tmp_path):
 def test_one_of_something_is_not_several(tmp_path):
     one_core = dataclasses.replace(CPU, n_devices=1)
     handout = handed(tmp_path, environment=one_core, micro_batch=1)
-    for launcher, said in [
+    for launcher, words in [
         ("torchrun", "2 machines with 1 rank each"),
         ("slurm", "2 nodes with 1 rank each"),
         ("kubernetes", "2 pods with\n1 core each"),
@@ -207,7 +209,7 @@ def test_one_of_something_is_not_several(tmp_path):
     ]:
         (tmp_path / launcher).mkdir()
         readme = (export(handout, tmp_path / launcher, "hf", launcher) / "README.md").read_text()
-        assert said in readme
+        assert words in readme
         assert "1 sample per rank" in readme
         assert "on 2 data-parallel ranks" in readme
 
@@ -232,13 +234,13 @@ def test_a_batch_job_of_two_nodes_trains_as_it_is(tmp_path, monkeypatch):
         try:
             cluster.wait_until(lambda: cluster.jobs() == [], "it has ended", 400)
         except AssertionError as error:
-            said = [log.read_text() for log in out.glob(f"*-{job}.log")]
-            raise AssertionError(f"{cluster.state_of(job)}, {said}") from error
+            logs = [log.read_text() for log in out.glob(f"*-{job}.log")]
+            raise AssertionError(f"{cluster.state_of(job)}, {logs}") from error
         (log,) = out.glob(f"*-{job}.log")
-        said = log.read_text()
-        assert cluster.state_of(job) == "COMPLETED", said
-    steps = [line for line in said.splitlines() if line.startswith("step ")]
-    assert len(steps) == 2, said
+        logs = log.read_text()
+        assert cluster.state_of(job) == "COMPLETED", logs
+    steps = [line for line in logs.splitlines() if line.startswith("step ")]
+    assert len(steps) == 2, logs
     assert all(4 < float(line.split()[3]) < 8 for line in steps)
 
 
@@ -264,24 +266,24 @@ def test_a_pod_unpacks_the_export_and_runs_it(tmp_path):
     handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
     out = export(handout, tmp_path, "hf", "kubernetes")
     (out / "bin").mkdir()
-    kept = tmp_path / "kept"
-    kept.mkdir()
+    sent = tmp_path / "kept"
+    sent.mkdir()
     stand_in(
         out / "bin",
         "kubectl",
-        f'for word in "$@"; do [[ $word = --from-file=* ]] && cp "${{word#*tgz=}}" {kept}/; done; '
-        f'if [[ $* = "-n mine create -f -" ]]; then cat >{kept}/job.yaml; fi; true',
+        f'for word in "$@"; do [[ $word = --from-file=* ]] && cp "${{word#*tgz=}}" {sent}/; done; '
+        f'if [[ $* = "-n mine create -f -" ]]; then cat >{sent}/job.yaml; fi; true',
     )
-    told(["bash", out / "submit.sh", "registry/image:1", "-n", "mine"], out)
-    (packed,) = [path for path in kept.iterdir() if path.name != "job.yaml"]
-    job = yaml.safe_load((kept / "job.yaml").read_text())
+    printed(["bash", out / "submit.sh", "registry/image:1", "-n", "mine"], out)
+    (packed,) = [path for path in sent.iterdir() if path.name != "job.yaml"]
+    job = yaml.safe_load((sent / "job.yaml").read_text())
     (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     assert container["image"] == "registry/image:1"
     (command,) = container["args"]
     place = tmp_path / "pod"
     command = command.replace("/tmp/export", str(place)).replace("/export/export.tgz", str(packed))
     stand_in(out / "bin", "python3", '[[ $1 = - ]] && echo "true own" || echo "$@"')
-    text = told(["bash", "-c", command], out)
+    text = printed(["bash", "-c", command], out)
     assert f"{place}/train.py" in text
     assert "--nproc-per-node 8" in text
 

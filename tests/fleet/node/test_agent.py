@@ -53,7 +53,7 @@ class Coordinator:
     def goes(self) -> None:
         os.close(self._say)
 
-    def heard(self) -> list[str]:
+    def events(self) -> list[str]:
         os.set_blocking(self._answers, False)
         return [json.loads(line)["said"] for line in os.read(self._answers, 4096).splitlines()]
 
@@ -75,7 +75,7 @@ def test_an_agent_that_hears_nothing_for_its_lease_ends(
     monkeypatch.setattr(coordinator.agent, "_wait", nothing_comes)
     coordinator.agent.serve(coordinator.commands)
     assert waits == [60.0, 35.0, 10.0]
-    assert coordinator.heard() == ["ready"]
+    assert coordinator.events() == ["ready"]
 
 
 def test_every_word_renews_the_lease(
@@ -95,10 +95,10 @@ def test_every_word_renews_the_lease(
     monkeypatch.setattr(coordinator.agent, "_wait", hears)
     coordinator.agent.serve(coordinator.commands)
     assert waits == [60.0] * 4
-    assert coordinator.heard() == ["ready", "alive", "alive", "alive"]
+    assert coordinator.events() == ["ready", "alive", "alive", "alive"]
 
 
 def test_an_agent_whose_input_ends_ends(coordinator: Coordinator) -> None:
     coordinator.goes()
     coordinator.agent.serve(coordinator.commands)
-    assert coordinator.heard() == ["ready"]
+    assert coordinator.events() == ["ready"]

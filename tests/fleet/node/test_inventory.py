@@ -70,16 +70,16 @@ def test_it_tells_the_releases_of_the_engines_that_are_there(
         return f"1.0 of {package}"
 
     monkeypatch.setattr(inventory.importlib.metadata, "version", version)
-    told = inventory._releases()
+    releases = inventory._releases()
     for engine in ("deepspeed", "megatron-core"):
-        assert told[engine] == f"1.0 of {engine}"
-    assert "peft" not in told
+        assert releases[engine] == f"1.0 of {engine}"
+    assert "peft" not in releases
 
 
 def test_a_node_that_cannot_says_why_and_how_to_mend_it() -> None:
-    said = MARK + json.dumps({"error": "torch is not installed", "hint": "pip install torch"})
+    line = MARK + json.dumps({"error": "torch is not installed", "hint": "pip install torch"})
     with pytest.raises(FleetError, match="torch is not installed") as raised:
-        from_json(said)
+        from_json(line)
     assert raised.value.hint == "pip install torch"
 
 

@@ -63,7 +63,7 @@ def make(folder):
         )
         made.append(process)
         assert process.stdout is not None
-        process.said = process.stdout.readline()  # type: ignore[attr-defined]
+        process.number = process.stdout.readline()  # type: ignore[attr-defined]
         return process
 
     yield make
@@ -150,8 +150,8 @@ def test_a_segment_goes_with_the_trial_that_made_it_and_counts_until_then(folder
     for process in (ours, others):
         end(process)
     leavings.remove([ours.pid])
-    left = {each.number for each in segments()}
-    assert int(ours.said) not in left
-    assert int(others.said) in left
+    left = {segment.number for segment in segments()}
+    assert int(ours.number) not in left
+    assert int(others.number) in left
     leavings.remove([others.pid])
-    assert int(others.said) not in {each.number for each in segments()}
+    assert int(others.number) not in {segment.number for segment in segments()}

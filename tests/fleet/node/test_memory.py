@@ -192,10 +192,10 @@ class Rank:
         )
         self.watch = MemoryWatch(folder, limit_bytes=LIMIT, segments=segments)
         assert self.process.stdout is not None
-        told = b""
-        while not told.endswith(b" "):
-            told += os.read(self.process.stdout.fileno(), 1)
-        self.pid = int(told)
+        text = b""
+        while not text.endswith(b" "):
+            text += os.read(self.process.stdout.fileno(), 1)
+        self.pid = int(text)
         for _ in range(max(READY.get(part, 1) for part in [*READY, ""] if part in body)):
             assert os.read(self.process.stdout.fileno(), 1) == b"r"
         self.watch.add(3, self.pid)

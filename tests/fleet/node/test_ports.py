@@ -130,13 +130,13 @@ def test_a_port_of_which_another_user_has_prepared_shared_memory_is_passed_over(
     free.release()
     other = next(port for port in range(29_000, 30_000) if ports._is_free(port, "127.0.0.1"))
     # A folder is not removed, as the file of another user is not where the sticky bit is set.
-    theirs = shared / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_{other}_0"
-    theirs.mkdir()
+    prepared = shared / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_{other}_0"
+    prepared.mkdir()
     monkeypatch.setattr("autotune.fleet.node.ports.random.sample", lambda *_: [other, free.port])
     lease = lease_port()
     assert lease.port == free.port
     lease.release()
-    assert theirs.is_dir()
+    assert prepared.is_dir()
 
 
 @pytest.mark.parametrize("port", ["9" * 200, "\u0662" * 5, "2345", "20000x", "-2000"])

@@ -69,10 +69,10 @@ class Machine:
         return left
 
     def _lacks(self, _: object) -> int:
-        said = self.lacking.pop(0) if self.lacking else 0
-        if isinstance(said, FleetError):
-            raise said
-        return said
+        answer = self.lacking.pop(0) if self.lacking else 0
+        if isinstance(answer, FleetError):
+            raise answer
+        return answer
 
     def report(self) -> NodeReport:
         path = self.ranks.folder / RANKS_DIR / NODE_FILE.format(node=0)
@@ -193,15 +193,15 @@ def test_a_long_log_keeps_its_start_and_its_end_and_says_what_is_missing(machine
     machine.process.code = 0
     while not machine.ranks.advance():
         pass
-    kept = log.read_bytes().splitlines(keepends=True)
-    cut = next(i for i, line in enumerate(kept) if line not in lines[i : i + 1])
-    n_after = len(kept) - cut - 1
-    assert kept[:cut] + kept[cut + 1 :] == lines[:cut] + lines[-n_after:]
+    left = log.read_bytes().splitlines(keepends=True)
+    cut = next(i for i, line in enumerate(left) if line not in lines[i : i + 1])
+    n_after = len(left) - cut - 1
+    assert left[:cut] + left[cut + 1 :] == lines[:cut] + lines[-n_after:]
     left_out = sum(map(len, lines[cut:-n_after]))
     assert machine.report().log_bytes_left_out == left_out
-    assert kept[cut].startswith(b"[autotune: 2.15 MiB")
-    assert b"MiB are left out here" in kept[cut]
-    assert len(b"".join(kept)) < ranks.HEAD_BYTES + ranks.TAIL_BYTES + 200
+    assert left[cut].startswith(b"[autotune: 2.15 MiB")
+    assert b"MiB are left out here" in left[cut]
+    assert len(b"".join(left)) < ranks.HEAD_BYTES + ranks.TAIL_BYTES + 200
 
 
 def test_a_log_of_one_line_is_shortened_too(tmp_path: Path) -> None:

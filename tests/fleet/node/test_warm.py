@@ -92,8 +92,12 @@ def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(stud
     made = warm.WarmTemplates()
     try:
         evidence, pids = [], []
-        for number, kept in enumerate(({}, {"MALLOC_TRIM_THRESHOLD_": "-1"})):
-            asked = {"factory": "tells_environment", "start": Start.WARM, "environment": kept}
+        for number, environment in enumerate(({}, {"MALLOC_TRIM_THRESHOLD_": "-1"})):
+            asked = {
+                "factory": "tells_environment",
+                "start": Start.WARM,
+                "environment": environment,
+            }
             folder = study.write_spec(spec(number, **asked), files(ds_config()))
             part = NodePart(
                 folder=str(folder.resolve()), devices=["0", "1"], submitted_at_s=time.monotonic()

@@ -28,13 +28,13 @@ def check_same_answer(here: Study, there: Study) -> None:
     lattices = _lattice(here), _lattice(there)
     names = list(lattices[0].values)
     assert names == list(lattices[1].values)
-    one, other = ({_choice(c.values, names) for c in each.candidates} for each in lattices)
+    one, other = ({_choice(c.values, names) for c in lattice.candidates} for lattice in lattices)
     assert one == other
     orders = zip(_tried(here, names), _tried(there, names), strict=False)
     assert all(first == second for first, second in orders)
-    theirs = {_choice(trial.spec.identity.knobs, names): trial for trial in _ended(there)}
+    twins = {_choice(trial.spec.identity.knobs, names): trial for trial in _ended(there)}
     for trial in _ended(here):
-        twin = theirs.get(_choice(trial.spec.identity.knobs, names))
+        twin = twins.get(_choice(trial.spec.identity.knobs, names))
         if twin is None:
             continue
         assert trial.spec.engine.expected == twin.spec.engine.expected
@@ -42,16 +42,18 @@ def check_same_answer(here: Study, there: Study) -> None:
         assert twin.result is not None
         assert trial.result.read_back == twin.result.read_back
         both = zip(trial.result.losses, twin.result.losses, strict=False)
-        for step, (loss, its) in enumerate(both):
-            assert loss == pytest.approx(its, rel=1e-6), f"losses of step {step}"
+        for step, (loss, there_loss) in enumerate(both):
+            assert loss == pytest.approx(there_loss, rel=1e-6), f"losses of step {step}"
     answers = _answer(here), _answer(there)
-    for own, its in (answers, answers[::-1]):
-        assert own.best is not None
-        assert its.best is not None
-        if 1 in (own.best.n_runs, its.best.n_runs):
+    for first, second in (answers, answers[::-1]):
+        assert first.best is not None
+        assert second.best is not None
+        if 1 in (first.best.n_runs, second.best.n_runs):
             continue
-        alike = [_choice(each.candidate.values, names) for each in (its.best, *its.ties)]
-        assert _choice(own.best.candidate.values, names) in alike, (own.best, its.best)
+        alike = [
+            _choice(standing.candidate.values, names) for standing in (second.best, *second.ties)
+        ]
+        assert _choice(first.best.candidate.values, names) in alike, (first.best, second.best)
 
 
 def _lattice(study: Study) -> Lattice:
@@ -67,8 +69,8 @@ def _choice(values: Mapping[str, KnobValue], names: list[str]) -> Choice:
 
 def _tried(study: Study, names: list[str]) -> list[Choice]:
     """What the search tried, in the order in which it first did."""
-    own = [trial.spec.identity for trial in study.trials()]
-    chosen = [_choice(i.knobs, names) for i in own if i.role is not Role.CONFIRM]
+    identities = [trial.spec.identity for trial in study.trials()]
+    chosen = [_choice(i.knobs, names) for i in identities if i.role is not Role.CONFIRM]
     return list(dict.fromkeys(chosen))
 
 

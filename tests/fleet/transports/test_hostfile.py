@@ -41,7 +41,7 @@ def test_a_hostfile_names_hosts_and_their_slots(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "names no host"),
         ("# worker-1 slots=8\n", "names no host"),
@@ -52,12 +52,12 @@ def test_a_hostfile_names_hosts_and_their_slots(tmp_path: Path) -> None:
         ("-oProxyCommand=evil slots=1\n", "is no host"),
     ],
 )
-def test_a_hostfile_that_is_none_says_which_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_hostfile_that_is_none_says_which_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "hostfile"
     file.write_text(text)
     with pytest.raises(JobError) as raised:
         read_hostfile(str(file))
-    assert said in raised.value.message
+    assert message in raised.value.message
 
 
 def test_a_hostfile_that_is_not_there_or_not_named_is_said(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_trials_side_by_side_and_one_over_both_nodes(nodes, tmp_path, monkeypatc
     with contextlib.closing(fleet):
         assert fleet.capacity(2) == 2
         assert fleet.capacity(4) == 1
-        heard: set[str] = set()
+        listening: set[str] = set()
         specs = [spec(n, diagnoses=n == 0) for n in range(2)]
         trials = [fleet.submit(s, study.write_spec(s, files(ds_config()))) for s in specs]
         results = [trial.wait(240) for trial in trials]
@@ -138,11 +138,11 @@ def test_trials_side_by_side_and_one_over_both_nodes(nodes, tmp_path, monkeypatc
         wide = spec(2, world=4, dp=4, global_batch=8)
         trial = fleet.submit(wide, study.write_spec(wide, files(ds_config())))
         while (result := trial.poll()) is None:
-            heard |= listeners(nodes)
+            listening |= listeners(nodes)
         assert result.outcome is Outcome.OK, result.evidence
         assert result.devices == [f"{name}:{slot}" for name in nodes.names for slot in (0, 1)]
-        assert heard <= {"127.0.0.1", "[::ffff:127.0.0.1]", *nodes.addresses}
-        assert nodes.addresses[0] in heard
+        assert listening <= {"127.0.0.1", "[::ffff:127.0.0.1]", *nodes.addresses}
+        assert nodes.addresses[0] in listening
         for name in ("stderr.log", "node_01.stderr.log", "ranks/03.json", "ranks/node_01.json"):
             assert (study.trial_folder(2) / name).exists()
 
@@ -218,8 +218,8 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
 
     done = soak("--results", str(search.study.root))
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE
-    said = f"{', '.join(nodes.names)} cannot see this folder"
-    assert said in " ".join(done.stderr.split())
+    message = f"{', '.join(nodes.names)} cannot see this folder"
+    assert message in " ".join(done.stderr.split())
     shutil.copytree(best, tmp_path / "shared")
     done = soak("--from", str(tmp_path / "shared"))
     assert done.returncode in (ExitCode.FOUND, ExitCode.SOAK_FAILED), done.stderr
@@ -231,8 +231,8 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
 
 def launched(nodes, export: Path) -> list[int]:
     """Exit codes of an export's script, started on both nodes as its README says."""
-    told = {"MASTER_ADDR": nodes.addresses[0], "GLOO_SOCKET_IFNAME": "eth0"}
-    environment = {**os.environ, **extensions("cpu"), **told, "PYTHON": sys.executable}
+    variables = {"MASTER_ADDR": nodes.addresses[0], "GLOO_SOCKET_IFNAME": "eth0"}
+    environment = {**os.environ, **extensions("cpu"), **variables, "PYTHON": sys.executable}
     started = [
         subprocess.Popen(
             ["timeout", "-k", "1", "300", *("ip", "netns", "exec", name), "bash", "launch.sh"],
@@ -285,8 +285,10 @@ def test_the_nodes_are_examined_and_probed_together(nodes, tmp_path):
         f"core {core_of(node)} of {name}" for node, name in enumerate(nodes.names)
     ]
     assert link["bytes_per_s"] > 1e6
-    (said,) = [each["message"] for each in found["findings"] if each["subject"] == "links"]
-    assert said.endswith(" GB/s between nodes")
+    (message,) = [
+        finding["message"] for finding in found["findings"] if finding["subject"] == "links"
+    ]
+    assert message.endswith(" GB/s between nodes")
 
     out = tmp_path / "hardware.yaml"
     words = [sys.executable, "-m", "autotune", "probe", "--quick", "--json", "--out", str(out)]
@@ -300,8 +302,8 @@ def test_the_nodes_are_examined_and_probed_together(nodes, tmp_path):
     words += ["--nvme", "/no/such/folder"]
     done = subprocess.run([*words, *nodes.flags], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE
-    said = " ".join(done.stderr.split())
-    assert f"{nodes.names[1]}: --nvme /no/such/folder: is no folder" in said
+    message = " ".join(done.stderr.split())
+    assert f"{nodes.names[1]}: --nvme /no/such/folder: is no folder" in message
 
 
 def test_no_node_is_an_error_that_names_each(tmp_path: Path) -> None:

@@ -68,21 +68,21 @@ def far_fleet(cluster: RayCluster, world: int) -> Iterator[tuple[GangFleet, RayD
 @pytest.mark.thorough
 @needs_ray
 def test_slots_are_held_all_or_none_and_given_back(cluster: RayCluster) -> None:
-    said: list[str] = []
+    notes: list[str] = []
     agree: list[str] = []
     with RayNodes().obtain(
-        cluster.address, NO_OPTIONS, say=said.append, agree=agree.append
+        cluster.address, NO_OPTIONS, say=notes.append, agree=agree.append
     ) as held:
         place = RayNodes().find(held, None, {}, NO_OPTIONS)
         assert place.environment.accelerator == "cpu"
         with pytest.raises(FleetError, match="2 x 1 CPUs within 3 s: in the cluster, 0 of 2 CPUs"):
-            RayDriver(cluster.address, FleetOptions(wait="3s"), say=said.append)
-        assert "waiting for 2 x 1 CPUs" in said[0]
+            RayDriver(cluster.address, FleetOptions(wait="3s"), say=notes.append)
+        assert "waiting for 2 x 1 CPUs" in notes[0]
     with far_fleet(cluster, 2) as (fleet, driver):
         assert [(host.name, host.n_slots) for host in driver.hosts] == [("n0", 1), ("n1", 1)]
         assert fleet.capacity(2) == 1
     with pytest.raises(FleetError, match="1 x 5 CPUs"):
-        RayDriver(cluster.address, FleetOptions(wait="1s", slots="1x5"), say=said.append)
+        RayDriver(cluster.address, FleetOptions(wait="1s", slots="1x5"), say=notes.append)
 
 
 @pytest.mark.thorough
@@ -107,12 +107,12 @@ def test_a_program_ends_with_its_actor_and_another_actor_takes_its_place(
         echo = driver.open("n1", ["sh", "-c", "cat"])
         for at in range(0, len(data), 400_000):
             echo.send(data[at : at + 400_000])
-        heard = b""
-        while len(heard) < len(data):
+        received = b""
+        while len(received) < len(data):
             assert echo.poll() is None
-            heard += echo.receive()
+            received += echo.receive()
             time.sleep(0.01)
-        assert heard == data
+        assert received == data
         echo.end()
         wait_until(lambda: echo.poll() is not None, "it is ended")
     wait_until(lambda: cluster.programs() == [] == cluster.actors(), "something is left")
@@ -192,5 +192,5 @@ def ranks_in(folder: Path) -> bool:
 def kill_actor_of(cluster: RayCluster, folder: Path) -> None:
     """Kill the actor below which a trial runs."""
     above = {parent.pid for p in processes_of(folder) for parent in p.parents()}
-    (actor,) = (each for each in cluster.actors() if each.pid in above)
+    (actor,) = (candidate for candidate in cluster.actors() if candidate.pid in above)
     actor.kill()

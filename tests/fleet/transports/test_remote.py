@@ -47,15 +47,15 @@ def booted(command: Sequence[str], module: str = AGENT) -> BootedProcess:
     return BootedProcess(line, module=module, arguments=(), variables={"GIVEN": "1"})
 
 
-def heard_until(process: BootedProcess, word: str) -> str:
-    heard, deadline_s = "", time.monotonic() + 180
-    while word not in heard:
-        assert time.monotonic() < deadline_s, heard
-        heard += process.receive().decode()
+def received_until(process: BootedProcess, word: str) -> str:
+    received, deadline_s = "", time.monotonic() + 180
+    while word not in received:
+        assert time.monotonic() < deadline_s, received
+        received += process.receive().decode()
         if process.poll() is not None:
-            return heard + process.receive().decode()
+            return received + process.receive().decode()
         time.sleep(0.01)
-    return heard
+    return received
 
 
 def code_of(process: BootedProcess) -> int:
@@ -67,15 +67,15 @@ def code_of(process: BootedProcess) -> int:
 
 def test_the_bundle_is_brought_once_and_the_agent_answers(cache: Path) -> None:
     old, recent = cache / "old", cache / "recent"
-    for each in (old, recent):
-        each.mkdir(parents=True)
+    for earlier in (old, recent):
+        earlier.mkdir(parents=True)
     os.utime(old, (0, 0))
     greeting = ["sh", "-c", 'echo "Welcome to node 7"; exec "$@"', "sh"]
     first = booted([*greeting, *boot_command(sys.executable)])
     first.send(b'{"command": "alive"}\n')
-    heard = heard_until(first, '"alive"')
-    assert heard.splitlines()[0] == "Welcome to node 7"
-    assert [line for line in heard.splitlines()[1:] if line.startswith("{")] == [
+    received = received_until(first, '"alive"')
+    assert received.splitlines()[0] == "Welcome to node 7"
+    assert [line for line in received.splitlines()[1:] if line.startswith("{")] == [
         '{"said": "ready"}',
         '{"said": "alive"}',
     ]
@@ -87,7 +87,7 @@ def test_the_bundle_is_brought_once_and_the_agent_answers(cache: Path) -> None:
     assert (folder / "autotune" / "fleet" / "node" / "__pycache__").exists(), "compiled once"
 
     second = booted(boot_command(""))
-    assert '"ready"' in heard_until(second, '"ready"')
+    assert '"ready"' in received_until(second, '"ready"')
     second.end()
     assert code_of(second) != 0
     assert (folder / "autotune").stat().st_ctime_ns == made_at
@@ -100,16 +100,16 @@ def test_a_python_that_is_too_old_and_a_cache_that_cannot_be_written_are_said(
     *_, code = boot_command(sys.executable)
     aged = "import sys; sys.hexversion = 0x03090000; exec(sys.argv[1])"
     process = booted([sys.executable, "-c", aged, code])
-    said = heard_until(process, "oldest")
-    assert "and 3.11 is the oldest; name another one: --fleet-option python=PATH" in said
+    received = received_until(process, "oldest")
+    assert "and 3.11 is the oldest; name another one: --fleet-option python=PATH" in received
     assert code_of(process) == 3
 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     process = booted(boot_command(sys.executable))
-    said = heard_until(process, "unpacked")
-    assert said.startswith("autotune cannot be unpacked there: ")
-    assert "Not a directory" in said
+    received = received_until(process, "unpacked")
+    assert received.startswith("autotune cannot be unpacked there: ")
+    assert "Not a directory" in received
     assert code_of(process) == 3
 
 
@@ -183,7 +183,7 @@ def test_each_node_that_cannot_be_used_says_why_and_the_others_are_there(
     (node,) = machines.nodes()
     assert node.name == "good"
     assert len(node.devices) == 3
-    problems = dict(said.split(" is left out: ", 1) for said in machines.problems())
+    problems = dict(line.split(" is left out: ", 1) for line in machines.problems())
     assert problems == {
         "refused": "ssh: connect to host refused port 22: Connection refused",
         "gone": "the way to it ended with code 255",
@@ -315,12 +315,12 @@ def test_a_package_that_one_node_lacks_is_told_and_no_trial_uses_it(flag, packag
         assert getattr(common_environment(alike), flag) is getattr(environment, flag)
 
 
-@pytest.mark.parametrize(("other", "told"), [("0.16.1", "b: 0.16.1"), ("", "b: none")])
-def test_megatron_of_several_releases_counts_as_missing(other: str, told: str) -> None:
-    ours, theirs = (dataclasses.replace(A100, megatron_core=it) for it in ("0.14.0", other))
-    uneven = fleet_of(a=has(ours), b=has(theirs))
+@pytest.mark.parametrize(("other", "words"), [("0.16.1", "b: 0.16.1"), ("", "b: none")])
+def test_megatron_of_several_releases_counts_as_missing(other: str, words: str) -> None:
+    ours, others = (dataclasses.replace(A100, megatron_core=it) for it in ("0.14.0", other))
+    uneven = fleet_of(a=has(ours), b=has(others))
     (problem,) = uneven.problems()
-    assert f"(a: 0.14.0; {told})" in problem
+    assert f"(a: 0.14.0; {words})" in problem
     assert common_environment(uneven).megatron_core == ""
     assert common_environment(fleet_of(a=has(ours), b=has(ours))).megatron_core == "0.14.0"
 

@@ -132,18 +132,18 @@ def allocate(cluster: SlurmCluster):
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "helps"),
+    ("answer", "kind", "helps"),
     [
         ("resolve_ctls_from_dns_srv: res_nsearch error: Unknown host", FleetError, "SLURM_CONF"),
         ("Unable to contact slurm controller (connect failure)", FleetError, "`sinfo`"),
         ("invalid partition specified: nope", JobError, "arguments of `sbatch`"),
     ],
 )
-def test_a_cluster_that_is_not_reached_is_no_mistake_of_the_arguments(said, kind, helps):
-    found = subprocess.CompletedProcess([], 1, stdout="", stderr=f"sbatch: error: {said}")
+def test_a_cluster_that_is_not_reached_is_no_mistake_of_the_arguments(answer, kind, helps):
+    found = subprocess.CompletedProcess([], 1, stdout="", stderr=f"sbatch: error: {answer}")
     error = slurm_job._refused(found, ["-N", "2"])
     assert type(error) is kind
-    assert said.partition(":")[0] in error.message
+    assert answer.partition(":")[0] in error.message
     assert helps in error.hint
 
 
@@ -159,7 +159,7 @@ class TestSlurmTransport(TransportContract):
 
 @needs_slurm
 @pytest.mark.parametrize(
-    ("of", "error", "said"),
+    ("of", "error", "words"),
     [
         ("", JobError, "this is no allocation of Slurm"),
         ("job.sh", JobError, "is no job and no request"),
@@ -171,7 +171,7 @@ class TestSlurmTransport(TransportContract):
         ("-N 3", FleetError, "has no nodes after 1 s: Resources"),
     ],
 )
-def test_what_cannot_be_had_is_said_in_slurms_words(cluster, allocate, of, error, said):
+def test_what_cannot_be_had_is_said_in_slurms_words(cluster, allocate, of, error, words):
     blocker = allocate("-N1")
     shown: list[str] = []
     options = FleetOptions(wait="1s")
@@ -180,7 +180,7 @@ def test_what_cannot_be_had_is_said_in_slurms_words(cluster, allocate, of, error
         SlurmNodes().obtain(of, options, say=shown.append, agree=shown.append) as held,
     ):
         SlurmNodes().find(held, None, {}, options)
-    assert said in raised.value.message, raised.value.message
+    assert words in raised.value.message, raised.value.message
     if of == "-N 3":
         assert shown[0].startswith("asks Slurm for nodes: sbatch -N 3\nJob "), shown
         assert shown[1].endswith("waits for its nodes: Resources")
@@ -201,11 +201,16 @@ def test_a_job_that_has_ended_by_itself_is_not_said_to_be_given_back(monkeypatch
         return status
 
     monkeypatch.setattr(slurm_job, "run_slurm", lambda *command: ran.append(" ".join(command)))
-    for state, is_said in [("RUNNING", True), ("PENDING", True), ("", True), ("CANCELLED", False)]:
-        said: list[str] = []
+    for state, is_noted in [
+        ("RUNNING", True),
+        ("PENDING", True),
+        ("", True),
+        ("CANCELLED", False),
+    ]:
+        notes: list[str] = []
         monkeypatch.setattr(slurm_job, "status_of", answer(state))
-        slurm_job._give_back("5", said.append)
-        assert said == (["job 5 of Slurm is given back"] if is_said else []), state
+        slurm_job._give_back("5", notes.append)
+        assert notes == (["job 5 of Slurm is given back"] if is_noted else []), state
     assert ran == ["scancel 5"] * 4
 
 
@@ -252,7 +257,7 @@ def test_a_node_whose_slurmd_is_killed_is_lost_and_others_take_its_trial(cluster
         trial = start_hanging(fleet, study)
         ranks = processes_of(study.folder)
         assert ranks
-        assert all("HF_TOKEN" not in each.environ() for each in ranks)
+        assert all("HF_TOKEN" not in rank.environ() for rank in ranks)
         cluster.kill_daemon(1)
         result = trial.wait(180)
         assert result is not None, "Slurm has found out by then"
@@ -270,7 +275,7 @@ def test_a_node_whose_slurmd_is_killed_is_lost_and_others_take_its_trial(cluster
 @pytest.mark.real
 @needs_slurm
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "words"),
     [
         pytest.param(
             *("scontrol requeue {job}", "was requeued: it waits for nodes again"),
@@ -288,7 +293,7 @@ def test_a_node_whose_slurmd_is_killed_is_lost_and_others_take_its_trial(cluster
         ),
     ],
 )
-def test_the_end_of_an_allocation_is_told_as_such(cluster, allocate, study, command, said):
+def test_the_end_of_an_allocation_is_told_as_such(cluster, allocate, study, command, words):
     job = allocate("-N2", "--requeue" if "requeue" in command else "--no-requeue")
     fleet = GangFleet(SlurmTransport(job, NO_OPTIONS), world=2)
     with contextlib.closing(fleet):
@@ -299,7 +304,7 @@ def test_the_end_of_an_allocation_is_told_as_such(cluster, allocate, study, comm
         assert result.outcome.is_platform_fault, result.evidence
         with pytest.raises(FleetError) as raised:
             fleet.capacity(2)
-        assert raised.value.message == f"job {job} of Slurm {said}"
+        assert raised.value.message == f"job {job} of Slurm {words}"
         assert "resumes" in raised.value.hint
     if "state=down" in command:
         cluster.mend(0)
@@ -347,9 +352,9 @@ def test_a_search_that_asks_for_nodes_gives_them_back_however_it_ends(cluster, t
     cluster.run("scancel", job)
     _, stderr = cancelled.communicate(timeout=300)
     assert cancelled.returncode == ExitCode.FLEET_UNAVAILABLE, stderr
-    said = " ".join(stderr.split())
-    assert f"job {job} of Slurm has ended (CANCELLED): it was cancelled" in said
-    assert "is given back" not in said
+    text = " ".join(stderr.split())
+    assert f"job {job} of Slurm has ended (CANCELLED): it was cancelled" in text
+    assert "is given back" not in text
     cluster.wait_until(lambda: cluster.jobs() == [], "the job is over")
 
     killed, job = begun(1)

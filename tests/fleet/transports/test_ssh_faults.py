@@ -44,10 +44,10 @@ def test_every_node_that_cannot_be_used_is_named_with_its_reason(odd, monkeypatc
     monkeypatch.setattr(remote, "_ANSWER_S", ANSWER_S)
     found = transport(odd, f"{good} slots=2", *reasons)
     assert [node.name for node in found.nodes()] == [good]
-    problems = dict(said.split(" is left out: ", 1) for said in found.problems())
+    problems = dict(reason.split(" is left out: ", 1) for reason in found.problems())
     assert set(problems) == set(reasons)
-    for name, said in reasons.items():
-        assert said in problems[name]
+    for name, reason in reasons.items():
+        assert reason in problems[name]
 
 
 def test_a_python_that_is_missing_or_too_old_is_named(odd):
@@ -72,9 +72,9 @@ def test_a_search_goes_on_with_the_nodes_there_are_or_ends_with_code_4(odd, tmp_
     assert "locked: " in _flat(stderr)
     code, _, stderr = run(f"{good} slots=2", f"{other} slots=2")
     assert code == ExitCode.FLEET_UNAVAILABLE
-    said = _flat(stderr).partition("the nodes of the fleet differ")[2]
-    assert f"; {other}: " in said
-    assert "DeepSpeed 0.0.1" in said.partition(f"{other}: ")[2]
+    message = _flat(stderr).partition("the nodes of the fleet differ")[2]
+    assert f"; {other}: " in message
+    assert "DeepSpeed 0.0.1" in message.partition(f"{other}: ")[2]
     code, stdout, stderr = run(f"{good} slots=2", "refused slots=2")
     assert code == 0, stderr
     assert "refused is left out: ssh: connect to host" in _flat(stderr)
@@ -124,10 +124,10 @@ def test_the_doctor_looks_at_every_node(odd):
     assert abs(nodes[good]["clock_ahead_s"]) < 30  # the answer of a busy node is late
     subjects = {remark["subject"] for remark in nodes[good]["findings"]}
     assert {"devices", "disk", "extensions"} <= subjects
-    said = {remark["subject"]: remark for remark in found["findings"]}
-    assert said["deepspeed"]["level"] == "fail"
-    assert f"0.0.1 on {other}" in said["deepspeed"]["message"]
-    assert said["torch"]["level"] == "ok"
+    remarks = {remark["subject"]: remark for remark in found["findings"]}
+    assert remarks["deepspeed"]["level"] == "fail"
+    assert f"0.0.1 on {other}" in remarks["deepspeed"]["message"]
+    assert remarks["torch"]["level"] == "ok"
 
 
 def _flat(text: str) -> str:
@@ -172,7 +172,7 @@ def submit(two, fleet, request):
 
 
 def ranks_run(two: SshNodes, n_ranks: int) -> bool:
-    count = sum(b"autotune.trial.wrapper" in _command(each.pid) for each in two.processes())
+    count = sum(b"autotune.trial.wrapper" in _command(process.pid) for process in two.processes())
     return count >= n_ranks
 
 

@@ -103,17 +103,17 @@ def test_a_waiting_process_has_the_standard_library_alone(folder: Path) -> None:
 
 
 def test_the_user_s_own_sitecustomize_runs_first(folder: Path, tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "sitecustomize.py").write_text(
+    user_folder = tmp_path / "theirs"
+    user_folder.mkdir()
+    (user_folder / "sitecustomize.py").write_text(
         "import sys; sys.flag = '_autotune_in_rank' in sys.modules\n"
     )
     code = (
         "import sys, sitecustomize\n"
         "print(sys.flag, '_autotune_in_rank' in sys.modules, sitecustomize.__file__)\n"
     )
-    said = python(code, folder=folder, path=str(theirs)).stdout.split()
-    assert said == ["False", "True", str(theirs / "sitecustomize.py")]
+    words = python(code, folder=folder, path=str(user_folder)).stdout.split()
+    assert words == ["False", "True", str(user_folder / "sitecustomize.py")]
 
 
 def test_a_sitecustomize_of_theirs_that_fails_does_not_take_ours_with_it(

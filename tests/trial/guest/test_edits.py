@@ -71,10 +71,10 @@ def test_a_configuration_is_taken_in_each_form_that_deepspeed_takes(tmp_path: Pa
 
 
 def test_the_user_s_own_dict_is_not_edited() -> None:
-    theirs = {"zero_optimization": {"stage": 1}}
-    found, _ = configuration_of(theirs)
+    given = {"zero_optimization": {"stage": 1}}
+    found, _ = configuration_of(given)
     found["zero_optimization"]["stage"] = 3
-    assert theirs["zero_optimization"]["stage"] == 1
+    assert given["zero_optimization"]["stage"] == 1
 
 
 def test_what_is_no_configuration_says_so() -> None:

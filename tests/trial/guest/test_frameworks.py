@@ -47,7 +47,7 @@ def test_axolotl_is_told_where_it_reads_its_file() -> None:
     hooks({**EDITS, "optim": "adamw_torch", "attn_implementation": "eager"}, {})[module.__name__](
         module
     )
-    config, told = module.load_cfg("a.yml", micro_batch_size=2, seed=1, output_dir="mine")
+    config, arguments = module.load_cfg("a.yml", micro_batch_size=2, seed=1, output_dir="mine")
     assert config == "a.yml"
     edited = {
         "micro_batch_size": 8,
@@ -55,7 +55,7 @@ def test_axolotl_is_told_where_it_reads_its_file() -> None:
         "optimizer": "adamw_torch",
         "attn_implementation": "eager",
     }
-    assert told == {**edited, "seed": 1, "output_dir": output_folder()}
+    assert arguments == {**edited, "seed": 1, "output_dir": output_folder()}
 
 
 def test_a_command_as_it_is_writes_elsewhere_and_is_else_left_alone() -> None:
@@ -104,9 +104,9 @@ def test_a_script_of_trl_takes_an_attention_if_it_reads_it(reads: bool) -> None:
 def test_the_installed_trainer_takes_every_name_that_edits_use() -> None:
     """Recomputation has another name in older releases."""
     arguments = pytest.importorskip("transformers.training_args")
-    names = {each.name for each in dataclasses.fields(arguments.TrainingArguments)}
+    names = {field.name for field in dataclasses.fields(arguments.TrainingArguments)}
     assert names >= {MICRO_BATCH_ARGUMENT, ACCUMULATION_ARGUMENT, OPTIMIZER_ARGUMENT}
     assert names >= {"torch_compile", "bf16", "fp16"}
     assert names & set(RECOMPUTE_NAMES)
-    assert set(IMPLEMENTATIONS) <= {each.value for each in arguments.OptimizerNames}
+    assert set(IMPLEMENTATIONS) <= {name.value for name in arguments.OptimizerNames}
     assert ARGUMENTS.keys() - names == {"evaluation_strategy"}, "its older name"

@@ -21,7 +21,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     finders = list(sys.meta_path)
     yield name
     sys.meta_path[:] = finders
-    for module in [each for each in sys.modules if each.partition(".")[0] == name]:
+    for module in [loaded for loaded in sys.modules if loaded.partition(".")[0] == name]:
         del sys.modules[module]
 
 

@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def own(folder: Path, pid: int, rank: int = 0) -> None:
+def write_owner(folder: Path, pid: int, rank: int = 0) -> None:
     (folder / RANKS_DIR / OWNER_FILE.format(rank=rank)).write_text(owner_text(pid))
 
 
@@ -48,14 +48,14 @@ def test_a_command_that_ends_says_how(folder: Path) -> None:
 
 def test_a_command_is_waited_for_as_long_as_its_ranks_run(folder: Path) -> None:
     process = subprocess.Popen(["sleep", "1"])
-    own(folder, process.pid)
+    write_owner(folder, process.pid)
     assert launcher.wait(process, folder, 1) == 0
 
 
 def test_what_a_command_does_after_its_ranks_is_not_waited_for(folder: Path) -> None:
     rank = subprocess.Popen(["true"])
     rank.wait()
-    own(folder, rank.pid)
+    write_owner(folder, rank.pid)
     process = subprocess.Popen(["sleep", "60"])
     began_s = time.monotonic()
     try:
@@ -69,7 +69,7 @@ def test_what_a_command_does_after_its_ranks_is_not_waited_for(folder: Path) -> 
 
 def test_a_rank_whose_parent_has_not_asked_for_its_code_has_ended(folder: Path) -> None:
     rank = subprocess.Popen(["true"])
-    own(folder, rank.pid)
+    write_owner(folder, rank.pid)
     process = subprocess.Popen(["sleep", "60"])
     try:
         assert launcher.wait(process, folder, 1) == 1
@@ -79,15 +79,15 @@ def test_a_rank_whose_parent_has_not_asked_for_its_code_has_ended(folder: Path) 
         rank.wait()
 
 
-@pytest.mark.parametrize(("n_told", "code"), [(2, 0), (1, 1)])
+@pytest.mark.parametrize(("n_reported", "code"), [(2, 0), (1, 1)])
 def test_a_command_is_not_waited_for_once_all_its_ranks_have_told_all(
-    folder: Path, n_told: int, code: int
+    folder: Path, n_reported: int, code: int
 ) -> None:
     for rank in range(2):
         program = subprocess.Popen(["true"])
         program.wait()
-        own(folder, program.pid, rank)
-        phase = Phase.TEARDOWN if rank < n_told else Phase.MEASURED
+        write_owner(folder, program.pid, rank)
+        phase = Phase.TEARDOWN if rank < n_reported else Phase.MEASURED
         report = RankReport(rank=rank, pid=program.pid, phase=phase)
         write_json(folder / RANKS_DIR / f"{rank:02d}.json", to_dict(report))
     process = subprocess.Popen(["sleep", "60"])
@@ -147,7 +147,7 @@ def test_the_rank_that_a_signal_ended_is_read_from_its_launcher(
     """None of these ranks was seen before it had ended."""
     (folder / STDERR_FILE).write_text(log)
     for rank in range(n_ranks):
-        own(folder, ENDED_PID, rank)
+        write_owner(folder, ENDED_PID, rank)
     launcher.wait(subprocess.Popen(["sh", "-c", program]), folder, n_ranks)
     exit_file = folder / RANKS_DIR / EXIT_FILE.format(node=0)
     assert (read_json(exit_file) if exit_file.exists() else None) == codes
@@ -170,19 +170,19 @@ def test_the_kernel_says_which_rank_a_signal_ended_whatever_started_it(folder: P
     assert process.stdout is not None
     pids = list(map(int, process.stdout.readline().split()))
     for rank, pid in enumerate(pids):
-        own(folder, pid, rank)
-    told = process.stdin
+        write_owner(folder, pid, rank)
+    pipe = process.stdin
 
     def end_one_then_the_other() -> None:
         os.kill(pids[1], signal.SIGSEGV)
         wait_until((folder / "seen").exists, "its end is seen")
-        told.write("\n")
-        told.close()
+        pipe.write("\n")
+        pipe.close()
 
-    heard = launcher._RanksWatch.command_ends_within
+    ends_within = launcher._RanksWatch.command_ends_within
 
     def command_ends_within(watch: launcher._RanksWatch, most_s: float) -> bool:
-        ends = heard(watch, most_s)
+        ends = ends_within(watch, most_s)
         if watch.n_ranks == 2 and not killer.is_alive() and not watch.ended:
             killer.start()
         if watch.ended:

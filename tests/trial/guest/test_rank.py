@@ -32,31 +32,33 @@ def test_a_model_under_zero_init_is_seen_by_its_weights(model: Any, is_split: bo
 
 
 @pytest.mark.parametrize(
-    ("caller", "is_own"),
+    ("caller", "is_by_script"),
     [("__main__", True), ("their.models", True), ("transformers.modeling_utils", False)],
 )
-def test_only_a_zero_init_of_the_script_itself_keeps_the_stage(caller: str, is_own: bool) -> None:
+def test_only_a_zero_init_of_the_script_itself_keeps_the_stage(
+    caller: str, is_by_script: bool
+) -> None:
     """Hugging Face's loaders make one only where the configuration says stage 3."""
     guest, made = Guest.__new__(Guest), list[tuple[Any, ...]]()
     guest._splits_models = False
     module = ModuleType(caller)
     vars(module)["init"] = guest._noting_init(lambda *given: made.append(given))
     exec("init('context', 'module')", vars(module))
-    assert guest._splits_models == is_own
+    assert guest._splits_models == is_by_script
     assert made == [("context", "module")]
 
 
 @dataclass
-class Own:
+class ScriptArguments:
     d_model: int = 8
 
 
 @dataclass
-class Training(Own):
+class Training(ScriptArguments):
     per_device_train_batch_size: int = 8
 
 
 def test_a_parser_of_other_arguments_takes_none_of_trainer_s() -> None:
     """`--per_device_train_batch_size 8` would end the script."""
-    assert not _fills_training_arguments(SimpleNamespace(dataclass_types=[Own]))
-    assert _fills_training_arguments(SimpleNamespace(dataclass_types=[Own, Training]))
+    assert not _fills_training_arguments(SimpleNamespace(dataclass_types=[ScriptArguments]))
+    assert _fills_training_arguments(SimpleNamespace(dataclass_types=[ScriptArguments, Training]))

@@ -53,10 +53,10 @@ def test_what_holds_other_settings_or_no_mapping_is_no_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = json.dumps({"layers": 2, "optimizer": {"type": "AdamW"}})
-    said = found_in(
+    sources = found_in(
         tmp_path, monkeypatch, model__json=model, list__json="[1, 2]", broken__yaml="a: [\n"
     )
-    assert not said
+    assert not sources
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ print(json.dumps([by_open, by_path, other, settings_read()]))
 
 
 def test_a_script_reads_its_files_with_the_edits_and_the_files_stay(tmp_path: Path) -> None:
-    ours, theirs = tmp_path / "ours.json", tmp_path / "theirs.json"
+    ours, untouched = tmp_path / "ours.json", tmp_path / "theirs.json"
     text = json.dumps({"zero_optimization": {"stage": 1}, "a": 3, "mine": [1]})
     ours.write_text(text)
-    theirs.write_text('{"kept": true}')
+    untouched.write_text('{"kept": true}')
     spec = tmp_path / "trial" / "spec.json"
     spec.parent.mkdir()
     spec.write_text("{}")
     ran = subprocess.run(
-        [sys.executable, "-c", READS, str(ours), str(theirs), str(spec)],
+        [sys.executable, "-c", READS, str(ours), str(untouched), str(spec)],
         capture_output=True,
         text=True,
         check=True,
@@ -113,6 +113,6 @@ def test_a_script_reads_its_files_with_the_edits_and_the_files_stay(tmp_path: Pa
     assert other == {"kept": True}
     assert ours.read_text() == text
     assert read[:1] == [str(ours)]
-    assert str(theirs) in read
+    assert str(untouched) in read
     assert f"{ours}.yaml" not in read, "after the engine was made"
     assert str(spec) not in read, "the trial's own"
