@@ -61,11 +61,6 @@ class Lattice:
         """Candidates of the lattice that were judged, one by one."""
         return len(self.candidates) if self.judge is None else len(self._verdicts)
 
-    @property
-    def n_legal(self) -> int:
-        """Those that are legal, of the ones judged."""
-        return len(self.candidates) if self.judge is None else sum(self._verdicts.values())
-
     def is_legal(self, place: int) -> bool:
         """Whether the rules allow the candidate at a place; each is judged once.
 
