@@ -91,7 +91,7 @@ class Objective:
             return None
         if self.wish.name == "pareto":
             return knee(figures, {**(beside or {}), **figures})
-        fastest = max(figures, key=lambda key: figures[key].samples_per_s)
+        fastest = max(figures, key=lambda key: _speed(figures[key]))
         if self.wish.name == "samples_per_s":
             return fastest
         floor = self.wish.floor * figures[fastest].samples_per_s
@@ -113,7 +113,7 @@ class Objective:
         if self.wish.name == "samples_per_s":
             near = [key for key in figures if figures[key].overlaps(figures[best])]
             return sorted(near, key=lambda key: (key != best, -figures[key].samples_per_s))
-        fastest = max(figures, key=lambda key: figures[key].samples_per_s)
+        fastest = max(figures, key=lambda key: _speed(figures[key]))
         floor = self.wish.floor * figures[fastest].samples_per_s
         smaller = [
             key
@@ -164,3 +164,8 @@ class Objective:
             "time": float(outcome is Outcome.TIMEOUT),
             "floor": too_slow,
         }
+
+
+def _speed(figure: Standing) -> float:
+    """Log samples/s, in which figures are equal that only rounding parts."""
+    return round(math.log(figure.samples_per_s), 9)
