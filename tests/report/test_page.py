@@ -321,7 +321,17 @@ def test_a_row_opens_what_is_known_of_its_trial_without_its_secrets(tmp_path: Pa
 
 
 def test_a_long_study_s_page_stays_small(wide: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(rendered(wide)) <= 400_000
+    page = rendered(wide)
+    assert len(page) <= 400_000
+    assert "the table of the study has all" not in page
+    n_trials, n_marks = len(wide.trials()), page.count('class="mark ')
+    monkeypatch.setattr("autotune.report.page.trials.MOST_ROWS", 4)
+    monkeypatch.setattr("autotune.report.page.shapes.MOST_MARKS", 6)
+    page = rendered(wide)
+    assert f"4 of {n_trials} trials; the table of the study has all" in page
+    assert len(details_in(page)) == 4
+    assert page.count('class="mark ') < n_marks
+    monkeypatch.undo()
     for trial in wide.trials():
         (trial.folder / "stdout.log").write_text("x y\n" * 400, encoding="utf-8")
     monkeypatch.setattr("autotune.report.page.trials._MOST_DETAILS", 5_000)

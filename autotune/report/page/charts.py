@@ -28,6 +28,7 @@ from autotune.report.page.shapes import (
     Symbol,
     path_of,
     steps_of,
+    thinned,
 )
 from autotune.report.results.rows import Row, describe_front, front_rows
 from autotune.report.story import Story
@@ -132,10 +133,10 @@ def history(story: Story) -> Chart | None:
         y_title="samples/s",
         y_ticks=y.ticks(),
         x_ticks=_whole(x.ticks(8)),
-        marks=marks,
+        marks=thinned(marks),
         lines=lines,
     )
-    alt = f"{len(ended)} trials by number"
+    alt = f"{len(ended)} trials by number{_drawn(marks)}"
     if failed:
         alt += f"; {len(failed)} {'has' if len(failed) == 1 else 'have'} no figure"
     return Chart(name="history", alt=f"{alt}.", keys=keys, x_title="trial", panels=[panel])
@@ -297,9 +298,9 @@ def speed_and_memory(story: Story) -> Chart | None:
         x_ticks=x.ticks(6, unit="x" if is_relative else ""),
         height=360,
         lines=lines,
-        marks=marks,
+        marks=thinned(marks),
     )
-    alt = f"{len(rows)} candidates"
+    alt = f"{len(rows)} candidates{_drawn(marks)}"
     if front:
         alt += f"; {describe_front(front)}"
     if is_limit_drawn:
@@ -377,3 +378,8 @@ def _kind(row: Row, story: Story) -> str:
     if story.drifts(row):
         return "drifts"
     return "candidate" if row.fits else "limit"
+
+
+def _drawn(marks: Sequence[Mark]) -> str:
+    n_drawn = len(thinned(marks))
+    return "" if n_drawn == len(marks) else f", {n_drawn} of them drawn"

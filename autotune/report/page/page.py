@@ -80,6 +80,7 @@ def render_page(story: Story, templates: Templates) -> str:
         "evidence": tables.evidence(story),
         "outcome_names": [outcome.value for outcome in story.counts],
         "trials": rows,
+        "n_trials": len(story.history.trials),
         "has_figures": has_figures,
         "has_compared": any(row["is_compared"] for row in rows),
         "has_repeats": any(row["is_again"] for row in rows),

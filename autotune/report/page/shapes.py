@@ -4,6 +4,8 @@ So placed, a chart has the width of the screen and its text keeps its size. A to
 a colour of the page's style sheet, which has one for each theme.
 """
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +17,8 @@ Point = tuple[float, float]
 """Per cent from the left and from the top."""
 Ends = tuple[float, float]
 """Ends of an interval, in per cent of the axis that it lies along."""
+MOST_MARKS = 200
+"""Marks of one chart: more of them hide each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,3 +121,17 @@ def steps_of(points: Sequence[Point], *, end: float = 100.0) -> str:
     parts = [f"M{points[0][0]:.2f} {points[0][1]:.2f}"]
     parts += [f"H{x:.2f}V{y:.2f}" for x, y in points[1:]]
     return "".join([*parts, f"H{end:.2f}"])
+
+
+def thinned(marks: Sequence[Mark]) -> list[Mark]:
+    """At most `MOST_MARKS`, in their order: all of rare tones, and of the others every so many."""
+    if len(marks) <= MOST_MARKS:
+        return list(marks)
+    counts = Counter(mark.tone for mark in marks)
+    share = MOST_MARKS / len(counts)
+    kept: list[Mark] = []
+    for tone, count in counts.items():
+        own = [mark for mark in marks if mark.tone == tone]
+        every = max(1, math.ceil(count / share))
+        kept += own[::every]
+    return kept

@@ -31,12 +31,14 @@ _READ_BYTES = 16_384
 """Bytes of a log's end that are read; they are searched for secrets as a whole."""
 _LOG_LINES = 16
 _LOG_CHARACTERS = 2_000
-_MOST_DETAILS = 200_000
+MOST_ROWS = 100
+"""Trials that a page lists; the study's table has all of them."""
+_MOST_DETAILS = 100_000
 """Characters of all details together: a page of a long study stays one that a mail takes."""
 
 
 def trials(story: Story) -> list[dict[str, Any]]:
-    """Every trial of the record, those of a candidate together, in the order of the answer.
+    """The first `MOST_ROWS` trials in the order of the answer, those of a candidate together.
 
     The first of a candidate holds the figure that the candidate is judged by.
     """
@@ -49,8 +51,10 @@ def trials(story: Story) -> list[dict[str, Any]]:
         runs.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
     is_final = any(row.is_compared for row in story.rows)
     last = last_comparison(story.history)
-    found = []
+    found: list[dict[str, Any]] = []
     for row in story.ranked_rows:
+        if len(found) >= MOST_ROWS:
+            break
         settings = settings_of_row(story, row)
         own = runs[row.candidate.hash]
         kin = next((n for t in own if (n := marks.get(t.spec.identity.number))), "")
@@ -81,7 +85,7 @@ def trials(story: Story) -> list[dict[str, Any]]:
                     "evidence": _said_by(trial),
                 }
             )
-    return found
+    return found[:MOST_ROWS]
 
 
 def details(story: Story, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

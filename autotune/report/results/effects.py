@@ -93,19 +93,19 @@ def _pairs(
 
     Pairs from the final comparison come first, then those that hold the best or the baseline.
     """
-
-    def others(trial: int) -> dict[str, KnobValue]:
-        return {other: value for other, value in settings[trial].items() if other != name}
-
     tried = {t.candidate.hash: t for t in story.history.tried}
     baseline = baseline_of(story.state).candidate_hash
     verdict = recorded_verdict(story.history, story.objective, baseline=baseline)
-    measured = [row for row in story.rows if row.figure is not None]
+    sides: dict[frozenset[tuple[str, KnobValue]], tuple[list[Row], list[Row]]] = {}
+    for row in story.rows:
+        own = settings[row.trial]
+        if row.figure is not None and own.get(name) in (before, after):
+            rest = frozenset((knob, value) for knob, value in own.items() if knob != name)
+            sides.setdefault(rest, ([], []))[own.get(name) == after].append(row)
     found = [
         _pair(a, b, tried, verdict)
-        for a, b in itertools.permutations(measured, 2)
-        if settings[a.trial].get(name) == before and settings[b.trial].get(name) == after
-        if others(a.trial) == others(b.trial)
+        for befores, afters in sides.values()
+        for a, b in itertools.product(befores, afters)
     ]
     ends = {row.trial for row in (story.best_row, story.baseline_row) if row is not None}
     found.sort(key=lambda p: (not p.is_interleaved, -len({p.before, p.after} & ends), p.after))
