@@ -152,6 +152,7 @@ class History:
         self._given_to_repeat = to_repeat
         self._of_reduced = of_reduced
         self._answers: dict[Hashable, Any] = {}
+        self._of_each: dict[Hashable, tuple[Callable[[Tried], Any], dict[str, Any]]] = {}
 
     def with_trial(self, trial: Trial) -> "History":
         """This list with one more trial, or with one that now has its result.
@@ -170,7 +171,12 @@ class History:
         if trial.result is None:
             known |= {"to_repeat": self.to_repeat, "spread": self.spread}
         if (made.to_repeat, made.spread) == (self.to_repeat, self.spread):
-            known["_by_hash"] = {**self._by_hash, key: made._made(key)}
+            tried = made._made(key)
+            known["_by_hash"] = {**self._by_hash, key: tried}
+            made._of_each = {
+                question: (answer, {**found, key: answer(tried)})
+                for question, (answer, found) in self._of_each.items()
+            }
             if self._given_to_repeat is None:
                 is_explored = trial.spec.identity.role is not Role.CONFIRM
                 explored = self.explored.with_trial(trial) if is_explored else self.explored
@@ -183,6 +189,13 @@ class History:
             self._answers[question] = answer()
         found: T = self._answers[question]
         return found
+
+    def of_each(self, question: Hashable, answer: Callable[[Tried], T]) -> Mapping[str, T]:
+        """What a function makes of each candidate, by hash; only of a new one it is asked anew."""
+        if question not in self._of_each:
+            found = {key: answer(tried) for key, tried in self._by_hash.items()}
+            self._of_each[question] = answer, found
+        return self._of_each[question][1]
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:

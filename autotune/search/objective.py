@@ -48,13 +48,9 @@ class Objective:
 
     def figures(self, history: History) -> Mapping[str, Standing]:
         """The figures of all candidates that have one, by hash."""
+        figures = history.of_each(("figure", self), self.figure)
         return history.once(
-            ("figures", self),
-            lambda: {
-                tried.candidate.hash: figure
-                for tried in history.tried
-                if (figure := self.figure(tried)) is not None
-            },
+            ("figures", self), lambda: {k: f for k, f in figures.items() if f is not None}
         )
 
     def losing_step_time_s(self, history: History, global_batch: int) -> float | None:
