@@ -207,6 +207,8 @@ class Watch:
     begun_cpu_s: float = 0.0
     resumed_s: float = 0.0
     resumed_cpu_s: float = 0.0
+    nodes_cpu_s: float = 0.0
+    """Of that, what the simulated nodes took, which are no part of the coordinator."""
     ended_cpu_s: float = 0.0
     """When the last trial had ended: the final page and table come once, whatever ran."""
     n_ended: int = 0
@@ -338,6 +340,14 @@ def watched(watch: Watch) -> Callable[[], None]:
         vars(search_module)["write_table"],
     )
 
+    receive = SimulatedNode.receive
+
+    def timed_receive(self: SimulatedNode) -> bytes:
+        begun_cpu_s = time.thread_time()
+        received = receive(self)
+        watch.nodes_cpu_s += time.thread_time() - begun_cpu_s
+        return received
+
     def timed_poll(self: GangTrial) -> TrialResult | None:
         begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
         result = poll(self)
@@ -358,11 +368,11 @@ def watched(watch: Watch) -> Callable[[], None]:
         begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
         recover(self)
         watch.resumed_s = time.perf_counter() - begun_s
-        watch.begun_cpu_s = time.process_time()
+        watch.begun_cpu_s, watch.nodes_cpu_s = time.process_time(), 0.0
         watch.resumed_cpu_s = watch.begun_cpu_s - begun_cpu_s
 
     def timed_close(self: GangFleet) -> None:
-        watch.ended_cpu_s = watch.ended_cpu_s or time.process_time()
+        watch.ended_cpu_s = watch.ended_cpu_s or time.process_time() - watch.nodes_cpu_s
         close(self)
 
     def timed_page(self: PageWriter) -> None:
@@ -379,11 +389,13 @@ def watched(watch: Watch) -> Callable[[], None]:
     GangTrial.poll, TrialsInFlight.collect = timed_poll, timed_collect
     TrialsInFlight.recover, GangFleet.close = timed_recover, timed_close
     PageWriter.close, vars(search_module)["write_table"] = timed_page, timed_table
+    SimulatedNode.receive = timed_receive
 
     def end() -> None:
         GangTrial.poll, TrialsInFlight.collect, TrialsInFlight.recover = poll, collect, recover
         GangFleet.close, PageWriter.close = close, close_page
         vars(search_module)["write_table"] = write
+        SimulatedNode.receive = receive
 
     return end
 

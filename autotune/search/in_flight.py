@@ -82,8 +82,7 @@ class TrialsInFlight:
         """Wall-clock seconds with a trial in flight, earlier sessions included; these left out."""
         now = unix_now_s()
         running = {each.number: (now - each.elapsed_s, now) for each in self.running()}
-        numbers = {trial.spec.identity.number for trial in without}
-        counted = [t for t in self.history.recorded if t.spec.identity.number not in numbers]
+        counted = [trial for trial in self.history.recorded if trial not in without]
         return busy_s(intervals(counted, running))
 
     def left_s(self, without: Sequence[Trial] = ()) -> float:

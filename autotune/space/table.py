@@ -48,7 +48,11 @@ class Table:
 
     def row(self, row: int) -> dict[str, KnobValue]:
         """The values of a row, without those that are None."""
-        found = {name: self.value(name, row) for name in self.levels}
+        codes = self.codes
+        found = {
+            name: levels[codes[name][row] if name in codes else 0]
+            for name, levels in self.levels.items()
+        }
         return {name: value for name, value in found.items() if value is not None}
 
     def take(self, rows: Indices | slice) -> "Table":
