@@ -243,16 +243,19 @@ class Study:
         """
         return self.read().trials
 
-    def next_number(self) -> int:
+    def next_number(self, after: int | None = None) -> int:
         """The first number that no folder has, readable or not.
 
         Where somebody has put a folder of the last number there is, those without a spec do not
         count: the first number after the last spec that nothing there has for a name.
 
+        Args:
+            after: The last number that a folder has, where it is known; else they are listed.
+
         Raises:
             StudyError: The folder cannot be read, or has all numbers.
         """
-        numbers = self._numbers()
+        numbers = self._numbers() if after is None else [after]
         number = numbers[-1] + 1 if numbers else 0
         if number > _MAX_NUMBER:
             specs = ((n, self.trial_folder(n) / SPEC_FILE) for n in reversed(numbers))

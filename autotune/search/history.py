@@ -285,11 +285,12 @@ class History:
             result = trial.result
             if result is None or not result.outcome.is_measured:
                 continue
-            is_usual = n_measured >= MANY_TRIALS and 2 * n_disturbed > n_measured
-            if result.disturbed and trial.spec.provenance.repeat_of is None and not is_usual:
-                found.add(trial.spec.identity.number)
+            if result.disturbed:
+                is_usual = n_measured >= MANY_TRIALS and 2 * n_disturbed > n_measured
+                if trial.spec.provenance.repeat_of is None and not is_usual:
+                    found.add(result.number)
+                n_disturbed += 1
             n_measured += 1
-            n_disturbed += bool(result.disturbed)
         return frozenset(found)
 
     @cached_property

@@ -39,6 +39,8 @@ class TrialsInFlight:
         self._handles: list[Handle] = []
         self._candidates: dict[int, Candidate] = {}
         """By the number of a trial in flight."""
+        self._last_number: int | None = None
+        """Number of the trial that was started last; None: none was."""
         self._n_faults_in_a_row = 0
         self._absent: dict[str, str] = {}
 
@@ -101,7 +103,7 @@ class TrialsInFlight:
         spec = make_spec(
             run,
             study=self._study.name,
-            number=self._study.next_number(),
+            number=self._study.next_number(self._last_number),
             job=self._context.job,
             engine=engine,
             environment=self._context.environment,
@@ -109,6 +111,7 @@ class TrialsInFlight:
         if not self._context.is_users(run.candidate):  # of that it was said before the search
             self._say_overridden(spec)
         folder = self._study.write_spec(spec, engine.files(run.candidate))
+        self._last_number = spec.identity.number
         self._handles.append(self._context.fleet.submit(spec, folder))
         self._candidates[spec.identity.number] = run.candidate
         self.history = self.history.with_trial(Trial(folder=folder, spec=spec, result=None))
