@@ -157,7 +157,8 @@ class History:
     def with_trial(self, trial: Trial) -> "History":
         """This list with one more trial, or with one that now has its result.
 
-        The other candidates are handed on, with all that was asked of them.
+        The other candidates are handed on, with all that was asked of them; where a trial comes
+        late or is a reduced one, the list is made anew.
         """
         made = History(to_repeat=self._given_to_repeat, of_reduced=self._of_reduced)
         made.recorded = _put(self.recorded, trial)
@@ -169,7 +170,7 @@ class History:
         known["reduced"] = self.reduced
         known["_groups"] = {**self._groups, key: _put(self._groups.get(key, ()), trial)}
         if trial.result is None:
-            known |= {"to_repeat": self.to_repeat, "spread": self.spread}
+            known["to_repeat"] = self.to_repeat
         if (made.to_repeat, made.spread) == (self.to_repeat, self.spread):
             tried = made._made(key)
             known["_by_hash"] = {**self._by_hash, key: tried}
