@@ -40,7 +40,7 @@ class Prospect:
     """What is predicted of a search's trials."""
 
     n_fit: int
-    """Candidates that fit at least as surely as `planning.ranking.MIN_FIT`."""
+    """Candidates that fit at least as surely as `planning.choices.MIN_FIT`."""
     n_candidates: int
     least_peak_bytes: float
     """Smallest predicted peak of a candidate, the baseline's ladder included."""
