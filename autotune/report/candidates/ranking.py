@@ -343,7 +343,7 @@ def _interval(ranking: Ranking, index: int) -> str:
     low_s, high_s, low_bytes, high_bytes = ranking.reach.around(ranking.prediction, index)
     return (
         f"{format_seconds(low_s)} to {format_seconds(high_s)}, {format_bytes(low_bytes)} to "
-        f"{format_bytes(high_bytes)}; such intervals hold {said_held(ranking.learned)}"
+        f"{format_bytes(high_bytes)}; such intervals hold {held_in_words(ranking.learned)}"
     )
 
 
@@ -352,7 +352,7 @@ def _evidence_facts(ranking: Ranking, index: int) -> list[tuple[str, str]]:
     return [("intervals", text)] if text else []
 
 
-def said_held(learned: Learned | None) -> str:
+def held_in_words(learned: Learned | None) -> str:
     """What intervals hold, in words."""
     if learned is None:
         return f"{LEVEL:.0%} of runs that the model has not seen"
