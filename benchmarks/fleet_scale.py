@@ -48,6 +48,8 @@ from autotune.planning.outlook import FleetWishes, described
 from autotune.record.study import Study
 from autotune.search.base import Observer, Snapshot
 from autotune.search.in_flight import TrialsInFlight
+from autotune.search.recorded import Task
+from autotune.search.study_facts import environments_of
 from autotune.search.trial_spec import Run, make_spec
 
 PER_NODE = 8
@@ -277,6 +279,11 @@ def record(session: Session, n_trials: int) -> None:
     study = session.study
     study.lock()
     begin_study(session, lambda note: None)
+    task = Task(
+        job=session.job, environment=session.environment, engine=session.engine, study=study
+    )
+    environments = environments_of(task, {}, lambda note: None)
+    study.write_state({**study.read_state(), "environments": environments})
     baseline = next(
         c for c in session.lattice.candidates if c["zero.stage"] == 0 and c["micro_batch"] == 64
     )

@@ -1,6 +1,7 @@
 """The words that a trial's files use: how it ended, why it was run, how it starts, its phases."""
 
 import sys
+from functools import cached_property
 
 if sys.version_info >= (3, 11):  # noqa: UP036  # a user's own Python may be older than ours
     from enum import StrEnum as StrEnum  # others take it from here
@@ -30,17 +31,17 @@ class Outcome(StrEnum):
     LOST = "lost"
     CANCELLED = "cancelled"
 
-    @property
+    @cached_property
     def is_measured(self) -> bool:
         """Whether the trial has a step time that a search may compare."""
         return self in (Outcome.OK, Outcome.STOPPED_EARLY)
 
-    @property
+    @cached_property
     def is_config_fault(self) -> bool:
         """Whether the configuration caused it: it would happen again, so a search learns by it."""
         return self in (Outcome.OOM, Outcome.TIMEOUT, Outcome.NONFINITE, Outcome.INVALID)
 
-    @property
+    @cached_property
     def is_platform_fault(self) -> bool:
         """Whether the machine caused it: the same candidate deserves another try."""
         return self in (Outcome.COMM, Outcome.LAUNCH, Outcome.CRASH, Outcome.LOST)

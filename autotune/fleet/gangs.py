@@ -12,9 +12,9 @@ MAX_FAULTS = 3
 """Platform faults in a row after which a slot is left out: a first run and two retries."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Slot:
-    """One accelerator of a node."""
+    """One accelerator of a node; one is equal to itself alone."""
 
     index: int
     device: str
@@ -240,16 +240,16 @@ class _NodeShare:
             domains.setdefault(slot.domain, []).append(slot)
         smallest_first = sorted(domains.values(), key=len)
         # A domain that holds it whole, the smallest first; or as few domains as there can be.
-        choices = [slots[:size] for slots in smallest_first if len(slots) >= size]
-        choices.append([slot for slots in reversed(smallest_first) for slot in slots][:size])
-        choices.append(ordered[:size])
+        choices = [slots for slots in smallest_first if len(slots) >= size]
+        choices.append([slot for slots in reversed(smallest_first) for slot in slots])
+        choices.append(ordered)
         left = len(free) - size
         parts = (
             cls(
-                slots=tuple(slots),
+                slots=slots,
                 cost=(sum(len(faults[s]) for s in slots), len({s.domain for s in slots}), left),
             )
-            for slots in choices
+            for slots in dict.fromkeys(tuple(slots[:size]) for slots in choices)
         )
         return min(parts, key=lambda part: part.cost)
 

@@ -189,18 +189,27 @@ class Lattice:
                 return candidate
         return None
 
-    def places(self, hashes: Collection[str], known: Iterable[Candidate] = ()) -> list[int]:
+    def places(
+        self, hashes: Collection[str], known: Iterable[Candidate] = ()
+    ) -> Mapping[str, int]:
         """Places of the candidates with some hashes; those that are not in the lattice have none.
 
         Of a large lattice it is fast where the candidates behind the hashes are `known`.
         """
         if isinstance(self.candidates, CandidateRows) and len(self.candidates) > MANY:
             by_hash = {candidate.hash: candidate for candidate in known}
-            if all(one in by_hash for one in hashes):
-                found = [self.candidates.find(by_hash[one]) for one in hashes]
-                return [place for place in found if place is not None]
+            if by_hash.keys() >= set(hashes):
+                for one in by_hash.keys() - self._found.keys():
+                    self._found[one] = self.candidates.find(by_hash[one])
+                found = {one: self._found[one] for one in hashes}
+                return {one: place for one, place in found.items() if place is not None}
         place_of = self._place_of
-        return [place_of[one] for one in hashes if one in place_of]
+        return {one: place_of[one] for one in hashes if one in place_of}
+
+    @cached_property
+    def _found(self) -> dict[str, int | None]:
+        """Places of the candidates of a large lattice that were looked for."""
+        return {}
 
     @cached_property
     def _place_of(self) -> dict[str, int]:

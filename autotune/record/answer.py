@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ class Standing:
     """Fresh sets of processes behind the figure."""
     n_disturbed: int = 0
     """Runs among these that something else on the machine disturbed."""
+
+    @cached_property
+    def log_rate(self) -> float:
+        """Logarithm of its samples/s, in which figures are equal that only rounding parts."""
+        return round(math.log(self.samples_per_s), 9)
 
     def overlaps(self, other: "Standing") -> bool:
         """Whether the intervals have a rate in common: then nobody knows which is faster."""

@@ -52,8 +52,8 @@ LOCK_FILE = "lock"
 """File of a study that its coordinator holds; it names the process."""
 _ASIDE = re.compile(r"\..+\.\w+\.\w{8}")
 """Such as `.result.json.k2v9_0ab`: see `write_json` and `write_whole`."""
-_NUMBER = re.compile("[0-9]{4,6}")
-"""Name of a trial's folder; no other can be one, however many digits it has."""
+_NUMBER = re.compile("[0-9]{4}|[1-9][0-9]{4,5}")
+"""Name of a trial's folder: `0007`, but not `7`, `00007` or `0007x`."""
 _MAX_NUMBER = 999_999
 _LOCK_BYTES = 64
 _CONFIG_BYTES = 4 * 2**20
@@ -360,7 +360,7 @@ class Study:
     def _numbers(self) -> list[int]:
         """Numbers of the trials' folders, in their order."""
         try:
-            return sorted(int(name) for name in os.listdir(self.trials_folder) if _is_number(name))
+            return sorted(map(int, filter(_NUMBER.fullmatch, os.listdir(self.trials_folder))))
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -376,11 +376,6 @@ def flags_of(folder: Path) -> str:
     if folder.parent == DEFAULT_RESULTS:
         return flags
     return f"{flags} --results {shlex.quote(str(folder.parent))}"
-
-
-def _is_number(name: str) -> bool:
-    """Whether a trial's folder can have this name: `0007`, but not `7`, `00007` or `0007x`."""
-    return _NUMBER.fullmatch(name) is not None and f"{int(name):04d}" == name
 
 
 def lost_result(trial: Trial) -> TrialResult:

@@ -91,11 +91,7 @@ class Observer(Protocol):
     """Whoever wants to watch a search."""
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Called at every change and about twice a second while trials run.
-
-        Where a long record makes that dear it is called less often, so that some changes come
-        together; always when a stage begins.
-        """
+        """Called at every change and about twice a second while trials run."""
 
     def on_note(self, note: str) -> None:
         """Called once for everything worth saying (a skipped setting, a retry, why it stopped)."""

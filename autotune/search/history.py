@@ -2,10 +2,11 @@
 
 import math
 import statistics
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -74,6 +75,12 @@ class Tried:
             n_runs=len(runs),
             n_disturbed=sum(bool(run.disturbed) for run in runs),
         )
+
+    @cached_property
+    def peak_memory_bytes(self) -> int | None:
+        """The highest peak of all its runs; None: none is known."""
+        peaks = [run.peak_memory_bytes for run in results(self.trials)]
+        return max((peak for peak in peaks if peak is not None), default=None)
 
     @cached_property
     def fault(self) -> TrialResult | None:
@@ -145,11 +152,36 @@ class History:
         self._given_to_repeat = to_repeat
         self._of_reduced = of_reduced
         self._answers: dict[Hashable, Any] = {}
+        self._of_each: dict[Hashable, tuple[Callable[[Tried], Any], dict[str, Any]]] = {}
 
     def with_trial(self, trial: Trial) -> "History":
-        """This list with one more trial, or with one that now has its result."""
-        others = (each for each in self.recorded if _number(each) != _number(trial))
-        return History((*others, trial))
+        """This list with one more trial, or with one that now has its result.
+
+        The other candidates are handed on, with all that was asked of them.
+        """
+        made = History(to_repeat=self._given_to_repeat, of_reduced=self._of_reduced)
+        made.recorded = _put(self.recorded, trial)
+        is_last_or_known = made.recorded[-1] is trial or len(made.recorded) == len(self.recorded)
+        if is_reduced(trial) or not is_last_or_known:
+            return made
+        key, known = trial.spec.identity.candidate_hash, vars(made)
+        known["trials"] = _put(self.trials, trial)
+        known["reduced"] = self.reduced
+        known["_groups"] = {**self._groups, key: _put(self._groups.get(key, ()), trial)}
+        if trial.result is None:
+            known |= {"to_repeat": self.to_repeat, "spread": self.spread}
+        if (made.to_repeat, made.spread) == (self.to_repeat, self.spread):
+            tried = made._made(key)
+            known["_by_hash"] = {**self._by_hash, key: tried}
+            made._of_each = {
+                question: (answer, {**found, key: answer(tried)})
+                for question, (answer, found) in self._of_each.items()
+            }
+            if self._given_to_repeat is None:
+                is_explored = trial.spec.identity.role is not Role.CONFIRM
+                explored = self.explored.with_trial(trial) if is_explored else self.explored
+                known["explored"] = explored
+        return made
 
     def once(self, question: Hashable, answer: Callable[[], T]) -> T:
         """What a function makes of this list, which is asked for it once."""
@@ -157,6 +189,13 @@ class History:
             self._answers[question] = answer()
         found: T = self._answers[question]
         return found
+
+    def of_each(self, question: Hashable, answer: Callable[[Tried], T]) -> Mapping[str, T]:
+        """What a function makes of each candidate, by hash; only of a new one it is asked anew."""
+        if question not in self._of_each:
+            found = {key: answer(tried) for key, tried in self._by_hash.items()}
+            self._of_each[question] = answer, found
+        return self._of_each[question][1]
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
@@ -166,7 +205,7 @@ class History:
     @cached_property
     def reduced(self) -> "History":
         """The reduced trials, grouped by what they ran."""
-        return History(self.recorded, of_reduced=True)
+        return History(filter(is_reduced, self.recorded), of_reduced=True)
 
     @cached_property
     def explored(self) -> "History":
@@ -206,23 +245,25 @@ class History:
         return found
 
     @cached_property
-    def _groups(self) -> Mapping[str, Sequence[Trial]]:
+    def _groups(self) -> Mapping[str, tuple[Trial, ...]]:
         """Trials by the hash of their candidate, in the order of the first."""
         groups: dict[str, list[Trial]] = {}
         for trial in self.trials:
             groups.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
-        return groups
+        return {key: tuple(group) for key, group in groups.items()}
 
     @cached_property
     def _by_hash(self) -> Mapping[str, Tried]:
-        return {
-            key: _tried_of(
-                tuple(group),
-                self.to_repeat and self.to_repeat.intersection(map(_number, group)),
-                self.spread,
-            )
-            for key, group in self._groups.items()
-        }
+        return {key: self._made(key) for key in self._groups}
+
+    def _made(self, key: str) -> Tried:
+        trials = self._groups[key]
+        return Tried(
+            candidate=candidate_of(trials[0].spec),
+            trials=trials,
+            to_repeat=self.to_repeat and self.to_repeat.intersection(map(_number, trials)),
+            spread=self.spread,
+        )
 
     @cached_property
     def spread(self) -> Spread:
@@ -277,16 +318,16 @@ class History:
         return max(starts) - statistics.median(starts) if starts else 0.0
 
 
-@lru_cache(maxsize=2**14)
-def _tried_of(trials: tuple[Trial, ...], to_repeat: frozenset[int], spread: Spread) -> Tried:
-    """A candidate with its trials: lists that differ in one trial share all others."""
-    return Tried(
-        candidate=candidate_of(trials[0].spec), trials=trials, to_repeat=to_repeat, spread=spread
-    )
-
-
 def _number(trial: Trial) -> int:
     return trial.spec.identity.number
+
+
+def _put(trials: tuple[Trial, ...], trial: Trial) -> tuple[Trial, ...]:
+    """Trials by number with one more, or with one in the place of what was known of it."""
+    number = _number(trial)
+    place = bisect_left(trials, number, key=_number)
+    is_known = place < len(trials) and _number(trials[place]) == number
+    return (*trials[:place], trial, *trials[place + is_known :])
 
 
 def is_reduced(trial: Trial) -> bool:
@@ -343,8 +384,9 @@ def busy_s(intervals: Iterable[tuple[float, float]]) -> float:
     """Seconds that at least one of the (start, end) intervals covers."""
     covered_s, reached = 0.0, -math.inf
     for start, end in sorted(intervals):
-        covered_s += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
+        if end > reached:
+            covered_s += end - max(start, reached)
+            reached = end
     return covered_s
 
 
@@ -357,14 +399,17 @@ def intervals(
     sessions. It counts from where the record had got to, and so does what follows: taken at their
     word, both sessions would be one.
     """
-    times = {r.number: (r.started_at_s, r.started_at_s + r.wall_s) for r in results(trials)}
+    times = [(r.number, r.started_at_s, r.started_at_s + r.wall_s) for r in results(trials)]
+    times += [(number, *times_s) for number, times_s in (running or {}).items()]
     found: list[tuple[float, float]] = []
     shift_s, begun_s, reached_s = 0.0, -math.inf, -math.inf
-    for _, (start, end) in sorted({**times, **(running or {})}.items()):
+    for _, start, end in sorted(times):
         if start == end:
             continue  # it took no time
         if start + shift_s < begun_s - _SET_BACK_S:
             shift_s = reached_s - start
-        found.append((start + shift_s, end + shift_s))
-        begun_s, reached_s = start + shift_s, max(reached_s, end + shift_s)
+        begun_s, ended_s = start + shift_s, end + shift_s
+        found.append((begun_s, ended_s))
+        if ended_s > reached_s:
+            reached_s = ended_s
     return found

@@ -1,7 +1,7 @@
 """The order of candidates: feasible or not, better or worse; for sampler and report alike."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +10,7 @@ from autotune.devices.hardware import Environment
 from autotune.job.job import Job, ObjectiveWish
 from autotune.record.answer import Standing
 from autotune.search.front import front_of, knee, nearest_on_front, peak_of
-from autotune.search.history import History, Tried, results
+from autotune.search.history import History, Tried
 
 LOSING_SHARE = 0.6
 """Share of the best samples/s so far: what cannot reach it is not worth measuring any longer."""
@@ -43,19 +43,15 @@ class Objective:
 
         One run that failed or broke the limit is enough: it would happen to the user as well.
         """
-        if tried.figure is None or tried.fault is not None:
-            return None
-        if not all(self.fits(run.peak_memory_bytes) for run in results(tried.trials)):
-            return None
-        return tried.figure
+        is_sound = tried.fault is None and self.fits(tried.peak_memory_bytes)
+        return tried.figure if is_sound else None
 
     def figures(self, history: History) -> Mapping[str, Standing]:
         """The figures of all candidates that have one, by hash."""
-        return history.once(("figures", self), lambda: self._figures(history.tried))
-
-    def _figures(self, tried: Iterable[Tried]) -> Mapping[str, Standing]:
-        figures = ((each.candidate.hash, self.figure(each)) for each in tried)
-        return {key: figure for key, figure in figures if figure is not None}
+        figures = history.of_each(("figure", self), self.figure)
+        return history.once(
+            ("figures", self), lambda: {k: f for k, f in figures.items() if f is not None}
+        )
 
     def losing_step_time_s(self, history: History, global_batch: int) -> float | None:
         """The step time above which a trial has clearly lost, for it to stop early; None: never.
@@ -91,7 +87,7 @@ class Objective:
             return None
         if self.wish.name == "pareto":
             return knee(figures, {**(beside or {}), **figures})
-        fastest = max(figures, key=lambda key: _speed(figures[key]))
+        fastest = max(figures, key=lambda key: figures[key].log_rate)
         if self.wish.name == "samples_per_s":
             return fastest
         floor = self.wish.floor * figures[fastest].samples_per_s
@@ -113,7 +109,7 @@ class Objective:
         if self.wish.name == "samples_per_s":
             near = [key for key in figures if figures[key].overlaps(figures[best])]
             return sorted(near, key=lambda key: (key != best, -figures[key].samples_per_s))
-        fastest = max(figures, key=lambda key: _speed(figures[key]))
+        fastest = max(figures, key=lambda key: figures[key].log_rate)
         floor = self.wish.floor * figures[fastest].samples_per_s
         smaller = [
             key
@@ -152,8 +148,8 @@ class Objective:
         """
         outcome = tried.fault.outcome if tried.fault is not None else Outcome.OK
         result = tried.measured
-        peaks = [run.peak_memory_bytes for run in results(tried.trials)]
-        over_memory = max((self._over_memory(p) for p in peaks if p is not None), default=0.0)
+        peak = tried.peak_memory_bytes
+        over_memory = 0.0 if peak is None else self._over_memory(peak)
         too_slow = 0.0
         if result is not None and self.wish.name == "peak_memory" and best_samples_per_s > 0:
             too_slow = 1 - (result.samples_per_s or 0.0) / (self.wish.floor * best_samples_per_s)
@@ -164,8 +160,3 @@ class Objective:
             "time": float(outcome is Outcome.TIMEOUT),
             "floor": too_slow,
         }
-
-
-def _speed(figure: Standing) -> float:
-    """Log samples/s, in which figures are equal that only rounding parts."""
-    return round(math.log(figure.samples_per_s), 9)

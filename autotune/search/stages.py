@@ -232,9 +232,7 @@ def _why_not(tried: Tried) -> str:
         return why
     if tried.fault is not None:
         return f"{tried.fault.outcome}: {tried.fault.evidence}"
-    peaks = [run.peak_memory_bytes for run in results(tried.trials)]
-    peak = max((each for each in peaks if each is not None), default=None)
-    return f"peak memory {format_bytes(peak)} is above the limit"
+    return f"peak memory {format_bytes(tried.peak_memory_bytes)} is above the limit"
 
 
 class ProposalStage(SearchStage):

@@ -314,7 +314,7 @@ class Steering:
     def alike(self, hashes: Collection[str]) -> set[str]:
         """Hashes of the lattice's candidates that the model does not tell from some of these."""
         groups = self._groups
-        wanted = np.isin(groups.which, groups.which[self.lattice.places(hashes)])
+        wanted = np.isin(groups.which, groups.which[[*self.lattice.places(hashes).values()]])
         return {self.lattice.candidates[place].hash for place in np.flatnonzero(wanted).tolist()}
 
     def _known(self, history: History, of: Candidate) -> Recalled | None:
@@ -349,10 +349,13 @@ class Steering:
 
     def _forecast_of(self, candidates: Sequence[Candidate]) -> Forecast:
         """The same, from what is said of the lattice if they are of it: one by one is slow."""
+        if candidates is self.lattice.candidates:
+            return self._lattice_forecast
         places = self.lattice.places([c.hash for c in candidates], candidates)
-        if candidates is self.lattice.candidates or len(places) < len(candidates):
+        rows = [places[c.hash] for c in candidates if c.hash in places]
+        if len(rows) < len(candidates):
             return self.forecast(candidates)
-        return self._lattice_forecast.take(np.array(places, dtype=np.intp))
+        return self._lattice_forecast.take(np.array(rows, dtype=np.intp))
 
     @cached_property
     def _lattice_forecast(self) -> Forecast:
@@ -397,10 +400,13 @@ class Steering:
         """The lattice, and what was tried besides, by known choice."""
         groups, lattice = self._groups, self.lattice
         tried = [t.candidate for t in history.tried]
-        shut = groups.which[[*{*lattice.places(closed, tried), *lattice.refused_places}]]
-        is_closed = np.bincount(shut, minlength=len(groups.keys)) == groups.sizes
-        rows = _ForecastRows(keys=groups.keys, forecast=groups.forecast, is_open=~is_closed)
-        strays = [c for c in tried if not lattice.places([c.hash], [c])]
+        places = lattice.places({*closed, *(c.hash for c in tried)}, tried)
+        shut = {places[one] for one in closed if one in places} | {*lattice.refused_places}
+        n_shut = np.bincount(groups.which[[*shut]], minlength=len(groups.keys))
+        rows = _ForecastRows(
+            keys=groups.keys, forecast=groups.forecast, is_open=n_shut < groups.sizes
+        )
+        strays = [c for c in tried if c.hash not in places]
         return self._with_strays(rows, strays) if strays else rows
 
     def _with_strays(self, rows: "_ForecastRows", strays: Sequence[Candidate]) -> "_ForecastRows":
