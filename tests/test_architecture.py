@@ -28,7 +28,7 @@ LOOSE = {"__init__.py", "__main__.py", "testing.py"}
 
 
 def dotted(path: Path) -> str:
-    """`autotune/rules/base.py` -> `autotune.engines.deepspeed.rules.base`."""
+    """`autotune/space/rule.py` -> `autotune.space.rule`."""
     parts = path.relative_to(REPOSITORY).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -37,7 +37,7 @@ KNOWN = {dotted(path) for path in MODULES}
 
 
 def room(module: str) -> str:
-    """`autotune.engines.deepspeed.rules.base` -> `rules`; the package itself -> ``."""
+    """`autotune.space.rule` -> `space`; the package itself -> ``."""
     return module.split(".")[1] if "." in module else ""
 
 

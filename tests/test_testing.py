@@ -347,6 +347,10 @@ class TestOwnCommand(DialectContract):
     name = "command"
     job: ClassVar[Mapping[str, Any]] = OWN
 
+    def test_its_script_is_one_of_its_files(self) -> None:
+        """Of a command that has not run the configuration alone is known."""
+        assert "ds_config.json" in self.exported(self.handouts()[0])
+
 
 class TestOptunaJournal(RecordDialectContract):
     name = "optuna"

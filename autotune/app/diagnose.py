@@ -60,7 +60,7 @@ def diagnose(
     )
     study, script = session.study, session.job.script
     if script is None:
-        return _diagnose_told(session, command, note)
+        return _diagnose_by_arguments(session, command, note)
     study.lock()
     try:
         if not study.next_number():
@@ -125,7 +125,7 @@ def _other_limit(session: Session, script: Observed) -> JobError:
     )
 
 
-def _diagnose_told(
+def _diagnose_by_arguments(
     session: Session, command: Sequence[str], note: Callable[[str], None]
 ) -> ScriptDiagnosis:
     """The same of a command whose arguments tell what it trains: one trial of its own layout."""

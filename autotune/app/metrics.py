@@ -75,10 +75,10 @@ class MetricsWriter(Observer):
         if path not in self._told:
             self._told.add(path)
             if isinstance(error, OSError) and error.strerror:
-                said = f"cannot be written: {error.strerror}"
+                reason = f"cannot be written: {error.strerror}"
             else:
-                said = error.message if isinstance(error, AutotuneError) else repr(error)
-            self._observer.on_note(f"{path}: not kept up: {said.splitlines()[0]}")
+                reason = error.message if isinstance(error, AutotuneError) else repr(error)
+            self._observer.on_note(f"{path}: not kept up: {reason.splitlines()[0]}")
 
 
 def check_writable(path: Path) -> None:

@@ -111,7 +111,7 @@ def _lessons(knowledge: Path, say: Callable[[str], None]) -> Sequence[Lesson]:
 
 def export_ranked(
     outlook: Outlook,
-    kept: Ranking,
+    ranking: Ranking,
     rank: int,
     folder: Path,
     to: str | None = None,
@@ -124,24 +124,24 @@ def export_ranked(
         RenderError: The folder cannot be written, the dialect is another engine's, or it is not
             started by that launcher.
     """
-    if not 1 <= rank <= len(kept.choices):
+    if not 1 <= rank <= len(ranking.choices):
         raise JobError(
-            f"--rank {rank}: the plan has {format_count(len(kept.choices), 'distinct choice')}",
+            f"--rank {rank}: the plan has {format_count(len(ranking.choices), 'distinct choice')}",
             "1 is the best one",
         )
-    place = int(kept.choices.firsts[rank - 1])
-    if not kept.lattice.is_legal(place):
-        why = "; ".join(each.message for each in outlook.engine.judge(kept.candidates[place]))
+    place = int(ranking.choices.firsts[rank - 1])
+    if not ranking.lattice.is_legal(place):
+        why = "; ".join(each.message for each in outlook.engine.judge(ranking.candidates[place]))
         raise JobError(
             f"--rank {rank}: the rules refuse it: {why}",
             f"give --top {rank} as well: the rules judge the first rows, and then rank the others",
         )
     handout = handout_of(
-        kept.candidates[place],
+        ranking.candidates[place],
         engine=outlook.engine,
         job=outlook.job,
         environment=outlook.environment,
-        prediction=ranking_as_dict(kept, [rank])["candidates"][0],
+        prediction=ranking_as_dict(ranking, [rank])["candidates"][0],
         is_described=outlook.wishes.gpu is not None,
     )
     return export_handout(handout, folder, to=to, launcher=launcher)

@@ -26,7 +26,7 @@ from autotune.base.yaml_file import dump_yaml
 from autotune.contract import Origin, Outcome
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
-from autotune.record.facts import baseline_of, origin_of, said_origin_of
+from autotune.record.facts import baseline_of, origin_of, stated_origin_of
 from autotune.record.study import Study
 from autotune.record.table import write_table
 from autotune.record.worth import Ladder
@@ -53,8 +53,8 @@ class SearchEnding:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: the answer, and the ladder where there is one."""
-        told = self.answer.to_dict()
-        return told if self.ladder is None else {**told, "ladder": dataclasses.asdict(self.ladder)}
+        data = self.answer.to_dict()
+        return data if self.ladder is None else {**data, "ladder": dataclasses.asdict(self.ladder)}
 
 
 def search(
@@ -190,12 +190,12 @@ def _check_origin(session: Session) -> None:
 
 
 def _origins_of(study: Study) -> set[Origin]:
-    """Where a study's figures come from; its trials are asked where `study.json` is damaged."""
+    """Where a study's figures come from; its trials say so where `study.json` is damaged."""
     facts = study.read_state()
     if not study.next_number():
         return set()
-    if (said := said_origin_of(facts)) is not None:
-        return {said}
+    if (origin := stated_origin_of(facts)) is not None:
+        return {origin}
     ended = [trial.result for trial in study.trials() if trial.result is not None]
     # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
     return {result.origin for result in ended if result.outcome is not Outcome.LOST}

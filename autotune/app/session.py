@@ -384,11 +384,13 @@ def read_job(
     theirs: Mapping[str, Any] = {}
     if job_file is not None:
         theirs = read_job_file(job_file) if agreed is None else agreed
-    if isinstance(price := given.get("price"), str):
-        given["price"] = price_for(price, environment.device_name)
     if "lora_rank" in given:
         given["finetune"] = with_rank(theirs.get("finetune"), given.pop("lora_rank"))
     theirs = {**theirs, **given}
+    price = theirs.get("price")
+    if isinstance(price, str) and ("price" in given or "=" in price):
+        where = "--price" if "price" in given else f"{job_file}: price"
+        theirs["price"] = price_for(price, environment.device_name, where=where)
     data = {**_defaults(theirs, environment), **theirs}
     job = make_job(data, where="" if job_file is None else str(job_file), flags=given)
     readable = resolve_paths(data, Path.cwd())

@@ -177,9 +177,9 @@ def _of_study(study: Study, environment: Environment) -> Subject:
     )
 
 
-def _check_devices(theirs: str, environment: Environment) -> None:
-    if theirs != environment.accelerator:
+def _check_devices(measured_on: str, environment: Environment) -> None:
+    if measured_on != environment.accelerator:
         raise StudyError(
-            f"it was measured on {theirs}, what is here trains on {environment.accelerator}",
-            f"soak it where there is {theirs}",
+            f"it was measured on {measured_on}, what is here trains on {environment.accelerator}",
+            f"soak it where there is {measured_on}",
         )

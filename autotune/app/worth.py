@@ -52,11 +52,11 @@ def run_ladder(
     start = _baseline(study)
     way = _way(study, start, settings)
     place = find_running_place(fleet, options)
-    theirs = start.handout.environment.accelerator
-    if theirs != place.environment.accelerator:
+    measured_on = start.handout.environment.accelerator
+    if (here := place.environment.accelerator) != measured_on:
         raise StudyError(
-            f"it was measured on {theirs}, what is here trains on {place.environment.accelerator}",
-            f"run it where there is {theirs}",
+            f"it was measured on {measured_on}, what is here trains on {here}",
+            f"run it where there is {measured_on}",
         )
     job = start.handout.job
     study.lock()

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -46,6 +46,14 @@ def clashes(
             yield from clashes(under[key], value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", (under[key], value)
+
+
+def value_at(data: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """The value at a path that is there."""
+    value: Any = data
+    for name in path:
+        value = value[name]
+    return value
 
 
 def look_up(config: Mapping[str, Any], path: str) -> Any:

@@ -2,9 +2,10 @@
 
 A template is data that a user may bring along, so it runs in Jinja's sandbox. A value must pass
 through `tojson` (JSON), `sh` (one shell word), `html` (text or a quoted attribute), `script` (JSON
-inside a script element), `text` (prose, as it is) or `count` (prose, a number of things): a bare
-`{{ value }}` is refused, because Python's spelling of it (`True`, `None`, an unquoted path) is
-wrong in each of them.
+inside a script element), `text` (prose, as it is), `markdown`, `code` (code in Markdown), or what
+spells a figure: `count` (a number of things), `bytes`, `seconds`, `rate`, `times`, `percent`,
+`interval`, `gain`. A bare `{{ value }}` is refused, because Python's spelling of it (`True`,
+`None`, an unquoted path) is wrong in each of them.
 """
 
 import contextlib
@@ -212,7 +213,7 @@ class _StrictEnvironment(SandboxedEnvironment):
 
 @cache
 def _of_shipped(folder: Path) -> _StrictEnvironment:
-    """The shipped template, compiled once in a process."""
+    """Shipped templates, each compiled once in a process."""
     return _StrictEnvironment([folder])
 
 

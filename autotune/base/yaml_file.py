@@ -263,16 +263,14 @@ def parse_yaml(
     text: str,
     path: Path,
     *,
-    hint: str = HINT,
     reads_exponents: bool = False,
     twice: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The mapping that a YAML text of another program's holds; path and hint are for the error.
+    """The mapping that a YAML text of another program's holds; the path is for the error.
 
     Args:
         text: One document.
         path: Where it is from.
-        hint: What such a file should hold.
         reads_exponents: Whether `5e8` is a number, as to OmegaConf and jsonargparse; to PyYAML,
             which follows YAML 1.1, it is text, since it has neither point nor sign.
         twice: Takes up the keys that stand twice in a section, and the last one counts, as to
@@ -282,7 +280,7 @@ def parse_yaml(
         JobError: It is not YAML, has a key twice, is nested too deep or large by its aliases, or
             is no mapping.
     """
-    return _mapping(text, path, _ExponentLoader if reads_exponents else _StrictLoader, hint, twice)
+    return _mapping(text, path, _ExponentLoader if reads_exponents else _StrictLoader, HINT, twice)
 
 
 def _mapping(

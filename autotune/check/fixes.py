@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.base.nested import leaves
+from autotune.base.nested import leaves, value_at
 from autotune.check.edit import same_data
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
@@ -280,7 +280,7 @@ def moved_in(config: Mapping[str, Any], changes: Patch) -> Moves:
         places = {to[: len(to) - len(below)] for below, to in move.to.items()}
         place = places.pop()
         is_whole = not places and all(place + below == to for below, to in move.to.items())
-        if is_whole and same_data(_at(config, move.old), _at(changes, place)):
+        if is_whole and same_data(value_at(config, move.old), value_at(changes, place)):
             found[move.old] = place
     return found
 
@@ -297,13 +297,6 @@ def reworded(config: Mapping[str, Any], changes: Patch, fix: str) -> str:
     if not changes or not fix.startswith(told):
         return fix
     return in_words(changes, moved_in(config, changes)) + fix.removeprefix(told)
-
-
-def _at(data: Mapping[str, Any], path: KeyPath) -> Any:
-    value: Any = data
-    for name in path:
-        value = value[name]
-    return value
 
 
 class _Sorted:

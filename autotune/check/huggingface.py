@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.base.nested import dotted, look_up, merge, path_of
+from autotune.base.nested import dotted, look_up, merge, path_of, value_at
 from autotune.engines.deepspeed.rules.base import patch
 from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.schema import HOMES
@@ -55,7 +55,7 @@ def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation
             message += " there"
         else:
             old, new = where
-            moved = patch(".".join(new[:-1]), {new[-1]: _at(config, old)})
+            moved = patch(".".join(new[:-1]), {new[-1]: value_at(config, old)})
             changes, fix = merge(_gone(old), moved), f"rename {dotted(old)} to {dotted(new)}"
             message += f" there: did you mean {dotted(new)}?"
         yield Violation(
@@ -85,13 +85,6 @@ def _meant(
             is_free = look_up(config, dotted(new)) is None
             if is_free and dotted((*new, *below)) in FILLED[consumer]:
                 yield (*above, name), new
-
-
-def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    value: Any = config
-    for name in path:
-        value = value[name]
-    return value
 
 
 def _gone(path: tuple[str, ...]) -> dict[str, Any]:

@@ -304,8 +304,8 @@ def _show_endings(endings: "Sequence[SearchEnding]", *, as_json: bool) -> None:
     folders = [str(answer.study.folder) for answer in answers]
     comparison = compare_studies(folders, answers[0].study.root)
     if as_json:
-        told = [ending.to_dict() for ending in endings]
-        print_json({"answers": told, "comparison": comparison.as_dict()}, indent=None)
+        answers_as_dicts = [ending.to_dict() for ending in endings]
+        print_json({"answers": answers_as_dicts, "comparison": comparison.as_dict()}, indent=None)
     else:
         for ending in endings:
             _print_answer(ending)

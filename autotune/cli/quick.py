@@ -30,7 +30,7 @@ class _Quick:
 
 
 class QuickCommand(_Quick, HelpfulCommand):
-    """A command."""
+    """A command that starts without pydantic."""
 
 
 class QuickGroup(_Quick, HelpfulGroup):

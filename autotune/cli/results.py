@@ -215,7 +215,7 @@ def export(
 
 def _patch(patched: "StudyPatch", yes: bool, *, as_json: bool) -> None:
     """Show what changes in some files, and write it where that is wanted."""
-    told = []
+    written = []
     for one in patched.files:
         if not as_json:
             emit(one.diff)
@@ -224,11 +224,11 @@ def _patch(patched: "StudyPatch", yes: bool, *, as_json: bool) -> None:
         is_wanted = one.is_changed and (yes or (not as_json and _may_write(one.path)))
         if is_wanted:
             patched.write(one)
-        told.append({**one.to_dict(), "written": is_wanted})
+        written.append({**one.to_dict(), "written": is_wanted})
         if not as_json:
             say(f"{one.path}: {_outcome(one, is_wanted)}")
     if as_json:
-        print_json(told)
+        print_json(written)
 
 
 def _may_write(path: Path) -> bool:

@@ -29,6 +29,21 @@ class Remark:
     """The shortest way to mend it; empty where there is nothing to mend."""
 
 
+def passed(subject: str, message: str) -> Remark:
+    """A remark that nothing is wrong."""
+    return Remark(level=Level.OK, subject=subject, message=message)
+
+
+def warned(subject: str, message: str, fix: str) -> Remark:
+    """A remark on what may go wrong, or is slower than it could be."""
+    return Remark(level=Level.WARN, subject=subject, message=message, fix=fix)
+
+
+def failed(subject: str, message: str, fix: str) -> Remark:
+    """A remark on what does not work."""
+    return Remark(level=Level.FAIL, subject=subject, message=message, fix=fix)
+
+
 def worst(findings: Iterable[Remark]) -> Level:
     """The worst level of some findings; `ok` where there are none."""
     levels = {finding.level for finding in findings}

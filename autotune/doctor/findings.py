@@ -8,7 +8,15 @@ from packaging.version import Version
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.units import format_bytes, format_count
-from autotune.doctor.diagnosis import Examination, Level, Machine, Remark, Speed
+from autotune.doctor.diagnosis import (
+    Examination,
+    Machine,
+    Remark,
+    Speed,
+    failed,
+    passed,
+    warned,
+)
 from autotune.doctor.machine import inspect_machine
 from autotune.doctor.speed import TIMEOUT_S, measure_speed
 from autotune.engines.base import EnginePackage, installed_engines
@@ -95,32 +103,32 @@ def _versions(machine: Machine) -> Iterator[Remark]:
         if name == "python":
             fix = f"use Python {minimum} or newer"
         if version is None and name in optional:
-            yield _ok(name, f"not installed: no trials of {optional[name]} ({fix})")
+            yield passed(name, f"not installed: no trials of {optional[name]} ({fix})")
         elif version is None:
-            yield _fail(name, "not installed", fix)
+            yield failed(name, "not installed", fix)
         elif Version(version) < Version(minimum):
-            yield _fail(name, f"{version} is too old: {minimum} or newer is needed", fix)
+            yield failed(name, f"{version} is too old: {minimum} or newer is needed", fix)
         elif name in engines and engines[name].tried:
             yield _release(engines[name], version)
         else:
-            yield _ok(name, version)
+            yield passed(name, version)
 
 
 def _release(package: EnginePackage, version: str) -> Remark:
     tried, newest = ", ".join(package.tried), package.tried[-1]
     if Version(version).release > Version(newest).release:
-        return _warn(
+        return warned(
             package.name,
             f"{version} is newer than the releases that the rules know (tried: {tried}): keys "
             "that it added or changed show in trials alone",
             f"if trials end as invalid: pip install {package.name}=={newest}",
         )
-    return _ok(package.name, f"{version} (tried: {tried})")
+    return passed(package.name, f"{version} (tried: {tried})")
 
 
 def _imports(machine: Machine) -> Iterator[Remark]:
     if machine.uncompiled:
-        yield _warn(
+        yield warned(
             "imports",
             f"Python keeps no compiled files of {machine.uncompiled}: each process compiles what "
             "it imports again, so that every trial starts later",
@@ -131,23 +139,23 @@ def _imports(machine: Machine) -> Iterator[Remark]:
 
 def _accelerator(machine: Machine) -> Iterator[Remark]:
     if machine.accelerator is None:
-        yield _fail("accelerator", machine.accelerator_problem, machine.accelerator_fix)
+        yield failed("accelerator", machine.accelerator_problem, machine.accelerator_fix)
         return
     names = sorted({device.name for device in machine.devices})
     if machine.accelerator == "cpu" and machine.n_gpus and machine.torch_cuda is None:
-        yield _warn(
+        yield warned(
             "accelerator",
             f"{machine.n_gpus} GPU(s) stay unused: the installed torch is built without CUDA",
             "install a CUDA build of torch",
         )
     if len(names) > 1:
-        yield _warn(
+        yield warned(
             "accelerator",
             f"the GPUs differ: {', '.join(names)}; the slowest sets the pace of every trial",
             "choose GPUs of one kind with CUDA_VISIBLE_DEVICES",
         )
         return
-    yield _ok("accelerator", f"{_counted(machine, len(machine.devices))}: {', '.join(names)}")
+    yield passed("accelerator", f"{_counted(machine, len(machine.devices))}: {', '.join(names)}")
 
 
 def _counted(machine: Machine, n: int) -> str:
@@ -157,9 +165,9 @@ def _counted(machine: Machine, n: int) -> str:
 
 def _extensions(machine: Machine) -> Iterator[Remark]:
     for what, fix in machine.misread:
-        yield _warn("compiler", what, fix)
+        yield warned("compiler", what, fix)
     if machine.stale_locks:
-        yield _warn(
+        yield warned(
             "stale locks",
             f"{', '.join(machine.stale_locks)}: a build was killed; whatever loads that extension "
             "waits for ever",
@@ -175,18 +183,18 @@ def _extensions(machine: Machine) -> Iterator[Remark]:
         what = f"cannot be built here without {', '.join(lacking)}"
         fix = "apt-get install g++ ninja-build python3-dev, and the CUDA toolkit for nvcc"
         if missing:
-            yield _fail("extensions", f"{missing} not built, and {what}", fix)
+            yield failed("extensions", f"{missing} not built, and {what}", fix)
         else:
-            yield _warn("extensions", f"those needed are built; others {what}", fix)
+            yield warned("extensions", f"those needed are built; others {what}", fix)
     elif missing:
-        yield _warn(
+        yield warned(
             "extensions",
             f"not built yet: {missing}",
             "nothing to do: a search builds them once, in some minutes",
         )
     elif machine.extensions_built:
         built = ", ".join(machine.extensions_built)
-        yield _ok("extensions", f"built: {built}, in {machine.extensions_folder}")
+        yield passed("extensions", f"built: {built}, in {machine.extensions_folder}")
 
 
 def _idle(machine: Machine) -> Iterator[Remark]:
@@ -203,16 +211,16 @@ def _idle(machine: Machine) -> Iterator[Remark]:
     fix = "end what runs there, or wait: measurements of a shared device are not trustworthy"
     if busy:
         load = f"; load average {machine.load_average:.2f}" if machine.accelerator == "cpu" else ""
-        yield _warn("idle", f"in use by others: device {', '.join(busy)}{load}", fix)
+        yield warned("idle", f"in use by others: device {', '.join(busy)}{load}", fix)
     if held:
-        yield _warn("idle", f"memory in use by others: device {', '.join(held)}", fix)
+        yield warned("idle", f"memory in use by others: device {', '.join(held)}", fix)
     if machine.devices and not busy and not held:
-        yield _ok("idle", f"all {len(machine.devices)} devices are idle")
+        yield passed("idle", f"all {len(machine.devices)} devices are idle")
 
 
 def _speed(speed: Speed, n_devices: int) -> Iterator[Remark]:
     if speed.problem:
-        yield _fail(
+        yield failed(
             "communication",
             f"the matrix product and all-reduce did not run: {speed.problem}",
             speed.fix,
@@ -227,15 +235,15 @@ def _speed(speed: Speed, n_devices: int) -> Iterator[Remark]:
     some = "" if len(speed.devices) == n_devices else f", {len(speed.devices)} of {n_devices}"
     measured = f"median {_flops(median)} per device ({speed.matmul}{some})"
     if slow:
-        yield _warn(
+        yield warned(
             "equally fast",
             f"device {', '.join(slow)} against the {measured}",
             "look for other work, heat or a power limit there; the slowest rank sets the pace",
         )
     else:
-        yield _ok("equally fast", f"{measured}, none more than {SLOW:.0%} slower")
+        yield passed("equally fast", f"{measured}, none more than {SLOW:.0%} slower")
     if speed.all_reduce_busbw is not None:
-        yield _ok(
+        yield passed(
             "all-reduce",
             f"{speed.all_reduce_busbw / 1e9:.3g} GB/s bus bandwidth "
             f"({format_bytes(speed.all_reduce_bytes)} over {len(speed.devices)} devices)",
@@ -244,9 +252,9 @@ def _speed(speed: Speed, n_devices: int) -> Iterator[Remark]:
 
 def _features(machine: Machine) -> Iterator[Remark]:
     if machine.accelerator == "cpu":
-        yield _warn("needs CUDA", f"not here: {_NEEDS_CUDA}", "use a machine with NVIDIA GPUs")
+        yield warned("needs CUDA", f"not here: {_NEEDS_CUDA}", "use a machine with NVIDIA GPUs")
     if not machine.has_libaio:
-        yield _warn(
+        yield warned(
             "NVMe offload",
             "libaio does not compile and link: no offload to NVMe",
             "apt-get install libaio-dev (dnf install libaio-devel)",
@@ -259,21 +267,23 @@ def _features(machine: Machine) -> Iterator[Remark]:
             if version is not None and Version(version) >= Version(release)
         ]
         if gone:
-            yield _warn(
+            yield warned(
                 "removed",
                 f"{package.title} {version} no longer has {'; '.join(what for _, what in gone)}",
                 f"if you need one: pip install '{package.name}<{gone[0][0]}'",
             )
     if machine.tools.get("numactl") is None:
-        yield _warn(
+        yield warned(
             "numactl",
             "not installed: DeepSpeed's --bind_cores_to_rank does not work",
             "apt-get install numactl",
         )
     if machine.tools.get("ssh") is None:
-        yield _warn("ssh", "not installed: no training on several nodes", "install openssh-client")
+        yield warned(
+            "ssh", "not installed: no training on several nodes", "install openssh-client"
+        )
     elif machine.tools.get("pdsh") is None:
-        yield _warn(
+        yield warned(
             "pdsh",
             "not installed: DeepSpeed's launcher starts several nodes with it by default",
             "apt-get install pdsh, or use the launcher torchrun",
@@ -283,7 +293,7 @@ def _features(machine: Machine) -> Iterator[Remark]:
 def _limits(machine: Machine) -> Iterator[Remark]:
     memlock_bytes, shm_bytes = machine.memlock_bytes, machine.shm_bytes
     if memlock_bytes is not None and memlock_bytes < LOW_MEMLOCK_BYTES:
-        yield _warn(
+        yield warned(
             "memlock",
             f"a process may pin {format_bytes(memlock_bytes)}: offload with pin_memory and "
             "InfiniBand may fail",
@@ -291,7 +301,7 @@ def _limits(machine: Machine) -> Iterator[Remark]:
         )
     if shm_bytes is None or shm_bytes < LOW_SHM_BYTES:
         size = "missing" if shm_bytes is None else format_bytes(shm_bytes)
-        yield _warn(
+        yield warned(
             "/dev/shm",
             f"{size}: ranks of one machine exchange data through it",
             "containers: --shm-size=8g or --ipc=host",
@@ -300,15 +310,3 @@ def _limits(machine: Machine) -> Iterator[Remark]:
 
 def _flops(value: float) -> str:
     return f"{value / 1e12:.3g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.3g} GFLOP/s"
-
-
-def _ok(subject: str, message: str) -> Remark:
-    return Remark(level=Level.OK, subject=subject, message=message)
-
-
-def _warn(subject: str, message: str, fix: str) -> Remark:
-    return Remark(level=Level.WARN, subject=subject, message=message, fix=fix)
-
-
-def _fail(subject: str, message: str, fix: str) -> Remark:
-    return Remark(level=Level.FAIL, subject=subject, message=message, fix=fix)

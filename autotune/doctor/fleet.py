@@ -8,7 +8,7 @@ from typing import Any
 from autotune.base.errors import FleetError
 from autotune.base.units import format_bytes, format_count
 from autotune.devices.hardware import VERSIONED
-from autotune.doctor.diagnosis import Level, Machine, Remark, worst
+from autotune.doctor.diagnosis import Level, Machine, Remark, failed, passed, warned, worst
 from autotune.doctor.findings import conclude_of_node
 from autotune.doctor.links import DeviceLink, measure_links
 from autotune.doctor.node import MARK, machine_of
@@ -24,7 +24,7 @@ _MACHINE = "autotune.doctor.node"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeExamination:
-    """One node."""
+    """A node of a fleet, and what was found on it."""
 
     name: str
     n_slots: int
@@ -90,7 +90,7 @@ def diagnose_fleet(
         inventory = found.get(host.name)
         ahead_s = transport.clocks_ahead_s.get(host.name)
         if inventory is None:
-            remarks = [_fail("reached", problems[host.name], "see docs/fleet.md, Faults")]
+            remarks = [failed("reached", problems[host.name], "see docs/fleet.md, Faults")]
         else:
             remarks = [*_of_node(inventory, ahead_s or 0.0), *_of_machine(machines[host.name])]
         nodes.append(
@@ -108,7 +108,7 @@ def diagnose_fleet(
         try:
             links = measure_links(transport)
         except FleetError as error:
-            findings.append(_warn("links", f"not measured: {error.message}", error.hint))
+            findings.append(warned("links", f"not measured: {error.message}", error.hint))
         else:
             findings += links.findings
     return FleetExamination(
@@ -125,12 +125,14 @@ def conclude_fleet(nodes: Sequence[NodeExamination]) -> Iterator[Remark]:
     n_slots = sum(node.n_slots for node in nodes)
     count = f"{len(there)} of {len(nodes)} answer, with {format_count(n_slots, 'slot')}"
     if not there:
-        yield _fail("nodes", count, "mend what is said of each")
+        yield failed("nodes", count, "mend what is said of each")
         return
     if missing:
-        yield _warn("nodes", f"{count}; without {', '.join(missing)}", "mend what is said of them")
+        yield warned(
+            "nodes", f"{count}; without {', '.join(missing)}", "mend what is said of them"
+        )
     else:
-        yield _ok("nodes", count)
+        yield passed("nodes", count)
     devices = {name: inventory.environment.device_name for name, inventory in there.items()}
     yield from _alike("devices", devices, Level.FAIL, "search on nodes that have the same")
     packages = {package for inventory in there.values() for package in inventory.releases}
@@ -143,7 +145,7 @@ def conclude_fleet(nodes: Sequence[NodeExamination]) -> Iterator[Remark]:
     if len(there) > 1:
         alone = [name for name, inventory in there.items() if inventory.interface == "lo"]
         if alone:
-            yield _fail(
+            yield failed(
                 "addresses",
                 f"{', '.join(alone)}: only known by a loopback address, which no other reaches",
                 "name the interface that joins them: --fleet-option interface=NAME",
@@ -158,44 +160,32 @@ def _alike(subject: str, values: Mapping[str, str], level: Level, fix: str) -> I
         parts = (f"{value} on {', '.join(names)}" for value, names in by_value.items())
         yield Remark(level=level, subject=subject, message=f"differ: {'; '.join(parts)}", fix=fix)
     else:
-        yield _ok(subject, f"{next(iter(by_value))} on all")
+        yield passed(subject, f"{next(iter(by_value))} on all")
 
 
 def _of_node(found: Inventory, ahead_s: float) -> Iterator[Remark]:
     environment = found.environment
     memory = format_bytes(environment.device_memory_bytes)
-    yield _ok("devices", f"{len(found.devices)} x {environment.device_name}, {memory} each")
-    yield _ok("address", f"{found.address} on {found.interface} (its own name: {found.host})")
+    yield passed("devices", f"{len(found.devices)} x {environment.device_name}, {memory} each")
+    yield passed("address", f"{found.address} on {found.interface} (its own name: {found.host})")
     if abs(ahead_s) > CLOCK_AHEAD_S:
         way = "ahead of" if ahead_s > 0 else "behind"
-        yield _warn(
+        yield warned(
             "clock",
             f"{abs(ahead_s):.0f} s {way} this machine's: dates in logs do not agree",
             "set it: timedatectl set-ntp true",
         )
     else:
-        yield _ok("clock", f"within {CLOCK_AHEAD_S:.0f} s of this machine's")
+        yield passed("clock", f"within {CLOCK_AHEAD_S:.0f} s of this machine's")
     free = f"{format_bytes(found.free_disk_bytes)} free for temporary files"
     if found.free_disk_bytes < LOW_DISK_BYTES:
-        yield _warn("disk", free, "free some space, or name a folder with more in TMPDIR there")
+        yield warned("disk", free, "free some space, or name a folder with more in TMPDIR there")
     else:
-        yield _ok("disk", free)
+        yield passed("disk", free)
 
 
 def _of_machine(found: Machine | str) -> Iterator[Remark]:
     if isinstance(found, str):
-        yield _warn("machine", f"it cannot be looked into: {found}", "mend what the line says")
+        yield warned("machine", f"it cannot be looked into: {found}", "mend what the line says")
     else:
         yield from conclude_of_node(found)
-
-
-def _ok(subject: str, message: str) -> Remark:
-    return Remark(level=Level.OK, subject=subject, message=message)
-
-
-def _warn(subject: str, message: str, fix: str) -> Remark:
-    return Remark(level=Level.WARN, subject=subject, message=message, fix=fix)
-
-
-def _fail(subject: str, message: str, fix: str) -> Remark:
-    return Remark(level=Level.FAIL, subject=subject, message=message, fix=fix)

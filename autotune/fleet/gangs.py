@@ -130,12 +130,6 @@ class GangAllocator:
     def release(self, gang: Gang) -> None:
         self._taken -= set(gang.slots)
 
-    def shared(self, gang: Gang) -> frozenset[str]:
-        gang_parts = {part for slot in gang.slots for part in slot.parts}
-        others = self._taken - set(gang.slots)
-        common = gang_parts & {part for slot in others for part in slot.parts}
-        return frozenset(f"{what} of {node}" for node, what in common)
-
     def leave(self, node: str) -> None:
         """Give out no slot of a node until it joins again."""
         self._away.add(node)

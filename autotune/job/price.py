@@ -5,12 +5,13 @@ from contextlib import suppress
 from autotune.base.errors import JobError
 
 
-def price_for(text: str, device_name: str) -> float | None:
+def price_for(text: str, device_name: str, *, where: str = "--price") -> float | None:
     """Price of an hour of an accelerator; None: the text names none of its kind.
 
     Args:
         text: `2.5`, or `H100=2.5,A100=1.2`, where words of a device's name come first.
         device_name: The accelerator's. Where several words fit, the longest count.
+        where: Flag or key that the text is from.
 
     Raises:
         JobError: It is neither.
@@ -26,7 +27,7 @@ def price_for(text: str, device_name: str) -> float | None:
             prices[""] = 0.0
     if "" in prices:
         raise JobError(
-            f"--price {text}: is no price",
+            f"{where}: {text!r} is no price",
             "a number, or one for each kind of accelerator: H100=2.5,A100=1.2",
         )
     name = device_name.casefold()

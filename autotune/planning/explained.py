@@ -199,15 +199,15 @@ def explain_candidate(
     )
 
 
-def _beside(found: Prediction, own: Prediction) -> Prediction:
+def _beside(found: Prediction, beside: Prediction) -> Prediction:
     """The candidates of a lattice and one more behind them."""
     n, columns = len(found.step_time_s), found.plans.columns()
-    for name, one in own.plans.columns().items():
+    for name, one in beside.plans.columns().items():
         if isinstance(columns[name], np.ndarray) or columns[name] != one:
             column = np.broadcast_to(columns[name], n)
             columns[name] = np.append(column, one)
     both = {
-        name: np.append(getattr(found, name), getattr(own, name))
+        name: np.append(getattr(found, name), getattr(beside, name))
         for name in ("step_time_s", "peak_memory_bytes", "fit_probability", "host_memory_bytes")
     }
     return Prediction(**both, plans=Plans(**columns), constants=found.constants)

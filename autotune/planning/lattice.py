@@ -83,6 +83,11 @@ class Lattice:
         return next((int(place) for place in places if self.is_legal(int(place))), None)
 
     @property
+    def n_left(self) -> int:
+        """Candidates that no rule has refused yet."""
+        return len(self.candidates) - len(self.refused_places)
+
+    @property
     def refused_places(self) -> list[int]:
         """Places of the candidates that were judged, and are not legal."""
         return [place for place, is_legal in self._verdicts.items() if not is_legal]

@@ -39,18 +39,18 @@ class Learned:
         """Trials that the errors come from."""
         return self.recalled.n_trials
 
-    def correct(self, said: Prediction) -> tuple[Prediction, Margin]:
+    def correct(self, prediction: Prediction) -> tuple[Prediction, Margin]:
         """Predictions as the trials correct them, and how far measured figures may be from them.
 
         Parts of the step and of the peak stay as the model has them.
         """
-        which = _Kinds.of(said)
-        known = forecast_of(said.take(which.first))
+        which = _Kinds.of(prediction)
+        known = forecast_of(prediction.take(which.first))
         peak_features = known.memory_features
         assert peak_features is not None, "the analytic model says how much memory is needed"
         times = which.spread(calibrate(known.features, self.recalled.times, TIME_PRIOR))
         peaks = which.spread(calibrate(peak_features, self.recalled.peaks, MEMORY_PRIOR))
-        peak_bytes = said.peak_memory_bytes * np.exp(peaks.mean)
+        peak_bytes = prediction.peak_memory_bytes * np.exp(peaks.mean)
         run = math.hypot(VARIATION, TIME_PRIOR.noise.median)
         n_times, n_peaks = (
             int((of.study == 0).sum()) for of in (self.recalled.times, self.recalled.peaks)
@@ -60,10 +60,10 @@ class Learned:
             reach_of(peaks.deviation, MEMORY_VARIATION, n_measured=n_peaks),
         )
         corrected = dataclasses.replace(
-            said,
-            step_time_s=said.step_time_s * np.exp(times.mean),
+            prediction,
+            step_time_s=prediction.step_time_s * np.exp(times.mean),
             peak_memory_bytes=peak_bytes,
-            host_memory_bytes=said.host_memory_bytes * np.exp(peaks.mean),
+            host_memory_bytes=prediction.host_memory_bytes * np.exp(peaks.mean),
         )
         return margin.judge(corrected), margin
 
@@ -97,8 +97,8 @@ class _Kinds:
     """By candidate."""
 
     @classmethod
-    def of(cls, said: Prediction) -> Self:
-        figures = np.stack([said.step_time_s, said.peak_memory_bytes], axis=1)
+    def of(cls, prediction: Prediction) -> Self:
+        figures = np.stack([prediction.step_time_s, prediction.peak_memory_bytes], axis=1)
         whole = np.ascontiguousarray(figures).view(np.dtype((np.void, 16))).ravel()
         _, first, kind = np.unique(whole, return_index=True, return_inverse=True)
         return cls(first=first, kind=kind)

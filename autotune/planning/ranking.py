@@ -215,9 +215,6 @@ def legal_rows(
 
     Returns:
         The outlook without what was refused, and what is predicted of its lattice.
-
-    Raises:
-        NothingFeasibleError: They refuse everything.
     """
     found, reach = outlook.predict_plans(outlook.plans(outlook.lattice.candidates))
     while True:

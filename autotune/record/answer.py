@@ -15,7 +15,7 @@ from autotune.record.facts import (
     context_of,
     objective_of,
     read_fact,
-    said_origin_of,
+    stated_origin_of,
 )
 from autotune.record.guard import GuardVerdict
 from autotune.record.study import Recorded, Study
@@ -287,7 +287,7 @@ _MOST_TRIALS = 10**6
 
 def _can_be(answer: SearchAnswer, facts: Mapping[str, Any], recorded: Recorded) -> bool:
     """True where an answer's figures can be, and are those of the record as far as it is whole."""
-    origin = said_origin_of(facts)
+    origin = stated_origin_of(facts)
     if origin is not None and answer.origin is not origin:
         return False
     if not all(0 <= count <= _MOST_TRIALS for count in answer.counts.values()):

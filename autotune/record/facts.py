@@ -143,11 +143,11 @@ def engine_name_of(facts: Mapping[str, Any]) -> str:
 
 def origin_of(facts: Mapping[str, Any]) -> Origin:
     """Where the figures of the study come from; measured where it does not say."""
-    return said_origin_of(facts) or Origin.MEASURED
+    return stated_origin_of(facts) or Origin.MEASURED
 
 
-def said_origin_of(facts: Mapping[str, Any]) -> Origin | None:
-    """Where it says that its figures come from; None: it does not say."""
+def stated_origin_of(facts: Mapping[str, Any]) -> Origin | None:
+    """Origin of the figures as `study.json` has it; None: it has none."""
     return read_fact(Origin, facts.get("origin"))
 
 

@@ -42,7 +42,7 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.record.facts import environment_at, said_origin_of
+from autotune.record.facts import environment_at, stated_origin_of
 from autotune.space.candidate import candidate_of, layout_of
 from autotune.space.knob import Catalogue, knobs_of
 
@@ -154,10 +154,10 @@ class Study:
     def holder(self) -> int | None:
         """The process that took the study last, as its lock says; None where that is damaged."""
         try:
-            said = read_text(self.folder / LOCK_FILE, _LOCK_BYTES).strip()
+            text = read_text(self.folder / LOCK_FILE, _LOCK_BYTES).strip()
         except OSError:
             return None
-        return int(said) if re.fullmatch("[0-9]{1,10}", said) else None
+        return int(text) if re.fullmatch("[0-9]{1,10}", text) else None
 
     @property
     def is_running(self) -> bool:
@@ -410,9 +410,9 @@ def _check(result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]) -> No
             memory_bytes *= 2 * here.n_devices
     check_result(result, spec, device_memory_bytes=memory_bytes)
     # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
-    said = said_origin_of(facts)
-    if said is not None and result.origin is not said and result.outcome.is_measured:
-        raise ContractError(f"its figures are {result.origin}, those of the study {said}")
+    origin = stated_origin_of(facts)
+    if origin is not None and result.origin is not origin and result.outcome.is_measured:
+        raise ContractError(f"its figures are {result.origin}, those of the study {origin}")
 
 
 def _with_sound_diagnosis(

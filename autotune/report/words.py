@@ -42,13 +42,13 @@ def describe_race(race: RaceState) -> str:
     if race.leader is None:
         return "no round is over"
     rounds = format_count(race.n_rounds, "round")
-    said = f"{rounds}, trial {race.leader.trial} leads"
+    text = f"{rounds}, trial {race.leader.trial} leads"
     if race.leader == race.baseline:
-        said += ", the baseline"
+        text += ", the baseline"
     elif race.gain is not None:
         interval = format_gain_interval(race.gain.low, race.gain.high)
-        said += f": {race.gain.ratio:.2f}x the baseline ({interval})"
-    return said
+        text += f": {race.gain.ratio:.2f}x the baseline ({interval})"
+    return text
 
 
 def describe_others(race: RaceState) -> str:
@@ -90,10 +90,10 @@ def describe_counts(counts: Mapping[Outcome, int]) -> str:
 
 def describe_ending(result: TrialResult) -> str:
     """`ok, 61.2 samples/s`, or `oom: CUDA out of memory`: what a trial came to, and why."""
-    said = result.outcome.value
+    text = result.outcome.value
     if result.samples_per_s is not None:
-        said += f", {format_rate(result.samples_per_s)} samples/s"
-    return f"{said}: {result.evidence}" if result.evidence else said
+        text += f", {format_rate(result.samples_per_s)} samples/s"
+    return f"{text}: {result.evidence}" if result.evidence else text
 
 
 def describe_reduced(history: History) -> str:

@@ -21,7 +21,7 @@ from autotune.space.candidate import Candidate
 
 
 class RecordStandings:
-    """The standings of a record."""
+    """Standings of the candidates of a record, and the answer that follows from them."""
 
     def __init__(self, context: SearchContext, history: History) -> None:
         self._context = context
@@ -96,12 +96,12 @@ class RecordStandings:
         """The answer: from the record's comparison where there is one, else from single trials."""
         guards, drifting = self.guards(baseline), self.drifting(baseline)
         verdict = self.compared(baseline)
-        own = self._objective.figures(self._history)
+        by_trial = self._objective.figures(self._history)
         compared = {} if verdict is None else verdict.figures
-        whole = {**own, **compared}
+        whole = {**by_trial, **compared}
         figures = {key: figure for key, figure in whole.items() if key not in drifting}
-        kept = {key: figures[key] for key in compared if key in figures} or figures
-        best = self._best(verdict, kept, beside=figures)
+        eligible = {key: figures[key] for key in compared if key in figures} or figures
+        best = self._best(verdict, eligible, beside=figures)
         start, speedup = self.baseline(baseline), None
         if verdict is not None and baseline is not None and baseline.hash in compared:
             assert best in compared, "the baseline itself never drifts"
@@ -136,16 +136,16 @@ class RecordStandings:
     def _best(
         self,
         verdict: confirm.Verdict | None,
-        kept: Mapping[str, Standing],
+        among: Mapping[str, Standing],
         *,
         beside: Mapping[str, Standing] | None = None,
     ) -> str | None:
         """The best of some: the one that the race names where samples/s decide."""
         if verdict is not None and self._objective.wish.name == "samples_per_s":
-            named = verdict.best(kept)
+            named = verdict.best(among)
             if named is not None:
                 return named
-        return self._objective.best(kept, beside=beside)
+        return self._objective.best(among, beside=beside)
 
     def _drifted(
         self, guards: Mapping[str, GuardVerdict], whole: Mapping[str, Standing], best: str | None

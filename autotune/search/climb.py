@@ -88,18 +88,18 @@ def climb_by_forecast(
         UntriedError: Of `ask`.
     """
     rungs = [list(rung) for rung in ladder if rung]
-    said = {c: found for c in _in_order(rungs) if (found := known(c)) is not None}
+    answers = {c: found for c in _in_order(rungs) if (found := known(c)) is not None}
     while True:
-        _spread(rungs, said)
-        open_ = _open(rungs, said)
-        best = next((c for c in _in_order(rungs) if said.get(c) is Rung.RUNS), None)
+        _spread(rungs, answers)
+        open_ = _open(rungs, answers)
+        best = next((c for c in _in_order(rungs) if answers.get(c) is Rung.RUNS), None)
         risk = dict(zip(open_, risks(open_), strict=True)) if open_ else {}
         wanted = [c for c in open_ if risk[c] < CERTAIN]
         if not wanted:
             return best, open_
         likely = [c for c in wanted if risk[c] < _LIKELY]
         chosen = likely[0] if likely else min(wanted, key=lambda c: risk[c])
-        said[chosen] = ask(chosen)
+        answers[chosen] = ask(chosen)
 
 
 def _in_order(rungs: Sequence[Sequence[Candidate]]) -> Iterator[Candidate]:
@@ -108,22 +108,24 @@ def _in_order(rungs: Sequence[Sequence[Candidate]]) -> Iterator[Candidate]:
         yield from reversed(rung)
 
 
-def _spread(rungs: Sequence[Sequence[Candidate]], said: dict[Candidate, Rung]) -> None:
+def _spread(rungs: Sequence[Sequence[Candidate]], answers: dict[Candidate, Rung]) -> None:
     """Add what follows from answers: what needs more than one that ran out does so too."""
     for rung in rungs:
         too_large = False
         for candidate in rung:
-            too_large = too_large or said.get(candidate) is Rung.TOO_LARGE
+            too_large = too_large or answers.get(candidate) is Rung.TOO_LARGE
             if too_large:
-                said.setdefault(candidate, Rung.TOO_LARGE)
+                answers.setdefault(candidate, Rung.TOO_LARGE)
 
 
-def _open(rungs: Sequence[Sequence[Candidate]], said: Mapping[Candidate, Rung]) -> list[Candidate]:
+def _open(
+    rungs: Sequence[Sequence[Candidate]], answers: Mapping[Candidate, Rung]
+) -> list[Candidate]:
     """Candidates without an answer that would be the baseline if they ran."""
     found = []
     for candidate in _in_order(rungs):
-        if candidate not in said:
+        if candidate not in answers:
             found.append(candidate)
-        elif said[candidate] is Rung.RUNS:
+        elif answers[candidate] is Rung.RUNS:
             break
     return found

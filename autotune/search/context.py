@@ -36,7 +36,7 @@ class SearchContext(Task):
     """Origin of the figures."""
     notes: list[str] = field(default_factory=list)
     """Notes that were made so far."""
-    _said: set[str] = field(default_factory=set)
+    _noted: set[str] = field(default_factory=set)
 
     @cached_property
     def objective(self) -> Objective:
@@ -44,14 +44,14 @@ class SearchContext(Task):
         return Objective.of(self.job, self.environment)
 
     def note(self, text: str) -> None:
-        """Say something worth saying."""
+        """Keep a note, and hand it to the observer."""
         self.notes.append(text)
         self.observer.on_note(text)
 
     def note_once(self, of: str, text: str) -> None:
-        """Say it unless something was said of the same before."""
-        if of not in self._said:
-            self._said.add(of)
+        """Note it unless something was noted of the same before."""
+        if of not in self._noted:
+            self._noted.add(of)
             self.note(text)
 
     def may_start_warm(self, candidate: Candidate | None) -> bool:

@@ -199,11 +199,11 @@ class TrialsInFlight:
         """Say once which keys of the user's own configuration do not run as written."""
         for key, (theirs, ours) in spec.engine.overridden.items():
             instead = "without it" if ours is None else f"with {ours!r}"
-            said = (
+            text = (
                 f"your configuration has {key}={theirs!r}: trial {spec.identity.number} runs "
                 f"{instead}, as its candidate needs"
             )
-            self._context.note_once(f"overridden {key}", said)
+            self._context.note_once(f"overridden {key}", text)
 
     def _say_quarantined(self) -> None:
         """Say once which devices run no more trials of this search, and which nodes do not now."""

@@ -134,13 +134,13 @@ class _StagedSearch:
             drifting |= {m.hash for m in planned.members} & self._standings.drifting(baseline)
 
     def _no_time(self, left_s: float) -> str:
-        said = "no time left for the final comparison: figures are those of single trials"
+        text = "no time left for the final comparison: figures are those of single trials"
         if math.isinf(left_s):  # without a budget there is nobody to compare
-            return said
+            return text
         one_s = confirm.run_seconds(self.flight.history, COLD, self._context.job.guard_steps)
         least_s = one_s.of(confirm.SHORTEST)
         return (
-            f"{said}. Its shortest form takes up to {format_seconds(least_s)}, and "
+            f"{text}. Its shortest form takes up to {format_seconds(least_s)}, and "
             f"{format_seconds(max(0.0, left_s))} are left: the same command with a larger "
             "--budget goes on with it"
         )

@@ -80,19 +80,19 @@ def ask(
     is_whole: bool = False,
     most: int = MOST_TOLD,
 ) -> dict[str, KnobValue]:
-    """A value of every knob, as a sampler of Optuna's proposes; arguments as of `told_trials`.
+    """A value of every knob, as a sampler of Optuna's proposes; arguments as of `frozen_trials`.
 
     It is told of at most so many trials: the better half of what was measured, and the last ones.
     """
     # It would warn of every knob that acts only at some stages and so is sampled on its own.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(directions=objective.directions, sampler=sampler)
-    study.add_trials(told_trials(axes, history, objective, is_whole=is_whole, most=most))
+    study.add_trials(frozen_trials(axes, history, objective, is_whole=is_whole, most=most))
     trial = study.ask({name: axis.distribution for name, axis in axes.items()})
     return {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
 
 
-def told_trials(
+def frozen_trials(
     axes: Mapping[str, Axis],
     history: History,
     objective: Objective,

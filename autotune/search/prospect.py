@@ -40,7 +40,7 @@ class Prospect:
     """What is predicted of a search's trials."""
 
     n_fit: int
-    """Candidates that fit at least as surely as `planning.ranking.MIN_FIT`."""
+    """Candidates that fit at least as surely as `planning.choices.MIN_FIT`."""
     n_candidates: int
     least_peak_bytes: float
     """Smallest predicted peak of a candidate, the baseline's ladder included."""
@@ -92,10 +92,10 @@ def prospect_of(
         """The candidate of a row: a lattice makes those alone that are asked for."""
         return own[row] if row < len(own) else rungs[row - len(own)]
 
-    said = [steering.forecast(each) for each in (own, rungs) if each]
-    seconds = np.concatenate([each.seconds for each in said])
+    forecasts = [steering.forecast(each) for each in (own, rungs) if each]
+    seconds = np.concatenate([each.seconds for each in forecasts])
     peaks = np.concatenate(
-        [np.zeros(len(each)) if each.peak_bytes is None else each.peak_bytes for each in said]
+        [np.zeros(len(each)) if each.peak_bytes is None else each.peak_bytes for each in forecasts]
     )
     risk = np.concatenate([steering.risk(history, own), steering.risk(history, rungs)])
     fits = risk <= 1 - MIN_FIT
@@ -183,9 +183,9 @@ def _more_memory(
     """Changes with which something is predicted to fit, in words."""
     allowed_bytes = found.allowed_bytes / math.sqrt(MODEL_MARGIN)
     if changes := _fitting_changes(engine, job, steering, least):
-        told = " ".join(f"{n}={format_value(v)}" for n, v in changes.items())
+        settings = " ".join(f"{n}={format_value(v)}" for n, v in changes.items())
         name = _shipped_space(engine, job, steering, least, changes)
-        yield f"--space {name}, which has {told}" if name else f"a space with {told}"
+        yield f"--space {name}, which has {settings}" if name else f"a space with {settings}"
     if world := _fitting_world(job, environment, allowed_bytes):
         yield f"--world {world}"
     more_bytes = found.least_peak_bytes * math.sqrt(MODEL_MARGIN)

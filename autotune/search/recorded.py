@@ -110,7 +110,7 @@ class Task:
             now = _facts(runs, layouts[1], limits[1])
             now = json.loads(json.dumps(now))  # as the record has been
             if then != now:
-                return list(_said(then, now))
+                return list(_differences(then, now))
         if ran.digest != runs.digest:
             changed = [] if job.script is None else job.script.changed()
             return [f"{place} is not what it was" for place in changed] or [
@@ -122,7 +122,7 @@ class Task:
         recorded, rendered = self.study.read_files(trial), engine.files(candidate)
         if recorded == rendered:
             return []
-        return list(_said(_leaves(recorded), _leaves(rendered))) or [
+        return list(_differences(_leaves(recorded), _leaves(rendered))) or [
             "its files are written otherwise"
         ]
 
@@ -159,13 +159,15 @@ def _leaves(files: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _said(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
     for key in sorted({*then, *now}):
         before, after = then.get(key, _MISSING), now.get(key, _MISSING)
         if before == after:
             continue
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from _said(before, after, f"{prefix}{key}: ")
+            yield from _differences(before, after, f"{prefix}{key}: ")
         else:
             yield f"{prefix}{key} was {_worded(before)}, is {_worded(after)}"
 

@@ -228,8 +228,8 @@ class BaselineStage(SearchStage):
 
 def _why_not(tried: Tried) -> str:
     """Why a candidate whose trials are over cannot be the baseline."""
-    if said := tried.given_up:
-        return said
+    if why := tried.given_up:
+        return why
     if tried.fault is not None:
         return f"{tried.fault.outcome}: {tried.fault.evidence}"
     return f"peak memory {format_bytes(tried.peak_memory_bytes)} is above the limit"

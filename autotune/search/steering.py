@@ -283,14 +283,14 @@ class Steering:
 
     def _believed(self, history: History, candidates: Sequence[Candidate]) -> Posterior:
         """The calibrated forecast of some candidates of one kind."""
-        said = self._said_of(candidates)
+        said = self._forecast_of(candidates)
         kind, told = _kind(candidates[0]), _telling(history)
         seen = [(t.candidate.hash, _shot(0, t)) for t in told]
         before, lessons = self._learned.get(kind, (None, None))
         if lessons is None or before != seen:
             own = [t for t in told if _kind(t.candidate) == kind]
             lessons = Lessons(
-                self._said_of([t.candidate for t in own]) if own else said,
+                self._forecast_of([t.candidate for t in own]) if own else said,
                 [_shot(row, t) for row, t in enumerate(own)],
                 self._known(history, candidates[0]),
             )
@@ -347,7 +347,7 @@ class Steering:
             return self._lattice_forecast
         return replace(self.forecaster(candidates), limit_bytes=self.objective.allowed_bytes)
 
-    def _said_of(self, candidates: Sequence[Candidate]) -> Forecast:
+    def _forecast_of(self, candidates: Sequence[Candidate]) -> Forecast:
         """The same, from what is said of the lattice if they are of it: one by one is slow."""
         if candidates is self.lattice.candidates:
             return self._lattice_forecast

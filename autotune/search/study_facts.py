@@ -70,8 +70,8 @@ def environments_of(
     known = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
     if not known and (trials := task.study.trials()):
         note("study.json does not say where the trials ran: read from the trials' own results")
-        known = _told_by(trials, task)
-    changed = [key for key in here if known and _told(known[-1], key) != here[key]]
+        known = _recorded_by(trials, task)
+    changed = [key for key in here if known and _value_of(known[-1], key) != here[key]]
     if changed:
         note(f"{', '.join(changed)} changed since the last trials: --fresh starts anew")
     if changed or not known:
@@ -86,12 +86,12 @@ _BY_DEFAULT = {
 }
 
 
-def _told(entry: Mapping[str, Any], key: str) -> Any:
-    """What an entry says; one that is older than a field of an environment has its default."""
+def _value_of(entry: Mapping[str, Any], key: str) -> Any:
+    """Value of an environment's field in an entry; the default where the entry lacks it."""
     return entry.get(key, _BY_DEFAULT.get(key))
 
 
-def _told_by(trials: Iterable[Trial], task: Task) -> list[dict[str, Any]]:
+def _recorded_by(trials: Iterable[Trial], task: Task) -> list[dict[str, Any]]:
     """Where trials ran as far as they say so themselves.
 
     The versions are those that its ranks reported, or those of the trial before. The devices are

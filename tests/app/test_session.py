@@ -1,6 +1,7 @@
 """The job where nobody names one, and the job that a study keeps."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from autotune.app.searching import Caller, SearchCall, run_searches
 from autotune.app.session import DEMO, _defaults, read_job
 from autotune.base.errors import StudyError
 from autotune.base.units import format_count
+from autotune.base.yaml_file import dump_yaml
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.job.job import make_job
 from autotune.record.study import Study
@@ -48,6 +50,18 @@ def test_the_job_of_a_study_holds_from_any_folder(
     monkeypatch.chdir(tmp_path)
     again = make_job(data, where="test")
     assert (again.model, again.base_config) == (job.model, project / "base")
+
+
+@pytest.mark.parametrize(("price", "expected"), [("1.5", 1.5), ("CPU=2.5,H100=9", 2.5)])
+def test_a_price_by_kind_is_read_from_a_flag_and_from_a_file(
+    tmp_path: Path, price: str, expected: float
+) -> None:
+    keys = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8}
+    environment = replace(CPU, device_name="AMD EPYC CPU")
+    assert read_job(None, {**keys, "price": price}, environment)[0].price_per_hour == expected
+    file = tmp_path / "job.yaml"
+    file.write_text(dump_yaml({**keys, "price": price if "=" in price else expected}))
+    assert read_job(file, {}, environment)[0].price_per_hour == expected
 
 
 def test_studies_of_both_engines_are_named_after_them_and_older_ones_go_on(tmp_path: Path) -> None:

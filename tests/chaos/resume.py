@@ -12,7 +12,7 @@ from autotune.search.history import History
 from autotune.search.in_flight import TrialsInFlight
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import Objective
-from autotune.search.optuna_study import make_axes, told_trials
+from autotune.search.optuna_study import frozen_trials, make_axes
 from tests.chaos.faults import LostError, must
 from tests.chaos.invariants import Digests, check_record, unleased_segments
 from tests.search.scripted import Notebook
@@ -72,7 +72,7 @@ def resume(search: Search, before: Digests) -> History:
         raise LostError(f"trials of this very job are left out: {flight.left_out}")
     axes = make_axes(session.lattice.values, flight.history)
     objective = Objective.of(session.job, session.environment)
-    check_told(flight.history, told_trials(axes, flight.history, objective))
+    check_told(flight.history, frozen_trials(axes, flight.history, objective))
     return flight.history
 
 

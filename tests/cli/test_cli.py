@@ -126,7 +126,7 @@ def test_flags_come_before_the_job_file(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (("--model", "tiny-lama"), "did you mean tiny-llama"),
-        (("--global-batch", "0"), "global_batch"),
+        (("--global-batch", "0"), "--global-batch: 0 is not allowed"),
         (("--precision", "int3"), "precision"),
         (("--space", "zerro"), "did you mean zero"),
         (("--memory-limit", "lots"), "--memory-limit"),

@@ -236,9 +236,15 @@ def test_a_probed_file_of_half_the_bandwidth_predicts_longer_steps(tmp_path: Pat
 
 def test_a_described_link_is_not_the_measured_one(tmp_path: Path) -> None:
     path = write(tmp_path / "hardware.yaml", GPU)
-    flags = {"model": "gpt2", "seq_len": 128, "global_batch": 8, "world": 4}
+    flags = {
+        "model": "gpt2",
+        "seq_len": 128,
+        "global_batch": 8,
+        "world": 4,
+        "accelerators": path,
+    }
     outlooks = [
-        open_outlook(None, flags, FleetWishes(gpu="A100-80GB", nvlink=nvlink, accelerators=path))
+        open_outlook(None, flags, FleetWishes(gpu="A100-80GB", nvlink=nvlink))
         for nvlink in (None, "450GB/s")
     ]
     measured, wished = (o.predict(o.lattice.candidates).plans for o in outlooks)
@@ -251,12 +257,18 @@ def test_a_described_link_is_not_the_measured_one(tmp_path: Path) -> None:
 
 def test_a_described_network_is_not_the_measured_one(tmp_path: Path) -> None:
     path = write(tmp_path / "hardware.yaml", GPU, per_node=1, n_nodes=4)
-    flags = {"model": "gpt2", "seq_len": 128, "global_batch": 8, "world": 4}
+    flags = {
+        "model": "gpt2",
+        "seq_len": 128,
+        "global_batch": 8,
+        "world": 4,
+        "accelerators": path,
+    }
     outlooks = [
         open_outlook(
             None,
             flags,
-            FleetWishes(gpu="A100-80GB", per_node=1, network=network, accelerators=path),
+            FleetWishes(gpu="A100-80GB", per_node=1, network=network),
         )
         for network in (None, "100Gbps")
     ]

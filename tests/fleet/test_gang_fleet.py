@@ -550,10 +550,6 @@ def test_a_second_interrupt_ends_what_is_built(
     assert rack.agent().code == (130 if listens else -9)
 
 
-def say_started(rack: Rack, folder: Path, node: int = 0) -> None:
-    rack.agent(node).say("started", folder=str(folder), port=20_001, start="cold")
-
-
 def let_end(rack: Rack, folder: Path, *, world: int = 1, node: int = 0) -> None:
     write(folder, NodeReport(launcher_code=0), world=world)
     rack.agent(node).say("ended", folder=str(folder), problem="")

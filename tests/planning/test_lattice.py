@@ -131,6 +131,7 @@ def test_of_many_each_is_judged_when_it_is_wanted():
     assert refused not in left.candidates
     assert len(left.candidates) == len(places) == 16 - len(lazy.refused_places)
     assert left.n_judged == lazy.n_judged - len(lazy.refused_places)
+    assert left.n_left == lazy.n_left == len(left.candidates)
     counted = left.counted()
     assert counted.is_counted
     assert list(counted.candidates) == list(whole.candidates)

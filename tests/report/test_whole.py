@@ -45,7 +45,7 @@ def test_no_gain_of_the_whole_run_is_told_of_single_trials(tmp_path: Path) -> No
     state["answer"] |= dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
     study.write_state(state)
     facts = dict(facts_of(read_story(study)))
-    assert "There was no final comparison" in facts["verdict"]
+    assert "no gain is claimed" in facts["verdict"]
     assert "whole run" not in facts
 
 

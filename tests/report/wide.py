@@ -5,9 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.contract import CONFIG_DIR, Outcome, Phase, Role, TrialResult, TrialSpec
+from autotune.contract import CONFIG_DIR, Outcome, Phase, TrialResult, TrialSpec
 from autotune.record.study import Study
-from autotune.report.story import Story
 from tests.report.diagnosed import collective, diagnosis
 from tests.report.test_terminal import finished
 from tests.search.scripted import fault, ok, rate_of, realistic
@@ -55,8 +54,3 @@ def wide_study(folder: Path, **job_changes: Any) -> Study:
         file = trial.folder / CONFIG_DIR / "ds_config.json"
         file.write_text(json.dumps(config), encoding="utf-8")
     return study
-
-
-def confirmed(report: Story) -> int:
-    """Runs of the final comparison."""
-    return sum(trial.spec.identity.role is Role.CONFIRM for trial in report.history.trials)

@@ -10,7 +10,7 @@ from autotune.record.study import Study
 from autotune.search.base import StopReason
 from autotune.search.history import History
 from autotune.search.objective import Objective
-from autotune.search.optuna_study import make_axes, told_trials
+from autotune.search.optuna_study import frozen_trials, make_axes
 from autotune.search.sampler import Request
 from autotune.search.samplers.grid import Grid
 from tests.search.scripted import (
@@ -159,6 +159,8 @@ def test_the_sampler_is_told_of_the_users_baseline(study: Study):
     lattice = lattice_of(job, micro_batches=(1, 2))
     search(study, job, lattice=lattice, engine=ScriptedEngine(job, own=own))
     history = History(study.trials())
-    told = told_trials(make_axes(lattice.values, history), history, Objective.of(job, ENVIRONMENT))
+    told = frozen_trials(
+        make_axes(lattice.values, history), history, Objective.of(job, ENVIRONMENT)
+    )
     assert told[0].params == {"zero.stage": 1, "micro_batch": 3, "recompute": "none"}
     assert told[0].values is not None

@@ -14,7 +14,7 @@ from autotune.record.study import Study
 from autotune.search.answer import RecordStandings
 from autotune.search.history import MANY_TRIALS, History
 from autotune.search.objective import LOSING_SHARE, Objective
-from autotune.search.optuna_study import make_axes, told_trials
+from autotune.search.optuna_study import frozen_trials, make_axes
 from autotune.search.trial_spec import CONFIRM_MEASURE, MEASURE, WARM_MEASURE
 from tests.search.scripted import (
     ENVIRONMENT,
@@ -318,7 +318,7 @@ def test_what_stopped_early_is_kept_counted_and_told_at_its_median(study: Study)
     result = search(study, job, fleet=fleet, lattice=wide)
     assert result.counts[Outcome.STOPPED_EARLY] > 0
     history = History(study.trials())
-    told = told_trials(make_axes(wide.values, history), history, Objective.of(job, ENVIRONMENT))
+    told = frozen_trials(make_axes(wide.values, history), history, Objective.of(job, ENVIRONMENT))
     stopped = 0
     for tried, trial in zip(history.tried, told, strict=True):
         if tried.measured and tried.measured.outcome is Outcome.STOPPED_EARLY:

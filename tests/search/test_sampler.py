@@ -13,7 +13,7 @@ from autotune.job.job import Job
 from autotune.record.study import Trial
 from autotune.search.history import History
 from autotune.search.objective import Objective
-from autotune.search.optuna_study import ask, make_axes, sampler_seed, told_trials
+from autotune.search.optuna_study import ask, frozen_trials, make_axes, sampler_seed
 from autotune.search.samplers.of_optuna import Gp, OptunasSampler, Random, Tpe
 from autotune.search.trial_spec import Run, make_spec
 from tests.search.scripted import (
@@ -76,12 +76,12 @@ def objective(job: Job | None = None) -> Objective:
 
 
 def told(history: History, job: Job | None = None) -> list[optuna.trial.FrozenTrial]:
-    return told_trials(make_axes(SPACE, history), history, objective(job))
+    return frozen_trials(make_axes(SPACE, history), history, objective(job))
 
 
 def told_whole(history: History) -> list[optuna.trial.FrozenTrial]:
     space = SPACE | {"reduce_bucket_size": (1000, 2000)}
-    return told_trials(make_axes(space, history), history, objective(), is_whole=True)
+    return frozen_trials(make_axes(space, history), history, objective(), is_whole=True)
 
 
 def test_config_faults_are_complete_platform_faults_failed_and_running_ones_running(
@@ -155,7 +155,7 @@ def test_other_values_are_categories_that_grow_with_the_record(history: History)
 
 def test_knobs_that_do_not_act_are_not_told(history: History):
     space = SPACE | {"reduce_bucket_size": (1000, 2000)}
-    frozen = told_trials(make_axes(space, history), history, objective())
+    frozen = frozen_trials(make_axes(space, history), history, objective())
     assert "reduce_bucket_size" not in frozen[0].params
     assert "reduce_bucket_size" in frozen[1].params
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.contract import Outcome, Role, TrialResult
+from autotune.contract import Outcome, Role
 from autotune.cost.forecast import Forecast
 from autotune.cost.problem import situation_of
 from autotune.cost.residual import Features
@@ -142,13 +142,6 @@ def test_few_trials_run_out_of_memory(tmp_path: Path) -> None:
         return sum(peak_of(s) > 18 * GIB for s in fleet.ran(Role.SEARCH))
 
     assert lost("steered", True) < lost("blind", False)
-
-
-def history_of(job: Job, *endings: tuple[dict[str, object], TrialResult | None]) -> History:
-    return History(
-        trial(spec_of(job, number, **knobs), result)  # type: ignore[arg-type]
-        for number, (knobs, result) in enumerate(endings)
-    )
 
 
 def test_the_same_record_gives_the_same_proposal(study: Study) -> None:

@@ -20,7 +20,6 @@ from tests.trials import QUICK, changed, files
 
 pytestmark = pytest.mark.real
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 STAGES = (0, 1, 2, 3)
 LORA = {"method": "lora", "rank": 4}
 FAST = {"type": "AdamW", "params": {"lr": 1e-2}}

@@ -21,7 +21,6 @@ from tests.trials import changed
 
 pytestmark = pytest.mark.real
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 STAGES = (0, 1, 2, 3)
 CLIPPINGS = (0.0, 0.1)
 """Off, and below every norm that is seen here."""

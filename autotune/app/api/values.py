@@ -1,4 +1,4 @@
-"""What the functions take and return: typed flags, and results that show themselves."""
+"""What the functions take, as flags have it, and results that show themselves."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -45,9 +45,9 @@ class Shown(Generic[Value]):
         return console.export_html(inline_styles=True, code_format=_PRE)
 
 
-def each_of(said: str | Sequence[str]) -> list[str]:
-    """What may be said once or several times; a text is one, not its letters."""
-    return [said] if isinstance(said, str) else list(said)
+def each_of(value: str | Sequence[str]) -> list[str]:
+    """Values of a flag that may be repeated; a text is one value, not its letters."""
+    return [value] if isinstance(value, str) else list(value)
 
 
 def texts(**given: object) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def forwarded_environment(named: Sequence[str]) -> dict[str, str]:
     """The variables of this process that trials on another machine get.
 
     They are those that change speed, and those that the user `named`: no secret goes anywhere
-    unless it is named, nor does what is `OWN_TO_A_MACHINE`.
+    unless it is named, nor do `MACHINE_VARIABLES`.
     """
     given = {name: os.environ[name] for name in named if name in os.environ}
     allowed = allowed_environment(os.environ)

@@ -14,6 +14,7 @@ from autotune.report.candidates.ranking import (
     assumptions,
     evidence_in_words,
     figures_as_dict,
+    held_in_words,
     host_facts,
     learned_as_dict,
     lengths_facts,
@@ -23,7 +24,6 @@ from autotune.report.candidates.ranking import (
     parts_of,
     rank_facts,
     routing_facts,
-    said_held,
     shares,
     training_facts,
 )
@@ -115,7 +115,7 @@ def verdict(found: JudgedCandidate) -> list[tuple[str, str]]:
 def _figures(found: Estimated) -> list[tuple[str, str]]:
     seconds, sizes = parts_of(found.prediction, 0)
     low_s, high_s, low_bytes, high_bytes = found.reach.around(found.prediction, 0)
-    held = f"hold {said_held(found.learned)}"
+    held = f"hold {held_in_words(found.learned)}"
     return [
         (
             "step",
@@ -142,7 +142,7 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
 def _facts(found: Explained) -> list[tuple[str, str]]:
     facts = verdict(found)
     if change := found.cheapest_legal:
-        facts.append(("legal with", _said(change)))
+        facts.append(("legal with", _in_words(change)))
     place = f"{found.place} of {found.n_ranked} distinct choices"
     if found.first:
         slower = f"{found.slower_than_first - 1:.1%} slower than"
@@ -155,12 +155,12 @@ def _facts(found: Explained) -> list[tuple[str, str]]:
     facts += _figures(found)
     if found.fit_probability < found.min_fit:
         change = found.cheapest_fit
-        text = "no single change makes it fit" if change is None else _said(change)
+        text = "no single change makes it fit" if change is None else _in_words(change)
         facts.append(("to fit", text))
     return facts + rank_facts(found.candidate, found.environment)
 
 
-def _said(neighbour: Neighbour) -> str:
+def _in_words(neighbour: Neighbour) -> str:
     return (
         f"{_step(neighbour)}: "
         f"{format_seconds(neighbour.step_time_s)}, {format_bytes(neighbour.peak_memory_bytes)}, "

@@ -66,7 +66,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "is_predicted": True,
         "device_name": ranking.environment.device_name,
         "world": ranking.job.world,
-        "n_candidates": len(ranking.candidates),
+        "n_candidates": ranking.lattice.n_left,
         "n_grid": ranking.lattice.grid_size,
         "n_judged": ranking.lattice.n_judged,
         "n_choices": len(ranking.choices),
@@ -95,12 +95,13 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
 
 def _legal(ranking: Ranking) -> str:
     """How many candidates there are, and how many of them are known to be legal."""
-    lattice, n = ranking.lattice, len(ranking.candidates)
+    lattice = ranking.lattice
     if lattice.is_counted:
-        return f"{n} legal candidates of {ranking.home}"
+        return f"{lattice.n_left} legal candidates of {ranking.home}"
+    n_allowed = lattice.n_judged - len(lattice.refused_places)
     return (
         f"of {lattice.grid_size} candidates of {ranking.home} the rules refuse "
-        f"{lattice.grid_size - n} and allow the first {lattice.n_judged}; of those left"
+        f"{lattice.grid_size - lattice.n_left} and allow the first {n_allowed}; of those left"
     )
 
 
@@ -342,7 +343,7 @@ def _interval(ranking: Ranking, index: int) -> str:
     low_s, high_s, low_bytes, high_bytes = ranking.reach.around(ranking.prediction, index)
     return (
         f"{format_seconds(low_s)} to {format_seconds(high_s)}, {format_bytes(low_bytes)} to "
-        f"{format_bytes(high_bytes)}; such intervals hold {said_held(ranking.learned)}"
+        f"{format_bytes(high_bytes)}; such intervals hold {held_in_words(ranking.learned)}"
     )
 
 
@@ -351,7 +352,7 @@ def _evidence_facts(ranking: Ranking, index: int) -> list[tuple[str, str]]:
     return [("intervals", text)] if text else []
 
 
-def said_held(learned: Learned | None) -> str:
+def held_in_words(learned: Learned | None) -> str:
     """What intervals hold, in words."""
     if learned is None:
         return f"{LEVEL:.0%} of runs that the model has not seen"

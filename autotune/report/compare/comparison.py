@@ -154,7 +154,7 @@ class Against:
         return set(self.objectives) == {"samples_per_s"}
 
     @property
-    def told(self) -> dict[str, str]:
+    def facts(self) -> dict[str, str]:
         """`headline`, `words` and perhaps the `tone` of the verdict."""
         ratio, low, high, slower = self.ratio, self.low, self.high, self.first
         if self.faster == self.first:
@@ -165,7 +165,8 @@ class Against:
     @property
     def sentence(self) -> str:
         """The verdict in one text."""
-        return f"{self.told['headline']}. {self.told['words']}"
+        facts = self.facts
+        return f"{facts['headline']}. {facts['words']}"
 
     @property
     def package(self) -> str:

@@ -64,12 +64,12 @@ def comparison(sides: Sequence[tuple[str, str, Standing]]) -> Chart | None:
         )
         for label, tone, s in sides
     ]
-    said = "; ".join(
+    text = "; ".join(
         f"{label}: {format_rate(s.samples_per_s)} samples/s, 95% interval "
         f"{format_interval(s.samples_per_s_low, s.samples_per_s_high)}"
         for label, _, s in sides
     )
-    return Chart(name="comparison", alt=f"{said}.", bars=bars)
+    return Chart(name="comparison", alt=f"{text}.", bars=bars)
 
 
 def history(story: Story) -> Chart | None:
@@ -190,9 +190,9 @@ def losses(story: Story) -> Chart | None:
         LegendEntry(text=name, tone=tones[name], symbol="dashes" if name == "baseline" else "line")
         for name in lines
     ]
-    said = "; ".join(f"{name}: {its[0]:.5g} to {its[-1]:.5g}" for name, its in lines.items())
+    text = "; ".join(f"{name}: {its[0]:.5g} to {its[-1]:.5g}" for name, its in lines.items())
     alt = (
-        f"Losses of the first {len(base)} steps, means over the runs: {said}. Below, how far they "
+        f"Losses of the first {len(base)} steps, means over the runs: {text}. Below, how far they "
         f"are off the baseline's; grey: {allowed:.2g} to either side is allowed."
     )
     return Chart(

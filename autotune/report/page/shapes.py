@@ -129,9 +129,9 @@ def thinned(marks: Sequence[Mark]) -> list[Mark]:
         return list(marks)
     counts = Counter(mark.tone for mark in marks)
     share = MOST_MARKS / len(counts)
-    kept: list[Mark] = []
+    drawn: list[Mark] = []
     for tone, count in counts.items():
-        own = [mark for mark in marks if mark.tone == tone]
+        of_tone = [mark for mark in marks if mark.tone == tone]
         every = max(1, math.ceil(count / share))
-        kept += own[::every]
-    return kept
+        drawn += of_tone[::every]
+    return drawn

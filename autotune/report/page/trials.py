@@ -82,7 +82,7 @@ def trials(story: Story) -> list[dict[str, Any]]:
                     "memory_key": peak_bytes or 0,
                     **_predicted(trial),
                     "settings": settings,
-                    "evidence": _said_by(trial),
+                    "evidence": _evidence_of(trial),
                 }
             )
     return found[:MOST_ROWS]
@@ -124,14 +124,14 @@ def _role(trial: Trial, story: Story, last: int) -> str:
     """
     identity = trial.spec.identity
     if identity.role is Role.BASELINE:
-        its = baseline_of(story.state).candidate_hash
-        is_other = its is not None and identity.candidate_hash != its
+        baseline = baseline_of(story.state).candidate_hash
+        is_other = baseline is not None and identity.candidate_hash != baseline
         return "towards the baseline" if is_other else "baseline"
     if identity.confirm_round is None:
         return identity.role.value
     first = first_round_of(identity.confirm_round)
-    said = f"{identity.role.value}, round {identity.confirm_round - first + 1}"
-    return said if first == last else f"{said} of an earlier comparison"
+    text = f"{identity.role.value}, round {identity.confirm_round - first + 1}"
+    return text if first == last else f"{text} of an earlier comparison"
 
 
 def _left_out(trials: Sequence[Trial], last: int) -> str:
@@ -142,9 +142,9 @@ def _left_out(trials: Sequence[Trial], last: int) -> str:
 
 def _judged(row: Row, *, is_first: bool, left_out: str) -> dict[str, Any]:
     """The figure of a candidate, and what it rests on; in words in its first row alone."""
-    figure, said = row.figure, dict.fromkeys(("figure", "interval", "rests_on"), "")
+    figure, empty = row.figure, dict.fromkeys(("figure", "interval", "rests_on"), "")
     if figure is None or not is_first:
-        return said | {"figure_key": row.rate, "is_compared": row.is_compared}
+        return empty | {"figure_key": row.rate, "is_compared": row.is_compared}
     runs = format_count(figure.n_runs, "run")
     if row.is_compared:
         runs += " compared"
@@ -166,12 +166,12 @@ def _number(trial: Trial) -> int:
 
 
 def _predicted(trial: Trial) -> dict[str, Any]:
-    said = trial.spec.provenance.predicted
-    if said is None:
+    predicted = trial.spec.provenance.predicted
+    if predicted is None:
         return dict.fromkeys(("predicted_rate", "predicted_memory"), "") | {"predicted_key": 0}
     return {
         "predicted_rate": predicted_rate(trial.spec),
-        "predicted_key": 1 / said.step_time_s,
+        "predicted_key": 1 / predicted.step_time_s,
         "predicted_memory": predicted_memory(trial.spec),
     }
 
@@ -180,16 +180,16 @@ def _blank(text: str) -> str:
     return "" if text == "-" else text
 
 
-def _said_by(trial: Trial) -> str:
+def _evidence_of(trial: Trial) -> str:
     result = trial.result
     if result is None:
         return trial.problem
-    said = []
+    parts = []
     if result.outcome is not Outcome.OK:
-        said.append(describe_evidence(result))
+        parts.append(describe_evidence(result))
     if result.outcome.is_measured and result.disturbed:
-        said.append(f"disturbed: {result.disturbed}")
-    return "; ".join(said) or trial.problem
+        parts.append(f"disturbed: {result.disturbed}")
+    return "; ".join(parts) or trial.problem
 
 
 def _phases(trial: Trial) -> list[tuple[str, str]]:
@@ -215,5 +215,5 @@ def _tail(path: Path) -> str:
         text = read_tail(path, _READ_BYTES)
     except OSError:
         return ""
-    kept = lines(scrubbed_text(text)).rstrip().splitlines()[-_LOG_LINES:]
-    return "\n".join(kept)[-_LOG_CHARACTERS:]
+    end = lines(scrubbed_text(text)).rstrip().splitlines()[-_LOG_LINES:]
+    return "\n".join(end)[-_LOG_CHARACTERS:]

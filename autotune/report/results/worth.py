@@ -54,14 +54,14 @@ def describe_gain(gain: Speedup | None) -> str:
     return f"{gain.ratio:.2f}x ({format_gain_interval(gain.low, gain.high)})"
 
 
-def _interaction(its: Interaction) -> str:
+def _interaction(pair: Interaction) -> str:
     """Both orders of a pair."""
     return (
-        f"{its.first}: {describe_gain(its.first_alone)} before {its.second}, "
-        f"{describe_gain(its.first_after_second)} after it; {its.second}: "
-        f"{describe_gain(its.second_alone)} before {its.first}, "
-        f"{describe_gain(its.second_after_first)} after it; both bring "
-        f"{describe_gain(its.factor)} of the product of what each brings first"
+        f"{pair.first}: {describe_gain(pair.first_alone)} before {pair.second}, "
+        f"{describe_gain(pair.first_after_second)} after it; {pair.second}: "
+        f"{describe_gain(pair.second_alone)} before {pair.first}, "
+        f"{describe_gain(pair.second_after_first)} after it; both bring "
+        f"{describe_gain(pair.factor)} of the product of what each brings first"
     )
 
 
@@ -73,13 +73,13 @@ def _rows(ladder: Ladder, steps: Sequence[LadderStep], *, with_start: bool) -> l
 
 
 def _row(ladder: Ladder, name: str, place: int, step: LadderStep | None) -> list[str]:
-    its = ladder.configurations[place]
+    ran = ladder.configurations[place]
     return [
         name,
-        "-" if its.samples_per_s is None else format_rate(its.samples_per_s),
+        "-" if ran.samples_per_s is None else format_rate(ran.samples_per_s),
         "" if step is None else describe_gain(step.gain),
-        format_bytes(its.peak_memory_bytes) + _memory_change(ladder, step),
-        *(["-" if its.loss is None else f"{its.loss:.4f}"] if ladder.loss_step else []),
+        format_bytes(ran.peak_memory_bytes) + _memory_change(ladder, step),
+        *(["-" if ran.loss is None else f"{ran.loss:.4f}"] if ladder.loss_step else []),
     ]
 
 

@@ -72,8 +72,8 @@ def _speedup(state: State) -> str:
 
 
 def _state(state: State) -> str:
-    said = "running" if state.is_running else state.stop_reason or "cut short: search again"
-    return said if state.origin == Origin.MEASURED else f"{state.origin}: {said}"
+    word = "running" if state.is_running else state.stop_reason or "cut short: search again"
+    return word if state.origin == Origin.MEASURED else f"{state.origin}: {word}"
 
 
 def print_soak(console: Console, soak: SoakResult) -> None:

@@ -66,13 +66,13 @@ class _PlainTable(Table):
     def _stacked(self) -> RenderResult:
         """Each row as lines of a name and its value."""
         for cells in zip(*(column.cells for column in self.columns), strict=True):
-            said = [
+            facts = [
                 (str(column.header), cell)
                 for column, cell in zip(self.columns, cells, strict=True)
                 if not isinstance(cell, str | Text) or str(cell).strip()
             ]
-            if said:
-                yield _named(said, min(max(len(name) for name, _ in said), _WIDEST))
+            if facts:
+                yield _named(facts, min(max(len(name) for name, _ in facts), _WIDEST))
                 yield Text()
 
 
