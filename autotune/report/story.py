@@ -131,7 +131,7 @@ class Story:
         guard = self.guards.get(row.candidate.hash)
         return guard is not None and guard.is_drift
 
-    @property
+    @cached_property
     def sound_rows(self) -> Sequence[Row]:
         """The rows that the guard does not fail."""
         return [row for row in self.rows if not self.drifts(row)]
@@ -141,14 +141,18 @@ class Story:
         """The fastest row that may be the best while there is no answer; None: there is none."""
         return next((row for row in self.sound_rows if row.figure and row.fits), None)
 
-    @property
+    @cached_property
     def ranked_rows(self) -> Sequence[Row]:
         """The rows in the order of the answer."""
         return ranked(self.rows, None if self.best_row is None else self.best_row.trial)
 
     def trial(self, number: int) -> Trial | None:
         """A trial of the job; None where the record does not hold it."""
-        return next((t for t in self.history.trials if t.spec.identity.number == number), None)
+        return self._by_number.get(number)
+
+    @cached_property
+    def _by_number(self) -> Mapping[int, Trial]:
+        return {trial.spec.identity.number: trial for trial in self.history.trials}
 
     def row_of(self, trial: int | None) -> Row | None:
         """The candidate that a trial ran; None where the record does not hold that trial."""
@@ -158,12 +162,12 @@ class Story:
         key = ran.spec.identity.candidate_hash
         return next((row for row in self.rows if row.candidate.hash == key), None)
 
-    @property
+    @cached_property
     def best_row(self) -> Row | None:
         """The row of the best; None where there is none."""
         return self.row_of(self.best_trial)
 
-    @property
+    @cached_property
     def baseline_row(self) -> Row | None:
         """The row of the baseline; None where there is none."""
         return self.row_of(self.baseline_trial)

@@ -10,7 +10,6 @@ from autotune.engines.deepspeed.advice import ADVICE
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.record.bottleneck import Bound
 from autotune.report.explain.advice import Advice, advise, describe_advice
-from autotune.report.results.ratios import describe_ratio
 from autotune.search.history import History
 from autotune.space.candidate import Candidate, candidate_of
 from autotune.space.knob import Context
@@ -131,7 +130,7 @@ def test_a_change_that_the_study_has_tried_says_what_it_brought(tmp_path: Path) 
     assert tried.identity.knobs == {**third.identity.knobs, "micro_batch": first.after}
     assert first.ratio is not None
     assert first.ratio.ratio == pytest.approx(2**0.3)
-    said = f"; trial {first.tried} tried it: {describe_ratio(first.ratio)}"
+    said = f"; trial {first.tried} tried it: {first.ratio.described}"
     assert said.split("it: ")[1].startswith("1.23x (1.")
     assert describe_advice(first).endswith(said)
 

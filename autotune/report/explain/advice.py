@@ -12,7 +12,7 @@ from autotune.contract import Diagnosis, KnobValue, TrialSpec
 from autotune.engines.advice import AdviceCase
 from autotune.engines.base import find_engine
 from autotune.record.bottleneck import Bound
-from autotune.report.results.ratios import Ratio, describe_ratio, ratio_of, telling_runs
+from autotune.report.results.ratios import Ratio, ratio_of, telling_runs
 from autotune.search.history import History, Tried
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import Context
@@ -102,7 +102,7 @@ def describe_advice(advice: Advice) -> str:
     change = f"{advice.knob} {format_value(advice.before)} -> {format_value(advice.after)}"
     if advice.tried is None:
         return f"{change}: {advice.reason}; this change alone was not tried"
-    found = "it has no figure" if advice.ratio is None else describe_ratio(advice.ratio)
+    found = "it has no figure" if advice.ratio is None else advice.ratio.described
     return f"{change}: {advice.reason}; trial {advice.tried} tried it: {found}"
 
 

@@ -6,7 +6,7 @@ gain would be a guess.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.contract import KnobValue
@@ -15,7 +15,7 @@ from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
 from autotune.report.results.rows import Row
 from autotune.report.story import Story
 from autotune.search.confirm import Verdict, recorded_verdict
-from autotune.search.history import Tried
+from autotune.search.history import History
 from autotune.space.candidate import format_value
 from autotune.space.knobs import settings_of
 
@@ -64,55 +64,65 @@ def changes_of(story: Story) -> list[Change]:
     ours, theirs = story.best_row, story.baseline_row
     if ours is None or theirs is None:
         return []
+    question = ("changes", ours.trial, theirs.trial)
+    return story.history.once(question, lambda: _changes(story, ours, theirs))
+
+
+def _changes(story: Story, best: Row, baseline: Row) -> list[Change]:
     settings = {row.trial: settings_of(row.candidate, story.context) for row in story.rows}
-    knobs = story.context.knobs
-    after, before = settings[ours.trial], settings[theirs.trial]
+    known = baseline_of(story.state).candidate_hash
+    verdict = recorded_verdict(story.history, story.objective, baseline=known)
+    ends, knobs = {best.trial, baseline.trial}, story.context.knobs
+    after, before = settings[best.trial], settings[baseline.trial]
     return [
         Change(
             knob=name,
-            before=theirs.candidate.get(name),
-            after=ours.candidate.get(name),
+            before=baseline.candidate.get(name),
+            after=best.candidate.get(name),
             help=knobs[name].help,
-            pairs=_pairs(story, settings, name, before.get(name), after.get(name)),
+            pairs=tuple(
+                sorted(
+                    (
+                        _pair(one, other, story.history, verdict)
+                        for one, other in _alike(
+                            story.rows, settings, name, before.get(name), after.get(name)
+                        )
+                    ),
+                    # The final comparison's first, then those that hold the best or the baseline.
+                    key=lambda p: (
+                        not p.is_interleaved,
+                        -len({p.before, p.after} & ends),
+                        p.after,
+                    ),
+                )
+            ),
         )
         for name in knobs
         if after.get(name) != before.get(name)
         # The same value, written where the engine's default differs, is no change.
-        and ours.candidate.get(name) != theirs.candidate.get(name)
+        and best.candidate.get(name) != baseline.candidate.get(name)
     ]
 
 
-def _pairs(
-    story: Story,
+def _alike(
+    rows: Sequence[Row],
     settings: Mapping[int, Mapping[str, KnobValue]],
     name: str,
     before: KnobValue | None,
     after: KnobValue | None,
-) -> tuple[Pair, ...]:
-    """Pairs of measured candidates that differ in this setting alone.
-
-    Pairs from the final comparison come first, then those that hold the best or the baseline.
-    """
-    tried = {t.candidate.hash: t for t in story.history.tried}
-    baseline = baseline_of(story.state).candidate_hash
-    verdict = recorded_verdict(story.history, story.objective, baseline=baseline)
+) -> Iterator[tuple[Row, Row]]:
+    """Pairs of measured candidates that differ in this one setting, by its two values."""
     sides: dict[frozenset[tuple[str, KnobValue]], tuple[list[Row], list[Row]]] = {}
-    for row in story.rows:
+    for row in rows:
         own = settings[row.trial]
         if row.figure is not None and own.get(name) in (before, after):
             rest = frozenset((knob, value) for knob, value in own.items() if knob != name)
             sides.setdefault(rest, ([], []))[own.get(name) == after].append(row)
-    found = [
-        _pair(a, b, tried, verdict)
-        for befores, afters in sides.values()
-        for a, b in itertools.product(befores, afters)
-    ]
-    ends = {row.trial for row in (story.best_row, story.baseline_row) if row is not None}
-    found.sort(key=lambda p: (not p.is_interleaved, -len({p.before, p.after} & ends), p.after))
-    return tuple(found)
+    for befores, afters in sides.values():
+        yield from itertools.product(befores, afters)
 
 
-def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict | None) -> Pair:
+def _pair(before: Row, after: Row, history: History, verdict: Verdict | None) -> Pair:
     peaks = [row.figure.peak_memory_bytes if row.figure else None for row in (after, before)]
     of, over = after.candidate.hash, before.candidate.hash
     gain = None
@@ -123,9 +133,8 @@ def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict 
         ratio = Ratio(**vars(gain), basis=Basis.RUNS, n_runs=n_runs)
     else:
         ratio = ratio_of(
-            telling_runs(tried[of].trials),
-            telling_runs(tried[over].trials),
-            spreads=(tried[of].spread, tried[over].spread),
+            *(telling_runs(history.of_hash(key).trials) for key in (of, over)),
+            spreads=(history.spread, history.spread),
         )
     return Pair(
         before=before.trial,

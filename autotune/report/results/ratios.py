@@ -36,6 +36,16 @@ class Ratio(Speedup):
     n_runs: tuple[int, int]
     """Runs behind the one and behind the other."""
 
+    @property
+    def described(self) -> str:
+        """`1.12x (1.05 to 1.19)`, and what the interval does not know."""
+        text = f"{self.ratio:.2f}x ({format_gain_interval(self.low, self.high)})"
+        text = f"{text} from {self.n_runs[0]} and {self.n_runs[1]} run"
+        text += "s" if sum(self.n_runs) > 2 else ""
+        if self.basis is Basis.ASSUMED:
+            return f"{text}; how much runs differ is assumed, nothing was run twice"
+        return text
+
 
 def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:
     """The measured runs of one candidate that its figure rests on.
@@ -99,13 +109,3 @@ def ratio_of_gains(ours: Ratio, theirs: Ratio) -> Ratio:
         basis=Basis.RUNS if bases == {Basis.RUNS} else Basis.ASSUMED,
         n_runs=(ours.n_runs[0], theirs.n_runs[0]),
     )
-
-
-def describe_ratio(ratio: Ratio) -> str:
-    """`1.12x (1.05 to 1.19)`, and what the interval does not know."""
-    text = f"{ratio.ratio:.2f}x ({format_gain_interval(ratio.low, ratio.high)})"
-    ours, theirs = ratio.n_runs
-    text = f"{text} from {ours} and {theirs} run{'s' if ours + theirs > 2 else ''}"
-    if ratio.basis is Basis.ASSUMED:
-        return f"{text}; how much runs differ is assumed, nothing was run twice"
-    return text

@@ -45,6 +45,12 @@ STAYS = {
 }
 
 
+class Maker(subprocess.Popen[str]):
+    """A process that makes files; the number of its segment, as it prints it."""
+
+    number: str
+
+
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path
@@ -52,10 +58,10 @@ def folder(tmp_path):
 
 @pytest.fixture
 def make(folder):
-    made: list[subprocess.Popen[str]] = []
+    made: list[Maker] = []
 
-    def make(what: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+    def make(what: str) -> Maker:
+        process = Maker(
             [sys.executable, "-c", MAKER, str(folder), what],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -63,7 +69,7 @@ def make(folder):
         )
         made.append(process)
         assert process.stdout is not None
-        process.number = process.stdout.readline()  # type: ignore[attr-defined]
+        process.number = process.stdout.readline()
         return process
 
     yield make
