@@ -1,8 +1,8 @@
 """A search of both engines as users run it, with Megatron's own soak and export."""
 
 import json
-import re
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
