@@ -21,7 +21,7 @@ from autotune.base.user_text import read_text
 from autotune.engines.launches.shell_words import (
     ASSIGNS,
     BLANK,
-    Line,
+    TokenLine,
     OpenError,
     Token,
     lines_of,
@@ -192,7 +192,7 @@ class _Text:
 
 
 @dataclass(frozen=True)
-class _Value:
+class _VariableValue:
     """What a variable is set to."""
 
     items: list[Chars]
@@ -207,7 +207,7 @@ class _Unknown:
 
 
 @dataclass
-class _Block:
+class _OpenBlock:
     """An `if` or a loop that is open."""
 
     keyword: str
@@ -231,10 +231,11 @@ class _Reader:
         self.sourced: list[Path] = []
         self.unread: list[str] = []
         self.written: dict[str, str] = {}
-        self._held: dict[str, _Value | _Unknown] = {
-            name: _Value([[(char, -1) for char in value]]) for name, value in variables.items()
+        self._held: dict[str, _VariableValue | _Unknown] = {
+            name: _VariableValue([[(char, -1) for char in value]])
+            for name, value in variables.items()
         }
-        self._blocks: list[_Block] = []
+        self._blocks: list[_OpenBlock] = []
         self._is_alternative = False
         """Whether the present command follows `&&` or `||`, and so runs only sometimes."""
         self._depth = 0
@@ -269,7 +270,7 @@ class _Reader:
             return False
         return None if None in states or self._is_alternative else True
 
-    def _without_keywords(self, source: _Text, line: Line) -> list[Token]:
+    def _without_keywords(self, source: _Text, line: TokenLine) -> list[Token]:
         """The tokens of a line behind its keywords, which open and close blocks."""
         tokens = list(line.tokens)
         while tokens:
@@ -277,7 +278,7 @@ class _Reader:
             blocks, place = self._blocks, source.places[tokens[0].start]
             if word == "if":
                 truth = self._truth(source, tokens[1:])
-                blocks.append(_Block("if", place, truth, truth))
+                blocks.append(_OpenBlock("if", place, truth, truth))
                 return [] if self._is_test(source, tokens[1:]) else tokens[1:]
             if word in ("elif", "else") and blocks:
                 block = blocks[-1]
@@ -288,7 +289,7 @@ class _Reader:
                 if word == "elif":
                     return []
             elif word in ("for", "while", "until", "select", "case"):
-                blocks.append(_Block(word, place, None, None))
+                blocks.append(_OpenBlock(word, place, None, None))
                 if word in ("for", "select") and len(tokens) > 1:
                     name = source.text[tokens[1].start : tokens[1].end]
                     self._held[name] = _Unknown()
@@ -332,7 +333,7 @@ class _Reader:
             return True
         if texts[0] == "read" and len(tokens) == 4 and _INTO_ARRAY.fullmatch(texts[1]):
             items = [chars for chars in _at_blanks(self._joined(source, tokens[3])) if chars]
-            self._hold(texts[2], _Value(items, is_array=True))
+            self._hold(texts[2], _VariableValue(items, is_array=True))
             return True
         is_declared = texts[0] in _DECLARES
         if not is_declared and not all(map(ASSIGNS.match, texts)):
@@ -343,7 +344,7 @@ class _Reader:
             if found is not None and self._certain is not False:
                 self._assign(source, token, found)
             held = self._held.get(name)
-            if is_declared and isinstance(held, _Value):
+            if is_declared and isinstance(held, _VariableValue):
                 value = [char for item in held.items for char in item]
                 self.exported[name] = self._word(source, value, token)
         return True
@@ -352,17 +353,17 @@ class _Reader:
         name = found[1]
         if token.items is None:
             value = self._joined(source, Token(token.start + found.end(), token.end))
-            made = _Value([value])
+            made = _VariableValue([value])
             if "$(" in _plain(value) or "`" in _plain(value):  # what a program says
                 self._held[name] = _Unknown()
                 return
         else:
             items = [chars for item in token.items for chars in self._fields(source, item)]
-            made = _Value(items, is_array=True)
+            made = _VariableValue(items, is_array=True)
         if "+" not in found[0]:
             self._hold(name, made)
             return
-        before = self._held.get(name, _Value([], is_array=made.is_array))
+        before = self._held.get(name, _VariableValue([], is_array=made.is_array))
         if isinstance(before, _Unknown):
             return
         added = made.items
@@ -372,9 +373,9 @@ class _Reader:
         items = [*before.items, *added]
         if not before.is_array:
             items = [[char for item in items for char in item]]
-        self._held[name] = _Value(items, is_array=before.is_array)
+        self._held[name] = _VariableValue(items, is_array=before.is_array)
 
-    def _hold(self, name: str, value: _Value) -> None:
+    def _hold(self, name: str, value: _VariableValue) -> None:
         """Set a variable, unless only the shell knows whether it is set."""
         if self._certain is None:
             self._held[name] = _Unknown(self._why())
@@ -406,7 +407,7 @@ class _Reader:
                 raise RenderError(f"{word}: is not there", "")
             text = read_text(path)
             outer = self._held.get("BASH_SOURCE", _Unknown()), self._path
-            self._held["BASH_SOURCE"] = _Value([[(char, -1) for char in str(path)]])
+            self._held["BASH_SOURCE"] = _VariableValue([[(char, -1) for char in str(path)]])
             self._path = path
             commands = list(self.commands)
             self.sourced.append(path)
@@ -431,7 +432,7 @@ class _Reader:
         found = next((one for one in near if one.is_file()), None)
         return None if found is None or found.resolve() == self._path.resolve() else found
 
-    def _writes(self, source: _Text, line: Line) -> None:
+    def _writes(self, source: _Text, line: TokenLine) -> None:
         """Take the text that a here-document writes to a file."""
         if line.document is None or line.target is None or self._certain is False:
             return
@@ -568,7 +569,7 @@ class _Reader:
         if held is None:
             default = self._joined(source, Token(start + found.start(5), start + found.end(5)))
             if "=" in found[4]:
-                self._hold(name, _Value([default]))
+                self._hold(name, _VariableValue([default]))
             return [default]
         items = held.items if held.is_array and found[3] in ("[@]", "[*]") else held.items[:1]
         self._n_put += sum(len(item) + 32 for item in items)

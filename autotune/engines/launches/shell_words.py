@@ -30,7 +30,7 @@ class Token:
 
 
 @dataclass
-class Line:
+class TokenLine:
     """The tokens of a simple command, and the file that it writes a here-document to."""
 
     tokens: list[Token] = field(default_factory=list)
@@ -44,14 +44,14 @@ class Line:
     """The name of the file that it writes."""
 
 
-def lines_of(text: str) -> Iterator[Line]:
+def lines_of(text: str) -> Iterator[TokenLine]:
     """The simple commands of a text.
 
     Raises:
         OpenError: A quote or a bracket does not close.
     """
-    line, at = Line(), 0
-    waiting: list[tuple[str, Line]] = []
+    line, at = TokenLine(), 0
+    waiting: list[tuple[str, TokenLine]] = []
     """Ends of here-documents that begin after this line, and whose they are."""
     while at < len(text):
         char = text[at]
@@ -76,7 +76,7 @@ def lines_of(text: str) -> Iterator[Line]:
                 line.tokens.append(Token(start, at))
         elif char in _ENDS:
             yield line
-            line = Line(is_alternative=text[at : at + 2] in ("&&", "||"))
+            line = TokenLine(is_alternative=text[at : at + 2] in ("&&", "||"))
             at += 1 + line.is_alternative
             if char == "\n":
                 for word, owner in waiting:
