@@ -21,9 +21,9 @@ from autotune.base.user_text import read_text
 from autotune.engines.launches.shell_words import (
     ASSIGNS,
     BLANK,
-    TokenLine,
     OpenError,
     Token,
+    TokenLine,
     lines_of,
     past,
     past_expansion,
