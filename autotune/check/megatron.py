@@ -11,12 +11,13 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.yaml_file import parse_yaml
-from autotune.check.edit import Edit, spliced
-from autotune.check.edit_yaml import edited_yaml
+from autotune.check.changes import NULL
+from autotune.check.edit import edit
 from autotune.check.ignored import MEGATRON_PREFIX, Ignored, ignored_in
 from autotune.check.key_positions import TextPlace
 from autotune.check.lint import WITHOUT_WORLD, CheckReport, Found
 from autotune.check.rule_list import FileRule
+from autotune.check.text_nodes import Edit, spliced
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.source import Source
@@ -387,16 +388,17 @@ def _whole_line(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _edited_yaml(launch: MegatronLaunch, changes: Mapping[str, Any]) -> str | None:
-    data: dict[str, Any] = json.loads(
-        json.dumps(parse_yaml(launch.text, launch.path), default=str)
-    )
+    data = parse_yaml(launch.text, launch.path)
+    patch: dict[str, Any] = {}
     for name, value in changes.items():
         old = launch.given.get(name)
         section, _, key = (old.flag if old else home_of(name)).rpartition(".")
         held = data[section] if section else data
         # A key that is not there is asked for, and found missing: Megatron has no defaults then.
-        held[key] = False if value is None and isinstance(held.get(key), bool) else value
-    return edited_yaml(launch.text, data)
+        off = False if isinstance(held.get(key), bool) else NULL
+        new = {key: off if value is None else value}
+        patch |= {section: {**patch.get(section, {}), **new}} if section else new
+    return edit(launch.text, patch, "yaml")
 
 
 def _says(text: str | None, number: int, wanted: MegatronLaunch) -> bool:
