@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -314,11 +315,11 @@ def test_a_node_that_dies_ends_a_probe_and_is_named(nodes, tmp_path):
     probe = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
 
     def has_rank(node):
-        return any(
-            "RANK" in process.environ()
-            for process in nodes.processes(node)
-            if process.is_running()
-        )
+        for process in nodes.processes(node):
+            with contextlib.suppress(psutil.Error):
+                if "RANK" in process.environ():
+                    return True
+        return False
 
     wait_until(lambda: has_rank(0) and has_rank(1), "the ranks do not start")
     nodes.kill(1)
