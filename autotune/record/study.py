@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import os
@@ -30,7 +29,6 @@ from autotune.contract import (
     SPEC_FILE,
     SPEC_SCHEMA_VERSION,
     ContractError,
-    Diagnosis,
     NotAFileError,
     Outcome,
     TrialResult,
@@ -321,14 +319,12 @@ class Study:
     def take_result(self, folder: Path, spec: TrialSpec, result: TrialResult) -> TrialResult:
         """Write what a fleet says of a trial; returns what the record makes of it.
 
-        Figures that cannot be are damage, as they are where they are read. Those of a diagnostic
-        pass alone cost a trial nothing but them.
+        Figures that cannot be are damage, as they are where they are read.
 
         Raises:
             StudyError: The disk is full or the folder cannot be written.
         """
         facts = self.read_state()
-        result = _with_sound_diagnosis(result, spec, facts)
         self.write_result(folder, result)
         try:
             _check(result, spec, facts)
@@ -409,22 +405,6 @@ def _check(result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]) -> No
     origin = stated_origin_of(facts)
     if origin is not None and result.origin is not origin and result.outcome.is_measured:
         raise ContractError(f"its figures are {result.origin}, those of the study {origin}")
-
-
-def _with_sound_diagnosis(
-    result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]
-) -> TrialResult:
-    """A result whose diagnosis alone cannot be, with what is wrong with that in its place."""
-    if result.diagnosis is None:
-        return result
-    try:
-        _check(result, spec, facts)
-    except ContractError as error:
-        bare = dataclasses.replace(result, diagnosis=Diagnosis(problem=str(error)))
-        with contextlib.suppress(ContractError):
-            _check(bare, spec, facts)
-            return bare
-    return result
 
 
 def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
