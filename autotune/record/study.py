@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import os
@@ -19,7 +18,7 @@ import psutil
 
 from autotune.base.errors import JobError, StudyError
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
-from autotune.base.secrecy import known_secrets, scrubbed, scrubbed_document
+from autotune.base.secrecy import scrubbed, scrubbed_document
 from autotune.base.text import texts_on_one_line
 from autotune.contract import (
     CONFIG_DIR,
@@ -30,7 +29,6 @@ from autotune.contract import (
     SPEC_FILE,
     SPEC_SCHEMA_VERSION,
     ContractError,
-    Diagnosis,
     NotAFileError,
     Outcome,
     TrialResult,
@@ -225,11 +223,7 @@ class Study:
             StudyError: The folder cannot be read, or it holds a record of another schema.
         """
         facts = self.read_state()
-        secrets = known_secrets()
-        found = [
-            _read_trial(folder, facts, secrets)
-            for folder in map(self.trial_folder, self._numbers())
-        ]
+        found = [_read_trial(folder, facts) for folder in map(self.trial_folder, self._numbers())]
         return Recorded(
             trials=tuple(each for each in found if isinstance(each, Trial)),
             unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
@@ -325,14 +319,12 @@ class Study:
     def take_result(self, folder: Path, spec: TrialSpec, result: TrialResult) -> TrialResult:
         """Write what a fleet says of a trial; returns what the record makes of it.
 
-        Figures that cannot be are damage, as they are where they are read. Those of a diagnostic
-        pass alone cost a trial nothing but them.
+        Figures that cannot be are damage, as they are where they are read.
 
         Raises:
             StudyError: The disk is full or the folder cannot be written.
         """
         facts = self.read_state()
-        result = _with_sound_diagnosis(result, spec, facts)
         self.write_result(folder, result)
         try:
             _check(result, spec, facts)
@@ -415,25 +407,7 @@ def _check(result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]) -> No
         raise ContractError(f"its figures are {result.origin}, those of the study {origin}")
 
 
-def _with_sound_diagnosis(
-    result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]
-) -> TrialResult:
-    """A result whose diagnosis alone cannot be, with what is wrong with that in its place."""
-    if result.diagnosis is None:
-        return result
-    try:
-        _check(result, spec, facts)
-    except ContractError as error:
-        bare = dataclasses.replace(result, diagnosis=Diagnosis(problem=str(error)))
-        with contextlib.suppress(ContractError):
-            _check(bare, spec, facts)
-            return bare
-    return result
-
-
-def _read_trial(
-    folder: Path, facts: Mapping[str, Any], secrets: tuple[str, ...]
-) -> Trial | Unreadable:
+def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
     try:
         spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE, SPEC_SCHEMA_VERSION))
         if f"{spec.identity.number:04d}" != folder.name:
@@ -449,7 +423,7 @@ def _read_trial(
         return Trial(folder=folder, spec=spec, result=None)
     try:
         data = _read_known(folder / RESULT_FILE, SCHEMA_VERSION)
-        result = TrialResult.from_dict(_safe(data, secrets))
+        result = TrialResult.from_dict(_safe(data))
         _check(result, spec, facts)
     except ContractError as error:
         return Trial(folder=folder, spec=spec, result=None, problem=str(error))
@@ -474,9 +448,9 @@ def _check_candidate(spec: TrialSpec) -> None:
         raise ContractError(f"its spec says {layout}: another than its knobs'")
 
 
-def _safe(data: dict[str, Any], secrets: tuple[str, ...] | None = None) -> dict[str, Any]:
+def _safe(data: dict[str, Any]) -> dict[str, Any]:
     """A result whose texts are safe to show: others wrote them."""
-    safe: dict[str, Any] = texts_on_one_line(scrubbed(data, secrets))
+    safe: dict[str, Any] = texts_on_one_line(scrubbed(data))
     return safe
 
 
