@@ -319,23 +319,6 @@ def test_a_fleet_that_says_what_cannot_be_is_not_believed(tmp_path, lie):
     assert answer.best.trial != lied[0]
 
 
-def test_a_diagnosis_that_cannot_be_costs_a_trial_nothing_else(tmp_path):
-    study = Study(tmp_path, "s")
-
-    def behave(told):
-        result = realistic(told)
-        lied = {**call(waiting_s=1e20), "wall_s": 60.0}
-        return dataclasses.replace(result, **lied) if result.outcome is Outcome.OK else result
-
-    search(study, make(trials=2, sampler="grid"), behave)
-    measured = [t.result for t in study.trials() if t.result.outcome is Outcome.OK]
-    assert measured
-    assert not list(study.folder.rglob("*.damaged"))
-    for result in measured:
-        assert result.diagnosis.collectives == []
-        assert "waiting_s" in result.diagnosis.problem
-
-
 def test_what_is_written_is_read_back_as_it_was(tmp_path):
     """Nothing that a search records itself is refused."""
     study = Study(tmp_path, "s")
