@@ -6,7 +6,7 @@ there is built and counted instead.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -282,7 +282,7 @@ def _rotary(keys: _Keys, family: Family) -> ModelShape:
     keys.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
     attention = _latent(keys) if family.is_latent else _grouped(keys, family)
     ffn = keys.size(family.expert_ffn or "intermediate_size")
-    dense = range(layers)
+    dense: Sequence[int] = range(layers)
     dense_ffn = ffn
     sizes = [vocab * hidden, attention.widest]
     experts = taken = routed = 0
@@ -438,7 +438,7 @@ def _windowed(keys: _Keys, windows: str, layers: int) -> list[bool]:
     return [i % 2 == 0 and i < first for i in places]
 
 
-def _dense_layers(keys: _Keys, family: Family, layers: int) -> range | list[int]:
+def _dense_layers(keys: _Keys, family: Family, layers: int) -> Sequence[int]:
     """Layers of a mixture that have no experts."""
     if family.dense == "first_k_dense_replace":
         return range(min(layers, keys.number(family.dense)))
