@@ -89,7 +89,7 @@ def run_ladder(
 
 def _baseline(study: Study) -> Chosen:
     """The study's baseline as it ran."""
-    answer = answer_of(study.read_state(), study, study.read())
+    answer = answer_of(study.read_state(), study)
     if answer is None or answer.baseline is None:
         raise StudyError(
             f"study {study.name}: it has no baseline to start from",
@@ -101,7 +101,7 @@ def _baseline(study: Study) -> Chosen:
 def _way(study: Study, start: Chosen, settings: Sequence[str]) -> Way:
     handout = start.handout
     if not settings:
-        answer = answer_of(study.read_state(), study, study.read())
+        answer = answer_of(study.read_state(), study)
         best = find_chosen(study, trial=answer.best.trial if answer and answer.best else None)
         return Way.between(
             handout.candidate,

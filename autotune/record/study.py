@@ -9,7 +9,6 @@ import fcntl
 import os
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.record.facts import environment_at, stated_origin_of
 from autotune.space.candidate import candidate_of, layout_of
 from autotune.space.knob import Catalogue, knobs_of
 
@@ -222,8 +220,7 @@ class Study:
         Raises:
             StudyError: The folder cannot be read, or it holds a record of another schema.
         """
-        facts = self.read_state()
-        found = [_read_trial(folder, facts) for folder in map(self.trial_folder, self._numbers())]
+        found = [_read_trial(self.trial_folder(n)) for n in self._numbers()]
         return Recorded(
             trials=tuple(each for each in found if isinstance(each, Trial)),
             unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
@@ -324,10 +321,9 @@ class Study:
         Raises:
             StudyError: The disk is full or the folder cannot be written.
         """
-        facts = self.read_state()
         self.write_result(folder, result)
         try:
-            _check(result, spec, facts)
+            _check(result, spec)
         except ContractError as error:
             lost = Trial(folder=folder, spec=spec, result=None, problem=str(error))
             result = lost_result(lost)
@@ -385,29 +381,19 @@ def lost_result(trial: Trial) -> TrialResult:
     )
 
 
-def _check(result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]) -> None:
-    """Check that a result is that trial's, and that its figures can be.
+def _check(result: TrialResult, spec: TrialSpec) -> None:
+    """Check that a result is that trial's, and that its figures agree.
 
     Raises:
-        ContractError: It is not, or one cannot.
+        ContractError: It is not, or they do not.
     """
     identity = spec.identity
     if (result.number, result.candidate_hash) != (identity.number, identity.candidate_hash):
         raise ContractError(f"its result is that of trial {result.number}")
-    here, memory_bytes = environment_at(facts, identity.number), None
-    if here is not None and here.accelerator == spec.layout.accelerator:
-        memory_bytes = float(here.device_memory_bytes)
-        if here.accelerator == "cpu":
-            # A rank may have the whole host, and what it maps and never touches counts, too.
-            memory_bytes *= 2 * here.n_devices
-    check_result(result, spec, device_memory_bytes=memory_bytes)
-    # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
-    origin = stated_origin_of(facts)
-    if origin is not None and result.origin is not origin and result.outcome.is_measured:
-        raise ContractError(f"its figures are {result.origin}, those of the study {origin}")
+    check_result(result, spec)
 
 
-def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
+def _read_trial(folder: Path) -> Trial | Unreadable:
     try:
         spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE, SPEC_SCHEMA_VERSION))
         if f"{spec.identity.number:04d}" != folder.name:
@@ -424,7 +410,7 @@ def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
     try:
         data = _read_known(folder / RESULT_FILE, SCHEMA_VERSION)
         result = TrialResult.from_dict(_safe(data))
-        _check(result, spec, facts)
+        _check(result, spec)
     except ContractError as error:
         return Trial(folder=folder, spec=spec, result=None, problem=str(error))
     return Trial(folder=folder, spec=spec, result=result)
