@@ -318,7 +318,6 @@ NAMES_DEEPSPEED = {
     "export/dialects/hf.py": "its configuration, which Trainer reads",
     "export/dialects/lightning.py": "its configuration, which Lightning reads",
     "export/dialects/llama_factory.py": "its configuration, which LLaMA-Factory reads",
-    "export/dialects/megatron_deepspeed.py": "its configuration, beside Megatron's arguments",
     "export/dialects/trl.py": "its configuration, which TRL reads",
     "export/launchers/accelerate.py": "its configuration, which accelerate's YAML names",
     "export/launchers/deepspeed.py": "its launcher",
