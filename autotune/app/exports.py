@@ -73,7 +73,7 @@ def find_chosen(
     facts = study.read_state()
     _check_measured(study, facts)
     recorded = study.read()
-    answer = answer_of(facts, study, recorded)
+    answer = answer_of(facts, study)
     trials = {t.spec.identity.number: t for t in recorded.trials}
     number = trial
     if trial is None and answer is not None and answer.handed_out is not None:

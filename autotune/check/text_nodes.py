@@ -1,7 +1,5 @@
 """What an edit knows of a text: where its mappings, their keys and their values stand."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -32,23 +30,3 @@ class Member(NamedTuple):
     end: int
     """One past it."""
     value: TextNode
-
-
-@dataclass(frozen=True, kw_only=True)
-class Edit:
-    """A stretch of a text, and what stands there instead."""
-
-    start: int
-    end: int
-    """One past its last character."""
-    text: str
-
-
-def spliced(text: str, edits: Iterable[Edit]) -> str:
-    """A text after edits that do not overlap."""
-    parts: list[str] = []
-    at = 0
-    for edit in sorted(edits, key=lambda e: (e.start, e.end)):
-        parts += (text[at : edit.start], edit.text)
-        at = edit.end
-    return "".join((*parts, text[at:]))

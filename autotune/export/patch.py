@@ -37,7 +37,7 @@ from autotune.engines.deepspeed.sources.reading import (
     parsed,
     trainer_of,
 )
-from autotune.engines.deepspeed.sources.source import Source, launches_in, read_sources
+from autotune.engines.deepspeed.sources.source import Source, read_sources
 from autotune.engines.deepspeed.sources.training import (
     ATTENTION_SWITCHES,
     AXOLOTL,
@@ -363,23 +363,17 @@ class _PatchPlan:
     def _made(self) -> bool:
         """Collect all; says whether arguments of Trainer's carry what they can."""
         path, text, wanted = self._path, self._text, self._wanted
-        is_line, files = is_shell(text, path), wanted.own_files
-        is_own = any(_is_same(path, file) for file in files)
-        if is_own or (files and is_line and not launches_in(text, path)):
-            for file, changes in files.items():
-                is_here = _is_same(path, file)
-                for one in changes:
-                    if not is_here or value_at(_data(path, text), one.at) != one.value:
-                        self.changes.append(replace(one, path=path if is_here else file))
-            self.left += wanted.own_left()
-            return True
-        is_code = path.suffix == ".py"
+        is_line, is_code = is_shell(text, path), path.suffix == ".py"
+        is_own = any(_is_same(path, file) for file in wanted.own_files)
         try:
-            sources = [] if is_code else read_sources(path, text=text)
+            sources = [] if is_own or is_code else read_sources(path, text=text)
         except NotADsConfigError:
-            if is_line or not has_arguments(_data(path, text)):
+            is_own = is_line and bool(wanted.own_files)  # the line that starts the command
+            if not is_own and (is_line or not has_arguments(_data(path, text))):
                 raise
             sources = []
+        if is_own:
+            return self._of_own_files()
         if len(sources) > 1:
             places = ", ".join(".".join(one.at) or str(one.path) for one in sources)
             raise JobError(
@@ -396,6 +390,17 @@ class _PatchPlan:
         for key, value in self._config({}, Consumer.TRAINER, path).items():
             if key not in BATCH_KEYS:
                 self._put(path, (key,), value, by=place)
+        return True
+
+    def _of_own_files(self) -> bool:
+        """The files that a command of the user's takes its configuration from, by any flag."""
+        data = _data(self._path, self._text)
+        for file, changes in self._wanted.own_files.items():
+            is_here = _is_same(self._path, file)
+            for one in changes:
+                if not is_here or value_at(data, one.at) != one.value:
+                    self.changes.append(replace(one, path=self._path if is_here else file))
+        self.left += self._wanted.own_left()
         return True
 
     def _put(self, path: Path, at: tuple[str, ...], value: Any, *, by: str = "") -> None:

@@ -12,6 +12,7 @@ from autotune.check.edit import edit
 from autotune.check.json_text import duplicates
 from autotune.engines.deepspeed.rules import ALL_RULES, judge
 from autotune.engines.deepspeed.rules.base import changed
+from autotune.engines.deepspeed.rules.witnesses import witnesses_of
 from tests.engines.deepspeed.rules.cases import NEWEST, setup_of
 
 WRITTEN = """{
@@ -131,7 +132,7 @@ def test_any_text_says_after_any_changes_what_they_say(config, changes, indent):
 
 
 @pytest.mark.parametrize(
-    "witness", [pytest.param(w, id=f"{r.name}") for r in ALL_RULES for w in r.witnesses]
+    "witness", [pytest.param(w, id=f"{r.name}") for r in ALL_RULES for w in witnesses_of(r.name)]
 )
 @pytest.mark.parametrize("indent", [None, 4])
 def test_the_fix_of_every_rule_can_be_written(witness, indent):
