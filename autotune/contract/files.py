@@ -302,6 +302,8 @@ def _maker(kind: Any) -> _Maker:
         if arguments[0] is float:
             return lambda data: _floats(data, each) if isinstance(data, list) else plain(data)
         return lambda data: [*map(each, data)] if isinstance(data, list) else plain(data)
+    if origin is tuple:
+        return _tuple(arguments, plain)
     if origin is dict:
         value = _maker(arguments[1])
         return lambda data: (
@@ -320,6 +322,21 @@ def _maker(kind: Any) -> _Maker:
 def _floats(data: list[Any], each: _Maker) -> list[Any]:
     """Step times and the like, of which a record has the most."""
     return list(data) if {float}.issuperset(map(type, data)) else [*map(each, data)]
+
+
+def _tuple(kinds: Sequence[Any], otherwise: _Maker) -> _Maker:
+    """A JSON list as a tuple: of any length where the kinds end in an ellipsis."""
+    makers = [_maker(kind) for kind in kinds if kind is not ...]
+
+    def make(data: Any) -> Any:
+        if not isinstance(data, list):
+            return otherwise(data)
+        each = makers * len(data) if kinds[-1] is ... else makers
+        if len(each) != len(data):
+            raise TypeError
+        return tuple(maker(value) for maker, value in zip(each, data, strict=True))
+
+    return make
 
 
 _EXACT = (float, str, bool, NoneType)
