@@ -65,16 +65,16 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
     """
     return {
         "is_predicted": True,
-        "device_name": ranking.environment.device_name,
-        "world": ranking.job.world,
-        "n_candidates": ranking.lattice.n_left,
-        "n_grid": ranking.lattice.grid_size,
-        "n_judged": ranking.lattice.n_judged,
+        "device_name": ranking.outlook.environment.device_name,
+        "world": ranking.outlook.job.world,
+        "n_candidates": ranking.outlook.lattice.n_left,
+        "n_grid": ranking.outlook.lattice.grid_size,
+        "n_judged": ranking.outlook.lattice.n_judged,
         "n_choices": len(ranking.choices),
         "n_likely_to_fit": ranking.n_likely,
-        "no_files": ranking.no_files,
+        "no_files": ranking.outlook.engine.no_files(),
         "pred_level": LEVEL,
-        **learned_as_dict(ranking.learned),
+        **learned_as_dict(ranking.outlook.learned),
         "candidates": [_row(ranking, rank) for rank in ranks],
         "alternatives": [
             _row(ranking, rank) for rank in _alternatives(ranking) if rank not in ranks
@@ -96,7 +96,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
 
 def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     """Print the best candidates, and how other fleets compare."""
-    job, found = ranking.job, ranking.prediction
+    job, found = ranking.outlook.job, ranking.prediction
     title = tell("forecast_title", {"job": job, "ranking": ranking})
     console.print(Text("\n".join(text for _, text in title)), soft_wrap=False)
     best = [rank for rank in range(1, top + 1) if rank <= len(ranking.choices)]
@@ -110,7 +110,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
         "least_bytes": float(found.peak_memory_bytes.min()),
-        "there_bytes": ranking.environment.device_memory_bytes,
+        "there_bytes": ranking.outlook.environment.device_memory_bytes,
         "savings": []
         if ranking.n_likely
         else list(find_engine(job.engine).unused_savings(ranking.candidates)),
@@ -163,22 +163,22 @@ def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
     candidate = ranking.candidates[index]
     return {
         **forecast_values(
-            ranking.job,
-            ranking.environment,
+            ranking.outlook.job,
+            ranking.outlook.environment,
             candidate,
             ranking.prediction,
             index,
             ranking.reach,
-            ranking.learned,
+            ranking.outlook.learned,
         ),
         "unchanged": None
         if unchanged is None
         else {
             "rank": ranking.choices.rank(unchanged),
             "step_time_s": float(ranking.prediction.step_time_s[unchanged]),
-            "described": ranking.describe(ranking.candidates[unchanged]),
+            "described": ranking.described(unchanged),
         },
-        "needs": ranking.needs(candidate),
+        "needs": ranking.outlook.needs(candidate),
         "variants": _variants_of_first(ranking),
         "asks": _asks(ranking, shown),
         "search": _searched(ranking, shown),
@@ -198,7 +198,7 @@ def _searched(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any] | None:
 
     None: it tries all of them.
     """
-    search = ranking.default_search
+    search = ranking.outlook.default_search
     if search is None:
         return None
     candidates = {
@@ -222,7 +222,7 @@ def _other_as_dict(ranking: Ranking, other: OtherJob) -> dict[str, Any]:
         "flags": other.flags,
         "described": other.described,
         "fit_probability": other.fit_probability,
-        "speedup": other.speedup(ranking.job, first_s),
+        "speedup": other.speedup(ranking.outlook.job, first_s),
     }
 
 
@@ -273,7 +273,7 @@ def _baseline_as_dict(ranking: Ranking) -> dict[str, Any] | None:
     if baseline is None:
         return None
     best_s = float(ranking.prediction.step_time_s[int(ranking.order[0])])
-    figures = figures_as_dict(ranking.job, baseline.prediction, 0, baseline.reach)
+    figures = figures_as_dict(ranking.outlook.job, baseline.prediction, 0, baseline.reach)
     return {
         "path": baseline.path,
         "candidate": baseline.candidate.values,
@@ -332,17 +332,17 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "n_variants": len(ranking.choices.variants(rank)),
         "n_variants_within_1_percent": len(ranking.close_variants(rank)),
         "best_of": _best_of(ranking, index),
-        "asks": list(ranking.asks(ranking.candidates[index])),
-        "is_tried_by_default": ranking.default_search is None
-        or ranking.default_search.has(ranking.candidates[index]),
+        "asks": list(ranking.outlook.asks(ranking.candidates[index])),
+        "is_tried_by_default": ranking.outlook.default_search is None
+        or ranking.outlook.default_search.has(ranking.candidates[index]),
         "candidate": ranking.candidates[index].values,
-        **figures_as_dict(ranking.job, found, index, ranking.reach),
+        **figures_as_dict(ranking.outlook.job, found, index, ranking.reach),
         "pred_gpu_hours_per_billion_tokens": _gpu_hours(ranking, index),
         "pred_price_per_billion_tokens": _price(ranking, index),
         "is_on_front": ranking.is_on_front(rank),
-        "needs": list(ranking.needs(ranking.candidates[index])),
+        "needs": list(ranking.outlook.needs(ranking.candidates[index])),
         "changes_training": changing_knobs(
-            ranking.candidates[index], knobs_of(ranking.job.engine)
+            ranking.candidates[index], knobs_of(ranking.outlook.job.engine)
         ),
         "assumed": assumptions(ranking.reach, index),
         **parts_as_dict(found, index),
@@ -401,7 +401,7 @@ def _asks(ranking: Ranking, shown: Sequence[int]) -> dict[str, str]:
     firsts = ranking.choices.firsts
     ranks: dict[str, list[int]] = {}
     for rank in shown:
-        for asked in ranking.asks(ranking.candidates[int(firsts[rank - 1])]):
+        for asked in ranking.outlook.asks(ranking.candidates[int(firsts[rank - 1])]):
             ranks.setdefault(asked, []).append(rank)
     return {
         asked: "" if len(found) == len(shown) else _rows(found) for asked, found in ranks.items()
@@ -438,11 +438,14 @@ def _table(ranking: Ranking, best: Sequence[int], more: Sequence[int]) -> Table:
         table.add_row(
             f"{rank}{'*' if ranking.is_on_front(rank) else ' '}",
             format_seconds(found.step_time_s[index]),
-            format_rate(_tokens_per_s(ranking.job, found.step_time_s[index])),
+            format_rate(_tokens_per_s(ranking.outlook.job, found.step_time_s[index])),
             format_bytes(found.peak_memory_bytes[index]),
             Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
-            SettingsCell(ranking.describe(ranking.candidates[index]), notes=_notes(ranking, rank)),
+            SettingsCell(
+                ranking.described(index),
+                notes=_notes(ranking, rank),
+            ),
         )
     return table
 
@@ -451,7 +454,7 @@ def _variants(ranking: Ranking) -> Table:
     best = int(ranking.order[0])
     base_s = float(ranking.prediction.step_time_s[best])
     table = plain_table("what if", ">step", ">against", ">*the best as it is", "*the best there")
-    described = SettingsCell(ranking.describe(ranking.candidates[best]))
+    described = SettingsCell(ranking.described(best))
     table.add_row("as it is", format_seconds(base_s), "1.00x", "", described)
     for variant in ranking.variants:
         same = "does not fit" if variant.same_fit_probability < ranking.min_fit else ""
@@ -460,7 +463,7 @@ def _variants(ranking: Ranking) -> Table:
             format_seconds(variant.step_time_s),
             f"{base_s / variant.step_time_s:.2f}x",
             same or format_seconds(variant.same_step_time_s),
-            SettingsCell(ranking.describe(ranking.candidates[variant.best])),
+            SettingsCell(ranking.described(variant.best)),
         )
     return table
 
@@ -472,7 +475,11 @@ def _tokens_per_s(job: Job, step_time_s: float) -> float:
 
 def _gpu_hours(ranking: Ranking, index: int) -> float:
     """Accelerator hours per billion tokens."""
-    return 1e9 / _tokens_per_s(ranking.job, float(ranking.prediction.step_time_s[index])) / 3600
+    return (
+        1e9
+        / _tokens_per_s(ranking.outlook.job, float(ranking.prediction.step_time_s[index]))
+        / 3600
+    )
 
 
 def _price(ranking: Ranking, index: int) -> float | None:
