@@ -117,7 +117,7 @@ def test_one_accelerator_and_a_hundred_thousand(world):
 def test_a_layout_is_explained_by_its_rank_and_its_neighbours(outlook):
     found = explain_candidate(outlook, ["tp=2", "distributed_optimizer=true"])
     ranking = rank_lattice(outlook)
-    assert found.place == ranking.choices.rank(found.index)
+    assert found.place == ranking.choices.rank(ranking.candidates.index(found.candidate))
     assert found.is_in_lattice
     assert not found.violations
     assert {"tp", "pp", "micro_batch", "recompute"} <= {n.knob for n in found.neighbours}

@@ -18,6 +18,7 @@ from autotune.job.job import Job
 from autotune.planning.choices import PROBABLE
 from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
+from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import Ranking
 from autotune.report.telling import tell
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
@@ -128,15 +129,10 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
 
 
 def forecast_values(
-    job: Job,
-    environment: Environment,
-    candidate: Candidate,
-    prediction: Prediction,
-    index: int,
-    reach: Margin,
-    learned: Learned | None,
+    outlook: Outlook, candidate: Candidate, prediction: Prediction, index: int, reach: Margin
 ) -> dict[str, Any]:
     """What `forecast_facts.j2` tells of a candidate, which is `index` in its prediction."""
+    job = outlook.job
     seconds, sizes = parts_of(prediction, index)
     knobs = knobs_of(job.engine)
     return {
@@ -149,11 +145,11 @@ def forecast_values(
         "evidence": reach.evidence_at(index),
         "router": _of_router(reach, index),
         "level": LEVEL,
-        "learned": learned,
+        "learned": outlook.learned,
         "changes": {
             name: knobs[name].changes_training for name in changing_knobs(candidate, knobs)
         },
-        "ranks": rank_lines(candidate, environment),
+        "ranks": rank_lines(candidate, outlook.environment),
     }
 
 
@@ -162,15 +158,7 @@ def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
     index, unchanged = int(ranking.choices.firsts[0]), ranking.unchanged
     candidate = ranking.candidates[index]
     return {
-        **forecast_values(
-            ranking.outlook.job,
-            ranking.outlook.environment,
-            candidate,
-            ranking.prediction,
-            index,
-            ranking.reach,
-            ranking.outlook.learned,
-        ),
+        **forecast_values(ranking.outlook, candidate, ranking.prediction, index, ranking.reach),
         "unchanged": None
         if unchanged is None
         else {
