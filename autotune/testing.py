@@ -41,12 +41,10 @@ from autotune.export.base import (
     Launcher,
     MeasuredFigures,
     NodeLauncher,
-    RecordDialect,
 )
 from autotune.export.door import (
     MARKER_FILE,
     export_handout,
-    export_record,
     handout_of,
     launch_of,
     read_export,
@@ -58,7 +56,7 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports.base import NodeProcess, Transport
 from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice, lattice_of
-from autotune.record.study import Study, Trial
+from autotune.record.study import Trial
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.sampler import Request, Sampler
@@ -329,26 +327,6 @@ class DialectContract(Contract[Dialect]):
             assert path.read_text(encoding="utf-8") == "somebody else's"
 
 
-class RecordDialectContract(Contract[RecordDialect]):
-    """A dialect of whole studies writes one file that it knows again."""
-
-    kind = "dialect"
-
-    def test_it_writes_over_its_own_file_and_nobody_else_s(self) -> None:
-        """Its mark stands near the beginning."""
-        with tempfile.TemporaryDirectory() as folder:
-            study, path, dialect = _studied(Path(folder)), Path(folder) / "out", self.make()
-
-            def write() -> None:
-                export_record(study, path, to=self.name, dialect=dialect)
-
-            for _ in range(2):
-                write()
-                assert path.read_text(encoding="utf-8")
-            path.write_text("somebody else's", encoding="utf-8")
-            assert _refusal(write) is not None, "a file of somebody else is gone"
-
-
 class WorkloadContract(Contract[WorkloadPlugin]):
     """A workload says what a trial trains, and which knobs reach it."""
 
@@ -393,11 +371,10 @@ class WorkloadContract(Contract[WorkloadPlugin]):
             assert len(values) <= 1, f"{name} is left out, and is {values}"
 
 
-class LauncherContract(Contract[Launcher]):
-    """A launcher starts a script on the ranks of a configuration, and says how."""
+class _StarterContract(Contract[P]):
+    """What launchers of ranks and of nodes have in common: the files for two worlds."""
 
     kind = "launcher"
-    script = "some_script.py"
 
     def handouts(self) -> Sequence[Handout]:
         """For a part of a node, and for two whole ones; with a variable of the ranks."""
@@ -405,9 +382,49 @@ class LauncherContract(Contract[Launcher]):
         found = (_handouts(few)[0], _handouts(whole)[0])
         return [replace(handout, variables={"SOME_VARIABLE": "on"}) for handout in found]
 
+    @abstractmethod
     def files(self, handout: Handout) -> dict[str, str]:
         """Its files."""
+
+    @abstractmethod
+    def usage(self, handout: Handout) -> str:
+        """How to start."""
+
+    @abstractmethod
+    def others(self, handout: Handout) -> set[str]:
+        """Files of the dialect, whose places it may not take."""
+
+    def test_its_files_stand_below_the_folder(self) -> None:
+        """None is outside, and none takes the place of what it starts."""
+        for handout in self.handouts():
+            files = self.files(handout)
+            _check_below(files, "the folder")
+            assert not files.keys() & {*self.others(handout), MARKER_FILE, FIGURES_FILE}
+
+    def test_the_world_is_started(self) -> None:
+        """Another number of ranks, or of nodes, is started otherwise."""
+        one, other = (self.files(handout) for handout in self.handouts())
+        assert one != other, "the files do not go by the world"
+
+    def test_it_says_how_to_start(self) -> None:
+        """In words for a README, which name one of its files."""
+        for handout in self.handouts():
+            assert any(name in self.usage(handout) for name in self.files(handout))
+
+
+class LauncherContract(_StarterContract[Launcher]):
+    """A launcher starts a script on the ranks of a configuration, and says how."""
+
+    script = "some_script.py"
+
+    def files(self, handout: Handout) -> dict[str, str]:
         return self.make().files(handout, self.script, _templates(handout))
+
+    def usage(self, handout: Handout) -> str:
+        return self.make().usage(handout, self.script, _templates(handout))
+
+    def others(self, handout: Handout) -> set[str]:
+        return {self.script}
 
     def test_its_files_start_the_script_with_its_variables(self) -> None:
         """Both are named in them."""
@@ -418,33 +435,9 @@ class LauncherContract(Contract[Launcher]):
                 assert name in text, f"the ranks do not get {name}"
                 assert value in text, f"the ranks do not get {name}={value}"
 
-    def test_its_files_stand_below_the_folder(self) -> None:
-        """None is outside, and none takes the script's place."""
-        for handout in self.handouts():
-            files = self.files(handout)
-            _check_below(files, "the folder")
-            assert not files.keys() & {self.script, MARKER_FILE, FIGURES_FILE}
 
-    def test_the_world_is_started(self) -> None:
-        """Another number of ranks is started otherwise."""
-        one, other = (self.files(handout) for handout in self.handouts())
-        assert one != other, "the files do not go by the world"
-
-    def test_it_says_how_to_start(self) -> None:
-        """In words for a README, which name one of its files."""
-        for handout in self.handouts():
-            usage = self.make().usage(handout, self.script, _templates(handout))
-            assert any(name in usage for name in self.files(handout))
-
-
-class NodeLauncherContract(Contract[NodeLauncher]):
+class NodeLauncherContract(_StarterContract[NodeLauncher]):
     """A launcher of nodes runs `launch.sh` on each of them, and says how."""
-
-    kind = "launcher"
-
-    def handouts(self) -> Sequence[Handout]:
-        """For a part of a node, and for two whole ones."""
-        return [_handouts({"world": world, "global_batch": 2 * world})[0] for world in (2, 16)]
 
     def ranks(self, handout: Handout) -> Launch:
         """What starts the ranks of a node."""
@@ -452,28 +445,19 @@ class NodeLauncherContract(Contract[NodeLauncher]):
         return launch_of(dialect, handout, _templates(handout))
 
     def files(self, handout: Handout) -> dict[str, str]:
-        """Its files."""
         return self.make().files(handout, self.ranks(handout), _templates(handout))
 
-    def test_its_files_stand_below_the_folder(self) -> None:
-        """None is outside, and none takes the place of what starts the ranks."""
-        for handout in self.handouts():
-            files = self.files(handout)
-            _check_below(files, "the folder")
-            assert not files.keys() & {*self.ranks(handout).files, MARKER_FILE, FIGURES_FILE}
+    def usage(self, handout: Handout) -> str:
+        return self.make().usage(handout, self.ranks(handout), _templates(handout))
+
+    def others(self, handout: Handout) -> set[str]:
+        return {*self.ranks(handout).files}
 
     def test_every_node_starts_its_ranks(self) -> None:
-        """By the script that the launcher of ranks wrote; several nodes otherwise than one."""
+        """By the script that the launcher of ranks wrote; several nodes find each other."""
         one, several = (self.files(handout) for handout in self.handouts())
         assert "launch.sh" in "".join(one.values()), "no ranks are started"
-        assert one != several, "the files do not go by the world"
         assert "MASTER_ADDR" in "".join(several.values()), "the nodes do not find each other"
-
-    def test_it_says_how_to_start(self) -> None:
-        """In words for a README, which name one of its files."""
-        for handout in self.handouts():
-            usage = self.make().usage(handout, self.ranks(handout), _templates(handout))
-            assert any(name in usage for name in self.files(handout))
 
 
 class FleetContract(Contract[FleetPlugin]):
@@ -691,22 +675,6 @@ def _handouts(
         handout_of(one, engine=engine, job=job, environment=ENVIRONMENT) for one in ends
     )
     return [replace(first, figures=FIGURES, study=job.study), last]
-
-
-def _studied(results: Path) -> Study:
-    """A study of a few trials."""
-    walk = _UnrunSearch()
-    for candidate in walk.lattice.candidates[:4]:
-        walk.run(candidate)
-    study = Study(results, JOB["study"])
-    study.lock()
-    for trial in walk.request().history.recorded:
-        folder = study.write_spec(trial.spec, {})
-        if trial.result is not None:
-            study.write_result(folder, trial.result)
-    study.write_state({"context": dataclasses.asdict(walk.lattice.context)})
-    study.unlock()
-    return study
 
 
 def _spec_of(
