@@ -30,7 +30,6 @@ class _Helpful:
     """A command whose help has groups and an example, and whose mistakes have a fix."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options, in groups where there are many."""
         arguments: list[Any] = []
         options: list[tuple[str, Any]] = []
         for param in self.get_params(ctx):  # type: ignore[attr-defined]
@@ -88,7 +87,6 @@ class HelpfulGroup(_Helpful, TyperGroup):
     """The command above them."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options, then the commands."""
         _Helpful.format_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
 
@@ -115,7 +113,6 @@ def _group_of(option: Any) -> str:
 
 
 def _grouped(options: list[tuple[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Options under their titles, each group in the order of the command."""
     if len(options) <= _FEW:
         return [(_REST, [record for _, record in options])]
     found: dict[str, list[Any]] = {title: [] for title in (_REST, *Topic)}

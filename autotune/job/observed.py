@@ -95,7 +95,6 @@ class Observed(Stored):
             ) from error
 
     def check(self) -> None:
-        """See `Stored.check`."""
         TrialResult.from_dict(self.result)
         missing = {"config", "micro_batches", "n_params", "dp"} - self.description.keys()
         if missing or not self.command or self.world < 1:
@@ -103,7 +102,6 @@ class Observed(Stored):
 
     @cached_property
     def measured(self) -> TrialResult:
-        """The first run as a trial."""
         return TrialResult.from_dict(self.result)
 
     @property
@@ -186,7 +184,6 @@ class Observed(Stored):
 
     @property
     def arguments_set(self) -> list[str]:
-        """Names of those that are not at their defaults."""
         return list(self.description.get("arguments_set") or ())
 
     @property
@@ -272,7 +269,6 @@ class Observed(Stored):
 
     @property
     def dp(self) -> int:
-        """Replicas of the model."""
         return max(1, int(self.description["dp"]))
 
     @property
@@ -292,7 +288,6 @@ class Observed(Stored):
 
     @property
     def precision(self) -> str:
-        """`bf16`, `fp16` or `fp32`."""
         return str(self.measured.read_back.get("dtype", "fp32"))
 
     @property
@@ -359,7 +354,6 @@ class Observed(Stored):
         return found
 
     def digest(self) -> str:
-        """Hash of the command and of the files that it read, as they are now: 12 hex digits."""
         return digest_of(self.command, self.sources, self.places)
 
     @property
@@ -378,7 +372,6 @@ class Observed(Stored):
 
     @property
     def here(self) -> "Observed":
-        """The command with the paths at which its files are now."""
         return self
 
     def model(self, path: Path) -> Model:
@@ -435,7 +428,6 @@ class CommandNow(Observed):
         return cls(**fields, now_in=now_in, patched=dict(patched))
 
     def digest(self) -> str:
-        """See `Observed.digest`: neither another place nor the study's own patch changes it."""
         is_known = self.source_digests.keys() == set(self.sources)
         if self.patched and is_known and not self.changed():
             return self.observed_digest

@@ -108,7 +108,6 @@ class Study:
         self._lock: int | None = None
 
     def trial_folder(self, number: int) -> Path:
-        """Folder of one trial."""
         return self.trials_folder / f"{number:04d}"
 
     def lock(self) -> None:
@@ -175,7 +174,6 @@ class Study:
             return False
 
     def unlock(self) -> None:
-        """Give the study back."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
