@@ -171,7 +171,6 @@ def _explained(study: Study, number: int, notes: list[str]) -> Explanation | Non
 
 
 def _row_of(study: Study) -> dict[str, Any]:
-    """Columns of the first trial, as the table has them."""
     report = read_story(study)
     frame = make_table(report.study, report.recorded, report.state)
     return {str(key): value for key, value in frame.iloc[0].items()}

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from autotune.app.metrics import MetricsWriter, check_writable
 from autotune.app.own_script import adopt_first_run
 from autotune.app.pages import PageWriter
 from autotune.app.session import Session
-from autotune.app.steering import FIGURES_FACT, figures_of, keep, steer
+from autotune.app.steering import keep, steer, what_predicts
 from autotune.base.errors import (
     AutotuneError,
     ExitCode,
@@ -144,10 +144,11 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
         "guard_steps": job.guard_steps,
         "answer": None,
     }
-    state = study.read_state()
-    if session.place.forecaster is None:  # else no accelerator's figures are asked for
-        facts[FIGURES_FACT] = figures_of(session, state, note)
-    study.write_state({**state, **facts})
+    study.write_state({**study.read_state(), **facts})
+    # Where the fleet forecasts itself, no accelerator's figures are asked for.
+    if session.place.forecaster is None and job.accelerators is not None:
+        with suppress(FleetError):  # nothing is predicted, and the search says why
+            note(what_predicts(session.environment, session.table, job.accelerators))
 
 
 def _run(

@@ -133,23 +133,13 @@ def open_regular(path: Path) -> int:
         NotAFileError: It is a folder, a pipe, a socket or a device.
         OSError: It cannot be opened.
     """
-    is_handed = _HANDED.fullmatch(str(path)) is not None
-    _check_kind(path, os.stat(path).st_mode, is_handed=is_handed)
-    # It may be another by now: without O_NONBLOCK the opening of a pipe waits for a writer.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        _check_kind(path, os.fstat(handle).st_mode, is_handed=is_handed)
-        if is_handed:
-            os.set_blocking(handle, True)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-def _check_kind(path: Path, mode: int, *, is_handed: bool) -> None:
-    if not (stat.S_ISREG(mode) or (is_handed and stat.S_ISFIFO(mode))):
+    mode = os.stat(path).st_mode
+    is_handed = stat.S_ISFIFO(mode) and _HANDED.fullmatch(str(path)) is not None
+    if not (stat.S_ISREG(mode) or is_handed):
         raise NotAFileError(path, mode)
+    # Another may stand there by now: without O_NONBLOCK the opening of a pipe waits for a writer.
+    waits = 0 if is_handed else os.O_NONBLOCK
+    return os.open(path, os.O_RDONLY | waits | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def read_bounded(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
