@@ -18,7 +18,7 @@ from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.engines.base import Engine
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.job.command import as_typed
+from autotune.job.command import in_short
 from autotune.job.observed import Observed
 from autotune.record.study import Study
 from autotune.record.table import make_table, write_table
@@ -79,7 +79,7 @@ def diagnose(
     result = first.result if first is not None and first.result is not None else script.measured
     explanation = _explained(study, 0 if first is None else first.spec.identity.number, notes)
     return ScriptDiagnosis(
-        command=as_typed(script.command),
+        command=in_short(script.command),
         study=str(study.folder),
         framework=script.framework,
         model=session.job.model.name,
@@ -150,7 +150,7 @@ def _diagnose_by_arguments(
         )
     explanation = _explained(study, first.spec.identity.number, notes)
     return ScriptDiagnosis(
-        command=as_typed(command),
+        command=in_short(command),
         study=str(study.folder),
         framework=session.engine.name,
         model=job.model.name,
