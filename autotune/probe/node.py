@@ -1,29 +1,35 @@
 """Measures the node that it runs on as its part of a fleet's probe.
 
-`python -m autotune.probe.node ASKED` gets the nodes' secret as the first line of its input, and
-prints a line of JSON behind `MARK`; node 0's holds what all ranks measured.
+`python -m autotune.probe.node ASKED` prints a line of JSON behind `MARK`: what the node's ranks
+measured, or why they could not.
 """
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.devices.hardware import detect_environment
-from autotune.probe.nodes import nodes_of
-from autotune.probe.run import Told, measure
-from autotune.probe.token import TOKEN_ENV
+from autotune.fleet.measuring import Meeting
+from autotune.probe.run import Measured, ProbeRequest, measure
 
 MARK = "autotune-probe: "
-_WAIT_S = 60.0
-"""Time for the other nodes to come: all are started at the same time."""
+TIMEOUT_S = 360.0
+"""Time for the ranks of several nodes, which wait for each other first."""
 
 
-def told_by(text: str) -> Told | None:
-    """What a node has said, without the mark.
+def asked_of(wanted: ProbeRequest, world: int, meeting: Meeting) -> str:
+    """The argument for a node: what its ranks measure, how many they are, and where they meet."""
+    fields = dataclasses.asdict(wanted) | {
+        "disk": None if wanted.disk is None else str(wanted.disk)
+    }
+    return json.dumps({"wanted": fields, "world": world, "meeting": dataclasses.asdict(meeting)})
+
+
+def measured_by(text: str) -> Measured:
+    """What a node answered, without the mark.
 
     Raises:
         FleetError: It could not measure, and says why.
@@ -33,39 +39,27 @@ def told_by(text: str) -> Told | None:
     if "error" in data:
         raise FleetError(data["error"], data.get("hint", ""))
     try:
-        return None if data["told"] is None else Told(**data["told"])
-    except (TypeError, KeyError) as error:
+        return Measured(**data)
+    except TypeError as error:
         raise ValueError(f"no figures of a probe: {error}") from error
 
 
-def _part(asked: dict[str, Any], token: str) -> Told | None:
-    nodes = None
-    if asked["count"] > 1:
-        os.environ[TOKEN_ENV] = token
-        nodes = nodes_of(asked["count"], asked["rank"], asked["master"])
-        assert nodes is not None, "there are several"
-        nodes = dataclasses.replace(nodes, wait_s=_WAIT_S)
-    return measure(
-        detect_environment(),
-        world=asked["world"],
-        nodes=nodes,
-        disk=None if asked["disk"] is None else Path(asked["disk"]),
-        is_quick=asked["quick"],
-        only_pairs=asked["only_pairs"],
-    )
-
-
-def main(text: str) -> None:
-    """Measure, and say what came of it."""
-    token = sys.stdin.readline().strip()
-    said: dict[str, Any]
+def _answer(asked: dict[str, Any]) -> dict[str, Any]:
+    fields = asked["wanted"]
+    disk = None if fields["disk"] is None else Path(fields["disk"])
+    wanted = ProbeRequest(**{**fields, "precisions": tuple(fields["precisions"]), "disk": disk})
     try:
-        told = _part(json.loads(text), token)
-        said = {"told": None if told is None else dataclasses.asdict(told)}
+        measured = measure(
+            detect_environment(),
+            wanted,
+            world=asked["world"],
+            meeting=Meeting(**asked["meeting"]),
+            timeout_s=TIMEOUT_S,
+        )
     except AutotuneError as error:
-        said = {"error": error.message, "hint": error.hint}
-    print(MARK + json.dumps(said), flush=True)
+        return {"error": error.message, "hint": error.hint}
+    return dataclasses.asdict(measured)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    print(MARK + json.dumps(_answer(json.loads(sys.argv[1]))), flush=True)

@@ -131,7 +131,7 @@ def test_a_rank_that_fails_says_why() -> None:
     with pytest.raises(FleetError, match="rank 0: "):
         measure_on_ranks(
             "autotune.probe.rank",
-            ['{"quick": true, "precisions": [], "disk": null}'],
+            ['{"is_quick": true, "precisions": [], "disk": null}'],
             accelerator="cuda",
             devices=[0],
             timeout_s=60.0,

@@ -173,10 +173,12 @@ class RemoteTransport(ABC):
         module: str,
         mark: str,
         *arguments: str,
-        data: bytes = b"",
         timeout_s: float | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> str:
         """Run a module of this release on a host, and return the JSON that it says behind a mark.
+
+        It is ended as soon as nobody waits for it, by `is_over`.
 
         Raises:
             FleetError: It cannot be started there, or says nothing in time.
@@ -185,7 +187,7 @@ class RemoteTransport(ABC):
             process = self._start(host, module, *arguments)
         except OSError as error:
             raise FleetError(f"it cannot be reached: {error}") from error
-        process.send(data)
+        process.send(b"")
         timeout_s = _ANSWER_S if timeout_s is None else timeout_s
         received, deadline_s = b"", time.monotonic() + timeout_s
         while True:
@@ -199,7 +201,7 @@ class RemoteTransport(ABC):
             last = next((line for line in reversed(lines) if line.strip()), "")
             if code is not None:
                 raise FleetError(last or f"the way to it ended with code {code}")
-            if time.monotonic() > deadline_s or self._gives_up:
+            if time.monotonic() > deadline_s or self._gives_up or is_over():
                 process.end()
                 raise FleetError(f"no answer within {timeout_s:.0f} s{': ' if last else ''}{last}")
             time.sleep(_PERIOD_S)
