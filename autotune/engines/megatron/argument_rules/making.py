@@ -53,9 +53,7 @@ def _made(
         at = tuple(changed for changed in (*named, *changes) if changed in launch.given)
         return Finding(message=message, changes=changes, words=words, advice=advice, at=at)
 
-    return Rule(
-        name=name, check=check, witnesses=(), source=source, says=says, consequence=consequence
-    )
+    return Rule(name=name, check=check, source=source, says=says, consequence=consequence)
 
 
 def all_in_words(changes: Patch) -> str:
