@@ -11,7 +11,6 @@ import math
 import operator
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,10 +85,6 @@ class Word:
     """As the command gets it, with the variables that the file tells."""
     start: int
     """Where it is written: in the command, or where its variable is set."""
-    end: int
-    """One past its last character there."""
-    own_end: int
-    """One past the last character of what stands for it in the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +220,6 @@ class _Reader:
         self, text: str, path: Path, variables: Mapping[str, str], *, follows: bool
     ) -> None:
         self._text, self._path, self._follows = text, path, follows
-        self._n_uses = Counter(re.findall(r"\$\{?(\w+)", text))
         self.commands: list[Command] = []
         self.exported: dict[str, Word] = {}
         self.sourced: list[Path] = []
@@ -491,19 +485,8 @@ class _Reader:
                 return
 
     def _word(self, source: _Text, chars: Chars, token: Token) -> Word:
-        start, own_end = source.places[token.start], source.places[token.end - 1] + 1
-        places = [place for _, place in chars]
-        is_apart = (
-            not places
-            or places[0] < 0
-            or places != list(range(places[0], places[0] + len(places)))
-        )
-        used = _NAMED.fullmatch(source.text[token.start : token.end].strip('"'))
-        name = used and (used[1] or used[2])
-        if name and self._n_uses[name] > 1:  # others keep it
-            is_apart = True
-        first, last = (start, own_end) if is_apart else (places[0], places[-1] + 1)
-        return Word(text=_plain(chars), start=first, end=last, own_end=own_end)
+        start = chars[0][1] if chars else -1
+        return Word(text=_plain(chars), start=start if start >= 0 else source.places[token.start])
 
     def _joined(self, source: _Text, token: Token) -> Chars:
         """A value that is one word, whatever it is made of."""

@@ -82,7 +82,7 @@ def _mended(refused: Sequence[Violation], launch: MegatronLaunch) -> list[Violat
             violation,
             changes=changes,
             fix=words,
-            at=(*_named_first(changes, violation.message), *violation.at),
+            at=(*_named_first(changes, violation.message), *changes, *violation.at),
         )
         for violation in refused
     ]
