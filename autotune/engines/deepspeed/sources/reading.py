@@ -147,8 +147,9 @@ class ReadConfig:
     split: int = 1
     """Ranks that the reader splits each stage over, which DeepSpeed leaves out of its batch."""
     layout: ExportedLayout | None = None
+    """For an export or a pipeline: how its script splits the training."""
     refused: tuple[Violation, ...] = ()
-    """Violations that the reader itself refuses."""
+    """Violations of the reader, which refuses or overrules keys before DeepSpeed sees them."""
 
 
 def may_be_deepspeeds(path: Path) -> bool:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,49 +70,18 @@ _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(ReadConfig):
     """A configuration and its surroundings."""
 
     asked: Path
     """The file that was named; it may name another one."""
-    path: Path
-    """The file that holds it."""
-    text: str
-    at: tuple[str, ...] = ()
-    """The keys of the file under which it lies."""
-    document: str = ""
-    """Number of the document in a YAML file that has several."""
-    config: Mapping[str, Any]
+    syntax: Syntax = "json"
     consumer: Consumer
-    because: str
-    """Evidence for the consumer."""
     is_guessed: bool = False
-    """Whether nothing tells it, so that DeepSpeed itself is taken for it."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `TrainingArguments`, as far as they were given."""
-    arguments_path: Path | None = None
-    """The file in which they stand; None: on a launch line, or nowhere."""
-    arguments_at: tuple[str, ...] = ()
-    """The keys of that file under which they lie."""
+    """Whether nothing tells the consumer, so that DeepSpeed itself is taken for it."""
     own_defaults: frozenset[str] | None = None
     """Fields of `TrainingArguments` for which the script has defaults of its own; None: it does
     not tell, or is not there."""
-    syntax: Syntax = "json"
-    reader: str = ""
-    """The program that hands the configuration to the consumer, where it has a name: GPT-NeoX,
-    Lightning, Megatron-DeepSpeed, LLaMA-Factory, axolotl, ms-swift."""
-    is_made: bool = False
-    """Whether the reader makes the configuration from keys of its own."""
-    unasked: frozenset[str] = frozenset()
-    """Keys, dotted, that the reader puts in at defaults of its own: nobody wrote them."""
-    twice: tuple[str, ...] = ()
-    """Keys of its YAML that stand twice in one section, and the line of the last one."""
-    refuses_twice: bool = False
-    """Whether its reader refuses such a YAML."""
-    is_part: bool = False
-    """Whether it stands in some program's own file, which may add to it."""
-    unknown: frozenset[tuple[str, ...]] = frozenset()
-    """Keys that the reader fills in at run time; they are "auto" in `config`."""
     world: int | None = None
     """Ranks, without those that the reader splits a model over."""
     world_because: str = "given"
@@ -131,11 +100,8 @@ class Source:
     not_for: str = ""
     """Name of what accelerate runs instead of DeepSpeed, where its YAML says so."""
     layout: ExportedLayout = UNSPLIT
-    """For an export or a pipeline: how its script splits the training."""
     accelerator: str | None = None
     """Where it runs, as the launch line, the arguments or the files say; None: nobody says."""
-    refused: tuple[Violation, ...] = ()
-    """Violations of the reader, which refuses or overrules keys before DeepSpeed sees them."""
     is_trainers: bool | None = None
     """Whether its script trains with Trainer; None: nobody says."""
     is_tuned: bool | None = None
@@ -465,27 +431,14 @@ def _source(
     per_node = line.per_node or (
         ranks // nodes if ranks and nodes and ranks % nodes == 0 else None
     )
-    return Source(
+    read = {one.name: getattr(section, one.name) for one in fields(section)}
+    told = dict(
         asked=asked,
-        path=section.path,
-        text=section.text,
-        syntax=section.syntax,
-        at=section.at,
-        document=section.document,
-        config=section.config,
-        is_made=section.is_made,
-        unasked=section.unasked,
-        is_part=section.is_part,
-        twice=section.twice,
-        refuses_twice=section.refuses_twice,
-        unknown=section.unknown,
         consumer=consumer,
         because=because,
         is_guessed=is_guessed,
         reader=reader,
         arguments=arguments,
-        arguments_path=section.arguments_path,
-        arguments_at=section.arguments_at,
         own_defaults=None if line.open_words else own,
         is_trainers=_is_trainers(consumer, line, script),
         is_tuned=_is_tuned(consumer, line),
@@ -517,6 +470,7 @@ def _source(
             ),
         ),
     )
+    return Source(**{**read, **told})
 
 
 def _is_trainers(consumer: Consumer, line: LaunchLine, script: Path | None) -> bool | None:
