@@ -24,10 +24,11 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
-from autotune.engines.megatron.flags import known_release
+from autotune.engines.megatron.flags import known_release, newest_release
 from autotune.engines.megatron.launched import (
     MegatronLaunch,
     launches_as_written,
+    launches_of,
     may_launch,
     on_gpu,
     read_launches,
@@ -211,10 +212,15 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
     """The trainings of Megatron-LM's that a file starts; empty: it starts none."""
     if not path.is_file() or not may_launch(path):
         return []
-    if flags.megatron_release:
-        named = known_release(flags.megatron_release, where="--megatron-release")
+    named = flags.megatron_release and known_release(
+        flags.megatron_release, where="--megatron-release"
+    )
+    found: list[MegatronLaunch] = []
+    if flags.launch is not None:  # the line in place of the file's own
+        found = launches_of(flags.launch, path, release=named or newest_release())
+    if not found and named:
         found = read_launches(path, release=named)
-    else:
+    elif not found:
         found = launches_as_written(path, installed=version_of("megatron-core") or "")
     return [replace(each, **flags.on_gpu) for each in found]
 

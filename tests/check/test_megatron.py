@@ -282,3 +282,17 @@ def test_without_a_launcher_the_world_is_what_the_file_exports(tmp_path):
     report = checked(tmp_path / "run.sh", f"export WORLD_SIZE=24 RANK=0\n{line}")
     assert "world 24 (WORLD_SIZE)" in report.about
     assert [one.violation.rule for one in report.found] == ["megatron.batch.product"]
+
+
+def test_a_line_that_decides_is_named_once(tmp_path):
+    line = LINE.format(micro=1, tp="$TP", pp=1, more="")
+    text = f"if probe; then\n  TP=4\nelse\n  TP=2\nfi\n{line}"
+    report = checked(tmp_path / "run.sh", text)
+    assert report.would_run(fixed=False) is None
+    (told,) = [one for one in report.not_judged if one.what == "--tensor-model-parallel-size"]
+    assert told.why == (
+        "only the shell knows it; line 1 decides by `if`: say the launch with --launch"
+    )
+    launch = LINE.format(micro=1, tp=3, pp=1, more="").strip()
+    report = checked(tmp_path / "run.sh", text, launch=launch)
+    assert "megatron.tp.heads" in dict(found_in(report))

@@ -158,7 +158,7 @@ def read_shell(
     outer = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **(variables or {})}
     reader = _Reader(text, path, outer, follows=follows)
     try:
-        reader.read(_Text(text, range(len(text))), ())
+        reader.read(_ShellSource(text, range(len(text))), ())
     except OpenError as error:
         line = text.count("\n", 0, error.at) + 1
         raise JobError(f"{path}:{line}: {error}", "close it") from error
@@ -172,7 +172,7 @@ def read_shell(
 
 
 @dataclass(frozen=True)
-class _Text:
+class _ShellSource:
     """A text that a shell reads: the file, one that it sources, or one that a command hands on."""
 
     text: str
@@ -235,7 +235,7 @@ class _Reader:
         self._depth = 0
         self._n_put = 0
 
-    def read(self, source: _Text, within: tuple[str, ...]) -> None:
+    def read(self, source: _ShellSource, within: tuple[str, ...]) -> None:
         """Take all commands of a text.
 
         Raises:
@@ -264,7 +264,7 @@ class _Reader:
             return False
         return None if None in states or self._is_alternative else True
 
-    def _without_keywords(self, source: _Text, line: TokenLine) -> list[Token]:
+    def _without_keywords(self, source: _ShellSource, line: TokenLine) -> list[Token]:
         """The tokens of a line behind its keywords, which open and close blocks."""
         tokens = list(line.tokens)
         while tokens:
@@ -296,10 +296,10 @@ class _Reader:
             tokens.pop(0)
         return []
 
-    def _is_test(self, source: _Text, tokens: Sequence[Token]) -> bool:
+    def _is_test(self, source: _ShellSource, tokens: Sequence[Token]) -> bool:
         return bool(tokens) and source.text[tokens[0].start : tokens[0].end] in ("[", "[[")
 
-    def _truth(self, source: _Text, tokens: Sequence[Token]) -> bool | None:
+    def _truth(self, source: _ShellSource, tokens: Sequence[Token]) -> bool | None:
         """Whether `[ ... ]` holds; None: it asks something else than about words and numbers."""
         if not self._is_test(source, tokens):
             return None
@@ -318,7 +318,7 @@ class _Reader:
             return _COMPARES[sign](int(left), int(right))
         return None
 
-    def _sets(self, source: _Text, tokens: list[Token]) -> bool:
+    def _sets(self, source: _ShellSource, tokens: list[Token]) -> bool:
         """Take a line that only sets variables; whether it is one."""
         texts = [source.text[token.start : token.end] for token in tokens]
         if texts[0] == ":":  # ${X:=default} sets where it is put in
@@ -343,7 +343,7 @@ class _Reader:
                 self.exported[name] = self._word(source, value, token)
         return True
 
-    def _assign(self, source: _Text, token: Token, found: re.Match[str]) -> None:
+    def _assign(self, source: _ShellSource, token: Token, found: re.Match[str]) -> None:
         name = found[1]
         if token.items is None:
             value = self._joined(source, Token(token.start + found.end(), token.end))
@@ -387,7 +387,7 @@ class _Reader:
         if why := self._why():
             self.unread.append(why)
 
-    def _sources(self, source: _Text, tokens: list[Token]) -> bool:
+    def _sources(self, source: _ShellSource, tokens: list[Token]) -> bool:
         """Read a file that a line sources; whether it does."""
         if not self._follows or len(tokens) < 2:
             return False
@@ -405,7 +405,7 @@ class _Reader:
             self._path = path
             commands = list(self.commands)
             self.sourced.append(path)
-            self.read(_Text(text, [place] * len(text), is_sourced=True), ())
+            self.read(_ShellSource(text, [place] * len(text), is_sourced=True), ())
             self.commands = commands
             self._held["BASH_SOURCE"], self._path = outer
         except (RenderError, OpenError):
@@ -426,7 +426,7 @@ class _Reader:
         found = next((one for one in near if one.is_file()), None)
         return None if found is None or found.resolve() == self._path.resolve() else found
 
-    def _writes(self, source: _Text, line: TokenLine) -> None:
+    def _writes(self, source: _ShellSource, line: TokenLine) -> None:
         """Take the text that a here-document writes to a file."""
         if line.document is None or line.target is None or self._certain is False:
             return
@@ -435,7 +435,7 @@ class _Reader:
         def put(found: re.Match[str]) -> str:
             if found[0].startswith("\\"):
                 return found[0][1:]
-            inner = _Text(found[0], [-1] * len(found[0]))
+            inner = _ShellSource(found[0], [-1] * len(found[0]))
             return _plain(self._joined(inner, Token(0, len(found[0]))))
 
         body = source.text[begin:end]
@@ -444,7 +444,7 @@ class _Reader:
         above = "\n" * source.text.count("\n", 0, begin)
         self.written[os.path.normpath(name)] = above + body
 
-    def _runs(self, source: _Text, tokens: list[Token], within: tuple[str, ...]) -> None:
+    def _runs(self, source: _ShellSource, tokens: list[Token], within: tuple[str, ...]) -> None:
         """Take a command, or those in the text that it hands to a shell."""
         variables: dict[str, Word] = {}
         start = source.places[tokens[0].start]
@@ -480,19 +480,19 @@ class _Reader:
         if self._depth < _MOST_DEEP:
             places = [at if at >= 0 else place for _, at in chars]
             try:
-                self.read(_Text(_plain(chars), places), within)
+                self.read(_ShellSource(_plain(chars), places), within)
             except OpenError:
                 return
 
-    def _word(self, source: _Text, chars: Chars, token: Token) -> Word:
+    def _word(self, source: _ShellSource, chars: Chars, token: Token) -> Word:
         start = chars[0][1] if chars else -1
         return Word(text=_plain(chars), start=start if start >= 0 else source.places[token.start])
 
-    def _joined(self, source: _Text, token: Token) -> Chars:
+    def _joined(self, source: _ShellSource, token: Token) -> Chars:
         """A value that is one word, whatever it is made of."""
         return [char for part in self._fields(source, token, is_split=False) for char in part]
 
-    def _fields(self, source: _Text, token: Token, *, is_split: bool = True) -> list[Chars]:
+    def _fields(self, source: _ShellSource, token: Token, *, is_split: bool = True) -> list[Chars]:
         """What a token is split into, without its quotes, with the variables of the file."""
         text, at, end = source.text, token.start, token.end
         done: list[Chars] = []
@@ -528,7 +528,7 @@ class _Reader:
                 at += 1
         return done if word is None else [*done, word]
 
-    def _put_in(self, source: _Text, start: int, end: int) -> list[Chars] | None:
+    def _put_in(self, source: _ShellSource, start: int, end: int) -> list[Chars] | None:
         """What an expansion stands for; None: only the shell knows."""
         raw = source.text[start:end]
         if raw.startswith("$(("):
@@ -558,7 +558,7 @@ class _Reader:
         self._n_put += sum(len(item) + 32 for item in items)
         return items if self._n_put <= _MOST_PUT else None
 
-    def _folder(self, source: _Text, inner: Token) -> str | None:
+    def _folder(self, source: _ShellSource, inner: Token) -> str | None:
         """What commands print that only ask for a folder; None: they are others.
 
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
@@ -567,7 +567,7 @@ class _Reader:
         text = source.text[inner.start : inner.end]
         if _ASKS_FOLDER.match(text) is None or len(text) > 300:
             return None
-        part = _Text(text, source.places[inner.start : inner.end])
+        part = _ShellSource(text, source.places[inner.start : inner.end])
         for line in lines_of(text):
             words = [_plain(one) for token in line.tokens for one in self._fields(part, token)]
             name, *rest = [word for word in words if word not in _FOLDER_FLAGS] or [""]
@@ -588,7 +588,7 @@ class _Reader:
 
         def put(found: re.Match[str]) -> str:
             name = f"${{{found[0]}}}"
-            return _plain(self._joined(_Text(name, [-1] * len(name)), Token(0, len(name))))
+            return _plain(self._joined(_ShellSource(name, [-1] * len(name)), Token(0, len(name))))
 
         inner = _NAME.sub(put, re.sub(r"\$\{?(\w+)\}?", r"\1", expression)).strip()
         if len(inner) > 300 or re.fullmatch(r"[\d\s()+*/%-]+", inner) is None:
