@@ -77,7 +77,7 @@ def run_ladder(
 
 def _baseline(study: Study) -> Chosen:
     """The study's baseline as it ran."""
-    answer = answer_of(study.read_state(), study, study.read())
+    answer = answer_of(study.read_state(), study)
     if answer is None or answer.baseline is None:
         raise StudyError(
             f"study {study.name}: it has no baseline to start from",
@@ -100,7 +100,7 @@ def _way(study: Study, environment: Environment, settings: Sequence[str]) -> Way
         if violations := engine.judge(target):
             raise JobError(violations[0].message, violations[0].fix)
     else:
-        answer = answer_of(study.read_state(), study, study.read())
+        answer = answer_of(study.read_state(), study)
         best = find_chosen(study, trial=answer.best.trial if answer and answer.best else None)
         target, engine = best.handout.candidate, best.engine
     return Way(

@@ -14,7 +14,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
 
 from autotune.contract.words import StrEnum
@@ -49,6 +49,8 @@ _MAX_FIGURE = 1e30
 """Largest time, rate or number of bytes; a larger one comes of damage, and its square may
 overflow."""
 
+PRIVATE_MODE = 0o600
+"""Permissions of what may hold secrets: a user's command, logs."""
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
 RANKS_DIR = "ranks"
@@ -81,8 +83,13 @@ class NotAFileError(OSError):
         super().__init__(errno.EINVAL, f"is {kind}, not a file", str(path))
 
 
-def write_json(path: Path, data: dict[str, Any]) -> None:
+def write_json(path: Path, data: dict[str, Any], *, is_private: bool = False) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, never a part.
+
+    Args:
+        path: The file.
+        data: Its object.
+        is_private: Whether nobody but this user may read it.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the old file still stands.
@@ -94,7 +101,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, mode_of(path))
+        os.chmod(aside, PRIVATE_MODE if is_private else mode_of(path))
         os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
@@ -133,23 +140,13 @@ def open_regular(path: Path) -> int:
         NotAFileError: It is a folder, a pipe, a socket or a device.
         OSError: It cannot be opened.
     """
-    is_handed = _HANDED.fullmatch(str(path)) is not None
-    _check_kind(path, os.stat(path).st_mode, is_handed=is_handed)
-    # It may be another by now: without O_NONBLOCK the opening of a pipe waits for a writer.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        _check_kind(path, os.fstat(handle).st_mode, is_handed=is_handed)
-        if is_handed:
-            os.set_blocking(handle, True)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-def _check_kind(path: Path, mode: int, *, is_handed: bool) -> None:
-    if not (stat.S_ISREG(mode) or (is_handed and stat.S_ISFIFO(mode))):
+    mode = os.stat(path).st_mode
+    is_handed = stat.S_ISFIFO(mode) and _HANDED.fullmatch(str(path)) is not None
+    if not (stat.S_ISREG(mode) or is_handed):
         raise NotAFileError(path, mode)
+    # Another may stand there by now: without O_NONBLOCK the opening of a pipe waits for a writer.
+    waits = 0 if is_handed else os.O_NONBLOCK
+    return os.open(path, os.O_RDONLY | waits | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def read_bounded(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -295,17 +292,17 @@ def _maker(kind: Any) -> _Maker:
     if kind is Any:
         return lambda data: data
     if origin is UnionType:
-        return _either(arguments)
+        return _either([_maker(part) for part in arguments])
     plain = _plain(kind, origin)
     if origin is list:
-        each = _maker(arguments[0])
-        if arguments[0] is float:
-            return lambda data: _floats(data, each) if isinstance(data, list) else plain(data)
-        return lambda data: [*map(each, data)] if isinstance(data, list) else plain(data)
+        item = _maker(arguments[0])
+        return lambda data: [*map(item, data)] if isinstance(data, list) else plain(data)
+    if origin is tuple:
+        return _tuple(arguments, plain)
     if origin is dict:
         value = _maker(arguments[1])
         return lambda data: (
-            {key: value(of_it) for key, of_it in data.items()}
+            {key: value(part) for key, part in data.items()}
             if isinstance(data, dict)
             else plain(data)
         )
@@ -317,24 +314,23 @@ def _maker(kind: Any) -> _Maker:
     return plain
 
 
-def _floats(data: list[Any], each: _Maker) -> list[Any]:
-    """Step times and the like, of which a record has the most."""
-    return list(data) if {float}.issuperset(map(type, data)) else [*map(each, data)]
-
-
-_EXACT = (float, str, bool, NoneType)
-"""Types of which data is taken as it is; of the others there is more to check."""
-
-
-def _either(kinds: Sequence[Any]) -> _Maker:
-    makers = [_maker(kind) for kind in kinds]
-    exact = {kind for kind in kinds if kind in _EXACT}
-    if any(isinstance(kind, type) and issubclass(kind, StrEnum) for kind in kinds):
-        exact.discard(str)
+def _tuple(kinds: Sequence[Any], otherwise: _Maker) -> _Maker:
+    """A JSON list as a tuple: of any length where the kinds end in an ellipsis."""
+    makers = [_maker(kind) for kind in kinds if kind is not ...]
 
     def make(data: Any) -> Any:
-        if type(data) in exact:
-            return data
+        if not isinstance(data, list):
+            return otherwise(data)
+        makers_of_all = makers * len(data) if kinds[-1] is ... else makers
+        if len(makers_of_all) != len(data):
+            raise TypeError
+        return tuple(maker(value) for maker, value in zip(makers_of_all, data, strict=True))
+
+    return make
+
+
+def _either(makers: Sequence[_Maker]) -> _Maker:
+    def make(data: Any) -> Any:
         for maker in makers:
             with contextlib.suppress(TypeError):
                 return maker(data)
@@ -345,14 +341,10 @@ def _either(kinds: Sequence[Any]) -> _Maker:
 
 def _plain(kind: Any, origin: Any) -> _Maker:
     allowed = int | float if kind is float else origin or kind
-    exact = kind if kind in _EXACT else None
 
     def make(data: Any) -> Any:
-        if type(data) is exact:
-            return data
         # Python calls a switch an int, too; JSON writes a whole float as an int.
-        is_switch = isinstance(data, bool)
-        is_of_kind = isinstance(data, allowed) and is_switch == (kind is bool)
+        is_of_kind = isinstance(data, allowed) and isinstance(data, bool) == (kind is bool)
         if not is_of_kind or (type(data) is int and abs(data) > _MAX_INT):
             raise TypeError
         return data
