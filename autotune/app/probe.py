@@ -11,7 +11,7 @@ from autotune.probe.hardware_file import check_writable
 from autotune.probe.run import Probe, ProbeRequest, probe_of, run_probe
 
 
-def probe_machine(out: Path, *, world: int | None, disk: Path | None, is_quick: bool) -> Probe:
+def probe_machine(out: Path, *, world: int | None, disk: str | None, is_quick: bool) -> Probe:
     """Probe this machine, once it is sure that the file can be written.
 
     Args:
@@ -37,7 +37,7 @@ def probe_fleet(
     place: Elsewhere,
     *,
     world: int | None,
-    disk: Path | None,
+    disk: str | None,
     is_quick: bool,
     note: Callable[[str], None],
 ) -> Probe:

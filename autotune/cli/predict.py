@@ -69,13 +69,14 @@ def probe(
     from autotune.probe.hardware_file import write_hardware
     from autotune.report.terminal.probe import print_probe
 
+    disk = None if nvme is None else str(nvme)
     if fleet == "local":
-        found = probe_machine(out, world=world, disk=nvme, is_quick=quick)
+        found = probe_machine(out, world=world, disk=disk, is_quick=quick)
     else:
         options = options_of(fleet_option or ())
         with obtained_fleet(fleet, options) as held:
             far = find_far_place(held, options)
-            found = probe_fleet(out, far, world=world, disk=nvme, is_quick=quick, note=say)
+            found = probe_fleet(out, far, world=world, disk=disk, is_quick=quick, note=say)
     # Before it is written: a disk that has filled up meanwhile takes no figure away.
     if as_json:
         print_json({"file": str(out), "accelerators": found.entry, "probe": found.about})

@@ -10,6 +10,7 @@ from typing import Any
 from autotune.contract.files import CONFIG_DIR as CONFIG_DIR
 from autotune.contract.files import NODE_FILE as NODE_FILE
 from autotune.contract.files import PARENT_ENV as PARENT_ENV
+from autotune.contract.files import PRIVATE_MODE as PRIVATE_MODE
 from autotune.contract.files import RANKS_DIR as RANKS_DIR
 from autotune.contract.files import RESULT_FILE as RESULT_FILE
 from autotune.contract.files import SCHEMA_VERSION as SCHEMA_VERSION
@@ -22,6 +23,7 @@ from autotune.contract.files import TRIAL_ENV as TRIAL_ENV
 from autotune.contract.files import ContractError as ContractError
 from autotune.contract.files import NotAFileError as NotAFileError
 from autotune.contract.files import aside_prefix as aside_prefix
+from autotune.contract.files import from_json as from_json
 from autotune.contract.files import is_count as is_count
 from autotune.contract.files import mode_of as mode_of
 from autotune.contract.files import open_regular as open_regular

@@ -1,5 +1,7 @@
 """Measure the nodes of a fleet together, each started by its transport."""
 
+import dataclasses
+import json
 import random
 import time
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from autotune.fleet.measuring import ALONE, Meeting
 from autotune.fleet.node.ports import PORTS
 from autotune.fleet.transports.base import Node
 from autotune.fleet.transports.remote import RemoteTransport
-from autotune.probe.node import MARK, TIMEOUT_S, asked_of, measured_by
+from autotune.probe.node import TIMEOUT_S, ProbePart
 from autotune.probe.run import Measured, ProbeRequest
 
 _NODE = "autotune.probe.node"
@@ -48,19 +50,19 @@ def measure_fleet(transport: RemoteTransport, wanted: ProbeRequest, *, world: in
                 interface=nodes[name].interface,
                 port=port,
             )
+        part = ProbePart(wanted=wanted, world=world, meeting=meeting)
         try:
-            answer = transport.ask(
+            return transport.ask(
                 name,
+                Measured,
                 _NODE,
-                MARK,
-                asked_of(wanted, world, meeting),
+                json.dumps(dataclasses.asdict(part)),
                 timeout_s=TIMEOUT_S + _START_S,
                 is_over=lambda: bool(ends_at_s) and time.monotonic() > ends_at_s[0],
             )
-            return measured_by(answer)
-        except (FleetError, ValueError) as error:
+        except FleetError as error:
             if not ends_at_s or time.monotonic() < ends_at_s[0]:
-                failed[name] = error if isinstance(error, FleetError) else FleetError(str(error))
+                failed[name] = error
             ends_at_s.append(time.monotonic() + _OTHERS_WAIT_S)
             return None
 

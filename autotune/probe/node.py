@@ -1,65 +1,38 @@
 """Measures the node that it runs on as its part of a fleet's probe.
 
-`python -m autotune.probe.node ASKED` prints a line of JSON behind `MARK`: what the node's ranks
-measured, or why they could not.
+`python -m autotune.probe.node PART` answers what the node's ranks measured; PART is JSON.
 """
 
-import dataclasses
 import json
 import sys
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from autotune.base.errors import AutotuneError, FleetError
+from autotune.contract import from_json
 from autotune.devices.hardware import detect_environment
 from autotune.fleet.measuring import Meeting
+from autotune.fleet.node.answers import answer
 from autotune.probe.run import Measured, ProbeRequest, measure
 
-MARK = "autotune-probe: "
 TIMEOUT_S = 360.0
 """Time for the ranks of several nodes, which wait for each other first."""
 
 
-def asked_of(wanted: ProbeRequest, world: int, meeting: Meeting) -> str:
-    """The argument for a node: what its ranks measure, how many they are, and where they meet."""
-    fields = dataclasses.asdict(wanted) | {
-        "disk": None if wanted.disk is None else str(wanted.disk)
-    }
-    return json.dumps({"wanted": fields, "world": world, "meeting": dataclasses.asdict(meeting)})
+@dataclass(frozen=True, kw_only=True)
+class ProbePart:
+    """What the ranks of one node measure, how many they are, and where they meet the others."""
+
+    wanted: ProbeRequest
+    world: int
+    meeting: Meeting
 
 
-def measured_by(text: str) -> Measured:
-    """What a node answered, without the mark.
-
-    Raises:
-        FleetError: It could not measure, and says why.
-        ValueError: That is no such line.
-    """
-    data: dict[str, Any] = json.loads(text)
-    if "error" in data:
-        raise FleetError(data["error"], data.get("hint", ""))
-    try:
-        return Measured(**data)
-    except TypeError as error:
-        raise ValueError(f"no figures of a probe: {error}") from error
-
-
-def _answer(asked: dict[str, Any]) -> dict[str, Any]:
-    fields = asked["wanted"]
-    disk = None if fields["disk"] is None else Path(fields["disk"])
-    wanted = ProbeRequest(**{**fields, "precisions": tuple(fields["precisions"]), "disk": disk})
-    try:
-        measured = measure(
-            detect_environment(),
-            wanted,
-            world=asked["world"],
-            meeting=Meeting(**asked["meeting"]),
-            timeout_s=TIMEOUT_S,
-        )
-    except AutotuneError as error:
-        return {"error": error.message, "hint": error.hint}
-    return dataclasses.asdict(measured)
+def measure_part(part: ProbePart) -> Measured:
+    """Run the ranks of this node; errors are those of `measure`."""
+    environment = detect_environment()
+    return measure(
+        environment, part.wanted, world=part.world, meeting=part.meeting, timeout_s=TIMEOUT_S
+    )
 
 
 if __name__ == "__main__":
-    print(MARK + json.dumps(_answer(json.loads(sys.argv[1]))), flush=True)
+    answer(lambda: measure_part(from_json(ProbePart, json.loads(sys.argv[1]))))

@@ -77,7 +77,7 @@ class ProbeRequest:
     """What all ranks of a probe measure."""
 
     precisions: tuple[str, ...]
-    disk: Path | None = None
+    disk: str | None = None
     """A folder whose disk is measured too, the same on all nodes."""
     is_quick: bool = False
     """Whether figures may be rougher for being there sooner."""
@@ -98,7 +98,7 @@ def run_probe(
     environment: Environment,
     *,
     world: int,
-    disk: Path | None = None,
+    disk: str | None = None,
     is_quick: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> Probe:
@@ -136,10 +136,13 @@ def measure(
         FleetError: As `run_probe`.
     """
     devices = _devices(environment, world)
-    disk = wanted.disk
-    if disk is not None and not disk.is_dir():
-        raise JobError(f"--nvme {disk}: is no folder", "name one on the disk to measure")
-    fields = dataclasses.asdict(wanted) | {"disk": None if disk is None else str(disk.resolve())}
+    fields = dataclasses.asdict(wanted)
+    if wanted.disk is not None:
+        fields["disk"] = str(Path(wanted.disk).resolve())
+        if not Path(wanted.disk).is_dir():
+            raise JobError(
+                f"--nvme {wanted.disk}: is no folder", "name one on the disk to measure"
+            )
     started_s = time.monotonic()
     reports = measure_on_ranks(
         "autotune.probe.rank",

@@ -1,44 +1,37 @@
 """What a node of a fleet answers of its part of a probe."""
 
+import dataclasses
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.base.errors import FleetError
 from autotune.fleet.measuring import ALONE
+from autotune.fleet.node.answers import MARK, read_answer
 from autotune.fleet.options import NO_OPTIONS
 from autotune.fleet.transports.base import Node, NodeProcess
 from autotune.fleet.transports.remote import Host, RemoteTransport
 from autotune.probe import fleet
 from autotune.probe.fleet import measure_fleet
-from autotune.probe.node import MARK, asked_of, measured_by
-from autotune.probe.run import ProbeRequest
+from autotune.probe.node import ProbePart
+from autotune.probe.run import Measured, ProbeRequest
 
-WANTED = ProbeRequest(precisions=("fp32",), disk=Path("/no/such/folder"), is_quick=True)
-
-
-def test_a_node_that_could_not_measure_says_why() -> None:
-    with pytest.raises(FleetError, match="no such device"):
-        measured_by('{"error": "no such device", "hint": "name another"}')
-    with pytest.raises(ValueError, match="no figures of a probe"):
-        measured_by('{"reports": []}')
+WANTED = ProbeRequest(precisions=("fp32",), disk="/no/such/folder", is_quick=True)
 
 
 @pytest.mark.parametrize(("world", "error"), [(0, "--world 0"), (1, "is no folder")])
 def test_a_wish_that_cannot_be_is_an_answer_and_no_traceback(world: int, error: str) -> None:
+    part = json.dumps(dataclasses.asdict(ProbePart(wanted=WANTED, world=world, meeting=ALONE)))
     done = subprocess.run(
-        [sys.executable, "-m", "autotune.probe.node", asked_of(WANTED, world, ALONE)],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "autotune.probe.node", part], capture_output=True, text=True
     )
     assert done.stdout.startswith(MARK), done.stderr
     with pytest.raises(FleetError, match=error):
-        measured_by(done.stdout.removeprefix(MARK))
+        read_answer(done.stdout, Measured)
 
 
 class Answering(RemoteTransport):
@@ -61,21 +54,21 @@ class Answering(RemoteTransport):
     def open(self, host: str, command: Sequence[str]) -> NodeProcess:
         raise AssertionError("it is asked by `ask`")
 
-    def ask(
+    def ask(  # type: ignore[override]  # one kind of answer is asked for
         self,
         host: str,
+        kind: type[Measured],
         module: str,
-        mark: str,
         *arguments: str,
         timeout_s: float | None = None,
         is_over: Callable[[], bool] = lambda: False,
-    ) -> str:
+    ) -> Measured:
         self.asked[host] = json.loads(arguments[0])
         if not self._answers[host]:
             while not is_over():
                 pass
             raise FleetError("no answer within 420 s")
-        return self._answers[host]
+        return read_answer(self._answers[host], kind)
 
 
 def test_the_ranks_of_all_nodes_meet_at_the_first_one() -> None:
