@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 HIDDEN = "***"
@@ -214,31 +213,3 @@ def _known_secrets(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """Values of the variables whose names are those of secrets, the longest first."""
     values = {value for name, value in variables if is_secret(name) and value[:1] != "/"}
     return tuple(sorted(values, key=len, reverse=True))
-
-
-_PAIRS_OF_LETTERS = re.compile(
-    "th|he|in|er|an|re|on|at|en|nd|ti|es|or|te|of|ed|is|it|al|ar|st|to|nt|ng|se|ha|as|ou|io|"
-    "le|ve|co|me|de|hi|ri|ro|ic|ne|ea|ra|ce|li|ch|ll|be|ma|si|om|ur|ca|el|ta|la|ns|di|fo|ho|"
-    "pe|ec|pr|no|ct|us|ac|ot|il|tr|ly|nc|et|ut|ss|so|rs|un|lo|wa|ge|ie|wh|ee|wi|em|ad|ol|rt|"
-    "po|we|na|ul|ni|ts|mo|ow|pa|im|mi|ai|sh|ir|su|id|os|iv|ia|am|fi|ci|vi|pl|ig|tu|ev|ld|ry|"
-    "mp|fe|bl|ab|gh|ty|op|wo|sa"
-)
-"""The commonest pairs of letters in words."""
-
-
-def is_worded(text: str, least: float = 0.42) -> bool:
-    """Whether words are in a text, by its pairs of letters: random letters seldom look so.
-
-    Args:
-        text: Any text.
-        least: Share of its pairs of letters that words have often.
-    """
-    pairs = [(a + b).lower() for a, b in pairwise(text) if (a + b).isalpha()]
-    common = sum(_PAIRS_OF_LETTERS.fullmatch(pair) is not None for pair in pairs)
-    changes = sum(_kind(a) != _kind(b) for a, b in pairwise(text))
-    is_even = changes < 0.42 * (len(text) - 1)
-    return len(pairs) >= 5 and is_even and common >= least * len(pairs)
-
-
-def _kind(character: str) -> tuple[bool, bool, bool]:
-    return character.islower(), character.isupper(), character.isdigit()
