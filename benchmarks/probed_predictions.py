@@ -96,7 +96,7 @@ def main() -> int:
 
 def probed(out: Path) -> Probe:
     """Of as many devices as a search takes."""
-    found = probe_machine(out, world=None, nodes=None, disk=None, is_quick=False)
+    found = probe_machine(out, world=None, disk=None, is_quick=False)
     assert found is not None, "one node is all there is"
     write_hardware(out, found.entry, found.about)
     return found

@@ -8,33 +8,28 @@ from autotune.devices.hardware import detect_environment
 from autotune.fleet.transports.remote import Elsewhere
 from autotune.probe.fleet import measure_fleet, ranks_of_each
 from autotune.probe.hardware_file import check_writable
-from autotune.probe.nodes import Nodes
-from autotune.probe.run import Probe, probe_of, run_probe
+from autotune.probe.run import Probe, ProbeRequest, probe_of, run_probe
 
 
-def probe_machine(
-    out: Path, *, world: int | None, nodes: Nodes | None, disk: Path | None, is_quick: bool
-) -> Probe | None:
-    """Probe, once it is sure that the file can be written; of several nodes the first has figures.
+def probe_machine(out: Path, *, world: int | None, disk: str | None, is_quick: bool) -> Probe:
+    """Probe this machine, once it is sure that the file can be written.
 
     Args:
         out: The file.
-        world: Devices to measure here; None: those that a search takes where nobody says.
-        nodes: See `run_probe`, as for `disk` and `is_quick`.
-        disk: See there.
+        world: Devices to measure; None: those that a search takes where nobody says.
+        disk: See `run_probe`.
         is_quick: See there.
 
     Raises:
         JobError: The file cannot be written, or a value is not one.
         FleetError: As `run_probe`.
     """
-    if nodes is None or nodes.rank == 0:
-        check_writable(out)
+    check_writable(out)
     environment = detect_environment()
     if world is None:
         n = environment.n_devices
         world = n if environment.accelerator == "cuda" else min(n, CPU_WORLD)
-    return run_probe(environment, world=world, nodes=nodes, disk=disk, is_quick=is_quick)
+    return run_probe(environment, world=world, disk=disk, is_quick=is_quick)
 
 
 def probe_fleet(
@@ -42,7 +37,7 @@ def probe_fleet(
     place: Elsewhere,
     *,
     world: int | None,
-    disk: Path | None,
+    disk: str | None,
     is_quick: bool,
     note: Callable[[str], None],
 ) -> Probe:
@@ -66,5 +61,6 @@ def probe_fleet(
         note(problem)
     nodes = transport.nodes()
     n_ranks = world or ranks_of_each(nodes, environment.n_devices)
-    told = measure_fleet(transport, world=n_ranks, disk=disk, is_quick=is_quick)
-    return probe_of(environment, told, world=n_ranks, n_nodes=len(nodes))
+    wanted = ProbeRequest(precisions=environment.precisions, disk=disk, is_quick=is_quick)
+    measured = measure_fleet(transport, wanted, world=n_ranks)
+    return probe_of(environment, measured, world=n_ranks, n_nodes=len(nodes))

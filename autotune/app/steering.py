@@ -111,7 +111,7 @@ def prospect(session: Session, *, fresh: bool, knowledge: Path | None) -> Prospe
             forecaster=session.place.forecaster,
             host_memory_bytes=session.place.host_memory_bytes,
         )
-        return prospect_of(steering, history, job, session.engine, environment)
+        return prospect_of(steering, history, job, session.engine)
     except AutotuneError:
         return None  # the search says why when it begins
 

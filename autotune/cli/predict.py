@@ -31,7 +31,6 @@ from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.api.values import Shown
-    from autotune.probe.run import Probe
 
 _MOST_REASONS = 10
 
@@ -43,20 +42,6 @@ def probe(
         option(
             Topic.JOB, help="Devices to measure on a node; as many as a search uses by default."
         ),
-    ] = None,
-    nodes: Annotated[
-        int, typer.Option(help="Nodes that take part; start the same command on each.")
-    ] = 1,
-    node_rank: Annotated[
-        int | None, typer.Option(help="Which of them this is, from 0; node 0 writes the file.")
-    ] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT of node 0 in the network to measure."),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the nodes' secret, readable by you alone."),
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write, for --accelerators.")] = Path(
         "hardware.yaml"
@@ -76,37 +61,22 @@ def probe(
     """Measure the devices and the links between them.
 
     The file goes to --accelerators of search, plan, explain and estimate. Devices and links that
-    are slower than others are warned of. With --fleet the nodes are started from here; by hand,
-    several know each other by a secret, in AUTOTUNE_TOKEN or a file.
+    are slower than others are warned of. With --fleet the nodes of a fleet measure together.
     """
     from autotune.app.probe import probe_fleet, probe_machine
     from autotune.app.session import find_far_place
     from autotune.fleet.options import options_of
     from autotune.probe.hardware_file import write_hardware
-    from autotune.probe.nodes import nodes_of
     from autotune.report.terminal.probe import print_probe
 
-    place = nodes_of(nodes, node_rank, master, token_file)
-    if place is not None and fleet != "local":
-        raise JobError("--fleet and --nodes are both given", "--fleet starts all its nodes")
-    if place is not None:
-        say(
-            f"node {place.rank} of {place.count}; they meet on port {place.port} of "
-            f"{place.address}, by {place.interface}"
-        )
-    found: Probe | None
+    disk = None if nvme is None else str(nvme)
     if fleet == "local":
-        found = probe_machine(out, world=world, nodes=place, disk=nvme, is_quick=quick)
+        found = probe_machine(out, world=world, disk=disk, is_quick=quick)
     else:
         options = options_of(fleet_option or ())
         with obtained_fleet(fleet, options) as held:
             far = find_far_place(held, options)
-            found = probe_fleet(out, far, world=world, disk=nvme, is_quick=quick, note=say)
-    if found is None:
-        say("measured; node 0 has the figures and writes the file")
-        if as_json:
-            print_json({"file": None, "accelerators": None, "probe": None})
-        return
+            found = probe_fleet(out, far, world=world, disk=disk, is_quick=quick, note=say)
     # Before it is written: a disk that has filled up meanwhile takes no figure away.
     if as_json:
         print_json({"file": str(out), "accelerators": found.entry, "probe": found.about})

@@ -22,6 +22,7 @@ from autotune.contract.files import TRIAL_ENV as TRIAL_ENV
 from autotune.contract.files import ContractError as ContractError
 from autotune.contract.files import NotAFileError as NotAFileError
 from autotune.contract.files import aside_prefix as aside_prefix
+from autotune.contract.files import from_json as from_json
 from autotune.contract.files import is_count as is_count
 from autotune.contract.files import mode_of as mode_of
 from autotune.contract.files import open_regular as open_regular

@@ -290,6 +290,8 @@ def _maker(kind: Any) -> _Maker:
     if origin is list:
         item = _maker(arguments[0])
         return lambda data: [*map(item, data)] if isinstance(data, list) else plain(data)
+    if origin is tuple:
+        return _tuple(arguments, plain)
     if origin is dict:
         value = _maker(arguments[1])
         return lambda data: (
@@ -303,6 +305,21 @@ def _maker(kind: Any) -> _Maker:
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return lambda data: kind(data) if isinstance(data, str) else plain(data)
     return plain
+
+
+def _tuple(kinds: Sequence[Any], otherwise: _Maker) -> _Maker:
+    """A JSON list as a tuple: of any length where the kinds end in an ellipsis."""
+    makers = [_maker(kind) for kind in kinds if kind is not ...]
+
+    def make(data: Any) -> Any:
+        if not isinstance(data, list):
+            return otherwise(data)
+        makers_of_all = makers * len(data) if kinds[-1] is ... else makers
+        if len(makers_of_all) != len(data):
+            raise TypeError
+        return tuple(maker(value) for maker, value in zip(makers_of_all, data, strict=True))
+
+    return make
 
 
 def _either(makers: Sequence[_Maker]) -> _Maker:

@@ -11,7 +11,6 @@ from autotune.devices.hardware import VERSIONED
 from autotune.doctor.diagnosis import Level, Machine, Remark, failed, passed, warned, worst
 from autotune.doctor.findings import conclude_of_node
 from autotune.doctor.links import DeviceLink, measure_links
-from autotune.doctor.node import MARK, machine_of
 from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.transports.base import Node
 from autotune.fleet.transports.remote import RemoteTransport
@@ -19,7 +18,7 @@ from autotune.fleet.transports.remote import RemoteTransport
 CLOCK_AHEAD_S = 2.0
 """Difference of two wall clocks from which on it is said; asking takes a part of a second."""
 LOW_DISK_BYTES = 2**30
-_MACHINE = "autotune.doctor.node"
+_MACHINE = "autotune.doctor.machine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +77,9 @@ def diagnose_fleet(
 
     def look(host: str) -> Machine | str:
         try:
-            return machine_of(transport.ask(host, _MACHINE, MARK))
+            return transport.ask(host, Machine, _MACHINE)
         except FleetError as error:
             return error.message
-        except ValueError as error:
-            return str(error)
 
     machines = transport.ask_all(list(found), look)
     nodes = []

@@ -7,8 +7,8 @@ from autotune.doctor.diagnosis import Level, Remark
 from autotune.fleet.transports.remote import RemoteTransport, common_environment
 from autotune.probe.findings import slow_pairs
 from autotune.probe.fleet import measure_fleet, ranks_of_each
-from autotune.probe.points import Point, Span, of_kind, points_of
-from autotune.probe.reports import check_reports
+from autotune.probe.points import Point, Span, check_reports, of_kind, points_of
+from autotune.probe.run import ProbeRequest
 
 _PLACES: tuple[tuple[Span, str], ...] = (("node", "within nodes"), ("nodes", "between nodes"))
 
@@ -40,10 +40,9 @@ def measure_links(transport: RemoteTransport) -> Links:
     """
     environment, nodes = common_environment(transport), transport.nodes()
     world = ranks_of_each(nodes, environment.n_devices)
-    measured = measure_fleet(transport, world=world, is_quick=True, only_pairs=True)
-    check_reports(
-        measured.reports, world=world * len(nodes), per_node=world, most_s=measured.wall_s
-    )
+    wanted = ProbeRequest(precisions=environment.precisions, is_quick=True, only_pairs=True)
+    measured = measure_fleet(transport, wanted, world=world)
+    check_reports(measured.reports, per_node=world)
     kind = "core" if environment.accelerator == "cpu" else "GPU"
     names = [
         f"{kind} {report['place']} of {nodes[rank // world].name}"

@@ -1,4 +1,7 @@
-"""Look at the machine: packages, programs, accelerators, extensions, limits. Changes nothing."""
+"""Look at the machine: packages, programs, accelerators, extensions, limits. Changes nothing.
+
+As a program it answers what there is, for `doctor --fleet`.
+"""
 
 import importlib.util
 import os
@@ -27,6 +30,7 @@ from autotune.devices.hardware import (
 )
 from autotune.doctor.diagnosis import Device, Machine
 from autotune.engines.base import installed_engines
+from autotune.fleet.node.answers import answer
 
 PACKAGES = ("transformers", "optuna", "pydantic", "pandas", "pyarrow", "nvidia-ml-py", "numpy")
 TOOLS = ("gcc", "g++", "ninja", "nvcc", "numactl", "ssh", "pdsh")
@@ -152,3 +156,7 @@ def _shm_bytes() -> int | None:
         return shutil.disk_usage("/dev/shm").total
     except OSError:
         return None
+
+
+if __name__ == "__main__":
+    answer(inspect_machine)

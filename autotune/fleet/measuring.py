@@ -4,7 +4,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,26 @@ from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.ports import lease_port
 from autotune.fleet.node.processes import NodePart, kill_all, ranks_command
 from autotune.fleet.reports import exit_codes
+from autotune.trial.rendezvous import LOOPBACK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the ranks of several nodes find one another; by default there is one node."""
+
+    node: int = 0
+    """This node's place among them."""
+    n_nodes: int = 1
+    address: str = LOOPBACK
+    """Address of the first node."""
+    interface: str = "lo"
+    """Network interface by which the ranks here reach the others."""
+    port: int | None = None
+    """Port of the first node; None: it leases one."""
+
+
+ALONE = Meeting()
+"""Ranks of this machine alone."""
 
 
 def measure_on_ranks(
@@ -24,17 +45,15 @@ def measure_on_ranks(
     accelerator: str,
     devices: Sequence[int],
     timeout_s: float,
-    interface: str = "lo",
-    variables: Mapping[str, str] | None = None,
+    meeting: Meeting = ALONE,
 ) -> list[dict[str, Any]]:
     """Start a rank per device, wait for all, and leave none behind, whatever happens.
 
     The module ends in `autotune.trial.report_rank.report`. Devices are core numbers, or indices of
-    GPUs, counted from 0; the ranks talk to each other and to other machines by the interface. They
-    get the variables beside this process's.
+    GPUs, counted from 0.
 
     Returns:
-        What each rank wrote, in their order.
+        What each rank here wrote, in their order.
 
     Raises:
         FleetError: A rank failed, died, hung or wrote nothing, or no port is free; the message is
@@ -42,16 +61,10 @@ def measure_on_ranks(
     """
     with scratch_folder() as folder:
         (folder / RANKS_DIR).mkdir()
-        part = NodePart(
-            folder=str(folder),
-            devices=[*map(str, devices)],
-            interface=interface,
-            variables=dict(variables or {}),
-        )
+        part = NodePart(folder=str(folder), devices=[*map(str, devices)], **asdict(meeting))
         _run(part, module, [accelerator, ",".join(part.devices), *arguments], timeout_s)
-        files = [
-            file for rank in range(len(devices)) if (file := folder / f"{rank}.json").exists()
-        ]
+        ranks = range(part.first_rank, part.first_rank + len(devices))
+        files = [file for rank in ranks if (file := folder / f"{rank}.json").exists()]
         if missing := len(devices) - len(files):
             raise FleetError(f"{missing} of {len(devices)} ranks wrote no figures", _HINT)
         return [json.loads(read_bounded(file)) for file in files]
@@ -62,13 +75,14 @@ _HINT = "the line names the cause: a busy device, a driver, or the network inter
 
 def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float) -> None:
     folder = Path(part.folder)
-    port = lease_port()
+    lease = lease_port() if part.port is None else None
+    port = lease.port if lease is not None else part.port or 0
     errors = folder / STDERR_FILE
     process: GuardedProcess | None = None
     try:
         with errors.open("wb") as stderr:
             process = GuardedProcess(
-                ranks_command(part, port.port, module, part.folder, *arguments),
+                ranks_command(part, port, module, part.folder, *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
@@ -84,14 +98,15 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
         if process is not None:
             process.end()  # first: `kill_all` finds the keeper as well, which has to end last
         kill_all(folder)
-        port.release()
+        if lease is not None:
+            lease.release()
     if code:
-        reason = _killed(folder) or _first_failure(folder)
+        reason = _killed(folder, part.node) or _first_failure(folder)
         raise FleetError(reason or f"exit code {code}: {_last_line(errors)}", _HINT)
 
 
 def _environment(part: NodePart, accelerator: str) -> dict[str, str]:
-    made = {**os.environ, **part.variables, TRIAL_ENV: part.folder}
+    made = {**os.environ, TRIAL_ENV: part.folder}
     if accelerator == "cpu":
         made["OMP_NUM_THREADS"] = "1"
         made["GLOO_SOCKET_IFNAME"] = part.interface
@@ -104,11 +119,11 @@ def _environment(part: NodePart, accelerator: str) -> dict[str, str]:
     return made
 
 
-def _killed(folder: Path) -> str:
+def _killed(folder: Path, node: int) -> str:
     """Which rank a signal ended; the launcher ends the others with SIGTERM because of it."""
     return "; ".join(
         f"rank {rank} was ended by {signal.Signals(-code).name}"
-        for rank, code in exit_codes(folder, 0).items()
+        for rank, code in exit_codes(folder, node).items()
         if code < 0 and -code != signal.SIGTERM
     )
 

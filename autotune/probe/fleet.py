@@ -1,21 +1,25 @@
 """Measure the nodes of a fleet together, each started by its transport."""
 
+import dataclasses
 import json
 import random
-import secrets
+import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from autotune.base.errors import FleetError
+from autotune.fleet.measuring import ALONE, Meeting
 from autotune.fleet.node.ports import PORTS
 from autotune.fleet.transports.base import Node
 from autotune.fleet.transports.remote import RemoteTransport
-from autotune.probe.node import MARK, told_by
-from autotune.probe.run import TIMEOUT_S, Told
+from autotune.probe.node import TIMEOUT_S, ProbePart
+from autotune.probe.run import Measured, ProbeRequest
 
 _NODE = "autotune.probe.node"
-_MEET_S = 120.0
-"""Time for the nodes to find each other, beside that for measuring."""
+_START_S = 60.0
+"""Time for a node to begin and to answer, beside that of its ranks."""
+_OTHERS_WAIT_S = 5.0
+"""Time for the other nodes to say why they failed, once one of them has: the cause may be
+theirs."""
 
 
 def ranks_of_each(nodes: Sequence[Node], n_devices: int) -> int:
@@ -23,57 +27,50 @@ def ranks_of_each(nodes: Sequence[Node], n_devices: int) -> int:
     return min(n_devices, min(len({*node.devices}) for node in nodes))
 
 
-def measure_fleet(
-    transport: RemoteTransport,
-    *,
-    world: int,
-    disk: Path | None = None,
-    is_quick: bool = False,
-    only_pairs: bool = False,
-) -> Told:
-    """What the ranks of all nodes measured.
-
-    Args:
-        transport: The way to the nodes.
-        world: Ranks of each node.
-        disk: See `autotune.probe.run.measure`, as for the two after it.
-        is_quick: See there.
-        only_pairs: See there.
+def measure_fleet(transport: RemoteTransport, wanted: ProbeRequest, *, world: int) -> Measured:
+    """What `world` ranks of each node measured, with those of the other nodes.
 
     Raises:
         FleetError: No node answers, or one could not measure: it is named.
     """
-    nodes = transport.nodes()
-    names = [node.name for node in nodes]
-    first = nodes[0].address
-    host = f"[{first}]" if ":" in first else first
-    asked = {
-        "count": len(nodes),
-        "master": f"{host}:{random.choice(PORTS)}",
-        "world": world,
-        "disk": None if disk is None else str(disk),
-        "quick": is_quick,
-        "only_pairs": only_pairs,
-    }
-    token = f"{secrets.token_hex(16)}\n".encode()
+    nodes = {node.name: node for node in transport.nodes()}
+    names = list(nodes)
+    port = random.choice(PORTS)
+    failed: dict[str, FleetError] = {}
+    ends_at_s: list[float] = []
+    """Once a node has failed: when the others are ended, which would wait for it."""
 
-    def measure(name: str) -> Told | FleetError | None:
-        said = json.dumps({**asked, "rank": names.index(name)})
-        try:
-            line = transport.ask(
-                name, _NODE, MARK, said, data=token, timeout_s=TIMEOUT_S + _MEET_S
+    def measure(name: str) -> Measured | None:
+        meeting = ALONE
+        if len(nodes) > 1:
+            meeting = Meeting(
+                node=names.index(name),
+                n_nodes=len(nodes),
+                address=nodes[names[0]].address,
+                interface=nodes[name].interface,
+                port=port,
             )
-            return told_by(line)
+        part = ProbePart(wanted=wanted, world=world, meeting=meeting)
+        try:
+            return transport.ask(
+                name,
+                Measured,
+                _NODE,
+                json.dumps(dataclasses.asdict(part)),
+                timeout_s=TIMEOUT_S + _START_S,
+                is_over=lambda: bool(ends_at_s) and time.monotonic() > ends_at_s[0],
+            )
         except FleetError as error:
-            return error
-        except ValueError as error:
-            return FleetError(str(error))
+            if not ends_at_s or time.monotonic() < ends_at_s[0]:
+                failed[name] = error
+            ends_at_s.append(time.monotonic() + _OTHERS_WAIT_S)
+            return None
 
-    answers = transport.ask_all(names, measure)
-    failed = {name: each for name, each in answers.items() if isinstance(each, FleetError)}
-    told = answers[names[0]]
-    if failed or not isinstance(told, Told):
+    answers = [answer for answer in transport.ask_all(names, measure).values() if answer]
+    if failed:
         why = "; ".join(f"{name}: {error.message}" for name, error in failed.items())
-        hint = next((error.hint for error in failed.values() if error.hint), "")
-        raise FleetError(why or f"{names[0]}: no figures came", hint)
-    return told
+        raise FleetError(why, next((error.hint for error in failed.values() if error.hint), ""))
+    return Measured(
+        reports=[report for answer in answers for report in answer.reports],
+        wall_s=max(answer.wall_s for answer in answers),
+    )

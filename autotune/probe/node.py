@@ -1,71 +1,38 @@
 """Measures the node that it runs on as its part of a fleet's probe.
 
-`python -m autotune.probe.node ASKED` gets the nodes' secret as the first line of its input, and
-prints a line of JSON behind `MARK`; node 0's holds what all ranks measured.
+`python -m autotune.probe.node PART` answers what the node's ranks measured; PART is JSON.
 """
 
-import dataclasses
 import json
-import os
 import sys
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from autotune.base.errors import AutotuneError, FleetError
+from autotune.contract import from_json
 from autotune.devices.hardware import detect_environment
-from autotune.probe.nodes import nodes_of
-from autotune.probe.run import Told, measure
-from autotune.probe.token import TOKEN_ENV
+from autotune.fleet.measuring import Meeting
+from autotune.fleet.node.answers import answer
+from autotune.probe.run import Measured, ProbeRequest, measure
 
-MARK = "autotune-probe: "
-_WAIT_S = 60.0
-"""Time for the other nodes to come: all are started at the same time."""
-
-
-def told_by(text: str) -> Told | None:
-    """What a node has said, without the mark.
-
-    Raises:
-        FleetError: It could not measure, and says why.
-        ValueError: That is no such line.
-    """
-    data: dict[str, Any] = json.loads(text)
-    if "error" in data:
-        raise FleetError(data["error"], data.get("hint", ""))
-    try:
-        return None if data["told"] is None else Told(**data["told"])
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"no figures of a probe: {error}") from error
+TIMEOUT_S = 360.0
+"""Time for the ranks of several nodes, which wait for each other first."""
 
 
-def _part(asked: dict[str, Any], token: str) -> Told | None:
-    nodes = None
-    if asked["count"] > 1:
-        os.environ[TOKEN_ENV] = token
-        nodes = nodes_of(asked["count"], asked["rank"], asked["master"])
-        assert nodes is not None, "there are several"
-        nodes = dataclasses.replace(nodes, wait_s=_WAIT_S)
+@dataclass(frozen=True, kw_only=True)
+class ProbePart:
+    """What the ranks of one node measure, how many they are, and where they meet the others."""
+
+    wanted: ProbeRequest
+    world: int
+    meeting: Meeting
+
+
+def measure_part(part: ProbePart) -> Measured:
+    """Run the ranks of this node; errors are those of `measure`."""
+    environment = detect_environment()
     return measure(
-        detect_environment(),
-        world=asked["world"],
-        nodes=nodes,
-        disk=None if asked["disk"] is None else Path(asked["disk"]),
-        is_quick=asked["quick"],
-        only_pairs=asked["only_pairs"],
+        environment, part.wanted, world=part.world, meeting=part.meeting, timeout_s=TIMEOUT_S
     )
 
 
-def main(text: str) -> None:
-    """Measure, and say what came of it."""
-    token = sys.stdin.readline().strip()
-    said: dict[str, Any]
-    try:
-        told = _part(json.loads(text), token)
-        said = {"told": None if told is None else dataclasses.asdict(told)}
-    except AutotuneError as error:
-        said = {"error": error.message, "hint": error.hint}
-    print(MARK + json.dumps(said), flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    answer(lambda: measure_part(from_json(ProbePart, json.loads(sys.argv[1]))))

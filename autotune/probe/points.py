@@ -1,10 +1,12 @@
 """Measurements over all ranks: one point per work and size."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from autotune.base.errors import FleetError
 from autotune.devices.probed import short
 
 LINK_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
@@ -73,6 +75,32 @@ class Point:
             "us": [short(seconds * 1e6) for seconds in self.seconds],
             "scatter": short(self.scatter),
         }
+
+
+def check_reports(reports: Sequence[Mapping[str, Any]], *, per_node: int) -> None:
+    """See that all ranks measured the same, and times that can be.
+
+    Raises:
+        FleetError: One did not; the message names the node and the rank.
+    """
+    works = [
+        {
+            (point["kind"], point.get("span", "node"), point.get("dtype", ""))
+            for point in report["points"]
+            if point["kind"] != "pair"
+        }
+        for report in reports
+    ]
+    for rank, report in enumerate(reports):
+        node = f"node {rank // per_node}, " if len(reports) > per_node else ""
+        why = "" if works[rank] == works[0] else "measured other things than rank 0"
+        for point in report["points"]:
+            if not 0.0 < point["seconds"] < math.inf:
+                why = f"{point['kind']}: {point['seconds']:.6g} s cannot be"
+        if why:
+            raise FleetError(
+                f"{node}rank {rank}: {why}", "see what is wrong there, or measure without it"
+            )
 
 
 def points_of(reports: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:

@@ -1,11 +1,8 @@
 """One rank of a probe: `python -m autotune.probe.rank FOLDER ACCELERATOR DEVICES WANTED`.
 
 All ranks measure the same at the same time, as they do in training: what one device does alone it
-may not do while the others want the same memory. WANTED is JSON: `quick`, `only_pairs`,
-`precisions`, `disk`, a folder or null, and `nodes`, as of `Nodes` without its token, which is in
-the environment, or null where this machine is all there is; of several nodes the first rank's
-answer holds those of all ranks under `reports`, and under `strangers` who was turned away. An
-answer has a list of points; one is
+may not do while the others want the same memory. WANTED is a `ProbeRequest` as JSON. An answer has
+a list of points; one is
 
     {"kind": "matmul", "dtype": "fp32", "shape": [64, 64, 64], "seconds": 1e-5, "scatter": 0.02}
 
@@ -20,7 +17,6 @@ import platform
 import sys
 from typing import Any
 
-from autotune import __version__
 from autotune.trial.report_rank import report
 
 
@@ -36,9 +32,6 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
 
     from autotune.probe import communication, kernels
     from autotune.probe.clock import Clock
-    from autotune.probe.meeting import Meeting
-    from autotune.probe.nodes import Nodes
-    from autotune.probe.token import TOKEN_ENV
 
     if accelerator == "cuda":
         torch.cuda.init()  # says in words what is wrong with the driver or the build
@@ -49,31 +42,9 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
         device, wait, backend, name = torch.device("cpu"), _nothing, "gloo", ""
         torch.set_num_threads(1)
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-    nodes, meeting = wanted.pop("nodes"), None
-    if nodes is None:
-        torch.distributed.init_process_group(backend)
-    else:
-        same = {
-            "autotune": __version__,
-            "torch": torch.__version__,
-            "accelerator": accelerator,
-            "ranks": per_node,
-            "quick": wanted["quick"],
-            "only_pairs": wanted["only_pairs"],
-            "nvme": wanted["disk"],
-        }
-        meeting = Meeting(
-            Nodes(**nodes, token=os.environ[TOKEN_ENV]),
-            local_rank=local_rank,
-            per_node=per_node,
-            about=same,
-        )
-        wanted = meeting.agree(wanted)
-        torch.distributed.init_process_group(
-            backend, store=meeting.store(), rank=meeting.rank, world_size=meeting.world
-        )
+    torch.distributed.init_process_group(backend)
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    clock = Clock(device, wait, is_quick=wanted["quick"])
+    clock = Clock(device, wait, is_quick=wanted["is_quick"])
     points: list[dict[str, Any]] = []
     if not wanted["only_pairs"]:
         points += kernels.products(clock, wanted["precisions"])
@@ -91,15 +62,12 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
     if world > 1:
         points += communication.pairs(clock, per_node)
     torch.distributed.barrier()
-    report = {
+    return {
         "host": platform.node(),
         "device": name,
         "place": int(sys.argv[3].split(",")[local_rank]),
         "points": points,
     }
-    if meeting is None:
-        return report
-    return {"reports": meeting.gather(report), "strangers": meeting.strangers()}
 
 
 def _nothing() -> None:

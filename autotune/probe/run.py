@@ -14,22 +14,14 @@ from autotune.base.errors import FleetError, JobError
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import VERSIONED, Environment, usable_cores
-from autotune.fleet.measuring import measure_on_ranks
+from autotune.fleet.measuring import ALONE, Meeting, measure_on_ranks
 from autotune.probe.figures import Figures, figures_of
 from autotune.probe.findings import conclude
 from autotune.probe.hardware_file import Line, entry_of, fits_of
-from autotune.probe.nodes import Nodes
-from autotune.probe.points import Point, points_of
-from autotune.probe.reports import check_reports
-from autotune.probe.token import TOKEN_ENV
+from autotune.probe.points import Point, check_reports, points_of
 
 TIMEOUT_S = 300.0
 """A probe takes about a minute; longer than this, a rank hangs."""
-
-_NODES_HINT = (
-    "where another node ended first, its output names the cause; then start the same command "
-    "on all nodes again"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +73,24 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class ProbeRequest:
+    """What all ranks of a probe measure."""
+
+    precisions: tuple[str, ...]
+    disk: str | None = None
+    """A folder whose disk is measured too, the same on all nodes."""
+    is_quick: bool = False
+    """Whether figures may be rougher for being there sooner."""
+    only_pairs: bool = False
+    """Whether the links between two ranks each are all that is measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
     """What the ranks of a probe reported."""
 
     reports: list[dict[str, Any]]
     """By rank."""
-    strangers: list[str]
-    """Who came where the nodes met and did not know the secret, in words."""
     wall_s: float
 
 
@@ -95,99 +98,73 @@ def run_probe(
     environment: Environment,
     *,
     world: int,
-    nodes: Nodes | None = None,
-    disk: Path | None = None,
+    disk: str | None = None,
     is_quick: bool = False,
     timeout_s: float = TIMEOUT_S,
-) -> Probe | None:
-    """Measure this machine's devices, all at once, and with those of other nodes if there are any.
+) -> Probe:
+    """Measure this machine's devices, all at once.
 
     Args:
         environment: What there is.
-        world: Ranks to start here, each on a device of its own.
-        nodes: The others, on which the same is called; None: there are none.
-        disk: A folder whose disk is measured too, the same on all nodes; None: none is.
-        is_quick: Whether figures may be rougher for being there sooner; the same on all nodes.
-        timeout_s: Ranks that are not done then are killed; nodes are waited for besides.
-
-    Returns:
-        None on all nodes but the first, which has what all of them measured.
+        world: Ranks to start, each on a device of its own.
+        disk: See `ProbeRequest`.
+        is_quick: See there.
+        timeout_s: Ranks that are not done then are killed.
 
     Raises:
         JobError: The world is below one, or the folder is none.
         FleetError: There are fewer devices, or a rank failed, died, hung or reported what cannot
             be.
     """
-    told = measure(
-        environment,
-        world=world,
-        nodes=nodes,
-        disk=disk,
-        is_quick=is_quick,
-        timeout_s=timeout_s,
-    )
-    n_nodes = 1 if nodes is None else nodes.count
-    return None if told is None else probe_of(environment, told, world=world, n_nodes=n_nodes)
+    wanted = ProbeRequest(precisions=environment.precisions, disk=disk, is_quick=is_quick)
+    measured = measure(environment, wanted, world=world, timeout_s=timeout_s)
+    return probe_of(environment, measured, world=world)
 
 
 def measure(
     environment: Environment,
+    wanted: ProbeRequest,
     *,
     world: int,
-    nodes: Nodes | None = None,
-    disk: Path | None = None,
-    is_quick: bool = False,
-    only_pairs: bool = False,
-    timeout_s: float = TIMEOUT_S,
-) -> Told | None:
-    """Run the ranks of this machine; arguments, None and errors are those of `run_probe`.
+    meeting: Meeting = ALONE,
+    timeout_s: float,
+) -> Measured:
+    """Run `world` ranks of this machine, which meet those of other nodes if there are any.
 
-    With `only_pairs`, the same on all nodes, they measure the links between two of them each.
+    Raises:
+        JobError: As `run_probe`.
+        FleetError: As `run_probe`.
     """
     devices = _devices(environment, world)
-    if disk is not None and not disk.is_dir():
-        raise JobError(f"--nvme {disk}: is no folder", "name one on the disk to measure")
-    wanted = {
-        "quick": is_quick,
-        "only_pairs": only_pairs,
-        "precisions": list(environment.precisions),
-        "disk": None if disk is None else str(disk.resolve()),
-        "nodes": None if nodes is None else nodes.without_token(),
-    }
+    fields = dataclasses.asdict(wanted)
+    if wanted.disk is not None:
+        fields["disk"] = str(Path(wanted.disk).resolve())
+        if not Path(wanted.disk).is_dir():
+            raise JobError(
+                f"--nvme {wanted.disk}: is no folder", "name one on the disk to measure"
+            )
     started_s = time.monotonic()
-    try:
-        reports = measure_on_ranks(
-            "autotune.probe.rank",
-            [json.dumps(wanted)],
-            accelerator=environment.accelerator,
-            devices=devices,
-            # Nodes are waited for twice: until node 0 answers, and until all are there.
-            timeout_s=timeout_s + (0.0 if nodes is None else 2.0 * nodes.wait_s),
-            interface="lo" if nodes is None else nodes.interface,
-            variables={} if nodes is None else {TOKEN_ENV: nodes.token},
-        )
-    except FleetError as error:
-        if nodes is None:
-            raise
-        # A rank that failed counts from its own node's first.
-        raise FleetError(f"on node {nodes.rank}, {error.message}", _NODES_HINT) from error
-    wall_s = time.monotonic() - started_s
-    strangers: list[str] = []
-    if nodes is not None:
-        strangers, reports = reports[0]["strangers"], reports[0]["reports"]
-        if nodes.rank > 0:
-            return None
-    return Told(reports=reports, strangers=strangers, wall_s=wall_s)
+    reports = measure_on_ranks(
+        "autotune.probe.rank",
+        [json.dumps(fields)],
+        accelerator=environment.accelerator,
+        devices=devices,
+        timeout_s=timeout_s,
+        meeting=meeting,
+    )
+    return Measured(reports=reports, wall_s=time.monotonic() - started_s)
 
 
-def probe_of(environment: Environment, told: Told, *, world: int, n_nodes: int) -> Probe:
-    """The figures that follow from what the ranks reported.
+def probe_of(
+    environment: Environment, measured: Measured, *, world: int, n_nodes: int = 1
+) -> Probe:
+    """The figures that follow from what `world` ranks of each of `n_nodes` nodes reported.
 
     Raises:
         FleetError: A rank reported what cannot be.
     """
-    reports, strangers, wall_s = told.reports, told.strangers, told.wall_s
-    check_reports(reports, world=n_nodes * world, per_node=world, most_s=wall_s)
+    reports = measured.reports
+    check_reports(reports, per_node=world)
     names = _names(reports, environment.accelerator, world)
     points = points_of(reports)
     its_class = _class_of(environment)
@@ -201,7 +178,6 @@ def probe_of(environment: Environment, told: Told, *, world: int, n_nodes: int) 
         figures=figures,
         its_class=its_class,
         warnings=(
-            *strangers,
             *_unlike(reports, names),
             *_shares_of_few(environment, world, n_nodes),
             *beyond_nodes,
@@ -214,7 +190,7 @@ def probe_of(environment: Environment, told: Told, *, world: int, n_nodes: int) 
             ),
         ),
         when=date_of(time.time(), "%Y-%m-%dT%H:%MZ"),
-        wall_s=wall_s,
+        wall_s=measured.wall_s,
     )
 
 

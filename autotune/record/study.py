@@ -17,7 +17,7 @@ import psutil
 
 from autotune.base.errors import JobError, StudyError
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
-from autotune.base.secrecy import known_secrets, scrubbed, scrubbed_document
+from autotune.base.secrecy import scrubbed, scrubbed_document
 from autotune.base.text import texts_on_one_line
 from autotune.contract import (
     CONFIG_DIR,
@@ -217,8 +217,7 @@ class Study:
         Raises:
             StudyError: The folder cannot be read, or it holds a record of another schema.
         """
-        secrets = known_secrets()
-        found = [_read_trial(self.trial_folder(n), secrets) for n in self._numbers()]
+        found = [_read_trial(self.trial_folder(n)) for n in self._numbers()]
         return Recorded(
             trials=tuple(each for each in found if isinstance(each, Trial)),
             unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
@@ -375,7 +374,7 @@ def _check(result: TrialResult, spec: TrialSpec) -> None:
     check_result(result, spec)
 
 
-def _read_trial(folder: Path, secrets: tuple[str, ...]) -> Trial | Unreadable:
+def _read_trial(folder: Path) -> Trial | Unreadable:
     try:
         spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE, SPEC_SCHEMA_VERSION))
         if f"{spec.identity.number:04d}" != folder.name:
@@ -391,7 +390,7 @@ def _read_trial(folder: Path, secrets: tuple[str, ...]) -> Trial | Unreadable:
         return Trial(folder=folder, spec=spec, result=None)
     try:
         data = _read_known(folder / RESULT_FILE, SCHEMA_VERSION)
-        result = TrialResult.from_dict(_safe(data, secrets))
+        result = TrialResult.from_dict(_safe(data))
         _check(result, spec)
     except ContractError as error:
         return Trial(folder=folder, spec=spec, result=None, problem=str(error))
@@ -416,9 +415,9 @@ def _check_candidate(spec: TrialSpec) -> None:
         raise ContractError(f"its spec says {layout}: another than its knobs'")
 
 
-def _safe(data: dict[str, Any], secrets: tuple[str, ...] | None = None) -> dict[str, Any]:
+def _safe(data: dict[str, Any]) -> dict[str, Any]:
     """A result whose texts are safe to show: others wrote them."""
-    safe: dict[str, Any] = texts_on_one_line(scrubbed(data, secrets))
+    safe: dict[str, Any] = texts_on_one_line(scrubbed(data))
     return safe
 
 

@@ -1,6 +1,8 @@
 """The stages of a search: which run each asks for next, until it asks no more."""
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import partial
 
 from autotune.base.plugins import load_plugin
 from autotune.base.units import format_bytes
@@ -9,14 +11,13 @@ from autotune.record.facts import PassedOver
 from autotune.search import confirm
 from autotune.search.answer import RecordStandings
 from autotune.search.base import RaceState, Stage, StopReason
-from autotune.search.climb import Rung, UntriedError, climb_blindly, climb_by_forecast
+from autotune.search.climb import Rung, UntriedError, climb
 from autotune.search.context import SearchContext
 from autotune.search.history import History, Tried, owed_repeat, results
 from autotune.search.in_flight import TrialsInFlight
 from autotune.search.race import COLD, WARM
 from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.sampler import Request, Sampler
-from autotune.search.steering import Steering
 from autotune.search.stop import has_time, n_done, searched, weigh_trial, why_stop
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
@@ -115,10 +116,8 @@ class BaselineStage(SearchStage):
         try:
             if theirs is not None:
                 self.candidate = theirs if self._ask(theirs) is Rung.RUNS else None
-            elif context.steering is None or not context.steering.knows_memory:
-                self.candidate = climb_blindly(context.engine.ladder(), self._ask)
             else:
-                self.candidate = self._climb_by(context.steering)
+                self.candidate = self._climb()
         except UntriedError as untried:
             if self._has_time():
                 return self._run(untried.candidate, Role.BASELINE)
@@ -128,8 +127,8 @@ class BaselineStage(SearchStage):
             context.note("no baseline runs within the limits: there will be no speedup to report")
         return None
 
-    def _climb_by(self, steering: Steering) -> Candidate | None:
-        """The baseline of the ladder, by the climb's own trials.
+    def _climb(self) -> Candidate | None:
+        """The baseline of the ladder, by the climb's own trials where there is a forecast.
 
         A resumed search takes the way that it took: what its proposals taught since does not
         count, nor a proposal that ran although the climb had left it out.
@@ -145,13 +144,15 @@ class BaselineStage(SearchStage):
             (t for t in explored.trials if t.spec.identity.role is Role.BASELINE),
             to_repeat=explored.to_repeat,
         )
-        found, left_out = climb_by_forecast(
+        steering = self._context.steering
+        found, left_out = climb(
             ladder,
             lambda candidate: self._known(candidate) if climbed.find(candidate) else None,
             self._ask,
-            lambda candidates: steering.risk(climbed, candidates).tolist(),
+            partial(steering.risk, climbed) if steering and steering.knows_memory else None,
         )
         for candidate in left_out:
+            assert steering is not None, "only a forecast leaves any out"
             why = steering.describe_overrun(climbed, candidate)
             self._pass_over(candidate, f"not tried: {why}", is_predicted=True)
         wanted = [c.hash for rung in whole for c in reversed(rung)]
@@ -351,33 +352,35 @@ class ComparisonStage(SearchStage):
         self,
         context: SearchContext,
         flight: TrialsInFlight,
-        planned: confirm.FinalComparison,
+        planned: confirm.Comparison,
     ) -> None:
         super().__init__(context, flight)
-        self.planned = planned
-        self._race: tuple[int, RaceState] | None = None
-        """The race after so many trials have ended."""
+        self._planned = planned
+        self._race: RaceState | None = None
+
+    @property
+    def planned(self) -> confirm.Comparison:
+        """The comparison as far as the record has got."""
+        if self._planned.history is not self._history:
+            if self._planned.history.counts != self._history.counts:
+                self._race = None
+            self._planned = replace(self._planned, history=self._history)
+        return self._planned
 
     @property
     def race(self) -> RaceState:
         """The state of the race; worked out once a trial has ended: views ask twice a second."""
-        n_ended = self._history.counts.total()
-        if self._race is None or self._race[0] != n_ended:
-            standings = RecordStandings(self._context, self._history)
-            self._race = n_ended, standings.race(self.planned)
-        return self._race[1]
+        planned = self.planned
+        if self._race is None:
+            self._race = RecordStandings(self._context, self._history).race(planned)
+        return self._race
 
     @property
-    def missing(self) -> list[confirm.ComparisonRun]:
+    def missing(self) -> list[Run]:
         """The runs of this round that are still to come; none: the race is over."""
         job = self._context.job
-        return confirm.missing_runs(
-            self.planned,
-            self._history,
-            self._context.objective,
-            seed=job.seed,
-            left_s=self._flight.left_s(),
-            guard_steps=job.guard_steps,
+        return self.planned.missing(
+            seed=job.seed, left_s=self._flight.left_s(), guard_steps=job.guard_steps
         )
 
     def next_run(self) -> Run | None:
@@ -392,18 +395,18 @@ class ComparisonStage(SearchStage):
         return self._run(
             asked.candidate,
             Role.CONFIRM,
-            confirm_round=asked.round,
+            confirm_round=asked.confirm_round,
             cold=asked.cold,
             least_steps=least_steps,
         )
 
-    def _shows_repeat(self, asked: confirm.ComparisonRun, tried: Tried) -> bool:
+    def _shows_repeat(self, asked: Run, tried: Tried) -> bool:
         """Whether the convergence guard needs this warm run as a repeat of the baseline.
 
         The cold run of the baseline is one, and its own trial serves as the other where it took
         as many steps.
         """
-        is_first = asked.round == self.planned.first_round
+        is_first = asked.confirm_round == self.planned.first_round
         if asked.candidate.hash != self.planned.baseline or not is_first:
             return False
         wanted = confirm.least_steps(tried, self._context.job.guard_steps)

@@ -26,14 +26,14 @@ def report(measure: Callable[[str, int], dict[str, Any]]) -> NoReturn:
     """
     end_with_parent(int(os.environ[PARENT_ENV]))
     folder, accelerator, devices = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    rank = int(os.environ["RANK"])
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     if accelerator == "cpu":
         # Before torch is imported: its threads and its memory stay on this core.
-        os.sched_setaffinity(0, {int(devices.split(",")[rank])})
+        os.sched_setaffinity(0, {int(devices.split(",")[local_rank])})
     store = RankStore()
     try:
         store.open()
-        found = measure(accelerator, int(os.environ["LOCAL_RANK"]))
+        found = measure(accelerator, local_rank)
     except Exception as error:
         text = f"rank {rank}: {type(error).__name__}: {' '.join(str(error).split())}"
         aside = folder / f"{rank}.error.new"  # moved, so that nobody reads a part of it

@@ -283,15 +283,6 @@ def protects(loss):
     return loss
 
 
-def writes_to_a_memfd(loss):
-    """A file in memory that nobody maps."""
-    file = os.memfd_create("hidden")
-    for _ in range(_HIDDEN_BYTES // 2**20):
-        os.write(file, bytes(2**20))
-    time.sleep(_LOOKED_AT_S)
-    return loss
-
-
 def has_a_daemon(loss):
     """A child in a session of its own, without a parent or an environment."""
     _start_daemon(f"import time; x = bytearray({_HIDDEN_BYTES}); time.sleep(600)")
@@ -404,7 +395,6 @@ _ACTIONS = {
     "orphans": orphans,
     "keepsinchildren": keeps_in_children,
     "protects": protects,
-    "writesmemfd": writes_to_a_memfd,
     "daemon": has_a_daemon,
     "leavesdaemon": leaves_a_daemon,
     "leavesdaemonandkills": leaves_a_daemon_and_kills_the_launcher,

@@ -19,7 +19,7 @@ from tests.trials import TESTS, wait_until
 _LIMIT_BYTES = 200 * 2**20
 _HIDDEN = (
     *("shares", "sharesbriefly", "memfd", "forks", "spawns", "orphans", "keepsinchildren"),
-    *("protects", "writesmemfd", "daemon"),
+    *("protects", "daemon"),
 )
 """Ways to hold memory that no allocation of the rank's own fails for."""
 _STARTED = (

@@ -45,8 +45,8 @@ from autotune.space.grid import grid_rows
 from autotune.space.knob import Context
 from autotune.space.space import load_space
 from tests.chaos.attacks import ATTACKS
+from tests.chaos.job_readers import make_reader_of_others
 from tests.chaos.mutations import dump_json, dump_yaml, mutate
-from tests.chaos.probe_readers import make_probe_readers
 from tests.chaos.reader import Reader, at, json_reader
 from tests.chaos.table_readers import make_table_readers
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
@@ -230,7 +230,7 @@ def make_readers(folder: Path) -> list[Reader]:
         _codes(folder),
         _node_report(folder),
         *make_table_readers(folder),
-        *make_probe_readers(folder),
+        make_reader_of_others(folder),
     ]
 
 

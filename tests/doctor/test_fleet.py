@@ -10,8 +10,10 @@ from rich.console import Console
 
 from autotune.base.errors import FleetError
 from autotune.doctor import Level
+from autotune.doctor.diagnosis import Machine
 from autotune.doctor.fleet import FleetExamination, diagnose_fleet
 from autotune.doctor.machine import inspect_machine
+from autotune.fleet.node.answers import read_answer
 from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.options import NO_OPTIONS
@@ -57,10 +59,12 @@ class Asked(RemoteTransport):
     def open(self, host: str, command: Sequence[str]) -> NodeProcess:
         raise AssertionError("it is asked by `ask`")
 
-    def ask(self, host: str, module: str, mark: str, *arguments: str) -> str:
+    def ask(  # type: ignore[override]  # one kind of answer is asked for
+        self, host: str, kind: type[Machine], module: str, *arguments: str
+    ) -> Machine:
         if not self._machine:
             raise FleetError("No module named 'yaml'")
-        return self._machine
+        return read_answer(self._machine, kind)
 
 
 def examined(
@@ -155,4 +159,4 @@ def test_a_node_that_cannot_be_looked_into_is_asked_no_more() -> None:
     assert remark.message == "it cannot be looked into: No module named 'yaml'"
     fleet = examined("{}", {"a": GOOD})
     (remark,) = [finding for finding in fleet.nodes[0].findings if finding.subject == "machine"]
-    assert "no description of a machine" in remark.message
+    assert "an answer that cannot be read" in remark.message

@@ -42,7 +42,7 @@ def left_in(folder: Path) -> list[str]:
 def test_two_ranks_measure_themselves_and_each_other(folder: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    found = run_probe(HERE, world=2, disk=disk, is_quick=True)
+    found = run_probe(HERE, world=2, disk=str(disk), is_quick=True)
     assert len(found.devices) == 2
     assert set(found.figures.products) == set(HERE.precisions)
     assert all(1e8 < curve.flops_per_s < 1e14 for curve in found.figures.products.values())
@@ -131,7 +131,7 @@ def test_a_rank_that_fails_says_why() -> None:
     with pytest.raises(FleetError, match="rank 0: "):
         measure_on_ranks(
             "autotune.probe.rank",
-            ['{"quick": true, "precisions": [], "disk": null}'],
+            ['{"is_quick": true, "precisions": [], "disk": null}'],
             accelerator="cuda",
             devices=[0],
             timeout_s=60.0,
@@ -148,7 +148,7 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(JobError, match="is no folder"):
-        run_probe(CPU, world=1, disk=file)
+        run_probe(CPU, world=1, disk=str(file))
 
 
 def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class PredictedCandidate(Shown[One]):
 
     @property
     def samples_per_s(self) -> float:
-        return self.value.job.global_batch / self.value.step_time_s
+        return self.value.outlook.job.global_batch / self.value.step_time_s
 
     @property
     def peak_memory_bytes(self) -> float:

@@ -1,12 +1,10 @@
 """What a node has: devices, memory, releases, addresses; asked once, before a search.
 
-`python -m autotune.fleet.node.inventory [INTERFACE]` prints it as a line of JSON behind `MARK`.
+`python -m autotune.fleet.node.inventory [INTERFACE]` answers it.
 """
 
 import contextlib
-import dataclasses
 import importlib.metadata
-import json
 import os
 import shutil
 import socket
@@ -14,16 +12,15 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
-from autotune.base.errors import AutotuneError, FleetError
+from autotune.base.errors import FleetError
 from autotune.devices.hardware import Environment, detect_environment, usable_cores, visible_gpus
+from autotune.fleet.node.answers import answer
 from autotune.fleet.node.places import DevicePlace, core_places, gpu_places
 from autotune.trial.rendezvous import LOOPBACK, family_of
 
-MARK = "autotune-inventory: "
 REPORTED = (
     *("deepspeed", "megatron-core", "torch", "transformers", "accelerate", "peft", "psutil"),
     "pydantic",
@@ -109,34 +106,6 @@ def address_of(interface: str) -> tuple[str, str]:
     return address, by_address.get(address, "lo")
 
 
-def to_json(found: Inventory) -> str:
-    """One line, for `from_json`."""
-    return MARK + json.dumps(dataclasses.asdict(found))
-
-
-def from_json(line: str) -> Inventory:
-    """What a node has said.
-
-    Raises:
-        FleetError: It could not take its inventory, and says why.
-        ValueError: That is no such line.
-    """
-    data: dict[str, Any] = json.loads(line.removeprefix(MARK))
-    if "error" in data:
-        raise FleetError(data["error"], data["hint"])
-    try:
-        environment = dict(data.pop("environment"))
-        environment["precisions"] = tuple(environment["precisions"])
-        data["devices"] = tuple(data["devices"])
-        data["places"] = tuple(
-            DevicePlace(domain=place["domain"], shares=tuple(place["shares"]))
-            for place in data["places"]
-        )
-        return Inventory(environment=Environment(**environment), **data)
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"no inventory: {error}") from error
-
-
 def _cores() -> tuple[str, ...]:
     return tuple(str(core) for core in usable_cores())
 
@@ -166,14 +135,5 @@ def _releases() -> dict[str, str]:
     return found
 
 
-def main(arguments: list[str]) -> None:
-    """Print the inventory, or what is in its way."""
-    try:
-        answer = to_json(take_inventory(*arguments))
-    except AutotuneError as error:
-        answer = MARK + json.dumps({"error": error.message, "hint": error.hint})
-    print(answer, flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    answer(lambda: take_inventory(*sys.argv[1:]))

@@ -1,29 +1,23 @@
-"""Removes what a trial leaves in memory under a name: the kernel keeps it when all have ended.
+"""Removes what a trial leaves in /dev/shm under a name: the kernel keeps it when all have ended.
 
-Files in /dev/shm (torch's tensors between processes, pools of Python, NCCL), message queues and
-System V segments. Another program's must never be removed, so there has to be evidence: a process
-of the trial had the file open or mapped when it was looked at, made the segment, or has its number
-in a name of a known form; and nobody has it now. A name whose process came and went between two
-looks stays if it has none of those forms, and so do System V semaphores, of which the kernel names
-no maker.
+Torch's tensors between processes are there, pools of Python, NCCL's. Another program's must never
+be removed, so there has to be evidence: a process of the trial had the file open or mapped when it
+was looked at, or has its number in a name of a known form; and nobody has it now. A name whose
+process came and went between two looks stays if it has none of those forms.
 """
 
 import contextlib
-import ctypes
 import os
 import re
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from autotune.fleet.node.memory_files import segments
-
-FOLDERS = (Path("/dev/shm"), Path("/dev/mqueue"))
+FOLDER = Path("/dev/shm")
 _NUMBERED = re.compile(
     r"(?:torch_|__KMP_REGISTERED_LIB_|(?:sem\.)?loky-|joblib_memmapping_folder_)(\d+)(?:[_-].*)?"
 )
 """Names that hold the number of the process that made them."""
-_IPC_RMID = 0
 
 Name = tuple[Path, int]
 """A path and its inode: who makes the file anew makes another one."""
@@ -32,11 +26,10 @@ Name = tuple[Path, int]
 class Leavings:
     """Names that one trial's processes make on this node."""
 
-    def __init__(self, folders: Collection[Path] = FOLDERS) -> None:
+    def __init__(self, folder: Path = FOLDER) -> None:
         """Begin: what is there now is not the trial's."""
-        self._folders = folders
-        self._before = set(_names(folders))
-        self._before_segments = {segment.number for segment in segments()}
+        self._folder = folder
+        self._before = _names(folder)
         self._found: set[Name] = set()
 
     def look(self, pids: Callable[[], Collection[int]]) -> None:
@@ -44,7 +37,7 @@ class Leavings:
         new = self._new()
         if not new:
             return
-        held = {path for pid in pids() for path in _files_held(pid, self._folders)}
+        held = {path for pid in pids() for path in _files_held(pid, self._folder)}
         self._found |= {name for name in new if str(name[0]) in held}
 
     def remove(self, pids: Collection[int]) -> None:
@@ -53,29 +46,20 @@ class Leavings:
             numbered = _NUMBERED.fullmatch(name[0].name)
             if numbered is not None and int(numbered[1]) in pids:
                 self._found.add(name)
-        left = self._found & _names(self._folders)
+        left = self._found & _names(self._folder)
         in_use = self._in_use() if left else set()
         for path, _ in left:
             if str(path) not in in_use:
                 with contextlib.suppress(OSError):
                     _remove(path)
-        for segment in segments():
-            is_new = segment.number not in self._before_segments
-            if (
-                is_new
-                and segment.maker in pids
-                and not segment.attached
-                and segment.user == os.getuid()
-            ):
-                ctypes.CDLL(None).shmctl(segment.number, _IPC_RMID, None)
 
     def _new(self) -> set[Name]:
-        return _names(self._folders) - self._before - self._found
+        return _names(self._folder) - self._before - self._found
 
     def _in_use(self) -> set[str]:
         """Files that any process of this user has open or mapped: a service the trial used."""
         numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        return {path for pid in numbers for path in _files_held(pid, self._folders)}
+        return {path for pid in numbers for path in _files_held(pid, self._folder)}
 
 
 def _remove(path: Path) -> None:
@@ -85,22 +69,20 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _names(folders: Collection[Path]) -> set[Name]:
-    """Files of this user in some folders."""
+def _names(folder: Path) -> set[Name]:
+    """Files of this user in a folder."""
     found = set()
-    for folder in folders:
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):  # it went meanwhile
-                    status = entry.stat(follow_symlinks=False)
-                    if status.st_uid == os.getuid():
-                        found.add((Path(entry.path), status.st_ino))
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it went meanwhile
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid == os.getuid():
+                    found.add((Path(entry.path), status.st_ino))
     return found
 
 
-def _files_held(pid: int, folders: Collection[Path]) -> set[str]:
-    """Paths in some folders that a process has open or mapped."""
-    starts = tuple(f"{folder}{os.sep}" for folder in folders)
+def _files_held(pid: int, folder: Path) -> set[str]:
+    """Paths in a folder that a process has open or mapped."""
     found = set()
     with contextlib.suppress(OSError):  # it has ended
         for number in os.listdir(f"/proc/{pid}/fd"):
@@ -109,4 +91,4 @@ def _files_held(pid: int, folders: Collection[Path]) -> set[str]:
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
         found |= {line.split(maxsplit=5)[-1] for line in text.splitlines()}
-    return {path for path in found if path.startswith(starts)}
+    return {path for path in found if path.startswith(f"{folder}{os.sep}")}

@@ -4,32 +4,28 @@ A rank's own meter (`autotune.trial.memory`) counts its private data, and `RLIMI
 below the limit. Shared memory is no private data, and a child has a limit of its own. So the node
 looks from outside, a few times a second, and a rank that goes over its limit that way is ended.
 
-Pages are counted once. Shared memory counts where it is mapped and resident, or in files that are
-held open (`autotune.fleet.node.memory_files`). A child counts with what it does not share with its
-rank: the proportional share (PSS) of what it has allocated since its fork (of all, if it runs
-another program), or what it has written of its own, whichever is more.
+Pages are counted once. Shared memory counts where it is mapped and resident. A child counts with
+what it has written and shares with nobody.
 
 To read a share costs milliseconds, in which the process that it is of may wait: it is read when a
 process has grown, and otherwise rarely. A rank without children costs some files of a line each.
 
 What a rank orphans is adopted by its launcher, and so is found without any mark of the trial's.
 
-Not seen: files in /dev/shm that no process has open or mapped, the page cache, memory of the
-kernel (pipes and sockets), what was swapped out, and what comes and goes between two looks. A
-control group would count some of these, and needs one that is delegated to this user, into which
-the ranks are moved: no such machine was there to try it on, so none is made.
+Not seen: files in memory that no process has mapped, what children share with children of their
+own, the page cache, memory of the kernel (pipes and sockets), what was swapped out, and what comes
+and goes between two looks. A control group would count some of these, and needs one that is
+delegated to this user, into which the ranks are moved: no such machine was there to try it on, so
+none is made.
 """
 
 import contextlib
-import fnmatch
 import os
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from autotune.fleet.node.memory_files import FilesInMemory
 from autotune.trial.descent import ancestors, below, children_of, parent_of
 from autotune.trial.shared_memory import LIFTED, SharedMemory
 
@@ -62,8 +58,6 @@ class HeldOutside:
 class _Child:
     """A process that a rank has started, directly or not."""
 
-    base_bytes: int
-    """Private data that it has from its rank."""
     read_at_s: float = -_OLD_S
     resident_bytes: int = 0
     private_bytes: int = 0
@@ -75,7 +69,6 @@ class _Child:
 class _Rank:
     pid: int
     shared: SharedMemory
-    files: FilesInMemory
     launcher: int
     """Its parent, which adopts what it orphans; 0: that has ended."""
     cap_bytes: int | None = None
@@ -91,23 +84,20 @@ class MemoryWatch:
 
     def __init__(
         self,
-        folder: Path,
         *,
         limit_bytes: int | None,
         segments: Sequence[str],
         n_ranks: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Watch the trial in a folder; of no rank anything is known yet.
+        """Watch a trial; of no rank anything is known yet.
 
         Args:
-            folder: The trial's, absolute; what is written there is no memory of its ranks.
             limit_bytes: A rank's limit; None: it is only looked.
             segments: Patterns of the files in /dev/shm that belong to the engine.
             n_ranks: Ranks on this node.
             clock: Seconds.
         """
-        self._folder = str(folder)
         self._limit_bytes = limit_bytes
         self._segments = segments
         self._n_ranks = n_ranks
@@ -125,16 +115,9 @@ class MemoryWatch:
             self._ranks[rank] = _Rank(
                 pid=pid,
                 shared=SharedMemory(str(pid), self._segments),
-                files=FilesInMemory(self._is_apart, clock=self._clock),
                 launcher=launcher if is_it else 0,
                 ever={pid},
             )
-
-    def _is_apart(self, path: str) -> bool:
-        """True for a file of the engine or the trial, such as a log."""
-        in_folder = path.startswith(self._folder + os.sep)
-        name = path.removeprefix("/dev/shm/").removesuffix(" (deleted)")
-        return in_folder or any(fnmatch.fnmatchcase(name, pattern) for pattern in self._segments)
 
     def pids(self) -> set[int]:
         """Processes that belong to the ranks and were seen, whether or not they are there."""
@@ -160,7 +143,7 @@ class MemoryWatch:
         data_bytes, _ = _sizes(rank.pid)
         pids = [*below(rank.pid), *orphans]
         rank.ever.update(pids)
-        self._see_children(rank, pids, data_bytes)
+        self._see_children(rank, pids)
         children = rank.children.values()
         children_bytes = sum(child.private_bytes for child in children)
         if children_bytes < _LEAST_BYTES:
@@ -171,7 +154,6 @@ class MemoryWatch:
             # What the rank has mapped as well is in both: together their shares count it once.
             together = _share_of(rank.pid)["Pss_Shmem"] + elsewhere - rank.shared.segment_bytes()
             shared_bytes = max(shared_bytes, together)
-        shared_bytes += rank.files.bytes_of([rank.pid, *pids], rank.ever)
         held = rank.held
         held.children_bytes = max(held.children_bytes, children_bytes)
         outside_bytes = children_bytes + shared_bytes
@@ -191,28 +173,21 @@ class MemoryWatch:
         )
         return True
 
-    def _see_children(self, rank: _Rank, pids: list[int], data_bytes: int) -> None:
+    def _see_children(self, rank: _Rank, pids: list[int]) -> None:
         for gone in rank.children.keys() - set(pids):
             del rank.children[gone]
         for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
-                child = rank.children.get(pid)
-                if child is None:
-                    is_fork = _command(pid) == _command(rank.pid)
-                    child = _Child(base_bytes=data_bytes if is_fork else 0)
-                    rank.children[pid] = child
-                self._see(pid, child)
+                self._see(pid, rank.children.setdefault(pid, _Child()))
 
     def _see(self, pid: int, child: _Child) -> None:
-        data_bytes, resident_bytes = _sizes(pid)
+        _, resident_bytes = _sizes(pid)
         now_s = self._clock()
         has_grown = abs(resident_bytes - child.resident_bytes) > _GROWN_BYTES
         if not has_grown and now_s - child.read_at_s < _OLD_S:
             return
         share = _share_of(pid)
-        written = share["Private_Dirty"] - share["Pss_Shmem"]
-        grown = min(max(0, data_bytes - child.base_bytes), share["Pss_Anon"])
-        child.private_bytes = max(0, written, grown)
+        child.private_bytes = max(0, share["Private_Dirty"] - share["Pss_Shmem"])
         child.shared_bytes = share["Pss_Shmem"]
         child.read_at_s, child.resident_bytes = now_s, resident_bytes
 
@@ -255,7 +230,3 @@ def _share_of(pid: int) -> dict[str, int]:
     if not found:
         raise ProcessLookupError(pid)
     return found
-
-
-def _command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -1,16 +1,13 @@
 """Places of a node's devices among each other: fastest links, PCIe switches, network cards.
 
 NVML says which GPUs NVLink joins, and /sys how they, cores and network cards hang on the machine.
-Where either does not, `nvidia-smi topo -m` may.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from autotune.fleet.node.topo import Ask, ask_topo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +21,7 @@ class DevicePlace:
 
 
 def gpu_places(
-    uuids: Sequence[str],
-    *,
-    driver: Any = None,
-    sysfs: Path = Path("/sys"),
-    ask: Ask | None = None,
+    uuids: Sequence[str], *, driver: Any = None, sysfs: Path = Path("/sys")
 ) -> tuple[DevicePlace, ...]:
     """Places of GPUs; empty ones where driver or kernel do not say.
 
@@ -39,7 +32,6 @@ def gpu_places(
         uuids: GPUs in the order of their slots.
         driver: Functions of NVML by name; None: those of pynvml.
         sysfs: Where the kernel shows devices.
-        ask: Runs a command of nvidia-smi; None: as a process.
     """
     if driver is None:
         import pynvml  # tens of milliseconds
@@ -61,14 +53,7 @@ def gpu_places(
     cards = _cards(sysfs)
     ports = [f"PCIe root port {path[1]}" if len(path) > 1 else "" for path in paths]
     nearest = [_nearest(path, cards) for path in paths]
-    is_silent = domains is None or not all(paths)
-    if is_silent and (answer := ask_topo(uuids, ask)) is not None:
-        topo, gpus = answer
-        if domains is None:
-            domains = _joined(len(gpus), lambda one, other: topo.joined(gpus[one], gpus[other]))
-        ports = [port or topo.port_of(gpu) for port, gpu in zip(ports, gpus, strict=True)]
-        nearest = [n or topo.nearest_cards(gpu) for n, gpu in zip(nearest, gpus, strict=True)]
-    return _placed(domains or [""] * len(uuids), ports, nearest)
+    return _placed(domains, ports, nearest)
 
 
 def _placed(
@@ -98,28 +83,19 @@ def core_places(cores: Sequence[int], *, sysfs: Path = Path("/sys")) -> tuple[De
     return tuple(DevicePlace(domain=of_core.get(core, "")) for core in cores)
 
 
-def _domains(handles: Sequence[Any], driver: Any) -> list[str] | None:
-    """The name of each GPU's NVLink domain, empty where it has none; None: NVML does not say."""
-    n_answers = 0
+def _domains(handles: Sequence[Any], driver: Any) -> list[str]:
+    """Name of each GPU's NVLink domain, joined directly or by others; empty where it has none."""
 
     def is_joined(one: int, other: int) -> bool:
-        nonlocal n_answers
         with suppress(driver.NVMLError):
             status = driver.nvmlDeviceGetP2PStatus(
                 handles[one], handles[other], driver.NVML_P2P_CAPS_INDEX_NVLINK
             )
-            n_answers += 1
             return bool(status == driver.NVML_P2P_STATUS_OK)
         return False
 
-    found = _joined(len(handles), is_joined)
-    return found if n_answers or len(handles) < 2 else None
-
-
-def _joined(n_gpus: int, is_joined: Callable[[int, int], bool]) -> list[str]:
-    """The names of groups of GPUs that are joined, whether directly or by others."""
-    of = list(range(n_gpus))
-    for one in range(n_gpus):
+    of = list(range(len(handles)))
+    for one in range(len(handles)):
         for other in range(one):
             if is_joined(one, other):
                 joined = of[one], of[other]

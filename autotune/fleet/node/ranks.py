@@ -142,7 +142,6 @@ class LocalRanks:
         self._memory: MemoryWatch | None = None
         if not is_gpu:
             self._memory = MemoryWatch(
-                self.folder,
                 limit_bytes=self._spec.measure.memory_limit_bytes or part.capacity_bytes or None,
                 segments=segments_at(self.port, part.address),
                 n_ranks=len(part.devices),

@@ -25,12 +25,13 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet, rank_places
+from autotune.fleet.node.answers import MARK as ANSWER_MARK
+from autotune.fleet.node.answers import Answer, read_answer
 from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
-from autotune.fleet.node.inventory import MARK as INVENTORY_MARK
-from autotune.fleet.node.inventory import REPORTED, Inventory, from_json
-from autotune.fleet.node.shared import MARK as SHARED_MARK
+from autotune.fleet.node.inventory import REPORTED, Inventory
+from autotune.fleet.node.shared import FileText
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node, NodeProcess
 from autotune.job.job import Job
@@ -44,7 +45,7 @@ the bundle."""
 _PERIOD_S = 0.02
 _MOST_AT_ONCE = 64
 """Nodes that are asked at the same time."""
-_Answer = TypeVar("_Answer")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +147,9 @@ class RemoteTransport(ABC):
     def _ask(self, host: str) -> Inventory | str:
         wished = (self.options.interface,) if self.options.interface else ()
         try:
-            found = from_json(self.ask(host, INVENTORY, INVENTORY_MARK, *wished))
+            found = self.ask(host, Inventory, INVENTORY, *wished)
         except FleetError as error:
             return f"{error.message}; {error.hint}" if error.hint else error.message
-        except ValueError as error:
-            return str(error)
         device = found.environment.device_name
         if not self.options.takes(device):
             kind = self.options.kind.removeprefix("=")
@@ -158,7 +157,7 @@ class RemoteTransport(ABC):
         self.clocks_ahead_s[host] = found.unix_s - time.time()
         return found
 
-    def ask_all(self, hosts: Sequence[str], ask: Callable[[str], _Answer]) -> dict[str, _Answer]:
+    def ask_all(self, hosts: Sequence[str], ask: Callable[[str], Found]) -> dict[str, Found]:
         """What some hosts answer, by name; they are asked at the same time."""
         with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE) or 1) as pool:
             try:
@@ -170,22 +169,25 @@ class RemoteTransport(ABC):
     def ask(
         self,
         host: str,
+        kind: type[Answer],
         module: str,
-        mark: str,
         *arguments: str,
-        data: bytes = b"",
         timeout_s: float | None = None,
-    ) -> str:
-        """Run a module of this release on a host, and return the JSON that it says behind a mark.
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Answer:
+        """Run a module of this release on a host, and return what it answers, of some kind.
+
+        It is ended as soon as nobody waits for it, by `is_over`.
 
         Raises:
-            FleetError: It cannot be started there, or says nothing in time.
+            FleetError: It cannot be started there, says nothing in time, or says what is in the
+                way.
         """
         try:
             process = self._start(host, module, *arguments)
         except OSError as error:
             raise FleetError(f"it cannot be reached: {error}") from error
-        process.send(data)
+        process.send(b"")
         timeout_s = _ANSWER_S if timeout_s is None else timeout_s
         received, deadline_s = b"", time.monotonic() + timeout_s
         while True:
@@ -193,13 +195,13 @@ class RemoteTransport(ABC):
             received += process.receive()
             lines = received.decode(errors="replace").splitlines()
             for line in lines:
-                if line.startswith(mark) and line.endswith("}"):
+                if line.startswith(ANSWER_MARK) and line.endswith("}"):
                     process.end()
-                    return line.removeprefix(mark)
+                    return read_answer(line, kind)
             last = next((line for line in reversed(lines) if line.strip()), "")
             if code is not None:
                 raise FleetError(last or f"the way to it ended with code {code}")
-            if time.monotonic() > deadline_s or self._gives_up:
+            if time.monotonic() > deadline_s or self._gives_up or is_over():
                 process.end()
                 raise FleetError(f"no answer within {timeout_s:.0f} s{': ' if last else ''}{last}")
             time.sleep(_PERIOD_S)
@@ -381,10 +383,9 @@ class Elsewhere(Place):
     def _reads(self, host: str, path: str) -> str:
         """What a host reads in a file; empty where it cannot."""
         try:
-            found: str = json.loads(self.transport.ask(host, SHARED, SHARED_MARK, path))["text"]
-        except (FleetError, ValueError, KeyError):
+            return self.transport.ask(host, FileText, SHARED, path).text
+        except FleetError:
             return ""
-        return found
 
 
 _NOT_EVERYWHERE = {

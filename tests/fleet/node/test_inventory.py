@@ -1,14 +1,14 @@
 """What a node says of itself, and which of its addresses others reach."""
 
 import importlib.metadata
-import json
 import socket
 
 import pytest
 
 from autotune.base.errors import FleetError
 from autotune.fleet.node import inventory
-from autotune.fleet.node.inventory import MARK, address_of, from_json, take_inventory, to_json
+from autotune.fleet.node.answers import MARK, answer, read_answer
+from autotune.fleet.node.inventory import Inventory, address_of, take_inventory
 
 ADDRESSES = {"eth0": ["10.0.0.7"], "ib0": ["10.1.0.7"], "lo": ["127.0.0.1"]}
 
@@ -53,11 +53,12 @@ def test_a_node_without_a_network_has_loopback(monkeypatch: pytest.MonkeyPatch) 
     assert address_of("") == ("127.0.0.1", "lo")
 
 
-def test_an_inventory_travels_as_a_line() -> None:
+def test_an_inventory_travels_as_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     found = take_inventory()
-    line = to_json(found)
-    assert "\n" not in line
-    assert from_json(line) == found
+    answer(lambda: found)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(MARK)
+    assert read_answer(line, Inventory) == found
     assert found.releases["python"]
 
 
@@ -76,14 +77,19 @@ def test_it_tells_the_releases_of_the_engines_that_are_there(
     assert "peft" not in releases
 
 
-def test_a_node_that_cannot_says_why_and_how_to_mend_it() -> None:
-    line = MARK + json.dumps({"error": "torch is not installed", "hint": "pip install torch"})
+def test_a_node_that_cannot_says_why_and_how_to_mend_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def find() -> Inventory:
+        raise FleetError("torch is not installed", "pip install torch")
+
+    answer(find)
     with pytest.raises(FleetError, match="torch is not installed") as raised:
-        from_json(line)
+        read_answer(capsys.readouterr().out.strip(), Inventory)
     assert raised.value.hint == "pip install torch"
 
 
-@pytest.mark.parametrize("line", [MARK + "{}", MARK + '{"environment": {}}'])
-def test_what_is_no_inventory_is_none(line: str) -> None:
-    with pytest.raises(ValueError, match="no inventory"):
-        from_json(line)
+@pytest.mark.parametrize("text", ["{}", '{"environment": {}}', "{no JSON}"])
+def test_what_is_no_inventory_is_none(text: str) -> None:
+    with pytest.raises(FleetError, match="an answer that cannot be read"):
+        read_answer(MARK + text, Inventory)

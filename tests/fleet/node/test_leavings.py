@@ -7,23 +7,13 @@ from pathlib import Path
 import pytest
 
 from autotune.fleet.node.leavings import Leavings
-from autotune.fleet.node.memory import MemoryWatch
-from autotune.fleet.node.memory_files import segments
 
 MAKER = """
-import ctypes, mmap, os, sys
+import mmap, os, sys
 folder = sys.argv[1]
 def file(name, size=4096):
     made = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.ftruncate(made, size)
-    return made
-def shared(number=0):
-    libc = ctypes.CDLL(None)
-    libc.shmat.restype, libc.shmdt.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    made = libc.shmget(number, 2**20, 0o1600)
-    at = libc.shmat(made, None, 0)
-    ctypes.memset(at, 1, 2**20)
-    libc.shmdt(at)
     return made
 print(eval(sys.argv[2]), flush=True)
 sys.stdin.read()
@@ -45,12 +35,6 @@ STAYS = {
 }
 
 
-class Maker(subprocess.Popen[str]):
-    """A process that makes files; the number of its segment, as it prints it."""
-
-    number: str
-
-
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path
@@ -58,10 +42,10 @@ def folder(tmp_path):
 
 @pytest.fixture
 def make(folder):
-    made: list[Maker] = []
+    made: list[subprocess.Popen[str]] = []
 
-    def make(what: str) -> Maker:
-        process = Maker(
+    def make(what: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
             [sys.executable, "-c", MAKER, str(folder), what],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -69,7 +53,7 @@ def make(folder):
         )
         made.append(process)
         assert process.stdout is not None
-        process.number = process.stdout.readline()
+        process.stdout.readline()
         return process
 
     yield make
@@ -89,7 +73,7 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("what", LEFT)
 def test_what_a_trial_left_goes(what, folder, make):
     (folder / "before").touch()
-    leavings = Leavings([folder])
+    leavings = Leavings(folder)
     process = make(LEFT[what])
     assert len(names(folder)) == 2
     leavings.look(lambda: [process.pid])
@@ -100,7 +84,7 @@ def test_what_a_trial_left_goes(what, folder, make):
 
 @pytest.mark.parametrize("what", STAYS)
 def test_what_may_be_somebody_elses_stays(what, folder, make):
-    leavings = Leavings([folder])
+    leavings = Leavings(folder)
     process = make(STAYS[what])
     leavings.look(lambda: [process.pid])
     end(process)
@@ -109,7 +93,7 @@ def test_what_may_be_somebody_elses_stays(what, folder, make):
 
 
 def test_what_another_process_uses_stays(folder, make):
-    leavings = Leavings([folder])
+    leavings = Leavings(folder)
     service = make("file('served')")
     user = make("os.open(f'{folder}/served', os.O_RDWR)")
     leavings.look(lambda: [user.pid])
@@ -121,7 +105,7 @@ def test_what_another_process_uses_stays(folder, make):
 
 def test_what_was_there_before_stays(folder, make):
     process = make("file('early')")
-    leavings = Leavings([folder])
+    leavings = Leavings(folder)
     leavings.look(lambda: [process.pid])
     end(process)
     leavings.remove([process.pid])
@@ -129,7 +113,7 @@ def test_what_was_there_before_stays(folder, make):
 
 
 def test_what_was_made_anew_by_others_stays(folder, make):
-    leavings = Leavings([folder])
+    leavings = Leavings(folder)
     process = make("file('name')")
     leavings.look(lambda: [process.pid])
     (folder / "name").rename(folder / "kept")  # its inode is not given again
@@ -140,24 +124,4 @@ def test_what_was_made_anew_by_others_stays(folder, make):
 
 
 def test_nobody_is_asked_where_nothing_is_new(folder):
-    Leavings([folder]).look(lambda: pytest.fail("asked"))
-
-
-def test_a_segment_goes_with_the_trial_that_made_it_and_counts_until_then(folder, make):
-    leavings = Leavings([folder])
-    ours, others = make("shared()"), make("shared()")
-    watch = MemoryWatch(folder, limit_bytes=2**19, segments=())
-    watch.add(0, ours.pid)
-    assert watch.look() is None  # its limit of private data is not there yet
-    free = MemoryWatch(folder, limit_bytes=None, segments=())
-    free.add(0, ours.pid)
-    free.look()
-    assert free.held()[0].total_bytes == 2**20
-    for process in (ours, others):
-        end(process)
-    leavings.remove([ours.pid])
-    left = {segment.number for segment in segments()}
-    assert int(ours.number) not in left
-    assert int(others.number) in left
-    leavings.remove([others.pid])
-    assert int(others.number) not in {segment.number for segment in segments()}
+    Leavings(folder).look(lambda: pytest.fail("asked"))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -304,6 +305,33 @@ def test_the_nodes_are_examined_and_probed_together(nodes, tmp_path):
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE
     message = " ".join(done.stderr.split())
     assert f"{nodes.names[1]}: --nvme /no/such/folder: is no folder" in message
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+@needs_ssh_nodes
+def test_a_node_that_dies_ends_a_probe_and_is_named(nodes, tmp_path):
+    words = [sys.executable, "-m", "autotune", "probe", *nodes.flags]
+    probe = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+
+    def has_rank(node):
+        for process in nodes.processes(node):
+            with contextlib.suppress(psutil.Error):
+                if "RANK" in process.environ():
+                    return True
+        return False
+
+    wait_until(lambda: has_rank(0) and has_rank(1), "the ranks do not start")
+    nodes.kill(1)
+    try:
+        _, errors = probe.communicate(timeout=60)
+    finally:
+        nodes.boot(1)
+    assert probe.returncode == ExitCode.FLEET_UNAVAILABLE
+    assert f"{nodes.names[1]}: " in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "hardware.yaml").exists()
+    wait_until(lambda: nodes.processes() == [], "a probe leaves something")
 
 
 def test_no_node_is_an_error_that_names_each(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What transports to other machines share, with pipes to this machine in the place of the way."""
 
 import dataclasses
+import json
 import os
 import shlex
 import signal
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 
 from autotune.base.errors import FleetError
+from autotune.fleet.node.answers import MARK as ANSWER_MARK
 from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
-from autotune.fleet.node.inventory import Inventory, to_json
+from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports import remote
@@ -178,19 +180,20 @@ def test_each_node_that_cannot_be_used_says_why_and_the_others_are_there(
         silent="sleep 600",
         slow="echo 'motd of slow'; sleep 600",
         unreached="cannot",
-        noisy='read x; echo "autotune-inventory: {}"; sleep 600',
+        noisy='read x; echo "autotune-answer: {}"; sleep 600',
     )
     (node,) = machines.nodes()
     assert node.name == "good"
     assert len(node.devices) == 3
     problems = dict(line.split(" is left out: ", 1) for line in machines.problems())
+    assert problems["noisy"].startswith("an answer that cannot be read: Inventory: ")
     assert problems == {
         "refused": "ssh: connect to host refused port 22: Connection refused",
         "gone": "the way to it ended with code 255",
         "silent": "no answer within 8 s",
         "slow": "no answer within 8 s: motd of slow",
         "unreached": "it cannot be reached: [Errno 2] No such file or directory: 'ssh'",
-        "noisy": "no inventory: 'environment'",
+        "noisy": problems["noisy"],
     }
 
 
@@ -249,10 +252,14 @@ def fleet_of(**found: Inventory) -> Machines:
     return machines
 
 
+def answer_of(found: Inventory) -> str:
+    return ANSWER_MARK + json.dumps(dataclasses.asdict(found))
+
+
 def test_of_several_kinds_one_is_chosen_by_words_of_its_name() -> None:
     hopper = dataclasses.replace(A100, device_name="NVIDIA H100 80GB HBM3")
     says = {
-        name: f"echo {shlex.quote(to_json(has(environment)))}; sleep 9"
+        name: f"echo {shlex.quote(answer_of(has(environment)))}; sleep 9"
         for name, environment in (("old", A100), ("new", hopper))
     }
     chosen = Machines(FleetOptions(kind="h100"), **says)
