@@ -23,7 +23,7 @@ from autotune.base.errors import (
 from autotune.base.files import write_text
 from autotune.base.secrecy import scrubbed
 from autotune.base.yaml_file import dump_yaml
-from autotune.contract import Origin, Outcome
+from autotune.contract import PRIVATE_MODE, Origin, Outcome
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
 from autotune.record.facts import baseline_of, origin_of
@@ -133,9 +133,12 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
     study, job = session.study, session.job
     objective = Objective.of(job, session.environment)
     # A name made of figures and a digest looks like a secret, and is the folder's name anyway.
-    text = dump_yaml({**scrubbed(dict(session.job_data)), "study": study.name})
+    words = list(job.megatron_arguments)
+    kept = {**scrubbed(dict(session.job_data)), "study": study.name}
+    text = dump_yaml({**kept, **({"megatron_arguments": words} if words else {})})
+    mode = PRIVATE_MODE if words else None
     hint = "free some space or mend the permissions, then run the same command again"
-    write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False)
+    write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False, mode=mode)
     facts = {
         "objective": dataclasses.asdict(objective.wish),
         "allowed_bytes": objective.allowed_bytes,

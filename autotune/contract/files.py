@@ -49,6 +49,8 @@ _MAX_FIGURE = 1e30
 """Largest time, rate or number of bytes; a larger one comes of damage, and its square may
 overflow."""
 
+PRIVATE_MODE = 0o600
+"""Permissions of what may hold secrets: a user's command, logs."""
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
 RANKS_DIR = "ranks"
@@ -81,8 +83,13 @@ class NotAFileError(OSError):
         super().__init__(errno.EINVAL, f"is {kind}, not a file", str(path))
 
 
-def write_json(path: Path, data: dict[str, Any]) -> None:
+def write_json(path: Path, data: dict[str, Any], *, is_private: bool = False) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, never a part.
+
+    Args:
+        path: The file.
+        data: Its object.
+        is_private: Whether nobody but this user may read it.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the old file still stands.
@@ -94,7 +101,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, mode_of(path))
+        os.chmod(aside, PRIVATE_MODE if is_private else mode_of(path))
         os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)

@@ -265,7 +265,7 @@ class Study:
             for name, text in files.items():
                 clean = scrubbed_document(name, text)
                 (folder / CONFIG_DIR / name).write_text(clean, encoding="utf-8")
-            write_json(folder / SPEC_FILE, scrubbed(to_dict(spec)))
+            write_spec_file(folder, spec)
         except OSError as error:
             raise _cannot_write(folder, error) from error
         return folder
@@ -340,6 +340,19 @@ class Study:
                 f"{self.trials_folder}: cannot be read: {error.strerror}",
                 "give this user read access to the results folder",
             ) from error
+
+
+def write_spec_file(folder: Path, spec: TrialSpec) -> None:
+    """Write a trial's `spec.json`; one that holds words of the user's is the user's alone.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written.
+    """
+    data, workload = scrubbed(to_dict(spec)), spec.workload
+    # Ranks start by these words: they stay as they were typed.
+    data["workload"] |= {"command": workload.command, "arguments": workload.arguments}
+    is_private = bool(workload.command or workload.arguments)
+    write_json(folder / SPEC_FILE, data, is_private=is_private)
 
 
 def flags_of(folder: Path) -> str:
