@@ -14,7 +14,7 @@ from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Outcome
 from autotune.cost.forecast import Forecast
 from autotune.replay.groups import Group
-from autotune.search.calibrated import MEMORY_CONSTRAINT, CalibratedSampler
+from autotune.search.acquisition import Chooser, Shot
 from autotune.search.history import History
 from autotune.search.optuna_study import Axis, make_axes
 from autotune.search.samplers.grid import least_used
@@ -162,22 +162,15 @@ def calibrated_order(forecast_of: Callable[[Group], Forecast]) -> Strategy:
     """
 
     def order(group: Group, n_trials: int, seed: int) -> Sequence[int]:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        axes = make_axes(_values(group), History())
-        columns = {
-            name: [None if value is None else axes[name].encode(value) for value in column]
-            for name, column in _columns(group).items()
-        }
-        sampler = CalibratedSampler(columns, forecast=forecast_of(group), seed=seed)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-        row_of = {key: row for row, key in enumerate(zip(*columns.values(), strict=True))}
-        chosen: list[int] = []
-        while len(chosen) < n_trials:
-            trial = study.ask({name: axis.distribution for name, axis in axes.items()})
-            chosen.append(row_of[tuple(trial.params[name] for name in columns)])
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            study.add_trial(_told(group, axes, chosen[-1]))
-        return chosen
+        forecast, shots = forecast_of(group), list[Shot]()
+        is_open = np.ones(len(group.configurations), bool)
+        while len(shots) < n_trials:
+            row = Chooser(forecast=forecast, shots=shots).choose(is_open)
+            is_open[row] = False
+            ran = group.configurations[row]
+            is_out_of_memory = ran.outcome is Outcome.OOM
+            shots.append(Shot(row=row, seconds=ran.step_time_s, is_out_of_memory=is_out_of_memory))
+        return [shot.row for shot in shots]
 
     return order
 
@@ -190,7 +183,7 @@ def _told(group: Group, axes: Mapping[str, Axis], index: int) -> optuna.trial.Fr
         value=0.0 if configuration.step_time_s is None else 1 / configuration.step_time_s,
         params={name: axis.encode(configuration.knobs[name]) for name, axis in known.items()},
         distributions={name: axis.distribution for name, axis in known.items()},
-        constraints={MEMORY_CONSTRAINT: float(configuration.outcome is Outcome.OOM)},
+        constraints={"memory": float(configuration.outcome is Outcome.OOM)},
     )
 
 

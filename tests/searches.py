@@ -116,7 +116,7 @@ def check_all_measured(study: Study, trials: Sequence[Trial]) -> None:
 
     Another one may be stopped early: it is clearly slower.
     """
-    answer = answer_of(study.read_state(), study, study.read())
+    answer = answer_of(study.read_state(), study)
     assert answer is not None
     assert answer.best is not None
     for trial in trials:

@@ -298,8 +298,8 @@ def test_typer_is_not_reached_through_what_it_once_stood_on() -> None:
     assert not wrong
 
 
-DEEPSPEED = ("engines/deepspeed/", "trial/guest/", "check/", "patch/")
-"""Rooms that are about DeepSpeed: the engine, the check of ds_config files, their patches."""
+DEEPSPEED = ("engines/deepspeed/", "trial/guest/", "check/")
+"""Rooms that are about DeepSpeed: the engine, and the check of ds_config files."""
 
 NAMES_DEEPSPEED = {
     "__init__.py": "the engine where nobody names one",
@@ -318,11 +318,11 @@ NAMES_DEEPSPEED = {
     "export/dialects/hf.py": "its configuration, which Trainer reads",
     "export/dialects/lightning.py": "its configuration, which Lightning reads",
     "export/dialects/llama_factory.py": "its configuration, which LLaMA-Factory reads",
-    "export/dialects/megatron_deepspeed.py": "its configuration, beside Megatron's arguments",
     "export/dialects/trl.py": "its configuration, which TRL reads",
     "export/launchers/accelerate.py": "its configuration, which accelerate's YAML names",
     "export/launchers/deepspeed.py": "its launcher",
     "export/command_training.py": "the configuration of a user's command, and its keys",
+    "export/patch.py": "the files of a user of it",
     "export/trainer.py": "keys of its configuration, which Hugging Face Trainer owns",
     "fleet/node/inventory.py": "its release on a node",
     "job/observed.py": "what such a command showed",

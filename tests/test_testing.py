@@ -297,17 +297,6 @@ class TestMegatronBridge(DialectContract):
     name = "megatron-bridge"
 
 
-class TestNeMo(DialectContract):
-    name = "nemo"
-
-
-class TestMegatronDeepSpeed(DialectContract):
-    name = "megatron-deepspeed"
-
-    def takes(self, candidate: Candidate) -> bool:
-        return candidate["vp"] == 1 and candidate["recompute"] in ("none", "full")
-
-
 class Consumer(DialectContract):
     """Of a consumer that takes no tensor parallel degree."""
 
@@ -459,7 +448,7 @@ DIALECTS = (
     *(TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal, TestOwnCommand),
     *(TestHuggingFaceTrainer, TestAccelerateFiles, TestSupervisedTrainer, TestLightning),
     *(TestLlamaFactory, TestAxolotl),
-    *(TestMegatronCoreScript, TestMegatronBridge, TestNeMo, TestMegatronDeepSpeed),
+    *(TestMegatronCoreScript, TestMegatronBridge),
 )
 LAUNCHERS = (
     *(TestTorchrun, TestAccelerate, TestDeepSpeedLauncher, TestSlurm, TestRay, TestKubernetes),

@@ -189,16 +189,11 @@ def check_file(
                 f"--choose {flags.choose[0]}: a launch of Megatron-LM has no choices by number",
                 "leave it out, and change the flag that the finding names",
             )
-        found: list[CheckReport] = []
         environment = _environment(flags.accelerator or "cuda", flags.deepspeed_version)
-        for number in range(len(launches)):
-            here = check_launch(
-                launches[number], number, environment, world=flags.world, ignore=flags.ignore
-            )
-            found.append(here)
-            if fix and write_fix(here):
-                launches = _launches(path, flags)  # the text of the others has moved
-        return found
+        return [
+            check_launch(launch, environment, world=flags.world, ignore=flags.ignore)
+            for launch in launches
+        ]
     try:
         sources = _read(path, flags)
     except NotADsConfigError as error:

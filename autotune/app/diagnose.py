@@ -58,54 +58,90 @@ def diagnose(
     session = open_command_session(
         command, flags, results=results, fleet=fleet, options=options, fresh=fresh, note=note
     )
-    study, script = session.study, session.job.script
-    if script is None:
-        return _diagnose_by_arguments(session, command, note)
+    study, job, script = session.study, session.job, session.job.script
+    if script is None:  # its arguments tell what it trains: it is the job's baseline
+        assert job.baseline is not None
+        engine, own = session.engine.baseline(job.baseline)
+        settings, origins = _settings_of(session, own), {}
+        remarks = tuple(not_carried(engine, own, "your command"))
+    else:
+        engine, own = session.engine, own_candidate(session)
+        settings, origins = _settings_of_script(script), script.origins
+        remarks = tuple(engine.remarks())
     study.lock()
     try:
         if not study.next_number():
             begin_study(session, note)
-            adopt_first_run(session)
+            if script is None:
+                _run_own(session, engine, own, note)
+            else:
+                adopt_first_run(session)
             write_table(study)
-        if not study.next_number():
+        if script is not None and not study.next_number():
             raise _other_limit(session, script)
     finally:
         study.unlock()
     notes: list[str] = []
     steering = steer(session, notes.append, None, searches=False)
-    own = own_candidate(session)
     history = session.history_to_resume()
     first = next((t for t in history.trials if t.spec.identity.candidate_hash == own.hash), None)
-    result = first.result if first is not None and first.result is not None else script.measured
+    result = None if first is None else first.result
+    if result is None and script is not None:
+        result = script.measured
+    if result is None:
+        raise StudyError(
+            f"study {study.name} holds no run of the command", "start anew with --fresh"
+        )
     explanation = _explained(study, 0 if first is None else first.spec.identity.number, notes)
     return ScriptDiagnosis(
-        command=as_typed(script.command),
+        command=as_typed(command),
         study=str(study.folder),
-        framework=script.framework,
-        model=session.job.model.name,
-        settings={
-            "world": script.world,
-            "micro_batch": script.micro_batch,
-            "grad_accum": script.grad_accum,
-            "global_batch": script.global_batch,
-            "tokens_per_sample": script.seq_len if script.has_tokens else None,
-            "precision": script.precision,
-            "optimizer": script.description.get("optimizer"),
-            "n_params": script.description.get("n_params"),
-            "n_params_frozen": script.description.get("n_params_frozen"),
-        },
-        origins=script.origins,
+        framework=engine.name if script is None else script.framework,
+        model=job.model.name,
+        settings=settings,
+        origins=origins,
         result=result,
         row=_row_of(study),
         memory_bytes=_memory_of(session, own),
         explanation=explanation,
-        remarks=tuple(session.engine.remarks()),
+        remarks=remarks,
         is_predicted=steering is not None,
         changes=()
         if steering is None
         else tuple(_changes(session, steering, history, own, result)),
         notes=tuple(notes),
     )
+
+
+def _settings_of_script(script: Observed) -> dict[str, Any]:
+    """What a command trains with, as its first run showed it."""
+    return {
+        "world": script.world,
+        "micro_batch": script.micro_batch,
+        "grad_accum": script.grad_accum,
+        "global_batch": script.global_batch,
+        "tokens_per_sample": script.seq_len if script.has_tokens else None,
+        "precision": script.precision,
+        "optimizer": script.description.get("optimizer"),
+        "n_params": script.description.get("n_params"),
+        "n_params_frozen": script.description.get("n_params_frozen"),
+    }
+
+
+def _settings_of(session: Session, own: Candidate) -> dict[str, Any]:
+    """The same of a command whose arguments tell it."""
+    job = session.job
+    return {
+        "world": job.world,
+        "micro_batch": own.micro_batch,
+        "grad_accum": own.grad_accum,
+        "global_batch": job.global_batch,
+        "tokens_per_sample": job.seq_len,
+        "precision": job.precision,
+        "optimizer": str(job.optimizer.get("type", "Adam")),
+        "n_params": job.model.shape.n_params,
+        "n_params_frozen": 0,
+    }
 
 
 def _other_limit(session: Session, script: Observed) -> JobError:
@@ -122,60 +158,6 @@ def _other_limit(session: Session, script: Observed) -> JobError:
     return JobError(
         "the command ran with another memory limit than is asked for now",
         "run it anew with --fresh, or leave --memory-limit as it was",
-    )
-
-
-def _diagnose_by_arguments(
-    session: Session, command: Sequence[str], note: Callable[[str], None]
-) -> ScriptDiagnosis:
-    """The same of a command whose arguments tell what it trains: one trial of its own layout."""
-    study, job = session.study, session.job
-    assert job.baseline is not None, "the command is the baseline"
-    engine, own = session.engine.baseline(job.baseline)
-    study.lock()
-    try:
-        if not study.next_number():
-            begin_study(session, note)
-            _run_own(session, engine, own, note)
-            write_table(study)
-    finally:
-        study.unlock()
-    notes: list[str] = []
-    steering = steer(session, notes.append, None, searches=False)
-    history = session.history_to_resume()
-    first = next((t for t in history.trials if t.spec.identity.candidate_hash == own.hash), None)
-    if first is None or first.result is None:
-        raise StudyError(
-            f"study {study.name} holds no run of the command", "start anew with --fresh"
-        )
-    explanation = _explained(study, first.spec.identity.number, notes)
-    return ScriptDiagnosis(
-        command=as_typed(command),
-        study=str(study.folder),
-        framework=session.engine.name,
-        model=job.model.name,
-        settings={
-            "world": job.world,
-            "micro_batch": own.micro_batch,
-            "grad_accum": own.grad_accum,
-            "global_batch": job.global_batch,
-            "tokens_per_sample": job.seq_len,
-            "precision": job.precision,
-            "optimizer": str(job.optimizer.get("type", "Adam")),
-            "n_params": job.model.shape.n_params,
-            "n_params_frozen": 0,
-        },
-        origins={},
-        result=first.result,
-        row=_row_of(study),
-        memory_bytes=_memory_of(session, own),
-        explanation=explanation,
-        remarks=tuple(not_carried(engine, own, "your command")),
-        is_predicted=steering is not None,
-        changes=()
-        if steering is None
-        else tuple(_changes(session, steering, history, own, first.result)),
-        notes=tuple(notes),
     )
 
 

@@ -13,14 +13,13 @@ from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
 from autotune.export.base import Handout, MeasuredFigures, RecordDialect
+from autotune.export.command_files import with_own_files
 from autotune.export.door import export_handout, export_record, find_dialect, handout_of
+from autotune.export.patch import Patched, Wanted, patched_all, write_patched
 from autotune.fleet.transports.local import HERE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
 from autotune.job.observed import OBSERVED_FILE, CommandNow, Observed, file_digest, text_digest
-from autotune.patch.own import with_own_files
-from autotune.patch.patch import Patched, patched_all, write_patched
-from autotune.patch.wanted import wanted_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import (
     baseline_of,
@@ -74,7 +73,7 @@ def find_chosen(
     facts = study.read_state()
     _check_measured(study, facts)
     recorded = study.read()
-    answer = answer_of(facts, study, recorded)
+    answer = answer_of(facts, study)
     trials = {t.spec.identity.number: t for t in recorded.trials}
     number = trial
     if trial is None and answer is not None and answer.handed_out is not None:
@@ -374,7 +373,7 @@ def patch_study(
     """
     chosen = find_chosen(study, trial=trial, project=project, note=note)
     return StudyPatch(
-        files=patched_all(files, wanted_of(chosen.handout, chosen.engine)),
+        files=patched_all(files, Wanted(chosen.handout, chosen.engine)),
         study=study,
         chosen=chosen,
     )

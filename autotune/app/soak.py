@@ -11,7 +11,8 @@ from autotune.export.base import Subject
 from autotune.export.door import read_export
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.record.soak import SOAK_FOLDER, SoakResult, digest_of, write_soak
+from autotune.record.found import write_found
+from autotune.record.soak import SOAK_FILE, SOAK_FOLDER, SoakResult, digest_of
 from autotune.record.study import Study
 from autotune.search.rounds import Note, runner_on
 from autotune.search.soak import (
@@ -118,7 +119,7 @@ def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakRes
         if ran is None:
             return None
         found = _result(subject, place.environment, minutes, *ran)
-        write_soak(subject.folder, found)
+        write_found(subject.folder / SOAK_FILE, found)
         return found
 
 

@@ -111,7 +111,7 @@ def state_of(study: Study) -> State:
     facts = study.read_state()
     recorded = study.read()
     history = history_of(recorded, facts)
-    answer = answer_of(facts, study, recorded)
+    answer = answer_of(facts, study)
     if answer is None:
         leading = None if context_of(facts) is None else read_story(study).leading_row
         best_samples_per_s = None if leading is None else leading.rate

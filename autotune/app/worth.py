@@ -8,8 +8,9 @@ from autotune.app.session import find_running_place
 from autotune.base.errors import JobError, StudyError
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.answer import answer_of
+from autotune.record.found import write_found
 from autotune.record.study import Study
-from autotune.record.worth import LADDER_FOLDER, Ladder, write_ladder
+from autotune.record.worth import LADDER_FILE, LADDER_FOLDER, Ladder
 from autotune.search.rounds import Note, runner_on
 from autotune.search.worth import MOST_ROUNDS, ROUNDS, Way, WayRunner
 from autotune.space.candidate import Candidate
@@ -79,7 +80,7 @@ def run_ladder(
                 target_name=" ".join(settings) or "best",
             ).run()
         if found is not None:
-            write_ladder(study.folder, found)
+            write_found(study.folder / LADDER_FILE, found)
             write_page(study, study.page_file)
         return found
     finally:
@@ -88,7 +89,7 @@ def run_ladder(
 
 def _baseline(study: Study) -> Chosen:
     """The study's baseline as it ran."""
-    answer = answer_of(study.read_state(), study, study.read())
+    answer = answer_of(study.read_state(), study)
     if answer is None or answer.baseline is None:
         raise StudyError(
             f"study {study.name}: it has no baseline to start from",
@@ -100,7 +101,7 @@ def _baseline(study: Study) -> Chosen:
 def _way(study: Study, start: Chosen, settings: Sequence[str]) -> Way:
     handout = start.handout
     if not settings:
-        answer = answer_of(study.read_state(), study, study.read())
+        answer = answer_of(study.read_state(), study)
         best = find_chosen(study, trial=answer.best.trial if answer and answer.best else None)
         return Way.between(
             handout.candidate,

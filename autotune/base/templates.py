@@ -3,9 +3,9 @@
 A template is data that a user may bring along, so it runs in Jinja's sandbox. A value must pass
 through `tojson` (JSON), `sh` (one shell word), `html` (text or a quoted attribute), `script` (JSON
 inside a script element), `text` (prose, as it is), `markdown`, `code` (code in Markdown), or what
-spells a figure: `count` (a number of things), `bytes`, `seconds`, `rate`, `times`, `percent`,
-`interval`, `gain`. A bare `{{ value }}` is refused, because Python's spelling of it (`True`,
-`None`, an unquoted path) is wrong in each of them.
+spells a figure: `count` (a number of things), `amount`, `bytes`, `seconds`, `rate`, `times`,
+`percent`, `interval`, `gain`. A bare `{{ value }}` is refused, because Python's spelling of it
+(`True`, `None`, an unquoted path) is wrong in each of them.
 """
 
 import contextlib
@@ -38,6 +38,7 @@ from autotune.base.errors import RenderError
 from autotune.base.template_bounds import MAX_BYTES, TooLongError, bounded
 from autotune.base.text import lines, markdown, markdown_code
 from autotune.base.units import (
+    format_amount,
     format_bytes,
     format_count,
     format_gain_interval,
@@ -193,6 +194,7 @@ class _StrictEnvironment(SandboxedEnvironment):
             html=_filter(lambda value: html.escape(lines(str(value)))),
             script=_filter(_to_script),
             text=_filter(lambda value: lines(str(value))),
+            amount=_filter(format_amount),
             count=_to_count,
             bytes=_filter(format_bytes),
             gain=_filter(lambda gain, **spelling: format_gain_interval(*gain, **spelling)),

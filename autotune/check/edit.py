@@ -1,326 +1,192 @@
-"""Changes of a file's text that leave everything else as it was written."""
+"""The one way into somebody's text: `edit(text, changes)`; all else stays as it was written.
+
+One change at a time: after each the text is read again, so none has to know of the others.
+"""
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from difflib import SequenceMatcher
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from autotune.base.errors import AutotuneError
+from autotune.check import json_text, yaml_text
+from autotune.check.changes import new_names, same_data, with_changes
+from autotune.check.text_nodes import Member, TextNode, TooOddError
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
+from autotune.space.rule import Patch
 
-_SPACE = re.compile(r"[ \t\r\n]*")
-_MEMBER = re.compile(
-    r'"(?P<key>[^"\\]*)"[ \t\r\n]*:[ \t\r\n]*'
-    r'(?P<value>"[^"\\]*"|[-+.\deE]+|true|false|null)[ \t\r\n]*,?[ \t\r\n]*'
-)
-"""A key and its value, where neither has an escape or something inside, up to the next key."""
-_DECODER = json.JSONDecoder()
-_ONE_OF_A_KIND = frozenset({str, int, bool, type(None)})
-"""Types whose values are the same where Python says so."""
-_MOST_COMPARED = 100
-"""Keys of one section that are looked through for the new names of others."""
-_LIKENESS = 0.6
-_LINE = 80
-"""Characters of a new key and its value that stand in one line."""
+_At = tuple[Any, ...]
+"""Keys from the root of a text to one of its values."""
+_INDENTED = re.compile(r"\n([ \t]+)")
+_FLOAT = re.compile(r"(?<![\w.])-?\d+(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(?![\w.])")
+_MOST_READ = {"json": 2**26, "yaml": 2**22}
+"""Characters that are read again for all changes of a text together: PyYAML takes its time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Edit:
-    """A stretch of a text, and what stands there instead."""
+def edit(
+    text: str, changes: Patch, syntax: str = "json", *, reads_exponents: bool = False
+) -> str | None:
+    """A text that says the same but for some changes, and is otherwise as it was written.
 
-    start: int
-    end: int
-    """One past its last character."""
-    text: str
-
-
-class Value(NamedTuple):
-    """A value in the text."""
-
-    start: int
-    end: int
-    """One past its last character."""
-    members: "tuple[Member, ...] | None"
-    """Members of an object; None for anything else."""
-
-
-class Member(NamedTuple):
-    """A key and its value in the text."""
-
-    name: str
-    start: int
-    """Offset of its key."""
-    value: Value
-
-
-def edited(text: str, wanted: Mapping[str, Any]) -> str:
-    """A JSON text that says what is wanted, and differs from the first where it has to.
+    A key that goes while its value comes under another name in the same section is renamed where
+    it stands.
 
     Args:
-        text: A valid JSON object, with a byte order mark or without.
-        wanted: All that the text is to say; the order of its keys does not matter.
+        text: A valid mapping, with a byte order mark or without.
+        changes: Values to set, nested like the text; None takes a key away, `NULL` is null.
+        syntax: `json` or `yaml`; nothing else is edited.
+        reads_exponents: Whether a reader of the YAML takes 5e8 for a number.
+
+    Returns:
+        The text; None where its way of writing does not allow the changes, or where a comment or
+        an alias would be lost.
     """
-    if text.startswith(BYTE_ORDER_MARK):
-        return BYTE_ORDER_MARK + edited(text.removeprefix(BYTE_ORDER_MARK), wanted)
-    after = spliced(text, JsonEdits(text, _root(text), json.loads(text), wanted).edits())
-    assert same_data(json.loads(after), wanted), "the text says what is wanted"
-    return after
-
-
-def spliced(text: str, edits: Iterable[Edit]) -> str:
-    """A text after edits that do not overlap."""
-    parts: list[str] = []
-    at = 0
-    for edit in sorted(edits, key=lambda e: (e.start, e.end)):
-        parts += (text[at : edit.start], edit.text)
-        at = edit.end
-    return "".join((*parts, text[at:]))
-
-
-def same_data(one: Any, other: Any) -> bool:
-    """Whether two values are the same, type by type, whatever the order of keys."""
-    if type(one) is type(other) and type(one) in _ONE_OF_A_KIND:
-        return bool(one == other)
-    # Most are in the same order, too, and need not be sorted.
-    return repr(one) == repr(other) or plain(one) == plain(other)
-
-
-def plain(value: Any) -> str:
-    """A value as text: to Python, 16.0 is 16 and 1 is True."""
+    if syntax not in _MOST_READ:
+        return None
+    after = text.removeprefix(BYTE_ORDER_MARK)
+    mark = text[: len(text) - len(after)]
     try:
-        return json.dumps(value, sort_keys=True, default=repr)
-    except TypeError:  # keys of YAML may be of several types, which Python does not sort
-        return json.dumps(_with_text_keys(value), sort_keys=True, default=repr)
+        data = _data(after, syntax, reads_exponents)
+        comments = yaml_text.comments(after) if syntax == "yaml" else None
+        steps = list(_steps(data, changes))
+        if len(steps) * len(text) > _MOST_READ[syntax]:
+            return None
+        is_spelled = syntax == "json" or reads_exponents
+        floats = _FLOAT.findall(after) if steps and is_spelled else ()
+        spelled = {repr(float(one)): one for one in floats}
+        for at, value, new_name in steps:
+            after = _Text(after, syntax, spelled).changed(at, value, new_name)
+        if not same_data(_data(after, syntax, reads_exponents), with_changes(data, changes)):
+            return None
+        if comments is not None and yaml_text.comments(after) != comments:
+            return None
+    except (TooOddError, AutotuneError):
+        return None
+    return mark + after
 
 
-def _with_text_keys(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {repr(name): _with_text_keys(inner) for name, inner in value.items()}
-    return [_with_text_keys(one) for one in value] if isinstance(value, list) else value
+def _data(text: str, syntax: str, reads_exponents: bool) -> dict[str, Any]:
+    if syntax == "json":
+        return json_text.data(text)
+    return yaml_text.data(text, reads_exponents=reads_exponents)
 
 
-def renames(gone: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, str]:
-    """Old name -> new name, where a key comes with the value of one that goes, or much like it."""
-    found: dict[str, str] = {}
-    free = dict(added) if max(len(gone), len(added)) <= _MOST_COMPARED else {}
-    for old, value in gone.items():
-        likeness = {
-            name: SequenceMatcher(None, str(old), str(name)).ratio()
-            + (plain(there) == plain(value))
-            for name, there in free.items()
-            if isinstance(value, Mapping) is isinstance(there, Mapping)
-        }
-        best = max(likeness, key=lambda name: likeness[name], default=None)
-        if best is not None and likeness[best] >= _LIKENESS:
-            found[old] = best
-            del free[best]
-    return found
+def _steps(
+    data: Mapping[str, Any], changes: Patch, at: _At = ()
+) -> Iterator[tuple[_At, Any, str]]:
+    """Single changes: a path, the value there or None where the key goes, the key's new name."""
+    renamed = new_names(data, changes)
+    for name, value in changes.items():
+        if name in renamed:
+            yield (*at, name), data[name], renamed[name]
+        elif isinstance(value, Mapping) and isinstance(data.get(name), Mapping):
+            yield from _steps(data[name], value, (*at, name))
+        elif name not in renamed.values() and (value is not None or name in data):
+            new = value if value is None else with_changes({}, {name: value})
+            yield (*at, name), new, ""
 
 
-def duplicates(text: str) -> list[str]:
-    """Dotted names of keys that an object of the text holds more than once."""
-    return list(_duplicates(_root(text.removeprefix(BYTE_ORDER_MARK)), ""))
+class _Text:
+    """A text, and the nodes in it."""
+
+    def __init__(self, text: str, syntax: str, spelled: Mapping[str, str]) -> None:
+        self._text, self._spelled = text, spelled
+        self._language = json_text if syntax == "json" else yaml_text
+        self._newline = "\r\n" if "\r\n" in text else "\n"
+        indented = _INDENTED.search(text)
+        self._unit = indented[1] if indented else "  "
+
+    def changed(self, at: _At, new: Mapping[str, Any] | None, new_name: str) -> str:
+        """The text after one step: a member `new`, a key's new name, or None where it goes."""
+        section, above = self._language.root(self._text), None
+        for name in at[:-1]:
+            above = _member(section, name)
+            if above is None:
+                raise TooOddError
+            section = above.value
+        member = _member(section, at[-1])
+        if member is None:
+            if new is None or new_name:
+                raise TooOddError  # it is merged in from elsewhere
+            return self._added(section, new)
+        if new_name:
+            is_quoted = self._text[member.start] == '"'
+            return self._spliced(member.start, member.end, self._named(new_name, is_quoted))
+        if new is None:
+            return self._without(section, above, member)
+        node = member.value
+        if node.is_fixed:
+            raise TooOddError
+        value = self._dumped(new[at[-1]], "")
+        return self._spliced(node.start, node.end, " " * (node.start == node.end) + value)
+
+    def _spliced(self, start: int, end: int, text: str) -> str:
+        return self._text[:start] + text + self._text[end:]
+
+    def _dumped(self, value: Any, newline: str) -> str:
+        text: str = self._language.dumped(value, self._spelled, newline, self._unit)
+        return text
+
+    def _named(self, name: Any, is_quoted: bool) -> str:
+        return json.dumps(name) if is_quoted else self._dumped(name, "")
+
+    def _added(self, section: TextNode, new: Mapping[str, Any]) -> str:
+        ((name, value),) = new.items()
+        members = section.members
+        if members is None:
+            raise TooOddError
+        if section.indent is not None:
+            lines = yaml_text.lines(new, section.indent, self._newline, self._spelled)
+            at = self._line_end(max(one.value.end for one in members))
+            if at and self._text[at - 1] != "\n":
+                lines = self._newline + lines.removesuffix(self._newline)
+            return self._spliced(at, at, lines)
+        start = self._text.rfind("\n", 0, section.start) + 1
+        line = self._text[start : section.start]
+        outer = self._newline + line[: len(line) - len(line.lstrip())]
+        if not members:
+            is_one_line = "\n" not in self._text or self._language is yaml_text
+            inner, outer = ("", "") if is_one_line else (outer + self._unit, outer)
+            member = f"{self._named(name, False)}: {self._dumped(value, inner)}"
+            return self._spliced(section.start, section.end, f"{{{inner}{member}{outer}}}")
+        gap = self._text[section.start + 1 : members[0].start]
+        gap = gap if "\n" in gap and not gap.strip() else " "
+        newline = gap if "\n" in gap and self._language is json_text else ""
+        at = members[-1].value.end
+        member = f"{self._named(name, False)}: {self._dumped(value, newline)}"
+        return self._spliced(at, at, f",{gap}{member}")
+
+    def _without(self, section: TextNode, above: Member | None, member: Member) -> str:
+        """The text without a member; `above` is the one whose value the section is."""
+        members = section.members or ()
+        index = members.index(member)
+        start, end = member.start, member.value.end
+        if section.indent is None:
+            if len(members) == 1:
+                return self._spliced(section.start, section.end, "{}")
+            start = members[index - 1].value.end if index else start
+            return self._spliced(start, end if index else members[1].start, "")
+        start, end = self._text.rfind("\n", 0, start) + 1, self._line_end(end)
+        if self._text[start : member.start].strip():
+            raise TooOddError  # `? key`, or `- key`
+        remarks = "".join(
+            f"{section.indent}{one}{self._newline}"
+            for one in yaml_text.comments(self._text, start, end)
+        )
+        if len(members) > 1:
+            return self._spliced(start, end, remarks)
+        if above is None:
+            return self._spliced(start, end, f"{remarks}{{}}{self._newline}")
+        after, at = self._spliced(start, end, remarks), self._text.index(":", above.end) + 1
+        return f"{after[:at]} {{}}{after[at:]}"
+
+    def _line_end(self, at: int) -> int:
+        """Start of the next line."""
+        end = self._text.find("\n", at)
+        return len(self._text) if end < 0 else end + 1
 
 
-def _duplicates(value: Value, path: str) -> Iterator[str]:
-    members = value.members or ()
-    names = [member.name for member in members]
-    if len(set(names)) < len(names):
-        yield from (f"{path}{name}" for name, count in Counter(names).items() if count > 1)
-    for member in members:
-        if member.value.members:
-            yield from _duplicates(member.value, f"{path}{member.name}.")
-
-
-def key_starts(text: str) -> dict[tuple[str, ...], int]:
-    """Path of every key of a JSON text -> where it begins; of a key twice, the last one.
-
-    A place in a list is a key such as `[0]`.
-    """
-    bare = text.removeprefix(BYTE_ORDER_MARK)
-    skipped = len(text) - len(bare)
-    return {path: start + skipped for path, start in _starts(bare, _root(bare), ())}
-
-
-def _starts(
-    text: str, value: Value, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], int]]:
-    for member in value.members or ():
-        here = (*path, member.name)
-        yield here, member.start
-        inner = member.value
-        if inner.members:
-            yield from _starts(text, inner, here)
-        elif text[inner.start] == "[" and text.find("{", inner.start, inner.end) >= 0:
-            yield from _starts_in_list(text, inner.start, here)
-
-
-def _starts_in_list(
-    text: str, start: int, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], int]]:
-    at, index = _skip(text, start + 1), 0
-    while text[at] != "]":
-        item, here = _value(text, at), (*path, f"[{index}]")
-        yield here, at
-        if item.members:
-            yield from _starts(text, item, here)
-        elif text[at] == "[":
-            yield from _starts_in_list(text, at, here)
-        at, index = _skip(text, item.end), index + 1
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-
-
-@lru_cache(maxsize=1)
-def _root(text: str) -> Value:
-    """The object that a text is; its places, its keys that are there twice and its edits ask."""
-    return _value(text, _skip(text, 0))
-
-
-def _value(text: str, start: int) -> Value:
-    if text[start] != "{":
-        return Value(start, _DECODER.raw_decode(text, start)[1], None)
-    members = []
-    at = _skip(text, start + 1)
-    while text[at] != "}":
-        if (plain_one := _MEMBER.match(text, at)) is not None:
-            value = Value(*plain_one.span("value"), None)
-            members.append(Member(plain_one["key"], at, value))
-            at = plain_one.end()
-            continue
-        name, after_name = _DECODER.raw_decode(text, at)
-        value = _value(text, _skip(text, _skip(text, after_name) + 1))
-        members.append(Member(name, at, value))
-        at = _skip(text, value.end)
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-    return Value(start, at + 1, tuple(members))
-
-
-def _skip(text: str, at: int) -> int:
-    blank = _SPACE.match(text, at)
-    assert blank is not None, "nothing at all is blank, too"
-    return blank.end()
-
-
-class JsonEdits:
-    """The edits that make a JSON text say what is wanted."""
-
-    def __init__(
-        self, text: str, root: Value, data: Mapping[str, Any], wanted: Mapping[str, Any]
-    ) -> None:
-        """Edits of a text.
-
-        Args:
-            text: It.
-            root: The object that it is, in places.
-            data: What it says; no key of it stands there twice.
-            wanted: What it is to say.
-        """
-        self._text, self._root, self._data, self._wanted = text, root, data, wanted
-        self._written: dict[str, str] = {}
-        """Numbers that go, as they are written; they may come again elsewhere."""
-
-    def edits(self) -> Iterator[Edit]:
-        """The edits, which do not overlap."""
-        self._collect(self._root, self._data, self._wanted)
-        yield from self._of(self._root, self._data, self._wanted, depth=1)
-
-    def _collect(self, node: Value, data: Any, wanted: Any) -> None:
-        """Keep the spelling of numbers below sections and keys that go: 5e8 stays 5e8."""
-        if node.members is None and isinstance(data, float):
-            raw = self._text[node.start : node.end]
-            self._written.setdefault(json.dumps(data), raw)
-        for member in node.members or ():
-            there = wanted.get(member.name) if isinstance(wanted, Mapping) else None
-            if there is None or member.value.members is not None:
-                self._collect(member.value, data[member.name], there)
-
-    def member_text(self, name: str, value: Any, depth: int) -> str:
-        """A new member: in one line where it fits, else a line for each of its own."""
-        flat = f"{json.dumps(name)}: {self._dumped(value)}"
-        inner, outer = _margins(self._text, depth + 1)
-        if not inner or len(flat) <= _LINE or not isinstance(value, Mapping):
-            return flat
-        members = (self.member_text(n, v, depth + 1) for n, v in value.items())
-        return f"{json.dumps(name)}: {{{inner}{f',{inner}'.join(members)}{outer}}}"
-
-    def _dumped(self, value: Any) -> str:
-        if isinstance(value, Mapping):
-            inner = ", ".join(f"{json.dumps(n)}: {self._dumped(v)}" for n, v in value.items())
-            return f"{{{inner}}}"
-        text = json.dumps(value)
-        return self._written.get(text, text)
-
-    def _of(
-        self, node: Value, data: Mapping[str, Any], wanted: Mapping[str, Any], depth: int
-    ) -> Iterator[Edit]:
-        members = node.members or ()
-        last = {member.name: member for member in members}  # JSON's last one counts
-        gone = {name: data[name] for name in last if name not in wanted}
-        added = {name: value for name, value in wanted.items() if name not in last}
-        renamed = renames(gone, added)
-        for name, member in last.items():
-            if name in renamed:
-                yield Edit(
-                    start=member.start,
-                    end=member.value.start,
-                    text=f"{json.dumps(renamed[name])}: ",
-                )
-            if name in wanted or name in renamed:
-                there = wanted[renamed.get(name, name)]
-                yield from self._replaced(member.value, data[name], there, depth)
-        for name in renamed.values():
-            del added[name]
-        going = [m for m in members if m.name in gone and last[m.name] is not m]
-        going += [last[name] for name in gone if name not in renamed]
-        yield from self.membership(node, going, added, depth)
-
-    def _replaced(self, node: Value, data: Any, wanted: Any, depth: int) -> Iterator[Edit]:
-        if node.members is not None and isinstance(wanted, Mapping):
-            yield from self._of(node, data, wanted, depth + 1)
-        elif not same_data(data, wanted):
-            yield Edit(start=node.start, end=node.end, text=self._dumped(wanted))
-
-    def membership(
-        self, node: Value, gone: list[Member], added: Mapping[str, Any], depth: int
-    ) -> Iterator[Edit]:
-        """Take members out of an object and put others at its end."""
-        text, members = self._text, node.members or ()
-        # By place, each once: a file may hold tens of thousands of keys.
-        going = {member.start for member in gone}
-        kept = [member for member in members if member.start not in going]
-        written = [self.member_text(name, value, depth) for name, value in added.items()]
-        if not kept:
-            if not gone and not written:
-                return
-            inner, outer = _margins(text, depth)
-            body = inner + f",{inner}".join(written) + outer if written else ""
-            yield Edit(start=node.start, end=node.end, text=f"{{{body}}}")
-            return
-        for index, member in enumerate(members):
-            if member.start not in going:
-                continue
-            if kept[0].start < member.start:
-                start, end = members[index - 1].value.end, member.value.end
-            else:
-                start, end = member.start, members[index + 1].start
-            yield Edit(start=start, end=end, text="")
-        if written:
-            before = text[: members[0].start]
-            gap = before[len(before.rstrip(" \t\r\n")) :] or " "
-            at = kept[-1].value.end
-            yield Edit(start=at, end=at, text="".join(f",{gap}{one}" for one in written))
-
-
-def _margins(text: str, depth: int) -> tuple[str, str]:
-    """White space before the members of an object without any, and before its end."""
-    if "\n" not in text:
-        return "", ""
-    unit = re.search(r"\n([ \t]+)", text)
-    step = unit[1] if unit else "  "
-    line_end = "\r\n" if "\r\n" in text else "\n"
-    return line_end + step * depth, line_end + step * (depth - 1)
+def _member(section: TextNode, name: Any) -> Member | None:
+    """A member of a section; of a key twice, the last one counts."""
+    found = (one for one in reversed(section.members or ()) if one.name == str(name))
+    return next(found, None)

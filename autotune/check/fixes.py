@@ -6,14 +6,13 @@ way. Whatever takes a value away, or changes what is trained, is the user's to c
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.nested import leaves, value_at
-from autotune.check.edit import same_data
+from autotune.check.changes import same_data
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.space.rule import Moves, Patch, Violation, in_words
@@ -49,10 +48,6 @@ _HEIRS = frozenset(
 
 _AS_A_DEVICE = {True: "cpu", False: "none"}
 """`cpu_offload` in the words of the section that took its place."""
-
-_LIKENESS = 0.6
-_ALIKE_FROM = 4
-"""Characters of a name that stands inside of another one and is taken for it."""
 
 _MISSING = object()
 
@@ -172,43 +167,37 @@ def _step(
     config: Mapping[str, Any], violations: Sequence[Violation], terms: Terms
 ) -> Mapping[str, Any] | None:
     """The configuration after the next fixes that need nobody; None where there is none."""
-    sorted_ = [_Sorted(config, one.changes) for one in violations if one.changes]
+    effects = [_Effects(config, one.changes) for one in violations]
+    effects = [one for one in effects if one.pieces and terms.words(config, one.changes)]
+    sure = [one for one in effects if one.is_free(sure=True)]
     after = config
-    for patch in _compatible(config, [one.apart for one in sorted_], terms):
-        after = _after(after, patch)
+    for one in _compatible(sure):
+        after = _after(after, one.changes)
     if after is not config:
         return after
-    whole = (
-        one.changes
-        for one in sorted_
-        if not one.apart and one.is_free(knows_world=terms.knows_world)
-    )
-    acts = (patch for patch in whole if _acts(config, patch) and terms.words(config, patch))
-    step = next(acts, None)
-    return None if step is None else _after(config, step)
+    others = (one for one in effects if one not in sure)
+    free = (o for o in others if o.is_free(sure=False, knows_world=terms.knows_world))
+    step = next(free, None)
+    return None if step is None else _after(config, step.changes)
 
 
-def _compatible(
-    config: Mapping[str, Any], patches: Iterable[Patch], terms: Terms
-) -> Iterator[Patch]:
-    """Patches that can be laid over a configuration at once, each at places of its own."""
-    told = [(patch, list(_pieces(config, patch))) for patch in patches]
-    told = [(patch, pieces) for patch, pieces in told if pieces and terms.words(config, patch)]
+def _compatible(effects: Sequence["_Effects"]) -> Iterator["_Effects"]:
+    """Changes that can be laid over a configuration at once, each at places of its own."""
     wanted: dict[KeyPath, set[str]] = {}
-    for _, pieces in told:
-        for path, _, new in pieces:
+    for one in effects:
+        for path, _, new in one.pieces:
             wanted.setdefault(path, set()).add(repr(new))
     taken: set[KeyPath] = set()
     above: set[KeyPath] = set()
-    for patch, pieces in told:
-        paths = [path for path, _, _ in pieces]
+    for one in effects:
+        paths = [path for path, _, _ in one.pieces]
         over = {path[:depth] for path in paths for depth in range(1, len(path))}
         # Two values for one place: which of them was meant, somebody has to say.
         is_agreed = all(len(wanted[path]) == 1 for path in paths)
         if is_agreed and not taken & {*paths, *over} and not above & set(paths):
             taken |= set(paths)
             above |= over
-            yield patch
+            yield one
 
 
 def _acts(config: Mapping[str, Any], changes: Patch) -> bool:
@@ -276,7 +265,7 @@ class _Move:
 def moved_in(config: Mapping[str, Any], changes: Patch) -> Moves:
     """The keys and sections that changes bring to another place just as they are."""
     found: dict[KeyPath, KeyPath] = {}
-    for move in _Sorted(config, changes).moves:
+    for move in _Effects(config, changes).moves:
         places = {to[: len(to) - len(below)] for below, to in move.to.items()}
         place = places.pop()
         is_whole = not places and all(place + below == to for below, to in move.to.items())
@@ -299,46 +288,41 @@ def reworded(config: Mapping[str, Any], changes: Patch, fix: str) -> str:
     return in_words(changes, moved_in(config, changes)) + fix.removeprefix(told)
 
 
-class _Sorted:
-    """The changes of a violation, by what they do to a configuration."""
+class _Effects:
+    """What the changes of a violation do to a configuration."""
 
     def __init__(self, config: Mapping[str, Any], changes: Patch) -> None:
         self.config, self.changes = config, changes
-        pieces = list(_pieces(config, changes))
-        gone = [(path, old) for path, old, new in pieces if new is _MISSING]
-        self.added = {path: new for path, old, new in pieces if old is _MISSING or old is None}
-        self.added = {p: new for p, new in self.added.items() if new is not _MISSING}
+        self.pieces = list(_pieces(config, changes))
+        gone = [(path, old) for path, old, new in self.pieces if new is _MISSING]
+        self.added = {
+            path: new
+            for path, old, new in self.pieces
+            if new is not _MISSING and (old is _MISSING or old is None)
+        }
         self.replaced = [
             (path, old, new)
-            for path, old, new in pieces
-            if path not in self.added and new is not _MISSING
+            for path, old, new in self.pieces
+            if new is not _MISSING and path not in self.added
         ]
         self.moves = list(_moves(gone, self.added))
         moved = {move.old for move in self.moves}
         self.lost = [path for path, _ in gone if path not in moved]
         self.arrived = {path for move in self.moves for path in move.to.values()}
+        self.came_along = {to[0] for to in self.arrived} & _NEW
 
-    @property
-    def apart(self) -> Patch:
-        """Changes that stand for themselves: moves, and values as they were meant."""
-        kept = {move.old for move in self.moves}
-        tops = {path[0] for path in self.arrived}
-        kept |= {path for path in self.added if path in self.arrived or path[0] in tops & _NEW}
-        kept |= {path for path, old, new in self.replaced if is_same(old, new)}
-        return _only(self.changes, kept)
-
-    def is_free(self, *, knows_world: bool) -> bool:
-        """Whether all of them need nobody."""
+    def is_free(self, *, sure: bool, knows_world: bool = False) -> bool:
+        """Whether all of them need nobody; `sure`: as moves, and as values that were meant so."""
         return (
             not self.lost
             and all(
-                is_same(old, new) or self._gives_way(path, knows_world)
+                is_same(old, new) or (not sure and self._gives_way(path, knows_world))
                 for path, old, new in self.replaced
             )
             and all(
                 path in self.arrived
-                or path[0] in {to[0] for to in self.arrived} & _NEW
-                or self._may_add(path, value, knows_world)
+                or path[0] in self.came_along
+                or (not sure and self._may_add(path, value, knows_world))
                 for path, value in self.added.items()
             )
         )
@@ -458,43 +442,21 @@ def _says(old: KeyPath, value: Any, new: KeyPath, there: Any) -> bool:
     if (old[-1], new[-1]) in _HEIRS:
         is_device = new[-1] == "device"
         return there == _AS_A_DEVICE.get(_switch(value)) if is_device else is_same(value, there)
-    if not is_same(value, there):
-        return False
     guarded = [next((k for k in _TRAINED if path[: len(k)] == k), None) for path in (old, new)]
     is_renamed = "bfloat16" in (old[0], new[0]) or guarded[0] == ("curriculum_learning",)
     if None not in guarded and guarded[0] != guarded[1] and not is_renamed:
         return False  # from one precision to another, say
-    return any(_is_alike(old[-1], name) for name in new)
+    return is_same(value, there)
 
 
 def _switch(value: Any) -> Any:
     return next((truth for truth in (True, False) if is_same(value, truth)), None)
 
 
-def _is_alike(one: str, other: str) -> bool:
-    one, other = one.lower(), other.lower()
-    shorter, longer = sorted((one, other), key=len)
-    if len(shorter) >= _ALIKE_FROM and shorter in longer:
-        return True
-    return one == other or SequenceMatcher(None, one, other).ratio() >= _LIKENESS
-
-
-def _only(changes: Patch, kept: set[KeyPath], at: KeyPath = ()) -> dict[str, Any]:
-    """Changes of some places alone."""
-    found: dict[str, Any] = {}
-    for name, value in changes.items():
-        path = (*at, name)
-        if path in kept:
-            found[name] = value
-        elif isinstance(value, Mapping) and (inner := _only(value, kept, path)):
-            found[name] = inner
-    return found
-
-
 def _after(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:
     """A configuration after changes; what is null in a section that moves goes along."""
     after = changed(config, changes)
-    for move in _Sorted(config, changes).moves:
+    for move in _Effects(config, changes).moves:
         value: Any = config
         for name in move.old:
             value = value[name]

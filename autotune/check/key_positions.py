@@ -9,7 +9,7 @@ from functools import cached_property
 import yaml
 
 from autotune.base.nested import leaves, path_of
-from autotune.check.edit import key_starts
+from autotune.check.json_text import key_starts
 from autotune.engines.deepspeed.sources.reading import Syntax
 from autotune.space.rule import Violation
 

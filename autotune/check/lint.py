@@ -10,9 +10,9 @@ from autotune.base.nested import dotted, leaves, look_up
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
 from autotune.check import huggingface, numbers_read
 from autotune.check.diff import text_diff
-from autotune.check.edit import duplicates
 from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
+from autotune.check.json_text import duplicates
 from autotune.check.key_positions import Places, TextPlace, places_in
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment

@@ -16,9 +16,10 @@ from autotune.check.fixes import reworded
 from autotune.check.ignored import MEGATRON_PREFIX
 from autotune.check.rule_list import FILE_RULES, FileRule, no_such_rule, rule_names
 from autotune.engines.deepspeed.rules import ALL_RULES, COMMUNICATION_RULES, Rule
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.plain import setup_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
+from autotune.engines.deepspeed.rules.witnesses import Case, Witness, witnesses_of
 from autotune.space.rule import Finding, Level
 
 _MOST_EXAMPLES = 4
@@ -80,7 +81,7 @@ def page_of(name: str) -> RulePage:
     rule = next((rule for rule in ALL_RULES if rule.name == name), None)
     if rule is None:
         raise no_such_rule(name)
-    witnesses = [one for one in rule.witnesses if isinstance(one, Witness)]
+    witnesses = witnesses_of(rule.name)
     return RulePage(
         name=name,
         level=_level(rule, witnesses),

@@ -5,13 +5,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from autotune.check.edit import edited, plain, same_data
-from autotune.check.edit_hjson import edited_hjson
-from autotune.check.edit_yaml import edited_yaml
+from autotune.base.nested import leaves
+from autotune.check.changes import changes_between, same_data
+from autotune.check.edit import edit
 from autotune.check.fixes import moved_in
 from autotune.engines.deepspeed.rules.base import changed
 from autotune.engines.deepspeed.sources.accelerate_names import KEYS
-from autotune.engines.deepspeed.sources.reading import Syntax, parsed
+from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.engines.deepspeed.sources.source import Source
 from autotune.space.rule import Patch, in_words
 
@@ -25,6 +25,8 @@ def not_edited(source: Source) -> str:
     """Why a file is never written into; empty where it can be."""
     if source.syntax == "shell":
         return "the flags of its launch line make the configuration"
+    if source.syntax == "hjson":
+        return "it is Hjson; change it by hand as the findings say, or save it as JSON first"
     if source.document:
         return f"it is {source.document} of the file"
     if "[" in "".join(source.at):
@@ -44,27 +46,14 @@ def text_after(source: Source, config: Mapping[str, Any]) -> str | None:
     read = None if not_edited(source) else _read(source)
     if read is None:
         return None
-    data, reads_exponents = read
-    wanted: Mapping[str, Any]
+    changes: Patch | None = changes_between(source.config, config)
     if is_accelerates(source):
-        patch = _accelerates(source, source.config, config)
-        if patch is None:
-            return None
-        wanted = changed(data, {_ACCELERATE_SECTION[0]: patch})
-    else:
-        wanted = _placed(data, source.at, source.config, config)
-    return edited_as(source.syntax, source.text, wanted, reads_exponents=reads_exponents)
-
-
-def edited_as(
-    syntax: Syntax, text: str, wanted: Mapping[str, Any], *, reads_exponents: bool = False
-) -> str | None:
-    """A text of some syntax that says what is wanted; None where its way of writing forbids it."""
-    if syntax == "yaml":
-        return edited_yaml(text, wanted, reads_exponents=reads_exponents)
-    if syntax == "hjson":
-        return edited_hjson(text, wanted)
-    return edited(text, wanted)
+        changes = _accelerates(source, source.config, config)
+    if changes is None:
+        return None
+    for name in reversed(source.at):
+        changes = {name: changes}
+    return edit(source.text, changes, source.syntax, reads_exponents=read[1])
 
 
 def words_for(source: Source, config: Mapping[str, Any], changes: Patch) -> str:
@@ -104,18 +93,6 @@ def _data(text: str, path: Path, reads_exponents: bool) -> dict[str, Any]:
     return parsed(text, path, reads_exponents=reads_exponents).data
 
 
-def _placed(
-    data: Mapping[str, Any],
-    at: tuple[str, ...],
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The file's data with another configuration; keys beside it are somebody else's, and stay."""
-    if at:
-        return {**data, at[0]: _placed(data[at[0]], at[1:], before, after)}
-    return {**{name: value for name, value in data.items() if name not in before}, **after}
-
-
 def _accelerates(
     source: Source, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Patch | None:
@@ -123,24 +100,12 @@ def _accelerates(
     read = _read(source)
     written = (read[0].get(_ACCELERATE_SECTION[0]) if read else None) or {}
     patch: dict[str, Any] = {}
-    for path, value in _differences(before, after):
+    for path, value in leaves(changes_between(before, after)):
+        if value == {}:
+            continue
         names = [name for key, name in _ACCELERATE_KEYS.items() if key[: len(path)] == path]
         if not names or (value is not None and path not in _ACCELERATE_KEYS):
             return None
         is_needed = value is not None  # what is not written needs not go
         patch |= {name: value for name in names if is_needed or name in written}
     return patch
-
-
-def _differences(
-    before: Mapping[str, Any], after: Mapping[str, Any], at: tuple[str, ...] = ()
-) -> list[tuple[tuple[str, ...], Any]]:
-    """Keys that differ, and what they are then; None: they are gone."""
-    found: list[tuple[tuple[str, ...], Any]] = []
-    for name in (*before, *(name for name in after if name not in before)):
-        old, new = before.get(name), after.get(name)
-        if isinstance(new, Mapping) and (old is None or isinstance(old, Mapping)):
-            found += _differences(old or {}, new, (*at, name))
-        elif plain(old) != plain(new):
-            found.append(((*at, name), new))
-    return found

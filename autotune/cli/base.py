@@ -20,8 +20,7 @@ from autotune import __version__
 from autotune.base.errors import AutotuneError, ExitCode, JobError
 from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.base.text import bounded, one_line
-from autotune.cli.help import HelpfulCommand
-from autotune.cli.quick import QuickGroup
+from autotune.cli.help import HelpfulCommand, HelpfulGroup
 from autotune.fleet.options import FleetOptions
 from autotune.job.keys import Topic
 from autotune.report.terminal.console import console_on
@@ -38,7 +37,7 @@ class _Commands(typer.Typer):
 
 cli = _Commands(
     name="autotune",
-    cls=QuickGroup,
+    cls=HelpfulGroup,
     epilog="autotune search --model llama-3.2-1b --seq-len 2048 --global-batch 32",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -9,10 +9,9 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
 from autotune.cli.base import DATA, Debug, Json, cli, print_json
-from autotune.cli.quick import QuickCommand
 
 
-@cli.command(cls=QuickCommand, epilog="autotune models qwen3")
+@cli.command(epilog="autotune models qwen3")
 def models(
     name: Annotated[
         str | None, typer.Argument(help="Part of a name; without one all are listed.")

@@ -31,7 +31,7 @@ from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.exports import StudyPatch
-    from autotune.patch.patch import Patched
+    from autotune.export.patch import Patched
 
 
 @cli.command(epilog="autotune status")
@@ -147,7 +147,8 @@ def export(
         typer.Option(
             metavar="FILE",
             help="Edit your file instead: a ds_config, an accelerate YAML, a file of training "
-            "arguments, a shell file with a launch line; may be repeated.",
+            "arguments, as JSON or YAML; of a shell file or code, say what to change. May be "
+            "repeated.",
         ),
     ] = None,
     to: Annotated[
@@ -220,7 +221,8 @@ def _patch(patched: "StudyPatch", yes: bool, *, as_json: bool) -> None:
         if not as_json:
             emit(one.diff)
             for left in one.left:
-                say(f"{one.path} does not carry {left}")
+                here = "change by hand" if one.is_by_hand else f"{one.path} does not carry"
+                say(f"{here} {left}")
         is_wanted = one.is_changed and (yes or (not as_json and _may_write(one.path)))
         if is_wanted:
             patched.write(one)
@@ -236,6 +238,8 @@ def _may_write(path: Path) -> bool:
 
 
 def _outcome(patch: "Patched", is_written: bool) -> str:
+    if patch.is_by_hand:
+        return "not written into; what it needs is above"
     if not patch.is_changed:
         return "nothing to change"
     return "written" if is_written else "nothing is written; --yes writes it"

@@ -28,7 +28,6 @@ from autotune.cli.base import (
     print_json,
     say,
 )
-from autotune.cli.quick import QuickCommand
 from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class CheckFormat(StrEnum):
     SARIF = "sarif"
 
 
-@cli.command(cls=QuickCommand, epilog="autotune check ds_config.json --fix")
+@cli.command(epilog="autotune check ds_config.json --fix")
 def check(
     files: Annotated[
         list[str],
@@ -151,7 +150,7 @@ def _print_for_tools(found: "CheckRun", form: CheckFormat, *, fixed: bool) -> No
         print_json(files[0] if found.is_one_file and len(files) == 1 else files)
 
 
-@cli.command(cls=QuickCommand, epilog="autotune rule batch.product")
+@cli.command(epilog="autotune rule batch.product")
 def rule(
     name: Annotated[
         str | None,

@@ -14,7 +14,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
 
 from autotune.contract.words import StrEnum
@@ -295,19 +295,17 @@ def _maker(kind: Any) -> _Maker:
     if kind is Any:
         return lambda data: data
     if origin is UnionType:
-        return _either(arguments)
+        return _either([_maker(part) for part in arguments])
     plain = _plain(kind, origin)
     if origin is list:
-        each = _maker(arguments[0])
-        if arguments[0] is float:
-            return lambda data: _floats(data, each) if isinstance(data, list) else plain(data)
-        return lambda data: [*map(each, data)] if isinstance(data, list) else plain(data)
+        item = _maker(arguments[0])
+        return lambda data: [*map(item, data)] if isinstance(data, list) else plain(data)
     if origin is tuple:
         return _tuple(arguments, plain)
     if origin is dict:
         value = _maker(arguments[1])
         return lambda data: (
-            {key: value(of_it) for key, of_it in data.items()}
+            {key: value(part) for key, part in data.items()}
             if isinstance(data, dict)
             else plain(data)
         )
@@ -319,39 +317,23 @@ def _maker(kind: Any) -> _Maker:
     return plain
 
 
-def _floats(data: list[Any], each: _Maker) -> list[Any]:
-    """Step times and the like, of which a record has the most."""
-    return list(data) if {float}.issuperset(map(type, data)) else [*map(each, data)]
-
-
-def _tuple(kinds: Sequence[Any], otherwise: _Maker) -> _Maker:
+def _tuple(kinds: Sequence[Any], plain: _Maker) -> _Maker:
     """A JSON list as a tuple: of any length where the kinds end in an ellipsis."""
     makers = [_maker(kind) for kind in kinds if kind is not ...]
 
     def make(data: Any) -> Any:
         if not isinstance(data, list):
-            return otherwise(data)
-        each = makers * len(data) if kinds[-1] is ... else makers
-        if len(each) != len(data):
+            return plain(data)
+        items = makers * len(data) if kinds[-1] is ... else makers
+        if len(items) != len(data):
             raise TypeError
-        return tuple(maker(value) for maker, value in zip(each, data, strict=True))
+        return tuple(maker(value) for maker, value in zip(items, data, strict=True))
 
     return make
 
 
-_EXACT = (float, str, bool, NoneType)
-"""Types of which data is taken as it is; of the others there is more to check."""
-
-
-def _either(kinds: Sequence[Any]) -> _Maker:
-    makers = [_maker(kind) for kind in kinds]
-    exact = {kind for kind in kinds if kind in _EXACT}
-    if any(isinstance(kind, type) and issubclass(kind, StrEnum) for kind in kinds):
-        exact.discard(str)
-
+def _either(makers: Sequence[_Maker]) -> _Maker:
     def make(data: Any) -> Any:
-        if type(data) in exact:
-            return data
         for maker in makers:
             with contextlib.suppress(TypeError):
                 return maker(data)
@@ -362,14 +344,10 @@ def _either(kinds: Sequence[Any]) -> _Maker:
 
 def _plain(kind: Any, origin: Any) -> _Maker:
     allowed = int | float if kind is float else origin or kind
-    exact = kind if kind in _EXACT else None
 
     def make(data: Any) -> Any:
-        if type(data) is exact:
-            return data
         # Python calls a switch an int, too; JSON writes a whole float as an int.
-        is_switch = isinstance(data, bool)
-        is_of_kind = isinstance(data, allowed) and is_switch == (kind is bool)
+        is_of_kind = isinstance(data, allowed) and isinstance(data, bool) == (kind is bool)
         if not is_of_kind or (type(data) is int and abs(data) > _MAX_INT):
             raise TypeError
         return data

@@ -3,7 +3,6 @@
 Besides step times they say where the time went (`Split`, `Diagnosis`), and what it took (`Use`).
 """
 
-import dataclasses
 import signal
 from dataclasses import dataclass, field
 from typing import Any
@@ -253,18 +252,6 @@ class RankReport(Stored):
         check_figures("RankReport: step_times_s", self.step_times_s)
         check_figures("RankReport: cpu_s, measured_s", (self.cpu_s, self.measured_s), zero=True)
         check_figures("RankReport: phases_s", self.phases_s.values(), zero=True)
-        if (seen := self.surroundings) is not None:
-            check_figures("Surroundings: number of cores", [len(seen.cores)])
-            times_s = (seen.elapsed_s, seen.busy_s, seen.stolen_s, seen.throttled_s)
-            check_figures("Surroundings", (*times_s, seen.children_s), zero=True)
-        if self.diagnosis is None:
-            return
-        if self.diagnosis.split is not None:
-            check_figures("Split", dataclasses.astuple(self.diagnosis.split), zero=True)
-        for calls in self.diagnosis.calls:
-            check_figures("CollectiveCalls: number of calls", [len(calls.seconds)])
-            check_figures("CollectiveCalls: group_size", [calls.group_size])
-            check_figures("CollectiveCalls", [calls.message_bytes, *calls.seconds], zero=True)
 
 
 def signal_of(exit_code: int) -> int:
@@ -316,12 +303,6 @@ class NodeReport(Stored):
         """See `Stored.check`."""
         if not all(map(is_count, self.exit_codes)):
             raise ContractError(f"NodeReport: exit_codes: no ranks: {sorted(self.exit_codes)}")
-        for held in (self.children_bytes, self.held_bytes):
-            if not all(rank.isdecimal() and len(rank) < 9 for rank in held):
-                raise ContractError(f"NodeReport: memory of no ranks: {sorted(held)}")
-            check_figures("NodeReport: memory of ranks", held.values())
-        left_bytes = [self.undrained_bytes, self.log_bytes_left_out]
-        check_figures("NodeReport: undrained_bytes, log_bytes_left_out", left_bytes, zero=True)
 
 
 COORDINATOR_ENDED = "the coordinator ended before the trial did"
@@ -423,4 +404,3 @@ class TrialResult(Stored):
         figures = (self.step_time_s, self.step_time_low_s, self.step_time_high_s)
         rates = (self.samples_per_s, self.samples_per_s_low, self.samples_per_s_high)
         check_figures("TrialResult: figures", (*self.step_times_s, *figures, *rates))
-        check_figures("TrialResult: log_bytes_left_out", [self.log_bytes_left_out], zero=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from autotune import DEFAULT_ENGINE
-from autotune.contract.files import ContractError, Stored, check_figures, from_json
+from autotune.contract.files import ContractError, Stored, from_json
 from autotune.contract.words import Role, Start
 
 SPEC_SCHEMA_VERSION = 2
@@ -203,50 +203,12 @@ class TrialSpec(Stored):
 
     def check(self) -> None:
         """See `Stored.check`."""
-        _check_counts("layout", self.layout, _LAYOUT)
-        _check_counts("workload", self.workload, _WORKLOAD)
-        _check_counts("measure", self.measure, _MEASURE)
-        _check_counts("identity", self.identity, _IDENTITY)
         for name in ("retry_of", "repeat_of"):
             earlier = getattr(self.provenance, name)
             if earlier is not None and not 0 <= earlier < self.identity.number:
                 raise ContractError(
                     f"TrialSpec: {name}: {earlier} is no trial before {self.identity.number}"
                 )
-        predicted, fidelity = self.provenance.predicted, self.identity.fidelity
-        if predicted is not None:
-            check_figures("TrialSpec: predicted", dataclasses.astuple(predicted))
-        if fidelity is not None:
-            check_figures("TrialSpec: fidelity", dataclasses.astuple(fidelity))
-            if fidelity == Fidelity():
-                raise ContractError("TrialSpec: fidelity: nothing is less")
-
-
-_MOST_COUNT = 2**32
-_MOST_S = 1e9
-_LAYOUT = {
-    name: (1, _MOST_COUNT)
-    for name in ("world", "tp", "pp", "dp", "sp", "micro_batch", "grad_accum", "global_batch")
-}
-_WORKLOAD = {"seq_len": (1, _MOST_COUNT)}
-_MEASURE: dict[str, tuple[float, float]] = {
-    "warmup_steps": (0, _MOST_COUNT),
-    "min_steps": (0, _MOST_COUNT),
-    "max_steps": (1, _MOST_COUNT),
-    "target_half_width": (0, _MOST_COUNT),
-    "budget_s": (0, _MOST_S),
-    "timeout_s": (0, _MOST_S),
-    "memory_limit_bytes": (1, 2**50),
-}
-_IDENTITY = {"number": (0, 999_999), "confirm_round": (0, _MOST_COUNT)}
-"""Figures of a part, with the least and the most that each can be."""
-
-
-def _check_counts(part: str, of: object, bounds: Mapping[str, tuple[float, float]]) -> None:
-    for name, (least, most) in bounds.items():
-        value = getattr(of, name)
-        if value is not None and not least <= value <= most:
-            raise ContractError(f"TrialSpec: {part}: {name}: {value} is not {least} to {most:g}")
 
 
 def settings_of(workload: Workload, layout: Layout) -> dict[str, Any]:

@@ -1,20 +1,29 @@
 """The files of an export of a user's own command, whatever the dialect."""
 
+import contextlib
 import json
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from autotune.base.errors import RenderError
+from autotune.base.errors import AutotuneError, RenderError
 from autotune.base.templates import Templates
+from autotune.base.user_text import read_text
+from autotune.check.changes import changes_at
+from autotune.check.edit import edit
 from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
+from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.export.accelerate_launch import with_launch_file
 from autotune.export.base import Dialect, Handout
 from autotune.export.command_training import HERE, CommandTraining, with_files_read
 from autotune.export.readme import choice_values
+from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
 from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.guest.edits import Edits
 
 
 def files_of_command(
@@ -91,3 +100,44 @@ def _quoted(words: Sequence[str]) -> str:
         text = shlex.quote(before) if before or not here else ""
         quoted.append(f'{text}"$here"{shlex.quote(after)}' if here else text)
     return " ".join(quoted)
+
+
+def with_own_files(handout: Handout, engine: Engine, *, carried: Collection[str]) -> Handout:
+    """A handout of a user's command with the files that its script reads, the edits in them.
+
+    Args:
+        handout: It.
+        engine: Bound to its job.
+        carried: Keys that a trial saw arrive from the files.
+    """
+    script = handout.job.script
+    if script is None or not isinstance(engine, ScriptEngine):
+        return handout
+    files = _edited_files(script.here, engine.edits(handout.candidate), carried)
+    return replace(handout, carried=carried, files_read=files)
+
+
+def _edited_files(script: Observed, edits: Edits, carried: Collection[str]) -> dict[str, str]:
+    """Path -> text of the files with the edits in them, and with their comments.
+
+    A file that cannot be read, or edited with every comment kept, is left out. After them come the
+    files that the script read from folders of theirs, as they are: it may look for those beside
+    the others.
+    """
+    wanted = {key: value for key, value in edits.configuration.items() if key in carried}
+    if script.framework != "deepspeed" and "train_micro_batch_size_per_gpu" in wanted:
+        wanted["train_batch_size"] = None  # see `Edits.apply`
+    found = {}
+    for file, changes in script.in_files(wanted).items():
+        path = Path(file)
+        with contextlib.suppress(AutotuneError):
+            text = read_text(path)
+            after = edit(text, changes_at(changes), parsed(text, path).syntax)
+            if after is not None:
+                found[file] = after
+    folders = tuple(f"{Path(file).parent}{os.sep}" for file in found)
+    for file in script.description.get("settings_read") or ():
+        if file not in found and str(file).startswith(folders):
+            with contextlib.suppress(AutotuneError):
+                found[file] = read_text(Path(file))
+    return found

@@ -26,13 +26,12 @@ from autotune.contract import read_bounded
 from autotune.job.adapters import Lora
 from autotune.job.hub import config_of, is_repository
 from autotune.job.model_families import (
-    FAMILIES,
-    SPLIT_BY_AUTOTP,
     as_transformers_names_it,
+    family_of,
     has_closed_form,
     has_plain_loss,
-    has_plain_mlps,
     is_split_by_ulysses,
+    shape_by_formula,
 )
 from autotune.job.model_shape import ModelShape, train_flops_per_token
 from autotune.job.published import unsaid_layers
@@ -94,7 +93,7 @@ class Model:
     def supports_mlp_chunks(self) -> bool:
         """Whether each MLP is known to be a module that takes one token after the other."""
         config = self.source.get("config")
-        return config is not None and has_plain_mlps(config)
+        return config is not None and family_of(config).plain_mlps
 
 
 def load_model(text: str) -> Model:
@@ -271,12 +270,12 @@ def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model
     config = as_transformers_names_it(config)
     if not has_closed_form(config):
         return _built(name, {"config": config}, where=where)
-    shape = FAMILIES[config["model_type"]](config, where)
+    shape = shape_by_formula(config, where)
     return Model(
         name=name,
         shape=shape,
         source={"config": config, "vocab": shape.vocab},
-        supports_tp=config["model_type"] in SPLIT_BY_AUTOTP,
+        supports_tp=family_of(config).autotp,
         supports_recompute=True,
     )
 

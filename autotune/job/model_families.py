@@ -1,12 +1,14 @@
 """Shapes by closed formula from the configs of the common Hugging Face architectures.
 
 The formulas count the parameters that transformers builds for causal language modelling; a test
-holds them to it for every preset. An architecture that is not here is built and counted instead.
+holds them to it for every preset. families.json says how the architectures differ. One that is not
+there is built and counted instead.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any
 
 from autotune.base.errors import JobError
@@ -16,6 +18,79 @@ from autotune.trial.transformer_shape import attention_window
 _MOST = 2**31 - 1
 _MOST_LAYERS = 100_000
 """A hundred times those of the deepest model; ten million take minutes to plan for."""
+_NULL_IS_NONE = frozenset(
+    {"q_lora_rank", "n_shared_experts", "sliding_window", "attention_chunk_size"}
+)
+"""Keys that turn something off by null; of any other, null stands for the default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """An architecture, by a row of families.json; keys are those of its configs.
+
+    The last four are held to what transformers and DeepSpeed do by tests.
+    """
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values that transformers' config class has where a config does not say them."""
+    qkv_bias: bool | str = False
+    """Whether queries, keys and values have biases, or the key that says so; likewise the next."""
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    is_fused: bool = False
+    """Whether matrices with the same input are one."""
+    is_latent: bool = False
+    """Whether attention is DeepSeek's latent one."""
+    even_heads: bool = False
+    """Whether the heads have to divide the hidden size also where the config has `head_dim`."""
+    norms: str = ""
+    """Weights of a layer besides those of its two norms, as of `_extra_norms`."""
+    norms_switch: str = ""
+    """Key that turns them on; empty: they are always there."""
+    window: str = "sliding_window"
+    """Key of the window of attention."""
+    window_switch: str = ""
+    """Key that turns the window on; empty: a window is on."""
+    windows: str = "all"
+    """Layers that have it where the config does not say, as of `_windowed`."""
+    experts: str = ""
+    """Key of the number of experts; empty: a dense model."""
+    expert_ffn: str = ""
+    """Key of the width of one expert."""
+    expert_biases: bool = False
+    """Whether the experts and their router have biases."""
+    shared: str = ""
+    """Key of the MLP beside the experts: its width, or how many experts it is as wide as."""
+    shared_gate: bool = False
+    """Whether that MLP has a gate of one number a token."""
+    dense: str = ""
+    """Key by which some layers have no experts."""
+    dense_ffn: str = "intermediate_size"
+    """Key of the width of the MLP in those."""
+    plain_loss: bool = False
+    """Whether logits are the output head's, unscaled and uncapped."""
+    plain_mlps: bool = False
+    """Whether every layer has a module `mlp` of one tensor."""
+    ulysses: bool = False
+    """Whether it trains the same with its sequences split."""
+    autotp: bool = False
+    """Whether DeepSpeed's AutoTP splits it. It refuses GPT-2 by name (`AutoTP.supported`), and
+    what transformers 5 plans in a style that `TPPlanConverter.convert` does not know: packed
+    experts, fused matrices, norms over all heads."""
+
+
+def _families() -> dict[str, Family]:
+    rows = resources.files("autotune.job").joinpath("families.json").read_text(encoding="utf-8")
+    return {name: Family(**row) for name, row in json.loads(rows).items()}
+
+
+FAMILIES = _families()
+"""model_type -> how its architecture differs from others."""
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a config; of an unknown one nothing special is known."""
+    return FAMILIES.get(config["model_type"], Family())
 
 
 def has_closed_form(config: Mapping[str, Any]) -> bool:
@@ -37,34 +112,13 @@ def as_transformers_names_it(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "model_type": renamed}
 
 
-_PLAIN_LOSS = frozenset(
-    {"gpt2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "olmo2"}
-    | {"qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "minimax_m2"}
-)
-"""Architectures whose logits are their output head's, unscaled and uncapped; a test holds them to
-it."""
-
-
 def has_plain_loss(config: Mapping[str, Any]) -> bool:
     """Whether the loss is cross entropy over the head's logits, and nothing is added to it.
 
     Some cap or scale the logits (Gemma 2, Cohere, Granite), and a mixture of experts may add the
     balance of its routers.
     """
-    return config["model_type"] in _PLAIN_LOSS and not config.get("output_router_logits")
-
-
-_PLAIN_MLPS = frozenset({"gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3", "olmo2"})
-"""Architectures with a module `mlp` of one tensor in every layer; a test holds them to it."""
-
-
-def has_plain_mlps(config: Mapping[str, Any]) -> bool:
-    """Whether every MLP can be computed over chunks of tokens by itself."""
-    return config["model_type"] in _PLAIN_MLPS
-
-
-_SPLIT_BY_ULYSSES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "olmo2"})
-"""Architectures that train the same with their sequences split; a test holds them to it."""
+    return family_of(config).plain_loss and not config.get("output_router_logits")
 
 
 def is_split_by_ulysses(config: Mapping[str, Any], seq_len: int) -> bool:
@@ -73,28 +127,45 @@ def is_split_by_ulysses(config: Mapping[str, Any], seq_len: int) -> bool:
     DeepSpeed drops the mask that a window of attention needs, which matters for samples that are
     longer, and the balance of routers is that of whole sequences.
     """
-    kind = config["model_type"]
     is_seen = 0 < attention_window(config) < seq_len
-    return kind in _SPLIT_BY_ULYSSES and not is_seen and not config.get("output_router_logits")
+    return family_of(config).ulysses and not is_seen and not config.get("output_router_logits")
+
+
+def shape_by_formula(config: Mapping[str, Any], where: str) -> ModelShape:
+    """The shape of a config of one of the `FAMILIES`; errors say `where` it came from.
+
+    Raises:
+        JobError: A size is missing or cannot be.
+    """
+    family = family_of(config)
+    keys = _Keys(config, family.defaults, where)
+    return _gpt2(keys) if config["model_type"] == "gpt2" else _rotary(keys, family)
 
 
 class _Keys:
     """Reads the sizes of a config and refuses, by file and key, what cannot be a size."""
 
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> None:
         self._config = config
+        self._defaults = defaults
         self._where = where
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, as it is written or by default; None: there is none."""
+        value = self._config.get(key)
+        if value is None and not (key in self._config and key in _NULL_IS_NONE):
+            return self._defaults.get(key, default)
+        return value
 
     def size(
         self, key: str, *, also: str = "", default: int | None = None, most: int = _MOST
     ) -> int:
         """A count from 1 to `most`; `also` is another spelling that transformers takes."""
         name = also if also and key not in self._config else key
-        value = self._config.get(name)
-        if value is None and default is not None:
-            return default
+        value = self.get(name, default)
         if value is None:
-            raise JobError(f"{self._where}: {key} is missing", f"a {self._family} config needs it")
+            family = self._config["model_type"]
+            raise JobError(f"{self._where}: {key} is missing", f"a {family} config needs it")
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             raise JobError(
                 f"{self._where}: {name}: {value!r} is not a size",
@@ -102,20 +173,14 @@ class _Keys:
             )
         return value
 
-    def has(self, key: str) -> bool:
-        """Whether the config says anything under a key."""
-        return self._config.get(key) is not None
-
-    def number(self, key: str, *, also: str = "", default: int) -> int:
-        """A count that may be 0."""
+    def number(self, key: str, *, also: str = "") -> int:
+        """A count that may be 0, and is where the config does not say."""
         name = also if also and key not in self._config else key
-        return 0 if self._config.get(name) == 0 else self.size(key, also=also, default=default)
+        return self.size(name) if self.get(name, 0) else 0
 
     def layers(self, key: str) -> set[int]:
         """Indices of layers; none where the config says none."""
-        value = self._config.get(key)
-        if value is None:
-            return set()
+        value = self.get(key, [])
         if not isinstance(value, list) or any(type(index) is not int for index in value):
             raise JobError(
                 f"{self._where}: {key}: {value!r} is no list of layers",
@@ -123,18 +188,24 @@ class _Keys:
             )
         return set(value)
 
-    def check_experts(self, experts: int, per_token: int) -> None:
-        """Refuse more experts for a token than there are."""
+    def experts(self, key: str) -> tuple[int, int]:
+        """Experts of a layer, and those that a token takes."""
+        also = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
+        experts, per_token = (
+            self.size(key, also=also.get(key, "")),
+            self.size("num_experts_per_tok"),
+        )
         if per_token > experts:
             raise JobError(
                 f"{self._where}: num_experts_per_tok {per_token} is more than the {experts} "
                 "experts",
                 f"choose 1 to {experts}",
             )
+        return experts, per_token
 
-    def flag(self, key: str, *, default: bool) -> bool:
-        """A yes or no."""
-        value = self._config.get(key, default)
+    def flag(self, key: bool | str) -> bool:
+        """A yes or no, or what a key says, which is no by default."""
+        value = self.get(key, False) if isinstance(key, str) else key
         if not isinstance(value, bool):
             raise JobError(f"{self._where}: {key}: {value!r} is not true or false", "write either")
         return value
@@ -148,21 +219,16 @@ class _Keys:
                 f"choose a {part} that divides {total}",
             )
 
-    @property
-    def _family(self) -> str:
-        return str(self._config["model_type"])
 
-
-def _gpt2(config: Mapping[str, Any], where: str) -> ModelShape:
+def _gpt2(keys: _Keys) -> ModelShape:
     """GPT-2: learned positions, LayerNorm and linear layers with biases, one fused QKV."""
-    keys = _Keys(config, where)
     layers = keys.size("n_layer", also="num_hidden_layers", most=_MOST_LAYERS)
     hidden = keys.size("n_embd", also="hidden_size")
     heads = keys.size("n_head", also="num_attention_heads")
     positions = keys.size("n_positions", also="max_position_embeddings")
     vocab = keys.size("vocab_size")
     ffn = keys.size("n_inner", default=4 * hidden)
-    tied = keys.flag("tie_word_embeddings", default=True)
+    tied = keys.flag("tie_word_embeddings")
     keys.divides("n_head", heads, "n_embd", hidden)
 
     norms = 2 * 2 * hidden
@@ -191,55 +257,6 @@ def _gpt2(config: Mapping[str, Any], where: str) -> ModelShape:
     )
 
 
-def _llama(config: Mapping[str, Any], where: str) -> ModelShape:
-    keys = _Keys(config, where)
-    hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
-    keys.divides("num_attention_heads", heads, "hidden_size", hidden)
-    return _biased(config, where, mlp_bias=keys.flag("mlp_bias", default=False))
-
-
-def _biased(config: Mapping[str, Any], where: str, **more: Any) -> ModelShape:
-    """A rotary model whose config says whether its attention has biases."""
-    has_bias = _Keys(config, where).flag("attention_bias", default=False)
-    return _rotary(config, where, qkv_bias=has_bias, output_bias=has_bias, **more)
-
-
-def _qwen3(config: Mapping[str, Any], where: str) -> ModelShape:
-    """Qwen 3: each head's queries and keys are normalised, by weights that the heads share."""
-    head_dim = _Keys(config, where).size("head_dim", default=128)
-    return _biased(config, where, head_dim=head_dim, more_norms=2 * head_dim)
-
-
-def _gemma2(config: Mapping[str, Any], where: str) -> ModelShape:
-    """Gemma 2: norms also behind attention and MLP; embeddings are tied unless it says else."""
-    keys = _Keys(config, where)
-    return _biased(
-        config,
-        where,
-        head_dim=keys.size("head_dim", default=256),
-        more_norms=2 * keys.size("hidden_size"),
-        is_tied=True,
-    )
-
-
-def _olmo2(config: Mapping[str, Any], where: str) -> ModelShape:
-    """OLMo 2: queries and keys are normalised over all heads together."""
-    keys = _Keys(config, where)
-    heads = keys.size("num_attention_heads")
-    kv_heads = keys.size("num_key_value_heads", default=heads)
-    head_dim = _quotient(keys)
-    return _biased(config, where, head_dim=head_dim, more_norms=(heads + kv_heads) * head_dim)
-
-
-def _phi3(config: Mapping[str, Any], where: str) -> ModelShape:
-    """Phi 3 and 4: queries, keys and values in one matrix, gate and up projection in another."""
-    return _rotary(config, where, is_fused=True)
-
-
-def _quotient(keys: _Keys) -> int:
-    return keys.size("hidden_size") // keys.size("num_attention_heads")
-
-
 @dataclass(frozen=True, kw_only=True)
 class _AttentionSizes:
     """Parameters of a layer's attention, without the layer's norms."""
@@ -248,90 +265,60 @@ class _AttentionSizes:
     widest: int
     """Elements of its largest matrix."""
     head_dim: int
-    latent: Mapping[str, Any]
+    latent: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `ModelShape` that latent attention has."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Mixture:
-    """The experts of a layer, and which layers have none."""
-
-    n_experts: int
-    per_token: int
-    ffn: int
-    """Width of one expert."""
-    shared: int = 0
-    """Width of the MLP beside them."""
-    dense_layers: tuple[int, ...] = ()
-    dense_ffn: int = 0
-    router_extra: int = 0
-    """Parameters of a layer's router beside its matrix."""
-    expert_biases: bool = False
-
-
-def _rotary(
-    config: Mapping[str, Any],
-    where: str,
-    *,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    mlp_bias: bool = False,
-    ffn: int | None = None,
-    head_dim: int | None = None,
-    more_norms: int = 0,
-    is_fused: bool = False,
-    is_tied: bool = False,
-    attention: _AttentionSizes | None = None,
-    mixture: _Mixture | None = None,
-) -> ModelShape:
-    """Rotary positions, RMSNorm, grouped-query attention and a gated MLP, or experts of it.
-
-    Args:
-        config: Contents of config.json.
-        where: Where it came from.
-        qkv_bias: Whether queries, keys and values have biases.
-        output_bias: Whether attention's output has one.
-        mlp_bias: Whether the MLP has some.
-        ffn: Width of an MLP; as `intermediate_size` by default.
-        head_dim: Width of a head; as the config says by default.
-        more_norms: Weights of a layer's norms besides the two of every model.
-        is_fused: Whether matrices with the same input are one.
-        is_tied: Whether embeddings are tied where the config does not say.
-        attention: Attention that is not grouped queries.
-        mixture: Experts; None for a dense model.
-    """
-    keys = _Keys(config, where)
+def _rotary(keys: _Keys, family: Family) -> ModelShape:
+    """Rotary positions, RMSNorm, grouped-query attention and a gated MLP, or experts of it."""
     layers = keys.size("num_hidden_layers", most=_MOST_LAYERS)
     hidden = keys.size("hidden_size")
     heads = keys.size("num_attention_heads")
     kv_heads = keys.size("num_key_value_heads", default=heads)
     vocab = keys.size("vocab_size")
-    tied = keys.flag("tie_word_embeddings", default=is_tied)
+    tied = keys.flag("tie_word_embeddings")
+    if family.even_heads:
+        keys.divides("num_attention_heads", heads, "hidden_size", hidden)
     keys.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
-    if attention is None:
-        attention = _grouped(
-            keys, head_dim=head_dim, qkv_bias=qkv_bias, output_bias=output_bias, is_fused=is_fused
-        )
-    n_dense = layers
-    experts = taken = routed = 0
+    attention = _latent(keys) if family.is_latent else _grouped(keys, family)
+    ffn = keys.size(family.expert_ffn or "intermediate_size")
+    dense: Sequence[int] = range(layers)
+    dense_ffn = ffn
     sizes = [vocab * hidden, attention.widest]
-    if mixture is not None:
-        n_dense = len(mixture.dense_layers)
-        ffn, expert = mixture.ffn, 3 * hidden * mixture.ffn
-        expert += 2 * mixture.ffn + hidden if mixture.expert_biases else 0
-        experts = (layers - n_dense) * mixture.n_experts * expert
-        taken = (layers - n_dense) * mixture.per_token * expert
-        router = mixture.n_experts * hidden + mixture.router_extra
-        routed = (layers - n_dense) * (router + 3 * hidden * mixture.shared)
-        sizes += [2 * mixture.n_experts * mixture.ffn * hidden, mixture.shared * hidden]
-    ffn = ffn or keys.size("intermediate_size")
-    mlp_width = mixture.dense_ffn if mixture is not None else ffn
-    mlp = 3 * hidden * mlp_width + (2 * mlp_width + hidden if mlp_bias else 0)
-    if n_dense:
-        sizes += [(2 if is_fused else 1) * mlp_width * hidden]
-    rest = (1 if tied else 2) * vocab * hidden + hidden + n_dense * mlp + routed
-    rest += layers * (attention.n_params + 2 * hidden + more_norms)
-    window, n_windowed = _windows(config, layers)
+    experts = taken = routed = 0
+    of_experts: dict[str, Any] = {"n_experts": 0, "experts_per_token": 0}
+    if family.experts:
+        n_experts, per_token = keys.experts(family.experts)
+        of_experts = {"n_experts": n_experts, "experts_per_token": per_token}
+        dense = _dense_layers(keys, family, layers)
+        dense_ffn = keys.size(family.dense_ffn) if dense else 0
+        shared = keys.number(family.shared) if family.shared else 0
+        shared *= ffn if family.shared == "n_shared_experts" else 1
+        n_sparse = layers - len(dense)
+        expert = 3 * hidden * ffn + (2 * ffn + hidden if family.expert_biases else 0)
+        experts, taken = n_sparse * n_experts * expert, n_sparse * per_token * expert
+        router = n_experts * hidden + (n_experts if family.expert_biases else 0)
+        router += hidden if family.shared_gate else 0
+        routed = n_sparse * (router + 3 * hidden * shared)
+        sizes += [2 * n_experts * ffn * hidden, shared * hidden]
+        is_first = [*dense] == [*range(len(dense))]
+        of_experts |= {
+            "n_dense_layers": len(dense),
+            "dense_layers": () if is_first else tuple(dense),
+            "dense_ffn_hidden": dense_ffn,
+            "shared_expert_hidden": shared,
+            "expert_biases": family.expert_biases,
+        }
+    mlp = 3 * hidden * dense_ffn
+    mlp += 2 * dense_ffn + hidden if keys.flag(family.mlp_bias) else 0
+    if dense:
+        sizes += [(2 if family.is_fused else 1) * dense_ffn * hidden]
+    norms = 0
+    if family.norms and (not family.norms_switch or keys.flag(family.norms_switch)):
+        norms = _extra_norms(family.norms, hidden, heads, kv_heads, attention.head_dim)
+    rest = (1 if tied else 2) * vocab * hidden + hidden + len(dense) * mlp + routed
+    rest += layers * (attention.n_params + 2 * hidden + norms)
+    window, n_windowed = _windows(keys, family, layers)
     return ModelShape(
         n_layers=layers,
         hidden=hidden,
@@ -342,8 +329,6 @@ def _rotary(
         max_seq_len=None,
         tied_embeddings=tied,
         gated_mlp=True,
-        n_experts=mixture.n_experts if mixture else 0,
-        experts_per_token=mixture.per_token if mixture else 0,
         n_params=rest + experts,
         n_params_active=rest + taken,
         largest_param=max(sizes),
@@ -351,26 +336,40 @@ def _rotary(
         head_dim=attention.head_dim,
         window=window,
         n_windowed_layers=n_windowed,
+        n_mtp_layers=keys.number("num_nextn_predict_layers", also="num_mtp_layers"),
         **attention.latent,
-        **(_expert_fields(mixture) if mixture else {}),
-        n_mtp_layers=_n_mtp_layers(keys),
+        **of_experts,
     )
 
 
-def _grouped(
-    keys: _Keys, *, head_dim: int | None, qkv_bias: bool, output_bias: bool, is_fused: bool
-) -> _AttentionSizes:
+def _extra_norms(norms: str, hidden: int, heads: int, kv_heads: int, head_dim: int) -> int:
+    """Weights of a layer besides those of the two norms that every model has."""
+    sizes = {
+        # Queries and keys of each head are normalised, by weights that the heads share; or those
+        # of all heads together.
+        "of_heads": 2 * head_dim,
+        "over_heads": (heads + kv_heads) * head_dim,
+        # Norms also behind attention and MLP.
+        "behind": 2 * hidden,
+        # A sink per head, which is no norm.
+        "sinks": heads,
+    }
+    return sizes[norms]
+
+
+def _grouped(keys: _Keys, family: Family) -> _AttentionSizes:
     """Attention with as many heads of keys and values as the config says."""
     hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     kv_heads = keys.size("num_key_value_heads", default=heads)
-    if head_dim is None and not keys.has("head_dim"):
+    if keys.get("head_dim") is None:
         keys.divides("num_attention_heads", heads, "hidden_size", hidden)
-    head_dim = head_dim or keys.size("head_dim", default=hidden // heads)
+    head_dim = keys.size("head_dim", default=hidden // heads)
     q_width, kv_width = heads * head_dim, kv_heads * head_dim
     n_params = hidden * (q_width + 2 * kv_width) + q_width * hidden
-    n_params += (q_width + 2 * kv_width if qkv_bias else 0) + (hidden if output_bias else 0)
-    widest = hidden * (q_width + 2 * kv_width if is_fused else q_width)
-    return _AttentionSizes(n_params=n_params, widest=widest, head_dim=head_dim, latent={})
+    n_params += q_width + 2 * kv_width if keys.flag(family.qkv_bias) else 0
+    n_params += hidden if keys.flag(family.output_bias) else 0
+    widest = hidden * (q_width + 2 * kv_width if family.is_fused else q_width)
+    return _AttentionSizes(n_params=n_params, widest=widest, head_dim=head_dim)
 
 
 def _latent(keys: _Keys) -> _AttentionSizes:
@@ -382,7 +381,7 @@ def _latent(keys: _Keys) -> _AttentionSizes:
     Source: DeepSeek-AI, DeepSeek-V2 (arXiv:2405.04434), section 2.1.
     """
     hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
-    q_rank = keys.size("q_lora_rank") if keys.has("q_lora_rank") else 0
+    q_rank = keys.number("q_lora_rank")
     kv_rank = keys.size("kv_lora_rank")
     nope, rope = keys.size("qk_nope_head_dim"), keys.size("qk_rope_head_dim")
     value = keys.size("v_head_dim")
@@ -391,7 +390,7 @@ def _latent(keys: _Keys) -> _AttentionSizes:
     out = heads * value * hidden
     n_params = query_up + value_up + out + hidden * (kv_rank + rope) + kv_rank
     n_params += hidden * q_rank + q_rank
-    if keys.flag("attention_bias", default=False):
+    if keys.flag("attention_bias"):
         n_params += q_rank + kv_rank + rope + hidden
     return _AttentionSizes(
         n_params=n_params,
@@ -407,250 +406,44 @@ def _latent(keys: _Keys) -> _AttentionSizes:
     )
 
 
-def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+def _windows(keys: _Keys, family: Family, layers: int) -> tuple[int, int]:
     """Tokens of the window of attention, and layers that have it.
 
     A chunk of Llama 4 counts as a window of its length: at most that is looked back.
     """
-    family = config["model_type"]
-    key = "attention_chunk_size" if family == "llama4_text" else "sliding_window"
-    window = config.get(key, _WINDOW_BY_DEFAULT.get(family))
-    is_off = family.startswith("qwen") and not config.get("use_sliding_window", False)
+    window = keys.get(family.window)
+    is_off = family.window_switch and not keys.get(family.window_switch)
     if type(window) is not int or window <= 0 or is_off:
         return 0, 0
-    kinds = config.get("layer_types") or _kinds_of_layers(config, layers)
-    n_windowed = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
+    if kinds := keys.get("layer_types"):
+        n_windowed = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
+    else:
+        n_windowed = sum(_windowed(keys, family.windows, layers))
     return (window, n_windowed) if n_windowed else (0, 0)
 
 
-_WINDOW_BY_DEFAULT = {
-    **{"mistral": 4096, "gemma2": 4096, "gpt_oss": 128, "llama4_text": 8192},
-    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), 4096),
-}
-"""Tokens of the window where a config does not say: transformers' config classes."""
+def _windowed(keys: _Keys, windows: str, layers: int) -> list[bool]:
+    """Whether each layer has the window, as transformers has it where the config says nothing."""
+    places = range(layers)
+    if windows == "rotary":
+        every = keys.get("no_rope_layer_interval", 4)
+        return [*map(bool, keys.get("no_rope_layers") or [(i + 1) % every for i in places])]
+    if windows == "even":
+        return [i % 2 == 0 for i in places]
+    if windows == "all":
+        return [True] * layers
+    first = keys.get("max_window_layers")
+    if windows == "late":
+        return [i >= first for i in places]
+    return [i % 2 == 0 and i < first for i in places]
 
 
-def _kinds_of_layers(config: Mapping[str, Any], layers: int) -> list[str]:
-    """A word for each layer, as transformers has it where the config says none."""
-    family = config["model_type"]
-    if family == "llama4_text":
-        every = config.get("no_rope_layer_interval", 4)
-        default = [int((layer + 1) % every != 0) for layer in range(layers)]
-        is_cut = [bool(has_rope) for has_rope in config.get("no_rope_layers") or default]
-    elif family in ("gemma2", "gpt_oss"):
-        is_cut = [layer % 2 == 0 for layer in range(layers)]
-    elif family in ("qwen2", "qwen3"):
-        first = config.get("max_window_layers", 28)
-        is_cut = [layer >= first for layer in range(layers)]
-    elif family == "qwen2_moe":
-        before = config.get("max_window_layers", 28)
-        is_cut = [layer % 2 == 0 and layer < before for layer in range(layers)]
-    else:
-        is_cut = [True] * layers
-    return ["sliding_attention" if cut else "full_attention" for cut in is_cut]
-
-
-def _expert_fields(mixture: _Mixture) -> dict[str, Any]:
-    dense = mixture.dense_layers
-    is_first = dense == tuple(range(len(dense)))
-    return {
-        "n_dense_layers": len(dense),
-        "dense_layers": () if is_first else dense,
-        "dense_ffn_hidden": mixture.dense_ffn if dense else 0,
-        "shared_expert_hidden": mixture.shared,
-        "expert_biases": mixture.expert_biases,
-    }
-
-
-def _n_mtp_layers(keys: _Keys) -> int:
-    return keys.number("num_nextn_predict_layers", also="num_mtp_layers", default=0)
-
-
-def _experts(keys: _Keys, key: str, *, also: str = "") -> tuple[int, int]:
-    """Experts of a layer, and those that a token takes."""
-    experts, per_token = keys.size(key, also=also), keys.size("num_experts_per_tok")
-    keys.check_experts(experts, per_token)
-    return experts, per_token
-
-
-def _sparse(keys: _Keys) -> tuple[int, ...]:
-    """Layers of Qwen's mixtures that have no experts."""
-    layers = keys.size("num_hidden_layers", most=_MOST_LAYERS)
-    step = keys.size("decoder_sparse_step", default=1)
-    plain = keys.layers("mlp_only_layers")
-    return tuple(i for i in range(layers) if i in plain or (i + 1) % step)
-
-
-def _first(keys: _Keys) -> tuple[int, ...]:
-    """The dense first layers of DeepSeek's and GLM's mixtures."""
-    layers = keys.size("num_hidden_layers", most=_MOST_LAYERS)
-    return tuple(range(min(layers, keys.number("first_k_dense_replace", default=0))))
-
-
-def _mixtral(config: Mapping[str, Any], where: str) -> ModelShape:
-    """Mixtral: transformers 5 keeps a layer's experts in two tensors of three dimensions."""
-    keys = _Keys(config, where)
-    experts, per_token = _experts(keys, "num_local_experts", also="num_experts")
-    ffn = keys.size("intermediate_size")
-    return _rotary(
-        config, where, mixture=_Mixture(n_experts=experts, per_token=per_token, ffn=ffn)
-    )
-
-
-def _qwen_mixture(keys: _Keys, **more: Any) -> _Mixture:
-    experts, per_token = _experts(keys, "num_experts", also="num_local_experts")
-    dense = _sparse(keys)
-    return _Mixture(
-        n_experts=experts,
-        per_token=per_token,
-        ffn=keys.size("moe_intermediate_size"),
-        dense_layers=dense,
-        dense_ffn=keys.size("intermediate_size") if dense else 0,
-        **more,
-    )
-
-
-def _qwen2_moe(config: Mapping[str, Any], where: str) -> ModelShape:
-    """Qwen 2 with experts, and a shared one behind a gate of one number a token."""
-    keys = _Keys(config, where)
-    shared = keys.size("shared_expert_intermediate_size", default=5632)
-    mixture = _qwen_mixture(keys, shared=shared, router_extra=keys.size("hidden_size"))
-    has_bias = keys.flag("qkv_bias", default=True)
-    return _rotary(config, where, qkv_bias=has_bias, head_dim=_quotient(keys), mixture=mixture)
-
-
-def _qwen3_moe(config: Mapping[str, Any], where: str) -> ModelShape:
-    """Qwen 3 with experts."""
-    keys = _Keys(config, where)
-    head_dim = keys.size("head_dim", default=_quotient(keys))
-    mixture = _qwen_mixture(keys)
-    return _biased(config, where, head_dim=head_dim, more_norms=2 * head_dim, mixture=mixture)
-
-
-def _deepseek(config: Mapping[str, Any], where: str, **defaults: int) -> ModelShape:
-    """DeepSeek-V2 and V3: latent attention, shared experts beside the others, dense layers."""
-    keys = _Keys({**_LATENT_BY_DEFAULT, **defaults, **config}, where)
-    return _rotary(config, where, attention=_latent(keys), mixture=_shared_experts_of_width(keys))
-
-
-_LATENT_BY_DEFAULT = {
-    **{"q_lora_rank": 1536, "kv_lora_rank": 512},
-    **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
-}
-
-
-def _shared_experts_of_width(keys: _Keys) -> _Mixture:
-    """Experts as DeepSeek's configs say them; the shared ones are one MLP, as wide as they all."""
-    experts, per_token = _experts(keys, "n_routed_experts")
-    ffn = keys.size("moe_intermediate_size")
-    dense = _first(keys)
-    return _Mixture(
-        n_experts=experts,
-        per_token=per_token,
-        ffn=ffn,
-        shared=keys.number("n_shared_experts", default=0) * ffn,
-        dense_layers=dense,
-        dense_ffn=keys.size("intermediate_size") if dense else 0,
-    )
-
-
-def _glm4_moe(config: Mapping[str, Any], where: str) -> ModelShape:
-    """GLM-4.5: experts like DeepSeek's beside grouped queries; the output has no bias."""
-    keys = _Keys({"n_shared_experts": 1, "first_k_dense_replace": 1, **config}, where)
-    head_dim = keys.size("head_dim", default=_quotient(keys))
-    return _rotary(
-        config,
-        where,
-        qkv_bias=keys.flag("attention_bias", default=False),
-        head_dim=head_dim,
-        more_norms=2 * head_dim if keys.flag("use_qk_norm", default=False) else 0,
-        mixture=_shared_experts_of_width(keys),
-    )
-
-
-def _gpt_oss(config: Mapping[str, Any], where: str) -> ModelShape:
-    """GPT-OSS: biases everywhere, a sink per head, windows in every other layer."""
-    keys = _Keys(config, where)
-    experts, per_token = _experts(keys, "num_local_experts", also="num_experts")
-    has_bias = keys.flag("attention_bias", default=True)
-    return _rotary(
-        config,
-        where,
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-        head_dim=keys.size("head_dim", default=64),
-        more_norms=keys.size("num_attention_heads"),  # the sinks
-        mixture=_Mixture(
-            n_experts=experts,
-            per_token=per_token,
-            ffn=keys.size("intermediate_size"),
-            router_extra=experts,
-            expert_biases=True,
-        ),
-    )
-
-
-def _llama4(config: Mapping[str, Any], where: str) -> ModelShape:
-    """Llama 4's language model: one shared expert, and maybe a dense layer between the others."""
-    keys = _Keys(config, where)
-    experts, per_token = _experts(keys, "num_local_experts", also="num_experts")
-    layers = keys.size("num_hidden_layers", most=_MOST_LAYERS)
-    step = keys.size("interleave_moe_layer_step", default=1)
-    sparse = (
-        keys.layers("moe_layers") if keys.has("moe_layers") else {*range(step - 1, layers, step)}
-    )
-    dense = tuple(i for i in range(layers) if i not in sparse)
-    ffn = keys.size("intermediate_size")
-    mixture = _Mixture(
-        n_experts=experts,
-        per_token=per_token,
-        ffn=ffn,
-        shared=ffn,
-        dense_layers=dense,
-        dense_ffn=keys.size("intermediate_size_mlp", default=16384) if dense else 0,
-    )
-    return _biased(config, where, head_dim=keys.size("head_dim", default=128), mixture=mixture)
-
-
-def _minimax_m2(config: Mapping[str, Any], where: str) -> ModelShape:
-    """MiniMax-M2: queries and keys are normalised over all heads together."""
-    keys = _Keys(config, where)
-    experts, per_token = _experts(keys, "num_local_experts", also="num_experts")
-    heads = keys.size("num_attention_heads")
-    head_dim = keys.size("head_dim", default=128)
-    return _rotary(
-        config,
-        where,
-        head_dim=head_dim,
-        more_norms=(heads + keys.size("num_key_value_heads", default=8)) * head_dim,
-        mixture=_Mixture(
-            n_experts=experts, per_token=per_token, ffn=keys.size("intermediate_size")
-        ),
-    )
-
-
-FAMILIES: dict[str, Callable[[Mapping[str, Any], str], ModelShape]] = {
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "mistral": _rotary,
-    "qwen2": partial(_rotary, qkv_bias=True),
-    "mixtral": _mixtral,
-    "qwen3": _qwen3,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
-    "deepseek_v2": partial(_deepseek, n_shared_experts=2),
-    "deepseek_v3": partial(_deepseek, n_shared_experts=1, first_k_dense_replace=3),
-    "glm4_moe": _glm4_moe,
-    "gpt_oss": _gpt_oss,
-    "llama4_text": _llama4,
-    "minimax_m2": _minimax_m2,
-    "gemma2": _gemma2,
-    "olmo2": _olmo2,
-    "phi3": _phi3,
-}
-"""model_type -> shape of a config, given where the config came from; raises JobError."""
-
-SPLIT_BY_AUTOTP = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma2"})
-"""Those of them that DeepSpeed's AutoTP splits. It refuses GPT-2 by name (`AutoTP.supported`), and
-what transformers 5 plans in a style that `TPPlanConverter.convert` does not know: packed experts,
-fused matrices, norms over all heads."""
+def _dense_layers(keys: _Keys, family: Family, layers: int) -> Sequence[int]:
+    """Layers of a mixture that have no experts."""
+    if family.dense == "first_k_dense_replace":
+        return range(min(layers, keys.number(family.dense)))
+    if not family.dense:
+        return range(0)
+    step, plain = keys.size(family.dense, default=1), keys.layers("mlp_only_layers")
+    sparse = keys.layers("moe_layers") or {*range(step - 1, layers, step)} - plain
+    return [i for i in range(layers) if i not in sparse]

@@ -44,77 +44,12 @@ class Preset:
     """Repository of its config.json on huggingface.co; empty for those that are nobody's."""
 
 
-def _published(rows: str) -> dict[str, Published]:
-    split = (line.split() for line in rows.strip().splitlines())
-    return {
-        name: Published(repository=repository, n_params=int(count.replace(",", "")))
-        for name, repository, count in split
-    }
+def _published() -> dict[str, Published]:
+    rows = resources.files("autotune.job").joinpath("published.json").read_text(encoding="utf-8")
+    return {name: Published(**row) for name, row in json.loads(rows).items()}
 
 
-PUBLISHED = _published("""
-deepseek-67b       deepseek-ai/deepseek-llm-67b-base  67,425,001,472
-deepseek-7b        deepseek-ai/deepseek-llm-7b-base   6,910,365,696
-deepseek-v2        deepseek-ai/DeepSeek-V2            235,741,434,880
-deepseek-v2-lite   deepseek-ai/DeepSeek-V2-Lite       15,706,484,224
-deepseek-v3        deepseek-ai/DeepSeek-V3            671,026,404,352
-glm-4.5            zai-org/GLM-4.5                    352,797,814,784
-glm-4.5-air        zai-org/GLM-4.5-Air                106,852,245,504
-gemma-2-27b        google/gemma-2-27b                 27,227,128,320
-gemma-2-2b         google/gemma-2-2b                  2,614,341,888
-gemma-2-9b         google/gemma-2-9b                  9,241,705,984
-gpt2               openai-community/gpt2              124,439,808
-gpt2-large         openai-community/gpt2-large        774,030,080
-gpt2-medium        openai-community/gpt2-medium       354,823,168
-gpt2-xl            openai-community/gpt2-xl           1,557,611,200
-gpt-oss-120b       openai/gpt-oss-120b                116,829,156,672
-gpt-oss-20b        openai/gpt-oss-20b                 20,914,757,184
-kimi-k2            moonshotai/Kimi-K2-Instruct        1,026,408,209,408
-llama-2-13b        meta-llama/Llama-2-13b-hf          13,015,864,320
-llama-2-70b        meta-llama/Llama-2-70b-hf          68,976,648,192
-llama-2-7b         meta-llama/Llama-2-7b-hf           6,738,415,616
-llama-3-70b        meta-llama/Meta-Llama-3-70B        70,553,706,496
-llama-3-8b         meta-llama/Meta-Llama-3-8B         8,030,261,248
-llama-3.1-405b     meta-llama/Llama-3.1-405B          405,853,388,800
-llama-3.1-70b      meta-llama/Llama-3.1-70B           70,553,706,496
-llama-3.1-8b       meta-llama/Llama-3.1-8B            8,030,261,248
-llama-3.2-1b       meta-llama/Llama-3.2-1B            1,235,814,400
-llama-3.2-3b       meta-llama/Llama-3.2-3B            3,212,749,824
-llama-3.3-70b      meta-llama/Llama-3.3-70B-Instruct  70,553,706,496
-llama-4-maverick   meta-llama/Llama-4-Maverick-17B-128E-Instruct  400,711,848,960
-llama-4-scout      meta-llama/Llama-4-Scout-17B-16E   107,769,861,120
-minimax-m2         MiniMaxAI/MiniMax-M2               228,689,748,992
-mistral-7b         mistralai/Mistral-7B-v0.1          7,241,732,096
-mistral-7b-v0.3    mistralai/Mistral-7B-v0.3          7,248,023,552
-mistral-nemo-12b   mistralai/Mistral-Nemo-Base-2407   12,247,782,400
-mistral-small-24b  mistralai/Mistral-Small-24B-Base-2501  23,572,403,200
-mixtral-8x22b      mistralai/Mixtral-8x22B-v0.1       140,620,634,112
-mixtral-8x7b       mistralai/Mixtral-8x7B-v0.1        46,702,792,704
-moonlight-16b-a3b  moonshotai/Moonlight-16B-A3B       15,960,108,544
-olmo-2-13b         allenai/OLMo-2-1124-13B            13,716,198,400
-olmo-2-1b          allenai/OLMo-2-0425-1B             1,484,916,736
-olmo-2-32b         allenai/OLMo-2-0325-32B            32,234,279,936
-olmo-2-7b          allenai/OLMo-2-1124-7B             7,298,617,344
-phi-3-mini         microsoft/Phi-3-mini-4k-instruct   3,821,079,552
-phi-4              microsoft/phi-4                    14,659,507,200
-qwen1.5-moe-a2.7b  Qwen/Qwen1.5-MoE-A2.7B             14,315,784,192
-qwen2-57b-a14b     Qwen/Qwen2-57B-A14B                57,408,658,944
-qwen2.5-0.5b       Qwen/Qwen2.5-0.5B                  494,032,768
-qwen2.5-1.5b       Qwen/Qwen2.5-1.5B                  1,543,714,304
-qwen2.5-14b        Qwen/Qwen2.5-14B                   14,770,033,664
-qwen2.5-32b        Qwen/Qwen2.5-32B                   32,763,876,352
-qwen2.5-3b         Qwen/Qwen2.5-3B                    3,085,938,688
-qwen2.5-72b        Qwen/Qwen2.5-72B                   72,706,203,648
-qwen2.5-7b         Qwen/Qwen2.5-7B                    7,615,616,512
-qwen3-0.6b         Qwen/Qwen3-0.6B                    596,049,920
-qwen3-1.7b         Qwen/Qwen3-1.7B                    1,720,574,976
-qwen3-14b          Qwen/Qwen3-14B                     14,768,307,200
-qwen3-235b-a22b    Qwen/Qwen3-235B-A22B               235,093,634,560
-qwen3-30b-a3b      Qwen/Qwen3-30B-A3B                 30,532,122,624
-qwen3-32b          Qwen/Qwen3-32B                     32,762,123,264
-qwen3-4b           Qwen/Qwen3-4B                      4,022,468,096
-qwen3-8b           Qwen/Qwen3-8B                      8,190,735,360
-""")
+PUBLISHED = _published()
 """Preset -> what is published of it."""
 
 _SAME_SHAPE = {

@@ -9,16 +9,15 @@ from typing import Any
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.plugins import load_plugin
-from autotune.contract import CONFIG_DIR, METER_SLACK, ROUNDING, Origin, Outcome
+from autotune.contract import CONFIG_DIR, METER_SLACK, Origin, Outcome
 from autotune.record.facts import (
     PassedOver,
     context_of,
     objective_of,
     read_fact,
-    stated_origin_of,
 )
 from autotune.record.guard import GuardVerdict
-from autotune.record.study import Recorded, Study
+from autotune.record.study import Study
 from autotune.space.candidate import Candidate
 
 
@@ -237,10 +236,8 @@ class SearchAnswer(_Findings):
         return {**figures, "candidate": candidate, "ds_config": str(self.config_of(standing))}
 
 
-def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> SearchAnswer | None:
+def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
     """The answer of the last search, by `study.json`; None: there is none, or it is damaged.
-
-    It is damaged where its figures cannot be, or are none of the record's.
 
     Its files are named as they lie now: a study may have been moved since, or set aside, and its
     old place may be another study's.
@@ -273,63 +270,9 @@ def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> Sea
     read = read_fact(_Findings, found)
     if read is None or (has_gain and not (read.best and read.baseline)):
         return None
-    answer = SearchAnswer(
+    return SearchAnswer(
         **{**vars(read), "front": read.front or None},
         study=study,
         engine=context.engine,
         objective=objective_of(facts).name,
     )
-    return answer if _can_be(answer, facts, recorded) else None
-
-
-_MOST_TRIALS = 10**6
-
-
-def _can_be(answer: SearchAnswer, facts: Mapping[str, Any], recorded: Recorded) -> bool:
-    """True where an answer's figures can be, and are those of the record as far as it is whole."""
-    origin = stated_origin_of(facts)
-    if origin is not None and answer.origin is not origin:
-        return False
-    if not all(0 <= count <= _MOST_TRIALS for count in answer.counts.values()):
-        return False
-    drifted = None if answer.drifted is None else answer.drifted.standing
-    front = answer.front or ()
-    standings = (answer.baseline, answer.best, drifted, *answer.ties, *front)
-    if not all(s is None or (_is_figure(s) and _is_of(s, recorded)) for s in standings):
-        return False
-    gain = answer.speedup
-    return gain is None or 0 < gain.low <= gain.ratio <= gain.high < math.inf
-
-
-def _is_figure(standing: Standing) -> bool:
-    low, high = standing.samples_per_s_low, standing.samples_per_s_high
-    peak = standing.peak_memory_bytes
-    return (
-        0 < low <= standing.samples_per_s <= high < math.inf
-        and 0 <= standing.n_disturbed <= standing.n_runs <= _MOST_TRIALS
-        and standing.n_runs > 0
-        and 0 <= standing.trial < _MOST_TRIALS
-        and (peak is None or peak > 0)
-    )
-
-
-def _is_of(standing: Standing, recorded: Recorded) -> bool:
-    """True where a figure is a mean of some of its candidate's runs, and its peak that of one.
-
-    Where the record is not whole, nothing speaks against it but a trial of another candidate.
-    """
-    trials = {t.spec.identity.number: t for t in recorded.trials}
-    stands_for_it = trials.get(standing.trial)
-    if stands_for_it is None:
-        return True
-    identity = stands_for_it.spec.identity
-    if identity.knobs != standing.candidate.values:
-        return False
-    own = [t for t in recorded.trials if t.spec.identity.candidate_hash == identity.candidate_hash]
-    results = [t.result for t in own if t.result is not None]
-    rates = [r.samples_per_s for r in results if r.samples_per_s is not None]
-    if recorded.unreadable or len(results) < len(own) or not rates:
-        return True
-    least, most = min(rates) * (1 - ROUNDING), max(rates) * (1 + ROUNDING)
-    peaks = [r.peak_memory_bytes for r in results if r.samples_per_s is not None]
-    return least <= standing.samples_per_s <= most and standing.peak_memory_bytes in peaks

@@ -17,11 +17,6 @@ from autotune.space.knob import Context
 
 T = TypeVar("T")
 
-_MOST_DEVICES = 10**6
-_LEAST_MEMORY_BYTES, _MOST_MEMORY_BYTES = 2**20, 2**50
-_MOST_FLOPS = 1e20
-"""Bounds of a device's figures: facts beyond them are damaged."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
@@ -100,7 +95,7 @@ def baseline_of(facts: Mapping[str, Any]) -> BaselineFacts:
 
 def environment_of(facts: Mapping[str, Any]) -> Environment | None:
     """Where the study was last searched."""
-    return _read_environment(facts.get("environment"))
+    return read_fact(Environment, facts.get("environment"))
 
 
 def environment_at(facts: Mapping[str, Any], number: int) -> Environment | None:
@@ -110,24 +105,11 @@ def environment_at(facts: Mapping[str, Any], number: int) -> Environment | None:
         return None
     found = None
     for data in environments:
-        since, here = read_fact(_Since, data), _read_environment(data)
+        since, here = read_fact(_Since, data), read_fact(Environment, data)
         if since is not None and since.since_trial <= number:
             # A damaged entry hides those before it: this trial did not run in their environment.
             found = here
     return found
-
-
-def _read_environment(data: object) -> Environment | None:
-    """The devices; None where there are none such: by them results would be judged."""
-    here = read_fact(Environment, data)
-    if here is None:
-        return None
-    is_sound = (
-        1 <= here.n_devices <= _MOST_DEVICES
-        and _LEAST_MEMORY_BYTES <= here.device_memory_bytes <= _MOST_MEMORY_BYTES
-        and (here.peak_flops is None or 1e6 <= here.peak_flops <= _MOST_FLOPS)
-    )
-    return here if is_sound else None
 
 
 def context_of(facts: Mapping[str, Any]) -> Context | None:

@@ -1,26 +1,25 @@
 """Result of a soak: `soak.json` in a study's folder, or in that of an export."""
 
-import dataclasses
 import hashlib
-import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-from autotune.base.errors import StudyError
+from pydantic import Field
+
 from autotune.base.units import format_bytes, format_count
-from autotune.contract import METER_SLACK, ContractError, read_json, write_json
-from autotune.record.facts import read_fact
+from autotune.contract import METER_SLACK
+from autotune.record.found import read_found
 
 SOAK_FILE = "soak.json"
 SOAK_FOLDER = "soak"
 """Folder beside it for the soak's own trials, apart from the search's."""
-SOAK_VERSION = 1
 
-_MOST_MINUTES = 1e6
-_LEAST_STEP_S = 1e-6
-_MOST_RATE = 1e12
-_MOST_BYTES = 2**50
-"""Largest figures that a soak can have."""
+Minutes = Annotated[float, Field(ge=0, le=1e6)]
+Seconds = Annotated[float, Field(ge=0, le=6e7)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Bytes = Annotated[int, Field(ge=0, le=2**50)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +27,9 @@ class Growth:
     """How one memory meter moved, on the rank and in the half where it grew most."""
 
     meter: str
-    slope_bytes_per_hour: float
-    allowed_bytes_per_hour: float
-    watched_s: float
+    slope_bytes_per_hour: Finite
+    allowed_bytes_per_hour: Annotated[Finite, Field(ge=0)]
+    watched_s: Seconds
     """Seconds behind the slope, warm-up left out."""
 
 
@@ -38,17 +37,17 @@ class Growth:
 class Resumed:
     """The checkpoint on the way."""
 
-    steps: int
+    steps: Count
     """Optimizer steps that were trained when it was saved."""
-    size_bytes: int
-    save_s: float
-    load_s: float | None
+    size_bytes: Bytes
+    save_s: Seconds
+    load_s: Seconds | None
     """None: nothing was resumed."""
-    steps_compared: int
+    steps_compared: Count
     """Steps that were trained both after saving and after resuming."""
-    loss_deviation: float | None
+    loss_deviation: Annotated[float, Field(ge=0)] | None
     """Largest difference of their losses, as a share; None: nothing was compared."""
-    loss_tolerance: float
+    loss_tolerance: Annotated[float, Field(gt=0, lt=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,31 +59,31 @@ class SoakResult:
     """Why it did not pass, a sentence each."""
     source: str
     """The study or the export folder that the configuration came from."""
-    trial: int | None
+    trial: Count | None
     """Number of the study's trial; None for an export."""
     candidate_hash: str
     ds_config_digest: str
     """SHA-256 of the rendered ds_config.json."""
-    seq_len: int
-    minutes_asked: float
-    minutes: float
+    seq_len: Annotated[int, Field(gt=0)]
+    minutes_asked: Annotated[Minutes, Field(gt=0)]
+    minutes: Minutes
     """Measured training, both halves; start-up, warm-up and the checkpoint are left out."""
-    steps: int
+    steps: Count
     """Measured optimizer steps, both halves."""
-    samples_per_s: float | None
-    peak_memory_bytes: int | None
-    memory_limit_bytes: int | None
+    samples_per_s: Annotated[float, Field(gt=0, le=1e12)] | None
+    peak_memory_bytes: Annotated[Bytes, Field(gt=0)] | None
+    memory_limit_bytes: Annotated[Bytes, Field(gt=0)] | None
     growth: list[Growth]
     checkpoint: Resumed | None
     """None: it did not get so far."""
     device_name: str
     deepspeed_version: str
     torch_version: str
-    started_at_s: float
+    started_at_s: Finite
     """Wall-clock time (Unix)."""
     too_short: bool = False
     """Whether all that stands against it is that it was too short to judge."""
-    version: int = SOAK_VERSION
+    version: Literal[1] = 1
 
     def is_of(self, files: dict[str, str]) -> bool:
         """Whether it ran these configuration files, to the letter."""
@@ -97,72 +96,12 @@ def digest_of(files: dict[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_soak(folder: Path, soak: SoakResult) -> Path:
-    """Write `soak.json`; an earlier one is replaced.
-
-    Raises:
-        StudyError: The folder cannot be written.
-    """
-    path = folder / SOAK_FILE
-    try:
-        write_json(path, dataclasses.asdict(soak))
-    except OSError as error:
-        raise StudyError(
-            f"{path}: cannot be written: {error.strerror}",
-            "free some space or mend the permissions, then soak again",
-        ) from error
-    return path
-
-
 def read_soak(folder: Path) -> SoakResult | None:
     """The last soak of a folder; None if there was none, or if it is unreadable or cannot be."""
-    try:
-        soak = read_fact(SoakResult, read_json(folder / SOAK_FILE))
-    except ContractError:
+    soak = read_found(SoakResult, folder / SOAK_FILE)
+    if soak is None or soak.passed == bool(soak.problems) or (soak.passed and soak.too_short):
         return None
-    return soak if soak is not None and _can_be(soak) else None
-
-
-def _can_be(soak: SoakResult) -> bool:
-    """Whether a soak can have found this: figures within what there is, and its own verdict."""
-    sizes = (soak.peak_memory_bytes, soak.memory_limit_bytes)
-    figures_can_be = (
-        soak.version == SOAK_VERSION
-        and 0 < soak.minutes_asked <= _MOST_MINUTES
-        and 0 <= soak.minutes <= _MOST_MINUTES
-        and 0 <= soak.steps <= soak.minutes * 60 / _LEAST_STEP_S
-        and soak.seq_len > 0
-        and (soak.trial is None or soak.trial >= 0)
-        and (soak.samples_per_s is None or 0 < soak.samples_per_s <= _MOST_RATE)
-        and all(size is None or 0 < size <= _MOST_BYTES for size in sizes)
-        and math.isfinite(soak.started_at_s)
-        and all(map(_can_grow, soak.growth))
-        and (soak.checkpoint is None or _can_be_resumed(soak.checkpoint))
-        and soak.passed == (not soak.problems)
-        and not (soak.passed and soak.too_short)
-    )
-    return figures_can_be and (not soak.passed or _can_have_passed(soak))
-
-
-def _can_grow(growth: Growth) -> bool:
-    return (
-        math.isfinite(growth.slope_bytes_per_hour)
-        and 0 <= growth.allowed_bytes_per_hour < math.inf
-        and 0 <= growth.watched_s <= _MOST_MINUTES * 60
-    )
-
-
-def _can_be_resumed(checkpoint: Resumed) -> bool:
-    times_s = (checkpoint.save_s, checkpoint.load_s)
-    deviation = checkpoint.loss_deviation
-    return (
-        checkpoint.steps >= 0
-        and 0 <= checkpoint.size_bytes <= _MOST_BYTES
-        and all(seconds is None or 0 <= seconds <= _MOST_MINUTES * 60 for seconds in times_s)
-        and checkpoint.steps_compared >= 0
-        and (deviation is None or deviation >= 0)
-        and 0 < checkpoint.loss_tolerance < 1
-    )
+    return soak if not soak.passed or _can_have_passed(soak) else None
 
 
 def _can_have_passed(soak: SoakResult) -> bool:

@@ -4,13 +4,11 @@
 """
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import os
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import psutil
 
 from autotune.base.errors import JobError, StudyError
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
-from autotune.base.secrecy import known_secrets, scrubbed, scrubbed_document
+from autotune.base.secrecy import scrubbed, scrubbed_document
 from autotune.base.text import texts_on_one_line
 from autotune.contract import (
     CONFIG_DIR,
@@ -30,7 +28,6 @@ from autotune.contract import (
     SPEC_FILE,
     SPEC_SCHEMA_VERSION,
     ContractError,
-    Diagnosis,
     NotAFileError,
     Outcome,
     TrialResult,
@@ -42,7 +39,6 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.record.facts import environment_at, stated_origin_of
 from autotune.space.candidate import candidate_of, layout_of
 from autotune.space.knob import Catalogue, knobs_of
 
@@ -224,12 +220,7 @@ class Study:
         Raises:
             StudyError: The folder cannot be read, or it holds a record of another schema.
         """
-        facts = self.read_state()
-        secrets = known_secrets()
-        found = [
-            _read_trial(folder, facts, secrets)
-            for folder in map(self.trial_folder, self._numbers())
-        ]
+        found = [_read_trial(self.trial_folder(n)) for n in self._numbers()]
         return Recorded(
             trials=tuple(each for each in found if isinstance(each, Trial)),
             unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
@@ -325,17 +316,14 @@ class Study:
     def take_result(self, folder: Path, spec: TrialSpec, result: TrialResult) -> TrialResult:
         """Write what a fleet says of a trial; returns what the record makes of it.
 
-        Figures that cannot be are damage, as they are where they are read. Those of a diagnostic
-        pass alone cost a trial nothing but them.
+        Figures that cannot be are damage, as they are where they are read.
 
         Raises:
             StudyError: The disk is full or the folder cannot be written.
         """
-        facts = self.read_state()
-        result = _with_sound_diagnosis(result, spec, facts)
         self.write_result(folder, result)
         try:
-            _check(result, spec, facts)
+            _check(result, spec)
         except ContractError as error:
             lost = Trial(folder=folder, spec=spec, result=None, problem=str(error))
             result = lost_result(lost)
@@ -393,47 +381,19 @@ def lost_result(trial: Trial) -> TrialResult:
     )
 
 
-def _check(result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]) -> None:
-    """Check that a result is that trial's, and that its figures can be.
+def _check(result: TrialResult, spec: TrialSpec) -> None:
+    """Check that a result is that trial's, and that its figures agree.
 
     Raises:
-        ContractError: It is not, or one cannot.
+        ContractError: It is not, or they do not.
     """
     identity = spec.identity
     if (result.number, result.candidate_hash) != (identity.number, identity.candidate_hash):
         raise ContractError(f"its result is that of trial {result.number}")
-    here, memory_bytes = environment_at(facts, identity.number), None
-    if here is not None and here.accelerator == spec.layout.accelerator:
-        memory_bytes = float(here.device_memory_bytes)
-        if here.accelerator == "cpu":
-            # A rank may have the whole host, and what it maps and never touches counts, too.
-            memory_bytes *= 2 * here.n_devices
-    check_result(result, spec, device_memory_bytes=memory_bytes)
-    # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
-    origin = stated_origin_of(facts)
-    if origin is not None and result.origin is not origin and result.outcome.is_measured:
-        raise ContractError(f"its figures are {result.origin}, those of the study {origin}")
+    check_result(result, spec)
 
 
-def _with_sound_diagnosis(
-    result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]
-) -> TrialResult:
-    """A result whose diagnosis alone cannot be, with what is wrong with that in its place."""
-    if result.diagnosis is None:
-        return result
-    try:
-        _check(result, spec, facts)
-    except ContractError as error:
-        bare = dataclasses.replace(result, diagnosis=Diagnosis(problem=str(error)))
-        with contextlib.suppress(ContractError):
-            _check(bare, spec, facts)
-            return bare
-    return result
-
-
-def _read_trial(
-    folder: Path, facts: Mapping[str, Any], secrets: tuple[str, ...]
-) -> Trial | Unreadable:
+def _read_trial(folder: Path) -> Trial | Unreadable:
     try:
         spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE, SPEC_SCHEMA_VERSION))
         if f"{spec.identity.number:04d}" != folder.name:
@@ -449,8 +409,8 @@ def _read_trial(
         return Trial(folder=folder, spec=spec, result=None)
     try:
         data = _read_known(folder / RESULT_FILE, SCHEMA_VERSION)
-        result = TrialResult.from_dict(_safe(data, secrets))
-        _check(result, spec, facts)
+        result = TrialResult.from_dict(_safe(data))
+        _check(result, spec)
     except ContractError as error:
         return Trial(folder=folder, spec=spec, result=None, problem=str(error))
     return Trial(folder=folder, spec=spec, result=result)
@@ -474,9 +434,9 @@ def _check_candidate(spec: TrialSpec) -> None:
         raise ContractError(f"its spec says {layout}: another than its knobs'")
 
 
-def _safe(data: dict[str, Any], secrets: tuple[str, ...] | None = None) -> dict[str, Any]:
+def _safe(data: dict[str, Any]) -> dict[str, Any]:
     """A result whose texts are safe to show: others wrote them."""
-    safe: dict[str, Any] = texts_on_one_line(scrubbed(data, secrets))
+    safe: dict[str, Any] = texts_on_one_line(scrubbed(data))
     return safe
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -20,7 +21,7 @@ from autotune.base.errors import StudyError
 from autotune.base.files import write_whole
 from autotune.base.plugins import load_plugin
 from autotune.base.text import csv_text
-from autotune.contract import Phase, TrialResult, TrialSpec
+from autotune.contract import TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
 from autotune.job.model import ModelShape, train_flops_per_token
 from autotune.record.bottleneck import bottleneck, shares_of_calls
@@ -40,12 +41,6 @@ from autotune.trial.scripts.lengths import batch_lengths, is_drawn
 
 TABLE_VERSION = 3
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
-
-METERS = (
-    *("private_data", "shared", "children", "host_rss"),
-    *("allocated", "reserved", "context_and_comm"),
-)
-"""Memory meters of `TrialResult.memory_bytes`, besides `peak`."""
 
 _YEAR_3000_S = 32_503_680_000.0
 """Latest start; a later one comes of damage, and a timestamp cannot hold every number."""
@@ -73,132 +68,6 @@ _TYPES: dict[str, type | UnionType] = {
 """Types of a column's cells."""
 _DTYPE_OF_KNOB = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}
 
-# Each column is `name: "dtype in unit: meaning"`; without a unit, `name: "dtype: meaning"`.
-_IDENTITY = {
-    "table_version": "Int64: version of this schema",
-    "study": "string: name of the study's folder",
-    "trial": "Int64: number of the trial, from 0; names its folder",
-    "role": "string: why it was run: baseline, search, confirm (final comparison)",
-    "baseline": "string: what its candidate is to the baseline: baseline, a substitute for "
-    "another whose trials the platform ended, or passed over and why; empty: nothing",
-    "confirm_round": "Int64: round of the final comparison, from 0 (the report counts from 1); a "
-    "later comparison of the same study begins at the next multiple of 8; empty for other roles",
-    "retry_of": "Int64: number of the trial that it repeats after a platform fault",
-    "repeat_of": "Int64: number of the disturbed trial that it repeats",
-    "candidate_hash": "string: identity of the candidate: equal hashes, equal runs",
-    "fidelity_layers": "Int64 in layers: layers of the model in a reduced trial, whose figures "
-    "are those of what it ran and of no candidate; empty: all layers",
-    "fidelity_world": "Int64 in accelerators: accelerators of a reduced trial, where they are "
-    "fewer than the job's",
-    "reduced_of": "string: hash of the candidate that a reduced trial is a smaller form of; "
-    "empty: a full trial",
-    "extrapolated_from": "Int64: number of the reduced trial of the same candidate before its "
-    "first full trial; empty: none",
-    "extrapolation_error": "float64: predicted_step_time_s / step_time_s - 1 of that full trial: "
-    "how far the forecast that reduced trials taught was off",
-    "problem": "string: why spec or result cannot be read; empty for a sound trial",
-}
-_ASKED = {
-    "model": "string: name of the model; empty where it is not the job's as a whole",
-    "n_params": "Int64 in parameters: trainable parameters",
-    "n_params_frozen": "Int64 in parameters: parameters that are not trained: with LoRA all but "
-    "the adapters",
-    "finetune": "string: what is trained where not every weight is, as JSON",
-    "precision": "string: training precision: bf16, fp16, fp32",
-    "world": "Int64 in accelerators: accelerators of the trial",
-    "dp": "Int64: data parallel degree: world / (tp * pp * sp)",
-    "tp": "Int64: tensor parallel degree",
-    "pp": "Int64: pipeline parallel degree",
-    "sp": "Int64: sequence parallel degree",
-    "micro_batch": "Int64 in samples: per rank and forward pass",
-    "grad_accum": "Int64: forward passes per optimizer step",
-    "global_batch": "Int64 in samples: per optimizer step: micro_batch * grad_accum * dp",
-    "seq_len": "Int64 in tokens: per sample; the most where they differ",
-    "lengths": "string: of the samples: fixed, packed, histogram",
-    "predicted_step_time_s": "float64 in s: what the calibrated cost model said before the "
-    "trial; empty: nothing",
-    "predicted_step_time_low_s": "float64 in s: its 90% interval, lower end",
-    "predicted_step_time_high_s": "float64 in s: its 90% interval, upper end",
-    "predicted_peak_memory_bytes": "float64 in B: the same of the peak per device",
-    "predicted_peak_memory_low_bytes": "float64 in B: 90% interval, lower end",
-    "predicted_peak_memory_high_bytes": "float64 in B: 90% interval, upper end",
-}
-_MEASURED = {
-    "outcome": "string: how it ended (see `Outcome`); empty while it is in flight",
-    "evidence": "string: the line that the outcome was read from",
-    "evidence_source": "string: where that line stands",
-    "disturbed": "string: what disturbed it while it measured; empty: nothing that was noticed",
-    "differences": "string: where the live engine differs from what was asked",
-    "samples_per_s": "float64 in samples/s: global_batch / step_time_s",
-    "samples_per_s_low": "float64 in samples/s: lower end of its 95% prediction interval: where "
-    "a re-run would be, by how much runs of this study differ",
-    "samples_per_s_high": "float64 in samples/s: upper end of its 95% prediction interval",
-    "tokens_per_s": "float64 in tokens/s: of all accelerators together, padding left out",
-    "padded_tokens_per_s": "float64 in tokens/s: the same with padding",
-    "tflops_per_device": "float64 in TFLOP/s: model FLOPs (PaLM, appendix B: 6 N + 12 L A T per "
-    "token, no recomputation and no padding; 4 for 6 of a frozen weight) per second and "
-    "accelerator",
-    "mfu": "float64 in share, 0 to 1: tflops_per_device over the device's dense bf16/fp16 peak; "
-    "empty in fp32 and where the peak is unknown",
-    "step_time_s": "float64 in s: median optimizer step of the slowest rank",
-    "step_time_low_s": "float64 in s: lower end of the 95% interval of that median: of the steps "
-    "of this run, not of a re-run",
-    "step_time_high_s": "float64 in s: upper end of the same",
-    "early_step_time_s": "float64 in s: median step before compression began (1-bit optimizers, "
-    "rounded weights), which the trial brought forward; step_time_s is that of the steps after",
-    "n_steps": "Int64 in steps: optimizer steps that were measured",
-    "n_warmup_steps": "Int64 in steps: optimizer steps before them that were thrown away as "
-    "warm-up",
-    "is_steady": "boolean: whether warm-up was over before half of the steps were",
-    "steps_skipped": "Int64 in steps: measured steps that the engine did not apply (fp16 "
-    "overflow); not in the figures",
-    "loss_first": "float64: mean loss of the first step, on rank 0's data",
-    "loss_last": "float64: mean loss of the last step, on rank 0's data",
-    "guard": "string: what the convergence guard says of its candidate: pass, fail or not "
-    "comparable; empty: it was in no final comparison, or the guard is off",
-    "guard_why": "string: what the guard saw, or why it can say nothing",
-    "peak_memory_bytes": "Int64 in B: highest of any rank, by the device's meter",
-    "memory_limit_bytes": "Int64 in B: per device; empty: the device's own",
-    **{
-        f"memory.{meter}_bytes": f"Int64 in B: highest of any rank, by the meter {meter}"
-        for meter in METERS
-    },
-    "host_construction_bytes": "Int64 in B: peak resident host memory that building model and "
-    "engine added on a rank",
-    "share.forward": "float64 in share, 0 to 1: of a step, in the engine's forward; from the "
-    "diagnostic pass",
-    "share.backward": "float64 in share, 0 to 1: of a step, in the engine's backward; from the "
-    "diagnostic pass",
-    "share.optimizer": "float64 in share, 0 to 1: of a step, in the engine's step; from the "
-    "diagnostic pass",
-    "share.communication": "float64 in share, 0 to 1: of a step, in collectives while nothing "
-    "was computed, waiting included; from the diagnostic pass",
-    "share.data": "float64 in share, 0 to 1: of a step, between the engine's calls; from the "
-    "diagnostic pass",
-    "bound": "string: what a step mostly waits for; from the diagnostic pass",
-    "cpu_utilization": "float64 in cores: processor time of a rank over the time of its measured "
-    "steps, the mean of the ranks",
-    "gpu_utilization": "float64 in share, 0 to 1: time in which a kernel ran, by NVML",
-    "power_w": "float64 in W: of one device, the mean, by NVML",
-    "energy_per_sample_j": "float64 in J/sample: of all devices of the trial, by NVML",
-    "gpu_clock_hz": "float64 in Hz: of the multiprocessors, the mean, by NVML",
-    "gpu_temperature_c": "float64 in degrees C: highest of any device, by NVML",
-    "gpu_throttled": "float64 in share, 0 to 1: readings in which the driver held the clock down",
-    **{f"phase.{phase}_s": "float64 in s: seconds in this phase" for phase in Phase},
-}
-_PROVENANCE = {
-    "origin": "string: where the figures come from: measured (by ranks that trained), replayed "
-    "(a table of runs elsewhere), simulated (the analytic model)",
-    "accelerator": "string: cpu or cuda",
-    "device_name": "string: what the accelerators call themselves",
-    "devices": "string: slots of the gang, separated by spaces",
-    "environment": "string: allow-listed environment variables, as JSON",
-    "seed": "Int64: of weights and data",
-    "started_at": "datetime64[us, UTC]: when it was submitted",
-    "start": "string: how its ranks started: cold (each a Python of its own) or warm (forked)",
-    "wall_s": "float64 in s: from submission until its last process had ended",
-}
-
 
 @cache
 def schema_of(engine: str) -> tuple[Column, ...]:
@@ -208,17 +77,20 @@ def schema_of(engine: str) -> tuple[Column, ...]:
         JobError: No such engine is installed.
     """
     plugin = load_plugin("engine", engine)
-    columns = _IDENTITY | {
+    text = resources.files("autotune.record").joinpath("columns.json").read_text(encoding="utf-8")
+    groups: dict[str, dict[str, str]] = json.loads(text)
+    columns = groups["identity"] | {
         f"knob.{name}": f"{_DTYPE_OF_KNOB[knob.kind]}: {knob.help}; empty where it does not act"
         for name, knob in plugin.knobs.items()
     }
     packages = ("python", "torch", *(p.name for p in plugin.packages), "transformers", "peft")
-    columns |= _ASKED | _MEASURED
+    columns |= groups["asked"] | groups["measured"]
     columns |= {f"version.{p}": f"string: version of {p} in the trial" for p in packages}
-    return tuple(_column(name, text) for name, text in (columns | _PROVENANCE).items())
+    return tuple(_column(name, text) for name, text in (columns | groups["provenance"]).items())
 
 
 def _column(name: str, text: str) -> Column:
+    """A column of columns.json: `dtype in unit: meaning`, or `dtype: meaning` without a unit."""
     kind, _, meaning = text.partition(": ")
     dtype, _, unit = kind.partition(" in ")
     return Column(name=name, dtype=dtype, unit=unit, meaning=meaning)

@@ -1,21 +1,21 @@
 """What each change from the baseline to the best is worth: `ladder.json` in a study's folder."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-from autotune.base.errors import StudyError
-from autotune.contract import ContractError, KnobValue, read_json, write_json
+from pydantic import Field
+
+from autotune.contract import KnobValue
 from autotune.record.answer import Speedup
-from autotune.record.facts import read_fact
+from autotune.record.found import read_found
 
 LADDER_FILE = "ladder.json"
 LADDER_FOLDER = "ladder"
 """Folder beside it for the ladder's own trials, apart from the search's."""
-LADDER_VERSION = 1
-_MOST_STEPS = 100
-_MOST_RATIO = 1e6
+
+Place = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class LadderConfiguration:
     changes: list[str]
     """Knobs at the best one's values; the others are at the baseline's."""
     candidate: dict[str, KnobValue]
-    samples_per_s: float | None
+    samples_per_s: Annotated[float, Field(gt=0, lt=math.inf)] | None
     """Geometric mean of its runs; None: none was measured."""
     peak_memory_bytes: int | None
     """Highest of its runs."""
@@ -44,9 +44,9 @@ class LadderStep:
 
     change: str
     """The knob with its value: `zero.stage=3`."""
-    place: int
+    place: Place
     """Index of the configuration with the change."""
-    before: int
+    before: Place
     """Index of the one without it."""
     gain: Speedup | None
     """Samples/s with the change over those without; None: one of them has no figure."""
@@ -76,7 +76,7 @@ class Ladder:
     n_rounds: int
     loss_step: int
     """Step of the losses, from 1; 0: no losses."""
-    configurations: list[LadderConfiguration]
+    configurations: Annotated[list[LadderConfiguration], Field(min_length=1, max_length=300)]
     """The baseline first, the target last."""
     up: list[LadderStep]
     """From the baseline to the target, in the order of the gains alone."""
@@ -88,32 +88,12 @@ class Ladder:
     gain: Speedup | None
     """The target over the baseline."""
     device_name: str
-    version: int = LADDER_VERSION
-
-
-def write_ladder(folder: Path, ladder: Ladder) -> Path:
-    """Write `ladder.json`; an earlier one is replaced.
-
-    Raises:
-        StudyError: The folder cannot be written.
-    """
-    path = folder / LADDER_FILE
-    try:
-        write_json(path, dataclasses.asdict(ladder))
-    except OSError as error:
-        raise StudyError(
-            f"{path}: cannot be written: {error.strerror}",
-            "free some space or mend the permissions, then ask for the ladder again",
-        ) from error
-    return path
+    version: Literal[1] = 1
 
 
 def read_ladder(folder: Path) -> Ladder | None:
     """The last ladder of a study; None if there is none, or it is unreadable or cannot be."""
-    try:
-        ladder = read_fact(Ladder, read_json(folder / LADDER_FILE))
-    except ContractError:
-        return None
+    ladder = read_found(Ladder, folder / LADDER_FILE)
     return ladder if ladder is not None and _can_be(ladder) else None
 
 
@@ -122,19 +102,6 @@ def _can_be(ladder: Ladder) -> bool:
     gains = [step.gain for step in steps] + [ladder.gain]
     gains += [each.factor for each in ladder.interactions]
     n = len(ladder.configurations)
-    return (
-        ladder.version == LADDER_VERSION
-        and 0 < n <= 3 * _MOST_STEPS
-        and len(steps) <= 3 * _MOST_STEPS
-        and all(0 <= step.place < n and 0 <= step.before < n for step in steps)
-        and all(gain is None or _is_gain(gain) for gain in gains)
-        and all(_is_rate(each.samples_per_s) for each in ladder.configurations)
+    return all(step.place < n and step.before < n for step in steps) and all(
+        gain is None or 0 <= gain.low <= gain.ratio <= gain.high < math.inf for gain in gains
     )
-
-
-def _is_gain(gain: Speedup) -> bool:
-    return 0 <= gain.low <= gain.ratio <= gain.high and gain.ratio <= _MOST_RATIO
-
-
-def _is_rate(rate: float | None) -> bool:
-    return rate is None or 0 < rate < math.inf

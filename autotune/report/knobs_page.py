@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from autotune import DEFAULT_ENGINE
+from autotune.base.templates import Templates
 from autotune.contract import KnobValue
 from autotune.engines.base import installed_engines
 from autotune.record.tried import RecordedRun, is_tried, never_run, recorded
@@ -13,23 +15,24 @@ from autotune.space.knob import Knob, knobs_of, never
 
 def documentation() -> str:
     """The whole page."""
-    lines = [_INTRODUCTION, *map(_row, recorded()), ""]
-    lines += _entries(DEFAULT_ENGINE)
-    for plugin in installed_engines():
-        if plugin.is_driven and plugin.name != DEFAULT_ENGINE:
-            lines.append(_OF_ANOTHER.replace("ENGINE", plugin.name.capitalize()))
-            lines += [*map(_row, recorded(plugin.name)), ""]
-            lines += _entries(plugin.name)
-    return "\n".join(lines)
+    drives = [plugin.name for plugin in installed_engines() if plugin.is_driven]
+    names = [DEFAULT_ENGINE, *(name for name in drives if name != DEFAULT_ENGINE)]
+    text = Templates().text("report/text/knobs.md.j2", {"engines": [*map(_of_engine, names)]})
+    return f"{text.rstrip()}\n"
 
 
-def _entries(engine: str) -> list[str]:
-    """Sections of an engine's knobs."""
-    knobs, runs, found = knobs_of(engine).values(), recorded(engine), []
-    for group, title in _GROUPS.items():
-        entries = [_entry(knob, runs) for knob in knobs if knob.group == group]
-        found += [f"## {title}\n", *entries] if entries else []
-    return found
+def _of_engine(engine: str) -> dict[str, Any]:
+    """An engine's runs, and its knobs by the titles of their groups, each with its facts."""
+    knobs, runs = knobs_of(engine).values(), recorded(engine)
+    groups = {
+        title: [(knob, _facts(knob, runs)) for knob in knobs if knob.group == group]
+        for group, title in _GROUPS.items()
+    }
+    return {
+        "name": engine.capitalize(),
+        "runs": runs,
+        "groups": {title: found for title, found in groups.items() if found},
+    }
 
 
 def tried_on(knob: Knob, runs: Sequence[RecordedRun]) -> str:
@@ -56,16 +59,11 @@ def _is_on_gpu(knob: Knob, runs: Sequence[RecordedRun]) -> bool:
     return any(v != knob.default and is_tried(knob, v, "cuda", runs) for v in values)
 
 
-def _row(run: RecordedRun) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    return f"| {run.date} | {run.hardware} | {run.device_name} | {versions} |"
-
-
-def _entry(knob: Knob, runs: Sequence[RecordedRun]) -> str:
+def _facts(knob: Knob, runs: Sequence[RecordedRun]) -> dict[str, str]:
     default = format_value(knob.default)
     for (other, where), value in knob.default_when.items():
         default += f"; {format_value(value)} at {other.rpartition('.')[2]} {format_value(where)}"
-    facts = {
+    return {
         "values": knob.values_in_words,
         "default": default,
         "acts": knob.scope,
@@ -75,8 +73,6 @@ def _entry(knob: Knob, runs: Sequence[RecordedRun]) -> str:
         "tried on": tried_on(knob, runs),
         "decided in": f"`{knob.source}`",
     }
-    told = "\n".join(f"- {name}: {text}" for name, text in facts.items() if text)
-    return f"### `{knob.name}`\n\n{knob.help[0].upper()}{knob.help[1:]}.\n\n{told}\n"
 
 
 def _listed(values: Sequence[KnobValue]) -> str:
@@ -97,52 +93,6 @@ _GROUPS = {
     "process": "Processes",
     "communication": "Communication",
 }
-
-_INTRODUCTION = """# Knobs
-
-Every knob: what it does, its values, where it acts, and on what it was really tried. To search
-some of them, write a [space](spaces.md):
-
-```yaml
-name: mine
-description: Two knobs.
-knobs:
-  zero.stage: [1, 2, 3]
-  micro_batch: {powers_of_two: [1, 16]}
-```
-
-How to read an entry:
-
-- **values**: what a space may list.
-- **default**: what runs if nobody sets the knob.
-- **acts**: when the knob changes anything. Elsewhere it is left out of a candidate, and values
-  that mean the same run become one. So a bucket or group that is larger than all elements of a
-  rank becomes that number: `reduce_bucket_size=5e8` stands as 385229056 in the tables of a rank
-  with 385 million parameters. If 5e8 was the default there, no list of changes names it.
-- **tried on**: the honest limit, which values trained real steps and were read back from the live
-  engine.
-- **releases**: DeepSpeed has removed the knob. With a newer release the rules refuse all of its
-  values but the one that is off ([compression](compression.md)).
-- **decided in**: the file of the engine's source.
-
-The plan, the report and the export also say what was never run on such a device; `search --help`
-counts what ran nowhere.
-
-**Variables of the environment** that change speed (`NCCL_*`, `TORCH_NCCL_*`, `GLOO_*`, `OMP_*`,
-`KMP_*`, `MALLOC_*`, `LD_PRELOAD`, allocator settings) are no knobs. They reach the ranks as you
-set them. Each trial's `result.json` records those that were set.
-
-"Tried on" rests on these runs, under `results/recorded/`:
-
-| date | hardware | device | versions |
-|---|---|---|---|"""
-
-_OF_ANOTHER = """# Knobs of ENGINE
-
-These are other knobs than the ones above, even if a name is the same.
-
-| date | hardware | device | versions |
-|---|---|---|---|"""
 
 if __name__ == "__main__":
     sys.stdout.write(documentation())

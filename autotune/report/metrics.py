@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from autotune.base.templates import Templates
 from autotune.base.text import lines
 from autotune.contract import Origin, Phase, TrialResult, TrialSpec
 from autotune.record.bottleneck import shares_of_calls
@@ -111,38 +112,9 @@ def render_metrics(snapshot: Snapshot, *, study: str, version: str, accelerator:
     return "\n".join(lines) + "\n"
 
 
-_ABOUT = """# Metrics of a running search
-
-```sh
-python -m autotune search --job job.yaml --metrics-file autotune.prom
-```
-
-Every search keeps `results/<study>/metrics.prom` in Prometheus' text format.
-`--metrics-file FILE` writes the same to a file of your choice, such as one in the folder
-of node_exporter's textfile collector. Nothing listens on a port.
-
-- The file is written aside and moved, so a scrape never meets a part of it.
-- It is written when a stage begins, every 5 seconds while trials run, and at the end.
-- A file that cannot be written is named once and tried again.
-- All samples carry the label `study`. A sample whose value is not known is absent.
-- When the search has ended, the file stays with its last state (`autotune_stage` is
-  `done`). A search that was killed leaves an old file: node_exporter's
-  `node_textfile_mtime_seconds` tells.
-- Counters count the record. They go on if a search is resumed, and begin anew with
-  `--fresh`.
-
-| metric | type | labels besides `study` | meaning |
-|---|---|---|---|
-"""
-
-
 def describe() -> str:
     """docs/metrics.md."""
-    rows = [
-        f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels)} | {m.help} |\n"
-        for m in METRICS
-    ]
-    return _ABOUT + "".join(rows)
+    return Templates().text("report/text/metrics.md.j2", {"metrics": METRICS})
 
 
 def _of_search(snapshot: Snapshot) -> dict[str, Values]:

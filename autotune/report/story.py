@@ -256,7 +256,7 @@ def read_story(
         rows=make_rows(history, objective, baseline),
         guards=guards_of(history.trials, baseline, guard_steps_of(state)),
         context=context,
-        answer=answer_of(state, study, recorded),
+        answer=answer_of(state, study),
         recorded=recorded,
         is_locked=study.is_running,
         running=None if running is None or running.stage is Stage.DONE else running,

@@ -149,9 +149,10 @@ class Chooser:
         risky, it is the least risky one.
 
         Args:
-            is_open: By row; at least one is.
+            is_open: By row, at least one is; those behind the last are not.
             n_since: Trials that were made since the shots, of which nothing is known.
         """
+        is_open = np.append(is_open, np.zeros(len(self.forecast) - len(is_open), bool))
         allowed = self._allowed(is_open)
         if not allowed.any():
             kept = is_open & ~self.is_dropped
@@ -172,6 +173,7 @@ class Chooser:
         Returns:
             0 where no row is open that may be tried; infinity while nothing was measured.
         """
+        is_open = np.append(is_open, np.zeros(len(self.forecast) - len(is_open), bool))
         allowed = self._allowed(is_open)
         if not allowed.any():
             return 0.0

@@ -51,19 +51,17 @@ class RecordStandings:
         return {key for key, said in self.guards(baseline).items() if said.is_drift}
 
     def drifted_best(
-        self, baseline: Candidate | None, comparison: confirm.FinalComparison
+        self, baseline: Candidate | None, comparison: confirm.Comparison
     ) -> tuple[int, GuardVerdict] | None:
         """The best of a comparison, by its trial, if the guard fails it; None: it does not."""
-        verdict = confirm.judge(comparison, self._history, self._objective)
-        best = None if verdict is None else self._best(verdict, verdict.figures)
-        if verdict is None or best is None or best not in self.drifting(baseline):
+        best = self._best(comparison, comparison.figures) if comparison.has_verdict else None
+        if best is None or best not in self.drifting(baseline):
             return None
-        standing = verdict.figures[best]
-        return standing.trial, self.guards(baseline)[best]
+        return comparison.figures[best].trial, self.guards(baseline)[best]
 
-    def race(self, comparison: confirm.FinalComparison) -> RaceState:
+    def race(self, comparison: confirm.Comparison) -> RaceState:
         """The state of a comparison that runs."""
-        race, figures = confirm.race_so_far(comparison, self._history, self._objective)
+        race, figures = comparison.race, comparison.figures
         standings = dict(sorted(figures.items(), key=lambda item: -item[1].samples_per_s))
         leader = race.best if race.n_rounds and race.logs else None
         base, gain = comparison.baseline, None
@@ -77,7 +75,7 @@ class RecordStandings:
             gain=gain,
         )
 
-    def compared(self, baseline: Candidate | None) -> confirm.Verdict | None:
+    def compared(self, baseline: Candidate | None) -> confirm.Comparison | None:
         """What the record's final comparison says; None: there is none."""
         return confirm.recorded_verdict(
             self._history,
@@ -106,11 +104,11 @@ class RecordStandings:
         if verdict is not None and baseline is not None and baseline.hash in compared:
             assert best in compared, "the baseline itself never drifts"
             start = compared[baseline.hash]
-            speedup = verdict.gain(best, baseline.hash)
+            speedup = verdict.race.gain(best, baseline.hash)
             is_faster = speedup is None or speedup.ratio > 1
             if not is_faster and self._objective.wish.name == "samples_per_s":
                 best = baseline.hash  # nothing that was compared is faster
-                speedup = verdict.gain(best, baseline.hash)
+                speedup = verdict.race.gain(best, baseline.hash)
         front = None  # by the final comparison's figures where there are any
         if self._objective.wish.name == "pareto":
             front = tuple(figures[key] for key in front_of(figures))
@@ -135,7 +133,7 @@ class RecordStandings:
 
     def _best(
         self,
-        verdict: confirm.Verdict | None,
+        verdict: confirm.Comparison | None,
         among: Mapping[str, Standing],
         *,
         beside: Mapping[str, Standing] | None = None,
@@ -166,7 +164,7 @@ class RecordStandings:
         return guards.get(key, NOT_COMPARED)
 
     def _ties(
-        self, figures: Mapping[str, Standing], best: str, verdict: confirm.Verdict | None
+        self, figures: Mapping[str, Standing], best: str, verdict: confirm.Comparison | None
     ) -> tuple[Standing, ...]:
         """Candidates that may be as fast as the best; where memory counts too, none is named.
 
@@ -184,7 +182,7 @@ class RecordStandings:
             if key in behind:
                 return False
             if verdict is not None and {key, best} <= set(compared):
-                gain = verdict.gain(best, key)
+                gain = verdict.race.gain(best, key)
                 return gain is None or not gain.is_told_apart
             return figures[key].overlaps(figures[best])
 

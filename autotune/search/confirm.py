@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from autotune.contract import Start, TrialResult
-from autotune.record.answer import Speedup, Standing
+from autotune.contract import Role, Start, TrialResult
+from autotune.record.answer import Standing
 from autotune.record.guard import GuardVerdict
 from autotune.record.spread import is_figure, log_rate
 from autotune.record.study import Trial
@@ -30,7 +30,7 @@ from autotune.search.rounds import (
     progress_of,
     runs_of,
 )
-from autotune.search.trial_spec import CONFIRM_MEASURE, WARM_MEASURE
+from autotune.search.trial_spec import CONFIRM_MEASURE, WARM_MEASURE, Run
 from autotune.space.candidate import Candidate
 
 MAX_FINALISTS = 4
@@ -47,43 +47,188 @@ SHORTEST = RunCount(cold=2 * N_CONFIRM)
 """Runs of the shortest comparison: a round of two, and both once more, all cold."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinalComparison:
-    """A comparison that is to be made, or under way."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Comparison:
+    """A comparison as far as a record has got."""
 
     members: tuple[Candidate, ...]
     baseline: str | None
     """Hash of the baseline; None: there is none, or nobody knows which it was."""
     first_round: int
     rules: Rules
+    history: History
+    objective: Objective
+    is_known: bool = True
+    """Whether it is known who its baseline is, or that there is none, and so whose rounds they
+    were: else nobody can say which rounds are whole."""
 
+    @cached_property
+    def figures(self) -> dict[str, Standing]:
+        """The members that ran and did not fail, by hash.
 
-@dataclass(frozen=True, kw_only=True)
-class ComparisonRun:
-    """A run of the comparison that is to come."""
+        Geometric mean of samples/s over the runs, with the interval of a re-run. A candidate that
+        failed or broke the memory limit in any run has no figure: it must not be handed out.
+        """
+        figures: dict[str, Standing] = {}
+        for member in self.members:
+            runs = [run for key, _, run in self._figured if key == member.hash]
+            if runs and not self._is_out(member.hash):
+                figures[member.hash] = self.history.of_hash(member.hash).standing_by(runs)
+        return figures
 
-    candidate: Candidate
-    round: int
-    cold: bool
+    @cached_property
+    def race(self) -> Race:
+        """The race after its last whole round.
 
+        Work is on log samples/s, where run-to-run noise is a share and the same for all
+        candidates, so its variance is pooled over them. A candidate's own interval says where a
+        re-run would be, as everywhere (`autotune.record.spread`).
+        """
+        return self._race_after(self._progress.number if self.is_known else self._last_round + 1)
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Result of a comparison; by candidate hash."""
+    @property
+    def has_verdict(self) -> bool:
+        """Whether it says anything: not before two whole rounds."""
+        return self.race.n_rounds >= MIN_ROUNDS and self.race.can_judge
 
-    figures: dict[str, Standing]
-    """Geometric mean of samples/s over the runs, with the interval of a re-run."""
-    race: Race
-    """The race after its last whole round."""
+    @property
+    def is_over(self) -> bool:
+        """Whether it ran to its end."""
+        return self.is_known and self._progress.round is None
 
-    def gain(self, of: str, over: str) -> Speedup | None:
-        """See `Race.gain`."""
-        return self.race.gain(of, over)
+    @property
+    def is_broken(self) -> bool:
+        """Whether somebody would have to run a round that others have followed by the next one.
+
+        Whoever made it drop out has failed since, or is no member any more.
+        """
+        return bool(self._progress.missing) and self._progress.number < self._last_round
 
     def best(self, among: Collection[str]) -> str | None:
         """The one of some that the race names, by samples/s; None: none of them was compared."""
         order = [*self.race.standing, *self.race.by_score]
         return next((key for key in order if key in among), None)
+
+    def missing(self, *, seed: int, left_s: float = math.inf, guard_steps: int = 0) -> list[Run]:
+        """The runs of this round that are still to come, in their order; none: the race is over.
+
+        A disturbed run is repeated where `left_s` seconds of the budget leave the time for it
+        beside the round, and a round is begun that can be paid for. Where the time is over, the
+        best and the baseline are confirmed cold before anything else.
+        """
+        one_s = run_seconds(self.history, self.rules, guard_steps)
+        confirmed_s = N_CONFIRM * one_s.cold
+
+        def cost_s(asked: Round, n_runs: int) -> float:
+            return n_runs * one_s.one(cold=asked.cold)
+
+        at = self._progress
+        again = progress_of(self._round_after, self._runs, self.history.to_repeat)
+        if again != at and again.round is not None:
+            planned_s = cost_s(at.round, len(at.missing)) if at.round and at.is_begun else 0.0
+            is_confirming = at.round is not None and at.round.cold
+            if not is_confirming and self._race_after(at.number).confirmation is not None:
+                planned_s += confirmed_s
+            if planned_s + cost_s(again.round, 1) <= left_s:
+                at = again
+        asked, missing = at.round, at.missing
+        if asked is not None and not at.is_begun:
+            last = self._race_after(at.number).confirmation
+            if not asked.cold and at.number and last is not None:
+                after_it_s = cost_s(asked, len(missing)) + confirmed_s
+                is_short = cost_s(asked, len(missing)) <= left_s < after_it_s
+                asked, missing = (last, last.keys) if is_short else (asked, missing)
+            if cost_s(asked, len(missing)) > left_s:
+                return []
+        members = {member.hash: member for member in self.members}
+        return [
+            Run(
+                candidate=members[key],
+                role=Role.CONFIRM,
+                confirm_round=self.first_round + at.number,
+                cold=asked.cold,
+            )
+            for key in in_turn(members, at.number, seed)
+            if asked is not None and key in missing
+        ]
+
+    @cached_property
+    def _runs(self) -> Runs:
+        return _runs_of(self.history, self.first_round)
+
+    @cached_property
+    def _last_round(self) -> int:
+        return max((number for _, number in self._runs), default=-1)
+
+    @cached_property
+    def _progress(self) -> OpenRound:
+        return progress_of(self._round_after, self._runs)
+
+    def _race_after(self, n_rounds: int) -> Race:
+        known = {racer.key for racer in self._racers}
+        over = [(k, n, run) for k, n, run in self._figured if n < n_rounds and k in known]
+        logs: dict[str, dict[int, float]] = {}
+        for key, number, run in over:
+            logs.setdefault(key, {})[number] = log_rate(run)
+        return Race(
+            racers=self._racers,
+            baseline=self.baseline if self.baseline in known else None,
+            logs=logs,
+            n_rounds=n_rounds,
+            confirmed=frozenset(key for key, _, run in over if run.start is Start.COLD),
+            rules=self.rules,
+            named=self._named,
+        )
+
+    def _round_after(self, n_rounds: int) -> Round | None:
+        race = self._race_after(n_rounds)
+        asked = race.next_round() if n_rounds < BLOCK else None
+        begun = [
+            trials[0].spec for (_, number), trials in self._runs.items() if number == n_rounds
+        ]
+        if asked and race.rules.warm and any(s.measure.start is Start.COLD for s in begun):
+            return race.confirmation or asked  # the time was over, and it was begun as a cold one
+        return asked
+
+    @cached_property
+    def _figured(self) -> list[tuple[str, int, TrialResult]]:
+        """Runs with a figure, with their candidate's hash and their round."""
+        counted = ((*at, counting(trials)) for at, trials in sorted(self._runs.items()))
+        return [(key, n, run) for key, n, run in counted if run is not None and is_figure(run)]
+
+    @cached_property
+    def _racers(self) -> tuple[Racer, ...]:
+        """Members that did not fail."""
+        explored = self._explored
+        return tuple(
+            Racer(
+                key=key,
+                peak_bytes=peak_of(self.figures[key]) if key in self.figures else math.inf,
+                own_log=math.log(explored[key].samples_per_s) if key in explored else None,
+            )
+            for key in (member.hash for member in self.members)
+            if not self._is_out(key)
+        )
+
+    @cached_property
+    def _named(self) -> str | None:
+        if self.objective.wish.name == "samples_per_s" or not self.figures:
+            return None
+        return self.objective.best(self.figures, beside=self._explored)
+
+    @cached_property
+    def _explored(self) -> Mapping[str, Standing]:
+        return self.objective.figures(self.history.explored)
+
+    def _is_out(self, key: str) -> bool:
+        """Whether a run failed or broke the memory limit."""
+        ended = [
+            run for (of, _), trials in self._runs.items() if of == key for run in results(trials)
+        ]
+        return any(
+            run.outcome.is_config_fault or not self.objective.fits(run.peak_memory_bytes)
+            for run in ended
+        )
 
 
 def finalists(
@@ -110,7 +255,7 @@ def plan(
     guard_steps: int = 0,
     may_start_warm: Callable[[Candidate], bool] = lambda _: False,
     only_best: bool = False,
-) -> FinalComparison | None:
+) -> Comparison | None:
     """Plan the comparison, or find the one that was begun; None where it cannot be paid for.
 
     A comparison that was begun goes on while nobody has to run a round that is over: such a run
@@ -137,27 +282,20 @@ def plan(
         if not members:
             return None
         # Who has run in it stays in it, whatever the time that is left now.
-        ran = _recorded_comparison(history, runs, None, first_round).members
-        members += tuple(m for m in ran if m not in members and m.hash not in drifting)
-        planned = FinalComparison(
+        ran = {key for key, _ in runs}
+        ran_in_it = (t.candidate for t in history.tried if t.candidate.hash in ran)
+        members += tuple(m for m in ran_in_it if m not in members and m.hash not in drifting)
+        planned = Comparison(
             members=members,
             baseline=None if baseline is None else baseline.hash,
             first_round=first_round,
             rules=rules,
+            history=history,
+            objective=objective,
         )
-        if not is_broken(planned, history, objective):
+        if not planned.is_broken:
             return planned
     raise AssertionError("a comparison without runs is open to everyone")
-
-
-def is_broken(comparison: FinalComparison, history: History, objective: Objective) -> bool:
-    """Whether somebody would have to run a round that others have followed by the next one.
-
-    Whoever made it drop out has failed since, or is no member any more.
-    """
-    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
-    at, last = recorded.progress(), max((number for _, number in recorded.runs), default=-1)
-    return bool(at.missing) and at.number < last
 
 
 def first_round_of(round_number: int) -> int:
@@ -236,92 +374,14 @@ def run_seconds(history: History, rules: Rules, guard_steps: int = 0) -> RunSeco
     return RunSeconds(warm=explored.typical_s if rules.warm else cold_s, cold=cold_s)
 
 
-def missing_runs(
-    comparison: FinalComparison,
-    history: History,
-    objective: Objective,
-    *,
-    seed: int,
-    left_s: float = math.inf,
-    guard_steps: int = 0,
-) -> list[ComparisonRun]:
-    """The runs of this round that are still to come, in their order; none: the race is over.
-
-    A disturbed run is repeated where `left_s` seconds of the budget leave the time for it beside
-    the round, and a round is begun that can be paid for. Where the time is over, the best and the
-    baseline are confirmed cold before anything else.
-    """
-    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
-    one_s = run_seconds(history, comparison.rules, guard_steps)
-    confirmed_s = N_CONFIRM * one_s.cold
-
-    def cost_s(asked: Round, n_runs: int) -> float:
-        return n_runs * one_s.one(cold=asked.cold)
-
-    at, again = recorded.progress(), recorded.progress(history.to_repeat)
-    if again != at and again.round is not None:
-        planned_s = cost_s(at.round, len(at.missing)) if at.round and at.is_begun else 0.0
-        is_confirming = at.round is not None and at.round.cold
-        if not is_confirming and recorded.race(at.number).confirmation is not None:
-            planned_s += confirmed_s
-        if planned_s + cost_s(again.round, 1) <= left_s:
-            at = again
-    asked, missing = at.round, at.missing
-    if asked is None:
-        return []
-    if not at.is_begun:
-        if cost_s(asked, len(missing)) > left_s:
-            return []
-        last = recorded.race(at.number).confirmation
-        is_first = at.number == 0
-        if (
-            not (asked.cold or is_first)
-            and last is not None
-            and cost_s(asked, len(missing)) + confirmed_s > left_s
-        ):
-            asked, missing = last, last.keys
-            if cost_s(asked, len(missing)) > left_s:
-                return []
-    members = {member.hash: member for member in comparison.members}
-    return [
-        ComparisonRun(
-            candidate=members[key], round=comparison.first_round + at.number, cold=asked.cold
-        )
-        for key in in_turn(members, at.number, seed)
-        if key in missing
-    ]
-
-
-def judge(comparison: FinalComparison, history: History, objective: Objective) -> Verdict | None:
-    """Compare the runs; None before two whole rounds.
-
-    Work is on log samples/s, where run-to-run noise is a share and the same for all candidates,
-    so its variance is pooled over them. A candidate's own interval says where a re-run would be,
-    as everywhere (`autotune.record.spread`).
-
-    A candidate that failed or broke the memory limit in any run has no figure: it must not be
-    handed out.
-    """
-    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
-    return recorded.verdict(recorded.progress().number)
-
-
-def race_so_far(
-    comparison: FinalComparison, history: History, objective: Objective
-) -> tuple[Race, dict[str, Standing]]:
-    """The race after its last whole round, and the figures of all runs so far by hash."""
-    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
-    return recorded.race(recorded.progress().number), recorded.figures
-
-
 def recorded_verdict(
     history: History,
     objective: Objective,
     *,
     baseline: str | None = None,
     drifting: Collection[str] = (),
-) -> Verdict | None:
-    """Result of the comparison of the record that tells most; None: there is none.
+) -> Comparison | None:
+    """The comparison of the record that tells most; None: none says anything.
 
     A comparison to its end tells more than one that was cut short, and of two such the later one;
     of those that were cut short the one of more rounds. One whose best the guard fails was not
@@ -334,141 +394,26 @@ def recorded_verdict(
         drifting: Hashes of those that the guard fails.
     """
     numbers = {first_round_of(number) for t in history.trials if (number := number_of(t)) >= 0}
-    found: list[tuple[tuple[bool, bool, int, int], Verdict]] = []
+    found: list[tuple[tuple[bool, bool, int, int], Comparison]] = []
     for first_round in numbers:
         runs = _runs_of(history, first_round)
-        recorded = _ComparisonRecord(
-            comparison=_recorded_comparison(history, runs, baseline, first_round),
+        hashes = {key for key, _ in runs}
+        recorded = Comparison(
+            members=tuple(t.candidate for t in history.tried if t.candidate.hash in hashes),
+            baseline=baseline,
+            first_round=first_round,
+            rules=_rules_of(runs) or COLD,
             history=history,
             objective=objective,
+            is_known=baseline is not None,
         )
-        if baseline is None:
-            # Whose rounds they were is unknown, so nobody can say which are whole.
-            n_rounds, is_over = max(number for _, number in runs) + 1, False
-        else:
-            at = recorded.progress()
-            n_rounds, is_over = at.number, at.round is None
-        verdict = recorded.verdict(n_rounds)
-        if verdict is None:
+        if not recorded.has_verdict:
             continue
-        is_over = is_over and verdict.race.best not in drifting
-        weight = (baseline in verdict.race.logs, is_over, 0 if is_over else n_rounds, first_round)
-        found.append((weight, verdict))
+        race = recorded.race
+        is_over = recorded.is_over and race.best not in drifting
+        weight = (baseline in race.logs, is_over, 0 if is_over else race.n_rounds, first_round)
+        found.append((weight, recorded))
     return max(found, key=lambda item: item[0])[1] if found else None
-
-
-def _recorded_comparison(
-    history: History, runs: Runs, baseline: str | None, first_round: int
-) -> FinalComparison:
-    """The comparison that some runs of the record are of."""
-    hashes = {key for key, _ in runs}
-    return FinalComparison(
-        members=tuple(t.candidate for t in history.tried if t.candidate.hash in hashes),
-        baseline=baseline,
-        first_round=first_round,
-        rules=_rules_of(runs) or COLD,
-    )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _ComparisonRecord:
-    """A comparison as far as the record has got."""
-
-    comparison: FinalComparison
-    history: History
-    objective: Objective
-
-    @cached_property
-    def runs(self) -> Runs:
-        return _runs_of(self.history, self.comparison.first_round)
-
-    def progress(self, to_repeat: Collection[int] = frozenset()) -> OpenRound:
-        """Its first round that is not over."""
-        return progress_of(self._round_after, self.runs, to_repeat)
-
-    def verdict(self, n_rounds: int) -> Verdict | None:
-        """What so many rounds say; None: nothing yet."""
-        race = self.race(n_rounds)
-        if n_rounds < MIN_ROUNDS or not race.can_judge:
-            return None
-        return Verdict(figures=self.figures, race=race)
-
-    def race(self, n_rounds: int) -> Race:
-        """The race after so many rounds."""
-        known = {racer.key for racer in self._racers}
-        over = [(k, n, run) for k, n, run in self._figured if n < n_rounds and k in known]
-        logs: dict[str, dict[int, float]] = {}
-        for key, number, run in over:
-            logs.setdefault(key, {})[number] = log_rate(run)
-        baseline = self.comparison.baseline
-        return Race(
-            racers=self._racers,
-            baseline=baseline if baseline in known else None,
-            logs=logs,
-            n_rounds=n_rounds,
-            confirmed=frozenset(key for key, _, run in over if run.start is Start.COLD),
-            rules=self.comparison.rules,
-            named=self._named,
-        )
-
-    @cached_property
-    def figures(self) -> dict[str, Standing]:
-        """Figures of the members that ran and did not fail."""
-        figures: dict[str, Standing] = {}
-        for member in self.comparison.members:
-            runs = [run for key, _, run in self._figured if key == member.hash]
-            if not runs or self._is_out(member.hash):
-                continue
-            figures[member.hash] = self.history.of_hash(member.hash).standing_by(runs)
-        return figures
-
-    def _round_after(self, n_rounds: int) -> Round | None:
-        race = self.race(n_rounds)
-        asked = race.next_round() if n_rounds < BLOCK else None
-        begun = [trials[0].spec for (_, number), trials in self.runs.items() if number == n_rounds]
-        if asked and race.rules.warm and any(s.measure.start is Start.COLD for s in begun):
-            return race.confirmation or asked  # the time was over, and it was begun as a cold one
-        return asked
-
-    @cached_property
-    def _figured(self) -> list[tuple[str, int, TrialResult]]:
-        """Runs with a figure, with their candidate's hash and their round."""
-        counted = ((*at, counting(trials)) for at, trials in sorted(self.runs.items()))
-        return [(key, n, run) for key, n, run in counted if run is not None and is_figure(run)]
-
-    @cached_property
-    def _racers(self) -> tuple[Racer, ...]:
-        """Members that did not fail."""
-        explored = self._explored
-        return tuple(
-            Racer(
-                key=key,
-                peak_bytes=peak_of(self.figures[key]) if key in self.figures else math.inf,
-                own_log=math.log(explored[key].samples_per_s) if key in explored else None,
-            )
-            for key in (member.hash for member in self.comparison.members)
-            if not self._is_out(key)
-        )
-
-    @cached_property
-    def _named(self) -> str | None:
-        if self.objective.wish.name == "samples_per_s" or not self.figures:
-            return None
-        return self.objective.best(self.figures, beside=self._explored)
-
-    @cached_property
-    def _explored(self) -> Mapping[str, Standing]:
-        return self.objective.figures(self.history.explored)
-
-    def _is_out(self, key: str) -> bool:
-        """Whether a run failed or broke the memory limit: the candidate must not be handed out."""
-        ended = [
-            run for (of, _), trials in self.runs.items() if of == key for run in results(trials)
-        ]
-        return any(
-            run.outcome.is_config_fault or not self.objective.fits(run.peak_memory_bytes)
-            for run in ended
-        )
 
 
 def _rules_of(runs: Runs) -> Rules | None:

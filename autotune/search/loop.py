@@ -120,7 +120,8 @@ class _StagedSearch:
                 self._drive(self._comparison)
             if context.interrupt.draining:
                 return
-            if confirm.is_broken(planned, self.flight.history, context.objective):
+            planned = self._comparison.planned
+            if planned.is_broken:
                 continue  # the best has failed, and those that had dropped out are back
             drifted = self._standings.drifted_best(baseline, planned)
             if drifted is None:

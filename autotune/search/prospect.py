@@ -2,35 +2,29 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.base.data import shipped_spaces
-from autotune.base.errors import AutotuneError, JobError
+from autotune.base.errors import AutotuneError
 from autotune.base.units import format_bytes, format_seconds, typed_bytes, typed_seconds
-from autotune.contract import KnobValue
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine, bind_engine
+from autotune.engines.base import Engine, bind_engine, find_engine
 from autotune.job.job import Job
 from autotune.planning.choices import MIN_FIT
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History
 from autotune.search.steering import MODEL_MARGIN, Steering
 from autotune.search.trial_spec import MEASURE
-from autotune.space.candidate import Candidate, format_value
-from autotune.space.knobs import canonical
-from autotune.space.space import load_space
+from autotune.space.candidate import Candidate
 
 START_S = 12.0
 """Seconds of a cold trial of a small model until its first step, on a slow machine."""
 TIME_MARGIN = 3.0
 """Factor by which a predicted step time may be wrong before any trial."""
-MOST_CHANGES = 6
-"""Knobs that are changed, at most, to make a candidate fit."""
 _WORLDS = tuple(2**k for k in range(1, 9))
 """Factors by which more accelerators are tried."""
 
@@ -120,7 +114,7 @@ def prospect_of(
         return dataclasses.replace(
             found,
             problem=_too_large(found, steering, history, least),
-            nearest="; or ".join(_more_memory(found, steering, job, engine, environment, least)),
+            nearest="; or ".join(_more_memory(found, job, environment, least)),
         )
     name, limit_s = _time_limit(job)
     # By its steps alone: how long a trial takes to start is not predicted, but assumed.
@@ -173,19 +167,11 @@ def _time_limit(job: Job) -> tuple[str, float]:
 
 
 def _more_memory(
-    found: Prospect,
-    steering: Steering,
-    job: Job,
-    engine: Engine,
-    environment: Environment,
-    least: Candidate,
+    found: Prospect, job: Job, environment: Environment, least: Candidate
 ) -> Iterator[str]:
     """Changes with which something is predicted to fit, in words."""
     allowed_bytes = found.allowed_bytes / math.sqrt(MODEL_MARGIN)
-    if changes := _fitting_changes(engine, job, steering, least):
-        settings = " ".join(f"{n}={format_value(v)}" for n, v in changes.items())
-        name = _shipped_space(engine, job, steering, least, changes)
-        yield f"--space {name}, which has {settings}" if name else f"a space with {settings}"
+    yield from find_engine(job.engine).unused_savings([least])
     if world := _fitting_world(job, environment, allowed_bytes):
         yield f"--world {world}"
     more_bytes = found.least_peak_bytes * math.sqrt(MODEL_MARGIN)
@@ -193,113 +179,6 @@ def _more_memory(
         yield f"--memory-limit {typed_bytes(more_bytes)} or more"
     else:
         yield f"devices with {format_bytes(more_bytes)} each"
-
-
-def _fitting_changes(
-    engine: Engine, job: Job, steering: Steering, least: Candidate
-) -> dict[str, KnobValue]:
-    """Knobs that make a candidate fit when they are changed together; empty: none are found.
-
-    One or two are changed at a time, those that save most: alone, offload without its ZeRO stage
-    is no change, and the stage saves nothing on one device. In the end what is not needed is left
-    out again. What the rules refuse is no change.
-    """
-    changes: dict[str, KnobValue] = {}
-    at = least
-    while not _fits(steering, at):
-        if (
-            len(changes) >= MOST_CHANGES
-            or (step := _saving_step(engine, job, steering, at)) is None
-        ):
-            return {}
-        at, changed = step
-        changes |= changed
-    for name in tuple(changes):
-        fewer = {other: value for other, value in changes.items() if other != name}
-        without = _changed(engine, job, least, fewer)
-        if without is not None and not engine.judge(without) and _fits(steering, without):
-            changes = fewer
-    return changes
-
-
-def _shipped_space(
-    engine: Engine,
-    job: Job,
-    steering: Steering,
-    least: Candidate,
-    changes: Mapping[str, KnobValue],
-) -> str:
-    """The shipped space that has a candidate with some changes that fits; empty: none has.
-
-    Of several the one in which the fewest knobs change what is trained, then the smallest.
-    """
-    found: dict[str, tuple[int, int]] = {}
-    knobs = engine.context.knobs
-    for name in shipped_spaces():
-        try:
-            domains = load_space(name, knobs, engine.name).domains
-        except JobError:  # of another engine
-            continue
-        wanted = {**least.values, **changes}
-        inside = {knob: wanted[knob] for knob in domains if knob in wanted}
-        if not changes.keys() <= inside.keys() or any(
-            domains[knob].when or value not in domains[knob].values
-            for knob, value in inside.items()
-        ):
-            continue
-        empty = Candidate.of({}, world=job.world, global_batch=job.global_batch)
-        candidate = _changed(engine, job, empty, inside)
-        if candidate is None or engine.judge(candidate) or not _fits(steering, candidate):
-            continue
-        n_changing = sum(bool(knobs[knob].changes_training) for knob in domains)
-        found[name] = n_changing, math.prod(len(each.values) for each in domains.values())
-    return min(found, key=found.__getitem__, default="")
-
-
-def _fits(steering: Steering, candidate: Candidate) -> bool:
-    return float(steering.risk(History(), [candidate])[0]) <= 1 - MIN_FIT
-
-
-def _saving_step(
-    engine: Engine, job: Job, steering: Steering, at: Candidate
-) -> tuple[Candidate, dict[str, KnobValue]] | None:
-    """The legal step from a candidate that saves most memory, of one knob or two; None: none."""
-    one = _steps(engine, job, at)
-    steps = dict(one)
-    for first, changed in one.items():
-        for second, more in _steps(engine, job, first).items():
-            if second != at:
-                steps.setdefault(second, changed | more)
-    others = list(steps)
-    if not others:
-        return None
-    over_now = float(steering.overrun(History(), [at])[0])
-    over = steering.overrun(History(), others)
-    for row in np.argsort(over, kind="stable").tolist():
-        if over[row] >= over_now:
-            return None
-        if not engine.judge(others[row]):
-            return others[row], steps[others[row]]
-    return None
-
-
-def _steps(engine: Engine, job: Job, at: Candidate) -> dict[Candidate, dict[str, KnobValue]]:
-    """Candidates that one knob tells from a candidate, each with that knob."""
-    found: dict[Candidate, dict[str, KnobValue]] = {}
-    for name, value in engine.steps(at):
-        other = _changed(engine, job, at, {name: value})
-        if other is not None and other != at:
-            found.setdefault(other, {name: value})
-    return found
-
-
-def _changed(
-    engine: Engine, job: Job, at: Candidate, changes: Mapping[str, KnobValue]
-) -> Candidate | None:
-    """A candidate with some knobs changed; None where one of them does not act then."""
-    values = canonical({**at.values, **changes}, engine.context)
-    other = Candidate.of(values, world=job.world, global_batch=job.global_batch)
-    return other if all(other.get(name) == value for name, value in changes.items()) else None
 
 
 def _fitting_world(job: Job, environment: Environment, allowed_bytes: float) -> int | None:

@@ -1,6 +1,7 @@
 """The stages of a search: which run each asks for next, until it asks no more."""
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 from autotune.base.plugins import load_plugin
 from autotune.base.units import format_bytes
@@ -351,33 +352,35 @@ class ComparisonStage(SearchStage):
         self,
         context: SearchContext,
         flight: TrialsInFlight,
-        planned: confirm.FinalComparison,
+        planned: confirm.Comparison,
     ) -> None:
         super().__init__(context, flight)
-        self.planned = planned
-        self._race: tuple[int, RaceState] | None = None
-        """The race after so many trials have ended."""
+        self._planned = planned
+        self._race: RaceState | None = None
+
+    @property
+    def planned(self) -> confirm.Comparison:
+        """The comparison as far as the record has got."""
+        if self._planned.history is not self._history:
+            if self._planned.history.counts != self._history.counts:
+                self._race = None
+            self._planned = replace(self._planned, history=self._history)
+        return self._planned
 
     @property
     def race(self) -> RaceState:
         """The state of the race; worked out once a trial has ended: views ask twice a second."""
-        n_ended = self._history.counts.total()
-        if self._race is None or self._race[0] != n_ended:
-            standings = RecordStandings(self._context, self._history)
-            self._race = n_ended, standings.race(self.planned)
-        return self._race[1]
+        planned = self.planned
+        if self._race is None:
+            self._race = RecordStandings(self._context, self._history).race(planned)
+        return self._race
 
     @property
-    def missing(self) -> list[confirm.ComparisonRun]:
+    def missing(self) -> list[Run]:
         """The runs of this round that are still to come; none: the race is over."""
         job = self._context.job
-        return confirm.missing_runs(
-            self.planned,
-            self._history,
-            self._context.objective,
-            seed=job.seed,
-            left_s=self._flight.left_s(),
-            guard_steps=job.guard_steps,
+        return self.planned.missing(
+            seed=job.seed, left_s=self._flight.left_s(), guard_steps=job.guard_steps
         )
 
     def next_run(self) -> Run | None:
@@ -392,18 +395,18 @@ class ComparisonStage(SearchStage):
         return self._run(
             asked.candidate,
             Role.CONFIRM,
-            confirm_round=asked.round,
+            confirm_round=asked.confirm_round,
             cold=asked.cold,
             least_steps=least_steps,
         )
 
-    def _shows_repeat(self, asked: confirm.ComparisonRun, tried: Tried) -> bool:
+    def _shows_repeat(self, asked: Run, tried: Tried) -> bool:
         """Whether the convergence guard needs this warm run as a repeat of the baseline.
 
         The cold run of the baseline is one, and its own trial serves as the other where it took
         as many steps.
         """
-        is_first = asked.round == self.planned.first_round
+        is_first = asked.confirm_round == self.planned.first_round
         if asked.candidate.hash != self.planned.baseline or not is_first:
             return False
         wanted = confirm.least_steps(tried, self._context.job.guard_steps)

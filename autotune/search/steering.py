@@ -32,6 +32,7 @@ from autotune.cost.residual import (
     MEMORY_VARIATION,
     MOST_SEEN,
     VARIATION,
+    Calibration,
     Seen,
     reach_of,
     spread_over,
@@ -83,6 +84,12 @@ class HostMemory:
     needed: Callable[[Sequence[Candidate]], Floats]
     """Bytes of it that the processes of candidates are predicted to take together."""
 
+    def overrun(self, needed_bytes: Floats, error: Calibration) -> Floats:
+        """By how many deviations it is expected to run out: the model errs as on the device."""
+        need = np.log(np.maximum(1.0, needed_bytes)) + error.mean
+        found: Floats = (need - math.log(self.memory_bytes)) / error.deviation
+        return found
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Steering:
@@ -124,44 +131,42 @@ class Steering:
         self, history: History, closed: Set[str], *, n_budget: int, seed: int
     ) -> Candidate | None:
         """The candidate to try next, as of `Sampler.propose` with a `Request` of these."""
-        rows = self._rows(history, closed)
-        if not rows.is_open.any():
+        is_open = self._open_rows(history, closed)
+        if not is_open.any():
             return None
-        fit = self._fit(history, rows, n_budget=n_budget, seed=seed)
+        fit = self._fit(history, n_budget=n_budget, seed=seed)
         n_since = len(history.tried) - fit.n_tried
         # Those whose reduced trial is why their row is chosen.
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
-        while rows.is_open.any():
-            row = fit.chooser.choose(rows.is_open, n_since)
-            is_chosen = self._groups.which == row  # those outside the lattice are closed
+        while is_open.any():
+            row = fit.chooser.choose(is_open, n_since)
+            is_chosen = self._groups.which == row
             for place in np.flatnonzero(is_chosen).tolist() if ran else ():
                 candidate = self.lattice.candidates[place]
                 if candidate.hash in ran - closed and self.lattice.is_legal(place):
                     return candidate
-            known = zip(self.knobs, rows.keys[row], strict=True)
+            known = zip(self.knobs, self._groups.keys[row], strict=True)
             wanted = fit.values | {name: value for name, value in known if value is not None}
             if (found := self.lattice.nearest(wanted, closed, is_chosen)) is not None:
                 return found
             # The rules refuse all that was open of the row, which is closed from now on.
-            rows = self._rows(history, closed)
-            assert not rows.is_open[row], "an open row has an open candidate"
+            is_open = self._open_rows(history, closed)
+            assert not is_open[row], "an open row has an open candidate"
         return None
 
-    def _fit(
-        self, history: History, rows: "_ForecastRows", *, n_budget: int, seed: int
-    ) -> "_ProposalFit":
+    def _fit(self, history: History, *, n_budget: int, seed: int) -> "_ProposalFit":
         """What is believed of the rows, and what TPE proposes besides; kept in a long record."""
-        n_tried, n_rows = len(history.tried), len(rows.keys)
+        n_tried = len(history.tried)
         for fit in self._fits:
             is_recent = 0 <= n_tried - fit.n_tried < fit.n_tried * _REUSED_SHARE
-            if fit.n_tried > MOST_SEEN and is_recent and len(fit.chooser.forecast) == n_rows:
+            if fit.n_tried > MOST_SEEN and is_recent:
                 return fit
         values = dict(self.lattice.constants)
         if self._unknown:
             sampler = tpe_sampler(n_budget, sampler_seed(seed, history))
             axes = make_axes(self._unknown, history)
             values |= ask(sampler, axes, history, self.objective)
-        fit = _ProposalFit(n_tried=n_tried, chooser=self._chooser(history, rows), values=values)
+        fit = _ProposalFit(n_tried=n_tried, chooser=self._chooser(history), values=values)
         self._fits[:] = [fit]
         return fit
 
@@ -171,18 +176,24 @@ class Steering:
         Returns:
             Infinity while nothing feasible was measured, 0 where nothing is left that may fit.
         """
-        rows = self._rows(history, closed)
-        return self._chooser(history, rows).expected_gain(rows.is_open)
+        return self._chooser(history).expected_gain(self._open_rows(history, closed))
 
-    def _chooser(self, history: History, rows: "_ForecastRows") -> Chooser:
+    def _chooser(self, history: History) -> Chooser:
         """What is believed of the rows, by all that was tried."""
-        row_of = {key: row for row, key in enumerate(rows.keys)}
+        groups, tried = self._groups, [t.candidate for t in history.tried]
+        places = self.lattice.places([c.hash for c in tried], tried)
+        # What was tried outside the lattice teaches, each as a row of its own behind the others.
+        strays = [c for c in tried if c.hash not in places]
+        row_of = {key: int(groups.which[place]) for key, place in places.items()}
+        row_of |= {stray.hash: row for row, stray in enumerate(strays, start=len(groups.keys))}
         feasible = self.objective.figures(history)
+        said = groups.forecast
         return Chooser(
-            forecast=rows.forecast,
+            forecast=Forecast.join(said, self.forecast(strays)) if strays else said,
             shots=[
-                _shot(row_of[self._key(t.candidate)], t, is_feasible=t.candidate.hash in feasible)
+                _shot(row_of[key], t, is_feasible=key in feasible)
                 for t in history.tried
+                for key in (t.candidate.hash,)
             ],
             known=self._known(history, self.lattice.candidates[0]),
             n_beside=len(history.reduced.tried),
@@ -228,19 +239,16 @@ class Steering:
         """
         if not candidates or not self.knows_memory:
             return np.zeros(len(candidates))
-        found: Floats = below(self.overrun(history, candidates))
-        said = self.forecast(candidates).peak_bytes
-        assert said is not None, "asked for only where memory decides"
-        is_near = said >= self.objective.allowed_bytes / MODEL_MARGIN
+        believed = self._believed(history, candidates)
+        overrun, said = believed.overrun(self.objective.allowed_bytes), believed.forecast
+        assert said.peak_bytes is not None, "asked for only where memory decides"
+        is_near = said.peak_bytes >= self.objective.allowed_bytes / MODEL_MARGIN
         if self.host is not None:
-            is_near |= self._needed(candidates) >= self.host.memory_bytes / MODEL_MARGIN
+            needed_bytes = self.host.needed(candidates)
+            is_near |= needed_bytes >= self.host.memory_bytes / MODEL_MARGIN
+            overrun = np.maximum(overrun, self.host.overrun(needed_bytes, believed.memory))
+        found: Floats = below(overrun)
         return np.where(is_near, found, np.minimum(found, np.nextafter(CERTAIN, 0.0)))
-
-    def overrun(self, history: History, candidates: Sequence[Candidate]) -> Floats:
-        """By how many deviations their memory is expected to run out, as of `risk`."""
-        if not candidates:
-            return np.zeros(0)
-        return self._overrun(self._believed(history, candidates), candidates)
 
     def describe_overrun(self, history: History, candidate: Candidate) -> str:
         """What a candidate is predicted to need, and what there is, in words."""
@@ -278,38 +286,25 @@ class Steering:
             return frozenset()
         candidates = self.lattice.candidates
         believed = self.untaught._believed(History(), candidates)
-        is_above = below(self._of_host(believed, candidates)) >= CERTAIN
+        overrun = self.host.overrun(self.host.needed(candidates), believed.memory)
+        is_above = below(overrun) >= CERTAIN
         return frozenset(candidates[row].hash for row in np.flatnonzero(is_above).tolist())
 
     def _believed(self, history: History, candidates: Sequence[Candidate]) -> Posterior:
         """The calibrated forecast of some candidates of one kind."""
-        said = self._forecast_of(candidates)
+        said = self.forecast(candidates)
         kind, told = _kind(candidates[0]), _telling(history)
         seen = [(t.candidate.hash, _shot(0, t)) for t in told]
         before, lessons = self._learned.get(kind, (None, None))
         if lessons is None or before != seen:
             own = [t for t in told if _kind(t.candidate) == kind]
             lessons = Lessons(
-                self._forecast_of([t.candidate for t in own]) if own else said,
+                self.forecast([t.candidate for t in own]) if own else said,
                 [_shot(row, t) for row, t in enumerate(own)],
                 self._known(history, candidates[0]),
             )
             self._learned[kind] = seen, lessons
         return Posterior(said, lessons)
-
-    def _overrun(self, believed: Posterior, candidates: Sequence[Candidate]) -> Floats:
-        """By how many deviations the memory of a device or of its host is expected to run out."""
-        found = believed.overrun(self.objective.allowed_bytes)
-        return (
-            found if self.host is None else np.maximum(found, self._of_host(believed, candidates))
-        )
-
-    def _of_host(self, believed: Posterior, candidates: Sequence[Candidate]) -> Floats:
-        """The same of the host's memory: the model errs there as it does on the device."""
-        assert self.host is not None, "asked for only where the host's memory is known"
-        need = np.log(np.maximum(1.0, self._needed(candidates))) + believed.memory.mean
-        found: Floats = (need - math.log(self.host.memory_bytes)) / believed.memory.deviation
-        return found
 
     def alike(self, hashes: Collection[str]) -> set[str]:
         """Hashes of the lattice's candidates that the model does not tell from some of these."""
@@ -342,38 +337,25 @@ class Steering:
         return known
 
     def forecast(self, candidates: Sequence[Candidate]) -> Forecast:
-        """What the model says of candidates, with the memory that there is."""
-        if candidates is self.lattice.candidates:
-            return self._lattice_forecast
-        return replace(self.forecaster(candidates), limit_bytes=self.objective.allowed_bytes)
+        """What the model says of candidates, with the memory that there is.
 
-    def _forecast_of(self, candidates: Sequence[Candidate]) -> Forecast:
-        """The same, from what is said of the lattice if they are of it: one by one is slow."""
+        It is told from what is said of the lattice if they are of it: one by one is slow.
+        """
         if candidates is self.lattice.candidates:
             return self._lattice_forecast
         places = self.lattice.places([c.hash for c in candidates], candidates)
-        rows = [places[c.hash] for c in candidates if c.hash in places]
-        if len(rows) < len(candidates):
-            return self.forecast(candidates)
-        return self._lattice_forecast.take(np.array(rows, dtype=np.intp))
+        if all(c.hash in places for c in candidates):
+            rows = [places[c.hash] for c in candidates]
+            return self._lattice_forecast.take(np.array(rows, dtype=np.intp))
+        return self._limited(self.forecaster(candidates))
 
     @cached_property
     def _lattice_forecast(self) -> Forecast:
         """What is said of the lattice, which may be large: worked out once."""
-        said = self.forecaster(self.lattice.candidates)
+        return self._limited(self.forecaster(self.lattice.candidates))
+
+    def _limited(self, said: Forecast) -> Forecast:
         return replace(said, limit_bytes=self.objective.allowed_bytes)
-
-    def _needed(self, candidates: Sequence[Candidate]) -> Floats:
-        """Bytes of the host that the processes of candidates are predicted to take."""
-        if candidates is self.lattice.candidates:
-            return self._lattice_needed
-        assert self.host is not None, "asked for only where the host's memory is known"
-        return self.host.needed(candidates)
-
-    @cached_property
-    def _lattice_needed(self) -> Floats:
-        assert self.host is not None, "asked for only where the host's memory is known"
-        return self.host.needed(self.lattice.candidates)
 
     @cached_property
     def _groups(self) -> "_Groups":
@@ -396,38 +378,13 @@ class Steering:
             forecast=said.take(lowest),
         )
 
-    def _rows(self, history: History, closed: Collection[str]) -> "_ForecastRows":
-        """The lattice, and what was tried besides, by known choice."""
-        groups, lattice = self._groups, self.lattice
-        tried = [t.candidate for t in history.tried]
-        places = lattice.places({*closed, *(c.hash for c in tried)}, tried)
-        shut = {places[one] for one in closed if one in places} | {*lattice.refused_places}
+    def _open_rows(self, history: History, closed: Collection[str]) -> NDArray[np.bool_]:
+        """By known choice, whether a candidate of the lattice that has it may be tried."""
+        groups = self._groups
+        places = self.lattice.places(closed, [t.candidate for t in history.tried])
+        shut = {*places.values(), *self.lattice.refused_places}
         n_shut = np.bincount(groups.which[[*shut]], minlength=len(groups.keys))
-        rows = _ForecastRows(
-            keys=groups.keys, forecast=groups.forecast, is_open=n_shut < groups.sizes
-        )
-        strays = [c for c in tried if c.hash not in places]
-        return self._with_strays(rows, strays) if strays else rows
-
-    def _with_strays(self, rows: "_ForecastRows", strays: Sequence[Candidate]) -> "_ForecastRows":
-        """The same with candidates that are not in the lattice; none of them is open."""
-        said = Forecast.join(rows.forecast, self.forecast(strays))
-        keys = list(rows.keys)
-        lowest = list(range(len(keys)))
-        row_of = {key: row for row, key in enumerate(keys)}
-        for number, stray in enumerate(strays, start=len(keys)):
-            key = self._key(stray)
-            row = row_of.setdefault(key, len(lowest))
-            if row == len(lowest):
-                keys.append(key)
-                lowest.append(number)
-            elif said.seconds[number] < said.seconds[lowest[row]]:
-                lowest[row] = number
-        return _ForecastRows(
-            keys=tuple(keys),
-            forecast=said.take(np.array(lowest, dtype=np.intp)),
-            is_open=np.append(rows.is_open, np.zeros(len(keys) - len(rows.keys), bool)),
-        )
+        return np.asarray(n_shut < groups.sizes)
 
     def _key(self, candidate: Candidate) -> _Key:
         return tuple(candidate.get(name) for name in self.knobs)
@@ -453,15 +410,6 @@ class _Groups:
     """Candidates of each key."""
     forecast: Forecast
     """For each key, what is predicted of its candidate with the lowest time."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _ForecastRows:
-    keys: tuple[_Key, ...]
-    forecast: Forecast
-    """For each row, what is predicted of its candidate with the lowest time."""
-    is_open: NDArray[np.bool_]
-    """For each row, whether a candidate of it may be tried."""
 
 
 def _telling(history: History) -> list[Tried]:

@@ -71,24 +71,12 @@ def environments_of(
     if not known and (trials := task.study.trials()):
         note("study.json does not say where the trials ran: read from the trials' own results")
         known = _recorded_by(trials, task)
-    changed = [key for key in here if known and _value_of(known[-1], key) != here[key]]
+    changed = [key for key in here if known and known[-1].get(key) != here[key]]
     if changed:
         note(f"{', '.join(changed)} changed since the last trials: --fresh starts anew")
     if changed or not known:
         known = [*known, {"since_trial": task.study.next_number(), **here}]
     return known
-
-
-_BY_DEFAULT = {
-    each.name: list(each.default) if isinstance(each.default, tuple) else each.default
-    for each in dataclasses.fields(Environment)
-    if each.default is not dataclasses.MISSING
-}
-
-
-def _value_of(entry: Mapping[str, Any], key: str) -> Any:
-    """Value of an environment's field in an entry; the default where the entry lacks it."""
-    return entry.get(key, _BY_DEFAULT.get(key))
 
 
 def _recorded_by(trials: Iterable[Trial], task: Task) -> list[dict[str, Any]]:

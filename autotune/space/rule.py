@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.nested import dotted
@@ -92,7 +92,7 @@ class Finding:
     advice: str = ""
     """Without `changes`, what to choose; beside them, another way, from `or` on."""
     consequence: Consequence | None = None
-    """Where the rule's witnesses differ in theirs: this one's."""
+    """Where the clashes of a rule differ in theirs: this one's."""
 
     @property
     def fix(self) -> str:
@@ -136,14 +136,6 @@ def level_of(consequence: Consequence) -> Level:
     return "error" if consequence == "raised" else "warning"
 
 
-class Proof(Protocol):
-    """A case that breaks one rule alone, as an engine tells it."""
-
-    @property
-    def consequence(self) -> Consequence:
-        """Reaction of the engine."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rule(Generic[S]):
     """A named legality check."""
@@ -152,14 +144,12 @@ class Rule(Generic[S]):
     """`subject.what`, such as `offload.param_needs_stage_3`."""
     check: Callable[[S], Answer]
     """Returns a finding for every fact that clashes, None or nothing for a legal setup."""
-    witnesses: Sequence[Proof]
-    """Cases that prove it; none where a rule is arithmetic alone."""
     source: str
     """Where the engine says so: a file, an issue, a measurement."""
     says: str = ""
-    """Its subject, where it has no witnesses."""
+    """Its subject."""
     consequence: Consequence = "raised"
-    """What the engine does with a clash, where it has no witnesses."""
+    """What the engine does with a clash, where a finding does not tell."""
     reads: tuple[str, ...] = ()
     """Columns that `holds` looks at."""
     holds: "Callable[[S], NDArray[np.bool_]] | None" = None
@@ -195,22 +185,20 @@ class Rule(Generic[S]):
             changes=finding.changes,
             at=finding.at,
             choices=finding.choices,
-            consequence=finding.consequence or self._consequence,
+            consequence=finding.consequence or self.consequence,
             is_note=finding.is_note,
         )
 
-    @property
-    def _consequence(self) -> Consequence:
-        return self.witnesses[0].consequence if self.witnesses else self.consequence
 
-
-def rule(source: str, *witnesses: Proof) -> Callable[[Callable[[S], Answer]], Rule[S]]:
+def rule(
+    source: str, *, consequence: Consequence = "raised"
+) -> Callable[[Callable[[S], Answer]], Rule[S]]:
     """Makes a rule of the check below it: `_hpz_with_tp` in zeropp.py is `zeropp.hpz_with_tp`."""
 
     def of(check: Callable[[S], Answer]) -> Rule[S]:
         name = f"{check.__module__.rpartition('.')[2]}.{check.__name__.lstrip('_')}"
-        says = "" if witnesses else " ".join((check.__doc__ or "").split())
-        return Rule(name=name, check=check, witnesses=witnesses, source=source, says=says)
+        says = " ".join((check.__doc__ or "").split())
+        return Rule(name=name, check=check, source=source, says=says, consequence=consequence)
 
     return of
 

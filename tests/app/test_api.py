@@ -105,7 +105,7 @@ def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.Monk
     monkeypatch.setattr(autotune, "_called", {})
     assert "    toy_share: float. Share of toys\n" in f"{autotune.plan.__doc__}\n"
     assert autotune.plan(**sound, gpu="H100").best
-    assert key_files.stub().count("    toy_share: float\n") == len(key_files.FUNCTIONS)
+    assert key_files.stub().count("    toy_share: float\n") == 1
     row = "| `toy_share` | number from 0 to 1 | 0.5 | Share of toys. |"
     assert row in key_files.page(key_files.PAGE.read_text(encoding="utf-8"))
     for spelled, call in (

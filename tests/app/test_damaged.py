@@ -53,7 +53,7 @@ def test_sound_facts_are_read(study: Study) -> None:
     for read in (model_of, environment_of, context_of):
         assert read(facts) is not None
     assert environment_at(facts, 0) == environment_of(facts)
-    answer = answer_of(facts, study, study.read())
+    answer = answer_of(facts, study)
     assert answer is not None
     assert answer.to_dict() == facts["answer"], "from the loop to the disk and back"
     assert "Unfinished" not in shown(read_story(study))

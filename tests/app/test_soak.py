@@ -20,7 +20,8 @@ from autotune.fleet.options import NO_OPTIONS
 from autotune.fleet.transports.local import Here
 from autotune.job.adapters import Lora
 from autotune.job.lengths import Lengths
-from autotune.record.soak import SOAK_FILE, SoakResult, read_soak, write_soak
+from autotune.record.found import write_found
+from autotune.record.soak import SOAK_FILE, SoakResult, read_soak
 from autotune.record.study import Study, flags_of
 from autotune.report.story import read_story
 from autotune.search.trial_spec import MEASURE, Run, make_spec
@@ -110,7 +111,9 @@ def test_another_configuration_is_not_called_soaked(study: Study, machine, tmp_p
 def test_an_edited_configuration_is_not_called_soaked(study: Study, machine, tmp_path: Path):
     machine()
     found = soak(study)
-    write_soak(study.folder, dataclasses.replace(found, ds_config_digest="of another"))
+    write_found(
+        study.folder / SOAK_FILE, dataclasses.replace(found, ds_config_digest="of another")
+    )
     export_study(study, tmp_path / "edited", to="deepspeed", trial=None)
     assert "It was not soaked" in (tmp_path / "edited" / "README.md").read_text()
 

@@ -22,14 +22,7 @@ _LIES: dict[str, dict[str, Any]] = {
     "step_time_s that is not the median": {"step_time_s": 1e-6},
     "step_times_s that are not there": {"step_times_s": []},
     "wall_s that is no number": {"wall_s": float("nan")},
-    "devices of half of the ranks": {"devices": ["localhost:0"]},
-    "devices that are one": {"devices": ["localhost:0", "localhost:0"]},
-    "steps_skipped of years": {"steps_skipped": 10**18},
     "memory_bytes of another peak": {"memory_bytes": {"peak": 2**40}},
-    "host_construction_bytes of no host": {"host_construction_bytes": 10**18},
-    "phases_s without the measured one": {"phases_s": {"spawn": 1.0}},
-    "wall_s of days beyond its limit": {"wall_s": 1e6},
-    "tokens_per_step of no batch": {"tokens_per_step": 1e25, "padded_tokens_per_step": 1e25},
 }
 _JUMPS = ("back", "on", "before", "after")
 """Of `tests.chaos.false_clock`: two days back and on, before 1970, after the year 9998."""

@@ -18,7 +18,6 @@ from tests.chaos.faults import must
 from tests.trials import spec
 
 _MIXED = string.ascii_letters + string.digits
-_HEX = "0123456789abcdef"
 
 
 def _drawn(length: int, of: str = _MIXED) -> str:
@@ -57,11 +56,11 @@ def _key() -> _Planted:
 
 
 def _basic() -> _Planted:
-    told = base64.b64encode(f"admin:{_word()}".encode()).decode()
-    return {"headers": [f"Authorization: Basic {told}"]}, told
+    encoded = base64.b64encode(f"admin:{_word()}".encode()).decode()
+    return {"headers": [f"Authorization: Basic {encoded}"]}, encoded
 
 
-_NAMES = ("password", "db_pwd", "hf_token", "wandb_api_key", "cookie", "dsn", "auth", "Secret")
+_NAMES = ("password", "db_pwd", "hf_token", "wandb_api_key", "cookie", "Secret")
 
 SECRETS: dict[str, Callable[[], _Planted]] = {
     "a token of Hugging Face": _form("hf_", 34),
@@ -69,21 +68,16 @@ SECRETS: dict[str, Callable[[], _Planted]] = {
     "a key of AWS": _form("AKIA", 16, string.ascii_uppercase + "234567"),
     "a key of OpenAI": _form("sk-proj-", 40),
     "a key of Slack": _form("xoxb-123456789012-", 24),
-    "a key of W&B": _form("wandb_v1_", 60),
-    "a key without a form": _form("", 40),
-    "a digest as a key": _form("", 40, _HEX),
     "a token of three parts": _form("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.", 43),
     "a private key": _key,
     "a header": _basic,
     "a signed address": _named(lambda w: f"https://a.blob.core.windows.net/c?sv=1&sig={w}%3D"),
     "an address with a password": _named(lambda w: f"postgres://me:{w}@host/db"),
-    "an address to write to": _named(lambda w: f"https://hooks.slack.com/services/T0/B0/{w}"),
     "under a name": _named(lambda w: dict.fromkeys(_NAMES, w)),
-    "in lists of lists": _named(lambda w: {"token": [[[w]]], "x": [[["--api-key", w]]]}),
-    "in a section": _named(lambda w: {"auth": {"value": w}, "credentials": {"a": {"b": w}}}),
-    "as name and value": _named(lambda w: [{"name": "DB_PASSWORD", "value": w}, ["password", w]]),
+    "in a list": _named(lambda w: {"x": [["--api-key", f"{w}"], [f"--api-key={w}"]]}),
+    "in a section": _named(lambda w: {"basic": {"password": w}, "a": {"hf_token": w}}),
     "in a key": _named(lambda w: {f"password={w}": 1, f"https://me:{w}@host": 2}),
-    "in a command": _named(lambda w: f"train.py --token {w} -x && sshpass -p {w} ssh host"),
+    "in a command": _named(lambda w: f"train.py --token {w} -x && train.py --api-key={w}"),
     "in a variable": _named(lambda w: ["-e", f"HF_TOKEN={w}", f"export DB_PASS={w}"]),
 }
 

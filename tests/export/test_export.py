@@ -257,8 +257,8 @@ def test_plain_training_imports_nothing_of_ours(script):
 def test_an_unknown_dialect_is_answered_with_the_menu(tmp_path):
     with pytest.raises(JobError, match="no such dialect") as caught:
         export(tmp_path, to="fairscale")
-    family = "megatron, megatron-bridge, megatron-core, megatron-deepspeed"
-    assert f"hf, lightning, llama-factory, {family}, nemo, optuna" in caught.value.hint
+    family = "megatron, megatron-bridge, megatron-core"
+    assert f"hf, lightning, llama-factory, {family}, optuna" in caught.value.hint
     with pytest.raises(
         RenderError, match="a configuration of deepspeed cannot be written in that form"
     ):

@@ -13,10 +13,9 @@ from rich.console import Console
 from autotune.app.studies import explain_trial
 from autotune.base.errors import StudyError
 from autotune.base.templates import Templates
-from autotune.contract import Outcome, Role, TrialResult
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.report.explain.trial import describe, describe_phases, explain
+from autotune.report.explain.trial import describe, explain
 from autotune.report.page.page import render_page
 from autotune.report.story import read_story
 from autotune.report.terminal.study import print_explanation
@@ -157,14 +156,14 @@ def test_a_trial_that_is_not_there_or_was_not_watched_is_refused(
         explain_trial(finished(tmp_path), 0)
 
 
-def test_both_phases_of_a_delayed_setting_are_told_and_which_counts():
-    result = TrialResult(
-        number=3, role=Role.SEARCH, candidate_hash="0" * 12, outcome=Outcome.OK, step_time_s=0.1
-    )
-    assert describe_phases(result) == ""
+def test_both_phases_of_a_delayed_setting_are_told_and_which_counts(study: Study) -> None:
+    seen = explain_trial(study, number_at(study, 1))
+    assert "phases" not in dict(describe(seen))
     brought = {"optimizer.params.freeze_step": [23_000, 9]}
-    both = dataclasses.replace(result, early_step_time_s=0.3, set_for_trial=brought)
-    assert describe_phases(both) == (
+    both = dataclasses.replace(
+        seen.result, step_time_s=0.1, early_step_time_s=0.3, set_for_trial=brought
+    )
+    assert dict(describe(dataclasses.replace(seen, result=both)))["phases"] == (
         "300 ms a step before compression, 100 ms with it, which counts: most of a training is in "
         "that phase (the trial set optimizer.params.freeze_step to 9, where the configuration has "
         "23000)"

@@ -57,7 +57,7 @@ def members_of(n: int) -> tuple[Candidate, ...]:
     return tuple(candidate(JOB, zero__stage=0, micro_batch=2**k) for k in range(n))
 
 
-def compared(rates: dict[Candidate, list[float]]) -> tuple[confirm.FinalComparison, History]:
+def compared(rates: dict[Candidate, list[float]]) -> confirm.Comparison:
     """A finished comparison with these samples/s per round."""
     history = History()
     n_rounds = max(len(values) for values in rates.values())
@@ -65,13 +65,18 @@ def compared(rates: dict[Candidate, list[float]]) -> tuple[confirm.FinalComparis
         for member, values in rates.items():
             spec = spec_of(len(history.trials), member, round_number)
             history = history.with_trial(trial(spec, ok(spec, values[round_number])))
-    return final(tuple(rates)), history
+    return final(tuple(rates), history)
 
 
-def final(members: tuple[Candidate, ...]) -> confirm.FinalComparison:
+def final(members: tuple[Candidate, ...], history: History) -> confirm.Comparison:
     """A comparison whose runs all start cold; the last member is the baseline."""
-    return confirm.FinalComparison(
-        members=members, baseline=members[-1].hash, first_round=0, rules=race.COLD
+    return confirm.Comparison(
+        members=members,
+        baseline=members[-1].hash,
+        first_round=0,
+        rules=race.COLD,
+        history=history,
+        objective=OBJECTIVE,
     )
 
 
@@ -80,8 +85,7 @@ def test_interval_by_hand():
     best, start = members_of(2)
     logs = {best: [0.01, 0.02, 0.03], start: [-0.01, 0.01, 0.0]}
     rates = {m: [100 * math.exp(x) for x in values] for m, values in logs.items()}
-    verdict = confirm.judge(*compared(rates), OBJECTIVE)
-    assert verdict is not None
+    verdict = compared(rates)
     # Four degrees more than the prior has: squares of 0.0004, less what 1% of each run explains.
     steps = (math.log(1.01 / 0.99) / 2 / 1.96) ** 2
     squares = PRIOR_DEGREES * PRIOR_DEVIATION**2 + 0.0004 - 4 * steps
@@ -90,7 +94,7 @@ def test_interval_by_hand():
     figure = verdict.figures[best.hash]
     assert figure.samples_per_s_low == pytest.approx(100 * math.exp(0.02 - half_width))
     assert figure.samples_per_s_high == pytest.approx(100 * math.exp(0.02 + half_width))
-    gain = verdict.gain(best.hash, start.hash)
+    gain = verdict.race.gain(best.hash, start.hash)
     assert gain is not None
     # The differences 0.02, 0.01 and 0.03 deviate by 0.01 from their mean.
     half_width = t_quantile(0.98, 2) * 0.01 / math.sqrt(3)
@@ -102,9 +106,8 @@ def test_interval_by_hand():
 def test_a_round_that_was_slow_for_all_is_no_noise_of_the_gain():
     best, start = members_of(2)
     rates = {best: [110.0, 55.5, 83.0], start: [100.0, 50.0, 75.0]}
-    verdict = confirm.judge(*compared(rates), OBJECTIVE)
-    assert verdict is not None
-    gain = verdict.gain(best.hash, start.hash)
+    verdict = compared(rates)
+    gain = verdict.race.gain(best.hash, start.hash)
     assert 1.09 < gain.low < gain.ratio < gain.high < 1.13
     assert verdict.figures[best.hash].samples_per_s_low < 75, (
         "its own figure does not hide how they differ"
@@ -113,9 +116,8 @@ def test_a_round_that_was_slow_for_all_is_no_noise_of_the_gain():
 
 def test_the_baseline_over_itself_is_exactly_one():
     start, other = members_of(2)
-    verdict = confirm.judge(*compared({start: [100, 102, 99], other: [90, 91, 89]}), OBJECTIVE)
-    assert verdict is not None
-    gain = verdict.gain(start.hash, start.hash)
+    verdict = compared({start: [100, 102, 99], other: [90, 91, 89]})
+    gain = verdict.race.gain(start.hash, start.hash)
     assert gain.ratio == 1.0
     assert gain.low < 1.0 < gain.high
 
@@ -127,20 +129,21 @@ def test_the_baseline_over_itself_is_exactly_one():
 )
 def test_a_finalist_that_fails_once_is_not_handed_out(ending):
     good, bad = members_of(2)
-    comparison, history = compared({good: [100, 101, 102], bad: [200, 201, 202]})
+    comparison = compared({good: [100, 101, 102], bad: [200, 201, 202]})
+    history = comparison.history
     spec = next(t.spec for t in history.trials if t.spec.identity.candidate_hash == bad.hash)
     history = history.with_trial(trial(spec, ending(spec)))
-    verdict = confirm.judge(comparison, history, OBJECTIVE)
-    assert verdict is not None
+    verdict = replace(comparison, history=history)
+    assert verdict.has_verdict
     assert list(verdict.figures) == [good.hash]
 
 
 def test_no_verdict_before_two_whole_rounds():
     first, second = members_of(2)
-    comparison, history = compared({first: [100, 101], second: [90, 91]})
-    assert confirm.judge(comparison, history, OBJECTIVE) is not None
-    shorter = History(history.trials[:-1])
-    assert confirm.judge(comparison, shorter, OBJECTIVE) is None
+    comparison = compared({first: [100, 101], second: [90, 91]})
+    assert comparison.has_verdict
+    shorter = History(comparison.history.trials[:-1])
+    assert not replace(comparison, history=shorter).has_verdict
 
 
 def explored(rates: list[float], *, high: float = 1.01) -> History:
@@ -174,14 +177,13 @@ def test_finalists_for_memory_keep_the_fastest_that_sets_the_floor():
 
 
 def test_nobody_always_runs_first():
-    comparison = final(members_of(3))
     history, order = History(), []
-    while missing := confirm.missing_runs(comparison, history, OBJECTIVE, seed=1):
+    while missing := final(members_of(3), history).missing(seed=1):
         chosen = missing[0]
-        spec = spec_of(len(history.trials), chosen.candidate, chosen.round)
+        spec = spec_of(len(history.trials), chosen.candidate, chosen.confirm_round)
         order.append(chosen)
         history = history.with_trial(trial(spec, ok(spec, 100.0 + len(order) % 5)))
-    assert [run.round for run in order[:6]] == [0, 0, 0, 1, 1, 1]
+    assert [run.confirm_round for run in order[:6]] == [0, 0, 0, 1, 1, 1]
     assert all(order[place].candidate != order[place + 3].candidate for place in range(3))
 
 
@@ -286,7 +288,7 @@ def test_who_dropped_out_as_surely_slower_is_no_tie(study: Study):
     verdict = confirm.recorded_verdict(history, OBJECTIVE)
     assert verdict is not None
     left = next(t.candidate for t in history.tried if t.candidate.micro_batch == 4)
-    gain = verdict.gain(result.best.candidate.hash, left.hash)
+    gain = verdict.race.gain(result.best.candidate.hash, left.hash)
     assert not gain.is_told_apart
     assert [tie.candidate.micro_batch for tie in result.ties] == [2]
 

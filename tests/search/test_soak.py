@@ -18,7 +18,8 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.record.soak import SOAK_FILE, SoakResult, digest_of, read_soak, write_soak
+from autotune.record.found import write_found
+from autotune.record.soak import SOAK_FILE, SoakResult, digest_of, read_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
 from autotune.search.soak import (
@@ -266,7 +267,7 @@ def found(**changes) -> SoakResult:
 
 def test_what_it_found_is_read_back(tmp_path: Path):
     assert read_soak(tmp_path) is None
-    write_soak(tmp_path, found(passed=False, problems=["memory grows"]))
+    write_found(tmp_path / SOAK_FILE, found(passed=False, problems=["memory grows"]))
     assert read_soak(tmp_path) == found(passed=False, problems=["memory grows"])
     (tmp_path / SOAK_FILE).write_text("{")
     assert read_soak(tmp_path) is None

@@ -45,16 +45,6 @@ def test_a_new_study_has_nothing_to_ask(study: Study):
     assert notes.notes == []
 
 
-def test_an_older_record_says_nothing_of_what_an_environment_has_since(study: Study):
-    search(study, make(trials=3))
-    facts, notes = study.read_state(), Notebook()
-    (only,) = facts["environments"]
-    del only["has_transformer_engine"], only["has_apex"]
-    found = environments_of(task(study, make(trials=3)), facts, notes.on_note)
-    assert found == [only]
-    assert notes.notes == []
-
-
 def test_the_versions_are_those_that_the_trials_report(study: Study):
     def upgraded(spec: TrialSpec) -> TrialResult:
         version = "0.18.0" if spec.identity.number < 2 else ENVIRONMENT.deepspeed_version

@@ -13,8 +13,9 @@ from rich.console import Console
 from autotune.base.errors import JobError
 from autotune.contract import Outcome, TrialResult, TrialSpec
 from autotune.record.blocks import BlockRun, blocks_of
+from autotune.record.found import write_found
 from autotune.record.study import Study
-from autotune.record.worth import Ladder, read_ladder, write_ladder
+from autotune.record.worth import LADDER_FILE, Ladder, read_ladder
 from autotune.report.results.worth import ladder_facts
 from autotune.report.terminal.worth import print_ladder
 from autotune.search.worth import Way, WayRunner
@@ -162,7 +163,7 @@ def test_it_goes_on_from_what_ran_before(tmp_path: Path):
 def test_it_is_read_as_it_was_written_and_not_where_it_is_damaged(tmp_path: Path):
     ladder, _ = walk(tmp_path, measured)
     assert ladder is not None
-    path = write_ladder(tmp_path, ladder)
+    path = write_found(tmp_path / LADDER_FILE, ladder)
     assert read_ladder(tmp_path) == ladder
     shown = StringIO()
     print_ladder(Console(file=shown, width=80), ladder)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from autotune.job.model_families import _PLAIN_LOSS, _PLAIN_MLPS, has_plain_loss
+from autotune.job.model_families import FAMILIES, has_plain_loss
 from autotune.trial.scripts.train import IGNORED, apply_recompute, chunk_loss, chunk_mlps
 
 SIZES = {
@@ -53,7 +53,7 @@ def loss_and_gradients(model, tokens, labels):
     return loss.item(), {n: p.grad.clone() for n, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("family", sorted(_PLAIN_LOSS))
+@pytest.mark.parametrize("family", [name for name, it in FAMILIES.items() if it.plain_loss])
 @pytest.mark.parametrize("chunk", [1, 7, 24, 1000])
 def test_the_loss_and_its_gradients_are_the_models_own(family, chunk):
     model = make(family)
@@ -94,7 +94,7 @@ def test_a_model_that_adds_to_its_loss_is_not_on_the_list(config):
     assert not has_plain_loss(config)
 
 
-@pytest.mark.parametrize("family", sorted(_PLAIN_MLPS))
+@pytest.mark.parametrize("family", [name for name, it in FAMILIES.items() if it.plain_mlps])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_mlps_in_chunks_compute_what_they_do_at_once(family, recompute):
     model = make(family)

@@ -15,8 +15,9 @@ from autotune.base.units import typed_seconds
 from autotune.job.job import LARGEST, declared_keys, keys_of
 from autotune.job.keys import JobKey, Topic
 
-FUNCTIONS = ("search", "plan", "explain")
-"""Functions of the API that take keys of a job; `estimate` takes those of `explain`."""
+FUNCTIONS = ("explain", "plan", "search")
+"""Functions of the API that take keys of a job, each with all keys of the one before it;
+`estimate` takes those of `explain`."""
 STUB = Path(__file__).with_name("keys.py")
 PAGE = Path(__file__).parents[3] / "docs" / "job.md"
 _WORDS: dict[Any, str] = {
@@ -31,12 +32,15 @@ _TABLE = re.compile(r"(?<=<!-- keys -->\n).*(?=<!-- end of keys -->)", re.DOTALL
 
 def stub() -> str:
     """The text of `keys.py`."""
-    classes = [
-        f"class {name.title()}Keys(TypedDict, total=False):\n"
-        f'    """Keys of a job that `{name}` takes."""\n\n'
-        + "".join(f"    {flag}: {key.argument}\n" for flag, key in keys_of(name).items())
-        for name in FUNCTIONS
-    ]
+    classes, base, known = [], "TypedDict", set[str]()
+    for name in FUNCTIONS:
+        keys = {flag: key for flag, key in keys_of(name).items() if flag not in known}
+        classes.append(
+            f"class {name.title()}Keys({base}, total=False):\n"
+            f'    """Keys of a job that `{name}` takes."""\n\n'
+            + "".join(f"    {flag}: {key.argument}\n" for flag, key in keys.items())
+        )
+        base, known = f"{name.title()}Keys", known | keys.keys()
     return (
         '"""Arguments of the Python API, one for each key of a job; written by `key_files`."""\n\n'
         "from pathlib import Path\nfrom typing import TypedDict\n\n\n" + "\n\n".join(classes)

@@ -4,71 +4,6 @@ from pathlib import Path
 from typing import TypedDict
 
 
-class SearchKeys(TypedDict, total=False):
-    """Keys of a job that `search` takes."""
-
-    model: str | Path
-    seq_len: int
-    global_batch: int
-    world: int
-    precision: str
-    lora_rank: int
-    lengths: str | Path
-    megatron_path: str | Path
-    megatron_arguments: str
-    engine: str
-    space: str | Path
-    objective: str
-    objective_floor: float
-    sampler: str
-    fidelity: str
-    baseline: str | Path
-    base_config: str | Path
-    templates: str | Path
-    seed: int
-    trials: int
-    budget: str
-    patience: int
-    gpu_hours: float
-    price: str | float
-    trial_timeout: str
-    memory_limit: str
-    head_room: float
-    nvme_path: str | Path
-    accelerators: str | Path
-    network_topology: str
-    diagnose: bool
-    start: str
-    guard_steps: int
-    allow_loss_drift: bool
-    compare: str
-    study: str
-
-
-class PlanKeys(TypedDict, total=False):
-    """Keys of a job that `plan` takes."""
-
-    model: str | Path
-    seq_len: int
-    global_batch: int
-    world: int
-    precision: str
-    lora_rank: int
-    lengths: str | Path
-    megatron_path: str | Path
-    engine: str
-    space: str | Path
-    baseline: str | Path
-    base_config: str | Path
-    templates: str | Path
-    price: str | float
-    memory_limit: str
-    head_room: float
-    nvme_path: str | Path
-    accelerators: str | Path
-    network_topology: str
-
-
 class ExplainKeys(TypedDict, total=False):
     """Keys of a job that `explain` takes."""
 
@@ -89,3 +24,32 @@ class ExplainKeys(TypedDict, total=False):
     nvme_path: str | Path
     accelerators: str | Path
     network_topology: str
+
+
+class PlanKeys(ExplainKeys, total=False):
+    """Keys of a job that `plan` takes."""
+
+    baseline: str | Path
+    price: str | float
+
+
+class SearchKeys(PlanKeys, total=False):
+    """Keys of a job that `search` takes."""
+
+    megatron_arguments: str
+    objective: str
+    objective_floor: float
+    sampler: str
+    fidelity: str
+    seed: int
+    trials: int
+    budget: str
+    patience: int
+    gpu_hours: float
+    trial_timeout: str
+    diagnose: bool
+    start: str
+    guard_steps: int
+    allow_loss_drift: bool
+    compare: str
+    study: str

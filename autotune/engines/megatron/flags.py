@@ -23,8 +23,6 @@ _EOD_IS_EXTRA = ("0.14", "0.15", "0.16", "0.17")
 
 Source: NVIDIA/Megatron-LM, megatron/training/tokenizer/tokenizer.py and, from 0.15 on,
 megatron/core/tokenizers/text/libraries/null_tokenizer.py."""
-MISTYPED = 0.9
-"""Least likeness of a flag, from 0 to 1, that was meant for sure: a letter or two are wrong."""
 _TYPES = {"int": int, "float": float}
 
 
@@ -197,15 +195,6 @@ def similar(name: str, release: str) -> str:
     """The flag of a release whose name is nearest to an unknown one; empty: none is near."""
     near = get_close_matches(name, flags(release), n=1, cutoff=0.75)
     return near[0] if near else ""
-
-
-def meant_by(name: str, release: str) -> str:
-    """The flag that a mistyped one can only be: a letter or two apart, and no other is; or empty.
-
-    A flag of another release is not mistyped.
-    """
-    near = get_close_matches(name, flags(release), n=2, cutoff=MISTYPED)
-    return near[0] if len(near) == 1 and not _releases_with(name) else ""
 
 
 def _releases_with(name: str) -> list[str]:

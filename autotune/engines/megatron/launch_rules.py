@@ -3,9 +3,8 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import combinations, islice, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +12,13 @@ import numpy as np
 
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
-from autotune.engines.megatron.argument_rules.experts import layers_listed
+from autotune.engines.megatron.argument_rules.computed import ENDS, chunks_of
 from autotune.engines.megatron.argument_rules.making import (
     CHUNKED,
     all_in_words,
     flag_name,
     is_before,
 )
-from autotune.engines.megatron.argument_rules.pipeline import ENDS, chunks_of
 from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.choices import (
     CP_KINDS,
@@ -45,7 +43,6 @@ _NOT_ASKED = frozenset(
         *("overlap.tp_needs_sequence_parallel", "optimizer_offload.sharded"),
         *("sequence.positions", "vp.pipeline", "uneven.ends"),
         *("fp8.gather", "fsdp.sharded", "overlap.p2p", "adam_moments.sharded", "fp4.fp8"),
-        *("cuda_graphs.recompute", "cuda_graphs.offload"),
     }
 )
 """Rules of layouts that a rule of arguments here says more exactly."""
@@ -73,30 +70,31 @@ def judge_launch(launch: MegatronLaunch, unknown_facts: set[str] | None = None) 
 
 def _mended(refused: Sequence[Violation], launch: MegatronLaunch) -> list[Violation]:
     """Violations of layouts, of which those have a change that it makes silent."""
-    # Some rules say which argument goes; of the others a change of numbers is looked for.
-    changes = nearest_legal(launch) if any(not violation.changes for violation in refused) else {}
-    if not changes:
+    # Some rules say which argument goes; of the others the nearest number is asked for.
+    if all(violation.changes for violation in refused):
         return list(refused)
-    (left,) = _broken([changed(replace(launch, is_partial=False), changes)])
+    changes, left = _nearest(launch)
     words = all_in_words(changes)
     return [
         violation
-        if violation.rule in left or violation.changes
+        if violation.rule in left or violation.changes or not changes
         else replace(
-            violation, changes=changes, fix=words, at=_named_first(changes, violation.message)
+            violation,
+            changes=changes,
+            fix=words,
+            at=(*_named_first(changes, violation.message), *violation.at),
         )
         for violation in refused
     ]
 
 
 def _named_first(arguments: Iterable[str], message: str) -> tuple[str, ...]:
-    """Arguments in the order in which a message names them; then those that it does not name."""
+    """The arguments that a message names, in its order."""
 
     def place(argument: str) -> int:
-        places = [message.find(spelling) for spelling in (flag_name(argument), argument)]
-        return min((at for at in places if at >= 0), default=len(message))
+        return max(message.find(spelling) for spelling in (flag_name(argument), argument))
 
-    return tuple(sorted(arguments, key=place))
+    return tuple(sorted((one for one in arguments if place(one) >= 0), key=place))
 
 
 _FLAG = re.compile(r"(?:\b(add|remove) )?--(?!yaml-cfg)([a-z0-9-]+)")
@@ -299,7 +297,7 @@ def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
         message=in_flags(message),
         fix=all_in_words(changes) or in_flags(found.fix),
         changes=changes,
-        at=tuple(changes),
+        at=(*changes, *_named_first(launch.given, in_flags(message))),
     )
 
 
@@ -315,101 +313,76 @@ def _undone(knobs: Iterable[str], launch: MegatronLaunch) -> dict[str, Any]:
     return changes
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    """A change of one part of a layout, and how far it is from what is there."""
-
-    changes: Mapping[str, Any]
-    distance: float
-
-
-def nearest_legal(launch: MegatronLaunch) -> dict[str, Any]:
-    """The change after which the fewest rules of layouts are broken, and none that holds now.
+def _nearest(launch: MegatronLaunch) -> tuple[dict[str, Any], frozenset[str]]:
+    """The one change after which the fewest rules of layouts are broken, and which those are.
 
     The layout is what the user chose: what keeps the parallel degrees comes before what changes
-    them, then the fewest changes, then the nearest. Of the arguments that are given, numbers alone
-    change; what is on stays on. Empty: no change of up to `_MOST_CHANGED` parts mends anything.
+    them, then the nearest. Of the arguments that are given, numbers alone change.
     """
     # What the shell may add to a launch is taken for nothing: a change must fit what is there.
     launch = replace(launch, is_partial=False)
     (now,) = _broken([launch])
     refused, known = _refused_arguments(launch), rows_of(launch).columns.keys()
-    fewest, best = len(now), {}
-    for parts in (_KEEPING, (*_KEEPING, *_DEGREES)):
-        for n_changed in range(1, _MOST_CHANGED + 1):
-            ways = list(_changes(launch, parts, n_changed))
-            ends = [changed(launch, way) for way in ways]
-            for changes, end, left in zip(ways, ends, _broken(ends), strict=True):
-                # A rule that only lost sight of a value is not mended.
-                if (
-                    left < now
-                    and len(left) < fewest
-                    and known <= rows_of(end).columns.keys()
-                    and _refused_arguments(end) <= refused
-                ):
-                    fewest, best = len(left), changes
-            if not fewest:
-                return best
-    return best
+    # What follows from the ranks is judged once they fit.
+    hidden = {"dp", "grad_accum"} - known
+    later = {rule.name for rule in _LAYOUT_RULES if not hidden.isdisjoint(rule.reads)}
+    fewest, best = now, dict[str, Any]()
+    for parts in (_KEEPING, _DEGREES):
+        steps = sorted((step for part in parts for step in _steps(launch, part)), key=_distance)
+        ends = [changed(launch, changes) for _, changes in steps]
+        for (_, changes), end, broken in zip(steps, ends, _broken(ends), strict=True):
+            left = broken - later
+            # A rule that only lost sight of a value is not mended.
+            if (
+                left < now
+                and len(left) < len(fewest)
+                and known <= rows_of(end).columns.keys()
+                and _refused_arguments(end) <= refused
+            ):
+                fewest, best = left, changes
+        if not fewest:
+            break
+    return best, fewest
 
 
 def _refused_arguments(launch: MegatronLaunch) -> set[str]:
     return {violation.rule for rule in ARGUMENT_RULES for violation in rule.violations(launch)}
 
 
-_GROUP = "microbatch_group_size_per_vp_stage"
-_KEEPING = ("ends", _GROUP, "micro_batch_size", "global_batch_size", *CHUNKED)
+_KEEPING = (
+    *("ends", "microbatch_group_size_per_vp_stage", "micro_batch_size", "global_batch_size"),
+    *CHUNKED,
+)
 """Parts of a layout that change and keep its degrees."""
 _DEGREES = (
     *("expert_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size"),
     "tensor_model_parallel_size",
 )
-_OF_WORLD = _DEGREES[1:]
-"""Arguments whose product divides the world."""
 _OTHER_BATCH = 1.0
 """Distance of any other global batch, which trains something else: that of twice or half the
 micro-batch."""
-_MOST_CHANGED = 3
-"""Parts that are changed at once, at most."""
 _MOST_TRIED = 1024
-"""Changes that are tried of as many parts, at most: each is judged by all rules of layouts."""
-_NEAREST = 6
-"""Values of an argument that are tried beside changes of others, at most."""
+"""Values of an argument that are asked about, at most."""
 
 
-def _changes(
-    launch: MegatronLaunch, parts: Sequence[str], n_changed: int
-) -> Iterator[dict[str, Any]]:
-    """Changes of so many parts, the nearest first."""
-    steps = [_steps(launch, part, number) for number, part in enumerate(parts)]
-    if n_changed > 1:
-        steps = [[step for step in those if _divides(launch, step)][:_NEAREST] for those in steps]
-    ways = [way for some in combinations(steps, n_changed) for way in product(*some)]
-    ways.sort(key=lambda way: sum(step.distance for step in way))
-    found = ({name: v for step in way for name, v in step.changes.items()} for way in ways)
-    return islice(
-        (changes for changes in found if n_changed == 1 or _fits(launch, changes)), _MOST_TRIED
-    )
-
-
-def _steps(launch: MegatronLaunch, part: str, number: int) -> list[_Step]:
-    """Other values of a part, the nearest first; `number` is its place among the parts."""
+def _steps(launch: MegatronLaunch, part: str) -> list[tuple[float, dict[str, Any]]]:
+    """Other values of a part, each with its distance from the present one."""
     if part == "ends":
-        return [_Step(changes=dict.fromkeys(ENDS, True), distance=0)]
+        return [(0, dict.fromkeys(ENDS, True))]
     now = _number_or_none(launch, part) if part in launch.given else None
     if now is None:
         return []
     is_batch = part == "global_batch_size"
     others = _batches(launch, now) if is_batch else range(1, min(2 * now + 8, _MOST_TRIED))
-    found = [
-        _Step(
-            changes={part: value},
-            distance=abs(math.log2(value / now)) + 0.01 * number + _OTHER_BATCH * is_batch,
-        )
+    return [
+        (abs(math.log2(value / now)) + _OTHER_BATCH * is_batch, {part: value})
         for value in others
         if value != now
     ]
-    return sorted(found, key=lambda step: step.distance)
+
+
+def _distance(step: tuple[float, dict[str, Any]]) -> float:
+    return step[0]
 
 
 def _batches(launch: MegatronLaunch, now: int) -> set[int]:
@@ -433,31 +406,13 @@ def _number_or_none(launch: MegatronLaunch, name: str) -> int | None:
     return value if type(value) is int and value >= 1 else None
 
 
-def _divides(launch: MegatronLaunch, step: _Step) -> bool:
-    """True if a number divides what it splits, as far as the launch tells that."""
-    wholes: dict[str, int | None] = dict.fromkeys(_OF_WORLD, launch.world)
-    wholes["micro_batch_size"] = _number_or_none(launch, "global_batch_size")
-    return all((wholes.get(name) or value) % value == 0 for name, value in step.changes.items())
-
-
-def _fits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> bool:
-    """True if the degrees after changes divide the world, as far as the launch tells them."""
-    degrees = [changes.get(name) or _number_or_none(launch, name) or 1 for name in _OF_WORLD]
-    return launch.world is None or launch.world % math.prod(degrees) == 0
-
-
 def changed(launch: MegatronLaunch, changes: Mapping[str, Any]) -> MegatronLaunch:
     """A launch with other arguments; None takes one away. Places in the text stay as they are."""
     given = {name: word for name, word in launch.given.items() if changes.get(name, 0) is not None}
     for name, value in changes.items():
         if value is not None:
-            old = launch.given.get(name)
-            place = (old.start, old.value_start, old.end) if old else (0, 0, 0)
-            start, value_start, end = place
-            flag = old.flag if old else flag_name(name)
-            given[name] = GivenArgument(
-                value=value, flag=flag, start=start, value_start=value_start, end=end
-            )
+            old = given.get(name) or GivenArgument(value=value, flag=flag_name(name), start=0)
+            given[name] = replace(old, value=value)
     return replace(launch, given=given)
 
 
@@ -536,10 +491,32 @@ def _dense_layers(launch: MegatronLaunch) -> int | None:
     if isinstance(often, int):
         # Of every so many layers the first has experts.
         return 0 if often == 1 else None
-    listed = layers_listed(often)
+    listed = _layers_listed(often)
     if listed is None or 1 not in listed or 0 in listed[listed.index(1) :]:
         return None
     return listed.index(1)
+
+
+_RUN = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d{1,5}))?")
+
+
+def _layers_listed(often: object) -> list[int] | None:
+    """Whether each layer has experts, as `--moe-layer-freq` lists it; None: it lists none.
+
+    `([0]*3+[1]*58)`, as Megatron evaluates it: megatron/training/arguments.py, moe_freq_type.
+    """
+    if isinstance(often, list):
+        return [int(flag) for flag in often]
+    text = str(often).replace(" ", "").removeprefix("(").removesuffix(")")
+    parts = [_RUN.fullmatch(part) for part in text.split("+")]
+    if "[" not in text or None in parts:
+        return None
+    return [
+        int(flag)
+        for part in parts
+        if part is not None
+        for flag in part[1].split(",") * int(part[2] or 1)
+    ]
 
 
 def _tracks_aux_loss(launch: MegatronLaunch) -> bool:

@@ -31,7 +31,6 @@ from autotune.engines.megatron.flags import (
     flag_of,
     flags,
     is_flag_of_any,
-    meant_by,
     newest_release,
     recorded_release,
     releases,
@@ -88,10 +87,6 @@ class GivenArgument:
     """As Megatron's parser takes it; True for a flag without a value."""
     flag: str
     start: int
-    value_start: int
-    """Offset of its first value; that of the flag's end where it takes none."""
-    end: int
-    """One past the last character of its last value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +99,6 @@ class MegatronLaunch:
     """Megatron's name of an argument -> how it was given."""
     problems: Sequence[Violation] = ()
     """Words that the release's parser refuses."""
-    mistyped: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    """Offset of a flag that no release has -> its name, and the one that must have been meant."""
     missing: frozenset[str] = frozenset()
     """Arguments that a YAML has to give and does not: Megatron has no default for them then."""
     unknown: frozenset[str] = frozenset()
@@ -128,8 +121,6 @@ class MegatronLaunch:
     is_overrides: bool = False
     """True if it overrides fields of a recipe, as NeMo and Megatron-Bridge take them."""
     start: int = 0
-    end: int = 0
-    """Offset behind the last word, where a further flag can stand."""
     sourced: tuple[Path, ...] = ()
     """Files beside it that it sources: arguments that stand there are given where it uses them."""
     is_passing_on: bool = False
@@ -301,7 +292,6 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             text=text,
             given=read.given,
             problems=[*read.problems, *read.unknown_flags(), *_lost(lost)],
-            mistyped=read.mistyped,
             unknown=frozenset(read.unknown),
             is_partial=read.is_partial or read.is_passing_on,
             is_passing_on=read.is_passing_on and not read.is_partial,
@@ -313,7 +303,6 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             variables=variables,
             script=PurePath(words[script]).name,
             start=command.words[script].start,
-            end=_end_of(command),
             release=release,
             **_gpu_of(options),
         )
@@ -354,12 +343,8 @@ def _overrides(
         if not _is_of_kind(value, argument, release):
             unknown.add(argument)
             continue
-        is_plain = word.end - word.start == len(word.text)
         if value is not None and argument not in unknown:
-            start = word.start + len(match[1]) + 1 if is_plain else word.end
-            given[argument] = GivenArgument(
-                value=value, flag=key, start=word.start, value_start=start, end=word.end
-            )
+            given[argument] = GivenArgument(value=value, flag=key, start=word.start)
     world, per_node = ranks_of(words)
     if not parts_of(words).kind:
         world, per_node = slurm.tasks_of([*command.within, *words[:script]], options)
@@ -381,7 +366,6 @@ def _overrides(
         variables={name: word.text for name, word in shell.exported.items()}
         | {name: word.text for name, word in command.variables.items()},
         start=command.words[script].start,
-        end=_end_of(command),
         release=release,
         **_gpu_of(options),
     )
@@ -472,10 +456,6 @@ def _is_megatrons(words: Sequence[str]) -> bool:
     return not _MARKS.isdisjoint(named) and named.isdisjoint(_OTHERS)
 
 
-def _end_of(command: Command) -> int:
-    return max(word.own_end for word in command.words)
-
-
 @dataclass(frozen=True)
 class _NamedScript:
     """The script that a launch names, as it is written there."""
@@ -508,7 +488,6 @@ class _Arguments:
         self.open_words: dict[int, str] = {}
         self.given: dict[str, GivenArgument] = {}
         self.problems: list[Violation] = []
-        self.mistyped: dict[int, tuple[str, str]] = {}
         self.unknown: set[str] = set()
         self.is_partial = False
         self.is_passing_on = False
@@ -548,13 +527,7 @@ class _Arguments:
             self._refuse("flags.value", message, word, "give it such a value")
             return
         self.unknown.discard(flag.argument)
-        self.given[flag.argument] = GivenArgument(
-            value=value,
-            flag=flag.name,
-            start=word.start,
-            value_start=taken[0].start if taken and not equals else word.end,
-            end=(taken[-1] if taken else word).end,
-        )
+        self.given[flag.argument] = GivenArgument(value=value, flag=flag.name, start=word.start)
 
     def _flag(self, name: str, word: Word) -> Flag | None:
         try:
@@ -564,8 +537,6 @@ class _Arguments:
                 self._script_flags.append((name, word))
             else:
                 self._refuse("flags.unknown", error.message, word, error.hint)
-                if meant := meant_by(name, self._release):
-                    self.mistyped[word.start] = (name, meant)
             return None
 
     def _stray(self, words: Sequence[Word]) -> None:
@@ -649,15 +620,13 @@ def _of_yaml(text: str, path: Path, release: str) -> list[MegatronLaunch]:
             unknown.add(argument)
         elif value is not None:
             at = _line_of(text, name)
-            given[argument] = GivenArgument(
-                value=value, flag=key, start=at, value_start=at, end=at
-            )
+            given[argument] = GivenArgument(value=value, flag=key, start=at)
     return [
         MegatronLaunch(
             path=path,
             text=text,
             given=given,
-            problems=[*_mistyped_fields(text, keys), *_missing_fields(lacks)],
+            problems=list(_missing_fields(lacks)),
             missing=frozenset(_argument_of(key) for key in lacks),
             unknown=frozenset(unknown),
             is_yaml=True,
@@ -669,19 +638,6 @@ def _of_yaml(text: str, path: Path, release: str) -> list[MegatronLaunch]:
 def _argument_of(key: str) -> str:
     name = key.rpartition(".")[2]
     return _OF_YAML.get(name, name)
-
-
-def _mistyped_fields(text: str, keys: Iterable[str]) -> Iterator[Violation]:
-    names = [key.rpartition(".")[2] for key in keys]
-    for name in names:
-        if meant := yaml_fields.meant_by(name, names):
-            yield Violation(
-                rule="yaml.unknown",
-                message=f"{name}: no release of Megatron Core reads such a field",
-                fix=f"did you mean {meant}?",
-                at=(f"@{_line_of(text, name)}",),
-                consequence="ignored",
-            )
 
 
 def _missing_fields(lacks: Sequence[str]) -> Iterator[Violation]:

@@ -56,7 +56,6 @@ def layout_rule(
     return Rule(
         name=name,
         check=check,
-        witnesses=(),
         source=source,
         says=_in_general(f"{message}. Fix: {fix}."),
         reads=reads,

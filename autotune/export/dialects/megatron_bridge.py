@@ -1,28 +1,42 @@
-"""The dialect of Megatron-Bridge: its ConfigContainer as YAML, and the script that reads it."""
+"""The dialect of Megatron-Bridge: its ConfigContainer as YAML, and the script that reads it.
 
-from collections.abc import Mapping
+Megatron-LM's arguments become fields of the classes behind them, of Megatron Core or around it.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from autotune.base.errors import RenderError
+from autotune.base.templates import Templates
+from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.engine import PADDED_TO
-from autotune.engines.megatron.model_arguments import Arguments
-from autotune.export.base import Handout
-from autotune.export.megatron import MegatronRun
-from autotune.export.megatron_sections import MOMENT_DTYPES, SectionedDialect, Sections, say
+from autotune.engines.megatron.model_arguments import Arguments, pattern_of
+from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.megatron import MegatronRun, megatron_readme, run_of
 
 FIELDS_FILE = Path(__file__).parents[1] / "bridge_fields.json"
 """Section of its configuration -> fields, by `python -m tests.record_bridge_fields`."""
-_ELSEWHERE = {
-    "micro_batch_size": "train",
-    "global_batch_size": "train",
-    "overlap_grad_reduce": "ddp",
-    "overlap_param_gather": "ddp",
-    "use_megatron_fsdp": "ddp",
-    "data_parallel_sharding_strategy": "ddp",
-    "fsdp_double_buffer": "ddp",
+CONFIG_FILE = "bridge.yaml"
+Sections = dict[str, dict[str, Any]]
+"""Section -> its fields."""
+MOMENT_DTYPES = ("exp_avg_dtype", "exp_avg_sq_dtype")
+"""Arguments that are types of torch there: the script looks them up by their names."""
+_SECTION_OF = {
+    **dict.fromkeys(("micro_batch_size", "global_batch_size"), "train"),
+    **dict.fromkeys(
+        (
+            *("overlap_grad_reduce", "overlap_param_gather", "use_megatron_fsdp"),
+            *("data_parallel_sharding_strategy", "fsdp_double_buffer", "fp8_param_gather"),
+        ),
+        "ddp",
+    ),
     "ckpt_format": "checkpoint",
-    "fp8_param_gather": "ddp",
     **dict.fromkeys(
         (
             *("optimizer_cpu_offload", "optimizer_offload_fraction"),
@@ -36,8 +50,35 @@ _ELSEWHERE = {
     "seed": "rng",
 }
 """Argument of layout or training -> its section; others are the model's or the optimizer's."""
-
-
+_RENAMED = {
+    "num_experts": "num_moe_experts",
+    "norm_epsilon": "layernorm_epsilon",
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+    "rotary_seq_len_interpolation_factor": "seq_len_interpolation_factor",
+    "use_rope_scaling": "rope_scaling",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+}
+"""Argument of Megatron-LM -> the field of the model, if it differs."""
+_WRITTEN_OTHERWISE: dict[str, dict[str, Any]] = {
+    "disable_bias_linear": {"add_bias_linear": False},
+    "untie_embeddings_and_output_weights": {"share_embeddings_and_output_weights": False},
+    "swiglu": {"gated_linear_unit": True, "activation_func": "silu"},
+    # What follows from the number of groups, from the sequence, and from mixed_precision.
+    **{name: {} for name in ("group_query_attention", "max_position_embeddings")},
+    **{name: {} for name in ("bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format")},
+    "grad_reduce_in_bf16": {},
+    "no_overlap_p2p_communication": {"overlap_p2p_comm": False},
+    "quick_geglu": {"gated_linear_unit": True, "activation_func": "quick_gelu"},
+    "no_rope_fusion": {"apply_rope_fusion": False},
+}
+"""Argument -> fields of the model that say the same."""
+_TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_LISTS: dict[str, Callable[[str], list[int]]] = {
+    **dict.fromkeys(("moe_layer_freq", "window_attn_skip_freq"), pattern_of),
+    "window_size": lambda text: [int(part) for part in text.split(",")],
+}
+"""Argument whose text stands for a list there -> what reads it."""
 _FP8 = {
     "delayed": "fp8_delayed_scaling",
     "tensorwise": "fp8_current_scaling",
@@ -49,68 +90,114 @@ _FP8 = {
 Source: NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/training/mixed_precision.py."""
 
 
-class MegatronBridge(SectionedDialect):
+class MegatronBridge(Dialect):
     """For Megatron-Bridge: a run of its GPT model from random weights."""
 
-    name = "megatron-bridge"
-    config_file = "bridge.yaml"
-    fields_file = FIELDS_FILE
-    templates = "megatron/bridge"
+    engines = ("megatron",)
+    script = "train.py"
+    only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
-    def sections(self, run: MegatronRun, handout: Handout) -> Sections:
-        job = handout.job
-        found: Sections = {
-            "model": {
-                "vocab_size": run.vocab,
-                "should_pad_vocab": True,
-                "make_vocab_size_divisible_by": PADDED_TO,
-                "activation_func": "gelu",
-            },
-            "train": {"train_iters": 100},
-            "validation": {"eval_iters": 0},
-            "optimizer": {},
-            "scheduler": {},
-            "ddp": {},
-            "dataset": {
-                **{"random_seed": job.seed or 1, "seq_length": job.seq_len, "split": "99,1,0"},
-                **{"reset_position_ids": False, "reset_attention_mask": False},
-                **{"eod_mask_loss": False, "dataloader_type": "single"},
-            },
-            "logger": {"log_interval": 1, "log_throughput": True},
-            "tokenizer": {"tokenizer_type": "NullTokenizer", "vocab_size": run.vocab},
-            "checkpoint": {},
-            "rng": {},
-            "dist": {},
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
+        if handout.environment.accelerator == "cpu":
+            raise RenderError(
+                "--to megatron-bridge: it trains on CUDA devices alone, and this is a "
+                "configuration of CPU ranks",
+                "--to megatron-core writes the run of the trials",
+            )
+        run = run_of(handout)
+        sections, precision = _sections(run, handout), _precision(run, handout.job.precision)
+        tuned: Sections = defaultdict(dict)
+        for name, value in run.layout.items():
+            put(tuned, name, value)
+        tuned["dataset"]["seq_length"] = handout.job.seq_len  # its samples are as long
+        of_layout = {
+            f"{s}.{n}": value for s, fields in tuned.items() for n, value in fields.items()
         }
-        for name, value in {**_with_yarn(run.model), **run.layout}.items():
-            self.say(found, name, value)
-        for name, value in run.training.items():
-            found[_ELSEWHERE.get(name, "optimizer")][name] = value
-        return found
+        _check(sections)
+        text = yaml.safe_dump({**sections, **precision}, sort_keys=False)
+        lines = [f"{n}={json.dumps(value)}" for n, value in {**of_layout, **precision}.items()]
+        return {
+            **handout.exported,
+            CONFIG_FILE: templates.text("megatron/bridge.yaml.j2", {"sections": text}),
+            self.script: templates.text("megatron/bridge_train.py", {}),
+            "README.md": megatron_readme(
+                handout, run, launch, templates, "megatron/bridge.md.j2", {"tuned": lines}
+            ),
+        }
 
-    def fields_section(self, section: str, fields: Mapping[str, Any]) -> str:
-        """Latent attention has a class of its own."""
-        return "latent_model" if fields.get("multi_latent_attention") else section
 
-    def say(self, sections: Sections, name: str, value: Any) -> None:
-        if name == "fp4_format":  # mixed_precision says it
-            return
-        if name == "grad_reduce_in_bf16":  # its mixed precision decides
-            return
-        if name == "use_nccl_ub":
-            sections["ddp"]["nccl_ub"] = value
-            return
-        if name == "te_rng_tracker":
-            sections["rng"][name] = sections["model"]["use_te_rng_tracker"] = value
-            return
-        say(sections, name, value, elsewhere=_ELSEWHERE)
+def put(sections: Sections, name: str, value: Any) -> None:
+    """Put an argument of Megatron-LM's into the section that reads it."""
+    if name in _WRITTEN_OTHERWISE:
+        sections["model"] |= _WRITTEN_OTHERWISE[name]
+    elif name == "use_nccl_ub":
+        sections["ddp"]["nccl_ub"] = value
+    elif name == "te_rng_tracker":
+        sections["rng"][name] = sections["model"]["use_te_rng_tracker"] = value
+    elif name == "use_distributed_optimizer":
+        sections["ddp"][name] = sections["optimizer"][name] = value
+    elif name == "cpu_offloading_num_layers":
+        sections["model"] |= {"cpu_offloading": True, name: value}
+    else:
+        if name in _LISTS and isinstance(value, str):
+            value = _LISTS[name](value)
+        if name in MOMENT_DTYPES:
+            value = _TORCH_NAMES[value]
+        sections[_SECTION_OF.get(name, "model")][_RENAMED.get(name, name)] = value
 
-    def beside(self, run: MegatronRun, handout: Handout) -> dict[str, Any]:
-        """Its script asks for a mixed precision by name."""
-        found: dict[str, Any] = {"mixed_precision": _mixed_precision(run, handout.job.precision)}
-        if run.layout.get("grad_reduce_in_bf16"):
-            found["grad_reduce_in_fp32"] = False
-        return found
+
+@cache
+def fields_of(section: str) -> frozenset[str]:
+    """Fields of a section."""
+    fields: dict[str, list[str]] = json.loads(FIELDS_FILE.read_text(encoding="utf-8"))
+    return frozenset(fields[section])
+
+
+def _sections(run: MegatronRun, handout: Handout) -> Sections:
+    job = handout.job
+    found: Sections = {
+        "model": {
+            "vocab_size": run.vocab,
+            "should_pad_vocab": True,
+            "make_vocab_size_divisible_by": PADDED_TO,
+            "activation_func": "gelu",
+        },
+        "train": {"train_iters": 100},
+        "validation": {"eval_iters": 0},
+        "optimizer": {},
+        "scheduler": {},
+        "ddp": {},
+        "dataset": {
+            **{"random_seed": job.seed or 1, "seq_length": job.seq_len, "split": "99,1,0"},
+            **{"reset_position_ids": False, "reset_attention_mask": False},
+            **{"eod_mask_loss": False, "dataloader_type": "single"},
+        },
+        "logger": {"log_interval": 1, "log_throughput": True},
+        "tokenizer": {"tokenizer_type": "NullTokenizer", "vocab_size": run.vocab},
+        "checkpoint": {},
+        "rng": {},
+        "dist": {},
+    }
+    for name, value in {**_with_yarn(run.model), **run.layout}.items():
+        put(found, name, value)
+    for name, value in run.training.items():
+        found[_SECTION_OF.get(name, "optimizer")][name] = value
+    return found
+
+
+def _check(sections: Sections) -> None:
+    """Refuse a field that Megatron-Bridge has not, with the knob that needs it."""
+    for section, fields in sections.items():
+        # Latent attention has a class of its own.
+        is_latent = bool(fields.get("multi_latent_attention"))
+        for field in fields.keys() - fields_of("latent_model" if is_latent else section):
+            knob = KNOBS_OF.get(field)
+            raise RenderError(
+                f"--to megatron-bridge: its section {section} has no field {field}"
+                + (f", which {knob} needs" if knob else ""),
+                "--to megatron writes the same run for Megatron-LM"
+                + (f"; or choose a candidate without {knob}" if knob else ""),
+            )
 
 
 def _with_yarn(arguments: Arguments) -> Arguments:
@@ -125,21 +212,23 @@ def _with_yarn(arguments: Arguments) -> Arguments:
     return {**found, "yarn_correction_range_round_to_int": rounds}
 
 
-def _mixed_precision(run: MegatronRun, precision: str) -> str | None:
-    """The name of a mixed precision; None in fp32.
+def _precision(run: MegatronRun, precision: str) -> dict[str, Any]:
+    """What the script hands over beside the sections: a mixed precision by name.
 
     Raises:
         RenderError: Megatron-Bridge has none such.
     """
+    name: str | None = f"{precision}_mixed"
     if precision == "fp32":
-        return None
-    if "fp4_format" in run.layout:
-        return f"{precision}_with_nvfp4_mixed"
-    if "fp8_format" not in run.layout:
-        return f"{precision}_mixed"
-    if run.layout["fp8_format"] != "hybrid" and run.layout["fp8_recipe"] != "mxfp8":
-        raise RenderError(
-            "--to megatron-bridge: its mixed precisions have fp8 in the format hybrid alone",
-            "choose a candidate with fp8=hybrid, or --to megatron for Megatron-LM",
-        )
-    return f"{precision}_with_{_FP8[str(run.layout['fp8_recipe'])]}_mixed"
+        name = None
+    elif "fp4_format" in run.layout:
+        name = f"{precision}_with_nvfp4_mixed"
+    elif "fp8_format" in run.layout:
+        if run.layout["fp8_format"] != "hybrid" and run.layout["fp8_recipe"] != "mxfp8":
+            raise RenderError(
+                "--to megatron-bridge: its mixed precisions have fp8 in the format hybrid alone",
+                "choose a candidate with fp8=hybrid, or --to megatron for Megatron-LM",
+            )
+        name = f"{precision}_with_{_FP8[str(run.layout['fp8_recipe'])]}_mixed"
+    reduces = {"grad_reduce_in_fp32": False} if run.layout.get("grad_reduce_in_bf16") else {}
+    return {"mixed_precision": name, **reduces}

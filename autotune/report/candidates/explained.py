@@ -7,26 +7,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_seconds
 from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
 from autotune.report.candidates.ranking import (
-    asks_facts,
     assumptions,
-    evidence_in_words,
     figures_as_dict,
-    held_in_words,
-    host_facts,
+    forecast_values,
     learned_as_dict,
-    lengths_facts,
-    needs_facts,
-    no_files_facts,
     parts_as_dict,
-    parts_of,
-    rank_facts,
-    routing_facts,
-    shares,
-    training_facts,
+    rank_lines,
 )
+from autotune.report.telling import tell
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.space.candidate import format_value
 from autotune.space.knob import knobs_of
@@ -74,7 +64,7 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
         "is_in_space": found.is_in_lattice,
         "cheapest_fit": _neighbour(found.cheapest_fit),
         "cheapest_legal": _neighbour(found.cheapest_legal),
-        "ranks": [line for _, line in rank_facts(found.candidate, found.environment)],
+        "ranks": rank_lines(found.candidate, found.environment),
         "neighbours": [_neighbour(neighbour) for neighbour in found.neighbours],
     }
 
@@ -82,13 +72,14 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
 def print_estimate(console: Console, found: Estimated) -> None:
     """Print what is predicted, by part."""
     print_title(console, found)
-    print_facts(console, [*verdict(found), *_figures(found)])
+    print_facts(console, tell("estimate", _of_estimate(found)))
 
 
 def print_explained(console: Console, found: Explained) -> None:
     """Print the verdict, what dominates, and each knob one step up and down."""
     print_title(console, found)
-    print_facts(console, _facts(found))
+    values = {**_of_estimate(found), "is_placed": True, "step": _step}
+    print_facts(console, tell("estimate", values))
     alike, differing = _split(found)
     if differing:
         console.print(_table(found, differing))
@@ -104,68 +95,18 @@ def print_title(console: Console, found: JudgedCandidate) -> None:
     console.print(Text(title, style="bold"), soft_wrap=False)
 
 
-def verdict(found: JudgedCandidate) -> list[tuple[str, str]]:
-    """Notes on settings, and the rules that refuse the candidate."""
-    facts = [("note", note) for note in found.notes]
-    for violation in found.violations:
-        facts += [("refused", f"{violation.rule}: {violation.message}"), ("fix", violation.fix)]
-    return facts
-
-
-def _figures(found: Estimated) -> list[tuple[str, str]]:
-    seconds, sizes = parts_of(found.prediction, 0)
-    low_s, high_s, low_bytes, high_bytes = found.reach.around(found.prediction, 0)
-    held = f"hold {held_in_words(found.learned)}"
-    return [
-        (
-            "step",
-            f"{format_seconds(found.step_time_s)} ({format_seconds(low_s)} to "
-            f"{format_seconds(high_s)}): {shares(seconds, 5)}",
-        ),
-        (
-            "memory",
-            f"{format_bytes(found.peak_memory_bytes)} ({format_bytes(low_bytes)} to "
-            f"{format_bytes(high_bytes)}), fits with a probability of "
-            f"{found.fit_probability:.0%}: {shares(sizes, 5)}",
-        ),
-        *host_facts(found.prediction, 0),
-        ("intervals", "; ".join(filter(None, [held, evidence_in_words(found.reach, 0)]))),
-        *routing_facts(found.reach, 0),
-        *lengths_facts(found.job),
-        *training_facts(found.candidate, found.job.engine),
-        *needs_facts(found.needs),
-        *asks_facts(found.asks),
-        *no_files_facts(found.no_files),
-    ]
-
-
-def _facts(found: Explained) -> list[tuple[str, str]]:
-    facts = verdict(found)
-    if change := found.cheapest_legal:
-        facts.append(("legal with", _in_words(change)))
-    place = f"{found.place} of {found.n_ranked} distinct choices"
-    if found.first:
-        slower = f"{found.slower_than_first - 1:.1%} slower than"
-        place += f", as a variant, {slower if found.slower_than_first > 1 else 'of'} {found.first}"
-    if found.violations:
-        place = f"none: it is refused; its step would be {place}"
-    elif not found.is_in_lattice:
-        place += f"; {found.home} does not hold it"
-    facts.append(("rank", place))
-    facts += _figures(found)
-    if found.fit_probability < found.min_fit:
-        change = found.cheapest_fit
-        text = "no single change makes it fit" if change is None else _in_words(change)
-        facts.append(("to fit", text))
-    return facts + rank_facts(found.candidate, found.environment)
-
-
-def _in_words(neighbour: Neighbour) -> str:
-    return (
-        f"{_step(neighbour)}: "
-        f"{format_seconds(neighbour.step_time_s)}, {format_bytes(neighbour.peak_memory_bytes)}, "
-        f"fits with a probability of {neighbour.fit_probability:.0%}"
+def _of_estimate(found: Estimated) -> dict[str, Any]:
+    """What `estimate.j2` tells."""
+    known = forecast_values(
+        found.job,
+        found.environment,
+        found.candidate,
+        found.prediction,
+        0,
+        found.reach,
+        found.learned,
     )
+    return {**known, "found": found, "is_placed": False}
 
 
 def _table(found: Explained, differing: Sequence[Neighbour]) -> Table:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_count, format_rate, format_seconds
+from autotune.base.units import format_bytes, format_rate, format_seconds
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
 from autotune.devices.hardware import Environment
@@ -18,7 +18,8 @@ from autotune.job.job import Job
 from autotune.planning.choices import PROBABLE
 from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
-from autotune.planning.ranking import PredictedBaseline, Ranking
+from autotune.planning.ranking import Ranking
+from autotune.report.telling import tell
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import knobs_of
@@ -93,99 +94,95 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _legal(ranking: Ranking) -> str:
-    """How many candidates there are, and how many of them are known to be legal."""
-    lattice = ranking.lattice
-    if lattice.is_counted:
-        return f"{lattice.n_left} legal candidates of {ranking.home}"
-    n_allowed = lattice.n_judged - len(lattice.refused_places)
-    return (
-        f"of {lattice.grid_size} candidates of {ranking.home} the rules refuse "
-        f"{lattice.grid_size - lattice.n_left} and allow the first {n_allowed}; of those left"
-    )
-
-
 def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     """Print the best candidates, and how other fleets compare."""
-    job, environment = ranking.job, ranking.environment
-    lines = (
-        f"predicted, nothing was run: {job.model.name}, {job.seq_len} tokens, global batch "
-        f"{job.global_batch}, {job.precision}, on {job.world} x {environment.device_name}",
-        f"{_legal(ranking)}, {ranking.n_likely} fit with a probability of "
-        f"{ranking.min_fit:.0%} or more; "
-        f"{format_count(len(ranking.choices), 'distinct choice')}",
-    )
-    console.print(Text("\n".join(lines)), soft_wrap=False)
+    job, found = ranking.job, ranking.prediction
+    title = tell("forecast_title", {"job": job, "ranking": ranking})
+    console.print(Text("\n".join(text for _, text in title)), soft_wrap=False)
     best = [rank for rank in range(1, top + 1) if rank <= len(ranking.choices)]
     more = [rank for rank in _alternatives(ranking) if rank not in best]
-    shown = [int(ranking.choices.firsts[rank - 1]) for rank in (*best, *more)]
     console.print(_table(ranking, best, more))
-    if any(map(ranking.is_on_front, (*best, *more))):
-        print_facts(console, [("*", "no other candidate that fits is both faster and smaller")])
-    if not ranking.n_likely:
-        name = "too large" if _likeliest(ranking) < PROBABLE else "no sure fit"
-        print_facts(console, [(name, _too_large(ranking))])
-    print_facts(console, no_files_facts(ranking.no_files))
-    if (other := ranking.other_batch) is not None:
-        why = (
-            f"{job.global_batch} is no multiple of {job.world}, so no candidate shares it among "
-            "all ranks as data"
-        )
-        print_facts(console, [("global batch", _faster(ranking, other, why))])
-    for there in ranking.spread_experts:
-        why = "every rank gathers all experts of every layer"
-        print_facts(console, [("experts", _faster(ranking, there, why))])
-    for index in shown[:1]:
-        seconds, sizes = parts_of(ranking.prediction, index)
-        print_facts(
-            console,
-            [
-                *lengths_facts(job),
-                ("time of 1", shares(seconds)),
-                ("memory of 1", shares(sizes)),
-                *host_facts(ranking.prediction, index),
-                ("interval of 1", _interval(ranking, index)),
-                *_evidence_facts(ranking, index),
-                *routing_facts(ranking.reach, index),
-                *_training_facts(ranking, index),
-                *needs_facts(ranking.needs(ranking.candidates[index])),
-                *rank_facts(ranking.candidates[index], ranking.environment),
-                *_variants_facts(ranking),
-                *_asks_facts(ranking, [*best, *more]),
-                *_search_facts(ranking, [*best, *more]),
-            ],
-        )
+    values = {
+        "ranking": ranking,
+        "job": job,
+        "first_s": float(found.step_time_s[int(ranking.order[0])]),
+        "has_front": any(map(ranking.is_on_front, (*best, *more))),
+        "likeliest": float(found.fit_probability.max()),
+        "probable": PROBABLE,
+        "least_bytes": float(found.peak_memory_bytes.min()),
+        "there_bytes": ranking.environment.device_memory_bytes,
+        "savings": []
+        if ranking.n_likely
+        else list(find_engine(job.engine).unused_savings(ranking.candidates)),
+    }
+    for fact in tell("forecasts", values):
+        print_facts(console, [fact])
+    if best:
+        print_facts(console, tell("first_forecast", _of_first(ranking, [*best, *more])))
     if ranking.baseline is not None:
-        print_facts(console, _baseline_facts(ranking, ranking.baseline))
+        figures = _baseline_as_dict(ranking)
+        values = {"baseline": ranking.baseline, "figures": figures}
+        print_facts(console, tell("forecast_of_baseline", values))
     if ranking.variants:
         console.print(_variants(ranking))
 
 
-def _too_large(ranking: Ranking) -> str:
-    """What nothing fits into, and what could be changed."""
-    least = format_bytes(float(ranking.prediction.peak_memory_bytes.min()))
-    there = format_bytes(ranking.environment.device_memory_bytes)
-    text = (
-        f"no candidate is likely to fit: the smallest needs {least}, and an accelerator has "
-        f"{there}. "
-    )
-    if (chance := _likeliest(ranking)) >= PROBABLE:
-        text = (
-            f"no candidate fits with {ranking.min_fit:.0%} or more, the likeliest with "
-            f"{chance:.0%}: the smallest is forecast at {least} of {there}. "
-        )
-    if ways := ranking.ways_to_fit:
-        return f"{text}The smallest changes with which one fits: " + "; ".join(
-            f"{way.flags} ({way.described}, {way.fit_probability:.0%})" for way in ways
-        )
-    knobs = find_engine(ranking.job.engine).unused_savings(ranking.candidates)
-    changes = ["more accelerators (--world)", "larger ones (--what-if gpu=NAME)", *knobs]
-    return f"{text}Take {', '.join(changes[:-1])} or {changes[-1]}"
+def forecast_values(
+    job: Job,
+    environment: Environment,
+    candidate: Candidate,
+    prediction: Prediction,
+    index: int,
+    reach: Margin,
+    learned: Learned | None,
+) -> dict[str, Any]:
+    """What `forecast_facts.j2` tells of a candidate, which is `index` in its prediction."""
+    seconds, sizes = parts_of(prediction, index)
+    knobs = knobs_of(job.engine)
+    return {
+        "job": job,
+        "seconds": seconds,
+        "sizes": sizes,
+        "host_bytes": host_bytes(prediction, index),
+        "lengths": job.lengths.describe(job.global_batch),
+        "ends": reach.around(prediction, index),
+        "evidence": reach.evidence_at(index),
+        "router": _of_router(reach, index),
+        "level": LEVEL,
+        "learned": learned,
+        "changes": {
+            name: knobs[name].changes_training for name in changing_knobs(candidate, knobs)
+        },
+        "ranks": rank_lines(candidate, environment),
+    }
 
 
-def _likeliest(ranking: Ranking) -> float:
-    """Probability to fit of the candidate that does most surely."""
-    return float(ranking.prediction.fit_probability.max())
+def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
+    """What `first_forecast.j2` tells, where rows of some ranks are shown."""
+    index, unchanged = int(ranking.choices.firsts[0]), ranking.unchanged
+    candidate = ranking.candidates[index]
+    return {
+        **forecast_values(
+            ranking.job,
+            ranking.environment,
+            candidate,
+            ranking.prediction,
+            index,
+            ranking.reach,
+            ranking.learned,
+        ),
+        "unchanged": None
+        if unchanged is None
+        else {
+            "rank": ranking.choices.rank(unchanged),
+            "step_time_s": float(ranking.prediction.step_time_s[unchanged]),
+            "described": ranking.describe(ranking.candidates[unchanged]),
+        },
+        "needs": ranking.needs(candidate),
+        "variants": _variants_of_first(ranking),
+        "asks": _asks(ranking, shown),
+        "search": _searched(ranking, shown),
+    }
 
 
 def _alternatives(ranking: Ranking) -> list[int]:
@@ -196,168 +193,71 @@ def _alternatives(ranking: Ranking) -> list[int]:
     return list(dict.fromkeys([*ranks, *kinds]))
 
 
-def _search_facts(ranking: Ranking, shown: Sequence[int]) -> list[tuple[str, str]]:
-    """Shown rows that a search which is told no space does not try, and what makes it."""
+def _searched(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any] | None:
+    """Shown rows that a search which is told no space tries, and what makes it try the others.
+
+    None: it tries all of them.
+    """
     search = ranking.default_search
     if search is None:
-        return []
+        return None
     candidates = {
         rank: ranking.candidates[int(ranking.choices.firsts[rank - 1])] for rank in shown
     }
     tried = [rank for rank, candidate in candidates.items() if search.has(candidate)]
     if len(tried) == len(shown):
-        return []
+        return None
     left = {rank: candidates[rank] for rank in shown if rank not in tried}
-    parts = [f"{_rows(tried)} of these" if tried else "none of these rows"]
+    homes = {}
     for name, held in search.homes(list(left.values())).items():
         ranks = [rank for rank, candidate in left.items() if candidate in held]
         left = {rank: candidate for rank, candidate in left.items() if rank not in ranks}
-        parts.append(f"--space {name} has {_rows(ranks)}")
-    if left:
-        parts.append(
-            f"no shipped space has {_rows(list(left))}: name their knobs and values in a space of "
-            "your own (docs/spaces.md)"
-        )
-    return [("search", f"by default tries {search.tries}: {'; '.join(parts)}")]
-
-
-def _faster(ranking: Ranking, other: OtherJob, why: str) -> str:
-    """What another job gains over the first row, and why that has to be slower."""
-    return (
-        f"{why}; with {other.flags}, {other.described} is predicted to train "
-        f"{_speedup(ranking, other):.2g} times as many samples/s as rank 1"
-    )
-
-
-def _speedup(ranking: Ranking, other: OtherJob) -> float:
-    """Tokens/s of another job over those of the first row."""
-    first_s = float(ranking.prediction.step_time_s[int(ranking.order[0])])
-    return other.speedup(ranking.job, first_s)
+        homes[name] = _rows(ranks)
+    return {"tries": search.tries, "tried": _rows(tried), "homes": homes, "left": _rows([*left])}
 
 
 def _other_as_dict(ranking: Ranking, other: OtherJob) -> dict[str, Any]:
+    first_s = float(ranking.prediction.step_time_s[int(ranking.order[0])])
     return {
         "flags": other.flags,
         "described": other.described,
         "fit_probability": other.fit_probability,
-        "speedup": _speedup(ranking, other),
+        "speedup": other.speedup(ranking.job, first_s),
     }
 
 
-def rank_facts(candidate: Candidate, environment: Environment) -> list[tuple[str, str]]:
+def rank_lines(candidate: Candidate, environment: Environment) -> list[str]:
     """Where the ranks of a candidate lie on machines of a kind, and how far its groups reach."""
     places = machine_places(candidate.world, environment.n_devices)
-    lines = describe_ranks(candidate, places)
-    return [("" if n else "ranks", line.removeprefix("ranks ")) for n, line in enumerate(lines)]
+    return [line.removeprefix("ranks ") for line in describe_ranks(candidate, places)]
 
 
-def host_facts(prediction: Prediction, index: int) -> list[tuple[str, str]]:
-    """What offload takes of the hosts' memory; nothing where nothing is offloaded there."""
+def host_bytes(prediction: Prediction, index: int) -> tuple[float, float] | None:
+    """What offload takes of a host's memory, per rank and per node; None: nothing is there."""
     node_bytes = float(prediction.host_memory_bytes[index])
     if not node_bytes:
-        return []
-    rank_bytes = float(np.ravel(prediction.take(np.array([index])).memory.host_bytes)[0])
-    return [
-        (
-            "host memory",
-            f"{format_bytes(rank_bytes)} per rank, {format_bytes(node_bytes)} per node",
-        )
-    ]
-
-
-def lengths_facts(job: Job) -> list[tuple[str, str]]:
-    """What samples of other lengths than `seq_len` tokens mean to predictions."""
-    text = job.lengths.describe(job.global_batch)
-    if job.lengths.kind == "packed":
-        text = f"{text} of {job.seq_len} tokens"
-    elif text:
-        text += "; time is of micro-batches padded to their longest sample, memory of the longest"
-    return [("lengths", text)] if text else []
-
-
-def routing_facts(reach: Margin, index: int) -> list[tuple[str, str]]:
-    """What a forecast assumes of the router."""
-    return [("routing", f"assumed to {text}") for text in _of_router(reach, index)]
-
-
-def evidence_in_words(reach: Margin, index: int) -> str:
-    """What intervals rest on; empty where trials here taught them."""
-    evidence = reach.evidence_at(index)
-    return f"learned from others' runs; {evidence}" if evidence else ""
-
-
-def assumptions(reach: Margin, index: int) -> list[str]:
-    """The same for programs."""
-    evidence = reach.evidence_at(index)
-    return _of_router(reach, index) + ([f"intervals: {evidence}"] if evidence else [])
-
-
-def _of_router(reach: Margin, index: int) -> list[str]:
-    """What a forecast takes the router to do; empty where nothing depends on it."""
-    slower = reach.slower_at(index)
-    if slower <= 1:
-        return []
-    return [
-        "give all experts as many tokens; where it does not, steps take up to "
-        f"{slower:g} times as long, which the upper end of the interval allows for"
-    ]
-
-
-def training_facts(candidate: Candidate, engine: str) -> list[tuple[str, str]]:
-    """Knobs of a candidate with which something else is trained, and what they change."""
-    changing = changing_knobs(candidate, knobs_of(engine))
-    if not changing:
-        return []
-    knobs = knobs_of(engine)
-    said = dict.fromkeys(knobs[name].changes_training for name in changing)
-    return [("changes training", f"{' '.join(changing)}: {'; '.join(said)}")]
-
-
-def _training_facts(ranking: Ranking, index: int) -> list[tuple[str, str]]:
-    facts = training_facts(ranking.candidates[index], ranking.job.engine)
-    if (other := ranking.unchanged) is None:
-        return facts
-    seconds = format_seconds(float(ranking.prediction.step_time_s[other]))
-    described = ranking.describe(ranking.candidates[other])
-    rank = ranking.choices.rank(other)
-    return [*facts, ("without it", f"rank {rank}, {seconds}: {described}")]
-
-
-def needs_facts(packages: Sequence[str]) -> list[tuple[str, str]]:
-    """What nodes must have that nobody looked at; nothing for this machine."""
-    return [("nodes need", ", ".join(packages))] if packages else []
-
-
-def asks_facts(asked: Sequence[str]) -> list[tuple[str, str]]:
-    """What a candidate asks of the user beside its settings."""
-    return [("it needs", "; ".join(asked))] if asked else []
-
-
-def no_files_facts(why: str) -> list[tuple[str, str]]:
-    """Why a forecast is all that there is."""
-    return [("no files", f"are made for this, it is a forecast alone: {why}")] if why else []
-
-
-def _interval(ranking: Ranking, index: int) -> str:
-    """The intervals of one candidate in words."""
-    low_s, high_s, low_bytes, high_bytes = ranking.reach.around(ranking.prediction, index)
+        return None
     return (
-        f"{format_seconds(low_s)} to {format_seconds(high_s)}, {format_bytes(low_bytes)} to "
-        f"{format_bytes(high_bytes)}; such intervals hold {held_in_words(ranking.learned)}"
+        float(np.ravel(prediction.take(np.array([index])).memory.host_bytes)[0]),
+        node_bytes,
     )
 
 
-def _evidence_facts(ranking: Ranking, index: int) -> list[tuple[str, str]]:
-    text = evidence_in_words(ranking.reach, index)
-    return [("intervals", text)] if text else []
+def assumptions(reach: Margin, index: int) -> list[str]:
+    """What a forecast takes for granted, for programs."""
+    evidence, router = reach.evidence_at(index), _of_router(reach, index)
+    return [*filter(None, [router]), *([f"intervals: {evidence}"] if evidence else [])]
 
 
-def held_in_words(learned: Learned | None) -> str:
-    """What intervals hold, in words."""
-    if learned is None:
-        return f"{LEVEL:.0%} of runs that the model has not seen"
-    own = f"{learned.n_here} of this job" if learned.n_here else "none of this job"
-    return f"{LEVEL:.0%} of runs here, by {learned.n_trials} trials on these devices, {own}"
+def _of_router(reach: Margin, index: int) -> str:
+    """What a forecast takes the router to do; empty where nothing depends on it."""
+    slower = reach.slower_at(index)
+    if slower <= 1:
+        return ""
+    return (
+        "give all experts as many tokens; where it does not, steps take up to "
+        f"{slower:g} times as long, which the upper end of the interval allows for"
+    )
 
 
 def learned_as_dict(learned: Learned | None) -> dict[str, int]:
@@ -369,39 +269,18 @@ def learned_as_dict(learned: Learned | None) -> dict[str, int]:
 
 
 def _baseline_as_dict(ranking: Ranking) -> dict[str, Any] | None:
-    own = ranking.baseline
-    if own is None:
+    baseline = ranking.baseline
+    if baseline is None:
         return None
+    best_s = float(ranking.prediction.step_time_s[int(ranking.order[0])])
+    figures = figures_as_dict(ranking.job, baseline.prediction, 0, baseline.reach)
     return {
-        "path": own.path,
-        "candidate": own.candidate.values,
-        **figures_as_dict(ranking.job, own.prediction, 0, own.reach),
-        "pred_gain_of_best": _gain_of_best(ranking, own),
-        "not_carried": {name: list(pair) for name, pair in own.notes.items()},
+        "path": baseline.path,
+        "candidate": baseline.candidate.values,
+        **figures,
+        "pred_gain_of_best": figures["pred_step_time_s"] / best_s,
+        "not_carried": {name: list(pair) for name, pair in baseline.notes.items()},
     }
-
-
-def _baseline_facts(ranking: Ranking, own: PredictedBaseline) -> list[tuple[str, str]]:
-    found = own.prediction
-    step_time_s = float(found.step_time_s[0])
-    facts = [
-        (
-            "baseline",
-            f"{own.path}: {own.described}: {format_seconds(step_time_s)} a step, "
-            f"{format_bytes(found.peak_memory_bytes[0])}, fits with a probability of "
-            f"{found.fit_probability[0]:.0%}; rank 1 is predicted to be "
-            f"{_gain_of_best(ranking, own):.2f} times as fast",
-        )
-    ]
-    for name, (theirs, ours) in own.notes.items():
-        shown = "nothing" if ours is None else ours
-        facts.append(("", f"{name} {theirs}: no knob carries it; predicted with {shown}"))
-    return facts
-
-
-def _gain_of_best(ranking: Ranking, own: PredictedBaseline) -> float:
-    best_s = ranking.prediction.step_time_s[int(ranking.order[0])]
-    return float(own.prediction.step_time_s[0] / best_s)
 
 
 def parts_of(prediction: Prediction, index: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -413,18 +292,12 @@ def parts_of(prediction: Prediction, index: int) -> tuple[dict[str, float], dict
 
 def _parts(side: object, names: Mapping[str, str], total: float) -> dict[str, float]:
     """The parts, which add up to the figure as trials have corrected it."""
-    said = {words: float(getattr(side, name)[0]) for name, words in names.items()}
-    scale = total / sum(said.values())
-    found = {words: part * scale for words, part in said.items()}
+    known = {words: float(getattr(side, name)[0]) for name, words in names.items()}
+    scale = total / sum(known.values())
+    found = {words: part * scale for words, part in known.items()}
     return {
         words: found[words] for words in sorted(found, key=lambda w: -found[w]) if found[words] > 0
     }
-
-
-def shares(parts: Mapping[str, float], most: int = 4) -> str:
-    """`matrix products 52%, attention 20%`, the largest ones."""
-    total = sum(parts.values()) or 1.0
-    return ", ".join(f"{name} {part / total:.0%}" for name, part in list(parts.items())[:most])
 
 
 def figures_as_dict(job: Job, prediction: Prediction, index: int, reach: Margin) -> dict[str, Any]:
@@ -483,60 +356,62 @@ def _best_of(ranking: Ranking, index: int) -> list[str]:
 
 def _notes(ranking: Ranking, rank: int) -> list[str]:
     """What is worth saying of a row: why it is there, and what varies in it."""
-    index = int(ranking.choices.firsts[rank - 1])
-    notes, times_s = [], ranking.prediction.step_time_s
-    if chance := ranking.probable.get(index):
-        gain = times_s[int(ranking.choices.firsts[0])] / times_s[index]
-        notes.append(
-            f"the fastest that fits with {chance:.0%} or more, {gain:.2f} times as fast as rank 1"
-        )
-    elif rank == 1 and ranking.probable and ranking.n_likely:
-        notes.append(f"the fastest that fits with {ranking.min_fit:.0%} or more")
-    if index == ranking.unchanged:
-        notes.append("the best that trains the same numbers")
-    if rank > 1 and (kinds := _best_of(ranking, index)):
-        notes.append(f"the best of {', '.join(kinds)}")
-    if close := len(ranking.close_variants(rank)):
-        notes.append(f"{format_count(close, 'variant')} within 1%")
-    return ["; ".join(notes)] if notes else []
+    index, times_s = int(ranking.choices.firsts[rank - 1]), ranking.prediction.step_time_s
+    values = {
+        "ranking": ranking,
+        "rank": rank,
+        "chance": ranking.probable.get(index),
+        "gain": times_s[int(ranking.choices.firsts[0])] / times_s[index],
+        "is_unchanged": index == ranking.unchanged,
+        "kinds": _best_of(ranking, index),
+        "n_close": len(ranking.close_variants(rank)),
+    }
+    notes = "; ".join(text for _, text in tell("forecast_row", values))
+    return [notes] if notes else []
 
 
 _LEAST_SAVING = 0.03
 """Part of the peak that a variant has to save to be named."""
 
 
-def _variants_facts(ranking: Ranking) -> list[tuple[str, str]]:
-    """The variants of the first row, and the smallest of them where it is smaller."""
+def _variants_of_first(ranking: Ranking) -> dict[str, Any] | None:
+    """The variants of the first row, and the smallest of them where it is smaller; None: none."""
     close, every = ranking.close_variants(1), ranking.choices.variants(1)
     if not len(every):
-        return []
-    text = f"{len(close)} within 1%, {len(every) - len(close)} slower"
+        return None
     peaks, index = ranking.prediction.peak_memory_bytes, int(ranking.choices.firsts[0])
     smallest = min(close, key=lambda other: float(peaks[other]), default=index)
-    if peaks[smallest] < (1 - _LEAST_SAVING) * peaks[index]:
-        own, other = (ranking.candidates[int(each)].values for each in (index, smallest))
-        changed = [f"{n}={format_value(v)}" for n, v in other.items() if own.get(n) != v]
-        text += f"; {' '.join(changed)} takes {format_bytes(peaks[smallest])}"
-    return [("variants of 1", text)]
+    values = ranking.candidates[index].values
+    changed = [
+        f"{name}={format_value(value)}"
+        for name, value in ranking.candidates[smallest].values.items()
+        if values.get(name) != value
+    ]
+    is_smaller = peaks[smallest] < (1 - _LEAST_SAVING) * peaks[index]
+    return {
+        "n_close": len(close),
+        "n_slower": len(every) - len(close),
+        "smaller": changed if is_smaller else [],
+        "peak_bytes": float(peaks[smallest]),
+    }
 
 
-def _asks_facts(ranking: Ranking, shown: Sequence[int]) -> list[tuple[str, str]]:
-    """What shown rows ask of the user beside their settings, each with its rows."""
+def _asks(ranking: Ranking, shown: Sequence[int]) -> dict[str, str]:
+    """What shown rows ask of the user beside their settings -> the rows; empty: all of them."""
     firsts = ranking.choices.firsts
-    rows: dict[str, list[int]] = {}
+    ranks: dict[str, list[int]] = {}
     for rank in shown:
         for asked in ranking.asks(ranking.candidates[int(firsts[rank - 1])]):
-            rows.setdefault(asked, []).append(rank)
-    every = len(shown)
-    texts = [
-        f"{asked} ({'all rows' if len(ranks) == every else _rows(ranks)})"
-        for asked, ranks in rows.items()
-    ]
-    return [("rows need", "; ".join(texts))] if texts else []
+            ranks.setdefault(asked, []).append(rank)
+    return {
+        asked: "" if len(found) == len(shown) else _rows(found) for asked, found in ranks.items()
+    }
 
 
 def _rows(ranks: Sequence[int]) -> str:
-    """`rows 1, 4 to 6`, for ranks in any order."""
+    """`rows 1, 4 to 6`, for ranks in any order; empty for none."""
+    if not ranks:
+        return ""
     parts: list[list[int]] = []
     for rank in sorted(ranks):
         if parts and rank == parts[-1][-1] + 1:

@@ -5,18 +5,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_bytes
 from autotune.cost.memory import Memory
 from autotune.planning.traced import TracedEstimate
 from autotune.report.candidates.explained import (
     estimate_as_dict,
     judged_as_dict,
     print_title,
-    verdict,
 )
-from autotune.report.candidates.ranking import MEMORY_PARTS, host_facts, parts_of, shares
+from autotune.report.candidates.ranking import MEMORY_PARTS, host_bytes, parts_of
+from autotune.report.telling import tell
 from autotune.report.terminal.tables import plain_table, print_facts
-from autotune.tracing import Trace
 
 _UNSEEN = (
     "the model's sizes cannot be seen, so its step time cannot be predicted, nor its memory but "
@@ -50,19 +49,16 @@ def traced_as_dict(found: TracedEstimate) -> dict[str, Any]:
 def print_traced(console: Console, found: TracedEstimate) -> None:
     """Print the step, the two kinds of figures side by side, and what was traced."""
     print_title(console, found)
-    facts = verdict(found)
-    if found.analytic is None:
-        facts.append(("note", _UNSEEN))
-    else:
-        seconds, _ = parts_of(found.analytic.prediction, 0)
-        step_s = format_seconds(found.analytic.step_time_s)
-        facts.append(("step", f"{step_s}: {shares(seconds, 5)}"))
-        facts += host_facts(found.analytic.prediction, 0)
-    print_facts(console, facts)
+    counted = found.analytic and found.analytic.prediction
+    values = {
+        "found": found,
+        "unseen": _UNSEEN,
+        "seconds": counted and parts_of(counted, 0)[0],
+        "host_bytes": counted and host_bytes(counted, 0),
+    }
+    print_facts(console, tell("traced", {**values, "is_above": True}))
     console.print(_table(found))
-    peaks = (f"{phase} {format_bytes(_peak_bytes(m))}" for phase, m in found.phases.items())
-    facts = [("phases", ", ".join(peaks)), ("trace", _how(found.trace))]
-    print_facts(console, [*facts, *(("", note) for note in found.trace.notes)])
+    print_facts(console, tell("traced", {**values, "is_above": False}))
 
 
 def _table(found: TracedEstimate) -> Table:
@@ -92,15 +88,3 @@ def _parts(memory: Memory) -> dict[str, float]:
 
 def _peak_bytes(memory: Memory) -> float:
     return float(memory.peak_bytes)
-
-
-def _how(trace: Trace) -> str:
-    took = f"in {format_seconds(trace.took_s)}, nothing was allocated"
-    traced = trace.traced
-    if len(trace.depths) == 1:
-        return f"one step of the whole model, {took}"
-    depths = ", ".join(map(str, trace.depths[:-1]))
-    return (
-        f"one step with {depths} and {trace.depths[-1]} layers, {took}; extrapolated to "
-        f"{traced.n_layers} by part of the step"
-    )

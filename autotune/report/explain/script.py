@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.base.units import format_bytes, format_count
 from autotune.contract import TrialResult
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.trial import Explanation, describe
+from autotune.report.telling import Fact, tell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +61,9 @@ class ScriptDiagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """As `diagnose --json` prints it."""
-        told = {
-            name: getattr(self, name)
-            for name in (
-                "command",
-                "study",
-                "framework",
-                "model",
-                "settings",
-                "origins",
-                "memory_bytes",
-            )
-        }
+        names = ("command", "study", "framework", "model", "settings", "origins", "memory_bytes")
         return {
-            **told,
+            **{name: getattr(self, name) for name in names},
             "row": {name: _json(value) for name, value in self.row.items()},
             "explanation": None if self.explanation is None else self.explanation.as_dict(),
             "remarks": list(self.remarks),
@@ -85,79 +74,20 @@ class ScriptDiagnosis:
         }
 
 
-_TOLD = {"speed", "measured", "disturbed"}
-"""Facts of a trial that the diagnosis of a script tells in its own words."""
-
-
-def describe_script(diagnosis: ScriptDiagnosis) -> Iterator[tuple[str, str]]:
+def describe_script(diagnosis: ScriptDiagnosis) -> list[Fact]:
     """The diagnosis as (name, text)."""
-    yield "command", diagnosis.command
-    yield "trains", _trains(diagnosis)
-    yield "batch", _batch(diagnosis.settings)
-    yield "set by", ", ".join(f"{name}: {where}" for name, where in diagnosis.origins.items())
-    yield "speed", ", ".join(_speeds(diagnosis))
-    if diagnosis.result.disturbed:
-        yield (
-            "disturbed",
-            f"{diagnosis.result.disturbed}: the command alone is faster. A search runs it once "
-            "more; --fresh does so now",
-        )
-    yield "memory", _memory(diagnosis)
-    if diagnosis.explanation is not None:
-        facts = describe(diagnosis.explanation)
-        yield from ((name, text) for name, text in facts if name not in _TOLD)
-    for remark in diagnosis.remarks:
-        yield "remark", remark
-    for change in diagnosis.changes:
-        yield (
-            f"{change.gain:.2f}x",
-            (
-                f"predicted (90%: {change.gain_low:.2f} to {change.gain_high:.2f}) with "
-                f"{change.settings}, at {format_bytes(change.peak_memory_bytes)} "
-                f"({format_bytes(change.peak_memory_low_bytes)} to "
-                f"{format_bytes(change.peak_memory_high_bytes)}): " + "; ".join(change.edits)
-            ),
-        )
-    if not diagnosis.is_predicted:
-        yield "changes", "none can be predicted: a search measures them"
-    elif not diagnosis.changes:
-        yield "changes", "no single change is predicted to be faster"
-    for note in diagnosis.notes:
-        yield "note", note
-    yield "study", diagnosis.study
-
-
-def _trains(diagnosis: ScriptDiagnosis) -> str:
-    said = diagnosis.settings
-    tokens = f", {said['tokens_per_sample']} tokens a sample" if said["tokens_per_sample"] else ""
-    frozen = f", {said['n_params_frozen']:,} frozen" if said["n_params_frozen"] else ""
-    return (
-        f"{diagnosis.model} ({said['n_params']:,} parameters{frozen}) by "
-        f"{diagnosis.framework}, {said['precision']}, {said['optimizer']}{tokens}"
+    memory_bytes = {name: value for name, value in diagnosis.memory_bytes.items() if value}
+    explanation = diagnosis.explanation
+    return tell(
+        "script",
+        {
+            "diagnosis": diagnosis,
+            "speeds": [*_speeds(diagnosis)],
+            "host_bytes": memory_bytes.pop("host", 0.0),
+            "parts": {MEMORY_PARTS[f"{name}_bytes"]: size for name, size in memory_bytes.items()},
+            "facts": [] if explanation is None else describe(explanation),
+        },
     )
-
-
-def _batch(said: Mapping[str, Any]) -> str:
-    passes = format_count(said["grad_accum"], "pass", "passes")
-    ranks = format_count(said["world"], "rank")
-    return (
-        f"{format_count(said['micro_batch'], 'sample')} a pass, {passes} a step, {ranks}: "
-        f"{format_count(said['global_batch'], 'sample')} a step"
-    )
-
-
-def _memory(diagnosis: ScriptDiagnosis) -> str:
-    peak = diagnosis.result.peak_memory_bytes
-    said = "not known" if peak is None else format_bytes(peak)
-    here = {name: value for name, value in diagnosis.memory_bytes.items() if value}
-    on_host = here.pop("host", 0.0)
-    parts = [
-        f"{MEMORY_PARTS[f'{name}_bytes']} {format_bytes(value)}" for name, value in here.items()
-    ]
-    total = format_bytes(sum(here.values()))
-    predicted = f"; predicted {total} in all: {', '.join(parts)}" if parts else ""
-    besides = f"; on the host {format_bytes(on_host)}" if on_host else ""
-    return f"{said} at the peak of the fullest rank{predicted}{besides}"
 
 
 def _speeds(diagnosis: ScriptDiagnosis) -> Iterator[str]:

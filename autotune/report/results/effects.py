@@ -14,7 +14,7 @@ from autotune.record.facts import baseline_of
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
 from autotune.report.results.rows import Row
 from autotune.report.story import Story
-from autotune.search.confirm import Verdict, recorded_verdict
+from autotune.search.confirm import Comparison, recorded_verdict
 from autotune.search.history import History
 from autotune.space.candidate import format_value
 from autotune.space.knobs import settings_of
@@ -122,12 +122,12 @@ def _alike(
         yield from itertools.product(befores, afters)
 
 
-def _pair(before: Row, after: Row, history: History, verdict: Verdict | None) -> Pair:
+def _pair(before: Row, after: Row, history: History, verdict: Comparison | None) -> Pair:
     peaks = [row.figure.peak_memory_bytes if row.figure else None for row in (after, before)]
     of, over = after.candidate.hash, before.candidate.hash
     gain = None
     if verdict is not None and {of, over} <= set(verdict.figures):
-        gain = verdict.gain(of=of, over=over)  # judged as the gain in the headline is
+        gain = verdict.race.gain(of=of, over=over)  # judged as the gain in the headline is
     if verdict is not None and gain is not None:
         n_runs = verdict.figures[of].n_runs, verdict.figures[over].n_runs
         ratio = Ratio(**vars(gain), basis=Basis.RUNS, n_runs=n_runs)

@@ -4,12 +4,10 @@ They build the model by their own settings before Trainer sees its arguments: an
 both.
 """
 
-import functools
-from collections.abc import Mapping
-from types import ModuleType
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from autotune.trial.guest.hooks import Hook
+from autotune.trial.guest.hooks import Hook, wrapped
 from autotune.trial.guest.quiet import output_folder
 
 RECOMPUTE_NAMES = ("activation_checkpointing", "gradient_checkpointing")
@@ -34,7 +32,7 @@ def as_argument_of(framework: str, name: str, value: Any) -> tuple[str, Any]:
     return name, value
 
 
-def hooks(arguments: Mapping[str, Any], seen: dict[str, Any]) -> dict[str, Hook]:
+def hooks(arguments: Mapping[str, Any], seen: dict[str, Any]) -> list[tuple[str, Hook]]:
     """What a trial changes of a framework's own settings: edits, and where it writes.
 
     Args:
@@ -45,60 +43,42 @@ def hooks(arguments: Mapping[str, Any], seen: dict[str, Any]) -> dict[str, Hook]
     def of(framework: str) -> dict[str, Any]:
         return dict(as_argument_of(framework, name, value) for name, value in arguments.items())
 
-    def on_llama_factory(module: ModuleType) -> None:
-        """It switches recomputation by an argument of the model."""
-        kind = module.ModelArguments
-        finish = kind.__post_init__
+    def make_model_arguments(finish: Callable[[Any], None], model: Any) -> None:
+        """LLaMA-Factory switches recomputation by an argument of the model."""
+        seen["takes_attention"] = hasattr(model, "flash_attn")
+        for name, value in of("llama-factory").items():
+            if hasattr(model, name):
+                setattr(model, name, value)
+        finish(model)
 
-        @functools.wraps(finish)
-        def edited(model: Any) -> None:
-            seen["takes_attention"] = hasattr(model, "flash_attn")
-            for name, value in of("llama-factory").items():
-                if hasattr(model, name):
-                    setattr(model, name, value)
-            finish(model)
-
-        kind.__post_init__ = edited
-
-    def on_axolotl(module: Any) -> None:
-        """Its file is read here; what comes by keyword stands above the file.
+    def load_axolotl(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Axolotl's file is read here; what comes by keyword stands above the file.
 
         It removes the log of an earlier run from its output folder at once.
         """
-        load = module.load_cfg
+        given = args[0] if args else kwargs.get("config")
+        # Beside its older switches it refuses the key, and older releases do not know it.
+        seen["takes_attention"] = bool(_in_yaml(given).get(ATTENTION_ARGUMENT))
+        return load(*args, **{**kwargs, **of("axolotl"), "output_dir": output_folder()})
 
-        @functools.wraps(load)
-        def edited(*args: Any, **kwargs: Any) -> Any:
-            given = args[0] if args else kwargs.get("config")
-            # Beside its older switches it refuses the key, and older releases do not know it.
-            seen["takes_attention"] = bool(_in_yaml(given).get(ATTENTION_ARGUMENT))
-            return load(*args, **{**kwargs, **of("axolotl"), "output_dir": output_folder()})
+    def make_trl_model(finish: Callable[[Any], None], model: Any) -> None:
+        """A script of TRL builds its model by this, if it reads what it says of attention."""
+        if ATTENTION_ARGUMENT in arguments:
+            setattr(model, ATTENTION_ARGUMENT, arguments[ATTENTION_ARGUMENT])
+        finish(model)
 
-        module.load_cfg = edited
+    def read_trl_model(read: Callable[[Any, str], Any], model: Any, name: str) -> Any:
+        if name == ATTENTION_ARGUMENT:
+            seen["takes_attention"] = True
+        return read(model, name)
 
-    def on_trl(module: ModuleType) -> None:
-        """A script builds its model by this, if it reads what it says of attention."""
-        kind = module.ModelConfig
-        finish, read = kind.__post_init__, kind.__getattribute__
-
-        @functools.wraps(finish)
-        def edited(model: Any) -> None:
-            if ATTENTION_ARGUMENT in arguments:
-                setattr(model, ATTENTION_ARGUMENT, arguments[ATTENTION_ARGUMENT])
-            finish(model)
-
-        def noting(model: Any, name: str) -> Any:
-            if name == ATTENTION_ARGUMENT:
-                seen["takes_attention"] = True
-            return read(model, name)
-
-        kind.__post_init__, kind.__getattribute__ = edited, noting
-
-    return {
-        "axolotl.cli.config": on_axolotl,
-        "llamafactory.hparams.model_args": on_llama_factory,
-        "trl.trainer.model_config": on_trl,
-    }
+    trl, factory = "trl.trainer.model_config", "llamafactory.hparams.model_args"
+    return [
+        ("axolotl.cli.config", wrapped("load_cfg", load_axolotl)),
+        (factory, wrapped("ModelArguments.__post_init__", make_model_arguments)),
+        (trl, wrapped("ModelConfig.__post_init__", make_trl_model)),
+        (trl, wrapped("ModelConfig.__getattribute__", read_trl_model)),
+    ]
 
 
 def _in_yaml(path: Any) -> dict[str, Any]:

@@ -1,21 +1,47 @@
 """Calls at the moment when a module of somebody else's has been imported."""
 
+import functools
 import importlib.abc
 import importlib.machinery
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 Hook = Callable[[ModuleType], None]
+Wrapper = Callable[..., Any]
+"""Called in the place of a function, with that function before its arguments."""
 
 
-def combined(*subjects: Mapping[str, Hook]) -> dict[str, Hook]:
-    """Hooks of several subjects by module; of a module with several, each is called in turn."""
+def wrapped(place: str, wrapper: Wrapper) -> Hook:
+    """A hook that wraps what its module holds at a place: `function`, or `Class.method`."""
+    *owners, name = place.split(".")
+
+    def hook(module: ModuleType) -> None:
+        owner = functools.reduce(getattr, owners, module)
+        is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+        replaced = around(getattr(owner, name), wrapper)
+        setattr(owner, name, staticmethod(replaced) if is_static else replaced)
+
+    return hook
+
+
+def around(original: Callable[..., Any], wrapper: Wrapper) -> Callable[..., Any]:
+    """What calls the wrapper with the original, and looks like that."""
+
+    @functools.wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    return called
+
+
+def combined(hooks: Iterable[tuple[str, Hook]]) -> dict[str, Hook]:
+    """Hooks by their modules; of a module with several, each is called in turn."""
     found: dict[str, list[Hook]] = {}
-    for subject in subjects:
-        for name, hook in subject.items():
-            found.setdefault(name, []).append(hook)
+    for name, hook in hooks:
+        found.setdefault(name, []).append(hook)
 
     def in_turn(hooks: Sequence[Hook]) -> Hook:
         def call(module: ModuleType) -> None:

@@ -4,14 +4,13 @@ What their code writes with `open` itself is theirs, and is written.
 """
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from autotune.trial.guest.hooks import Hook
+from autotune.trial.guest.hooks import Hook, around, wrapped
 
 VARIABLES = {
     "WANDB_MODE": "disabled",
@@ -70,15 +69,17 @@ _MONITORS = ("TensorBoardMonitor", "WandbMonitor", "csvMonitor", "CometMonitor")
 """What DeepSpeed sends its figures to, by the sections of its configuration."""
 
 
-def hooks() -> dict[str, Hook]:
+def hooks() -> list[tuple[str, Hook]]:
     """What is switched off once each module is there."""
-    found: dict[str, Hook] = {name: _silence_methods for name in _METHODS}
-    found["torch.serialization"] = _silence_saving
-    found |= dict.fromkeys(_FUNCTIONS, _silence_functions)
-    found["deepspeed.monitor.monitor"] = _silence_monitors
-    found["torch.utils.tensorboard.writer"] = _redirect_boards
-    found["tensorboardX.writer"] = _redirect_boards
-    return found
+    to_scratch = wrapped("SummaryWriter.__init__", _make_board)
+    return [
+        *((name, _silence_methods) for name in _METHODS),
+        *((name, _silence_functions) for name in _FUNCTIONS),
+        ("torch.serialization", wrapped("save", _save_in_memory)),
+        ("deepspeed.monitor.monitor", _silence_monitors),
+        ("torch.utils.tensorboard.writer", to_scratch),
+        ("tensorboardX.writer", to_scratch),
+    ]
 
 
 def _nothing(*_: Any, **__: Any) -> bool:
@@ -116,17 +117,14 @@ def _silence_monitors(module: ModuleType) -> None:
             setattr(module, name, _NoMonitor)
 
 
-def _silence_saving(module: ModuleType) -> None:
+def _save_in_memory(
+    save: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any
+) -> None:
     """Objects still go into buffers, as ranks send them to one another; no file is written."""
-    save = module.save
-
-    def save_in_memory(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(f, str | os.PathLike):
-            _unsaved.add(os.path.abspath(f))
-        else:
-            save(obj, f, *args, **kwargs)
-
-    module.save = save_in_memory  # type: ignore[attr-defined]
+    if isinstance(f, str | os.PathLike):
+        _unsaved.add(os.path.abspath(f))
+    else:
+        save(obj, f, *args, **kwargs)
 
 
 _unsaved: set[str] = set()
@@ -138,30 +136,24 @@ _made: list[str] = []
 def watch_files() -> None:
     """Let a script go on after files that were not saved, and keep the folders that it makes."""
     for name in ("rename", "replace", "remove", "unlink"):
-        setattr(os, name, _sparing_unsaved(getattr(os, name)))
-    make = os.mkdir
-
-    @functools.wraps(make)
-    def make_noted(path: Any, *args: Any, **kwargs: Any) -> None:
-        make(path, *args, **kwargs)
-        if isinstance(path, str | os.PathLike) and kwargs.get("dir_fd") is None:
-            _made.append(os.path.abspath(os.fspath(path)))
-
-    os.mkdir = make_noted
+        setattr(os, name, around(getattr(os, name), _spare_unsaved))
+    os.mkdir = around(os.mkdir, _make_folder)
 
 
-def _sparing_unsaved(call: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(call)
-    def spared(path: Any, *args: Any, **kwargs: Any) -> None:
-        is_path = isinstance(path, str | os.PathLike)
-        if not is_path or os.path.abspath(path) not in _unsaved or os.path.lexists(path):
-            call(path, *args, **kwargs)
-            return
-        for target in args:  # the new name
-            if isinstance(target, str | os.PathLike):
-                _unsaved.add(os.path.abspath(target))
+def _make_folder(make: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+    make(path, *args, **kwargs)
+    if isinstance(path, str | os.PathLike) and kwargs.get("dir_fd") is None:
+        _made.append(os.path.abspath(os.fspath(path)))
 
-    return spared
+
+def _spare_unsaved(call: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+    is_path = isinstance(path, str | os.PathLike)
+    if not is_path or os.path.abspath(path) not in _unsaved or os.path.lexists(path):
+        call(path, *args, **kwargs)
+        return
+    for target in args:  # the new name
+        if isinstance(target, str | os.PathLike):
+            _unsaved.add(os.path.abspath(target))
 
 
 def remove_empty_folders() -> None:
@@ -171,16 +163,11 @@ def remove_empty_folders() -> None:
             os.rmdir(path)
 
 
-def _redirect_boards(module: ModuleType) -> None:
+def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: Any) -> None:
     """Event files go where the trial's temporary files are."""
-    initialize: Callable[..., None] = module.SummaryWriter.__init__
-
-    def in_scratch(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs.pop("log_dir", None)
-        kwargs.pop("logdir", None)
-        initialize(self, str(scratch() / "boards"), *args[1:], **kwargs)
-
-    module.SummaryWriter.__init__ = in_scratch
+    kwargs.pop("log_dir", None)
+    kwargs.pop("logdir", None)
+    make(writer, str(scratch() / "boards"), *args[1:], **kwargs)
 
 
 def quiet_arguments(arguments: Any) -> None:

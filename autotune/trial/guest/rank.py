@@ -34,7 +34,7 @@ from autotune.trial.communication import listen
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import Edits, configuration_of
-from autotune.trial.guest.hooks import Hook, call_after_imports, combined
+from autotune.trial.guest.hooks import Hook, Wrapper, around, call_after_imports, combined, wrapped
 from autotune.trial.guest.reading import settings_read, sources_of, stop_watching
 from autotune.trial.reporter import Reporter
 from autotune.trial.statistics import MIN_SAMPLES
@@ -43,11 +43,6 @@ from autotune.trial.wrapper import segments, versions
 
 _OF_FILE = ("config_file", "config_written", "sources", "settings_read", "arrived")
 """What is known of a configuration where it is read, before Trainer or accelerate fill it in."""
-_PARSERS = {
-    "transformers.hf_argparser": ("HfArgumentParser", "parse_args_into_dataclasses"),
-    "trl.scripts.utils": ("TrlParser", "parse_args_and_config"),
-}
-"""Where a script reads Trainer's arguments off its command line: class and method, by module."""
 _PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
 """Arguments of Accelerator with which a script sets DeepSpeed up in its code."""
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
@@ -106,22 +101,31 @@ class Guest:
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
         quiet.watch_files()
-        sys.exit = guest.noting_exit(sys.exit)
-        os._exit = guest.ending(os._exit)  # type: ignore[assignment]
+        sys.exit = around(sys.exit, guest._note_exit)
+        os._exit = around(os._exit, guest._end)
         call_after_imports(guest.hooks())
         return guest
 
     def hooks(self) -> dict[str, Hook]:
-        found: dict[str, Hook] = {
-            "torch.optim.optimizer": self._on_optimizers,
-            "deepspeed": self.on_deepspeed,
-            "accelerate.utils.deepspeed": self._on_accelerate_config,
-            "accelerate.accelerator": self._on_accelerator,
-            "transformers.training_args": self._on_training_arguments,
-            "transformers.trainer": self._on_trainer,
-            **dict.fromkeys(_PARSERS, self._on_parser),
-        }
-        return combined(quiet.hooks(), frameworks.hooks(self.edits.arguments, self.seen), found)
+        """What is done once each module is there: of most, something in it is wrapped."""
+        parse = self._parse
+        of_modules: tuple[tuple[str, str, Wrapper], ...] = (
+            ("accelerate.utils.deepspeed", "HfDeepSpeedConfig.__init__", self._read_config),
+            ("accelerate.accelerator", "Accelerator.__init__", self._make_accelerator),
+            ("transformers.training_args", "TrainingArguments.__post_init__", self._finish),
+            ("transformers.trainer", "Trainer.get_optimizer_cls_and_kwargs", self._choose),
+            ("transformers.hf_argparser", "HfArgumentParser.parse_args_into_dataclasses", parse),
+            ("trl.scripts.utils", "TrlParser.parse_args_and_config", parse),
+        )
+        return combined(
+            [
+                *quiet.hooks(),
+                *frameworks.hooks(self.edits.arguments, self.seen),
+                ("torch.optim.optimizer", self._on_optimizers),
+                ("deepspeed", self.on_deepspeed),
+                *((module, wrapped(place, wrapper)) for module, place, wrapper in of_modules),
+            ]
+        )
 
     # ------------------------------------------------ what the script brings
 
@@ -141,8 +145,7 @@ class Guest:
         self._meter.start(self.spec.measure.memory_limit_bytes or capacity)
         self.reporter.enter(Phase.MODEL)
         module.zero.Init.__init__ = self._noting_init(module.zero.Init.__init__)
-        initialize = module.initialize
-        module.initialize = self._watched_initialize(initialize)  # type: ignore[attr-defined]
+        wrapped("initialize", self._initialize)(module)
 
     def _on_optimizers(self, module: ModuleType) -> None:
         """Optimizers are there: a script whose steps are none of an engine's is not waited for."""
@@ -158,85 +161,56 @@ class Guest:
 
         module.register_optimizer_step_post_hook(on_step)
 
-    def _on_training_arguments(self, module: ModuleType) -> None:
+    def _finish(
+        self, finish: Callable[..., Any], arguments: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Trainer's arguments: a candidate's values, and nothing that leaves traces."""
-        kind = module.TrainingArguments
-        finish = kind.__post_init__
+        self.seen["arguments"] = _plain(vars(arguments))
+        self.seen["arguments_class"] = type(arguments).__name__
+        self.seen["arguments_set"] = list(_set_by_user(arguments))
+        for name, value in self.edits.arguments.items():
+            if name == frameworks.ATTENTION_ARGUMENT:
+                continue  # none of Trainer's
+            setattr(arguments, name, copy.deepcopy(value))
+        quiet.quiet_arguments(arguments)
+        return finish(arguments, *args, **kwargs)
 
-        @functools.wraps(finish)
-        def edited(arguments: Any, *args: Any, **kwargs: Any) -> Any:
-            self.seen["arguments"] = _plain(vars(arguments))
-            self.seen["arguments_class"] = type(arguments).__name__
-            self.seen["arguments_set"] = list(_set_by_user(arguments))
-            for name, value in self.edits.arguments.items():
-                if name == frameworks.ATTENTION_ARGUMENT:
-                    continue  # none of Trainer's
-                setattr(arguments, name, copy.deepcopy(value))
-            quiet.quiet_arguments(arguments)
-            return finish(arguments, *args, **kwargs)
-
-        kind.__post_init__ = edited
-
-    def _on_trainer(self, module: ModuleType) -> None:
+    def _choose(self, choose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Note whether Trainer makes the optimizer by its arguments: a script may bring one."""
-        kind = module.Trainer
-        choose = kind.get_optimizer_cls_and_kwargs
+        self.seen["optimizer_by_arguments"] = True
+        return choose(*args, **kwargs)
 
-        @functools.wraps(choose)
-        def noting(*args: Any, **kwargs: Any) -> Any:
-            self.seen["optimizer_by_arguments"] = True
-            return choose(*args, **kwargs)
-
-        kind.get_optimizer_cls_and_kwargs = staticmethod(noting)
-
-    def _on_parser(self, module: ModuleType) -> None:
+    def _parse(
+        self, parse: Callable[..., Any], parser: Any, args: Any = None, *more: Any, **kwargs: Any
+    ) -> Any:
         """Note whether the command line is what the arguments are read from, and no list."""
-        name, method = _PARSERS[module.__name__]
-        kind = getattr(module, name)
-        parse = getattr(kind, method)
+        is_of_line = args is None or args == sys.argv[1:]
+        self.seen["parses_arguments"] |= is_of_line and _fills_training_arguments(parser)
+        return parse(parser, args, *more, **kwargs)
 
-        @functools.wraps(parse)
-        def noting(parser: Any, args: Any = None, *more: Any, **kwargs: Any) -> Any:
-            is_of_line = args is None or args == sys.argv[1:]
-            self.seen["parses_arguments"] |= is_of_line and _fills_training_arguments(parser)
-            return parse(parser, args, *more, **kwargs)
-
-        setattr(kind, method, noting)
-
-    def _on_accelerate_config(self, module: ModuleType) -> None:
+    def _read_config(
+        self, read: Callable[..., None], config: Any, given: Any, *args: Any, **kwargs: Any
+    ) -> None:
         """The one place where Trainer, accelerate and what builds on them read a configuration."""
-        kind = module.HfDeepSpeedConfig
-        read = kind.__init__
+        stop_watching()
+        read(config, given, *args, **kwargs)
+        if isinstance(given, str) and os.path.exists(given):
+            self.seen["config_file"] = os.path.abspath(given)
+        if "config_written" not in self.seen:
+            self.seen.update(self._origin(config.config))
+        self.edits.apply(config.config, drops_product=True)
+        config.set_stage_and_offload()
 
-        @functools.wraps(read)
-        def edited(config: Any, config_file_or_dict: Any, *args: Any, **kwargs: Any) -> None:
-            stop_watching()
-            read(config, config_file_or_dict, *args, **kwargs)
-            if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
-                self.seen["config_file"] = os.path.abspath(config_file_or_dict)
-            if "config_written" not in self.seen:
-                self.seen.update(self._origin(config.config))
-            self.edits.apply(config.config, drops_product=True)
-            config.set_stage_and_offload()
-
-        kind.__init__ = edited
-
-    def _on_accelerator(self, module: ModuleType) -> None:
+    def _make_accelerator(
+        self, make: Callable[..., None], accelerator: Any, *args: Any, **kwargs: Any
+    ) -> None:
         """No trackers, and no folder of theirs for a project."""
-        kind = module.Accelerator
-        make = kind.__init__
-        parameters = inspect.signature(make)
-
-        @functools.wraps(make)
-        def quietly(accelerator: Any, *args: Any, **kwargs: Any) -> None:
-            self._note_framework("accelerate")
-            given = parameters.bind_partial(accelerator, *args, **kwargs).arguments
-            self.seen["brings_plugin"] = any(given.get(name) for name in _PLUGINS)
-            if kwargs.get("log_with") is not None:
-                kwargs["log_with"] = None
-            make(accelerator, *args, **kwargs)
-
-        kind.__init__ = quietly
+        self._note_framework("accelerate")
+        given = inspect.signature(make).bind_partial(accelerator, *args, **kwargs).arguments
+        self.seen["brings_plugin"] = any(given.get(name) for name in _PLUGINS)
+        if kwargs.get("log_with") is not None:
+            kwargs["log_with"] = None
+        make(accelerator, *args, **kwargs)
 
     def _note_framework(self, name: str) -> None:
         if name not in self.seen["frameworks"]:
@@ -244,25 +218,19 @@ class Guest:
 
     # ------------------------------------------------ the engine
 
-    def _watched_initialize(self, initialize: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(initialize)
-
-        @functools.wraps(initialize)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind_partial(*args, **kwargs)
-            if self._watched is None:
-                self.reporter.enter(Phase.ENGINE_INIT)
-            facts = self._edit(given.arguments)
-            if facts is not None and self._splits_models:
-                self.seen["is_partitioned"] |= _is_partitioned(given.arguments.get("model"))
-            self.seen["engines"] += 1
-            made = self._failing_fast(initialize)(*given.args, **given.kwargs)
-            if facts is not None:
-                self.seen["engines_trained"] += 1
-                self._wait_for(made[0], facts)
-            return made
-
-        return watched
+    def _initialize(self, initialize: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(initialize).bind_partial(*args, **kwargs)
+        if self._watched is None:
+            self.reporter.enter(Phase.ENGINE_INIT)
+        facts = self._edit(given.arguments)
+        if facts is not None and self._splits_models:
+            self.seen["is_partitioned"] |= _is_partitioned(given.arguments.get("model"))
+        self.seen["engines"] += 1
+        made = self._failing_fast(initialize, *given.args, **given.kwargs)
+        if facts is not None:
+            self.seen["engines_trained"] += 1
+            self._wait_for(made[0], facts)
+        return made
 
     def _edit(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """Edit what an engine is made with, and tell of it; None: it has nothing to train with."""
@@ -311,7 +279,7 @@ class Guest:
 
         for name in _ENGINE_CALLS:
             if hasattr(engine, name):
-                setattr(engine, name, self._failing_fast(getattr(engine, name)))
+                setattr(engine, name, around(getattr(engine, name), self._failing_fast))
         asked = getattr(engine, "train_micro_batch_size_per_gpu", None)
         if asked is not None:
             engine.train_micro_batch_size_per_gpu = self._noting_question(asked)
@@ -340,22 +308,17 @@ class Guest:
         except Exception as error:  # no mistake of ours is left to the script, which may catch it
             self.fail(error)
 
-    def _failing_fast(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method after whose out-of-memory error nothing goes on, whoever catches it."""
-
-        @functools.wraps(method)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return method(*args, **kwargs)
-            except Exception as error:
-                self._n_errors += 1
-                is_oom = outcome_of(error, self.reporter.report.phase) is Outcome.OOM
-                if is_oom or self._n_errors >= _MAX_ERRORS:
-                    self.fail(error)
-                self._last_error = error
-                raise
-
-        return watched
+    def _failing_fast(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method after whose out-of-memory error nothing goes on, whoever catches it."""
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            self._n_errors += 1
+            is_oom = outcome_of(error, self.reporter.report.phase) is Outcome.OOM
+            if is_oom or self._n_errors >= _MAX_ERRORS:
+                self.fail(error)
+            self._last_error = error
+            raise
 
     def on_step(self) -> None:
         """An optimizer step of the watched engine was made."""
@@ -414,28 +377,18 @@ class Guest:
         if not isinstance(error, KeyboardInterrupt) and self._is_here:
             self._record(error)
 
-    def noting_exit(self, leave: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    def _note_exit(self, leave: Callable[..., NoReturn], code: Any = None, /) -> NoReturn:
         """`sys.exit`, whose code nobody is told at the end of the interpreter."""
+        if self._is_here:
+            self._exit_code = code
+        leave(code)
 
-        @functools.wraps(leave)
-        def noting(code: Any = None, /) -> NoReturn:
-            if self._is_here:
-                self._exit_code = code
-            leave(code)
-
-        return noting
-
-    def ending(self, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+    def _end(self, leave: Callable[[int], NoReturn], status: int) -> NoReturn:
         """`os._exit`, which ends a rank past all that would tell of it."""
-
-        @functools.wraps(leave)
-        def ended(status: int) -> NoReturn:
-            if self._is_here and not self._is_over:
-                self._exit_code = status
-                self.on_exit()
-            leave(status)
-
-        return ended
+        if self._is_here and not self._is_over:
+            self._exit_code = status
+            self.on_exit()
+        leave(status)
 
     def on_exit(self) -> None:
         """The interpreter ends: the script is done, or has given up."""

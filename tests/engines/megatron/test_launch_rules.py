@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
-from autotune.engines.megatron.argument_rules.ranks import CONNECTIONS
+from autotune.engines.megatron.argument_rules.computed import CONNECTIONS
 from autotune.engines.megatron.flags import release_of
 from autotune.engines.megatron.launch_rules import (
     changed,
     judge_launch,
-    nearest_legal,
 )
 from autotune.engines.megatron.launched import launch_of_line, launches_of, on_gpu
 from tests.megatron_parser import REFUSED, validated
@@ -31,9 +30,6 @@ BROKEN = {
     "precision.one": "--fp16 --bf16",
     "overlap.needs_sharding": "--overlap-param-gather --overlap-grad-reduce",
     "overlap.gather_needs_reduce": "--overlap-param-gather --use-distributed-optimizer",
-    "overlap.with_optimizer_step": "--overlap-param-gather-with-optimizer-step "
-    "--use-distributed-optimizer --num-virtual-stages-per-pipeline-rank 2 "
-    "--pipeline-model-parallel-size 2",
     "overlap.tp_needs_sequence_parallel": "--tp-comm-overlap --tensor-model-parallel-size 2",
     "sequence_parallel.tp": "--sequence-parallel",
     "recompute.full_method": "--recompute-granularity full",
@@ -58,29 +54,17 @@ BROKEN = {
     "model.kv_heads_unused": "--num-query-groups 2",
     "model.latent_attention": "--multi-latent-attention --group-query-attention "
     "--num-query-groups 2",
-    "model.position_embedding": "--no-position-embedding",
     "model.more_tokens": "--mtp-num-layers 1",
     "model.activation": "--squared-relu",
-    "model.legacy": "--use-legacy-models",
-    "model.attention_backend": "--attention-backend local",
     "schedule.iters": "--lr-decay-samples 100",
     "schedule.samples": "--train-iters 0 --train-samples 100 --lr-decay-iters 10",
     "schedule.warmup": "--lr-warmup-fraction 0.1 --lr-warmup-iters 10",
     "schedule.lr": "--min-lr 1e-3",
-    "schedule.weight_decay": "--weight-decay-incr-style linear",
     "checkpoint.interval": "--save x",
     "checkpoint.format": "--ckpt-format fsdp_dtensor",
-    "checkpoint.main_params": "--load-main-params-from-ckpt",
-    "checkpoint.gloo": "--disable-gloo-process-groups --use-distributed-optimizer --ckpt-format "
-    "torch",
-    "checkpoint.replication": "--replication",
-    "checkpoint.upcycling": "--moe-use-upcycling",
     "data.one_source": "--data-path x",
-    "precision.residual": "--fp32-residual-connection",
-    "precision.cross_entropy": "--fp16-lm-cross-entropy",
     "precision.fp4": "--fp8-format hybrid --fp4-format e2m1 --bf16",
     "fp8.params": "--fp8-format hybrid --bf16 --fp8-param-gather",
-    "fp8.first_last": "--fp8-format hybrid --bf16 --first-last-layers-bf16",
     "recompute.saved_alone": "--distribute-saved-activations",
     "recompute_modules.grouped": "--num-experts 8 --disable-bias-linear --bf16 "
     "--recompute-granularity selective --recompute-modules moe_act",
@@ -107,27 +91,13 @@ BROKEN = {
     "pp.uneven_ends": "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3 "
     "--account-for-loss-in-pipeline-split",
     "pp.one_end": "--pipeline-model-parallel-size 2 --account-for-embedding-in-pipeline-split",
-    "pp.embedding_gradient": "--defer-embedding-wgrad-compute",
-    "overlap.step_chunks": "--use-distributed-optimizer --overlap-grad-reduce "
-    "--overlap-param-gather --overlap-param-gather-with-optimizer-step",
-    "cp.levels": "--cp-comm-type a2a+p2p --context-parallel-size 4",
-    "cp.kinds": "--cp-comm-type p2p a2a --context-parallel-size 2",
-    "cp.hybrid": "--hybrid-context-parallel --context-parallel-size 2",
     "experts.width_of_dense": "--moe-ffn-hidden-size 64",
     "experts.bias": "--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel",
     "experts.router": "--num-experts 8 --disable-bias-linear --bf16 --moe-router-topk 1",
     "experts.groups": "--num-experts 8 --disable-bias-linear --bf16 --moe-router-group-topk 2",
-    "experts.groups_of_token": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--moe-router-num-groups 4 --moe-router-group-topk 1 --moe-router-topk 3",
-    "experts.groups_unscored": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--moe-router-num-groups 4 --moe-router-group-topk 3 --moe-router-topk 2",
-    "experts.layers": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--moe-layer-freq '([0]*3+[1]*6)'",
     "experts.shared_bias": "--num-experts 8 --bf16 --moe-shared-expert-intermediate-size 64",
     "experts.dispatcher": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--moe-pad-expert-input-to-capacity",
-    "experts.capacity": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--moe-expert-capacity-factor 1.0 --moe-router-load-balancing-type sinkhorn",
+    "--moe-enable-deepep --expert-model-parallel-size 8",
     "overlap_experts.ranks": "--num-experts 8 --disable-bias-linear --bf16 "
     "--moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm",
     "delay_weight_grads.overlap": "--num-experts 8 --disable-bias-linear --bf16 "
@@ -135,8 +105,6 @@ BROKEN = {
     "optimizer.precision_aware": "--use-precision-aware-optimizer",
     "offload.modules": "--fine-grained-activation-offloading",
     "graphs.one_way": "--enable-cuda-graph --cuda-graph-impl local",
-    "deterministic.kernels": "--deterministic-mode --use-flash-attn",
-    "deterministic.cross_entropy": "--deterministic-mode --cross-entropy-loss-fusion",
     "fsdp.untied": "--use-torch-fsdp2 --no-gradient-accumulation-fusion",
     "fsdp.fusion": "--use-torch-fsdp2 --untie-embeddings-and-output-weights",
     "fsdp.experts": "--num-experts 8 --disable-bias-linear --bf16 --use-torch-fsdp2 "
@@ -151,17 +119,14 @@ BROKEN = {
     "cp.sequence": "--context-parallel-size 16 --seq-length 80",
     "vp.micro_batches": "--pipeline-model-parallel-size 4 --micro-batch-size 4 "
     "--num-virtual-stages-per-pipeline-rank 2 --global-batch-size 32",
-    "logging.memory": "--log-memory-interval 3 --log-interval 2",
 }
 OTHERWISE = {
-    "recompute.modules",
     *("batch.micro", "model.required", "environment.connections", "fp8.device"),
-    *("experts.precision", "optimizer.muon", "data.tokenizer", "environment.visible_devices"),
+    *("experts.precision", "environment.visible_devices"),
 }
 """Rules of what is missing, of the environment, or of some releases: they have other tests."""
 BY_HAND = {
     *("model.head_width", "recompute.one_way", "vp.one_chunk"),
-    *("experts.groups_of_token", "experts.layers"),
     *("stages.layers", "stages.count", "stages.ends", "stages.mtp"),
 }
 """Rules whose fix somebody has to choose."""
@@ -258,7 +223,6 @@ CLASHES = {
     "sequence_parallel.sequence": "--sequence-parallel --tensor-model-parallel-size 8 "
     "--seq-length 60",
     "uneven.split": "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1",
-    "recompute.modules": "--recompute-granularity selective --recompute-modules attention",
     "overlap_experts.recompute": "--num-experts 8 --disable-bias-linear --bf16 "
     "--expert-model-parallel-size 8 --overlap-moe-expert-parallel-comm "
     "--moe-token-dispatcher-type alltoall "
@@ -352,37 +316,31 @@ def test_an_absurd_batch_is_judged_at_once():
     assert found
 
 
-def test_the_nearest_change_is_the_smallest():
-    assert nearest_legal(launch("--tensor-model-parallel-size 6")) == {
-        "tensor_model_parallel_size": 8
-    }
-
-
 @pytest.mark.parametrize(
-    ("flags", "changes"),
+    ("flags", "fix"),
     [
+        ("--tensor-model-parallel-size 6", "set --tensor-model-parallel-size to 8"),
+        # The nearest batch, and the layout as it was.
+        ("--global-batch-size 65", "set --global-batch-size to 64"),
+        ("--global-batch-size 129", "set --global-batch-size to 128"),
+        # A micro-batch near by changes nothing that is trained.
+        ("--micro-batch-size 3 --context-parallel-size 2", "set --micro-batch-size to 4"),
+        # The embedding and the loss count as layers.
         (
-            "--tensor-model-parallel-size 3 --pipeline-model-parallel-size 5",
-            {"pipeline_model_parallel_size": 4, "tensor_model_parallel_size": 4},
+            "--pipeline-model-parallel-size 2 --num-layers 14 "
+            "--num-virtual-stages-per-pipeline-rank 4",
+            "add --account-for-embedding-in-pipeline-split and add "
+            "--account-for-loss-in-pipeline-split",
         ),
         (
-            "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 5 --micro-batch-size 3",
-            {"micro_batch_size": 4, "pipeline_model_parallel_size": 2},
-        ),
-        (
-            "--tensor-model-parallel-size 3 --pipeline-model-parallel-size 5 --micro-batch-size 3",
-            {
-                "micro_batch_size": 4,
-                "pipeline_model_parallel_size": 4,
-                "tensor_model_parallel_size": 4,
-            },
+            "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
+            "--microbatch-group-size-per-virtual-pipeline-stage 3",
+            "set --microbatch-group-size-per-virtual-pipeline-stage to 4",
         ),
     ],
 )
-def test_as_few_arguments_are_changed_as_will_do(flags, changes):
-    broken = launch(flags)
-    assert nearest_legal(broken) == changes
-    assert judge_launch(changed(broken, changes)) == []
+def test_the_nearest_change_keeps_the_layout_where_it_can(flags, fix):
+    assert {violation.fix for violation in judge_launch(launch(flags))} == {fix}
 
 
 def test_a_change_that_hides_a_value_from_a_rule_mends_nothing():
@@ -394,17 +352,11 @@ def test_a_change_that_hides_a_value_from_a_rule_mends_nothing():
 
 
 def test_all_that_a_change_mends_says_it():
-    found = judge_launch(launch("--tensor-model-parallel-size 3 --pipeline-model-parallel-size 5"))
-    assert [violation.rule for violation in found] == [
-        *("tp.heads", "world.product", "pp.split"),
-    ]
-    assert {violation.fix for violation in found} == {
-        "set --pipeline-model-parallel-size to 4 and set --tensor-model-parallel-size to 4"
+    found = judge_launch(launch("--tensor-model-parallel-size 3 --sequence-parallel"))
+    assert {violation.rule for violation in found} == {
+        *("tp.heads", "world.product", "sequence_parallel.sequence"),
     }
-    assert [violation.at[0] for violation in found] == [
-        *("tensor_model_parallel_size", "tensor_model_parallel_size"),
-        "pipeline_model_parallel_size",
-    ]
+    assert {violation.fix for violation in found} == {"set --tensor-model-parallel-size to 4"}
 
 
 def test_a_layout_that_no_change_mends_has_the_advice_of_its_rules():
@@ -446,39 +398,6 @@ def test_rules_of_what_is_missing_of_the_environment_and_of_releases():
     assert rules(
         f"{start} {LEGAL} --num-experts 8 --disable-bias-linear --moe-grouped-gemm", "0.15"
     ) == {"experts.precision"}
-    assert rules(f"{start} {LEGAL} --optimizer muon --use-distributed-optimizer") == {
-        "optimizer.muon"
-    }
-
-
-@pytest.mark.parametrize(
-    ("flags", "start"),
-    [
-        ("", "--vocab-file and --merge-file are missing for GPT2BPETokenizer"),
-        ("--vocab-file v", "--merge-file is missing for GPT2BPETokenizer"),
-        ("--vocab-file $V --merge-file m", ""),
-        ("--vocab-file v --merge-file m", ""),
-        ("--tokenizer-type Llama2Tokenizer", "--tokenizer-model is missing for --tokenizer-type"),
-        ("--tokenizer-type NullTokenizer", "--vocab-size is missing"),
-        ("--tokenizer-type HuggingFaceTokenizer", ""),
-        ("--use-checkpoint-args --load x", ""),
-        ("$MORE", ""),
-    ],
-)
-def test_a_tokenizer_has_what_it_is_built_of(flags, start):
-    legal = LEGAL.replace("--tokenizer-type NullTokenizer --vocab-size 255", flags)
-    line = f"torchrun --nproc-per-node 8 pretrain_gpt.py {legal}"
-    found = [
-        violation.message
-        for violation in judge_launch(launch_of_line(line, release="0.16"))
-        if violation.rule == "data.tokenizer"
-    ]
-    assert [message.startswith(start) for message in found] == [True] * bool(start)
-    later = judge_launch(launch_of_line(line, release="0.17"))
-    assert "data.tokenizer" not in {violation.rule for violation in later}
-    other = launch_of_line(line.replace("pretrain_gpt", "pretrain_own"), release="0.16")
-    is_named = "data.tokenizer" in {violation.rule for violation in judge_launch(other)}
-    assert is_named == bool("--tokenizer-type" in flags and start)
 
 
 def test_fp8_is_refused_where_the_gpu_has_none():

@@ -11,8 +11,7 @@ import yaml
 
 from autotune.base.errors import RenderError
 from autotune.engines.megatron.arguments import KNOBS_OF
-from autotune.export.dialects.megatron_bridge import FIELDS_FILE, MegatronBridge
-from autotune.export.megatron_sections import MOMENT_DTYPES, fields_of
+from autotune.export.dialects.megatron_bridge import FIELDS_FILE, MOMENT_DTYPES, fields_of, put
 from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
 from tests.export.dialects.test_megatron_lm import DENSE, EXPERTS, LAYOUTS, exported
 from tests.record_bridge_fields import as_text
@@ -25,7 +24,7 @@ def test_every_field_is_one_of_its_section(tmp_path, job, settings):
     data = yaml.safe_load((out / "bridge.yaml").read_text())
     assert data.pop("mixed_precision") == (None if "precision" in job else "bf16_mixed")
     for section, fields in data.items():
-        assert set(fields) <= fields_of(FIELDS_FILE, section)
+        assert set(fields) <= fields_of(section)
 
 
 def test_a_layout_is_in_the_sections_that_read_it(tmp_path):
@@ -63,17 +62,11 @@ def test_16_bit_moments_and_the_order_of_ranks_have_fields(tmp_path):
 
 
 def test_every_argument_of_a_knob_has_a_field():
-    dialect = MegatronBridge()
     for name in KNOBS_OF:
         sections = defaultdict(dict)
-        dialect.say(sections, name, "bf16" if name in MOMENT_DTYPES else 1)
+        put(sections, name, "bf16" if name in MOMENT_DTYPES else 1)
         for section, fields in sections.items():
-            assert set(fields) <= fields_of(FIELDS_FILE, section), name
-
-
-def test_a_field_that_is_missing_is_told_with_the_knob(tmp_path):
-    with pytest.raises(RenderError, match="fp4_format, which fp4 needs"):
-        exported(tmp_path, DENSE, "fp4=true", to="nemo", gpu="B200")
+            assert set(fields) <= fields_of(section), name
 
 
 def test_fp4_is_a_mixed_precision(tmp_path):
@@ -82,20 +75,15 @@ def test_fp4_is_a_mixed_precision(tmp_path):
     assert data["mixed_precision"] == "bf16_with_nvfp4_mixed"
 
 
-@pytest.mark.parametrize("to", ["megatron-bridge", "nemo"])
-def test_a_recipe_gets_what_was_tuned_and_nothing_else(tmp_path, to):
-    out = exported(tmp_path, *LAYOUTS[1], to=to)
+def test_a_recipe_gets_what_was_tuned_and_nothing_else(tmp_path):
+    out = exported(tmp_path, *LAYOUTS[1], to="megatron-bridge")
     lines = re.findall(r"^    (\w+)\.(\w+)=", (out / "README.md").read_text(), re.MULTILINE)
-    home = "model" if to == "megatron-bridge" else "strategy"
-    assert (home, "tensor_model_parallel_size") in lines
+    assert ("model", "tensor_model_parallel_size") in lines
     assert [name for section, name in lines if section == "optimizer"] == [
         "use_distributed_optimizer"
     ]
-    assert {section for section, _ in lines} <= {
-        *("model", "strategy", "train", "data", "dataset", "ddp", "optimizer")
-    }
-    data = "dataset" if to == "megatron-bridge" else "data"
-    assert {(data, "seq_length"), ("model", "seq_length")} <= set(lines), "samples fit the model"
+    assert {section for section, _ in lines} <= {"model", "train", "dataset", "ddp", "optimizer"}
+    assert {("dataset", "seq_length"), ("model", "seq_length")} <= set(lines), "samples fit"
     assert "train_iters" not in dict(lines).values()
 
 

@@ -48,7 +48,7 @@ def exported(folder, job, settings, to="megatron", there=None, study=None, gpu="
     return folder
 
 
-@pytest.mark.parametrize("to", ["megatron", "megatron-deepspeed", "megatron-bridge", "nemo"])
+@pytest.mark.parametrize("to", ["megatron", "megatron-bridge"])
 @pytest.mark.parametrize(
     "there",
     [
@@ -59,10 +59,10 @@ def exported(folder, job, settings, to="megatron", there=None, study=None, gpu="
     ids=["no Apex", "no Transformer Engine", "neither"],
 )
 def test_kernels_that_are_not_there_are_turned_off_where_the_consumer_can(tmp_path, there, to):
-    """NeMo and Megatron-Bridge bring them, Megatron-DeepSpeed has layers of its own."""
+    """Megatron-Bridge brings them."""
     out = exported(tmp_path, DENSE, "tp=1 pp=1", to=to, there=there)
     written = "\n".join(f.read_text() for f in out.iterdir() if f.suffix in {".sh", ".yaml"})
-    has_both = to in {"megatron", "megatron-deepspeed"}
+    has_both = to == "megatron"
     is_local = has_both and "has_transformer_engine" in there
     assert ("--transformer-impl" in written) == is_local
     knows_apex = has_both and "has_apex" in there

@@ -81,6 +81,6 @@ def _ended(study: Study) -> Iterator[Trial]:
 
 
 def _answer(study: Study) -> SearchAnswer:
-    answer = answer_of(study.read_state(), study, study.read())
+    answer = answer_of(study.read_state(), study)
     assert answer is not None
     return answer

@@ -35,8 +35,12 @@ def test_a_hook_is_called_once_with_the_module_that_was_executed(package: str) -
 
 def test_a_module_of_two_subjects_has_both_hooks_called_in_turn(package: str) -> None:
     seen: list[str] = []
-    first = {package: lambda _: seen.append("first"), "somebody_else": lambda _: None}
-    call_after_imports(combined(first, {package: lambda _: seen.append("second")}))
+    hooks = [
+        (package, lambda _: seen.append("first")),
+        ("somebody_else", lambda _: None),
+        (package, lambda _: seen.append("second")),
+    ]
+    call_after_imports(combined(hooks))
     importlib.import_module(package)
     assert seen == ["first", "second"]
 

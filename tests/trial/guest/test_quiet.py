@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from autotune.trial.guest import quiet
+from autotune.trial.guest.hooks import combined
 
 CALLS = ("rename", "replace", "remove", "unlink", "mkdir")
 
@@ -27,7 +28,7 @@ def saving() -> Any:
     """A copy of torch's module that saves, silenced."""
     module: Any = ModuleType("torch.serialization")
     module.save = torch.save
-    quiet.hooks()["torch.serialization"](module)
+    combined(quiet.hooks())["torch.serialization"](module)
     return module
 
 
@@ -89,7 +90,7 @@ def test_methods_that_save_do_nothing_and_say_so() -> None:
 
     module: Any = ModuleType("deepspeed.runtime.engine")
     module.DeepSpeedEngine = DeepSpeedEngine
-    quiet.hooks()["deepspeed.runtime.engine"](module)
+    combined(quiet.hooks())["deepspeed.runtime.engine"](module)
     assert DeepSpeedEngine().save_checkpoint("x") is True
 
 
@@ -135,7 +136,7 @@ def test_boards_are_written_where_the_trial_s_temporary_files_are(
 
     module: Any = ModuleType("torch.utils.tensorboard.writer")
     module.SummaryWriter = SummaryWriter
-    quiet.hooks()["torch.utils.tensorboard.writer"](module)
+    combined(quiet.hooks())["torch.utils.tensorboard.writer"](module)
     folder = str(tmp_path / "boards")
     assert SummaryWriter("runs", "c").asked == (folder, "c")
     assert SummaryWriter(log_dir="runs").asked == (folder, "")
@@ -152,7 +153,7 @@ def test_deepspeed_s_own_monitors_write_nothing(
     for name in named:
         monkeypatch.setattr(monitor, name, getattr(monitor, name))
     monkeypatch.setattr(monitor.dist, "get_rank", lambda: 0)
-    quiet.hooks()["deepspeed.monitor.monitor"](monitor)
+    combined(quiet.hooks())["deepspeed.monitor.monitor"](monitor)
     writes = {"enabled": True, "output_path": str(tmp_path), "job_name": "mine"}
     sections = {"tensorboard": writes, "csv_monitor": writes, "wandb": {"enabled": True}}
     every = monitor.MonitorMaster(DeepSpeedMonitorConfig(**sections))

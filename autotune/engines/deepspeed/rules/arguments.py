@@ -53,8 +53,6 @@ def wrong_arguments(
     but: Collection[str] = (),
 ) -> list[Finding]:
     """A finding for every argument whose value the constructor, or the first step, refuses."""
-    if made.takes_all(given):
-        return []
     return [
         _wrong(section, made, name, value, raised, setup)
         for name, value in given.items()

@@ -1,17 +1,10 @@
 """The attention implementation that the training script builds the model with."""
 
-from autotune.engines.deepspeed.rules.base import Setup, raised
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.space.rule import Finding, rule
 
 
-@rule(
-    "transformers, modeling_utils.py: _check_and_adjust_attn_implementation",
-    raised(
-        "(ImportError|ValueError): .*[Ff]lash.?[Aa]tt",
-        attention="flash_attention_2",
-        repaired={"attention": "sdpa"},
-    ),
-)
+@rule("transformers, modeling_utils.py: _check_and_adjust_attn_implementation")
 def _flash(setup: Setup) -> Finding | None:
     if setup.attention != "flash_attention_2":
         return None

@@ -1,8 +1,8 @@
 """The setup that DeepSpeed's rules judge, and the cases that prove them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from autotune.base.nested import merge
@@ -11,7 +11,7 @@ from autotune.engines.communication.base import Communication
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.job.model_shape import ModelShape
-from autotune.space.rule import Consequence, Finding, Patch
+from autotune.space.rule import Finding, Patch
 
 BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 
@@ -250,111 +250,6 @@ class Setup:
         return "cpu" if self.zero.get(deprecated) is True else "none"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A setup, told as its difference from a plain one that is legal and trains.
-
-    The plain one: world 2, a Llama of two layers, micro_batch 1, two accumulation steps, AdamW,
-    fp32, ZeRO stage 0, no recomputation.
-    """
-
-    ds_config: Mapping[str, Any] = field(default_factory=dict)
-    """Laid over the plain configuration, section by section; None takes a key away."""
-    world: int = 2
-    tp: int = 1
-    pp: int = 1
-    recompute: str = "none"
-    attention: str = "default"
-    loss_chunk_tokens: int = 0
-    mlp_chunk_tokens: int = 0
-    offload_activations: str = "none"
-    compile: str = "none"
-    sp_by_script: int = 1
-    script_optimizer: str = ""
-    """The optimizer of torch.optim that the script hands to DeepSpeed; empty: none."""
-    precision: str = "fp32"
-    global_batch: int | None = None
-    """None: what the configuration amounts to."""
-    seq_len: int = 16
-    model: Mapping[str, Any] = field(default_factory=dict)
-    """Sizes (as in `ModelShape`) and `architecture` that differ."""
-    fp16_supported: bool = True
-    """Whether the accelerator does fp16 as far as DeepSpeed knows; many CPUs do not."""
-    accelerator: str = "cpu"
-    """`cuda`: the case can only be tried there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Witness:
-    """A case that breaks one rule alone, its legal neighbour, and what the engine did with it."""
-
-    broken: Case
-    repaired: Case | None
-    """Its legal neighbour; None: the broken case after the changes of the rule's own finding."""
-    consequence: Consequence
-    raises: str = ""
-    """`raised`: a regular expression that is found in `type: message` of a rank's exception. One
-    rank that raises ends them all."""
-    reads: Mapping[str, Any] = field(default_factory=dict)
-    """`differs`: what the live engine reads back, against what was asked."""
-    takes_back: bool = False
-    """`differs`: the repair gives up what was asked, and reads back the same."""
-    acts_with: Mapping[str, Any] | None = None
-    """`ignored`: laid over both cases, it makes them differ: the value does act there."""
-    deepspeed: str = ""
-    """The release that the case is about, where that is not the newest."""
-    beside: str = ""
-    """Another rule that both cases break as well, since the release does harm to all of the kind;
-    empty: the broken one breaks this rule alone, and the repaired one none."""
-
-
-_CASE_FIELDS = frozenset(each.name for each in fields(Case))
-
-
-def raised(
-    pattern: str, ds_config: Patch = _NO_SECTION, fix: Patch | None = None, **more: Any
-) -> Witness:
-    """A witness that raises; `pattern` is `Witness.raises`, the others as in `_witness`."""
-    return _witness("raised", ds_config, fix, raises=pattern, **more)
-
-
-def differs(
-    reads: Mapping[str, Any], ds_config: Patch = _NO_SECTION, fix: Patch | None = None, **more: Any
-) -> Witness:
-    """A witness that runs something else; `reads` is `Witness.reads`, the others as `_witness`."""
-    return _witness("differs", ds_config, fix, reads=reads, **more)
-
-
-def _witness(
-    consequence: Consequence,
-    ds_config: Patch = _NO_SECTION,
-    fix: Patch | None = None,
-    *,
-    repaired: Mapping[str, Any] = _NO_SECTION,
-    **more: Any,
-) -> Witness:
-    """A witness, its repaired case told as the difference from the broken one.
-
-    Args:
-        consequence: What the engine does.
-        ds_config: What is laid over the plain configuration.
-        fix: What is laid over that to make it legal, where that is not what the rule changes.
-        repaired: Other fields of `Case` that make it legal.
-        **more: Further fields of both cases, or of the witness.
-    """
-    case = {name: more.pop(name) for name in _CASE_FIELDS & more.keys()}
-    after = None
-    if fix is not None or repaired:
-        after = Case(ds_config=merge(ds_config, fix or {}), **{**case, **repaired})
-    return Witness(
-        broken=Case(ds_config=ds_config, **case), repaired=after, consequence=consequence, **more
-    )
-
-
-ignored = partial(_witness, "ignored")
-converted = partial(_witness, "converted")
-
-
 def zero(stage: Any = None, **keys: Any) -> dict[str, Any]:
     """The `zero_optimization` section alone; None: without a stage."""
     return {"zero_optimization": keys if stage is None else {"stage": stage, **keys}}
@@ -363,16 +258,6 @@ def zero(stage: Any = None, **keys: Any) -> dict[str, Any]:
 def offload(stage: int | None = None, **keys: Any) -> dict[str, Any]:
     """The `zero_optimization` section alone, with the optimizer offloaded to the CPU."""
     return zero(stage, offload_optimizer={"device": "cpu", **keys})
-
-
-def autotp(size: int = 2, **keys: Any) -> dict[str, Any]:
-    """The `tensor_parallel` section alone."""
-    return {"tensor_parallel": {"autotp_size": size, **keys}}
-
-
-def optimizer(kind: str, **params: Any) -> dict[str, Any]:
-    """The `optimizer` section alone, where the plain one's `torch_adam` is gone."""
-    return {"optimizer": {"type": kind, "params": {"torch_adam": None, **params}}}
 
 
 def params(**keys: Any) -> dict[str, Any]:

@@ -1,21 +1,12 @@
 """Compilation: what DeepSpeed's passes over the compiled graph need, and which exclude others."""
 
-from autotune.engines.deepspeed.rules.base import Setup, ignored, offload, raised, zero
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.space.rule import Finding, rule
 
 _OFFLOADS = ("offload_parameters", "offload_opt_states", "offload_activation")
 
 
-@rule(
-    "compile/util.py: is_deepcompile_supported",
-    raised(
-        ".",
-        zero(1) | {"compile": {"deepcompile": True}},
-        {"compile": None},
-        compile="deepcompile",
-        repaired={"compile": "torch"},
-    ),
-)
+@rule("compile/util.py: is_deepcompile_supported")
 def _deepcompile_needs_cuda(setup: Setup) -> Finding | None:
     if setup.section("compile").get("deepcompile") is not True:
         return None
@@ -28,22 +19,7 @@ def _deepcompile_needs_cuda(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "compile/init_z3.py: init_z3",
-    raised(
-        "ValueError: compile.offload_activation cannot be combined",
-        zero(3)
-        | {
-            "compile": {
-                "deepcompile": True,
-                "offload_activation": True,
-                "offload_opt_states": True,
-            }
-        },
-        compile="deepcompile",
-        accelerator="cuda",
-    ),
-)
+@rule("compile/init_z3.py: init_z3")
 def _several_offloads(setup: Setup) -> Finding | None:
     if not _compiles_stage_3(setup):
         return None
@@ -57,15 +33,7 @@ def _several_offloads(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "compile/init_z3.py: init_z3",
-    raised(
-        "ValueError: compile.offload_opt_states cannot be combined with ZeRO's",
-        offload(3) | {"compile": {"deepcompile": True, "offload_opt_states": True}},
-        compile="deepcompile",
-        accelerator="cuda",
-    ),
-)
+@rule("compile/init_z3.py: init_z3")
 def _states_offloaded_twice(setup: Setup) -> Finding | None:
     if not _compiles_stage_3(setup) or setup.optimizer_offload == "none":
         return None
@@ -80,14 +48,7 @@ def _states_offloaded_twice(setup: Setup) -> Finding | None:
 
 @rule(
     "runtime/engine.py: get_deepcompile_backend; compile/init_z1_and_2.py has no such passes",
-    *(
-        ignored(
-            zero(2) | {"compile": {"deepcompile": True, name: True}},
-            compile="deepcompile",
-            accelerator="cuda",
-        )
-        for name in _OFFLOADS
-    ),
+    consequence="ignored",
 )
 def _offloads_below_stage_3(setup: Setup) -> Finding | None:
     if setup.section("compile").get("deepcompile") is not True or setup.stage == 3:

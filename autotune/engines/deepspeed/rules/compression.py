@@ -8,10 +8,6 @@ from typing import Any
 from autotune.engines.deepspeed.rules.base import (
     Setup,
     as_section,
-    ignored,
-    offload,
-    optimizer,
-    raised,
     zero,
 )
 from autotune.engines.deepspeed.rules.version import (
@@ -25,39 +21,9 @@ _MICS_REMOVED_IN = "0.19.7"
 _LOCO_REMOVED_IN = "0.19.8"
 _LIBRARY_REMOVED_IN = "0.19.7"
 _LOCO = {"err_beta": 0.8, "reset_T": 1024}
-_LAST: dict[str, Any] = {"deepspeed": "0.19.6"}
-_BLOCKS = {
-    "blocks": {
-        "params": {"start_bits": 8, "target_bits": 8, "quantization_period": 0},
-        "modules": [r"\.\d+\."],
-    }
-}
 
 
-def _rounded(**shared: Any) -> dict[str, Any]:
-    shared = {"enabled": True, **shared}
-    rounding = {"shared_parameters": shared, "different_groups": _BLOCKS}
-    return {"compression_training": {"weight_quantization": rounding}}
-
-
-@rule(
-    "runtime/comm/nccl.py, mpi.py and compressed.py of 0.16.9 and 0.19.6",
-    *(
-        raised(
-            "ModuleNotFoundError: No module named 'cupy'",
-            optimizer(kind),
-            optimizer("AdamW", torch_adam=True),
-            **_LAST,
-        )
-        for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
-    ),
-    raised(
-        "ValueError: This op had not been implemented on CPU backend",
-        optimizer("OneBitAdam", comm_backend_name="compressed"),
-        optimizer("AdamW", torch_adam=True, comm_backend_name=None),
-        **_LAST,
-    ),
-)
+@rule("runtime/comm/nccl.py, mpi.py and compressed.py of 0.16.9 and 0.19.6")
 def _one_bit_needs_cuda(setup: Setup) -> Finding | None:
     if setup.accelerator != "cpu" or setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage:
         return None
@@ -72,14 +38,7 @@ def _one_bit_needs_cuda(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zero/mics_utils.py of 0.19.6: _generate_mics_config",
-    raised(
-        "AssertionError: dp group size is not dividable by dp_shard_size",
-        zero(3, mics_shard_size=3),
-        **_LAST,
-    ),
-)
+@rule("runtime/zero/mics_utils.py of 0.19.6: _generate_mics_config")
 def _mics_groups(setup: Setup) -> Finding | None:
     size = _shard_size(setup)
     if setup.stage != 3 or not size or setup.world % size == 0:
@@ -92,14 +51,7 @@ def _mics_groups(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zero/mics.py of 0.19.6: _flat_all_gather_with_coalescing_manager",
-    raised(
-        "RuntimeError: Backend gloo does not implement startCoalescing",
-        zero(3, mics_shard_size=1),
-        **_LAST,
-    ),
-)
+@rule("runtime/zero/mics.py of 0.19.6: _flat_all_gather_with_coalescing_manager")
 def _mics_needs_cuda(setup: Setup) -> Finding | None:
     size = _shard_size(setup)
     if setup.accelerator != "cpu" or setup.stage != 3 or not size or _mics_groups.check(setup):
@@ -113,7 +65,7 @@ def _mics_needs_cuda(setup: Setup) -> Finding | None:
 
 @rule(
     "runtime/engine.py of 0.19.6: _configure_zero_optimizer asks at stage 3 alone",
-    ignored(zero(2, mics_shard_size=2), zero(mics_shard_size=None), **_LAST),
+    consequence="ignored",
 )
 def _mics_stage(setup: Setup) -> Finding | None:
     size = _shard_size(setup)
@@ -126,15 +78,7 @@ def _mics_stage(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zero/mics.py of 0.19.6: allreduce_mics_shard_grads",
-    raised(
-        "RuntimeError: Local sharding has no support for CPU offloading",
-        offload(3) | zero(3, mics_shard_size=1, offload_optimizer={"device": "cpu"}),
-        accelerator="cuda",
-        **_LAST,
-    ),
-)
+@rule("runtime/zero/mics.py of 0.19.6: allreduce_mics_shard_grads")
 def _mics_with_offload(setup: Setup) -> Finding | None:
     size = _shard_size(setup)
     if setup.stage != 3 or not size or size >= setup.world or setup.accelerator == "cpu":
@@ -148,15 +92,7 @@ def _mics_with_offload(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zero/mics_utils.py of 0.19.6: create_mics_comm_groups",
-    raised(
-        "AssertionError: sharding spans on single node",
-        zero(3, mics_shard_size=2, mics_hierarchical_params_gather=True),
-        accelerator="cuda",
-        **_LAST,
-    ),
-)
+@rule("runtime/zero/mics_utils.py of 0.19.6: create_mics_comm_groups")
 def _mics_hierarchy(setup: Setup) -> Finding | None:
     size, devices = _shard_size(setup), setup.environment.n_devices
     asked = setup.zero.get("mics_hierarchical_params_gather") is True
@@ -172,10 +108,7 @@ def _mics_hierarchy(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zero/stage3.py of 0.19.7: __avg_scatter_grads",
-    ignored(zero(2, zeropp_loco_param=_LOCO), zero(zeropp_loco_param=None), **_LAST),
-)
+@rule("runtime/zero/stage3.py of 0.19.7: __avg_scatter_grads", consequence="ignored")
 def _loco_alone(setup: Setup) -> Finding | None:
     if not setup.zero.get("zeropp_loco_param") or setup.is_at_least(_LOCO_REMOVED_IN):
         return None
@@ -188,16 +121,7 @@ def _loco_alone(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/comm/coalesced_collectives.py of 0.19.7: all_to_all_loco_quant_reduce",
-    raised(
-        "KeyError: 'reset_T'",
-        zero(3, zero_quantized_gradients=True, zeropp_loco_param={"err_beta": 0.8}),
-        world=4,
-        accelerator="cuda",
-        **_LAST,
-    ),
-)
+@rule("runtime/comm/coalesced_collectives.py of 0.19.7: all_to_all_loco_quant_reduce")
 def _loco_keys(setup: Setup) -> Finding | None:
     given = setup.zero.get("zeropp_loco_param")
     if given is None or setup.is_at_least(_LOCO_REMOVED_IN) or not _quantizes_gradients(setup):
@@ -211,19 +135,7 @@ def _loco_keys(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "compression/config.py of 0.19.6: get_weight_quantization",
-    raised(
-        "AssertionError: Weigh Quantization is enabled, different_groups must be specified",
-        {
-            "compression_training": {
-                "weight_quantization": {"shared_parameters": {"enabled": True}}
-            }
-        },
-        {"compression_training": None},
-        **_LAST,
-    ),
-)
+@rule("compression/config.py of 0.19.6: get_weight_quantization")
 def _rounded_groups(setup: Setup) -> Finding | None:
     section = _rounding(setup)
     if not section or section.get("different_groups") is not None:
@@ -235,10 +147,7 @@ def _rounded_groups(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/engine.py of 0.19.6: _configure_quantization",
-    raised("AssertionError: MoQ .* is only supported for FP16", _rounded(), **_LAST),
-)
+@rule("runtime/engine.py of 0.19.6: _configure_quantization")
 def _rounded_in_the_step(setup: Setup) -> Finding | None:
     shared = as_section(_rounding(setup).get("shared_parameters"))
     if not shared or setup.dtype == "fp16" or _rounded_groups.check(setup):

@@ -7,7 +7,6 @@ were tried is refused where both were; nobody says anything where only one was.
 
 import json
 import math
-import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +28,6 @@ SAMPLES: tuple[Any, ...] = (
 )
 """Values with which every parameter is tried."""
 
-_MOST = sys.float_info.max
-
 _BY_DEVICE = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Switches of torch's that other devices take: they were tried on a CPU."""
 
@@ -40,17 +37,6 @@ _IN_FILE = {"adamw_mode": "adam_w_mode"}
 
 TAKEN_OUT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
 """Keys of `optimizer.params` that DeepSpeed takes out before it builds an Adam."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TakenValues:
-    """Values that a parameter takes, as far as they are side by side."""
-
-    length: int
-    """Length of a list; 0: it is none."""
-    broken: tuple[float, float]
-    whole: tuple[float, float]
-    truths: frozenset[bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,40 +68,6 @@ class Constructor:
         """The same for an Adam."""
         return self.names | frozenset(TAKEN_OUT)
 
-    def takes_all(self, given: Mapping[str, Any]) -> bool:
-        """Whether every value is in the middle of those that were taken; the fast way to know.
-
-        Almost every configuration that is judged is one that a template rendered.
-        """
-        ranges = self._ranges
-        for name, value in given.items():
-            known = ranges.get(name)
-            if known is None:
-                continue
-            if type(value) is list:
-                if not known.length or len(value) != known.length:
-                    return False
-                items = value
-            else:
-                if known.length:
-                    return False
-                items = [value]
-            for item in items:
-                kind = type(item)
-                if kind is float:
-                    taken = known.broken[0] <= item <= known.broken[1]
-                elif kind is int:
-                    taken = known.whole[0] <= item <= known.whole[1]
-                else:
-                    taken = kind is bool and item in known.truths
-                if not taken:
-                    return False
-        return True
-
-    @cached_property
-    def _ranges(self) -> Mapping[str, _TakenValues]:
-        return {name: _range_of(refused) for name, refused in self.refuses.items()}
-
     def refusal(self, parameter: str, value: Any, *, accelerator: str) -> str:
         """Error that a value raises, as `type: message`; empty: none, as far as was tried."""
         refused = self.refuses.get(parameter)
@@ -123,7 +75,18 @@ class Constructor:
             return ""
         if isinstance(value, str) and parameter in self.texts:
             return ""
-        return _refusal(refused, value)
+        # Almost every configuration that is judged is one that a template rendered.
+        key = (parameter, *_key(value))
+        try:
+            return self._answers[key]
+        except KeyError:
+            return self._answers.setdefault(key, _refusal(refused, value))
+        except TypeError:  # a section is no key
+            return _refusal(refused, value)
+
+    @cached_property
+    def _answers(self) -> dict[tuple[Any, ...], str]:
+        return {}
 
     def wants(self, parameter: str) -> str:
         """The legal values, for people; empty where they are no numbers."""
@@ -257,38 +220,11 @@ def _constructors() -> Mapping[str, Constructor]:
     }
 
 
-def _range_of(refused: Mapping[str, str]) -> _TakenValues:
-    lengths = [name for name in refused if name.startswith("length ")]
-    if not lengths:
-        return _TakenValues(
-            length=0,
-            broken=_side_by_side(refused, _BROKEN, ("",)),
-            whole=_side_by_side(refused, _WHOLE, ("",)),
-            truths=frozenset(one for one in (True, False) if sample_name(one) not in refused),
-        )
-    taken = [n for n in range(_longest(refused) + 1) if f"length {n}" not in refused]
-    items = [f"item {n}: " for n in range(taken[0])] if len(taken) == 1 else []
-    return _TakenValues(
-        # No list has a negative length: several lengths, or none, are looked at more closely.
-        length=len(items) or -1,
-        broken=_side_by_side(refused, _BROKEN, items),
-        whole=_side_by_side(refused, _WHOLE, items),
-        truths=frozenset(),
-    )
-
-
-def _side_by_side(
-    refused: Mapping[str, str], tried: Sequence[float], items: Sequence[str]
-) -> tuple[float, float]:
-    """The least and the largest that were taken, where nothing between them was refused."""
-    taken = [not any(at + sample_name(value) in refused for at in items) for value in tried]
-    if True not in taken:
-        return math.inf, -math.inf
-    first, last = taken.index(True), len(taken) - 1 - taken[::-1].index(True)
-    if not all(taken[first : last + 1]):
-        return math.inf, -math.inf
-    least = tried[first] if first else -_MOST
-    return least, tried[last] if last < len(tried) - 1 else _MOST
+def _key(value: Any) -> tuple[Any, ...]:
+    """A value with its type: 1 is neither 1.0 nor true."""
+    if isinstance(value, list):
+        return (list, *map(_key, value))
+    return type(value), value
 
 
 def _refusal(refused: Mapping[str, str], value: Any, at: str = "") -> str:

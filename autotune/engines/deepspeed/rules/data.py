@@ -1,6 +1,6 @@
 """Data efficiency: what a switched-on part of it cannot do without."""
 
-from autotune.engines.deepspeed.rules.base import Setup, patch, raised, section_at
+from autotune.engines.deepspeed.rules.base import Setup, patch, section_at
 from autotune.space.rule import Choice, Finding, rule
 
 _SAMPLING = "data_efficiency.data_sampling"
@@ -23,37 +23,16 @@ def _lacks(setup: Setup, path: str, needed: tuple[str, ...], what: str) -> Findi
     )
 
 
-@rule(
-    "runtime/data_pipeline/config.py: get_curriculum_learning",
-    raised(
-        "Curriculum learning is enabled, curriculum_metrics must be specified",
-        patch(_CURRICULUM, {"enabled": True}),
-        patch(_CURRICULUM, {"enabled": False}),
-    ),
-)
+@rule("runtime/data_pipeline/config.py: get_curriculum_learning")
 def _curriculum(setup: Setup) -> Finding | None:
     return _lacks(setup, _CURRICULUM, ("curriculum_metrics",), "a section for every metric")
 
 
-@rule(
-    "runtime/data_pipeline/config.py: get_dynamic_batching",
-    raised(
-        "Dynamic batching is enabled, so max_tokens must be specified",
-        patch(_BATCHING, {"enabled": True}),
-        patch(_BATCHING, {"enabled": False}),
-    ),
-)
+@rule("runtime/data_pipeline/config.py: get_dynamic_batching")
 def _dynamic_batching(setup: Setup) -> Finding | None:
     return _lacks(setup, _BATCHING, ("max_tokens",), "the most tokens of a micro-batch")
 
 
-@rule(
-    "runtime/data_pipeline/data_routing/scheduler.py: RandomLTDScheduler",
-    raised(
-        "KeyError: 'total_layer_num'",
-        patch(_LTD, {"enabled": True}),
-        patch(_LTD, {"enabled": False}),
-    ),
-)
+@rule("runtime/data_pipeline/data_routing/scheduler.py: RandomLTDScheduler")
 def _random_ltd(setup: Setup) -> Finding | None:
     return _lacks(setup, _LTD, _LTD_NEEDS, "as the model's layers say")

@@ -1,14 +1,13 @@
 """Formats of master weights and states: where DeepSpeed takes no notice of them."""
 
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
-from autotune.engines.deepspeed.rules.adam import CPU_ADAM, uses_cpu_adam
-from autotune.engines.deepspeed.rules.base import Setup, differs, ignored, offload, zero
+from autotune.engines.deepspeed.rules.adam import uses_cpu_adam
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.values import CANONICAL
 from autotune.space.rule import Finding, rule
 
 OFFLOADED_STATES_SINCE = "0.19.1"  # DeepSpeed's pull request 8010
 MASTERS, STATES = "bf16_master_weights_and_grads", "bf16_optimizer_states"
-_LOW = {"bf16": {"enabled": True, MASTERS: True, STATES: True}}
 
 
 def uses_bf16_optimizer(setup: Setup) -> bool:
@@ -22,14 +21,7 @@ def uses_bf16_optimizer(setup: Setup) -> bool:
     )
 
 
-@rule(
-    "runtime/engine.py: _configure_bf16_optimizer",
-    ignored(
-        zero(1) | _LOW | {"data_types": {"grad_accum_dtype": "fp32"}},
-        acts_with=zero(2),
-        precision="bf16",
-    ),
-)
+@rule("runtime/engine.py: _configure_bf16_optimizer", consequence="ignored")
 def _masters_of_bf16_optimizer(setup: Setup) -> Finding | None:
     if setup.bf16.get(MASTERS) is not True or not uses_bf16_optimizer(setup):
         return None
@@ -41,14 +33,7 @@ def _masters_of_bf16_optimizer(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "runtime/base_optimizer.py of 0.18.6 and 0.19.4: bf16_optimizer_states",
-    differs(
-        {"states_dtype": "float32"},
-        CPU_ADAM | offload(2) | _LOW,
-        precision="bf16",
-        takes_back=True,
-        deepspeed="0.18.6",
-    ),
+    "runtime/base_optimizer.py of 0.18.6 and 0.19.4: bf16_optimizer_states", consequence="differs"
 )
 def _offloaded_states(setup: Setup) -> Finding | None:
     if setup.bf16.get(STATES) is not True or not setup.stage:

@@ -2,20 +2,13 @@
 
 import re
 
-from autotune.engines.deepspeed.rules.base import Setup, ignored, raised
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.space.rule import Finding, rule
 
 _EVERY = re.compile(r"every_(\d{1,9})")
 
 
-@rule(
-    "learned position embeddings are a table with one row per position",
-    raised(
-        "IndexError: index out of range",
-        model={"architecture": "gpt2", "max_seq_len": 8},
-        repaired={"seq_len": 8},
-    ),
-)
+@rule("learned position embeddings are a table with one row per position")
 def _seq_len(setup: Setup) -> Finding | None:
     longest = setup.model.max_seq_len if setup.model is not None else None
     if setup.seq_len is None or longest is None or setup.seq_len <= longest:
@@ -26,21 +19,7 @@ def _seq_len(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "transformers: gradient_checkpointing_enable",
-    *(
-        raised(
-            f"ValueError: {pattern}",
-            model={"architecture": architecture},
-            recompute="full",
-            repaired={"recompute": "none"},
-        )
-        for architecture, pattern in (
-            ("plain", "recompute=full: PlainModel cannot recompute"),
-            ("ctrl", ".* does not support activation checkpointing"),
-        )
-    ),
-)
+@rule("transformers: gradient_checkpointing_enable")
 def _recompute_unsupported(setup: Setup) -> Finding | None:
     if setup.recompute == "none" or setup.supports_recompute:
         return None
@@ -50,10 +29,7 @@ def _recompute_unsupported(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "autotune/trial/scripts/train.py: layers 0, K, 2K, ...",
-    ignored(recompute="every_5", repaired={"recompute": "every_2"}),
-)
+@rule("autotune/trial/scripts/train.py: layers 0, K, 2K, ...", consequence="ignored")
 def _recompute_every(setup: Setup) -> Finding | None:
     if setup.recompute in ("none", "full"):
         return None
@@ -79,17 +55,7 @@ def _recompute_every(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/activation_checkpointing/offload_activations.py",
-    raised(
-        "(ImportError|ModuleNotFoundError): .*offload_activations",
-        recompute="full",
-        offload_activations="cpu",
-        accelerator="cuda",
-        deepspeed="0.19.7",
-        repaired={"offload_activations": "none"},
-    ),
-)
+@rule("runtime/activation_checkpointing/offload_activations.py")
 def _inputs_on_host(setup: Setup) -> Finding | None:
     if setup.offload_activations == "none" or setup.is_at_least("0.19.8"):
         return None

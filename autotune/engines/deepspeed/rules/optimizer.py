@@ -3,11 +3,7 @@
 from autotune.engines.deepspeed.rules.arguments import unknown_arguments, wrong_arguments
 from autotune.engines.deepspeed.rules.base import (
     Setup,
-    ignored,
-    offload,
-    optimizer,
     params,
-    raised,
     unknown_type,
     zero,
 )
@@ -33,15 +29,7 @@ _MAY_TRAIN = ("Adagrad", "Adam", "AdamW", "Lamb", "Lion", "Muon")
 _TESTED_WITH_ZERO = frozenset({"adagrad", "adam", "adamw", "lion", "muon"})
 
 
-@rule(
-    "runtime/engine.py:2018",
-    raised(
-        "AssertionError: AdamX is not a supported DeepSpeed Optimizer",
-        optimizer("AdamX"),
-        optimizer("Adamax"),
-    ),
-    raised("AssertionError: sgd is not a supported DeepSpeed Optimizer", optimizer("sgd")),
-)
+@rule("runtime/engine.py:2018")
 def _unknown_type(setup: Setup) -> Finding | None:
     name = setup.optimizer
     if not name or name in _OWN or name in REMOVED_OPTIMIZERS:
@@ -54,17 +42,7 @@ def _unknown_type(setup: Setup) -> Finding | None:
     return unknown_type("optimizer", given, (*_MAY_TRAIN, *torchs), "AdamW", "torch.optim")
 
 
-@rule(
-    "runtime/config.py: get_optimizer_name",
-    *(
-        ignored(
-            {"optimizer": {"type": None, "params": {"lr": 1e-3, "torch_adam": None}}} | more,
-            {"optimizer": None},
-            script_optimizer="AdamW",
-        )
-        for more in ({}, zero(2))
-    ),
-)
+@rule("runtime/config.py: get_optimizer_name", consequence="ignored")
 def _no_type(setup: Setup) -> Finding | None:
     section = setup.section("optimizer")
     if not section or section.get("type") is not None:
@@ -81,39 +59,7 @@ def _no_type(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "the constructors' signatures, in constructors.json",
-    raised(
-        "TypeError: .* unexpected keyword argument 'learning_rate'",
-        params(learning_rate=1e-3),
-        params(learning_rate=None),
-    ),
-    *(
-        raised(f"TypeError: .* unexpected keyword argument '{name}'", ds_config, fix)
-        for name, ds_config, fix in (
-            ("foreach", optimizer("AdamW", foreach=True), params(foreach=None)),
-            ("bias_correction", params(bias_correction=True), params(bias_correction=None)),
-            (
-                "set_grad_none",
-                optimizer("AdamW", set_grad_none=True) | offload(1),
-                params(set_grad_none=None),
-            ),
-            ("betas", optimizer("Adagrad", betas=[0.9, 0.99]), params(betas=None)),
-            ("betas", optimizer("SGD", betas=[0.9, 0.99]), params(betas=None)),
-            ("weight_decy", optimizer("SGD", weight_decy=0.1), None),
-            (
-                "set_grad_none",
-                optimizer("RMSprop", set_grad_none=True),
-                params(set_grad_none=None),
-            ),
-        )
-    ),
-    raised(
-        "TypeError: .* multiple values for keyword argument 'adamw_mode'",
-        optimizer("AdamW", adamw_mode=True) | offload(1),
-        params(adamw_mode=None),
-    ),
-)
+@rule("the constructors' signatures, in constructors.json")
 def _unknown_param(setup: Setup) -> list[Finding] | None:
     given = setup.optimizer_params
     made = optimizer_of(setup) if given else None
@@ -127,10 +73,7 @@ def _unknown_param(setup: Setup) -> list[Finding] | None:
     return unknown_arguments("optimizer", made, given, also)
 
 
-@rule(
-    "runtime/engine.py: _muon_param_groups reads the keys that it knows",
-    ignored(optimizer("Muon", nesterov=False), params(nesterov=None)),
-)
+@rule("runtime/engine.py: _muon_param_groups reads the keys that it knows", consequence="ignored")
 def _muon_param(setup: Setup) -> list[Finding] | None:
     given = setup.optimizer_params
     made = optimizer_of(setup) if given and setup.optimizer == "muon" else None
@@ -140,46 +83,7 @@ def _muon_param(setup: Setup) -> list[Finding] | None:
     return unknown_arguments("optimizer", made, given, (*TAKEN_OUT, "max_grad_norm", "foreach"))
 
 
-@rule(
-    "the constructors and a first step, in constructors.json",
-    *(
-        raised(pattern, ds_config, fix)
-        for pattern, ds_config, fix in (
-            ("TypeError: '<=' not supported", params(lr="1e-3"), None),
-            ("TypeError: multi_tensor_adam", optimizer("AdamW", lr="1e-3"), None),
-            ("TypeError: create_adam", optimizer("AdamW", lr="1e-3") | offload(1), None),
-            ("ValueError: Invalid learning rate: -0.1", params(lr=-0.1), params(lr=0.1)),
-            ("ValueError: Invalid epsilon value: -1e-08", params(eps=-1e-8), params(eps=1e-8)),
-            (
-                "ValueError: Invalid weight_decay value",
-                params(weight_decay=-0.1),
-                params(weight_decay=0.1),
-            ),
-            (
-                "IndexError: list index out of range",
-                params(betas=[0.9]),
-                params(betas=[0.9, 0.99]),
-            ),
-            (
-                "ValueError: too many values to unpack",
-                optimizer("AdamW", betas=[0.9, 0.99, 0.999]),
-                params(betas=[0.9, 0.99]),
-            ),
-            (
-                "ValueError: Invalid beta parameter at index 1: 1.0",
-                params(betas=[0.9, 1.0]),
-                params(betas=[0.9, 0.99]),
-            ),
-            ("ValueError: betas must be either both floats", params(betas=[0, 0.99]), None),
-            ("TypeError: unsupported operand", optimizer("Muon", lr="1e-3"), None),
-            (
-                "ValueError: Invalid momentum value",
-                optimizer("SGD", momentum=-0.9),
-                params(momentum=0.9),
-            ),
-        )
-    ),
-)
+@rule("the constructors and a first step, in constructors.json")
 def _param_value(setup: Setup) -> list[Finding] | None:
     given = setup.optimizer_params
     made = optimizer_of(setup) if given else None
@@ -193,19 +97,7 @@ def _param_value(setup: Setup) -> list[Finding] | None:
     return wrong_arguments("optimizer", made, given, setup, but=but)
 
 
-@rule(
-    "torch/optim/sgd.py",
-    raised(
-        "ValueError: Nesterov momentum requires a momentum",
-        optimizer("SGD", nesterov=True),
-        params(momentum=0.9),
-    ),
-    raised(
-        "ValueError: Nesterov momentum requires a momentum",
-        optimizer("SGD", nesterov=True, momentum=0.9, dampening=0.1),
-        params(dampening=0),
-    ),
-)
+@rule("torch/optim/sgd.py")
 def _nesterov(setup: Setup) -> Finding | None:
     given = setup.optimizer_params
     made = optimizer_of(setup) if given else None
@@ -228,15 +120,7 @@ def _nesterov(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "torch.optim: what no configuration can give",
-    raised("TypeError: LBFGS.step\\(\\) missing 1 required", optimizer("LBFGS"), optimizer("SGD")),
-    raised(
-        "RuntimeError: SparseAdam does not support dense gradients",
-        optimizer("SparseAdam"),
-        optimizer("Adam", torch_adam=True),
-    ),
-)
+@rule("torch.optim: what no configuration can give")
 def _never_trains(setup: Setup) -> Finding | None:
     made = optimizer_of(setup)
     if made is None or not made.never:
@@ -249,17 +133,7 @@ def _never_trains(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "ops/adam/fused_adam.py, cpu_adam.py",
-    *(
-        raised(
-            f"RuntimeError: {kind} does not support the AMSGrad variant",
-            zero_section | optimizer("AdamW", amsgrad=True),
-            params(amsgrad=None),
-        )
-        for kind, zero_section in (("FusedAdam", {}), ("DeepSpeedCPUAdam", offload(1)))
-    ),
-)
+@rule("ops/adam/fused_adam.py, cpu_adam.py")
 def _amsgrad(setup: Setup) -> Finding | None:
     if setup.optimizer not in ("adam", "adamw") or not setup.optimizer_params.get("amsgrad"):
         return None
@@ -282,10 +156,7 @@ def _amsgrad(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/engine.py:2481-2484",
-    raised("ValueError: 'max_grad_norm' is not supported", params(max_grad_norm=0.5)),
-)
+@rule("runtime/engine.py:2481-2484")
 def _max_grad_norm(setup: Setup) -> Finding | None:
     if "max_grad_norm" not in setup.optimizer_params or not setup.optimizer:
         return None
@@ -297,10 +168,7 @@ def _max_grad_norm(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/engine.py:2298-2301",
-    raised("AssertionError: You are using an untested ZeRO Optimizer", optimizer("SGD") | zero(1)),
-)
+@rule("runtime/engine.py:2298-2301")
 def _untested_with_zero(setup: Setup) -> Finding | None:
     name = setup.optimizer
     if setup.stage == 0 or not name or name in _TESTED_WITH_ZERO:
@@ -316,17 +184,7 @@ def _untested_with_zero(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "op_builder/cpu/no_impl.py:21",
-    *(
-        raised(
-            "ValueError: This op had not been implemented on CPU backend",
-            optimizer(kind),
-            optimizer("AdamW", torch_adam=True),
-        )
-        for kind in ("Lamb", "Lion")
-    ),
-)
+@rule("op_builder/cpu/no_impl.py:21")
 def _needs_cuda(setup: Setup) -> Finding | None:
     if setup.accelerator != "cpu" or setup.optimizer not in ("lamb", "lion"):
         return None
@@ -344,16 +202,7 @@ def _removed(setup: Setup) -> bool:
     return setup.optimizer in REMOVED_OPTIMIZERS and setup.is_at_least(OPTIMIZERS_REMOVED_IN)
 
 
-@rule(
-    "runtime/engine.py: _do_sanity_check",
-    raised(
-        "AssertionError: DeepSpeed lamb optimizer requires dynamic loss scaling",
-        optimizer("Lamb") | {"fp16": {"enabled": True, "loss_scale": 128}},
-        {"fp16": {"loss_scale": 0}},
-        precision="fp16",
-        accelerator="cuda",
-    ),
-)
+@rule("runtime/engine.py: _do_sanity_check")
 def _lamb_needs_dynamic_scale(setup: Setup) -> Finding | None:
     scale = setup.section("fp16").get("loss_scale", 0)
     if setup.optimizer not in ("lamb", "onebitlamb") or type(scale) not in (int, float):
@@ -369,12 +218,7 @@ def _lamb_needs_dynamic_scale(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zero/stage3.py:360",
-    raised(
-        "ValueError: Muon and reduce scatter cannot be used together", optimizer("Muon") | zero(3)
-    ),
-)
+@rule("runtime/zero/stage3.py:360")
 def _muon_scatters(setup: Setup) -> Finding | None:
     scatters = setup.zero.get("reduce_scatter") is not False
     if setup.optimizer != "muon" or setup.stage != 3 or not scatters:
@@ -386,19 +230,7 @@ def _muon_scatters(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/engine.py before 0.19.7: _configure_basic_optimizer",
-    *(
-        # Repaired by its type: at stage 0 the optimizer itself needs CUDA.
-        raised(
-            "AssertionError: .* is not compatible with ZeRO",
-            optimizer(kind) | zero(1),
-            optimizer("AdamW"),
-            deepspeed="0.19.6",
-        )
-        for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
-    ),
-)
+@rule("runtime/engine.py before 0.19.7: _configure_basic_optimizer")
 def _one_bit_with_zero(setup: Setup) -> Finding | None:
     if setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage == 0:
         return None

@@ -6,8 +6,9 @@ from typing import Any
 
 from autotune.base.nested import merge
 from autotune.devices.hardware import Environment
-from autotune.engines.deepspeed.rules.base import Case, Setup
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
+from autotune.engines.deepspeed.rules.witnesses import Case
 from autotune.job.model_shape import ModelShape
 
 PLAIN_CONFIG: dict[str, Any] = {

@@ -1,7 +1,5 @@
 """Number formats: of the model, of accumulated and communicated gradients, of master weights."""
 
-from typing import Any
-
 from autotune.engines.deepspeed.rules.adam import (
     adam_in_words,
     cpu_adam_by,
@@ -9,12 +7,6 @@ from autotune.engines.deepspeed.rules.adam import (
 )
 from autotune.engines.deepspeed.rules.base import (
     Setup,
-    differs,
-    ignored,
-    offload,
-    optimizer,
-    raised,
-    zero,
 )
 from autotune.engines.deepspeed.rules.dtypes import (
     MASTERS,
@@ -23,31 +15,10 @@ from autotune.engines.deepspeed.rules.dtypes import (
     uses_bf16_optimizer,
 )
 from autotune.engines.deepspeed.rules.values import CANONICAL
-from autotune.engines.deepspeed.rules.zenflow import WEIGHTS, zenflow_config
 from autotune.space.rule import Choice, Finding, Patch, rule
 
-_BF16 = {"bf16": {"enabled": True}}
-_FP16 = {"fp16": {"enabled": True}}
 
-
-def _masters(name: str, **keys: Any) -> dict[str, Any]:
-    return {name: {"enabled": True, f"{name}_master_weights_and_grads": True, **keys}}
-
-
-_WITH_STATES = _masters("bf16", **{STATES: True})
-_SGD = optimizer("SGD") | {"zero_allow_untested_optimizer": True}
-"""An optimizer of torch: one of DeepSpeed's own would be compiled for the processor first."""
-
-
-@rule(
-    "runtime/config.py:511",
-    raised(
-        "AssertionError: bfloat16 and fp16 modes cannot be simultaneously enabled",
-        _FP16 | _BF16,
-        {"fp16": None},
-        precision="bf16",
-    ),
-)
+@rule("runtime/config.py:511")
 def _fp16_and_bf16(setup: Setup) -> Finding | None:
     if setup.section("fp16").get("enabled") is not True or setup.bf16.get("enabled") is not True:
         return None
@@ -59,10 +30,7 @@ def _fp16_and_bf16(setup: Setup) -> Finding | None:
     return Finding(message=message, changes={loser: {"enabled": False}})
 
 
-@rule(
-    "runtime/precision_config.py: get_bfloat16_config",
-    ignored({"bf16": {"enabled": False}, "bfloat16": {"enabled": True}}, acts_with={"bf16": None}),
-)
+@rule("runtime/precision_config.py: get_bfloat16_config", consequence="ignored")
 def _bfloat16_beside_bf16(setup: Setup) -> Finding | None:
     if setup.ds_config.get("bf16") is not None and "bfloat16" in setup.ds_config:
         return Finding(
@@ -73,10 +41,7 @@ def _bfloat16_beside_bf16(setup: Setup) -> Finding | None:
     return None
 
 
-@rule(
-    "runtime/engine.py: the sections decide, nothing else",
-    differs({"dtype": "float32"}, precision="bf16"),
-)
+@rule("runtime/engine.py: the sections decide, nothing else", consequence="differs")
 def _other_than_asked(setup: Setup) -> Finding | None:
     wanted, found = setup.precision, setup.dtype
     if wanted is None or found == wanted or _fp16_and_bf16.check(setup):
@@ -92,17 +57,7 @@ def _other_than_asked(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/engine.py: _do_sanity_check",
-    raised(
-        "ValueError: Type fp16 is not supported on your device",
-        _FP16,
-        _BF16 | {"fp16": None},
-        precision="fp16",
-        fp16_supported=False,
-        repaired={"precision": "bf16"},
-    ),
-)
+@rule("runtime/engine.py: _do_sanity_check")
 def _unsupported(setup: Setup) -> Finding | None:
     there = setup.environment.precisions
     if setup.dtype in there:
@@ -114,18 +69,7 @@ def _unsupported(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/precision_config.py: _validate_dynamic_loss_scale_params",
-    *(
-        raised(
-            f"ValidationError: .*\n.*fp16.{name} must be > 0",
-            {"fp16": {"enabled": True, name: 0}},
-            {"fp16": {"loss_scale": 128}},
-            precision="fp16",
-        )
-        for name in ("loss_scale_window", "min_loss_scale")
-    ),
-)
+@rule("runtime/precision_config.py: _validate_dynamic_loss_scale_params")
 def _loss_scale(setup: Setup) -> Finding | None:
     section = setup.section("fp16")
     if section.get("enabled") is not True or section.get("loss_scale", 0) != 0:
@@ -147,18 +91,7 @@ _LARGEST_POWER = 63
 _LARGEST_FLOAT_POWER = 1023
 
 
-@rule(
-    "runtime/precision_config.py: dynamic_loss_scale_args",
-    *(
-        raised(
-            "OverflowError: int too",
-            {"fp16": {"enabled": True, "initial_scale_power": power}} | more,
-            {"fp16": {"initial_scale_power": 16}},
-            precision="fp16",
-        )
-        for power, more in ((2000, {}), (64, zero(2)), (2000, zero(3)))
-    ),
-)
+@rule("runtime/precision_config.py: dynamic_loss_scale_args")
 def _scale_power(setup: Setup) -> Finding | None:
     section = setup.section("fp16")
     if section.get("enabled") is not True or section.get("loss_scale", 0) != 0:
@@ -176,14 +109,7 @@ def _scale_power(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/engine.py:1812-1829",
-    raised(
-        "AssertionError: data_types.param_dtype='bf16' conflicts",
-        {"data_types": {"param_dtype": "bf16"}},
-        {"data_types": {"param_dtype": "float32"}},
-    ),
-)
+@rule("runtime/engine.py:1812-1829")
 def _param_dtype(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("param_dtype")
     if wanted is None or CANONICAL.get(wanted) == setup.dtype or _fp16_and_bf16.check(setup):
@@ -194,15 +120,7 @@ def _param_dtype(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/engine.py:2323",
-    raised(
-        "NotImplementedError: unsupported mix of",
-        _BF16 | {"data_types": {"grad_accum_dtype": "fp32"}},
-        zero(1),
-        precision="bf16",
-    ),
-)
+@rule("runtime/engine.py:2323")
 def _accumulation_at_stage_0(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("grad_accum_dtype")
     is_same = wanted is None or CANONICAL.get(wanted) == setup.dtype
@@ -225,17 +143,7 @@ def _low_masters(setup: Setup) -> tuple[str, str] | None:
     return None
 
 
-@rule(
-    "runtime/config.py:702-709",
-    *(
-        raised(
-            "AssertionError: .*_master_weights_and_grads is only supported with ZeRO",
-            _masters(name),
-            precision=name,
-        )
-        for name in ("fp16", "bf16")
-    ),
-)
+@rule("runtime/config.py:702-709")
 def _master_weights_stage(setup: Setup) -> Finding | None:
     if setup.stage > 0 or (found := _low_masters(setup)) is None:
         return None
@@ -246,24 +154,7 @@ def _master_weights_stage(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/base_optimizer.py:507-518, zero/stage_1_and_2.py:331, zero/stage3.py:299",
-    *(
-        raised(
-            f"AssertionError: Master weights feature requires ZeRO-{stage} Offload",
-            ds_config,
-            precision=precision,
-            beside=beside,
-        )
-        for stage, precision, ds_config, beside in (
-            (2, "bf16", _masters("bf16") | zero(2), ""),
-            (1, "fp16", _masters("fp16") | offload(1), ""),
-            (2, "bf16", _WITH_STATES | offload(2), ""),
-            (2, "bf16", _WITH_STATES | offload(2) | _SGD, ""),
-            (2, "bf16", _masters("bf16") | zenflow_config(), WEIGHTS),
-        )
-    ),
-)
+@rule("runtime/base_optimizer.py:507-518, zero/stage_1_and_2.py:331, zero/stage3.py:299")
 def _master_weights_offload(setup: Setup) -> Finding | None:
     if setup.stage == 0 or (found := _low_masters(setup)) is None:
         return None
@@ -286,14 +177,7 @@ def _master_weights_offload(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/config.py:714",
-    raised(
-        "AssertionError: bf16_optimizer_states requires",
-        zero(2) | {"bf16": {"enabled": True, STATES: True}},
-        precision="bf16",
-    ),
-)
+@rule("runtime/config.py:714")
 def _optimizer_states_alone(setup: Setup) -> Finding | None:
     if setup.bf16.get(STATES) is not True or setup.bf16.get(MASTERS) is True:
         return None

@@ -17,12 +17,7 @@ from autotune.engines.deepspeed.rules.base import (
     BATCH_KEYS,
     Setup,
     as_section,
-    converted,
-    ignored,
-    offload,
-    params,
     patch,
-    raised,
     removal,
     section_at,
     zero,
@@ -46,7 +41,6 @@ from autotune.engines.deepspeed.rules.sections import (
 )
 from autotune.engines.deepspeed.rules.spelling import misspelt
 from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section, as_pydantic
-from autotune.engines.deepspeed.rules.zenflow import WEIGHTS, zenflow_config
 from autotune.space.rule import Choice, Finding, UnknownFactError, rule
 
 _MOST_COMPARED = 50
@@ -57,7 +51,6 @@ _MOST_ALONE = 10
 application's, one finding tells."""
 _MOST_NAMED = 30
 
-_RENAMED = {"topk": None, "topk_ratio": 0.1}
 
 _HOME_SECTIONS = (
     *("", "zero_optimization", "zero_optimization.offload_optimizer"),
@@ -241,105 +234,12 @@ def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
     )
 
 
-@rule(
-    "runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields",
-    raised("stage\n.*Input should be 0, 1, 2", zero("two"), zero(2)),
-    raised("stage\n.*Input should be 0, 1, 2", zero(4), zero(3)),
-    *(
-        raised(f"{name}\n.*{what}", zero(stage, **{name: bad}), zero(**{name: good}))
-        for name, what, stage, bad, good in (
-            ("reduce_bucket_size", "greater than 0", 2, 0, 1),
-            ("reduce_bucket_size", "fractional part", 2, 1.5, 2e3),
-            ("stage3_prefetch_bucket_size", "greater than or equal to 0", 3, -1, 0),
-            ("overlap_comm", "valid boolean", 2, "maybe", True),
-        )
-    ),
-    raised(
-        "offload_optimizer.device\n.*'none', 'cpu' or 'nvme'", offload(2, device="gpu"), offload()
-    ),
-    *(
-        raised(f"{name}\n.*{what}", {section: {name: bad}}, {section: {name: good}})
-        for section, name, what, bad, good in (
-            ("comms_logger", "prof_ops", "valid list", "all_reduce", ["all_reduce"]),
-            ("hybrid_engine", "max_out_tokens", "greater than 0", 0, 1),
-            ("tensorboard", "output_path", "valid string", 5, "logs"),
-            ("wandb", "project", "valid string", 5, "mine"),
-            ("tensor_parallel", "dtype", "instance of dtype", "fp16", None),
-        )
-    ),
-    raised(
-        "ValidationError: .*DeepSpeedFP16Config\nloss_scale",
-        {"fp16": {"loss_scale": -1}},
-        {"fp16": {"loss_scale": 0}},
-    ),
-    raised(
-        "zenflow.topk_ratio\n.*less than 1",
-        zenflow_config(topk_ratio=7),
-        zero(zenflow={"topk_ratio": 0.1}),
-        beside=WEIGHTS,
-    ),
-    raised(
-        "zenflow\n.*select_strategy must be one of",
-        zenflow_config(select_strategy="steps"),
-        zero(zenflow={"select_strategy": "step"}),
-        beside=WEIGHTS,
-    ),
-    raised(
-        "leaf_module.names\n.*valid list",
-        zero(3, leaf_module={"names": 1}),
-        zero(leaf_module={"names": ["lm_head"]}),
-    ),
-    raised(
-        "ValueError: 'fp8' is not a valid DtypeEnum",
-        {"data_types": {"grad_accum_dtype": "fp8"}},
-        {"data_types": {"grad_accum_dtype": "fp32"}},
-    ),
-    converted(
-        zero(2, reduce_bucket_size="2000"),
-        zero(2, reduce_bucket_size=2000),
-    ),
-    ignored({"data_types": {"buffer_dtype": "text"}}, {"data_types": {"buffer_dtype": None}}),
-    ignored({"flops_profiler": {"top_modules": "two"}}, {"flops_profiler": None}),
-    ignored({"aio": {"block_size": "big"}}, {"aio": None}),
-    raised(
-        "keep_in_fp32_modules must be",
-        {"data_types": {"keep_in_fp32_modules": "norm"}},
-        {"data_types": {"keep_in_fp32_modules": ["norm"]}},
-    ),
-    converted(zero("2"), zero(2)),
-    converted(zero(2, overlap_comm="yes"), zero(2, overlap_comm=True)),
-    converted(zero(1, reduce_scatter=0), zero(1, reduce_scatter=False)),
-    converted({"bf16": {"enabled": "on"}}, {"bf16": {"enabled": True}}, precision="bf16"),
-    converted({"comms_logger": {"enabled": "no"}}, {"comms_logger": {"enabled": False}}),
-)
+@rule("runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields")
 def _section_value(setup: Setup) -> list[Finding]:
     return _where_it_acts(setup, _wrong_values(setup, top_level=False))
 
 
-@rule(
-    "runtime/config.py: read without a check, used where it hurts or as it is",
-    raised("TypeError: '>' not supported", {"train_micro_batch_size_per_gpu": "1"}),
-    raised("TypeError: '>' not supported", {"gradient_clipping": "1.0"}),
-    *(
-        raised(f"ValueError: Invalid {name}", {name: bad}, {name: good})
-        for name, bad, good in (
-            ("communication_data_type", "fp8", "fp32"),
-            ("gradient_allreduce_op", "max", "mean"),
-        )
-    ),
-    raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, zero(2)),
-    raised("unsupported operand type.* for |", {"wall_clock_breakdown": "true"}),
-    raised(
-        "ZeroDivisionError", {"gradient_predivide_factor": 0}, {"gradient_predivide_factor": 1}
-    ),
-    raised("not one of the valid logging levels", {"log_level": "loud"}, {"log_level": "error"}),
-    converted({"wall_clock_breakdown": 1}, {"wall_clock_breakdown": True}),
-    converted({"steps_per_print": -1}, {"steps_per_print": 1}),
-    converted({"train_batch_size": 4.0}, {"train_batch_size": 4}),
-    converted({"zero_optimization": True}, {"zero_optimization": {"stage": 1}}),
-    converted({"zero_optimization": False}, {"zero_optimization": {"stage": 0}}),
-    converted({"managed_gradient_accumulation": "yes"}, {"managed_gradient_accumulation": True}),
-)
+@rule("runtime/config.py: read without a check, used where it hurts or as it is")
 def _top_level_value(setup: Setup) -> list[Finding]:
     return _where_it_acts(setup, _wrong_values(setup, top_level=True))
 
@@ -364,20 +264,7 @@ def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
         yield from ((path, str(name)) for name, value in given.items() if is_auto(value))
 
 
-@rule(
-    "runtime/config.py:596: compares the text with 0; runtime/lr_schedules.py",
-    raised(
-        "TypeError: '>' not supported",
-        {"train_micro_batch_size_per_gpu": "auto"},
-        {"train_micro_batch_size_per_gpu": 1},
-    ),
-    raised("TypeError", params(lr="auto"), params(lr=1e-3)),
-    raised(
-        "ValueError: warmup_num_steps must be a positive integer, got auto",
-        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}},
-        {"scheduler": {"params": {"warmup_num_steps": 10}}},
-    ),
-)
+@rule("runtime/config.py:596: compares the text with 0; runtime/lr_schedules.py")
 def _auto_unresolved(setup: Setup) -> list[Finding]:
     found = [
         Finding(
@@ -410,7 +297,7 @@ def _is_word(setup: Setup, path: str, name: str) -> bool:
     return not made.refusal(name, AUTO, accelerator=setup.accelerator)
 
 
-@rule("runtime/config_utils.py:54-57", ignored(zero(2, reduce_bucket_size="auto")))
+@rule("runtime/config_utils.py:54-57", consequence="ignored")
 def _auto_dropped(setup: Setup) -> list[Finding]:
     return [
         Finding(
@@ -573,65 +460,22 @@ def _is_remark(name: object) -> bool:
     return str(name).startswith(("_", "//", "#")) or name == "comment"
 
 
-@rule(
-    "runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections",
-    *(
-        raised(
-            f"{name}\n.*Extra inputs are not permitted",
-            ds_config,
-            fix,
-            beside=WEIGHTS if "zenflow" in name else "",
-        )
-        for name, ds_config, fix in (
-            ("overlap_com", zero(2, overlap_com=True), None),
-            ("offload_optimizer.pin_mem", offload(2, pin_mem=True), None),
-            ("zenflow.topk", zenflow_config(topk=0.1), zero(zenflow=_RENAMED)),
-            ("leaf_module.topk", zero(3, leaf_module={"topk": 0.1}), zero(leaf_module=None)),
-            ("verbos", {"comms_logger": {"verbos": True}}, None),
-            ("output_dir", {"tensorboard": {"output_dir": "x"}}, {"tensorboard": None}),
-            ("max_tokens", {"hybrid_engine": {"max_tokens": 1}}, {"hybrid_engine": None}),
-            ("enable", {"timers": {"throughput": {"enable": True}}}, None),
-            ("loss_scale", {"bf16": {"loss_scale": 0}}, {"bf16": None}),
-        )
-    ),
-)
+@rule("runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections")
 def _unknown_key(setup: Setup) -> list[Finding]:
     return list(_unknown(setup, strict=True, top_level=False))
 
 
-@rule(
-    "runtime/config.py: reads the keys that it knows",
-    ignored({"gradient_cliping": 0.01}, {"gradient_cliping": None}),
-)
+@rule("runtime/config.py: reads the keys that it knows", consequence="ignored")
 def _unknown_top_level_key(setup: Setup) -> list[Finding]:
     return list(_unknown(setup, strict=False, top_level=True))
 
 
-@rule(
-    "runtime/config.py: reads the keys that it knows",
-    ignored(zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
-)
+@rule("runtime/config.py: reads the keys that it knows", consequence="ignored")
 def _unknown_plain_key(setup: Setup) -> list[Finding]:
     return list(_unknown(setup, strict=False, top_level=False))
 
 
-@rule(
-    "runtime/config_utils.py:90",
-    *(
-        raised(
-            f"AssertionError: Cannot provide deprecated parameter '{old}'",
-            zero(3, **{old: True}, **new),
-        )
-        for old, new in (
-            ("cpu_offload", {"offload_optimizer": {"device": "cpu"}}),
-            ("cpu_offload_param", {"offload_param": {"device": "cpu"}}),
-            (
-                "stage3_gather_fp16_weights_on_model_save",
-                {"stage3_gather_16bit_weights_on_model_save": True},
-            ),
-        )
-    ),
-)
+@rule("runtime/config_utils.py:90")
 def _deprecated_with_new(setup: Setup) -> list[Finding]:
     found = [(old, new) for old, new in DEPRECATED.items() if {old, new} <= setup.zero.keys()]
     return [_either(setup.zero, old, new, "the deprecated name of") for old, new in found]
@@ -663,11 +507,7 @@ def _either(given: Mapping[str, Any], second: str, first: str, relation: str) ->
 
 @rule(
     "runtime/config_utils.py: _process_deprecated_field; precision_config.py: BFLOAT16_OLD",
-    converted(zero(1, cpu_offload=True), precision="fp32"),
-    converted(zero(1, cpu_offload=False)),
-    converted(zero(3, cpu_offload_param=True)),
-    converted(zero(3, stage3_gather_fp16_weights_on_model_save=True)),
-    converted({"bfloat16": {"enabled": True}}, precision="bf16"),
+    consequence="converted",
 )
 def _deprecated_name(setup: Setup) -> list[Finding]:
     found = [(old, new) for old, new in DEPRECATED.items() if old in setup.zero]
@@ -683,8 +523,7 @@ def _deprecated_name(setup: Setup) -> list[Finding]:
 
 
 @rule(
-    "runtime/zero/config.py: set_new_param=False, and nothing else reads it",
-    ignored(zero(1, cpu_offload_use_pin_memory=True), zero(cpu_offload_use_pin_memory=None)),
+    "runtime/zero/config.py: set_new_param=False, and nothing else reads it", consequence="ignored"
 )
 def _deprecated_pin_memory(setup: Setup) -> Finding | None:
     name = "cpu_offload_use_pin_memory"
@@ -733,14 +572,7 @@ def _with_autos(section: Mapping[str, Any]) -> dict[str, Any]:
     return {**dict(section.items()), **dict.fromkeys(hidden, AUTO)}
 
 
-@rule(
-    "runtime/zero/config.py: field name and alias",
-    raised(
-        "prefetch_bucket_size\n.*Extra inputs are not permitted",
-        zero(3, prefetch_bucket_size=10, stage3_prefetch_bucket_size=20),
-        zero(prefetch_bucket_size=None),
-    ),
-)
+@rule("runtime/zero/config.py: field name and alias")
 def _spelled_twice(setup: Setup) -> list[Finding]:
     given = setup.zero
     found = [(b, a) for b, a in SPELLINGS.items() if {a, b} <= given.keys()]

@@ -4,30 +4,15 @@ Stages 0 to 3, offload, recomputation, LoRA, fp16 and bf16 train the losses and 
 whole model (DeepSpeed 0.19.8, SGD without clipping: tests/trial/test_split_real.py).
 """
 
-from typing import Any
-
-from autotune.engines.deepspeed.rules.base import Setup, Witness, autotp, ignored, raised, zero
+from autotune.engines.deepspeed.rules.base import Setup, zero
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
 from autotune.space.rule import Finding, rule
 
 _KEY = "sequence_parallel_size"
-_ON: dict[str, Any] = {_KEY: 2}
 _SINCE = "0.18.2"
 
 
-def _raised(pattern: str, ds_config: dict[str, Any] = _ON, **more: Any) -> Witness:
-    """A witness that splits its sequences over two ranks, and is repaired if it splits none."""
-    off: dict[str, Any] = {"fix": {_KEY: None}, "repaired": {"sp_by_script": 1}}
-    return raised(pattern, ds_config, sp_by_script=2, **off, **more)
-
-
-@rule(
-    "ulysses_sp.py: register_with_transformers (no such file before 0.17.0); DeepSpeed PR 7638",
-    _raised(
-        "ModuleNotFoundError: No module named 'deepspeed.runtime.sequence_parallel",
-        deepspeed="0.16.9",
-    ),
-)
+@rule("ulysses_sp.py: register_with_transformers (no such file before 0.17.0); DeepSpeed PR 7638")
 def _release(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or setup.is_at_least(_SINCE):
         return None
@@ -38,10 +23,7 @@ def _release(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "parallel_state_sp.py: initialize_sequence_parallel",
-    _raised(r"RuntimeError: world_size \(3\) is not divisible", world=3),
-)
+@rule("parallel_state_sp.py: initialize_sequence_parallel")
 def _world(setup: Setup) -> Finding | None:
     sp, size = setup.sp_by_script, setup.tp * setup.pp * setup.sp_by_script
     if sp == 1 or setup.world % size == 0 or setup.world % (setup.tp * setup.pp):
@@ -56,7 +38,7 @@ def _world(setup: Setup) -> Finding | None:
 @rule(
     "runtime/config.py: where zero.Init reads the world without the script's groups; "
     "the engine itself goes by the groups alone",
-    ignored(sp_by_script=2),
+    consequence="ignored",
 )
 def _degree(setup: Setup) -> Finding | None:
     sp, size = setup.sp_by_script, setup.ds_config.get(_KEY, 1)
@@ -69,13 +51,7 @@ def _degree(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "ulysses_sp.py: UlyssesSPAttentionHF",
-    _raised(
-        "ValueError: Attention head count 3 is not divisible by SP size 2",
-        model={"n_heads": 3, "n_kv_heads": 1, "hidden": 48},
-    ),
-)
+@rule("ulysses_sp.py: UlyssesSPAttentionHF")
 def _heads(setup: Setup) -> Finding | None:
     sp = setup.sp_by_script
     if sp == 1 or setup.model is None or setup.model.n_heads % sp == 0:
@@ -88,13 +64,7 @@ def _heads(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "ulysses_sp.py: UlyssesSPAttentionHF; fewer than sp are repeated",
-    _raised(
-        "ValueError: KV attention head count 3 is not divisible by SP size 2",
-        model={"n_heads": 6, "n_kv_heads": 3, "hidden": 48},
-    ),
-)
+@rule("ulysses_sp.py: UlyssesSPAttentionHF; fewer than sp are repeated")
 def _kv_heads(setup: Setup) -> Finding | None:
     sp = setup.sp_by_script
     if sp == 1 or setup.model is None or _heads.check(setup):
@@ -108,16 +78,7 @@ def _kv_heads(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill; autotune/trial/scripts/train.py",
-    raised(
-        "ValueError: 15 tokens cannot be split over 2 ranks",
-        _ON,
-        sp_by_script=2,
-        seq_len=15,
-        repaired={"seq_len": 14},
-    ),
-)
+@rule("ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill; autotune/trial/scripts/train.py")
 def _length(setup: Setup) -> Finding | None:
     sp = setup.sp_by_script
     if sp == 1 or setup.seq_len is None or setup.seq_len % sp == 0:
@@ -129,16 +90,7 @@ def _length(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "ulysses_sp.py: register_with_transformers",
-    raised(
-        "ValueError: eager attn_implementation isn't currently supported",
-        _ON,
-        sp_by_script=2,
-        attention="eager",
-        repaired={"attention": "sdpa"},
-    ),
-)
+@rule("ulysses_sp.py: register_with_transformers")
 def _attention(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or setup.attention != "eager":
         return None
@@ -149,16 +101,7 @@ def _attention(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "ulysses_sp.py: uattn_wrapper drops the mask; autotune/job/model_families.py",
-    _raised(
-        "AttributeError: .* has no attribute 'num_key_value_heads'", model={"architecture": "gpt2"}
-    ),
-    _raised(
-        "AttributeError: 'PlainModel' object has no attribute 'config'",
-        model={"architecture": "plain"},
-    ),
-)
+@rule("ulysses_sp.py: uattn_wrapper drops the mask; autotune/job/model_families.py")
 def _model(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or setup.supports_sp:
         return None
@@ -170,12 +113,7 @@ def _model(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/engine.py: _configure_tensor_parallel_states puts its own mpu in place",
-    _raised(
-        "AssertionError: Data inconsistency within the TP group", _ON | autotp(), tp=2, world=4
-    ),
-)
+@rule("runtime/engine.py: _configure_tensor_parallel_states puts its own mpu in place")
 def _other_splits(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or setup.tp * setup.pp == 1:
         return None
@@ -188,16 +126,7 @@ def _other_splits(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "utils/bwc.py: bwc_tensor_model_parallel_rank; parallel_state_sp.py: get_model_parallel_rank",
-    raised(
-        "RuntimeError: stack expects a non-empty TensorList",
-        _ON | zero(1) | {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
-        {"data_types": None},
-        sp_by_script=2,
-        precision="bf16",
-        world=4,
-        repaired={"world": 2},
-    ),
+    "utils/bwc.py: bwc_tensor_model_parallel_rank; parallel_state_sp.py: get_model_parallel_rank"
 )
 def _bf16_optimizer(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or not uses_bf16_optimizer(setup):
@@ -210,14 +139,7 @@ def _bf16_optimizer(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zero/stage3.py: __reduce_and_partition_ipg_grads; tests/trial/test_split_real.py",
-    raised(
-        "ValueError: reduce_scatter=false at stage 3",
-        _ON | zero(3, reduce_scatter=False),
-        sp_by_script=2,
-    ),
-)
+@rule("runtime/zero/stage3.py: __reduce_and_partition_ipg_grads; tests/trial/test_split_real.py")
 def _not_scattered(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or setup.stage != 3 or setup.zero.get("reduce_scatter", True):
         return None

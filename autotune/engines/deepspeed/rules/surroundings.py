@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from autotune.devices.hardware import is_importable
-from autotune.engines.deepspeed.rules.base import Setup, as_section, raised
+from autotune.engines.deepspeed.rules.base import Setup, as_section
 from autotune.space.rule import Choice, Finding, rule
 
 PACKAGES: Mapping[str, str] = {
@@ -14,16 +14,7 @@ PACKAGES: Mapping[str, str] = {
 """Section -> the package that rank 0 imports for it (monitor/utils.py)."""
 
 
-@rule(
-    "monitor/utils.py: check_*_availability",
-    # Rank 0 alone writes, and alone raises.
-    raised(
-        "ModuleNotFoundError: No module named 'comet_ml'",
-        {"comet": {"enabled": True}},
-        {"comet": {"enabled": False}},
-        world=1,
-    ),
-)
+@rule("monitor/utils.py: check_*_availability")
 def _not_installed(setup: Setup) -> list[Finding]:
     return [
         Finding(
@@ -39,14 +30,7 @@ def _not_installed(setup: Setup) -> list[Finding]:
     ]
 
 
-@rule(
-    "datastates/config.py: anything but false switches it on",
-    raised(
-        "RuntimeError: Please install DataStates",
-        {"datastates_ckpt": {"host_cache_size": 1}},
-        {"datastates_ckpt": None},
-    ),
-)
+@rule("datastates/config.py: anything but false switches it on")
 def _datastates(setup: Setup) -> Finding | None:
     if setup.ds_config.get("datastates_ckpt", False) is False or is_importable("datastates"):
         return None
@@ -60,15 +44,7 @@ def _datastates(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/model_checkpointing/data_parallel_writer_factory.py; launcher/launch.py",
-    raised(
-        "KeyError: 'CROSS_SIZE'",
-        {"checkpoint": {"writer": {"type": "python"}}},
-        {"checkpoint": {"writer": None}},
-        world=1,
-    ),
-)
+@rule("runtime/model_checkpointing/data_parallel_writer_factory.py; launcher/launch.py")
 def _checkpoint_writer(setup: Setup) -> Finding | None:
     if as_section(setup.section("checkpoint")).get("writer") is None:
         return None
@@ -82,13 +58,7 @@ def _checkpoint_writer(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/hybrid_engine.py: builds the inference kernels",
-    raised(
-        "ValueError: This op had not been implemented on CPU backend",
-        {"hybrid_engine": {"enabled": True}},
-    ),
-)
+@rule("runtime/hybrid_engine.py: builds the inference kernels")
 def _hybrid_engine_on_cpu(setup: Setup) -> Finding | None:
     if setup.accelerator != "cpu" or setup.section("hybrid_engine").get("enabled") is not True:
         return None

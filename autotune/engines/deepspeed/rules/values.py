@@ -5,7 +5,7 @@ they are. A test holds both to the installed release, on a grid of values.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache, partial
@@ -81,10 +81,6 @@ def _plain_int(value: Any) -> Any:
     return REFUSED
 
 
-def _plain_number(value: Any) -> Any:
-    return int(value) if type(value) is bool else REFUSED
-
-
 def _period(value: Any) -> Any:
     """Every step is divided by -2 without a remainder that 2 divides so."""
     return abs(value) if type(value) in (bool, int, float) else REFUSED
@@ -157,7 +153,7 @@ class Section:
         return self.strict and (not self.strict_from or is_at_least(version, self.strict_from))
 
 
-def integer(minimum: int | None = None) -> Key:
+def _integer(minimum: int | None) -> Key:
     """A whole number of a pydantic class, which also takes 5e8, that JSON reads as a float."""
     least = -_MAX_INT if minimum is None else minimum
 
@@ -173,7 +169,7 @@ def integer(minimum: int | None = None) -> Key:
     )
 
 
-def count(minimum: int) -> Key:
+def _count(minimum: int) -> Key:
     """A whole number that is read as it is."""
     return Key(
         wants=f"a whole number of at least {minimum}",
@@ -182,50 +178,159 @@ def count(minimum: int) -> Key:
     )
 
 
-def number(low: float = -_MAX_FLOAT, high: float = _MAX_FLOAT) -> Key:
+def _number(low: float, high: float = _MAX_FLOAT) -> Key:
     """A finite number of a pydantic class within bounds, which are allowed."""
-
-    def accepts(value: Any) -> bool:
-        # Compared, never converted: an int of 400 digits fits into no float.
-        return type(value) in (int, float) and low <= value <= high
-
-    bounds = [f"from {low:g}"] * (low > -_MAX_FLOAT) + [f"to {high:g}"] * (high < _MAX_FLOAT)
     return Key(
-        wants=" ".join(["a number", *bounds]),
-        accepts=accepts,
+        wants=f"a number from {low:g}" + (f" to {high:g}" if high < _MAX_FLOAT else ""),
+        # Compared, never converted: an int of 400 digits fits into no float.
+        accepts=lambda v: type(v) in (int, float) and low <= v <= high,
         converts=partial(as_pydantic, "float"),
     )
 
 
-def raw(key: Key) -> Key:
-    """The same where DeepSpeed computes with what is written before it converts it."""
-    return replace(key, converts=partial(_unless, str, key.converts), is_raw=True)
-
-
-def no_bool(key: Key) -> Key:
-    """The same where DeepSpeed's own validator refuses true and false."""
-    return replace(key, converts=partial(_unless, bool, key.converts))
-
-
-def words(*values: str) -> Key:
-    """A list of a few words."""
-    return Key(
-        wants=f"a list of {', '.join(values)}",
-        accepts=lambda v: type(v) is list and all(one in values for one in v),
-    )
-
-
-def choice(*values: str, any_case: bool = False) -> Key:
-    """One of a few words."""
-
+def _choice(values: Sequence[str], *, any_case: bool = False) -> Key:
     def accepts(value: Any) -> bool:
         return isinstance(value, str) and (value.lower() if any_case else value) in values
 
-    return Key(wants="one of " + ", ".join(values), accepts=accepts, words=values)
+    return Key(wants="one of " + ", ".join(values), accepts=accepts, words=tuple(values))
 
 
-def optional(key: Key) -> Key:
-    """The same, or null."""
+def _or(wants: str, word: str) -> str:
+    return f"{wants.replace(' or ', ', ')} or {word}"
+
+
+CANONICAL = {
+    **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
+    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
+    **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
+}
+"""DeepSpeed's words for a format (runtime/config.py: DtypeEnum) -> ours."""
+
+ELEMENTS = _integer(0)
+_INT = Key(
+    wants="a whole number",
+    accepts=lambda v: type(v) is int and -_MAX_INT <= v <= _MAX_INT,
+    converts=partial(as_pydantic, "int"),
+)
+_BOOL = Key(
+    wants="true or false",
+    accepts=lambda v: type(v) is bool,
+    converts=partial(as_pydantic, "bool"),
+)
+_PLAIN_NUMBER = Key(
+    wants="a number",
+    accepts=lambda v: type(v) in (int, float) and -_MAX_FLOAT <= v <= _MAX_FLOAT,
+    converts=lambda v: int(v) if type(v) is bool else REFUSED,
+)
+_TEXT = Key(wants="text", accepts=lambda v: isinstance(v, str) and v != "auto")
+_SECTION = Key(wants="a section", accepts=lambda v: type(v) is dict or isinstance(v, Mapping))
+
+_KINDS: Mapping[str, Key] = {
+    "any": Key(wants="anything", accepts=lambda _: True),
+    "null": Key(wants="null: experts are not balanced so", accepts=lambda v: v is None),
+    "torch_dtype": Key(wants="torch.dtype, which no file can hold", accepts=lambda _: False),
+    "int": _INT,
+    "loss_scale_int": replace(_INT, converts=partial(_unless, bool, _as_python_int)),
+    "plain_int": replace(_INT, accepts=lambda v: type(v) is int, converts=_plain_int),
+    "bool": _BOOL,
+    # Read as it is, and asked as Python asks: any text is true, and so is "false".
+    "truth": replace(_BOOL, converts=bool),
+    # Read as it is, and joined with another by `|`.
+    "wide_bool": replace(_BOOL, converts=lambda v: bool(v) if type(v) is int else REFUSED),
+    # Read as it is, and looked up in a list of both.
+    "listed_bool": replace(_BOOL, converts=lambda v: bool(v) if v in (0, 1) else REFUSED),
+    "fraction": Key(
+        wants="a number between 0 and 1",
+        accepts=lambda v: type(v) in (int, float) and 0 < v < 1,
+        converts=partial(as_pydantic, "float"),
+    ),
+    "plain_number": _PLAIN_NUMBER,
+    "nonzero": replace(
+        _PLAIN_NUMBER,
+        wants="a number other than 0",
+        accepts=lambda v: _PLAIN_NUMBER.accepts(v) and v != 0,
+    ),
+    # From one step to the next: DeepSpeed takes the remainder of a division by it.
+    "steps": Key(
+        wants="a number above 0",
+        accepts=lambda v: type(v) in (int, float) and v > 0,
+        converts=_period,
+    ),
+    "stage": Key(
+        wants="one of 0, 1, 2, 3",
+        accepts=lambda v: type(v) in (int, float) and v in (0, 1, 2, 3),
+        converts=partial(as_pydantic, "int"),
+    ),
+    "text": _TEXT,
+    "filled_text": Key(
+        wants="text, and not empty", accepts=lambda v: _TEXT.accepts(v) and v != ""
+    ),
+    "dtype": _choice(tuple(CANONICAL)),
+    "section": _SECTION,
+    "switched_section": replace(_SECTION, converts=_switched),
+    # DeepSpeed asks whether `throughput` is in it.
+    "timers": replace(
+        _SECTION,
+        converts=lambda v: {} if isinstance(v, (str, list)) and "throughput" not in v else REFUSED,
+    ),
+    "list": Key(wants="a list", accepts=lambda v: type(v) is list),
+    "texts": Key(
+        wants="a list of names",
+        accepts=lambda v: type(v) is list and all(isinstance(n, str) for n in v),
+        # Read as it is: what it is asked for is its names.
+        converts=lambda v: [*v] if isinstance(v, Mapping) else REFUSED,
+    ),
+    "names": Key(
+        wants="a name or a list of names",
+        accepts=lambda v: (
+            all(isinstance(n, str) for n in v) if type(v) is list else type(v) is str
+        ),
+    ),
+}
+"""Type of a key in `keys.json` -> its values. The plain ones are read as they are; the others are
+those of a pydantic class."""
+
+
+def key_of(row: str | Mapping[str, Any]) -> Key:
+    """One key as `keys.json` tells it: the name of its type, or that and what else holds."""
+    row = {"type": row} if isinstance(row, str) else row
+    key = _of_type(row)
+    if row.get("is_raw"):
+        key = replace(key, converts=partial(_unless, str, key.converts), is_raw=True)
+    if row.get("no_bool"):
+        key = replace(key, converts=partial(_unless, bool, key.converts))
+    if row.get("auto"):
+        key = _or_auto(key)
+    if row.get("null"):
+        key = _or_null(key)
+    return replace(
+        key,
+        absent_through=row.get("absent_through", ""),
+        removed_in=row.get("removed_in", ""),
+        why_removed=row.get("why_removed", ""),
+    )
+
+
+def _of_type(row: Mapping[str, Any]) -> Key:
+    if "one_of" in row:
+        return _choice(row["one_of"], any_case=row.get("any_case", False))
+    if "list_of" in row:
+        values = row["list_of"]
+        return Key(
+            wants=f"a list of {', '.join(values)}",
+            accepts=lambda v: type(v) is list and all(one in values for one in v),
+        )
+    kind = row.get("type", "any")
+    if kind == "integer":
+        return _integer(row.get("minimum"))
+    if kind == "count":
+        return _count(row["minimum"])
+    if kind == "number":
+        return _number(row["minimum"], row.get("maximum", _MAX_FLOAT))
+    return _KINDS[kind]
+
+
+def _or_null(key: Key) -> Key:
     return replace(
         key,
         wants=_or(key.wants, "null"),
@@ -234,7 +339,7 @@ def optional(key: Key) -> Key:
     )
 
 
-def or_auto(key: Key) -> Key:
+def _or_auto(key: Key) -> Key:
     """The same, or the word "auto", which means something there."""
     return replace(
         key,
@@ -243,98 +348,3 @@ def or_auto(key: Key) -> Key:
         # As one of two types, text is text: "3" is refused.
         converts=partial(_unless, str, key.converts),
     )
-
-
-def _or(wants: str, word: str) -> str:
-    return f"{wants.replace(' or ', ', ')} or {word}"
-
-
-def since(absent_through: str, key: Key) -> Key:
-    """The same, for releases after the one named."""
-    return replace(key, absent_through=absent_through)
-
-
-def unwritable(kind: str) -> Key:
-    """A value of a class that no file can write."""
-    return Key(wants=f"{kind}, which no file can hold", accepts=lambda _: False)
-
-
-def removed(release: str, why: str) -> Key:
-    """A key that the release named refuses."""
-    return replace(ANY, removed_in=release, why_removed=why)
-
-
-ANY = Key(wants="anything", accepts=lambda _: True)
-INT = Key(
-    wants="a whole number",
-    accepts=lambda v: type(v) is int and -_MAX_INT <= v <= _MAX_INT,
-    converts=partial(as_pydantic, "int"),
-)
-BOOL = Key(
-    wants="true or false",
-    accepts=lambda v: type(v) is bool,
-    converts=partial(as_pydantic, "bool"),
-)
-LOSS_SCALE_INT = replace(INT, converts=partial(_unless, bool, _as_python_int))
-FRACTION = Key(
-    wants="a number between 0 and 1",
-    accepts=lambda v: type(v) in (int, float) and 0 < v < 1,
-    converts=partial(as_pydantic, "float"),
-)
-TRUTH = replace(BOOL, converts=bool)
-"""Read as it is, and asked as Python asks: any text is true, and so is "false"."""
-WIDE_BOOL = replace(BOOL, converts=lambda v: bool(v) if type(v) is int else REFUSED)
-"""Read as it is, and joined with another by `|`."""
-LISTED_BOOL = replace(BOOL, converts=lambda v: bool(v) if v in (0, 1) else REFUSED)
-"""Read as it is, and looked up in a list of both."""
-PLAIN_INT = replace(INT, accepts=lambda v: type(v) is int, converts=_plain_int)
-PLAIN_NUMBER = Key(
-    wants="a number",
-    accepts=lambda v: type(v) in (int, float) and -_MAX_FLOAT <= v <= _MAX_FLOAT,
-    converts=_plain_number,
-)
-NONZERO = replace(
-    PLAIN_NUMBER,
-    wants="a number other than 0",
-    accepts=lambda v: PLAIN_NUMBER.accepts(v) and v != 0,
-)
-STEPS = Key(
-    wants="a number above 0",
-    accepts=lambda v: type(v) in (int, float) and v > 0,
-    converts=_period,
-)
-"""Steps from one to the next: DeepSpeed takes the remainder of a division by it."""
-TEXT = Key(wants="text", accepts=lambda v: isinstance(v, str) and v != "auto")
-MAPPING = Key(wants="a section", accepts=lambda v: type(v) is dict or isinstance(v, Mapping))
-TIMERS = replace(
-    MAPPING,
-    converts=lambda v: {} if isinstance(v, (str, list)) and "throughput" not in v else REFUSED,
-)
-"""DeepSpeed asks whether `throughput` is in it."""
-FILLED_TEXT = Key(wants="text, and not empty", accepts=lambda v: TEXT.accepts(v) and v != "")
-SWITCHED_SECTION = replace(MAPPING, converts=_switched)
-TEXTS = Key(
-    wants="a list of names",
-    accepts=lambda v: type(v) is list and all(isinstance(n, str) for n in v),
-    # Read as it is: what it is asked for is its names.
-    converts=lambda v: [*v] if isinstance(v, Mapping) else REFUSED,
-)
-NAMES = Key(
-    wants="a name or a list of names",
-    accepts=lambda v: all(isinstance(n, str) for n in v) if type(v) is list else type(v) is str,
-)
-CANONICAL = {
-    **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
-    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
-    **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
-}
-"""DeepSpeed's words for a format (runtime/config.py: DtypeEnum) -> ours."""
-DTYPE = choice(*CANONICAL)
-COMMUNICATION_DTYPE = optional(choice("fp32", "fp16", "bf16", any_case=True))
-ELEMENTS = integer(0)
-STAGE = Key(
-    wants="one of 0, 1, 2, 3",
-    accepts=lambda v: type(v) in (int, float) and v in (0, 1, 2, 3),
-    converts=partial(as_pydantic, "int"),
-)
-LIST = Key(wants="a list", accepts=lambda v: type(v) is list)

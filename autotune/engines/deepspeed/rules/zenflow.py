@@ -3,28 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.base.nested import merge
-from autotune.engines.deepspeed.rules.adam import CPU_ADAM
-from autotune.engines.deepspeed.rules.base import Setup, differs, offload, raised, zero
+from autotune.engines.deepspeed.rules.base import Setup, offload, zero
 from autotune.space.rule import Finding, rule
 
 _TRANSPOSES_SINCE = "0.19.7"
 """First release whose `_update_model_bit16_weights` no longer calls ZenFlow's own `unflatten`."""
 
-WEIGHTS = "zenflow.weights"
-"""Name of the rule that every case with ZenFlow at stage 1 or 2 breaks from that release on."""
-
-ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
-
 
 def _section(setup: Setup) -> Mapping[str, Any]:
     """The section of ZenFlow; empty where it has no effect."""
     return setup.zero_section("zenflow") if setup.stage > 0 else {}
-
-
-def zenflow_config(stage: int = 2, **keys: Any) -> dict[str, Any]:
-    """A configuration for witnesses: a ZenFlow section, and the offload that it needs."""
-    return merge(CPU_ADAM | offload(stage), zero(zenflow=ZENFLOW | keys))
 
 
 def _loses_weights(setup: Setup) -> bool:
@@ -35,8 +23,7 @@ def _loses_weights(setup: Setup) -> bool:
 @rule(
     "runtime/zenflow/zenflow_utils.py: _flatten_dense_tensors; runtime/zero/stage_1_and_2.py: "
     "_update_model_bit16_weights",
-    differs({"keeps_weights": False}, zenflow_config()),
-    differs({"keeps_weights": False}, zenflow_config(1)),
+    consequence="differs",
 )
 def _weights(setup: Setup) -> Finding | None:
     # Without offload it is not reached.
@@ -52,13 +39,7 @@ def _weights(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zenflow/zenflow_stage_1_and_2.py: _configure_zenflow",
-    raised(
-        "ValueError: Zenflow must be used with cpu offload",
-        merge(zenflow_config(), zero(offload_optimizer=None)),
-    ),
-)
+@rule("runtime/zenflow/zenflow_stage_1_and_2.py: _configure_zenflow")
 def _needs_offload(setup: Setup) -> Finding | None:
     if not _section(setup) or setup.stage == 3 or setup.optimizer_offload != "none":
         return None
@@ -69,7 +50,7 @@ def _needs_offload(setup: Setup) -> Finding | None:
     )
 
 
-@rule("runtime/zenflow/engine_stage3.py: device='cuda'", raised(".", zenflow_config(3)))
+@rule("runtime/zenflow/engine_stage3.py: device='cuda'")
 def _stage_3_needs_cuda(setup: Setup) -> Finding | None:
     if not _section(setup) or setup.stage != 3 or setup.accelerator == "cuda":
         return None
@@ -80,10 +61,7 @@ def _stage_3_needs_cuda(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zenflow/engine.py:69",
-    differs({"grad_accum": 1}, zenflow_config(update_interval=1), beside=WEIGHTS),
-)
+@rule("runtime/zenflow/engine.py:69", consequence="differs")
 def _batch(setup: Setup) -> Finding | None:
     section = _section(setup)
     accum = setup.ds_config.get("gradient_accumulation_steps") or 1
@@ -99,17 +77,7 @@ def _batch(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zenflow/engine.py: configure_zenflow",
-    *(
-        raised(error, zenflow_config(**keys), beside=WEIGHTS)
-        for error, keys in (
-            ("Warning: If use auto select strategy", {"select_strategy": "auto"}),
-            ("ValueError: If don't use auto select strategy", {"select_interval": "auto"}),
-            ("ValueError: Select interval must be greater", {"select_interval": 1}),
-        )
-    ),
-)
+@rule("runtime/zenflow/engine.py: configure_zenflow")
 def _selection(setup: Setup) -> Finding | None:
     section = _section(setup)
     every, select = (section.get(f"{what}_interval", "auto") for what in ("update", "select"))

@@ -3,15 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import Setup, ignored, raised, zero
+from autotune.engines.deepspeed.rules.base import Setup, zero
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
 from autotune.engines.deepspeed.rules.sections import shown
-from autotune.engines.deepspeed.rules.zenflow import WEIGHTS, zenflow_config
 from autotune.space.rule import Finding, rule
 
 _BUCKETS = (1, 2)
-_UNCLIPPED = {"gradient_clipping": 0.0}
-_BF16_OPTIMIZER = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
 _QUANTIZED = (
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
@@ -69,22 +66,7 @@ def _has_deepcompile(setup: Setup) -> bool:
 
 @rule(
     "runtime/engine.py: _configure_zero_optimizer passes each stage its own keys",
-    *(
-        ignored(zero(stage, **{name: value}), acts_with=None if acts_at is None else zero(acts_at))
-        for name, value, stage, acts_at in (
-            ("reduce_bucket_size", 1000, 0, 1),
-            ("overlap_comm", True, 0, 2),
-            ("stage3_prefetch_bucket_size", 1000, 2, 3),
-            ("stage3_param_persistence_threshold", 0, 1, 3),
-            ("stage3_max_live_parameters", 1000, 2, 3),
-            ("sub_group_size", 1000, 2, 3),
-            ("zero_hpz_partition_size", 2, 1, 3),
-            ("zero_quantized_weights", True, 2, None),
-            ("allgather_bucket_size", 1000, 3, 2),
-            ("round_robin_gradients", True, 3, 2),
-            ("allgather_partitions", True, 2, None),
-        )
-    ),
+    consequence="ignored",
 )
 def _inert_key(setup: Setup) -> Finding | None:
     found = inert_keys(setup.zero)
@@ -101,10 +83,7 @@ def _inert_key(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/config.py: parsed; runtime/engine.py: no reader",
-    ignored({"disable_allgather": True} | zero(2)),
-)
+@rule("runtime/config.py: parsed; runtime/engine.py: no reader", consequence="ignored")
 def _disable_allgather(setup: Setup) -> Finding | None:
     if setup.ds_config.get("disable_allgather") is not True:
         return None
@@ -114,16 +93,7 @@ def _disable_allgather(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zero/stage_1_and_2.py:389",
-    *(
-        raised(
-            "AssertionError: allgather_bucket_size must be a multiple of",
-            zero(stage, allgather_bucket_size=1001),
-        )
-        for stage in _BUCKETS
-    ),
-)
+@rule("runtime/zero/stage_1_and_2.py:389")
 def _odd_allgather_bucket(setup: Setup) -> Finding | None:
     size = setup.zero.get("allgather_bucket_size")
     if size is None or setup.stage not in _BUCKETS or size % 2 == 0:
@@ -137,13 +107,7 @@ def _odd_allgather_bucket(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/engine.py:2650",
-    raised(
-        "Exception: The deprecated version of ZeRO Stage 1 is not supported",
-        zero(1, legacy_stage1=True),
-    ),
-)
+@rule("runtime/engine.py:2650")
 def _legacy_stage_1(setup: Setup) -> Finding | None:
     if setup.zero.get("legacy_stage1") is not True or setup.stage == 0:
         return None
@@ -153,27 +117,7 @@ def _legacy_stage_1(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zero/config.py:389-393, stage_1_and_2.py:212-218, engine.py:2307",
-    raised(
-        "compute_grad_norm=false is supported only with ZeRO Stage 1 or 2",
-        _UNCLIPPED | zero(3, compute_grad_norm=False),
-        zero(2),
-    ),
-    raised(
-        "ValueError: .*compute_grad_norm=false requires gradient_clipping=0",
-        zero(1, compute_grad_norm=False),
-    ),
-    raised(
-        "ValueError: .*compute_grad_norm=false does not support optimizer offload",
-        _UNCLIPPED | zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"}),
-    ),
-    raised(
-        "ValueError: .*compute_grad_norm=false does not support ZeRO Stage 1 with BF16",
-        _UNCLIPPED | _BF16_OPTIMIZER | zero(1, compute_grad_norm=False),
-        precision="bf16",
-    ),
-)
+@rule("runtime/zero/config.py:389-393, stage_1_and_2.py:212-218, engine.py:2307")
 def _no_gradient_norm(setup: Setup) -> Finding | None:
     if setup.zero.get("compute_grad_norm") is not False:
         return None
@@ -192,18 +136,7 @@ def _no_gradient_norm(setup: Setup) -> Finding | None:
     return Finding(message=f"zero_optimization.compute_grad_norm=false {what}", changes=changes)
 
 
-@rule(
-    "runtime/zero/stage_1_and_2.py:346-351, stage3.py:392-396",
-    raised(
-        "AssertionError: pre-scale gradients is not yet supported with ZeRO-2",
-        zero(2) | {"prescale_gradients": True},
-    ),
-    raised(
-        "AssertionError: gradient_predivide_factor != 1.0 is not yet supported",
-        zero(3) | {"gradient_predivide_factor": 2.0},
-        zero(reduce_scatter=False),
-    ),
-)
+@rule("runtime/zero/stage_1_and_2.py:346-351, stage3.py:392-396")
 def _prescaled_scatter(setup: Setup) -> Finding | None:
     if setup.stage < 2 or setup.zero.get("reduce_scatter") is False:
         return None
@@ -225,21 +158,7 @@ def _prescaled_scatter(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/config.py: _do_error_check",
-    *(
-        raised(
-            f"ValueError: gradient_allreduce_op='sum' is not supported with {what}",
-            ds_config | {"gradient_allreduce_op": word},
-            beside=beside,
-        )
-        for what, ds_config, word, beside in (
-            ("ZeRO stage 3", zero(3), "sum", ""),
-            ("ZenFlow", zenflow_config(), "Sum", WEIGHTS),
-            ("DeepCompile", zero(1) | {"compile": {"deepcompile": True}}, "sum", ""),
-        )
-    ),
-)
+@rule("runtime/config.py: _do_error_check")
 def _sum(setup: Setup) -> Finding | None:
     against = {
         "at stage 3": setup.stage == 3,
@@ -255,18 +174,7 @@ def _sum(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/engine.py:2030-2036",
-    raised(
-        "AssertionError: managed_gradient_accumulation=False supports ZeRO overlap_comm",
-        zero(1, overlap_comm=True) | {"managed_gradient_accumulation": False},
-    ),
-    raised(
-        "AssertionError: managed_gradient_accumulation=False is not supported with Deep",
-        {"managed_gradient_accumulation": False, "compile": {"deepcompile": True}},
-        {"compile": None},
-    ),
-)
+@rule("runtime/engine.py:2030-2036")
 def _unmanaged_accumulation(setup: Setup) -> Finding | None:
     if setup.ds_config.get("managed_gradient_accumulation") is not False:
         return None
@@ -284,15 +192,7 @@ def _unmanaged_accumulation(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "utils/groups.py:944",
-    raised(
-        "AssertionError: 3 is not divisible by 2",
-        zero(3, zero_hpz_partition_size=2),
-        zero(zero_hpz_partition_size=3),
-        world=3,
-    ),
-)
+@rule("utils/groups.py:944")
 def _hpz_divides_world(setup: Setup) -> Finding | None:
     size = setup.zero.get("zero_hpz_partition_size", 1)
     if setup.stage != 3 or size <= 1:
@@ -308,15 +208,7 @@ def _hpz_divides_world(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "op_builder/cpu/no_impl.py:21",
-    *(
-        raised(
-            "ValueError: This op had not been implemented on CPU backend", zero(3, **{name: True})
-        )
-        for name in _QUANTIZED
-    ),
-)
+@rule("op_builder/cpu/no_impl.py:21")
 def _quantized_needs_cuda(setup: Setup) -> Finding | None:
     if setup.accelerator != "cpu" or setup.stage != 3:
         return None
@@ -330,13 +222,7 @@ def _quantized_needs_cuda(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/engine.py:2742-2744",
-    ignored(
-        zero(3, stage3_allgather_sequential=True, stage3_prefetch_bucket_size=1000),
-        acts_with=zero(stage3_allgather_sequential=False),
-    ),
-)
+@rule("runtime/engine.py:2742-2744", consequence="ignored")
 def _sequential_gather(setup: Setup) -> Finding | None:
     given, first, second = setup.zero, "stage3_prefetch_bucket_size", "prefetch_bucket_size"
     name = second if second in given and first not in given else first

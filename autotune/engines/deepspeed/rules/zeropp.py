@@ -1,6 +1,6 @@
 """ZeRO++: what its second copy and its quantised collectives cannot be combined with."""
 
-from autotune.engines.deepspeed.rules.base import Setup, autotp, ignored, raised, zero
+from autotune.engines.deepspeed.rules.base import Setup, zero
 from autotune.space.rule import Finding, rule
 
 
@@ -10,21 +10,12 @@ def _quantizes(setup: Setup, what: str) -> bool:
     return setup.zero.get(f"zero_quantized_{what}") is True
 
 
-@rule(
-    "utils/groups.py: _create_zero_param_parallel_group counts ranks of the world",
-    raised(
-        # Two of four ranks train silently on weights that belong to no model: the loss of the
-        # first step is already wrong.
-        "RuntimeError: .*invalid tensor size",
-        zero(3, zero_hpz_partition_size=4, stage3_param_persistence_threshold=0) | autotp(),
-        world=4,
-        tp=2,
-    ),
-)
+@rule("utils/groups.py: _create_zero_param_parallel_group counts ranks of the world")
 def _hpz_with_tp(setup: Setup) -> Finding | None:
     size = setup.zero.get("zero_hpz_partition_size", 1)
     if setup.stage != 3 or setup.tp == 1 or size <= 1:
         return None
+    # Two of four ranks trained silently on weights of no model: the first loss was wrong.
     return Finding(
         message=f"zero_optimization.zero_hpz_partition_size={size:.0f} with "
         f"tensor_parallel.autotp_size={setup.tp}: the second copy is shared among neighbouring "
@@ -33,16 +24,7 @@ def _hpz_with_tp(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zero/stage3.py:390",
-    raised(
-        "AssertionError: when enable all_to_all_reduce",
-        zero(3, zero_quantized_gradients=True, reduce_scatter=False),
-        zero(reduce_scatter=None),
-        world=4,
-        accelerator="cuda",
-    ),
-)
+@rule("runtime/zero/stage3.py:390")
 def _qgz_scatters(setup: Setup) -> Finding | None:
     if not _quantizes(setup, "gradients") or setup.zero.get("reduce_scatter") is not False:
         return None
@@ -52,10 +34,7 @@ def _qgz_scatters(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/zero/stage3.py: __avg_scatter_grads",
-    ignored(zero(3, zero_quantized_gradients=True), accelerator="cuda"),
-)
+@rule("runtime/zero/stage3.py: __avg_scatter_grads", consequence="ignored")
 def _qgz_within_a_node(setup: Setup) -> Finding | None:
     devices = setup.environment.n_devices
     if not _quantizes(setup, "gradients") or not devices or setup.world // devices > 1:
@@ -68,16 +47,7 @@ def _qgz_within_a_node(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "runtime/torch_autocast.py:30",
-    raised(
-        "AssertionError",
-        zero(3, zero_quantized_weights=True)
-        | {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
-        {"torch_autocast": None},
-        accelerator="cuda",
-    ),
-)
+@rule("runtime/torch_autocast.py:30")
 def _qwz_with_autocast(setup: Setup) -> Finding | None:
     is_autocast = setup.section("torch_autocast").get("enabled") is True
     if not is_autocast or not _quantizes(setup, "weights"):

@@ -213,15 +213,6 @@ def read_sources(
     )
 
 
-def launches_in(text: str, path: Path) -> list[tuple[Command, LaunchLine]]:
-    """The commands of a shell file that start a training with DeepSpeed, or with a file.
-
-    Raises:
-        JobError: The file cannot be read, or a count in a line is none.
-    """
-    return list(_launches(read_shell(text, path)))
-
-
 def _launches(shell: ShellText) -> Iterator[tuple[Command, LaunchLine]]:
     for command in shell.commands:
         words = [word.text for word in command.words]

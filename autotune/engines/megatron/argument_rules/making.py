@@ -1,12 +1,12 @@
 """How a rule of arguments is made, and how its change is told.
 
 Each rule names the function of NVIDIA/Megatron-LM that checks it (the main branch at Megatron Core
-0.20, unless it says more), and the change that makes it legal. `needs` and `excludes` make the
-rules that many arguments share; the others are functions under `argument_rule`.
+0.20, unless it says more), and the change that makes it legal. Most are rows: `clash`, `needs` and
+`excludes`. What has to be calculated is a function under `argument_rule`.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -53,9 +53,7 @@ def _made(
         at = tuple(changed for changed in (*named, *changes) if changed in launch.given)
         return Finding(message=message, changes=changes, words=words, advice=advice, at=at)
 
-    return Rule(
-        name=name, check=check, witnesses=(), source=source, says=says, consequence=consequence
-    )
+    return Rule(name=name, check=check, source=source, says=says, consequence=consequence)
 
 
 def all_in_words(changes: Patch) -> str:
@@ -91,42 +89,98 @@ def is_on(launch: MegatronLaunch, argument: str) -> bool:
     return bool(launch.get(argument))
 
 
-def needs(
+def clash(
     name: str,
-    asked: str,
-    needed: Sequence[str],
+    when: str,
+    message: str,
+    changes: Patch,
     source: str = ARGUMENTS,
     *,
-    removes: bool = False,
+    advice: str = "",
     before: str = "",
+    since: str = "",
+    consequence: Consequence = "raised",
 ) -> Rule[MegatronLaunch]:
-    """A switch that needs one of others."""
-    others = " or ".join(map(flag_name, needed))
+    """Arguments that do not go together.
+
+    Args:
+        name: The rule's name; several rows of one subject may share it.
+        when: Terms that all have to hold. `a` asks whether an argument is on, `a=x` and `a!=x`
+            compare one that is on, `a>1` a number; `a|b` holds where one does, and `!a|b` where
+            none does.
+        message: What is wrong.
+        changes: What mends it; arguments that are not given are not removed.
+        source: The function of Megatron's that checks it.
+        advice: Another way out.
+        before: The first release that does not check it; empty: all do.
+        since: The first release that does.
+        consequence: What Megatron does with it.
+    """
+    terms = [_term(text) for text in when.split()]
 
     def check(launch: MegatronLaunch) -> Answer:
         if before and not is_before(launch.release, before):
             return None
-        if not is_on(launch, asked) or any(is_on(launch, other) for other in needed):
+        if since and is_before(launch.release, since):
             return None
-        change: Patch = {asked: None} if removes else {needed[0]: True}
-        return f"{flag_name(asked)}: needs {others}", change
+        if not all(term(launch) for term in terms):
+            return None
+        made = {name: v for name, v in changes.items() if v is not None or name in launch.given}
+        return message, made, advice
 
-    says = f"{flag_name(asked)} without {others}."
-    return _made(name, f"{source}: {asked}", says, check)
+    return _made(name, f"{source}: {when.split()[0]}", f"{message}.", check, consequence)
+
+
+Term = Callable[[MegatronLaunch], bool]
+_TEST = re.compile(r"(\w+?)(?:(=|!=|>)(.+))?")
+
+
+def _term(text: str) -> Term:
+    """A term of `clash`."""
+    is_negated = text.startswith("!")
+    tests = [_test(part) for part in text.removeprefix("!").split("|")]
+    return lambda launch: any([test(launch) for test in tests]) is not is_negated
+
+
+def _test(text: str) -> Term:
+    found = _TEST.fullmatch(text)
+    assert found is not None, f"{text} is no test"
+    name, sign, other = found.groups()
+
+    def holds(launch: MegatronLaunch) -> bool:
+        value = launch.get(name)
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if sign == "=":
+            return str(value) == other
+        if sign == ">":
+            return bool(value) and value > int(other)
+        is_on = bool(value) and value != "none"
+        return is_on and (sign is None or str(value) != other)
+
+    return holds
+
+
+def needs(
+    name: str,
+    asked: str,
+    needed: str,
+    source: str = ARGUMENTS,
+    *,
+    removes: bool = False,
+) -> Rule[MegatronLaunch]:
+    """A switch that needs one of others, joined by `|`: the first is added, or the switch goes."""
+    others = needed.split("|")
+    message = f"{flag_name(asked)}: needs {' or '.join(map(flag_name, others))}"
+    changes: Patch = {asked: None} if removes else {others[0]: True}
+    return clash(name, f"{asked} !{needed}", message, changes, source)
 
 
 def excludes(
     name: str, first: str, second: str, why: str, source: str = ARGUMENTS
 ) -> Rule[MegatronLaunch]:
-    """Two switches that are not both on; the second goes."""
-
-    def check(launch: MegatronLaunch) -> Answer:
-        if is_on(launch, first) and is_on(launch, second):
-            return f"{flag_name(first)} and {flag_name(second)}: {why}", {second: None}
-        return None
-
-    says = f"{flag_name(first)} beside {flag_name(second)}."
-    return _made(name, f"{source}: {first}", says, check)
+    """Two arguments that are not both on; the second goes."""
+    message = f"{flag_name(first)} and {flag_name(second)}: {why}"
+    return clash(name, f"{first} {second}", message, {second: None}, source)
 
 
 def is_before(release: str, other: str) -> bool:

@@ -6,8 +6,9 @@ from typing import Any
 
 from autotune.base.nested import merge
 from autotune.engines.deepspeed.rules import ALL_RULES, Rule, plain
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.plain import model_of
+from autotune.engines.deepspeed.rules.witnesses import Case, Witness, witnesses_of
 from autotune.trial.transformer_shape import refusal
 
 NEWEST = "0.19.8"
@@ -16,7 +17,7 @@ NEWEST = "0.19.8"
 def witnesses() -> Iterator[tuple[str, Rule[Setup], Witness]]:
     """Every rule with each of its witnesses, under a name; each has its repaired case."""
     for rule in ALL_RULES:
-        for number, witness in enumerate(rule.witnesses):
+        for number, witness in enumerate(witnesses_of(rule.name)):
             if witness.repaired is None:
                 broken = witness.broken
                 after = broken.ds_config

@@ -10,8 +10,9 @@ from typing import Any
 
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
-from autotune.engines.deepspeed.rules.base import Case, as_section
+from autotune.engines.deepspeed.rules.base import as_section
 from autotune.engines.deepspeed.rules.plain import config_of, model_of
+from autotune.engines.deepspeed.rules.witnesses import Case
 from tests.engines.deepspeed.rules.cases import source_of
 
 DRIVER = Path(__file__).with_name("witness_driver.py")

@@ -1,0 +1,122 @@
+"""JSON texts: where everything stands, and how a value is written."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from autotune.check.text_nodes import Member, TextNode
+from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_MEMBER = re.compile(
+    r'(?P<key>"[^"\\]*")[ \t\r\n]*:[ \t\r\n]*'
+    r'(?P<value>"[^"\\]*"|[-+.\deE]+|true|false|null)[ \t\r\n]*,?[ \t\r\n]*'
+)
+"""A key and its value, where neither has an escape or something inside, up to the next key."""
+_DECODER = json.JSONDecoder()
+_LINE = 80
+"""Characters of a new section that stand in one line."""
+
+
+def data(text: str) -> dict[str, Any]:
+    """The data of a text."""
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def dumped(value: Any, spelled: Mapping[str, str], newline: str, unit: str) -> str:
+    """A value as it is written.
+
+    Args:
+        value: It.
+        spelled: Number as Python writes it -> as the text did: 5e8 stays 5e8.
+        newline: What begins the line that it stands in; empty: all in one line.
+        unit: One more step of indentation.
+    """
+    if not isinstance(value, Mapping):
+        text = json.dumps(value)
+        return spelled.get(text, text) if isinstance(value, float) else text
+    inner = newline and newline + unit
+    parts = [f"{json.dumps(n)}: {dumped(v, spelled, inner, unit)}" for n, v in value.items()]
+    flat = f"{{{', '.join(parts)}}}"
+    if not newline or (len(flat) <= _LINE and "\n" not in flat):
+        return flat
+    return f"{{{inner}{f',{inner}'.join(parts)}{newline}}}"
+
+
+def duplicates(text: str) -> list[str]:
+    """Dotted names of keys that an object of the text holds more than once."""
+    return list(_duplicates(root(text.removeprefix(BYTE_ORDER_MARK)), ""))
+
+
+def _duplicates(node: TextNode, path: str) -> Iterator[str]:
+    members = node.members or ()
+    names = [member.name for member in members]
+    if len(set(names)) < len(names):
+        yield from (f"{path}{name}" for name, count in Counter(names).items() if count > 1)
+    for member in members:
+        if member.value.members:
+            yield from _duplicates(member.value, f"{path}{member.name}.")
+
+
+def key_starts(text: str) -> dict[tuple[str, ...], int]:
+    """Path of every key of a JSON text -> where it begins; of a key twice, the last one.
+
+    A place in a list is a key such as `[0]`.
+    """
+    bare = text.removeprefix(BYTE_ORDER_MARK)
+    skipped = len(text) - len(bare)
+    return {path: start + skipped for path, start in _starts(bare, root(bare), ())}
+
+
+def _starts(
+    text: str, node: TextNode, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    for member in node.members or ():
+        yield (*path, member.name), member.start
+        yield from _starts(text, member.value, (*path, member.name))
+    if text[node.start] != "[" or text.find("{", node.start, node.end) < 0:
+        return
+    at, index = _skip(text, node.start + 1), 0
+    while text[at] != "]":
+        item, here = _node(text, at), (*path, f"[{index}]")
+        yield here, at
+        yield from _starts(text, item, here)
+        at, index = _skip(text, item.end), index + 1
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+
+
+@lru_cache(maxsize=1)
+def root(text: str) -> TextNode:
+    """The object that a text is; its places, its keys that are there twice and its edits ask."""
+    return _node(text, _skip(text, 0))
+
+
+def _node(text: str, start: int) -> TextNode:
+    if text[start] != "{":
+        return TextNode(start, _DECODER.raw_decode(text, start)[1])
+    members = []
+    at = _skip(text, start + 1)
+    while text[at] != "}":
+        if (plain := _MEMBER.match(text, at)) is not None:
+            value = TextNode(*plain.span("value"))
+            members.append(Member(plain["key"][1:-1], at, plain.end("key"), value))
+            at = plain.end()
+            continue
+        name, after_name = _DECODER.raw_decode(text, at)
+        value = _node(text, _skip(text, _skip(text, after_name) + 1))
+        members.append(Member(name, at, after_name, value))
+        at = _skip(text, value.end)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+    return TextNode(start, at + 1, tuple(members))
+
+
+def _skip(text: str, at: int) -> int:
+    blank = _SPACE.match(text, at)
+    assert blank is not None, "nothing at all is blank, too"
+    return blank.end()

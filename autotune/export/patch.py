@@ -1,0 +1,666 @@
+"""A candidate in files that a user has: what changes, what they cannot carry, the new text."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import JobError, RenderError
+from autotune.base.files import write_text
+from autotune.base.nested import look_up
+from autotune.base.secrecy import withheld
+from autotune.base.user_text import STANDARD_INPUT, read_text
+from autotune.check.changes import changes_at
+from autotune.check.diff import text_diff
+from autotune.check.edit import edit
+from autotune.check.written import not_edited
+from autotune.contract import KnobValue
+from autotune.engines.base import Engine
+from autotune.engines.deepspeed.ds_config_file import SECTIONS, usable
+from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.knobs.situation import optimizer_implementation
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS
+from autotune.engines.deepspeed.rules.keys import SPELLINGS
+from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.engines.deepspeed.script import ScriptEngine
+from autotune.engines.deepspeed.sources.accelerate_names import FLAGS, KEYS
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.filled import with_hidden_sizes
+from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
+from autotune.engines.deepspeed.sources.reading import (
+    SYNONYMS,
+    as_arguments,
+    has_arguments,
+    parsed,
+    trainer_of,
+)
+from autotune.engines.deepspeed.sources.source import Source, read_sources
+from autotune.engines.deepspeed.sources.training import (
+    ATTENTION_SWITCHES,
+    AXOLOTL,
+    CHECKPOINTING,
+    DEFAULT_OPTIM,
+    EVERY,
+    FACTORY,
+    completed,
+    optimizer_argument,
+    options_of,
+    script_knobs,
+)
+from autotune.engines.launches.shell import is_shell
+from autotune.export.base import Handout
+from autotune.export.command_files import training_of
+from autotune.export.trainer import recompute_names
+from autotune.space.knobs import canonical
+from autotune.space.script import IMPLEMENTATIONS
+from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.guest.edits import value_at
+from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT, as_argument_of
+
+_MICRO, _ACCUM, _TOTAL = BATCH_KEYS
+_IMPLEMENTATION = "optimizer.implementation"
+_SIZES = {_MICRO: "per_device_train_batch_size", _ACCUM: "gradient_accumulation_steps"}
+"""Key of the batch -> Trainer's argument for it."""
+_FIELDS = {key: name for name, key in KEYS.items()}
+"""Key of a ds_config -> what accelerate's section calls it."""
+_SECTION = "deepspeed_config"
+_FRAMEWORKS = {FACTORY: "llama-factory", AXOLOTL: "axolotl"}
+_OFF = {
+    "tensor_parallel.autotp_size": 0,
+    "sequence_parallel_size": 1,
+    "expert_parallel.enabled": False,
+}
+"""Keys that say of a degree that there is none; a rendered configuration leaves them out."""
+_OLD_NAMES = {
+    "offload.optimizer": "zero_optimization.cpu_offload",
+    "offload.param": "zero_optimization.cpu_offload_param",
+}
+_BY_SCRIPT = {
+    "pp": "a PipelineModule of so many stages",
+    "sp": "it splits each sequence over so many ranks",
+    "loss_chunk_tokens": "it computes the loss in pieces, as train.py of an export does",
+    "mlp_chunk_tokens": "it computes each MLP in pieces, as train.py of an export does",
+    "offload.activations": "forward and backward inside DeepSpeed's "
+    "get_checkpoint_hidden_states_offloading_ctx_manager()",
+    "recompute": "model.gradient_checkpointing_enable()",
+    "attention": "attn_implementation where it builds the model",
+    "compile": "torch.compile, or engine.compile()",
+}
+"""Knob -> what the script does for it."""
+_BY_ARGUMENTS = ("recompute", "attention", "compile")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """One value of one file."""
+
+    path: Path
+    """The file that it belongs into."""
+    at: tuple[str, ...]
+    """Its key there."""
+    value: Any
+    """None: the key goes."""
+
+    def __str__(self) -> str:
+        return _in_words(".".join(self.at), self.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What a file cannot carry."""
+
+    what: str
+    place: str
+    """Where it belongs."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.place}"
+
+
+def _in_words(name: str, value: Any, joint: str = "=") -> str:
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return f"{name} is left out" if value is None else f"{name}{joint}{shown}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patched:
+    """A file, and what it is to hold."""
+
+    path: Path
+    before: str
+    after: str
+    changes: tuple[FileChange, ...]
+    left: tuple[Left, ...]
+    """What it cannot carry, and where that belongs; of a shell file or code, all of it."""
+    known: tuple[str, ...] = ()
+    """Secrets that stand in it."""
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether it is a shell file or code, of which is told what to change."""
+        return _is_by_hand(self.path, self.before)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to write."""
+        return self.before != self.after
+
+    @cached_property
+    def diff(self) -> str:
+        """The change as a unified diff, secrets masked; empty where there is none."""
+        return text_diff(str(self.path), self.before, self.after, self.known)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "file": str(self.path),
+            "diff": self.diff,
+            "changes": [str(change) for change in self.changes],
+            "left": [{"what": one.what, "place": one.place} for one in self.left],
+        }
+
+
+def patched(path: Path, wanted: "Wanted", *, others: Sequence[Path] = ()) -> Patched:
+    """What a file has to hold to carry a candidate; nothing is written.
+
+    Args:
+        path: A ds_config, an accelerate YAML or a file of arguments, as JSON or YAML; of a shell
+            file and of code, what to change by hand is told.
+        wanted: The candidate.
+        others: Files that are patched, too: what belongs there is not told.
+
+    Raises:
+        RenderError: The file cannot be read, or its text cannot be changed.
+        JobError: It is none that is patched.
+    """
+    if path == STANDARD_INPUT:
+        raise JobError("--patch -: standard input is no file to write", "name a file")
+    before = read_text(path)
+    here = [one for one in _PatchPlan(path, before, wanted).changes if _is_same(one.path, path)]
+    after = _edited(path, before, here)
+    plan = _PatchPlan(path, after, wanted)
+    if unsaid := [one for one in plan.changes if _is_same(one.path, path)]:
+        raise RenderError(
+            f"{path}: after the change it still does not say {unsaid[0]}",
+            "write it by hand, or export to a new folder with --out",
+        )
+    elsewhere = [
+        Left(what=str(one), place=f"{one.path}: --patch {one.path} writes it there")
+        for one in plan.changes
+        if not any(_is_same(one.path, other) for other in others)
+    ]
+    return Patched(
+        path=path,
+        before=before,
+        after=after,
+        changes=tuple(here),
+        left=tuple(dict.fromkeys([*plan.left, *elsewhere])),
+        known=tuple(withheld(_data(path, before))),
+    )
+
+
+def patched_all(paths: Sequence[Path], wanted: "Wanted") -> list[Patched]:
+    """Several files of one training, each as of `patched`."""
+    found = [patched(path, wanted, others=paths) for path in paths]
+    named = [one for one in found if isinstance(_data(one.path, one.before).get("deepspeed"), str)]
+    telling = next((one for one in found if one.is_by_hand or one in named), None)
+    if telling is None:
+        return found
+    # What another file cannot carry, the file of the arguments may.
+    return [
+        one
+        if one is telling or one.path.name not in telling.before
+        else replace(one, left=tuple(left for left in one.left if left in telling.left))
+        for one in found
+    ]
+
+
+def write_patched(patch: Patched) -> None:
+    """Write a file that was patched in place of the one that was read.
+
+    Raises:
+        RenderError: The folder cannot be written to, or the file changed meanwhile.
+    """
+    path = patch.path.resolve()
+    if read_text(path) != patch.before:
+        raise RenderError(f"{patch.path}: changed since its diff was made", "run it again")
+    write_text(path, patch.after, error=RenderError, hint="check the folder", makes_folder=False)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one == other or (one.exists() and other.exists() and os.path.samefile(one, other))
+
+
+def _is_by_hand(path: Path, text: str) -> bool:
+    return path.suffix == ".py" or is_shell(text, path)
+
+
+def _data(path: Path, text: str) -> dict[str, Any]:
+    """The data of a file; none of code, or of a shell file."""
+    return {} if _is_by_hand(path, text) else parsed(text, path).data
+
+
+def _edited(path: Path, text: str, changes: Sequence[FileChange]) -> str:
+    """The text after changes of it."""
+    if not changes:
+        return text
+    found = parsed(text, path)
+    for change in changes:
+        for depth in range(1, len(change.at)):
+            there = value_at(found.data, change.at[:depth])
+            if there is not None and not isinstance(there, Mapping):
+                section = ".".join(change.at[:depth])
+                raise RenderError(f"{path}: {section} is no section there", "make it a section")
+    after = edit(text, changes_at((one.at, one.value) for one in changes), found.syntax)
+    if after is None:
+        why = "it is Hjson" if found.syntax == "hjson" else "with every comment and alias kept"
+        raise RenderError(
+            f"{path}: its text cannot be changed there: {why}",
+            f"write it by hand: {'; '.join(map(str, changes))}",
+        )
+    return after
+
+
+class Wanted:
+    """A candidate to put into files."""
+
+    def __init__(self, handout: Handout, engine: Engine) -> None:
+        """What a handout brings; `engine` is bound to its job.
+
+        Raises:
+            JobError: It configures an engine whose files are not patched.
+        """
+        if CONFIG_FILE not in handout.files:
+            raise JobError(
+                f"--patch: a configuration of {handout.engine} is not written into others' files",
+                "export it to a new folder with --out",
+            )
+        self.candidate, self.variables = handout.candidate, handout.variables
+        self.config: Mapping[str, Any] = json.loads(handout.files[CONFIG_FILE])
+        # Without what a base configuration sets: the files say it themselves.
+        self.context = replace(engine.context, base={})
+        self.own = engine.own if isinstance(engine, ScriptEngine) else None
+        self._training = None if self.own is None else training_of(handout, Path())
+
+    @cached_property
+    def own_files(self) -> Mapping[Path, Sequence[FileChange]]:
+        """Files that a user's command takes its configuration from -> what changes in them."""
+        training = self._training
+        if training is None or not (
+            training.script.framework == "deepspeed" or training.script.sources_of_config
+        ):
+            return {}
+        return {
+            Path(file): [FileChange(path=Path(file), at=tuple(at), value=v) for at, v in changes]
+            for file, changes in training.changes_of_files().items()
+        }
+
+    def own_left(self) -> Iterator[Left]:
+        """What none of those files brings."""
+        if self._training is None:
+            return
+        for key, value in self._training.left_to_code().items():
+            where, name = self._training.script.place_outside_files(key)
+            place = where if name == key else f"{where}: {name}"
+            yield Left(what=_in_words(key, value), place=place)
+
+    def is_in_code(self, argument: str) -> bool:
+        """Whether the script of a user's command sets one of Trainer's arguments itself."""
+        training = self._training
+        return training is not None and (
+            argument in training.edits.arguments and not training.takes(argument)
+        )
+
+    def alone(self, name: str, value: KnobValue | None) -> KnobValue | None:
+        """What a knob is with a file's value, or none, the others being the candidate's."""
+        others = {n: v for n, v in self.candidate.values.items() if n != name}
+        given = others if value is None else {**others, name: value}
+        return canonical(given, self.context).get(name)
+
+    @property
+    def keeps_batch(self) -> bool:
+        """Whether the batch is that of the command as it is."""
+        return self.own is not None and self.own.micro_batch == self.candidate.micro_batch
+
+    def is_own(self, name: str) -> bool:
+        """Whether a knob is as the user's command has it already."""
+        return self.own is not None and self.candidate.get(name) == self.own.get(name)
+
+    def is_untouched(self, name: str) -> bool:
+        """Whether a knob is what it would be if nobody chose it, or what the command has."""
+        return self.is_own(name) or self.candidate.get(name) in (None, self.alone(name, None))
+
+    def around(self, *, has_arguments: bool) -> Iterator[Left]:
+        """What no file carries, but the script, or the environment of the ranks."""
+        for name, chosen in {} if self._training is None else self._training.in_words.items():
+            place = f"the word of your command that the search got as {{{name}=...}}"
+            yield Left(what=f"{name}={chosen}", place=place)
+        for name, how in _BY_SCRIPT.items():
+            is_told = name in _BY_ARGUMENTS and has_arguments
+            value = self.candidate.get(name)
+            if not self.is_untouched(name) and (not is_told or value == "deepcompile"):
+                yield Left(what=f"{name}={value}", place=f"the script: {how}")
+        for name, text in self.variables.items():
+            yield Left(what=f"{name}={text}", place="the environment of the ranks")
+        if self.candidate.get("core_binding") == "ranks":
+            place = "what starts the ranks: numactl, or DeepSpeed's launcher with "
+            yield Left(what="core_binding=ranks", place=f"{place}--bind_cores_to_rank")
+
+
+class _PatchPlan:
+    """Where each value belongs, by what a file and those that it names say."""
+
+    def __init__(self, path: Path, text: str, wanted: Wanted) -> None:
+        self._path, self._text, self._wanted = path, text, wanted
+        self.changes: list[FileChange] = []
+        self.left: list[Left] = []
+        is_told = self._made()
+        self.left += wanted.around(has_arguments=is_told)
+
+    def _made(self) -> bool:
+        """Collect all; says whether arguments of Trainer's carry what they can."""
+        path, text, wanted = self._path, self._text, self._wanted
+        is_line, is_code = is_shell(text, path), path.suffix == ".py"
+        is_own = any(_is_same(path, file) for file in wanted.own_files)
+        try:
+            sources = [] if is_own or is_code else read_sources(path, text=text)
+        except NotADsConfigError:
+            is_own = is_line and bool(wanted.own_files)  # the line that starts the command
+            if not is_own and (is_line or not has_arguments(_data(path, text))):
+                raise
+            sources = []
+        if is_own:
+            return self._of_own_files()
+        if len(sources) > 1:
+            places = ", ".join(".".join(one.at) or str(one.path) for one in sources)
+            raise JobError(
+                f"{path}: holds {len(sources)} DeepSpeed configurations: {places}",
+                "name a file that holds one of them",
+            )
+        if sources:
+            return self._of_source(sources[0], is_line=is_line)
+        # A file of arguments that names no ds_config, or a script.
+        data = _data(path, text)
+        for name, value in self._arguments(data, trainer_of(data), has_optimizer=False):
+            self._put(path, (name,), value, by=f"TrainingArguments in {path.name}" * is_code)
+        place = f"a ds_config that {path.name} names under `deepspeed`"
+        for key, value in self._config({}, Consumer.TRAINER, path).items():
+            if key not in BATCH_KEYS:
+                self._put(path, (key,), value, by=place)
+        return True
+
+    def _of_own_files(self) -> bool:
+        """The files that a command of the user's takes its configuration from, by any flag."""
+        data = _data(self._path, self._text)
+        for file, changes in self._wanted.own_files.items():
+            is_here = _is_same(self._path, file)
+            for one in changes:
+                if not is_here or value_at(data, one.at) != one.value:
+                    self.changes.append(replace(one, path=self._path if is_here else file))
+        self.left += self._wanted.own_left()
+        return True
+
+    def _put(self, path: Path, at: tuple[str, ...], value: Any, *, by: str = "") -> None:
+        """A value for a file, or one to tell, with its place."""
+        if by:
+            self.left.append(Left(what=_in_words(".".join(at), value), place=by))
+        else:
+            self.changes.append(FileChange(path=path, at=at, value=value))
+
+    def _flag(self, name: str, value: Any) -> None:
+        place = f"the launch in {self._path.name}"
+        self.left.append(Left(what=_in_words(f"--{name}", value, " "), place=place))
+
+    def _of_source(self, source: Source, *, is_line: bool) -> bool:
+        if source.syntax not in ("shell", "hjson") and (why := not_edited(source)):
+            raise JobError(
+                f"{self._path}: {why}",
+                "name the ds_config itself, or export to a new folder with --out",
+            )
+        wanted, consumer = self._wanted, source.consumer
+        is_flags = source.syntax == "shell"
+        for key, value in self._config(source.config, consumer, source.path).items():
+            field = _FIELDS.get(key)
+            if not source.is_made:
+                self._put(source.path, (*source.at, *key.split(".")), value)
+            elif field is None or value is None or (is_flags and field not in FLAGS):
+                place = "a ds_config that deepspeed_config_file names: accelerate has no word for"
+                self._put(source.path, (key,), value, by=f"{place} it")
+            elif is_flags:
+                self._flag(field, value)
+            else:
+                self._put(source.path, (_SECTION, field), value)
+        is_told = source.arguments_path is not None or (
+            is_line and (consumer is Consumer.TRAINER or has_arguments(source.arguments))
+        )
+        has_optimizer = isinstance(source.config.get("optimizer"), Mapping)
+        if is_told:
+            inside = self._inside(source)
+            given = {**inside, **(source.arguments if is_line else {})}
+            found = self._arguments(given, source.reader, has_optimizer=has_optimizer)
+            for name, value in found:
+                if source.arguments_path is None or inside.get(name) != given.get(name):
+                    self._flag(name, value)
+                else:
+                    self._put(source.arguments_path, (*source.arguments_at, name), value)
+        elif not has_optimizer and not wanted.is_untouched(_IMPLEMENTATION):
+            value = wanted.candidate.get(_IMPLEMENTATION)
+            self._put(source.path, (_IMPLEMENTATION,), value, by="the script's optimizer")
+        self._open_sizes(source, is_told=is_told)
+        return is_told
+
+    def _open_sizes(self, source: Source, *, is_told: bool) -> None:
+        """Sizes that the consumer's arguments bring, or nobody."""
+        wanted, consumer = self._wanted, source.consumer
+        is_trainers = consumer is Consumer.TRAINER
+        for key, argument in () if consumer is Consumer.DEEPSPEED else _SIZES.items():
+            size = self._sizes()[key]
+            is_accelerates = consumer is Consumer.ACCELERATE and key == _ACCUM
+            if not is_trainers and source.config.get(key) != AUTO:
+                continue
+            if is_accelerates and source.is_made:
+                if size != 1 and source.syntax == "shell":  # 1 is as without it
+                    self._flag(key, size)
+                elif size != 1:
+                    self._put(source.path, (_SECTION, key), size)
+            elif is_accelerates and not is_told:
+                place = "the accelerate file, or the script's Accelerator"
+                self._put(source.path, (key,), size, by=place)
+            elif not is_told and not wanted.keeps_batch:
+                place = f"the Trainer's arguments: --{argument} {size}"
+                place = "your code, which sets it" if wanted.is_in_code(argument) else place
+                at = (argument,) if is_trainers else ("micro_batch",)
+                place = place if is_trainers else "the batch_size of the script's data loader"
+                self._put(source.path, at, size, by=place)
+
+    def _inside(self, source: Source) -> dict[str, Any]:
+        """The arguments of the file that holds them, by the names under which they stand."""
+        file = source.arguments_path
+        if file is None:
+            return {}
+        inside = _data(file, self._text if _is_same(file, self._path) else read_text(file))
+        for name in source.arguments_at:
+            inside = inside[name]
+        return inside
+
+    # -------------------------------------------- DeepSpeed's configuration
+
+    def _sizes(self) -> dict[str, int]:
+        candidate = self._wanted.candidate
+        return {_MICRO: candidate.micro_batch, _ACCUM: candidate.grad_accum}
+
+    def _config(self, config: Mapping[str, Any], consumer: Consumer, path: Path) -> dict[str, Any]:
+        """What makes a ds_config mean the candidate: dotted key -> value; None: the key goes.
+
+        Raises:
+            RenderError: A section of it is none.
+        """
+        wanted = self._wanted
+        found = dict(self._batch(config, consumer))
+        hidden = wanted.context.model.hidden
+        clean, _ = usable(with_hidden_sizes(config, consumer, hidden), path)
+        apart = ("micro_batch", "compile", _IMPLEMENTATION, *SECTIONS)
+        for name in (*(name for name in KNOBS if name not in apart), *SECTIONS):
+            knob, value = KNOBS[name], wanted.candidate.get(name)
+            if not knob.key or value is None:
+                continue
+            try:
+                have = wanted.alone(name, knob.read(clean, where="the file"))
+            except JobError:
+                have = None
+            if have == value:
+                continue
+            if name in SECTIONS:
+                found |= self._offload(name, config)
+            for key in () if name in SECTIONS else knob.keys:
+                found |= self._rendered(key, config)
+        is_compiled = look_up(config, "compile.deepcompile") is True
+        compiles = wanted.candidate.get("compile") == "deepcompile"
+        found |= {} if is_compiled is compiles else {"compile.deepcompile": compiles}
+        return found | self._implementation(config)
+
+    def _rendered(self, key: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A key, or each of a section, at its rendered value, under the file's spelling."""
+        value = look_up(self._wanted.config, key)
+        if isinstance(value, Mapping):
+            found = [self._rendered(f"{key}.{inner}", config) for inner in value]
+            return {name: there for one in found for name, there in one.items()}
+        section, _, last = key.rpartition(".")
+        spellings = [n for n, first in SPELLINGS.items() if first == last]
+        second = [n for n in spellings if n in (look_up(config, section) or {})]
+        name = f"{section}.{second[0]}" if second else key
+        have = look_up(config, name)
+        if value is None:
+            value = have and (False if isinstance(have, bool) else _OFF.get(key))
+        is_switch = isinstance(value, bool) or isinstance(have, bool)
+        return {} if have is value or (have == value and not is_switch) else {name: value}
+
+    def _offload(self, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        at, old = KNOBS[name].key, _OLD_NAMES[name]
+        section = look_up(self._wanted.config, at) or {}
+        names = section if self._wanted.candidate.get(name) == "nvme" else ("device",)
+        values = {f"{at}.{one}": section.get(one, "none") for one in names}
+        gone = {old: None} if look_up(config, old) is not None else {}
+        return gone | {k: value for k, value in values.items() if look_up(config, k) != value}
+
+    def _implementation(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Whose Adam, where the file has an optimizer; else the arguments or the script say."""
+        want, optimizer = self._wanted.candidate.get(_IMPLEMENTATION), config.get("optimizer")
+        if want is None or not isinstance(optimizer, Mapping):
+            return {}
+        have = optimizer_implementation(optimizer.get("params")) or "deepspeed"
+        if self._wanted.alone(_IMPLEMENTATION, have) == want:
+            return {}
+        wishes = {"torch_adam": want != "deepspeed", "fused": want == "torch_fused"}
+        return {
+            f"optimizer.params.{key}": value
+            for key, value in wishes.items()
+            if value or look_up(config, f"optimizer.params.{key}") not in (None, False)
+        }
+
+    def _batch(self, config: Mapping[str, Any], consumer: Consumer) -> Iterator[tuple[str, Any]]:
+        candidate, sizes = self._wanted.candidate, self._sizes()
+        given = {key: config.get(key) for key in BATCH_KEYS}
+        is_plain = consumer is Consumer.DEEPSPEED
+        is_split = candidate.tp > 1 and candidate.pp == 1
+        total = candidate.global_batch
+        if given[_TOTAL] not in (None, AUTO, total):
+            yield _TOTAL, total
+        elif is_split and given[_TOTAL] is not None and is_plain:
+            yield _TOTAL, None  # DeepSpeed checks it against the whole world
+        for key, size in sizes.items():
+            # Nobody fills in an "auto" of DeepSpeed's own.
+            if given[key] not in (None, size) and (is_plain or given[key] != AUTO):
+                yield key, size
+        has_total = is_plain and given[_TOTAL] is not None and not is_split
+        steps = 1 if given[_ACCUM] is None else candidate.grad_accum
+        # What DeepSpeed would work out (_set_batch_related_parameters), nobody has to write.
+        is_implied = has_total and total // candidate.dp // steps == candidate.micro_batch
+        is_missing = {
+            _MICRO: not is_implied,
+            _ACCUM: candidate.grad_accum != 1 and not has_total,
+        }
+        for key, size in sizes.items():
+            if given[key] is None and is_missing[key]:
+                yield key, AUTO if consumer is Consumer.TRAINER else size
+
+    # -------------------------------------------- arguments of Trainer's, and of its readers
+
+    def _arguments(
+        self, given: Mapping[str, Any], reader: str, *, has_optimizer: bool
+    ) -> Iterator[tuple[str, Any]]:
+        """What has to change in arguments, by the names under which they stand."""
+        wanted, candidate = self._wanted, self._wanted.candidate
+        framework = _FRAMEWORKS.get(reader, "trainer")
+        found: dict[str, Any] = {}
+
+        def now() -> dict[str, Any]:
+            return completed(as_arguments({**given, **found}), reader, candidate.world)
+
+        def name_here(name: str) -> str:
+            others = (n for n, meant in SYNONYMS.items() if meant == name and n in given)
+            return next(others, as_argument_of(framework, name, value=None)[0])
+
+        sizes = {_SIZES[key]: size for key, size in self._sizes().items()}
+        # What is there already may bring the other along.
+        for name in sorted(sizes, key=lambda name: name_here(name) not in given):
+            if wanted.keeps_batch or now()[name] == sizes[name]:
+                continue
+            if name_here(name) not in given and wanted.is_in_code(name):
+                self._put(self._path, (name,), sizes[name], by="your code, which sets it")
+            else:
+                found[name_here(name)] = sizes[name]
+        have, asked = script_knobs(now(), reader), dict[str, Any]()
+        recompute = str(candidate.get("recompute", "none"))
+        if recompute != have["recompute"]:
+            asked |= self._recompute(given, reader, recompute)
+        attention = candidate.get("attention")
+        # By default nobody chose one: the user's stays.
+        if attention not in (None, "default", have.get("attention")) and not wanted.is_own(
+            "attention"
+        ):
+            takes_it = ATTENTION_ARGUMENT in given or reader in _FRAMEWORKS
+            if takes_it and not given.keys() & ATTENTION_SWITCHES.keys():
+                asked[ATTENTION_ARGUMENT] = attention
+            else:
+                place = "attn_implementation where the script builds the model"
+                self._put(self._path, ("attention",), attention, by=place)
+        compiles = candidate.get("compile")
+        if compiles in ("none", "torch") and compiles != have["compile"]:
+            asked["torch_compile"] = compiles == "torch"
+        # Another optimizer than Adam is the user's choice; beside an offload accelerate brings it.
+        optim = str(given.get(optimizer_argument(reader), DEFAULT_OPTIM))
+        is_offloaded = candidate.get("offload.optimizer", "none") != "none"
+        is_open = not has_optimizer and not is_offloaded and not wanted.is_own(_IMPLEMENTATION)
+        want = candidate.get(_IMPLEMENTATION)
+        if is_open and want is not None and optim in IMPLEMENTATIONS:
+            there = next((n for n, knob in IMPLEMENTATIONS.items() if knob == want), None)
+            if wanted.alone(_IMPLEMENTATION, IMPLEMENTATIONS[optim]) != want and there:
+                asked["optim"] = there
+            elif there is None:
+                place = "a section optimizer of the ds_config"
+                self._put(self._path, (_IMPLEMENTATION,), want, by=place)
+        found |= dict(as_argument_of(framework, name, value) for name, value in asked.items())
+        yield from ((n, v) for n, v in found.items() if n not in given or given[n] != v)
+
+    def _recompute(self, given: Mapping[str, Any], reader: str, want: str) -> dict[str, Any]:
+        newest, takes_every = recompute_names()
+        default = CHECKPOINTING[-1] if reader else newest
+        name = next((n for n in CHECKPOINTING if n in given), default)
+        options_name = next(
+            (f"{n}_kwargs" for n in CHECKPOINTING if f"{n}_kwargs" in given), f"{name}_kwargs"
+        )
+        options = options_of(given.get(options_name))
+        every = int(want.removeprefix("every_")) if want.startswith("every_") else 1
+        if every > 1 and (reader in _FRAMEWORKS or not (takes_every or EVERY in options)):
+            who = reader or "this release of transformers"
+            place = f"the model's code: {who} takes all layers or none"
+            self._put(self._path, ("recompute",), want, by=place)
+            return {}
+        is_other = want != "none" and options.get(EVERY, 1) != every
+        return {name: want != "none"} | (
+            {options_name: {**options, EVERY: every}} if is_other else {}
+        )

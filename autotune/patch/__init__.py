@@ -1,1 +1,0 @@
-"""A configuration put into a file that somebody has, and nothing else of it changed."""

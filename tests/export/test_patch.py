@@ -1,0 +1,677 @@
+"""A candidate in files that somebody has: what changes, what does not, and what is read back."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autotune.base.errors import JobError, RenderError
+from autotune.base.nested import leaves
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.script import ScriptEngine
+from autotune.export.command_files import with_own_files
+from autotune.export.door import export_handout, handout_of
+from autotune.export.patch import Wanted, patched, patched_all, write_patched
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import canonical
+from tests.engines.deepspeed.sources.test_baseline import made_by_trainer
+from tests.jobs import CPU, canonical_candidate, tiny_job
+from tests.observed import RAW, job_of, observed
+
+AUTO_CONFIG = """\
+{
+  "train_batch_size": "auto",
+  "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": "auto",
+  "gradient_clipping": "auto",
+  "bf16": {"enabled": "auto"},
+  "zero_optimization": {
+    "stage": 2,
+    "reduce_bucket_size": "auto"
+  },
+  "dump_state": false
+}
+"""
+OPTIMIZER = '{"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}}'
+PLAIN = f"""\
+{{
+    "train_batch_size": 8,
+    "optimizer": {OPTIMIZER},
+    "bf16": {{"enabled": true}},
+    "zero_optimization": {{
+        "stage": 2,
+        "overlap_comm": true
+    }},
+    "my_own": [1, {{"a": 2}}]
+}}
+"""
+ARGUMENTS = """\
+# my run
+model_name_or_path: gpt2   # the model
+deepspeed: ds.json
+bf16: true
+per_device_train_batch_size: 4  # as large as fits
+output_dir: out
+"""
+ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config:
+  zero_stage: 2   # two
+  zero3_init_flag: false
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+"""
+AXOLOTL = """\
+base_model: gpt2
+datasets: [{path: mine, type: alpaca}]  # mine
+micro_batch_size: 1
+gradient_accumulation_steps: 4
+bf16: true
+deepspeed: ds.json
+flash_attention: true
+"""
+FACTORY = """\
+### model
+model_name_or_path: gpt2
+finetuning_type: full
+cutoff_len: 16
+### train
+deepspeed: ds.json
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 4
+bf16: true
+"""
+LAUNCH = """\
+#!/bin/bash
+set -e  # stop
+export OMP_NUM_THREADS=2
+torchrun --nproc_per_node 2 train.py \\
+    --deepspeed ds.json \\
+    --per_device_train_batch_size 4 \\
+    --bf16 \\
+    --output_dir "out dir"  # there
+echo done
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("patch")
+
+
+def wanted(folder, **knobs):
+    job = tiny_job(folder)
+    engine = DeepSpeedEngine(job, CPU)
+    candidate = canonical_candidate(job, **knobs)
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    return Wanted(handout, engine)
+
+
+def write(folder, text, name):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def apply(paths, brought):
+    """Patch files, and see that once more changes nothing."""
+    made = patched_all(paths, brought)
+    for one in made:
+        if one.is_changed:
+            write_patched(one)
+    assert not any(one.is_changed for one in patched_all(paths, brought))
+    return made
+
+
+OWN_FILES = {
+    "plain": {
+        "train_batch_size": 8,
+        "gradient_clipping": 0.3,
+        "steps_per_print": 7,
+        "wall_clock_breakdown": True,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
+        "zero_optimization": {"stage": 2, "contiguous_gradients": False},
+    },
+    "no clipping": {
+        "train_micro_batch_size_per_gpu": 4,
+        "bf16": {"enabled": True},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 30}},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        },
+        "tensorboard": {"enabled": True, "output_path": "figures"},
+        "flops_profiler": {"enabled": False, "output_file": "flops.txt"},
+    },
+}
+CHOSEN = [
+    {"zero__stage": 0, "micro_batch": 4},
+    {"zero__stage": 1, "micro_batch": 2},
+    {"zero__stage": 2, "micro_batch": 1, "reduce_bucket_size": 10_000},
+    {"zero__stage": 3, "micro_batch": 4, "offload__optimizer": "cpu"},
+]
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids=str)
+@pytest.mark.parametrize("key", ["base_config", "baseline"])
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_an_export_and_a_patched_file_agree_key_by_key(folder, name, key, chosen):
+    path = write(folder, json.dumps(OWN_FILES[name]), "own.json")
+    job = tiny_job(folder, **{key: str(path)})
+    engine = DeepSpeedEngine(job, CPU)
+    candidate = canonical_candidate(job, **chosen)
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    exported = json.loads(handout.exported["ds_config.json"])
+    changed = json.loads(patched(path, Wanted(handout, engine)).after)
+    check_same(exported, changed, folder, tiny_job(folder))
+
+
+OWN_COMMANDS = {
+    "both numbers": {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2,
+        "steps_per_print": 7,
+        "zero_optimization": {"stage": 1},
+    },
+    "the product": {
+        "train_batch_size": 16,
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 1, "overlap_comm": True},
+        "tensorboard": {"enabled": False},
+    },
+    "offloaded": {
+        "train_batch_size": 16,
+        "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"zero.stage": 0},
+        {"zero.stage": 2, "micro_batch": 8},
+        {"zero.stage": 3, "offload.optimizer": "none", "micro_batch": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", OWN_COMMANDS)
+def test_the_export_of_a_command_and_its_patched_file_agree_key_by_key(tmp_path, name, chosen):
+    wrote = OWN_COMMANDS[name]
+    path = write(tmp_path, json.dumps(wrote), "own.json")
+    arrived = {**wrote, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    description = {**RAW, "config": arrived, "config_written": wrote, "config_file": str(path)}
+    command = ["torchrun", "--nproc-per-node", "2", "train.py", f"--config={path}"]
+    job = job_of(replace(observed(description, command=command), folder=str(tmp_path)), tmp_path)
+    engine = ScriptEngine(job, CPU)
+    values = canonical({**engine.own.values, **chosen}, engine.context)
+    candidate = Candidate.of(values, world=job.world, global_batch=job.global_batch)
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    export_handout(handout, tmp_path / "best", to="command")
+    exported = json.loads((tmp_path / "best" / "ds_config.json").read_text())
+    changed = json.loads(patched(path, Wanted(handout, engine)).after)
+    check_same(exported, changed, tmp_path, replace(job, script=None))
+
+
+def check_same(exported, changed, folder, job):
+    """No key has two values; what one file alone spells out means what the other one does."""
+    ours, theirs = dict(leaves(exported)), dict(leaves(changed))
+    both = ours.keys() & theirs
+    assert {at: ours[at] for at in both} == {at: theirs[at] for at in both}
+    spelled = {"train_batch_size", "train_micro_batch_size_per_gpu"}
+    spelled |= {"gradient_accumulation_steps", "zero_optimization", "optimizer"}
+    assert {at[0] for at in ours.keys() ^ theirs} <= spelled
+    read = []
+    for config in (exported, changed):
+        path = write(folder, json.dumps(config), "read.json")
+        read.append(carried(DeepSpeedEngine(job, CPU).baseline(path)[1]))
+        if "optimizer" not in changed:  # whose Adam is the script's to say
+            read[-1].pop("optimizer.implementation")
+    assert read[0] == read[1]
+
+
+def reading(folder, path):
+    return DeepSpeedEngine(tiny_job(folder), CPU).baseline(path)[1]
+
+
+def carried(candidate):
+    """Knobs that a ds_config carries."""
+    return {n: v for n, v in candidate.values.items() if KNOBS[n].key and n != "compile"}
+
+
+def said(made):
+    return [str(one) for one in made.left]
+
+
+def test_a_plain_configuration_carries_every_key_and_says_what_the_script_does(folder):
+    path = write(folder, PLAIN, "ds.json")
+    brought = wanted(
+        folder,
+        zero__stage=3,
+        micro_batch=2,
+        offload__optimizer="cpu",
+        reduce_bucket_size=3000,
+        recompute="full",
+    )
+    made = apply([path], brought)[0]
+    assert path.read_text() == PLAIN.replace('"stage": 2', '"stage": 3').replace(
+        '"overlap_comm": true\n',
+        '"overlap_comm": true,\n        "reduce_bucket_size": 3000,\n'
+        '        "offload_optimizer": {"device": "cpu"}\n',
+    ).replace('{"a": 2}]\n', '{"a": 2}],\n    "train_micro_batch_size_per_gpu": 2\n')
+    assert said(made) == ["recompute=full: the script: model.gradient_checkpointing_enable()"]
+    assert carried(reading(folder, path)) == carried(brought.candidate)
+
+
+def test_a_file_that_says_it_already_is_not_touched(folder):
+    path = write(folder, PLAIN, "ds.json")
+    brought = wanted(folder, zero__stage=2, micro_batch=4, overlap_comm=True)
+    assert not patched(path, brought).is_changed
+
+
+def test_hjson_is_told_and_not_written(folder):
+    text = PLAIN.replace('"stage": 2,', "stage: 2,  // two")
+    path = write(folder, text, "ds.hjson")
+    with pytest.raises(RenderError, match="Hjson") as raised:
+        patched(path, wanted(folder, zero__stage=1, micro_batch=4, overlap_comm=True))
+    assert raised.value.hint == "write it by hand: zero_optimization.stage=1"
+
+
+def test_what_arguments_own_is_named_with_its_place(folder):
+    path = write(folder, AUTO_CONFIG, "ds.json")
+    made = apply([path], wanted(folder, zero__stage=3, micro_batch=2))[0]
+    assert path.read_text().count('"auto"') == AUTO_CONFIG.count('"auto"') - 1
+    assert said(made)[:2] == [
+        "per_device_train_batch_size=2: the Trainer's arguments: --per_device_train_batch_size 2",
+        "gradient_accumulation_steps=2: the Trainer's arguments: --gradient_accumulation_steps 2",
+    ]
+
+
+def test_arguments_and_the_configuration_that_they_name(folder):
+    inner = write(folder, AUTO_CONFIG, "ds.json")
+    path = write(folder, ARGUMENTS, "args.yaml")
+    brought = wanted(folder, zero__stage=3, micro_batch=2, recompute="full")
+    alone = patched(path, brought)
+    assert f"zero_optimization.stage=3: {inner}: --patch {inner} writes it there" in said(alone)
+    made = apply([path, inner], brought)
+    assert not any("zero_optimization" in one for one in said(made[0]))
+    assert path.read_text().startswith(ARGUMENTS.replace("size: 4", "size: 2"))
+    data = yaml.safe_load(path.read_text())
+    assert data["gradient_accumulation_steps"] == 2
+    assert data["activation_checkpointing"] is True
+    back = reading(folder, path)
+    assert (back.get("zero.stage"), back.micro_batch, back.get("recompute")) == (3, 2, "full")
+
+
+def test_the_installed_trainer_takes_what_was_patched(folder):
+    pytest.importorskip("transformers")
+    inner = write(folder, AUTO_CONFIG, "ds.json")
+    text = "output_dir: out  # here\nuse_cpu: true\nbf16: true\ndeepspeed: ds.json\n"
+    path = write(folder, text, "args.yaml")
+    brought = wanted(
+        folder, zero__stage=3, micro_batch=2, reduce_bucket_size=3000, recompute="every_2"
+    )
+    apply([path, inner], brought)
+    made = made_by_trainer(path)
+    assert made["train_micro_batch_size_per_gpu"] == 2
+    assert made["gradient_accumulation_steps"] == 2
+    assert made["zero_optimization"]["stage"] == 3
+    assert made["zero_optimization"]["reduce_bucket_size"] == 3000
+    assert made["recompute"] is True
+    assert made["recompute_options"] == {"every_n_layers": 2}
+
+
+def test_the_name_that_the_file_has_for_recomputation_is_kept(folder):
+    write(folder, AUTO_CONFIG, "ds.json")
+    path = write(folder, ARGUMENTS + "gradient_checkpointing: false\n", "args.yaml")
+    apply([path], wanted(folder, zero__stage=2, micro_batch=4, recompute="full"))
+    assert path.read_text() == ARGUMENTS + "gradient_checkpointing: true\n"
+
+
+def test_a_launch_line_with_accelerates_file_and_one_of_arguments(folder):
+    accelerate = write(folder, ACCELERATE, "acc.yaml")
+    text = "output_dir: out  # here\nper_device_train_batch_size: 4\ndataset_text_field: text\n"
+    arguments = write(folder, text, "sft.yaml")
+    line = "accelerate launch --config_file acc.yaml sft.py --config sft.yaml\n"
+    path = write(folder, line, "run.sh")
+    brought = wanted(folder, zero__stage=3, micro_batch=2)
+    made = apply([path, accelerate, arguments], brought)
+    assert path.read_text() == line
+    adam = "optimizer.implementation=deepspeed: a section optimizer of the ds_config"
+    assert said(made[0]) == [adam]  # Trainer's own is torch's
+    data = yaml.safe_load(arguments.read_text())
+    assert data["per_device_train_batch_size"] == 2
+    assert data["gradient_accumulation_steps"] == 2
+    assert data["gradient_checkpointing"] is False  # TRL recomputes by itself
+    back = reading(folder, path)
+    assert (back.get("zero.stage"), back.micro_batch, back.get("recompute")) == (3, 2, "none")
+
+
+def test_every_second_layer(folder):
+    write(folder, AUTO_CONFIG, "ds.json")
+    text = ARGUMENTS + "activation_checkpointing_kwargs: {use_reentrant: false}\n"
+    path = write(folder, text, "args.yaml")
+    apply([path], wanted(folder, zero__stage=2, micro_batch=4, recompute="every_2"))
+    data = yaml.safe_load(path.read_text())
+    assert data["activation_checkpointing_kwargs"] == {"use_reentrant": False, "every_n_layers": 2}
+    assert reading(folder, path).get("recompute") == "every_2"
+
+
+def test_arguments_without_a_configuration_say_where_its_keys_belong(folder):
+    text = ARGUMENTS.replace("deepspeed: ds.json\n", "")
+    path = write(folder, text, "args.yaml")
+    made = apply([path], wanted(folder, zero__stage=3, micro_batch=4))[0]
+    assert path.read_text() == text
+    place = "a ds_config that args.yaml names under `deepspeed`"
+    assert f"zero_optimization.stage=3: {place}" in said(made)
+
+
+def test_a_section_of_accelerates(folder):
+    path = write(folder, ACCELERATE, "accelerate.yaml")
+    brought = wanted(
+        folder, zero__stage=3, micro_batch=2, offload__param="cpu", reduce_bucket_size=3000
+    )
+    made = apply([path], brought)[0]
+    flag = "  zero3_init_flag: false\n"
+    added = "  offload_param_device: cpu\n  gradient_accumulation_steps: 2\n"
+    changed = ACCELERATE.replace("stage: 2 ", "stage: 3 ").replace(flag, flag + added)
+    assert yaml.safe_load(path.read_text()) == yaml.safe_load(changed)
+    assert "# two" in path.read_text()
+    place = "a ds_config that deepspeed_config_file names: accelerate has no word for it"
+    assert f"zero_optimization.reduce_bucket_size=3000: {place}" in said(made)
+    assert "micro_batch=2: the batch_size of the script's data loader" in said(made)
+    back = reading(folder, path)
+    assert (back.get("zero.stage"), back.micro_batch) == (3, 2)
+    assert back.get("offload.param") == "cpu"
+
+
+def test_a_configuration_that_accelerate_names(folder):
+    inner = write(folder, PLAIN, "ds.json")
+    text = ACCELERATE.replace("zero_stage: 2   # two", "deepspeed_config_file: ds.json")
+    path = write(folder, text.replace("mixed_precision: bf16\n", ""), "accelerate.yaml")
+    made = apply([path], wanted(folder, zero__stage=3, micro_batch=4))[0]
+    assert f"zero_optimization.stage=3: {inner}: --patch {inner} writes it there" in said(made)
+
+
+def test_axolotls_words(folder):
+    inner = write(folder, AUTO_CONFIG, "ds.json")
+    path = write(folder, AXOLOTL, "run.yaml")
+    brought = wanted(folder, zero__stage=1, micro_batch=2, recompute="full", compile="torch")
+    apply([path, inner], brought)
+    changed = AXOLOTL.replace("micro_batch_size: 1", "micro_batch_size: 2")
+    changed = changed.replace("steps: 4", "steps: 2")
+    assert path.read_text() == changed + "gradient_checkpointing: true\ntorch_compile: true\n"
+    back = reading(folder, path)
+    assert (back.get("zero.stage"), back.micro_batch) == (1, 2)
+    assert (back.get("recompute"), back.get("compile")) == ("full", "torch")
+    assert back.get("attention") == "flash_attention_2"  # no knob touched it
+
+
+def test_llama_factory_recomputes_unless_it_is_told_not_to(folder):
+    inner = write(folder, AUTO_CONFIG, "ds.json")
+    path = write(folder, FACTORY, "run.yaml")
+    apply([path, inner], wanted(folder, zero__stage=2, micro_batch=1, recompute="full"))
+    assert path.read_text() == FACTORY
+    apply([path, inner], wanted(folder, zero__stage=2, micro_batch=1, attention="eager"))
+    assert path.read_text() == FACTORY + (
+        "disable_gradient_checkpointing: true\nflash_attn: disabled\n"
+    )
+    back = reading(folder, path)
+    assert (back.get("recompute"), back.get("attention")) == ("none", "eager")
+    made = patched(path, wanted(folder, zero__stage=2, micro_batch=1, recompute="every_2"))
+    assert any(one.startswith("recompute=every_2: ") for one in said(made))
+
+
+def test_a_launch_line_is_told_and_not_written(folder):
+    inner = write(folder, AUTO_CONFIG, "ds.json")
+    path = write(folder, LAUNCH, "run.sh")
+    brought = wanted(folder, zero__stage=3, micro_batch=2, recompute="full", host_allocator="keep")
+    made = apply([path, inner], brought)[0]
+    assert path.read_text() == LAUNCH
+    assert [one.what for one in made.left if "launch in run.sh" in one.place] == [
+        "--per_device_train_batch_size 2",
+        "--gradient_accumulation_steps 2",
+        "--activation_checkpointing true",
+    ]
+    for name, value in brought.variables.items():
+        assert f"{name}={value}: the environment of the ranks" in said(made)
+    assert made.is_by_hand
+
+
+def test_accelerates_flags_are_told(folder):
+    text = (
+        "accelerate launch --use_deepspeed --zero_stage 2 --mixed_precision bf16 "
+        "--num_processes 2 \\\n  train.py --lr 1\n"
+    )
+    path = write(folder, text, "run.sh")
+    brought = wanted(folder, zero__stage=3, micro_batch=2, offload__optimizer="cpu")
+    made = patched(path, brought)
+    flags = [one.what for one in made.left if "launch in run.sh" in one.place]
+    assert "--zero_stage 3" in flags
+    assert "--offload_optimizer_device cpu" in flags
+    assert "--gradient_accumulation_steps 2" in flags
+
+
+def test_code_is_told_what_to_say(folder):
+    path = write(folder, "print()", "train.py")
+    made = patched(path, wanted(folder, zero__stage=3, micro_batch=2))
+    assert not made.is_changed
+    assert "per_device_train_batch_size=2: TrainingArguments in train.py" in said(made)
+    place = "a ds_config that train.py names under `deepspeed`"
+    assert f"zero_optimization.stage=3: {place}" in said(made)
+
+
+def test_a_file_that_is_none_of_these(folder):
+    brought = wanted(folder, zero__stage=3)
+    path = write(folder, "echo hello\n", "hello.sh")
+    with pytest.raises(JobError, match="without a launch line"):
+        patched(path, brought)
+    path = write(folder, LAUNCH + LAUNCH, "two.sh")
+    with pytest.raises(JobError, match="2 DeepSpeed configurations"):
+        patched(path, brought)
+    path = write(folder, '{"name": "x", "version": 1, "dependencies": {}}', "package.json")
+    with pytest.raises(JobError, match="npm"):
+        patched(path, brought)
+    with pytest.raises(JobError, match="standard input"):
+        patched(Path("-"), brought)
+
+
+def test_a_file_that_changed_meanwhile_is_not_written(folder):
+    path = write(folder, PLAIN, "ds.json")
+    made = patched(path, wanted(folder, zero__stage=3))
+    path.write_text(PLAIN + "\n")
+    with pytest.raises(RenderError, match="changed since"):
+        write_patched(made)
+    assert path.read_text() == PLAIN + "\n"
+
+
+def test_the_diff_shows_no_secret(folder):
+    text = PLAIN.replace(
+        '"train_batch_size"', '"wandb": {"api_key": "abcdef0123"},\n    "train_batch_size"'
+    )
+    made = patched(write(folder, text, "ds.json"), wanted(folder, zero__stage=3))
+    assert "abcdef0123" in made.after
+    assert "abcdef0123" not in made.diff
+
+
+KNOB_VALUES = {
+    "zero__stage": st.sampled_from([0, 1, 2, 3]),
+    "micro_batch": st.sampled_from([1, 2, 4]),
+    "offload__optimizer": st.sampled_from(["none", "cpu"]),
+    "offload__param": st.sampled_from(["none", "cpu"]),
+    "reduce_bucket_size": st.sampled_from([2000, 50_000, 500_000_000]),
+    "allgather_bucket_size": st.sampled_from([2000, 500_000_000]),
+    "overlap_comm": st.booleans(),
+    "contiguous_gradients": st.booleans(),
+    "round_robin_gradients": st.booleans(),
+    "stage3__param_persistence_threshold": st.sampled_from([0, 100, 100_000]),
+    "stage3__prefetch_bucket_size": st.sampled_from([0, 3000, 50_000_000]),
+    "communication_dtype": st.sampled_from(["model", "fp32"]),
+    "grad_accum_dtype": st.sampled_from(["model", "fp32"]),
+    "zenflow": st.sampled_from(["none", "sequential"]),
+    "zenflow__select_interval": st.sampled_from([1, 3]),
+    "optimizer__implementation": st.sampled_from(["deepspeed", "torch", "torch_fused"]),
+}
+CHOICES = st.fixed_dictionaries({}, optional=KNOB_VALUES)
+EXTRA = st.fixed_dictionaries(
+    {},
+    optional={
+        "dump_state": st.booleans(),
+        "wall_clock_breakdown": st.booleans(),
+        "mine": st.just({"a": [1, 2], "b": None}),
+        "steps_per_print": st.just(7),
+    },
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(theirs=CHOICES, ours=CHOICES, extra=EXTRA, form=st.sampled_from(["json", "yaml"]))
+def test_what_is_patched_reads_back_as_the_candidate_and_loses_nothing(
+    folder, theirs, ours, extra, form
+):
+    before = {**wanted(folder, **theirs).config, **extra}
+    is_yaml = form == "yaml"
+    text = yaml.safe_dump(before) if is_yaml else json.dumps(before, indent=1)
+    path = write(folder, text, f"any.{form}")
+    brought = wanted(folder, **ours)
+    apply([path], brought)
+    after = yaml.safe_load(path.read_text())
+    governed = {key for knob in KNOBS.values() for key in knob.keys}
+    lost = {".".join(at) for at, _ in leaves(before)} - {".".join(at) for at, _ in leaves(after)}
+    assert all(any(name.startswith(key) for key in governed) for name in lost)
+    assert {name: after[name] for name in extra} == extra
+    if not is_yaml:
+        assert carried(reading(folder, path)) == carried(brought.candidate)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    choice=st.fixed_dictionaries(
+        {"zero__stage": KNOB_VALUES["zero__stage"], "micro_batch": KNOB_VALUES["micro_batch"]},
+        optional={
+            "offload__optimizer": KNOB_VALUES["offload__optimizer"],
+            "recompute": st.sampled_from(["none", "full"]),
+            "compile": st.sampled_from(["none", "torch"]),
+        },
+    ),
+    form=st.sampled_from(["args", "axolotl", "factory", "accelerate"]),
+)
+def test_every_dialect_reads_back(folder, choice, form):
+    inner = write(folder, AUTO_CONFIG, "ds.json")
+    texts = {
+        "args": (ARGUMENTS, "a.yaml"),
+        "axolotl": (AXOLOTL, "x.yaml"),
+        "factory": (FACTORY, "f.yaml"),
+        "accelerate": (ACCELERATE, "acc.yaml"),
+    }
+    path = write(folder, *texts[form])
+    brought = wanted(folder, **choice)
+    apply([path] if form == "accelerate" else [path, inner], brought)
+    back = reading(folder, path)
+    names = ["zero.stage", "micro_batch", "offload.optimizer"]
+    names += [] if form == "accelerate" else ["recompute", "compile"]
+    assert {n: back.get(n) for n in names} == {n: brought.candidate.get(n) for n in names}
+    assert back.grad_accum == brought.candidate.grad_accum
+
+
+def test_a_patch_that_cannot_keep_a_comment_is_refused(folder):
+    text = "base: &base {stage: 2}\nzero_optimization: *base\ntrain_micro_batch_size_per_gpu: 4\n"
+    path = write(folder, text, "aliased.yaml")
+    with pytest.raises(RenderError, match="every comment and alias"):
+        patched(path, wanted(folder, zero__stage=3, micro_batch=4))
+
+
+def test_whose_adam_is_said_by_the_arguments_and_another_optimizer_stays(folder):
+    write(folder, AUTO_CONFIG, "ds.json")
+    choice = {"zero__stage": 2, "micro_batch": 4, "optimizer__implementation": "torch"}
+    path = write(folder, ARGUMENTS, "args.yaml")
+    apply([path], wanted(folder, **choice))
+    assert path.read_text() == ARGUMENTS + "optim: adamw_torch\n"
+    text = ARGUMENTS + "optim: adafactor  # mine\n"
+    path = write(folder, text, "args.yaml")
+    apply([path], wanted(folder, **choice))
+    assert path.read_text() == text
+
+
+def test_another_engine_is_told(folder):
+    job = tiny_job(folder)
+    engine = DeepSpeedEngine(job, CPU)
+    candidate = canonical_candidate(job)
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    with pytest.raises(JobError, match="megatron"):
+        Wanted(replace(handout, engine="megatron", files={}), engine)
+
+
+READ = """\
+# my experiment
+name: first
+engine:
+  train_batch_size: 16  # never changes
+  zero_optimization:
+    stage: 1   # enough
+"""
+
+
+def own_of(folder: Path, **said: Any) -> Wanted:
+    """Stage 2 and eight samples of a command whose script reads a file under a flag of its own."""
+    described = {**RAW, "gives_data": True, **said}
+    script = replace(observed(described, command=["torchrun", "a.py", "--e", "run.yaml"]))
+    script = replace(script, folder=str(folder))
+    job = job_of(script, folder)
+    engine = ScriptEngine(job, CPU)
+    values = {**engine.own.values, "zero.stage": 2, "micro_batch": 8}
+    candidate = Candidate.of(values, world=2, global_batch=16)
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    edits = engine.edits(candidate)
+    carried = [key for key in edits.configuration if not key.startswith("gradient")]
+    return Wanted(with_own_files(handout, engine, carried=carried), engine)
+
+
+def test_a_file_that_a_command_reads_under_any_flag_gets_what_arrives_from_it(folder):
+    path = write(folder, READ, "run.yaml")
+    source = {
+        **{"file": str(path), "at": ["engine"], "other": [], "is_whole": True},
+        "same": ["train_batch_size", "zero_optimization.stage"],
+        "sections": ["zero_optimization"],
+    }
+    brought = own_of(folder, sources=[source])
+    made = patched(path, brought)
+    expected = READ.replace("stage: 1", "stage: 2")
+    assert made.after == expected + "  train_micro_batch_size_per_gpu: 8\n"
+    assert said(made) == ["gradient_accumulation_steps=1: the configuration in your code"]
+    start = write(folder, "torchrun --nproc-per-node 2 a.py --e run.yaml\n", "run.sh")
+    line = patched(start, brought)
+    assert not line.is_changed
+    assert f"engine.zero_optimization.stage=2: {path}: --patch {path} writes it there" in said(
+        line
+    )
+
+
+def test_a_configuration_under_any_flag_is_deepspeed_s(folder):
+    path = write(folder, '{"zero_optimization": {"stage": 1}}', "of_mine.json")
+    made = patched(path, own_of(folder, config_file=str(path)))
+    assert json.loads(made.after) == {
+        "zero_optimization": {"stage": 2},
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 1,
+    }
+    assert not made.left
