@@ -41,12 +41,10 @@ from autotune.export.base import (
     Launcher,
     MeasuredFigures,
     NodeLauncher,
-    RecordDialect,
 )
 from autotune.export.door import (
     MARKER_FILE,
     export_handout,
-    export_record,
     handout_of,
     launch_of,
     read_export,
@@ -58,7 +56,7 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports.base import NodeProcess, Transport
 from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice, lattice_of
-from autotune.record.study import Study, Trial
+from autotune.record.study import Trial
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.sampler import Request, Sampler
@@ -112,12 +110,10 @@ class Contract(Generic[P]):
     """Under which the plug-in is offered in its package's entry points."""
 
     def make(self) -> P:
-        """The plug-in, as a search makes it."""
         plugin: P = load_plugin(self.kind, self.name)
         return plugin
 
     def test_it_is_offered_by_its_name(self) -> None:
-        """An installed package offers it, and it is made without arguments."""
         assert self.name in plugin_names(self.kind)
         self.make()
 
@@ -133,17 +129,14 @@ class EngineContract(Contract[EnginePlugin]):
     """Keys of a job that differ from `JOB`."""
 
     def make_job(self) -> Job:
-        """The contract's job."""
         keys = {**JOB, **self.job, "engine": self.name}
         space = {} if self.space is None else {"space": str(self.space)}
         return make_job({**keys, **space}, where="contract")
 
     def bind(self) -> Engine:
-        """The engine of the contract's job."""
         return self.make().bind(self.make_job(), ENVIRONMENT)
 
     def lattice(self, engine: Engine) -> Lattice:
-        """The legal candidates of the contract's job."""
         return lattice_of(self.make_job(), engine).counted()
 
     def test_its_knobs_are_a_closed_list(self) -> None:
@@ -187,7 +180,6 @@ class EngineContract(Contract[EnginePlugin]):
             assert not lacking, f"the driver of {self.name} has no {', '.join(lacking)}"
 
     def test_it_refuses_with_a_way_out(self) -> None:
-        """A rule names the clash and the cheapest change."""
         engine = self.bind()
         refused = self._refused(engine, self.lattice(engine))
         assert refused, "no candidate of the space breaks a rule"
@@ -219,7 +211,6 @@ class EngineContract(Contract[EnginePlugin]):
             runs[run] = candidate
 
     def test_it_renders_the_same_files_each_time(self) -> None:
-        """A trial's files follow from the candidate alone, by whichever process."""
         for candidate in self.lattice(self.bind()).candidates[:8]:
             files = self.bind().files(candidate)
             assert files == self.bind().files(candidate)
@@ -234,7 +225,6 @@ class EngineContract(Contract[EnginePlugin]):
             assert json.loads(json.dumps(expected)) == expected
 
     def test_it_speaks_to_the_cost_model(self) -> None:
-        """Every candidate has a step time and a peak, and they are not all alike."""
         engine = self.bind()
         candidates = self.lattice(engine).candidates
         plans = engine.plans(candidates)
@@ -254,7 +244,6 @@ class DialectContract(Contract[Dialect]):
     """Keys of a job that differ from `JOB`."""
 
     def handouts(self) -> Sequence[Handout]:
-        """Two configurations or more of an engine that the dialect is for."""
         return _handouts({**self.job, "engine": self.make().engines[0]}, self.takes)
 
     def takes(self, candidate: Candidate) -> bool:
@@ -268,7 +257,6 @@ class DialectContract(Contract[Dialect]):
         return {str(p.relative_to(folder)): p.read_text(encoding="utf-8") for p in paths}
 
     def test_its_files_stand_below_the_folder(self) -> None:
-        """None is outside, and none is a file of every export."""
         for handout in self.handouts():
             templates = _templates(handout)
             launch = launch_of(self.make(), handout, templates)
@@ -278,16 +266,13 @@ class DialectContract(Contract[Dialect]):
             assert not files.keys() & {MARKER_FILE, FIGURES_FILE}, "every dialect's export has it"
 
     def exported(self, handout: Handout) -> dict[str, str]:
-        """The files of a configuration in a new folder."""
         with tempfile.TemporaryDirectory() as folder:
             return self.export(handout, Path(folder))
 
     def test_its_script_is_one_of_its_files(self) -> None:
-        """The script that a launcher starts is one of the files."""
         assert self.make().script in self.exported(self.handouts()[0])
 
     def test_it_writes_the_same_files_each_time(self) -> None:
-        """An export follows from the handout alone, so that two of them can be compared."""
         for handout in self.handouts():
             assert self.exported(handout) == self.exported(handout)
 
@@ -301,12 +286,10 @@ class DialectContract(Contract[Dialect]):
                 assert found.spec.layout == handout.layout
 
     def test_two_configurations_are_two_exports(self) -> None:
-        """Every choice reaches the files."""
         first, second = self.handouts()[:2]
         assert self.exported(first) != self.exported(second)
 
     def test_it_hands_out_what_was_measured_and_what_was_not(self) -> None:
-        """A configuration may come from a search, from a plan or from nowhere."""
         handout = self.handouts()[0]
         for changes in ({"figures": None}, {"figures": FIGURES}, {"prediction": {"rank": 1}}):
             assert self.exported(replace(handout, **changes))
@@ -329,26 +312,6 @@ class DialectContract(Contract[Dialect]):
             assert path.read_text(encoding="utf-8") == "somebody else's"
 
 
-class RecordDialectContract(Contract[RecordDialect]):
-    """A dialect of whole studies writes one file that it knows again."""
-
-    kind = "dialect"
-
-    def test_it_writes_over_its_own_file_and_nobody_else_s(self) -> None:
-        """Its mark stands near the beginning."""
-        with tempfile.TemporaryDirectory() as folder:
-            study, path, dialect = _studied(Path(folder)), Path(folder) / "out", self.make()
-
-            def write() -> None:
-                export_record(study, path, to=self.name, dialect=dialect)
-
-            for _ in range(2):
-                write()
-                assert path.read_text(encoding="utf-8")
-            path.write_text("somebody else's", encoding="utf-8")
-            assert _refusal(write) is not None, "a file of somebody else is gone"
-
-
 class WorkloadContract(Contract[WorkloadPlugin]):
     """A workload says what a trial trains, and which knobs reach it."""
 
@@ -357,11 +320,9 @@ class WorkloadContract(Contract[WorkloadPlugin]):
     """Keys of a job that differ from `JOB`."""
 
     def job(self) -> Job:
-        """A job that names it."""
         return make_job({**JOB, "workload": self.name, **self.keys}, where="contract")
 
     def lattice(self) -> Lattice:
-        """The legal candidates of that job."""
         return lattice_of(self.job(), bind_engine(self.job(), ENVIRONMENT)).counted()
 
     def test_it_says_what_is_trained_and_by_which_script(self) -> None:
@@ -383,7 +344,6 @@ class WorkloadContract(Contract[WorkloadPlugin]):
         assert acting & known <= self.make().reach(self.job()).ways.keys()
 
     def test_what_does_not_reach_it_has_a_reason_and_does_not_act(self) -> None:
-        """A plan says why; nothing is both."""
         reach = self.make().reach(self.job())
         assert not reach.ways.keys() & reach.left_out.keys()
         assert all(reach.left_out.values()), "a knob is left out without a reason"
@@ -393,24 +353,58 @@ class WorkloadContract(Contract[WorkloadPlugin]):
             assert len(values) <= 1, f"{name} is left out, and is {values}"
 
 
-class LauncherContract(Contract[Launcher]):
-    """A launcher starts a script on the ranks of a configuration, and says how."""
+class _StarterContract(Contract[P]):
+    """What launchers of ranks and of nodes have in common: the files for two worlds."""
 
     kind = "launcher"
-    script = "some_script.py"
 
     def handouts(self) -> Sequence[Handout]:
-        """For a part of a node, and for two whole ones; with a variable of the ranks."""
         few, whole = ({"world": world, "global_batch": 2 * world} for world in (2, 16))
         found = (_handouts(few)[0], _handouts(whole)[0])
         return [replace(handout, variables={"SOME_VARIABLE": "on"}) for handout in found]
 
+    @abstractmethod
     def files(self, handout: Handout) -> dict[str, str]:
         """Its files."""
+
+    @abstractmethod
+    def usage(self, handout: Handout) -> str:
+        """How to start."""
+
+    @abstractmethod
+    def others(self, handout: Handout) -> set[str]:
+        """Files of the dialect, whose places it may not take."""
+
+    def test_its_files_stand_below_the_folder(self) -> None:
+        for handout in self.handouts():
+            files = self.files(handout)
+            _check_below(files, "the folder")
+            assert not files.keys() & {*self.others(handout), MARKER_FILE, FIGURES_FILE}
+
+    def test_the_world_is_started(self) -> None:
+        one, other = (self.files(handout) for handout in self.handouts())
+        assert one != other, "the files do not go by the world"
+
+    def test_it_says_how_to_start(self) -> None:
+        for handout in self.handouts():
+            assert any(name in self.usage(handout) for name in self.files(handout))
+
+
+class LauncherContract(_StarterContract[Launcher]):
+    """A launcher starts a script on the ranks of a configuration, and says how."""
+
+    script = "some_script.py"
+
+    def files(self, handout: Handout) -> dict[str, str]:
         return self.make().files(handout, self.script, _templates(handout))
 
+    def usage(self, handout: Handout) -> str:
+        return self.make().usage(handout, self.script, _templates(handout))
+
+    def others(self, handout: Handout) -> set[str]:
+        return {self.script}
+
     def test_its_files_start_the_script_with_its_variables(self) -> None:
-        """Both are named in them."""
         for handout in self.handouts():
             text = "".join(self.files(handout).values())
             assert self.script in text, "the script is not started"
@@ -418,33 +412,9 @@ class LauncherContract(Contract[Launcher]):
                 assert name in text, f"the ranks do not get {name}"
                 assert value in text, f"the ranks do not get {name}={value}"
 
-    def test_its_files_stand_below_the_folder(self) -> None:
-        """None is outside, and none takes the script's place."""
-        for handout in self.handouts():
-            files = self.files(handout)
-            _check_below(files, "the folder")
-            assert not files.keys() & {self.script, MARKER_FILE, FIGURES_FILE}
 
-    def test_the_world_is_started(self) -> None:
-        """Another number of ranks is started otherwise."""
-        one, other = (self.files(handout) for handout in self.handouts())
-        assert one != other, "the files do not go by the world"
-
-    def test_it_says_how_to_start(self) -> None:
-        """In words for a README, which name one of its files."""
-        for handout in self.handouts():
-            usage = self.make().usage(handout, self.script, _templates(handout))
-            assert any(name in usage for name in self.files(handout))
-
-
-class NodeLauncherContract(Contract[NodeLauncher]):
+class NodeLauncherContract(_StarterContract[NodeLauncher]):
     """A launcher of nodes runs `launch.sh` on each of them, and says how."""
-
-    kind = "launcher"
-
-    def handouts(self) -> Sequence[Handout]:
-        """For a part of a node, and for two whole ones."""
-        return [_handouts({"world": world, "global_batch": 2 * world})[0] for world in (2, 16)]
 
     def ranks(self, handout: Handout) -> Launch:
         """What starts the ranks of a node."""
@@ -452,28 +422,19 @@ class NodeLauncherContract(Contract[NodeLauncher]):
         return launch_of(dialect, handout, _templates(handout))
 
     def files(self, handout: Handout) -> dict[str, str]:
-        """Its files."""
         return self.make().files(handout, self.ranks(handout), _templates(handout))
 
-    def test_its_files_stand_below_the_folder(self) -> None:
-        """None is outside, and none takes the place of what starts the ranks."""
-        for handout in self.handouts():
-            files = self.files(handout)
-            _check_below(files, "the folder")
-            assert not files.keys() & {*self.ranks(handout).files, MARKER_FILE, FIGURES_FILE}
+    def usage(self, handout: Handout) -> str:
+        return self.make().usage(handout, self.ranks(handout), _templates(handout))
+
+    def others(self, handout: Handout) -> set[str]:
+        return {*self.ranks(handout).files}
 
     def test_every_node_starts_its_ranks(self) -> None:
-        """By the script that the launcher of ranks wrote; several nodes otherwise than one."""
+        """By the script that the launcher of ranks wrote; several nodes find each other."""
         one, several = (self.files(handout) for handout in self.handouts())
         assert "launch.sh" in "".join(one.values()), "no ranks are started"
-        assert one != several, "the files do not go by the world"
         assert "MASTER_ADDR" in "".join(several.values()), "the nodes do not find each other"
-
-    def test_it_says_how_to_start(self) -> None:
-        """In words for a README, which name one of its files."""
-        for handout in self.handouts():
-            usage = self.make().usage(handout, self.ranks(handout), _templates(handout))
-            assert any(name in usage for name in self.files(handout))
 
 
 class FleetContract(Contract[FleetPlugin]):
@@ -513,7 +474,6 @@ class FleetContract(Contract[FleetPlugin]):
             session.study.unlock()
 
     def submit(self, session: Session, fleet: Fleet, number: int = 0) -> Handle:
-        """Start a trial as a search does."""
         run = Run(candidate=session.lattice.candidates[0], role=Role.SEARCH)
         spec = _spec_of(run, number, session.job, session.engine, session.environment)
         spec = replace(spec, measure=replace(spec.measure, max_steps=spec.measure.min_steps))
@@ -570,7 +530,6 @@ class TransportContract(ABC):
         """The way to some nodes, where autotune is installed."""
 
     def test_its_nodes_have_names_of_their_own_and_slots(self) -> None:
-        """And they are the same at every call."""
         transport = self.make()
         nodes = transport.nodes()
         assert nodes
@@ -579,7 +538,6 @@ class TransportContract(ABC):
         assert all(node.devices for node in nodes)
 
     def test_an_agent_answers_and_leaves_when_it_is_told(self) -> None:
-        """Messages arrive in both directions."""
         transport = self.make()
         for node in transport.nodes():
             process = transport.start(node, AGENT)
@@ -623,7 +581,6 @@ class SamplerContract(Contract[Sampler]):
     kind = "sampler"
 
     def test_its_packages_are_installed(self) -> None:
-        """It has what it imports."""
         self.make().check_installed()
 
     def test_it_proposes_open_candidates_and_then_none(self) -> None:
@@ -638,7 +595,6 @@ class SamplerContract(Contract[Sampler]):
         assert self.make().propose(walk.request()) is None, "every candidate is closed"
 
     def test_the_same_request_gives_the_same_candidate(self) -> None:
-        """A resumed search goes on as it would have gone on; nothing is kept beside the record."""
         walk = _UnrunSearch()
         for _ in range(6):
             chosen = self.make().propose(walk.request())
@@ -693,22 +649,6 @@ def _handouts(
     return [replace(first, figures=FIGURES, study=job.study), last]
 
 
-def _studied(results: Path) -> Study:
-    """A study of a few trials."""
-    walk = _UnrunSearch()
-    for candidate in walk.lattice.candidates[:4]:
-        walk.run(candidate)
-    study = Study(results, JOB["study"])
-    study.lock()
-    for trial in walk.request().history.recorded:
-        folder = study.write_spec(trial.spec, {})
-        if trial.result is not None:
-            study.write_result(folder, trial.result)
-    study.write_state({"context": dataclasses.asdict(walk.lattice.context)})
-    study.unlock()
-    return study
-
-
 def _spec_of(
     run: Run, number: int, job: Job, engine: Engine, environment: Environment = ENVIRONMENT
 ) -> TrialSpec:
@@ -735,7 +675,6 @@ class _UnrunSearch:
         self.narrow(self.lattice.candidates[:: 1 + len(self.lattice.candidates) // 16])
 
     def narrow(self, candidates: Sequence[Candidate]) -> None:
-        """Search in some of the candidates only, with what is predicted of these."""
         self.lattice = replace(self.lattice, candidates=candidates)
         self._steering = steering_of(self._job, ENVIRONMENT, self.lattice)
 

@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described
 from autotune.record.study import Trial
-from autotune.search.climb import Rung, UntriedError, climb_blindly, climb_by_forecast
+from autotune.search.climb import Rung, UntriedError, climb
 from autotune.search.history import History
 from autotune.search.steering import Steering, steering_of
 from autotune.search.trial_spec import Run, make_spec
@@ -122,14 +123,9 @@ class Problem:
         """The baseline that a search finds, trial by trial."""
         while True:
             try:
-                if blindly:
-                    return climb_blindly(self.ladder, self.ask)
-                found, _ = climb_by_forecast(
-                    self.ladder,
-                    self.known,
-                    self.ask,
-                    lambda candidates: self.steering.risk(self.history, candidates).tolist(),
-                )
+                risks = partial(self.steering.risk, self.history)
+                legal = [[c for c in rung if not self.engine.judge(c)] for rung in self.ladder]
+                found, _ = climb(legal, self.known, self.ask, None if blindly else risks)
                 return found
             except UntriedError as untried:
                 self.run(untried.candidate)

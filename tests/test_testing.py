@@ -38,7 +38,6 @@ from autotune.testing import (
     FleetContract,
     LauncherContract,
     NodeLauncherContract,
-    RecordDialectContract,
     SamplerContract,
     TransportContract,
     WorkloadContract,
@@ -341,10 +340,6 @@ class TestOwnCommand(DialectContract):
         assert "ds_config.json" in self.exported(self.handouts()[0])
 
 
-class TestOptunaJournal(RecordDialectContract):
-    name = "optuna"
-
-
 class TestTorchrun(LauncherContract):
     name = "torchrun"
 
@@ -445,7 +440,7 @@ def test_a_broken_workload_breaks_the_contract(workload: BuiltIn, at: str) -> No
 
 SAMPLERS = (TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
 DIALECTS = (
-    *(TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal, TestOwnCommand),
+    *(TestDeepSpeedFiles, TestMegatronArguments, TestOwnCommand),
     *(TestHuggingFaceTrainer, TestAccelerateFiles, TestSupervisedTrainer, TestLightning),
     *(TestLlamaFactory, TestAxolotl),
     *(TestMegatronCoreScript, TestMegatronBridge),
@@ -456,6 +451,8 @@ LAUNCHERS = (
 FLEETS = (TestHostfile, TestLocal, TestReplay, TestSimulate)
 ON_CLUSTERS = {("fleet", "ray"), ("fleet", "slurm")}
 """What only runs in a cluster, where `tests/fleet/transports/` tries it."""
+OF_STUDIES = {("dialect", "optuna")}
+"""A dialect of whole studies: `tests/report/test_optuna_storage.py` tries it."""
 OTHERS = (TestBuiltIn, TestScript, TestPretrainGpt, TestDeepSpeed, TestMegatron)
 CONTRACTS: tuple[Any, ...] = (*(*OTHERS, *SAMPLERS, *DIALECTS, *LAUNCHERS, *FLEETS),)
 
@@ -469,5 +466,5 @@ def test_everything_shipped_is_held_to_its_contract() -> None:
         if group != "autotune.drivers"  # an engine's other half, which its contract asks for
     }
     held = {(contract.kind, contract.name) for contract in CONTRACTS}
-    assert held | ON_CLUSTERS == shipped
-    assert not held & ON_CLUSTERS
+    assert held | ON_CLUSTERS | OF_STUDIES == shipped
+    assert not held & (ON_CLUSTERS | OF_STUDIES)

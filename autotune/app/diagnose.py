@@ -18,7 +18,7 @@ from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.engines.base import Engine
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.job.command import as_typed
+from autotune.job.command import in_short
 from autotune.job.observed import Observed
 from autotune.record.study import Study
 from autotune.record.table import make_table, write_table
@@ -94,7 +94,7 @@ def diagnose(
         )
     explanation = _explained(study, 0 if first is None else first.spec.identity.number, notes)
     return ScriptDiagnosis(
-        command=as_typed(command),
+        command=in_short(command),
         study=str(study.folder),
         framework=engine.name if script is None else script.framework,
         model=job.model.name,
@@ -171,7 +171,6 @@ def _explained(study: Study, number: int, notes: list[str]) -> Explanation | Non
 
 
 def _row_of(study: Study) -> dict[str, Any]:
-    """Columns of the first trial, as the table has them."""
     report = read_story(study)
     frame = make_table(report.study, report.recorded, report.state)
     return {str(key): value for key, value in frame.iloc[0].items()}

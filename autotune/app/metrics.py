@@ -43,11 +43,9 @@ class MetricsWriter(Observer):
         self._write(snapshot)
 
     def on_note(self, note: str) -> None:
-        """Hand it on."""
         self._observer.on_note(note)
 
     def close(self) -> None:
-        """Write the last state of the search, however it has ended."""
         if self._snapshot is not None:
             self._write(dataclasses.replace(self._snapshot, stage=Stage.DONE, running=()))
 

@@ -15,6 +15,7 @@ from autotune.app.session import Session, open_session
 from autotune.base.errors import StudyError
 from autotune.base.files import try_folder, write_text
 from autotune.base.templates import canonical_json
+from autotune.contract import PRIVATE_MODE
 from autotune.engines.megatron.own_command import is_megatrons, read_command
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import as_typed, check_command
@@ -66,7 +67,8 @@ def open_command_session(
     study.folder.mkdir(parents=True, exist_ok=True)
     texts = {COMMAND_FILE: f"{as_typed(command)}\n", MODEL_FILE: canonical_json(own.config)}
     for name, text in texts.items():
-        write_text(study.folder / name, text, error=StudyError, hint=_HINT)
+        mode = PRIVATE_MODE if name == COMMAND_FILE else None
+        write_text(study.folder / name, text, error=StudyError, hint=_HINT, mode=mode)
     return open_session(
         None,
         {

@@ -17,8 +17,8 @@ from autotune.base.templates import canonical_json
 from autotune.base.units import format_bytes, parse_bytes, parse_seconds
 from autotune.contract import (
     CONFIG_DIR,
+    PRIVATE_MODE,
     RANKS_DIR,
-    SPEC_FILE,
     STDERR_FILE,
     STDOUT_FILE,
     ContractError,
@@ -32,7 +32,6 @@ from autotune.contract import (
     Workload,
     read_json,
     to_dict,
-    write_json,
 )
 from autotune.devices.hardware import VERSIONED, Environment
 from autotune.engines.base import find_engine
@@ -41,8 +40,8 @@ from autotune.engines.launches.line import parts_of
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import (
-    as_typed,
     check_command,
+    in_short,
     is_of_this_environment,
     name_of,
     sources_of,
@@ -56,7 +55,7 @@ from autotune.job.observed import (
     filled_in,
     refuse_unobserved,
 )
-from autotune.record.study import Study
+from autotune.record.study import Study, write_spec_file
 from autotune.search.study_facts import environments_of
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
@@ -109,7 +108,7 @@ def open_script_session(
     script = Observed.read(path) if path.exists() else None
     if script is not None and script.command != command:
         raise StudyError(
-            f"{study.folder}: is the study of another command: {as_typed(script.command)}",
+            f"{study.folder}: is the study of another command: {in_short(script.command)}",
             "give this one its own --study NAME",
         )
     if script is None or script.digest() != script.observed_digest:
@@ -204,8 +203,7 @@ def observe(
     world = flags.get("world") or world_of(command, place.environment)
     hint = "name a folder that you may write, such as --results ~/autotune"
     try_folder(study.folder, named=study.folder, hint=hint)
-    typed = as_typed(filled_in(list(command), {}))
-    note(f"first, the command runs as it is for a few steps: {typed}")
+    note(f"first, the command runs as it is for a few steps: {in_short(command)}")
     is_told = flags.get("world") or world_in(filled_in(list(command), {}), Path.cwd())
     for remark in place.remarks(world if is_told else 1):  # else the first run tells how many
         note(remark)
@@ -254,7 +252,8 @@ def observe(
             source_digests={name: file_digest(name) for name in sources},
         )
         text = canonical_json(dataclasses.asdict(script))
-        write_text(study.folder / OBSERVED_FILE, text, error=StudyError, hint=hint)
+        file = study.folder / OBSERVED_FILE
+        write_text(file, text, error=StudyError, hint=hint, mode=PRIVATE_MODE)
         return script
     except (KeyboardInterrupt, FleetError):
         if is_new:  # there is no study yet, and no failure of the command to look into
@@ -293,7 +292,7 @@ def adopt_first_run(session: Session) -> None:
     folder = study.write_spec(spec, session.engine.files(own))
     for name in (STDOUT_FILE, STDERR_FILE):
         if (log := study.folder / FIRST_RUN / name).is_file():
-            shutil.copyfile(log, folder / name)
+            shutil.copy(log, folder / name)  # with its mode
     ranks = study.folder / FIRST_RUN / RANKS_DIR
     if ranks.is_dir():
         shutil.copytree(ranks, folder / RANKS_DIR, dirs_exist_ok=True)
@@ -366,7 +365,7 @@ def _run_once(
             ),
         ),
     )
-    write_json(where / SPEC_FILE, scrubbed(to_dict(spec)))
+    write_spec_file(where, spec)
     (where / CONFIG_DIR / EDITS_FILE).write_text('{"observes": true}\n', encoding="utf-8")
     if not place.is_elsewhere and is_of_this_environment(command, os.environ):
         find_engine(DEFAULT_ENGINE).build(environment.accelerator, note)

@@ -62,7 +62,6 @@ class PageWriter(Observer):
         self._write(snapshot)
 
     def on_note(self, note: str) -> None:
-        """Hand it on."""
         self._observer.on_note(note)
 
     def close(self) -> None:

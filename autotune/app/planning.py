@@ -130,7 +130,7 @@ def export_ranked(
             "1 is the best one",
         )
     place = int(ranking.choices.firsts[rank - 1])
-    if not ranking.lattice.is_legal(place):
+    if not ranking.outlook.lattice.is_legal(place):
         why = "; ".join(each.message for each in outlook.engine.judge(ranking.candidates[place]))
         raise JobError(
             f"--rank {rank}: the rules refuse it: {why}",

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from autotune.app.metrics import MetricsWriter, check_writable
 from autotune.app.own_script import adopt_first_run
 from autotune.app.pages import PageWriter
 from autotune.app.session import Session
-from autotune.app.steering import FIGURES_FACT, figures_of, keep, steer
+from autotune.app.steering import keep, steer, what_predicts
 from autotune.base.errors import (
     AutotuneError,
     ExitCode,
@@ -23,7 +23,7 @@ from autotune.base.errors import (
 from autotune.base.files import write_text
 from autotune.base.secrecy import scrubbed
 from autotune.base.yaml_file import dump_yaml
-from autotune.contract import Origin, Outcome
+from autotune.contract import PRIVATE_MODE, Origin, Outcome
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
 from autotune.record.facts import baseline_of, origin_of, stated_origin_of
@@ -133,9 +133,12 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
     study, job = session.study, session.job
     objective = Objective.of(job, session.environment)
     # A name made of figures and a digest looks like a secret, and is the folder's name anyway.
-    text = dump_yaml({**scrubbed(dict(session.job_data)), "study": study.name})
+    words = list(job.megatron_arguments)
+    kept = {**scrubbed(dict(session.job_data)), "study": study.name}
+    text = dump_yaml({**kept, **({"megatron_arguments": words} if words else {})})
+    mode = PRIVATE_MODE if words else None
     hint = "free some space or mend the permissions, then run the same command again"
-    write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False)
+    write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False, mode=mode)
     facts = {
         "objective": dataclasses.asdict(objective.wish),
         "allowed_bytes": objective.allowed_bytes,
@@ -144,10 +147,11 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
         "guard_steps": job.guard_steps,
         "answer": None,
     }
-    state = study.read_state()
-    if session.place.forecaster is None:  # else no accelerator's figures are asked for
-        facts[FIGURES_FACT] = figures_of(session, state, note)
-    study.write_state({**state, **facts})
+    study.write_state({**study.read_state(), **facts})
+    # Where the fleet forecasts itself, no accelerator's figures are asked for.
+    if session.place.forecaster is None and job.accelerators is not None:
+        with suppress(FleetError):  # nothing is predicted, and the search says why
+            note(what_predicts(session.environment, session.table, job.accelerators))
 
 
 def _run(

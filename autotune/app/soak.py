@@ -85,7 +85,7 @@ def soak_export(
     """
     place = _checked_place(minutes, fleet, options)
     subject = read_export(folder, place.environment, measure=MEASURE)
-    _check_devices(subject.spec.layout.accelerator, place.environment)
+    check_devices(subject.spec.layout.accelerator, place.environment)
     if subject.spec.measure.memory_limit_bytes is None:
         note("the export names no memory limit: it may take all of a device")
     return _soak(subject, place, minutes, note)
@@ -158,7 +158,7 @@ def _result(
 def _of_study(study: Study, environment: Environment) -> Subject:
     chosen = find_chosen(study, trial=None)
     handout, engine = chosen.handout, chosen.engine
-    _check_devices(handout.environment.accelerator, environment)
+    check_devices(handout.environment.accelerator, environment)
     spec = make_spec(
         Run(candidate=handout.candidate, role=Role.SOAK),
         study=study.name,
@@ -178,9 +178,14 @@ def _of_study(study: Study, environment: Environment) -> Subject:
     )
 
 
-def _check_devices(measured_on: str, environment: Environment) -> None:
+def check_devices(measured_on: str, environment: Environment) -> None:
+    """See that the devices here are those of a study or an export.
+
+    Raises:
+        StudyError: They are others.
+    """
     if measured_on != environment.accelerator:
         raise StudyError(
             f"it was measured on {measured_on}, what is here trains on {environment.accelerator}",
-            f"soak it where there is {measured_on}",
+            f"run it where there is {measured_on}",
         )

@@ -1,14 +1,11 @@
 """The model that predicts a search's trials: it learns from other studies and teaches later."""
 
 import contextlib
-import dataclasses
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from autotune.app.session import Session
-from autotune.base.errors import AutotuneError, FleetError, StudyError
+from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.plugins import load_plugin
 from autotune.base.units import format_bytes, format_count
 from autotune.contract import Origin
@@ -26,9 +23,6 @@ from autotune.devices.hardware import Environment
 from autotune.search.history import History
 from autotune.search.prospect import Prospect, prospect_of
 from autotune.search.steering import Steering, lessons_of, steering_of
-
-FIGURES_FACT = "figures"
-"""Key of `study.json`: the figures that its trials were predicted by."""
 
 
 def steer(
@@ -117,7 +111,7 @@ def prospect(session: Session, *, fresh: bool, knowledge: Path | None) -> Prospe
             forecaster=session.place.forecaster,
             host_memory_bytes=session.place.host_memory_bytes,
         )
-        return prospect_of(steering, history, job, session.engine, environment)
+        return prospect_of(steering, history, job, session.engine)
     except AutotuneError:
         return None  # the search says why when it begins
 
@@ -133,35 +127,6 @@ def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None
             keep_lessons(knowledge, name, lessons)
     except AutotuneError as error:
         note(f"no lessons are kept for other studies: {error.message}")
-
-
-def figures_of(
-    session: Session, state: Mapping[str, Any], note: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """What goes into the study's facts: every set of figures, with its first trial.
-
-    A forecast is worked out anew for all trials at every start, so one set alone predicts a study
-    that goes on with other figures; the predictions that its older trials record stay as they are.
-    """
-    listed = state.get(FIGURES_FACT)
-    known = [of for of in listed if isinstance(of, dict)] if isinstance(listed, list) else []
-    try:
-        found = accelerator_of(session.environment, session.table)
-    except FleetError:
-        return known  # nothing is predicted, and the search says why
-    if (file := session.job.accelerators) is not None:
-        note(what_predicts(session.environment, session.table, file))
-    used = {
-        "file": None if _is_shipped(found) else str(file),
-        "accelerator": found.name,
-        "achieved_source": found.achieved_source,
-        "digest": _digest(found),
-    }
-    if known and known[-1].get("digest") == used["digest"]:
-        return known
-    if known:
-        note("predictions go by other figures than those of the trials so far")
-    return [*known, {"since_trial": session.study.next_number(), **used}]
 
 
 def what_predicts(environment: Environment, table: Sequence[Accelerator], file: Path) -> str:
@@ -205,13 +170,3 @@ def _lessons_for(
 
 def _is_shipped(found: Accelerator) -> bool:
     return any(found is shipped for shipped in shipped_accelerators())
-
-
-def _digest(found: Accelerator) -> str:
-    """Identity of the figures alone: the names of the devices change nothing."""
-    figures = {
-        field.name: getattr(found, field.name)
-        for field in dataclasses.fields(found)
-        if field.name not in {"names", "source", "achieved_source"}
-    }
-    return hashlib.sha256(repr(figures).encode()).hexdigest()[:12]

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from autotune.app.exports import Chosen, find_chosen
 from autotune.app.pages import write_page
 from autotune.app.session import find_running_place
+from autotune.app.soak import check_devices
 from autotune.base.errors import JobError, StudyError
+from autotune.devices.hardware import Environment
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.answer import answer_of
 from autotune.record.found import write_found
@@ -50,34 +52,20 @@ def run_ladder(
             f"--rounds {rounds}: no number of rounds",
             f"give 2 to {MOST_ROUNDS}: one run of each says nothing of how much runs differ",
         )
-    start = _baseline(study)
-    way = _way(study, start, settings)
     place = find_running_place(fleet, options)
-    measured_on = start.handout.environment.accelerator
-    if (here := place.environment.accelerator) != measured_on:
-        raise StudyError(
-            f"it was measured on {measured_on}, what is here trains on {here}",
-            f"run it where there is {measured_on}",
-        )
-    job = start.handout.job
+    way = _way(study, place.environment, settings)
     study.lock()
     try:
         with runner_on(
             place,
-            Study(study.folder, LADDER_FOLDER),
-            world=job.world,
+            way.study,
+            world=way.job.world,
             command=way.engine.preparation([way.baseline, way.target]),
             note=note,
         ) as runner:
+            target_name = " ".join(settings) or "best"
             found = WayRunner(
-                way=way,
-                job=job,
-                environment=place.environment,
-                runner=runner,
-                guard_steps=job.guard_steps,
-                n_rounds=rounds,
-                seed=job.seed,
-                target_name=" ".join(settings) or "best",
+                way=way, runner=runner, n_rounds=rounds, target_name=target_name
             ).run()
         if found is not None:
             write_found(study.folder / LADDER_FILE, found)
@@ -98,24 +86,29 @@ def _baseline(study: Study) -> Chosen:
     return find_chosen(study, trial=answer.baseline.trial, allow_loss_drift=True)
 
 
-def _way(study: Study, start: Chosen, settings: Sequence[str]) -> Way:
-    handout = start.handout
-    if not settings:
+def _way(study: Study, environment: Environment, settings: Sequence[str]) -> Way:
+    start = _baseline(study)
+    handout, engine, context = start.handout, start.engine, start.engine.context
+    check_devices(handout.environment.accelerator, environment)
+    if settings:
+        values = parse_settings(settings, context.knobs)
+        target = Candidate.of(
+            canonical({**handout.candidate.values, **values}, context),
+            world=handout.job.world,
+            global_batch=handout.job.global_batch,
+        )
+        if violations := engine.judge(target):
+            raise JobError(violations[0].message, violations[0].fix)
+    else:
         answer = answer_of(study.read_state(), study)
         best = find_chosen(study, trial=answer.best.trial if answer and answer.best else None)
-        return Way.between(
-            handout.candidate,
-            best.handout.candidate,
-            engine=best.engine,
-            start_engine=start.engine,
-        )
-    context = start.engine.context
-    values = parse_settings(settings, context.knobs)
-    target = Candidate.of(
-        canonical({**handout.candidate.values, **values}, context),
-        world=handout.job.world,
-        global_batch=handout.job.global_batch,
-    )
-    if violations := start.engine.judge(target):
-        raise JobError(violations[0].message, violations[0].fix)
-    return Way.between(handout.candidate, target, engine=start.engine, start_engine=start.engine)
+        target, engine = best.handout.candidate, best.engine
+    return Way(
+        job=handout.job,
+        environment=environment,
+        engine=engine,
+        study=Study(study.folder, LADDER_FOLDER),
+        baseline=handout.candidate,
+        target=target,
+        start_engine=start.engine,
+    ).to_target()

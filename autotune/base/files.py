@@ -49,7 +49,13 @@ def refuse_foreign(path: Path, marker: bytes, whose: str) -> None:
 
 
 def write_text(
-    path: Path, text: str, *, error: type[AutotuneError], hint: str, makes_folder: bool = True
+    path: Path,
+    text: str,
+    *,
+    error: type[AutotuneError],
+    hint: str,
+    makes_folder: bool = True,
+    mode: int | None = None,
 ) -> None:
     """Write a file as `write_whole` does; raise `error` where that fails.
 
@@ -60,7 +66,7 @@ def write_text(
         if makes_folder:
             refuse_prepared(path.parent)
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda aside: aside.write_bytes(text.encode("utf-8")))
+        write_whole(path, lambda aside: aside.write_bytes(text.encode("utf-8")), mode=mode)
     except OSError as failure:
         reason = failure.strerror or failure
         raise error(f"{path}: cannot be written: {reason}", _fix(failure, hint)) from failure
@@ -87,8 +93,13 @@ def _fix(error: OSError, hint: str) -> str:
     return "free some space there, then run the same command again" if is_full else hint
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written aside, then move it; one that is there keeps its permissions.
+def write_whole(path: Path, write: Callable[[Path], object], *, mode: int | None = None) -> None:
+    """Have a file written aside, then move it.
+
+    Args:
+        path: The file.
+        write: Writes it, at the path that it is given.
+        mode: Its permissions; None: those of the file that is there, or the usual ones.
 
     Raises:
         PreparedError: Another user made the folder where everybody may write.
@@ -102,7 +113,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         # On the disk before it is in place: a power cut leaves no empty file under the old name.
         with Path(aside).open("rb") as file:
             os.fsync(file.fileno())
-        Path(aside).chmod(mode_of(path))
+        Path(aside).chmod(mode_of(path) if mode is None else mode)
         os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)

@@ -25,10 +25,6 @@ _MOST_NODES = 100_000
 """Keys and values of a document, with its aliases written out: what is bounded is the time."""
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 """Half of a character, and the end of a string in C: neither can be part of a path."""
-_BREAKS = re.compile("[\x85\u2028\u2029]")
-"""Ends of lines to YAML 1.1, and to PyYAML, but characters as any other to YAML 1.2.
-
-Source: YAML 1.2.2, 5.4 (line break characters)."""
 HINT = "write `key: value` lines"
 
 
@@ -129,33 +125,10 @@ _CORE = {
 """Tag -> which plain text it is, and how that begins.
 
 Source: YAML 1.2.2, 10.3.2 (tag resolution of the core schema)."""
-_OF_STRUCTURE = {f"{_TAG}{kind}" for kind in ("str", "seq", "map")}
 
 
 class _CoreLoader(_StrictLoader):
-    """YAML 1.2, of which the core schema and no other tag, and no aliases."""
-
-    def __init__(self, text: str) -> None:
-        if found := _BREAKS.search(text):
-            # PyYAML would see a line end, and so a key or a comment, where YAML 1.2 has none.
-            line = text.count("\n", 0, found.start())
-            column = found.start() - (text.rfind("\n", 0, found.start()) + 1)
-            mark = yaml.Mark("", found.start(), line, column, None, 0)
-            problem = f"the character U+{ord(found[0]):04X} is not allowed, unless it is escaped"
-            raise _at(f"{problem} in quotes", mark)
-        super().__init__(text)
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise _at("aliases are not allowed: write the value out", self.get_mark())
-        event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs lack its types
-        if getattr(event, "tag", None) == "!":
-            # Text to YAML 1.2; PyYAML would make a number of it.
-            raise _at("the tag '!' is not allowed: write text in quotes", self.get_mark())
-        node = super().compose_node(parent, index)
-        if node is not None and node.tag not in _CORE and node.tag not in _OF_STRUCTURE:
-            raise _at(f"the tag {node.tag[:60]!r} is not allowed", node.start_mark)
-        return node
+    """YAML 1.2, of which the core schema and no other tag."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         found = super().construct_mapping(node, deep)
@@ -163,44 +136,23 @@ class _CoreLoader(_StrictLoader):
             raise _at("two keys of this section mean the same", node.start_mark)
         return found
 
-    def construct_yaml_bool(self, node: yaml.ScalarNode) -> bool:
-        return self._text_of(node, "bool").lower() == "true"
-
-    def construct_yaml_null(self, node: yaml.ScalarNode) -> None:
-        self._text_of(node, "null")
-
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        text = self._text_of(node, "int")
-        if len(text) > _MAX_NUMBER_BITS:  # longer ones take ever longer
-            raise _at("no number is so long", node.start_mark)
-        value = _number(text)
-        if isinstance(value, float) or value.bit_length() > _MAX_NUMBER_BITS:
-            raise _at("no number is so long", node.start_mark)
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        value = number_of(str(node.value))
+        if value is None or (math.isinf(value) and ".inf" not in node.value.lower()):
+            raise _at(f"{node.value[:60]!r} is no number of YAML 1.2", node.start_mark)
         return value
-
-    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
-        text = self._text_of(node, "float")
-        value = float(_number(text))
-        if math.isinf(value) and "." not in text[:2]:
-            raise _at("no number is so large", node.start_mark)
-        return value
-
-    def _text_of(self, node: yaml.ScalarNode, kind: str) -> str:
-        text = str(self.construct_scalar(node))
-        if not _CORE[_TAG + kind][0].match(text):
-            raise _at(f"{text[:60]!r} is no {kind} of YAML 1.2", node.start_mark)
-        return text
 
 
 _CoreLoader.yaml_implicit_resolvers = {}
 _CoreLoader.yaml_constructors = {
     tag: make
     for tag, make in _StrictLoader.yaml_constructors.items()
-    if tag is None or tag in _OF_STRUCTURE
+    if tag is None or tag.removeprefix(_TAG) in ("str", "seq", "map", "null", "bool")
 }
-for _kind in ("null", "bool", "int", "float"):
-    _CoreLoader.add_implicit_resolver(_TAG + _kind, *_CORE[_TAG + _kind])
-    _CoreLoader.add_constructor(_TAG + _kind, getattr(_CoreLoader, f"construct_yaml_{_kind}"))
+for _tag, _pattern_and_first in _CORE.items():
+    _CoreLoader.add_implicit_resolver(_tag, *_pattern_and_first)
+for _kind in ("int", "float"):
+    _CoreLoader.add_constructor(_TAG + _kind, _CoreLoader.construct_number)
 
 
 class Dumper(yaml.SafeDumper):
@@ -229,27 +181,20 @@ def number_of(text: str) -> int | float | None:
         return None
     if not any(_CORE[_TAG + kind][0].match(text) for kind in ("int", "float")):
         return None
-    return _number(text)
-
-
-def _number(text: str) -> int | float:
-    """The number that a text is, which is one; too many digits make it a float."""
     if text[:2] in ("0o", "0x"):
         return int(text[2:], 8 if text[1] == "o" else 16)
     unsigned = text.lstrip("+-").lower()
     if unsigned in (".inf", ".nan"):
         return float(text.replace(".", ""))
-    if unsigned.isdecimal() and len(unsigned) <= _MAX_NUMBER_BITS:
-        return int(text)
-    return float(text)
+    return int(text) if unsigned.isdecimal() else float(text)
 
 
 def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
     """Read a YAML mapping of ours, by YAML 1.2; the hint says what such a file should hold.
 
     Raises:
-        JobError: The file cannot be read, is too large or not YAML, has a key twice or an alias,
-            or does not hold a mapping.
+        JobError: The file cannot be read, is too large or not YAML, has a key twice, is nested too
+            deep or large by its aliases, or does not hold a mapping.
     """
     try:
         text = read_bounded(path, MAX_FILE_BYTES).decode("utf-8")

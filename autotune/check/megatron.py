@@ -1,4 +1,4 @@
-"""The check of a launch of Megatron-LM: a shell file, or a YAML as `--yaml-cfg` takes it."""
+"""The check of a launch of Megatron-LM."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,6 @@ _READER = "megatron-lm"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
 _PARSER = "megatron/training/arguments.py, parse_args"
-_YAML_PARSER = "megatron/training/yaml_arguments.py, validate_yaml"
 _WORD_RULES: Mapping[str, FileRule] = {
     "flags.unknown": FileRule(
         says="A flag that the release's parser does not have.", level="error", source=_PARSER
@@ -46,13 +45,8 @@ _WORD_RULES: Mapping[str, FileRule] = {
     "flags.stray_word": FileRule(
         says="A word that is neither a flag nor a flag's value.", level="error", source=_PARSER
     ),
-    "yaml.missing": FileRule(
-        says="A field that a --yaml-cfg has to have: nothing has a default then.",
-        level="error",
-        source=_YAML_PARSER,
-    ),
 }
-"""What is said of words of a command line and fields of a YAML."""
+"""What is said of words of a command line."""
 _BY_HAND = "the file is read, not written: change the words that the findings name"
 
 
@@ -147,11 +141,10 @@ def check_launch(
 
 
 def _world_because(launch: MegatronLaunch) -> str:
-    source = "a YAML" if launch.is_yaml else "the launch line"
     if launch.world is None:
-        return f"{source} does not say it: give --world"
+        return "the launch line does not say it: give --world"
     is_set = launch.variables.get("WORLD_SIZE") == str(launch.world)
-    return "WORLD_SIZE" if is_set else source
+    return "WORLD_SIZE" if is_set else "the launch line"
 
 
 @cache
@@ -177,12 +170,11 @@ def _not_judged(launch: MegatronLaunch, unknown_facts: set[str]) -> Iterator[Not
     if launch.is_overrides:
         yield NotJudged(what="what the line does not override", why="the recipe is not read")
     for name in sorted(unknown_facts & launch.unknown):
-        given = flag_name(name) if not (launch.is_yaml or launch.is_overrides) else name
+        given = flag_name(name) if not launch.is_overrides else name
         yield NotJudged(what=given, why=why)
     if "world" in unknown_facts:
         yield WITHOUT_WORLD
-    is_asked = not launch.is_yaml and asks_for_connections(launch)
-    lacks = is_asked and CONNECTIONS not in launch.variables
+    lacks = asks_for_connections(launch) and CONNECTIONS not in launch.variables
     offloads = "offload_modules" in launch.given and _OFFLOAD not in launch.variables
     for name, is_missing in ((CONNECTIONS, lacks), (_OFFLOAD, offloads)):
         if is_missing:

@@ -4,6 +4,7 @@ Help stays plain text, without the boxes of rich, so that a pipe and a narrow te
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +16,7 @@ from typer._click.exceptions import BadParameter, NoSuchOption, UsageError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
 from autotune.job.keys import Topic
@@ -28,7 +30,6 @@ class _Helpful:
     """A command whose help has groups and an example, and whose mistakes have a fix."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options, in groups where there are many."""
         arguments: list[Any] = []
         options: list[tuple[str, Any]] = []
         for param in self.get_params(ctx):  # type: ignore[attr-defined]
@@ -86,7 +87,6 @@ class HelpfulGroup(_Helpful, TyperGroup):
     """The command above them."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options, then the commands."""
         _Helpful.format_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
 
@@ -113,7 +113,6 @@ def _group_of(option: Any) -> str:
 
 
 def _grouped(options: list[tuple[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Options under their titles, each group in the order of the command."""
     if len(options) <= _FEW:
         return [(_REST, [record for _, record in options])]
     found: dict[str, list[Any]] = {title: [] for title in (_REST, *Topic)}
@@ -187,60 +186,39 @@ def _complete(ctx: Any, param: Any, incomplete: str) -> Any:
 
 
 def _plugins(kind: Any) -> Any:
-    def names(_: Any) -> Iterable[str]:
-        from autotune.base.plugins import plugin_names
-
-        return plugin_names(kind)
-
-    return names
+    return lambda _: _called("autotune.base.plugins:plugin_names")(kind)
 
 
-def _models(_: Any) -> Iterable[str]:
-    from autotune.job.model import presets
-
-    return presets()
-
-
-def _spaces(_: Any) -> Iterable[str]:
-    from autotune.base.data import shipped_spaces
-
-    return shipped_spaces()
+def _named(source: str) -> Any:
+    """Completes by a function without arguments, `module:name`, which is imported only then."""
+    return lambda _: _called(source)()
 
 
-def _job() -> Any:
-    from autotune.job import job
-
-    return job
+def _called(source: str) -> Any:
+    module, _, name = source.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _studies(ctx: Any) -> Iterable[str]:
-    from autotune.app.studies import studies
-
-    return [study.name for study in studies(Path(ctx.params.get("results") or "results"))]
+    found = _called("autotune.app.studies:studies")(Path(ctx.params.get("results") or "results"))
+    return [study.name for study in found]
 
 
 def _knobs(_: Any) -> Iterable[str]:
-    from autotune import DEFAULT_ENGINE
-    from autotune.engines.base import find_engine
-
-    return [f"{name}=" for name in find_engine(DEFAULT_ENGINE).knobs]
+    engine = _called("autotune.engines.base:find_engine")(DEFAULT_ENGINE)
+    return [f"{name}=" for name in engine.knobs]
 
 
 def _accelerators(_: Any) -> Iterable[str]:
-    from autotune.devices.accelerators import shipped_accelerators
-
-    return [entry.name for entry in shipped_accelerators()]
-
-
-def _rules(_: Any) -> Iterable[str]:
-    from autotune.check.rule_list import rule_names
-
-    return rule_names()
+    table = _called("autotune.devices.accelerators:shipped_accelerators")()
+    return [entry.name for entry in table]
 
 
+_models = _named("autotune.job.model:presets")
+_rules = _named("autotune.check.rule_list:rule_names")
 _COMPLETED = {
     "model": _models,
-    "space": _spaces,
+    "space": _named("autotune.base.data:shipped_spaces"),
     "engine": _plugins("engine"),
     "sampler": _plugins("sampler"),
     "fleet": _plugins("fleet"),
@@ -252,7 +230,7 @@ _COMPLETED = {
     "gpu": _accelerators,
     "ignore": _rules,
     "name": _rules,
-    "precision": lambda _: get_args(_job().Precision),
-    "objective": lambda _: get_args(_job().ObjectiveName),
+    "precision": lambda _: get_args(_called("autotune.job.job:Precision")),
+    "objective": lambda _: get_args(_called("autotune.job.job:ObjectiveName")),
 }
 """Parameter -> the values that a shell completes, asked for only then."""

@@ -10,6 +10,7 @@ from typing import Any
 from autotune.contract.files import CONFIG_DIR as CONFIG_DIR
 from autotune.contract.files import NODE_FILE as NODE_FILE
 from autotune.contract.files import PARENT_ENV as PARENT_ENV
+from autotune.contract.files import PRIVATE_MODE as PRIVATE_MODE
 from autotune.contract.files import RANKS_DIR as RANKS_DIR
 from autotune.contract.files import RESULT_FILE as RESULT_FILE
 from autotune.contract.files import SCHEMA_VERSION as SCHEMA_VERSION

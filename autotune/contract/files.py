@@ -49,6 +49,8 @@ _MAX_FIGURE = 1e30
 """Largest time, rate or number of bytes; a larger one comes of damage, and its square may
 overflow."""
 
+PRIVATE_MODE = 0o600
+"""Permissions of what may hold secrets: a user's command, logs."""
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
 RANKS_DIR = "ranks"
@@ -81,8 +83,13 @@ class NotAFileError(OSError):
         super().__init__(errno.EINVAL, f"is {kind}, not a file", str(path))
 
 
-def write_json(path: Path, data: dict[str, Any]) -> None:
+def write_json(path: Path, data: dict[str, Any], *, is_private: bool = False) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, never a part.
+
+    Args:
+        path: The file.
+        data: Its object.
+        is_private: Whether nobody but this user may read it.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the old file still stands.
@@ -94,7 +101,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, mode_of(path))
+        os.chmod(aside, PRIVATE_MODE if is_private else mode_of(path))
         os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
@@ -133,23 +140,13 @@ def open_regular(path: Path) -> int:
         NotAFileError: It is a folder, a pipe, a socket or a device.
         OSError: It cannot be opened.
     """
-    is_handed = _HANDED.fullmatch(str(path)) is not None
-    _check_kind(path, os.stat(path).st_mode, is_handed=is_handed)
-    # It may be another by now: without O_NONBLOCK the opening of a pipe waits for a writer.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        _check_kind(path, os.fstat(handle).st_mode, is_handed=is_handed)
-        if is_handed:
-            os.set_blocking(handle, True)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-def _check_kind(path: Path, mode: int, *, is_handed: bool) -> None:
-    if not (stat.S_ISREG(mode) or (is_handed and stat.S_ISFIFO(mode))):
+    mode = os.stat(path).st_mode
+    is_handed = stat.S_ISFIFO(mode) and _HANDED.fullmatch(str(path)) is not None
+    if not (stat.S_ISREG(mode) or is_handed):
         raise NotAFileError(path, mode)
+    # Another may stand there by now: without O_NONBLOCK the opening of a pipe waits for a writer.
+    waits = 0 if is_handed else os.O_NONBLOCK
+    return os.open(path, os.O_RDONLY | waits | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def read_bounded(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -317,17 +314,17 @@ def _maker(kind: Any) -> _Maker:
     return plain
 
 
-def _tuple(kinds: Sequence[Any], plain: _Maker) -> _Maker:
+def _tuple(kinds: Sequence[Any], otherwise: _Maker) -> _Maker:
     """A JSON list as a tuple: of any length where the kinds end in an ellipsis."""
     makers = [_maker(kind) for kind in kinds if kind is not ...]
 
     def make(data: Any) -> Any:
         if not isinstance(data, list):
-            return plain(data)
-        items = makers * len(data) if kinds[-1] is ... else makers
-        if len(items) != len(data):
+            return otherwise(data)
+        makers_of_all = makers * len(data) if kinds[-1] is ... else makers
+        if len(makers_of_all) != len(data):
             raise TypeError
-        return tuple(maker(value) for maker, value in zip(items, data, strict=True))
+        return tuple(maker(value) for maker, value in zip(makers_of_all, data, strict=True))
 
     return make
 

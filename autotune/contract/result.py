@@ -248,7 +248,6 @@ class RankReport(Stored):
     schema_version: int = SCHEMA_VERSION
 
     def check(self) -> None:
-        """See `Stored.check`."""
         check_figures("RankReport: step_times_s", self.step_times_s)
         check_figures("RankReport: cpu_s, measured_s", (self.cpu_s, self.measured_s), zero=True)
         check_figures("RankReport: phases_s", self.phases_s.values(), zero=True)
@@ -300,7 +299,6 @@ class NodeReport(Stored):
     schema_version: int = SCHEMA_VERSION
 
     def check(self) -> None:
-        """See `Stored.check`."""
         if not all(map(is_count, self.exit_codes)):
             raise ContractError(f"NodeReport: exit_codes: no ranks: {sorted(self.exit_codes)}")
 
@@ -400,7 +398,6 @@ class TrialResult(Stored):
         return self.outcome is Outcome.LOST and self.evidence == COORDINATOR_ENDED
 
     def check(self) -> None:
-        """See `Stored.check`."""
         figures = (self.step_time_s, self.step_time_low_s, self.step_time_high_s)
         rates = (self.samples_per_s, self.samples_per_s_low, self.samples_per_s_high)
         check_figures("TrialResult: figures", (*self.step_times_s, *figures, *rates))

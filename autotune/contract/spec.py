@@ -202,7 +202,6 @@ class TrialSpec(Stored):
     schema_version: int = SPEC_SCHEMA_VERSION
 
     def check(self) -> None:
-        """See `Stored.check`."""
         for name in ("retry_of", "repeat_of"):
             earlier = getattr(self.provenance, name)
             if earlier is not None and not 0 <= earlier < self.identity.number:

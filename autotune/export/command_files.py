@@ -20,6 +20,7 @@ from autotune.export.accelerate_launch import with_launch_file
 from autotune.export.base import Dialect, Handout
 from autotune.export.command_training import HERE, CommandTraining, with_files_read
 from autotune.export.readme import choice_values
+from autotune.job.command import in_short
 from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
 from autotune.trial.engines.deepspeed import CONFIG_FILE
@@ -41,7 +42,7 @@ def files_of_command(
     made, script = with_files_read(training, made), training.script
     values = {
         "command": _quoted(made.command),
-        "typed": shlex.join(script.command),
+        "shown": in_short(script.command),
         "folder": shlex.quote(script.folder),
         "variables": sorted(handout.variables.items()),
         "configuration": sorted(training.edits.configuration.items()),

@@ -324,12 +324,13 @@ def write_export(
         path = folder / name
         try:
             # In place of what is there: a link would lead to a file that is none of ours.
-            write_text(path, scrubbed_document(name, text), error=RenderError, hint=hint)
+            is_script = path.suffix == ".sh"  # it runs as it is, with the user's own words
+            clean = text if is_script else scrubbed_document(name, text)
+            mode = 0o700 if is_script else None
+            write_text(path, clean, error=RenderError, hint=hint, mode=mode)
         except RenderError:
             for empty in made:  # where a full disk took not even the marker
                 with contextlib.suppress(OSError):
                     empty.rmdir()
             raise
-        if path.suffix == ".sh":
-            path.chmod(0o755)
     return [folder / name for name in marked]

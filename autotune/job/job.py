@@ -373,8 +373,7 @@ class JobFile(BaseModel):
     )
     baseline: Path | None = key(
         "Your own file, to start from and to compare with: a ds_config, an accelerate YAML, a"
-        " file of training arguments, a shell file with a launch line; for Megatron that, or "
-        "a YAML for --yaml-cfg.",
+        " file of training arguments, a shell file with a launch line.",
         Topic.SEARCH,
         SEARCH | {"plan"},
         is_of_command=True,

@@ -79,12 +79,10 @@ class ModelShape:
 
     @property
     def n_expert_layers(self) -> int:
-        """Layers with experts; 0 for a dense model."""
         return self.n_layers - self.n_dense_layers if self.n_experts > 1 else 0
 
     @property
     def mlp_matrices(self) -> int:
-        """Matrices of an MLP: up and down, and the gate's."""
         return 3 if self.gated_mlp else 2
 
     @property
@@ -122,7 +120,6 @@ class ModelShape:
 
     @property
     def n_params_total(self) -> int:
-        """Parameters, trainable and frozen."""
         return self.n_params + self.n_params_frozen
 
 

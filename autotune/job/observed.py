@@ -95,7 +95,6 @@ class Observed(Stored):
             ) from error
 
     def check(self) -> None:
-        """See `Stored.check`."""
         TrialResult.from_dict(self.result)
         missing = {"config", "micro_batches", "n_params", "dp"} - self.description.keys()
         if missing or not self.command or self.world < 1:
@@ -103,7 +102,6 @@ class Observed(Stored):
 
     @cached_property
     def measured(self) -> TrialResult:
-        """The first run as a trial."""
         return TrialResult.from_dict(self.result)
 
     @property
@@ -186,7 +184,6 @@ class Observed(Stored):
 
     @property
     def arguments_set(self) -> list[str]:
-        """Names of those that are not at their defaults."""
         return list(self.description.get("arguments_set") or ())
 
     @property
@@ -272,7 +269,6 @@ class Observed(Stored):
 
     @property
     def dp(self) -> int:
-        """Replicas of the model."""
         return max(1, int(self.description["dp"]))
 
     @property
@@ -292,7 +288,6 @@ class Observed(Stored):
 
     @property
     def precision(self) -> str:
-        """`bf16`, `fp16` or `fp32`."""
         return str(self.measured.read_back.get("dtype", "fp32"))
 
     @property
@@ -359,7 +354,6 @@ class Observed(Stored):
         return found
 
     def digest(self) -> str:
-        """Hash of the command and of the files that it read, as they are now: 12 hex digits."""
         return digest_of(self.command, self.sources, self.places)
 
     @property
@@ -378,7 +372,6 @@ class Observed(Stored):
 
     @property
     def here(self) -> "Observed":
-        """The command with the paths at which its files are now."""
         return self
 
     def model(self, path: Path) -> Model:
@@ -435,7 +428,6 @@ class CommandNow(Observed):
         return cls(**fields, now_in=now_in, patched=dict(patched))
 
     def digest(self) -> str:
-        """See `Observed.digest`: neither another place nor the study's own patch changes it."""
         is_known = self.source_digests.keys() == set(self.sources)
         if self.patched and is_known and not self.changed():
             return self.observed_digest
@@ -443,7 +435,6 @@ class CommandNow(Observed):
 
     @property
     def places(self) -> list[str]:
-        """See `Observed.places`."""
         return [self._now(name) for name in self.sources]
 
     def changed(self) -> list[str]:
@@ -457,29 +448,16 @@ class CommandNow(Observed):
 
     @property
     def here(self) -> Observed:
-        """See `Observed.here`."""
-        config = str(self.description.get("config_file") or "")
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Observed)}
-        return Observed(
-            **{
-                **fields,
-                "folder": self.now_in,
-                "command": [self._now(word) for word in self.command],
-                "sources": self.places,
-                "source_digests": {self._now(n): d for n, d in self.source_digests.items()},
-                "description": {
-                    **self.description,
-                    "config_file": self._now(config),
-                    "settings_read": [
-                        self._now(file) for file in self.description.get("settings_read") or ()
-                    ],
-                    "sources": [
-                        {**one, "file": self._now(one["file"])}
-                        for one in self.description.get("sources") or ()
-                    ],
-                },
-            }
-        )
+        found = {each.name: getattr(self, each.name) for each in dataclasses.fields(Observed)}
+        return Observed(**self._moved({**found, "folder": self.now_in}))
+
+    def _moved(self, data: Any) -> Any:
+        """Data with every path below the old folder as it is now."""
+        if isinstance(data, dict):
+            return {self._now(key): self._moved(value) for key, value in data.items()}
+        if isinstance(data, list):
+            return [self._moved(value) for value in data]
+        return self._now(data) if isinstance(data, str) else data
 
     def _now(self, text: str) -> str:
         if text == self.folder:
@@ -572,6 +550,49 @@ def _shape_by_sizes(said: Mapping[str, Any], counts: Mapping[str, Any]) -> Model
     )
 
 
+_SEE_THE_LOG = "see the log, and try the same command without autotune"
+_HINTS_BY_OUTCOME = {
+    Outcome.OOM: "it runs out of memory as it is: lower its micro-batch in the command",
+    Outcome.TIMEOUT: "give it longer with --trial-timeout, or a smaller first batch",
+    Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
+}
+_HINTS = (
+    (("EOF when reading",), "let it ask nothing: a trial has no terminal, and its input is empty"),
+    (
+        ("JSONDecodeError",),
+        "a file that the command reads is not plain JSON; Trainer takes no comments: "
+        "`autotune check FILE` says where, and --fix mends it",
+    ),
+    (
+        ("ended by itself", "steps"),
+        "give it more data or more epochs, so that it takes as many steps; where it gave up, the "
+        "log says why",
+    ),
+    (
+        ("not reached through PYTHONPATH",),
+        "start Python without -I, -E and -S, and let PYTHONPATH keep what it holds when the "
+        "command begins; a container or another machine has to be entered first",
+    ),
+    (
+        ("fp16 is not supported",),
+        "train in bf16, or on a GPU: DeepSpeed takes fp16 on CPU ranks only where the processor "
+        "computes in it (AVX512-FP16: torch.ops.mkldnn._is_mkldnn_fp16_supported())",
+    ),
+    (
+        ("Check batch related parameters",),
+        "ranks without a GPU are counted as one process, unless a Trainer gets --use_cpu, or an "
+        "accelerate script calls PartialState(cpu=True) first; else make the batch sizes of "
+        "command and file agree",
+    ),
+    (
+        ("never called deepspeed",),
+        "tune a command that trains by DeepSpeed: --deepspeed ds_config.json for Trainer, "
+        "--use_deepspeed for accelerate launch, deepspeed.initialize in a script",
+    ),
+)
+"""Words of an evidence -> what helps; the first that fits."""
+
+
 def refuse_unobserved(result: TrialResult, log: Path) -> None:
     """Refuse to go on where the first run of a command measured nothing.
 
@@ -580,46 +601,8 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
     """
     if result.outcome.is_measured:
         return
-    hints = {
-        Outcome.OOM: "it runs out of memory as it is: lower its micro-batch in the command",
-        Outcome.TIMEOUT: "give it longer with --trial-timeout, or a smaller first batch",
-        Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
-        Outcome.LAUNCH: "see the log, and try the same command without autotune",
-    }
-    hint = hints.get(result.outcome, "see the log, and try the same command without autotune")
-    if "never called deepspeed" in result.evidence:
-        hint = (
-            "tune a command that trains by DeepSpeed: --deepspeed ds_config.json for Trainer, "
-            "--use_deepspeed for accelerate launch, deepspeed.initialize in a script"
-        )
-    if "Check batch related parameters" in result.evidence:
-        hint = (
-            "ranks without a GPU are counted as one process, unless a Trainer gets --use_cpu, or "
-            "an accelerate script calls PartialState(cpu=True) first; else make the batch sizes "
-            "of command and file agree"
-        )
-    if "fp16 is not supported" in result.evidence:
-        hint = (
-            "train in bf16, or on a GPU: DeepSpeed takes fp16 on CPU ranks only where the "
-            "processor computes in it (AVX512-FP16: torch.ops.mkldnn._is_mkldnn_fp16_supported())"
-        )
-    if "not reached through PYTHONPATH" in result.evidence:
-        hint = (
-            "start Python without -I, -E and -S, and let PYTHONPATH keep what it holds when the "
-            "command begins; a container or another machine has to be entered first"
-        )
-    if "ended by itself" in result.evidence and "steps" in result.evidence:
-        hint = (
-            "give it more data or more epochs, so that it takes as many steps; where it gave up, "
-            "the log says why"
-        )
-    if "JSONDecodeError" in result.evidence:
-        hint = (
-            "a file that the command reads is not plain JSON; Trainer takes no comments: "
-            "`autotune check FILE` says where, and --fix mends it"
-        )
-    if "EOF when reading" in result.evidence:
-        hint = "let it ask nothing: a trial has no terminal, and its standard input is empty"
+    found = (hint for words, hint in _HINTS if all(word in result.evidence for word in words))
+    hint = next(found, _HINTS_BY_OUTCOME.get(result.outcome, _SEE_THE_LOG))
     where = f" [{result.evidence_source}]" if result.evidence_source else ""
     raise JobError(
         f"the command, as it is, was not measured: {result.outcome}: {result.evidence}{where} "

@@ -2,17 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction
 from autotune.cost.errors import Margin
-from autotune.devices.hardware import Environment
-from autotune.job.job import Job
 from autotune.planning.choices import MIN_FIT, choices_of
-from autotune.planning.learned import Learned
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import legal_rows
 from autotune.space.candidate import Candidate
@@ -37,21 +33,17 @@ class Neighbour:
 class JudgedCandidate:
     """A candidate with what the rules say of it."""
 
-    job: Job
-    environment: Environment
+    outlook: Outlook
     candidate: Candidate
-    described: str
-    """The candidate in words."""
     notes: tuple[str, ...]
     """Notes on settings that do not reach the run as they were written."""
     violations: tuple[Violation, ...]
     """Empty: legal."""
-    needs: tuple[str, ...]
-    """Packages that nodes must have for it, as of `Outlook.needs`."""
-    asks: tuple[str, ...]
-    """What it asks of the user beside its settings, as of `Outlook.asks`."""
-    no_files: str
-    """Why no file can be made for the job, as of `Engine.no_files`."""
+
+    @property
+    def described(self) -> str:
+        """The candidate in words."""
+        return self.outlook.engine.describe(self.candidate)
 
     @property
     def knobs(self) -> Mapping[str, KnobValue]:
@@ -67,8 +59,6 @@ class Estimated(JudgedCandidate):
     """Prediction of the cost model for the candidate alone."""
     reach: Margin
     """How far measured figures may be from the predicted ones."""
-    learned: Learned | None
-    """Trials that corrected the prediction; None: there were none on such devices."""
 
     @property
     def step_time_s(self) -> float:
@@ -98,17 +88,9 @@ class Explained(Estimated):
     """The candidate that stands for the choice in the plan, in words; empty: it is this one."""
     slower_than_first: float
     """Factor of the step time over that one's."""
-    index: int | None
-    """Place of the candidate in the lattice; None: it is not there."""
-    home: str
-    """Name of what the lattice is made of: `the space zero`."""
+    is_in_lattice: bool
     min_fit: float
     neighbours: tuple[Neighbour, ...]
-
-    @property
-    def is_in_lattice(self) -> bool:
-        """Whether the lattice holds it."""
-        return self.index is not None
 
     @property
     def cheapest_fit(self) -> Neighbour | None:
@@ -146,10 +128,12 @@ def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
     candidate, notes = outlook.read(settings)
     own, reach = outlook.predict_plans(outlook.plans([candidate]))
     return Estimated(
-        **judged(outlook, candidate, notes),
+        outlook=outlook,
+        candidate=candidate,
+        notes=notes,
+        violations=tuple(outlook.engine.judge(candidate)),
         prediction=own,
         reach=reach,
-        learned=outlook.learned,
     )
 
 
@@ -167,8 +151,8 @@ def explain_candidate(
     outlook, found, _, _ = legal_rows(outlook, min_fit=min_fit)
     candidates = outlook.lattice.candidates
     own, reach = outlook.predict_plans(outlook.plans([candidate]))
-    about = judged(outlook, candidate, notes)
-    is_in = not about["violations"] and candidate in candidates
+    violations = tuple(outlook.engine.judge(candidate))
+    is_in = not violations and candidate in candidates
     index = candidates.index(candidate) if is_in else None
     # Outside the lattice it is ranked behind its equals.
     choices = choices_of(
@@ -184,16 +168,17 @@ def explain_candidate(
         first = next(each for each in inside if each == at or outlook.lattice.is_legal(each))
     first_s = own.step_time_s[0] if first == at else found.step_time_s[first]
     return Explained(
-        **about,
+        outlook=outlook,
+        candidate=candidate,
+        notes=notes,
+        violations=violations,
         prediction=own,
         reach=reach,
-        learned=outlook.learned,
         place=place,
         n_ranked=len(choices),
         first="" if first == at else outlook.engine.describe(candidates[first]),
         slower_than_first=float(own.step_time_s[0] / first_s),
-        index=index,
-        home=outlook.home,
+        is_in_lattice=index is not None,
         min_fit=min_fit,
         neighbours=_neighbours(outlook, candidate),
     )
@@ -211,21 +196,6 @@ def _beside(found: Prediction, beside: Prediction) -> Prediction:
         for name in ("step_time_s", "peak_memory_bytes", "fit_probability", "host_memory_bytes")
     }
     return Prediction(**both, plans=Plans(**columns), constants=found.constants)
-
-
-def judged(outlook: Outlook, candidate: Candidate, notes: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a `JudgedCandidate`."""
-    return {
-        "job": outlook.job,
-        "environment": outlook.environment,
-        "candidate": candidate,
-        "described": outlook.engine.describe(candidate),
-        "notes": notes,
-        "violations": tuple(outlook.engine.judge(candidate)),
-        "needs": outlook.needs(candidate),
-        "asks": outlook.asks(candidate),
-        "no_files": outlook.engine.no_files(),
-    }
 
 
 def _neighbours(outlook: Outlook, candidate: Candidate) -> tuple[Neighbour, ...]:

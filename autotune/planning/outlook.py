@@ -149,8 +149,8 @@ class Outlook:
         )
         return tuple(dict.fromkeys(filter(None, asked)))
 
-    @property
-    def default_search(self) -> "DefaultSearch | None":
+    @cached_property
+    def default_search(self) -> DefaultSearch | None:
         """What a search that is told no space would try of the lattice; None: all of it."""
         context, engine = self.lattice.context, self.engine.name
         if self.lattice.is_laid_out:

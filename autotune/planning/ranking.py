@@ -16,9 +16,7 @@ from autotune.contract import is_count
 from autotune.cost import Prediction
 from autotune.cost.errors import Margin
 from autotune.cost.problem import accelerator_of, topology_of
-from autotune.devices.hardware import Environment
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
-from autotune.job.job import Job
 from autotune.planning.choices import (
     MIN_FIT,
     SAME,
@@ -29,10 +27,9 @@ from autotune.planning.choices import (
     ordered,
 )
 from autotune.planning.fitting import ways_to_fit
-from autotune.planning.lattice import Lattice, lattice_of
-from autotune.planning.learned import Learned
+from autotune.planning.lattice import lattice_of
 from autotune.planning.other_job import OtherJob, rank_other_job
-from autotune.planning.outlook import DefaultSearch, Outlook, described
+from autotune.planning.outlook import Outlook, described
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import changing_knobs
 
@@ -63,14 +60,9 @@ class Variant:
 class Ranking:
     """The candidates of a lattice, ranked without a trial."""
 
-    job: Job
-    environment: Environment
-    home: str
-    """The set that holds the candidates, in words."""
-    lattice: Lattice
-    """The candidates, of which the rules have judged those that a plan names."""
-    describe: Callable[[Candidate], str]
-    """A candidate in words."""
+    outlook: Outlook
+    """The job on its fleet, and the candidates, of which the rules have judged those that a plan
+    names."""
     prediction: Prediction
     choices: Choices
     """The candidates as rows: what differs little is one choice."""
@@ -82,10 +74,6 @@ class Ranking:
     reach: Margin
     """How far measured figures may be from the predicted ones, by candidate."""
     variants: tuple[Variant, ...]
-    needs: Callable[[Candidate], tuple[str, ...]]
-    """Packages that nodes must have for a candidate, as of `Outlook.needs`."""
-    asks: Callable[[Candidate], tuple[str, ...]]
-    """What a candidate asks of the user beside its settings, as of `Outlook.asks`."""
     probable: Mapping[int, float] = field(default_factory=dict)
     """Candidates that only probably fit and are faster than all that do more surely -> the
     probability of which each is the fastest."""
@@ -95,12 +83,6 @@ class Ranking:
     """The best that trains the same numbers, where the first does not."""
     ways_to_fit: tuple[OtherJob, ...] = ()
     """The smallest changes with which something fits, where nothing does."""
-    default_search: DefaultSearch | None = None
-    """What a search that is told no space would try of them; None: all."""
-    no_files: str = ""
-    """Why no file can be made for the job, as of `Engine.no_files`."""
-    learned: Learned | None = None
-    """Trials that corrected the predictions; None: there were none on such devices."""
     other_batch: OtherJob | None = None
     """The job with the nearest global batch that all ranks can share as data; None: it would gain
     nothing."""
@@ -112,12 +94,16 @@ class Ranking:
     @property
     def candidates(self) -> Sequence[Candidate]:
         """The candidates that no rule has refused."""
-        return self.lattice.candidates
+        return self.outlook.lattice.candidates
 
     @property
     def order(self) -> NDArray[np.intp]:
         """Indices of candidates, best first."""
         return self.choices.order
+
+    def described(self, index: int) -> str:
+        """A candidate in words."""
+        return self.outlook.engine.describe(self.candidates[index])
 
     def is_on_front(self, rank: int) -> bool:
         """Whether a row's candidate or a variant is beaten by no other in time and memory both."""
@@ -174,19 +160,13 @@ def rank_lattice(
     best = int(choices.order[0])
     best_s = float(found.step_time_s[best])
     return Ranking(
-        job=outlook.job,
-        environment=outlook.environment,
-        home=outlook.home,
-        describe=outlook.engine.describe,
+        outlook=outlook,
         prediction=found,
         choices=choices,
-        lattice=outlook.lattice,
         on_front=_front(found, min_fit),
         min_fit=min_fit,
         price_per_hour=price_per_hour,
         reach=reach,
-        needs=outlook.needs,
-        asks=outlook.asks,
         probable=best_probable(found, choices, min_fit=min_fit),
         best_of=best_of_kinds(found, choices),
         unchanged=_unchanged(outlook, choices),
@@ -195,9 +175,6 @@ def rank_lattice(
             if (found.fit_probability >= min_fit).any()
             else ways_to_fit(outlook, found, min_fit=min_fit)
         ),
-        default_search=outlook.default_search,
-        no_files=outlook.engine.no_files(),
-        learned=outlook.learned,
         other_batch=_other_batch(outlook, best_s, min_fit=min_fit),
         baseline=_baseline(outlook),
         spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),

@@ -13,7 +13,7 @@ from autotune.cost.errors import errors_of
 from autotune.cost.memory import Held, Memory, memory_of_traced
 from autotune.cost.problem import has_shape
 from autotune.engines.base import find_engine
-from autotune.planning.explained import Estimated, JudgedCandidate, estimate_candidate, judged
+from autotune.planning.explained import Estimated, JudgedCandidate, estimate_candidate
 from autotune.planning.outlook import Outlook
 from autotune.tracing import Kind, StepPhase, Trace, Traced, trace_candidate
 
@@ -62,9 +62,11 @@ def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
     peaks = np.array([max(float(memory.peak_bytes) for memory in phases.values())])
     errors = errors_of(environment)
     spread = outlook.predict_plans(plans)[1].peak_memory if is_seen else errors.widest_memory
-    said = judged(outlook, candidate, notes)
     return TracedEstimate(
-        **said,
+        outlook=outlook,
+        candidate=candidate,
+        notes=notes,
+        violations=tuple(outlook.engine.judge(candidate)),
         analytic=estimate_candidate(outlook, settings) if is_seen else None,
         trace=trace,
         phases=phases,

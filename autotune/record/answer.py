@@ -166,7 +166,6 @@ class SearchAnswer(_Findings):
 
     @property
     def table(self) -> Path:
-        """The study's table."""
         return self.study.table_file
 
     @property

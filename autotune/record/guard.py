@@ -85,7 +85,6 @@ class GuardVerdict:
         return f"{self.verdict}: {self.why}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         lists = {name: list(getattr(self, name)) for name in ("losses", "baseline_losses")}
         return {**vars(self), **lists, "verdict": self.verdict.value}
 

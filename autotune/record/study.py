@@ -50,7 +50,6 @@ _ASIDE = re.compile(r"\..+\.\w+\.\w{8}")
 """Such as `.result.json.k2v9_0ab`: see `write_json` and `write_whole`."""
 _NUMBER = re.compile("[0-9]{4}|[1-9][0-9]{4,5}")
 """Name of a trial's folder: `0007`, but not `7`, `00007` or `0007x`."""
-_MAX_NUMBER = 999_999
 _LOCK_BYTES = 64
 _CONFIG_BYTES = 4 * 2**20
 """Largest configuration file of a trial that is read back."""
@@ -109,7 +108,6 @@ class Study:
         self._lock: int | None = None
 
     def trial_folder(self, number: int) -> Path:
-        """Folder of one trial."""
         return self.trials_folder / f"{number:04d}"
 
     def lock(self) -> None:
@@ -176,7 +174,6 @@ class Study:
             return False
 
     def unlock(self) -> None:
-        """Give the study back."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -235,29 +232,18 @@ class Study:
         return self.read().trials
 
     def next_number(self, after: int | None = None) -> int:
-        """The first number that no folder has, readable or not.
-
-        Where somebody has put a folder of the last number there is, those without a spec do not
-        count: the first number after the last spec that nothing there has for a name.
+        """The first number after all that a folder has, readable or not.
 
         Args:
             after: The last number that a folder has, where it is known; else they are listed.
 
         Raises:
-            StudyError: The folder cannot be read, or has all numbers.
+            StudyError: The folder cannot be read.
         """
         numbers = self._numbers() if after is None else [after]
         number = numbers[-1] + 1 if numbers else 0
-        if number > _MAX_NUMBER:
-            specs = ((n, self.trial_folder(n) / SPEC_FILE) for n in reversed(numbers))
-            number = next((n for n, spec in specs if os.path.lexists(spec)), -1) + 1
         while os.path.lexists(self.trial_folder(number)):
             number += 1
-        if number > _MAX_NUMBER:
-            raise StudyError(
-                f"{self.trials_folder}: trial {number} would be beyond {_MAX_NUMBER}",
-                "give this search its own --study NAME",
-            )
         return number
 
     def write_spec(self, spec: TrialSpec, files: dict[str, str]) -> Path:
@@ -279,7 +265,7 @@ class Study:
             for name, text in files.items():
                 clean = scrubbed_document(name, text)
                 (folder / CONFIG_DIR / name).write_text(clean, encoding="utf-8")
-            write_json(folder / SPEC_FILE, scrubbed(to_dict(spec)))
+            write_spec_file(folder, spec)
         except OSError as error:
             raise _cannot_write(folder, error) from error
         return folder
@@ -303,12 +289,7 @@ class Study:
         path = folder / RESULT_FILE
         try:
             if os.path.lexists(path):
-                damaged = folder / f"{RESULT_FILE}.damaged"
-                number = 1
-                while damaged.is_dir() or (path.is_dir() and os.path.lexists(damaged)):
-                    number += 1  # a folder takes nobody's place, and nobody takes a folder's
-                    damaged = folder / f"{RESULT_FILE}.damaged-{number}"
-                path.replace(damaged)
+                path.replace(folder / f"{RESULT_FILE}.damaged")
             write_json(path, scrubbed(to_dict(result)))
         except OSError as error:
             raise _cannot_write(folder, error) from error
@@ -359,6 +340,19 @@ class Study:
                 f"{self.trials_folder}: cannot be read: {error.strerror}",
                 "give this user read access to the results folder",
             ) from error
+
+
+def write_spec_file(folder: Path, spec: TrialSpec) -> None:
+    """Write a trial's `spec.json`; one that holds words of the user's is the user's alone.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written.
+    """
+    data, workload = scrubbed(to_dict(spec)), spec.workload
+    # Ranks start by these words: they stay as they were typed.
+    data["workload"] |= {"command": workload.command, "arguments": workload.arguments}
+    is_private = bool(workload.command or workload.arguments)
+    write_json(folder / SPEC_FILE, data, is_private=is_private)
 
 
 def flags_of(folder: Path) -> str:

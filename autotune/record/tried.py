@@ -56,7 +56,6 @@ class RecordedRun:
         return f"{format_count(self.ranks, kind)}{nodes}"
 
     def to_json(self) -> str:
-        """The text of its file."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
 

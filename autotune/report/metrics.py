@@ -16,6 +16,7 @@ from autotune.contract import Origin, Phase, TrialResult, TrialSpec
 from autotune.record.bottleneck import shares_of_calls
 from autotune.record.study import Trial
 from autotune.record.table import energy_per_sample_j
+from autotune.report.telling import tell
 from autotune.search.base import Snapshot, Stage
 
 MARK = "# Written by autotune: docs/metrics.md"
@@ -37,50 +38,14 @@ class Metric:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-# As Prometheus writes a name and its labels, without the `autotune_` that begins them all.
-_HELP = {
-    "info{version,accelerator,origin}": "1, with what the search runs on.",
-    "stage{stage}": "1 for what the search is busy with, 0 for the others.",
-    "trials_total{outcome,role}": "Trials of the record that have ended.",
-    "trials_running": "Trials in flight.",
-    "search_trials_done": "Candidates that the search proper has tried.",
-    "search_trials_budget": "Candidates that the search proper may try.",
-    "elapsed_seconds": "Time with a trial in flight, earlier sessions included.",
-    "remaining_seconds": "Estimate until the end; absent while nothing is known.",
-    "best_samples_per_second": "Samples per second of the best trial so far.",
-    "best_peak_memory_bytes": "Highest peak of any device in the best trial so far.",
-    "baseline_samples_per_second": "Of the baseline's trial.",
-    "speedup_ratio": "Best over baseline so far, one trial each: no claim before the final "
-    "comparison.",
-    "phase_seconds_total{phase}": "Time that the ended trials spent in each phase.",
-    "running_trial_elapsed_seconds{trial,role,phase}": "Since a trial in flight was submitted.",
-    "last_trial": "Number of the last full trial that measured; the others of that name are its "
-    "figures.",
-    "last_trial_step_seconds": "Median optimizer step of the slowest rank.",
-    "last_trial_samples_per_second": "Samples of all ranks per second.",
-    "last_trial_peak_memory_bytes": "Highest peak of any device.",
-    "last_trial_wall_seconds": "From submission until its last process had ended.",
-    "last_trial_step_share_ratio{part}": "What a part takes of an optimizer step, by the "
-    "diagnostic pass.",
-    "last_trial_cpu_utilization_ratio": "Cores that a rank kept busy over its measured steps.",
-    "last_trial_gpu_utilization_ratio": "Share of the measured steps in which a kernel ran, by "
-    "NVML.",
-    "last_trial_gpu_power_watts": "Mean of one device over the measured steps, by NVML.",
-    "last_trial_gpu_temperature_celsius": "Highest of any device over the measured steps, by "
-    "NVML.",
-    "last_trial_gpu_throttled_ratio": "Share of the readings in which the driver held the clock "
-    "down.",
-    "last_trial_sample_energy_joules": "Energy of all devices per sample, by NVML.",
-}
-
-
 def _metric(name: str, text: str) -> Metric:
     name, _, labels = name.rstrip("}").partition("{")
     named = tuple(labels.split(",")) if labels else ()
     return Metric(name=f"autotune_{name}", help=text, labels=named)
 
 
-METRICS = tuple(_metric(name, text) for name, text in _HELP.items())
+METRICS = tuple(_metric(name, text) for name, text in tell("metrics", {}))
+"""All of them; the names lack the `autotune_` that begins them all in the template."""
 
 Values = Iterable[tuple[tuple[str, ...], float | None]]
 """Label values in the order of `Metric.labels`, and the value; None: the sample is left out."""

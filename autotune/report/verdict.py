@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.base.secrecy import scrubbed_text
 from autotune.base.units import format_amount, says_nothing
 from autotune.contract import Outcome, Phase, Role, TrialResult
 from autotune.devices.hardware import Environment
 from autotune.engines.base import known_releases
-from autotune.job.command import as_typed
+from autotune.job.command import in_short
 from autotune.record.bottleneck import bottleneck
 from autotune.record.facts import (
     engine_name_of,
@@ -160,7 +159,9 @@ def _values(story: Story) -> dict[str, Any]:
         **_place(story),
         "seq_len": specs[-1].workload.seq_len if specs and _has_length(story) else None,
         "limit_bytes": specs[-1].measure.memory_limit_bytes if specs else None,
-        "own_command": scrubbed_text(as_typed(specs[-1].workload.command)) if specs else "",
+        "own_command": in_short(specs[-1].workload.command)
+        if specs and specs[-1].workload.command
+        else "",
         "change": change,
         "whole": _whole_run(story),
         "soak": _soak(story, ours),

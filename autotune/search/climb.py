@@ -1,4 +1,4 @@
-"""How the ladder of the baseline is climbed: blindly, or by a forecast of its candidates."""
+"""How the ladder of the baseline is climbed, with or without a forecast of its candidates."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -30,55 +30,27 @@ class UntriedError(Exception):
         self.candidate = candidate
 
 
-def climb_blindly(
-    ladder: Iterable[Sequence[Candidate]], ask: Callable[[Candidate], Rung]
-) -> Candidate | None:
-    """Climb a ladder (as of `Engine.ladder`), then bisect the rung that holds.
-
-    On each rung the largest candidate comes first (one trial where it runs), then the smallest
-    (one trial more to leave a rung that is hopeless), then bisection between them. With more
-    answers it takes the same way again, so an interrupted climb resumes.
-
-    Raises:
-        UntriedError: Of `ask`.
-    """
-
-    def runs(candidate: Candidate) -> bool:
-        return ask(candidate) is Rung.RUNS
-
-    for rung in ladder:
-        if runs(rung[-1]):
-            return rung[-1]
-        if len(rung) == 1 or not runs(rung[0]):
-            continue
-        good, bad = 0, len(rung) - 1
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            if runs(rung[middle]):
-                good = middle
-            else:
-                bad = middle
-        return rung[good]
-    return None
-
-
-def climb_by_forecast(
+def climb(
     ladder: Iterable[Sequence[Candidate]],
     known: Callable[[Candidate], Rung | None],
     ask: Callable[[Candidate], Rung],
-    risks: Callable[[Sequence[Candidate]], Sequence[float]],
+    risks: Callable[[Sequence[Candidate]], Iterable[float]] | None = None,
 ) -> tuple[Candidate | None, list[Candidate]]:
-    """Climb a ladder from where the forecast expects the baseline.
+    """Climb a ladder (as of `Engine.ladder`) from where the forecast expects the baseline.
 
     The first candidate of the ladder that is expected to run is tried first. Its memory corrects
     the forecast, and then those that a careful user would rather have are tried, unless they are
     now certain to run out of memory. Where none is expected to run, the likeliest is tried.
+    Without a forecast each rung is bisected: the largest candidate comes first (one trial where it
+    runs), then the smallest (one trial more to leave a rung that is hopeless).
+
+    With more answers it takes the same way again, so an interrupted climb resumes.
 
     Args:
-        ladder: As of `Engine.ladder`.
+        ladder: Legal candidates.
         known: What the record says of a candidate; None: nothing.
-        ask: The same, where a candidate may be illegal, or has to be tried first.
-        risks: P(out of memory) of candidates, by the record.
+        ask: The same, where a candidate may have to be tried first.
+        risks: P(out of memory) of candidates, by the record; None: nobody knows.
 
     Returns:
         The baseline, None where nothing runs; and the candidates that come before it and that the
@@ -92,14 +64,25 @@ def climb_by_forecast(
     while True:
         _spread(rungs, answers)
         open_ = _open(rungs, answers)
-        best = next((c for c in _in_order(rungs) if answers.get(c) is Rung.RUNS), None)
-        risk = dict(zip(open_, risks(open_), strict=True)) if open_ else {}
-        wanted = [c for c in open_ if risk[c] < CERTAIN]
+        risk = dict(zip(open_, risks(open_), strict=True)) if open_ and risks else {}
+        wanted = [c for c in open_ if risk.get(c, 0.0) < CERTAIN]
         if not wanted:
+            best = next((c for c in _in_order(rungs) if answers.get(c) is Rung.RUNS), None)
             return best, open_
+        if risks is None:
+            chosen = _bisected(next(rung for rung in rungs if open_[0] in rung), answers)
+            answers[chosen] = Rung.RUNS if ask(chosen) is Rung.RUNS else Rung.TOO_LARGE
+            continue
         likely = [c for c in wanted if risk[c] < _LIKELY]
         chosen = likely[0] if likely else min(wanted, key=lambda c: risk[c])
         answers[chosen] = ask(chosen)
+
+
+def _bisected(rung: Sequence[Candidate], answers: Mapping[Candidate, Rung]) -> Candidate:
+    """The largest of a rung, then the smallest, then the middle of what is open."""
+    left = [candidate for candidate in rung if candidate not in answers]
+    first = next((c for c in (rung[-1], rung[0]) if c in left), None)
+    return left[(len(left) - 1) // 2] if first is None else first
 
 
 def _in_order(rungs: Sequence[Sequence[Candidate]]) -> Iterator[Candidate]:

@@ -68,7 +68,7 @@ class _StagedSearch:
                 raise nothing_feasible(self.flight.history, context)
             self._compare()
             if slowed := slowed_by_others(self.flight.history):
-                context.note(str(slowed))
+                context.note(slowed)
         if context.interrupt.draining:
             stop = StopReason.INTERRUPTED
         ending = {"stop_reason": stop, "no_comparison": self._no_comparison}

@@ -10,7 +10,7 @@ from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Origin, Role, Start
 from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
-from autotune.job.command import as_typed
+from autotune.job.command import in_short
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
@@ -354,7 +354,7 @@ def _reach_of(job: Job, environment: Environment, lattice: Lattice) -> dict[str,
 
     changed = filter(is_changed, lattice.context.knobs)
     return {
-        "command": as_typed(job.script.command),
+        "command": in_short(job.script.command),
         "ways": {name: reach.ways.get(name, "configuration") for name in changed},
         "left_out": dict(reach.left_out),
     }

@@ -7,12 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.base.errors import AutotuneError
 from autotune.base.units import format_bytes, format_seconds, typed_bytes, typed_seconds
-from autotune.cost.constants import constants_of
-from autotune.cost.predict import predict
-from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine, bind_engine, find_engine
+from autotune.engines.base import Engine, find_engine
 from autotune.job.job import Job
 from autotune.planning.choices import MIN_FIT
 from autotune.search.climb import CERTAIN
@@ -25,8 +21,6 @@ START_S = 12.0
 """Seconds of a cold trial of a small model until its first step, on a slow machine."""
 TIME_MARGIN = 3.0
 """Factor by which a predicted step time may be wrong before any trial."""
-_WORLDS = tuple(2**k for k in range(1, 9))
-"""Factors by which more accelerators are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +58,7 @@ _LEAST_STEPS = MEASURE.warmup_steps + MEASURE.min_steps
 """Steps without which a trial has no figure."""
 
 
-def prospect_of(
-    steering: Steering, history: History, job: Job, engine: Engine, environment: Environment
-) -> Prospect:
+def prospect_of(steering: Steering, history: History, job: Job, engine: Engine) -> Prospect:
     """What the forecast says of a search's trials, by what was measured so far.
 
     Lessons of other studies correct the time that is shown, and nothing else: they make the
@@ -114,7 +106,7 @@ def prospect_of(
         return dataclasses.replace(
             found,
             problem=_too_large(found, steering, history, least),
-            nearest="; or ".join(_more_memory(found, job, environment, least)),
+            nearest="; or ".join(_more_memory(found, job, least)),
         )
     name, limit_s = _time_limit(job)
     # By its steps alone: how long a trial takes to start is not predicted, but assumed.
@@ -166,35 +158,12 @@ def _time_limit(job: Job) -> tuple[str, float]:
     return min(limits, key=lambda limit: limit[1])
 
 
-def _more_memory(
-    found: Prospect, job: Job, environment: Environment, least: Candidate
-) -> Iterator[str]:
-    """Changes with which something is predicted to fit, in words."""
-    allowed_bytes = found.allowed_bytes / math.sqrt(MODEL_MARGIN)
+def _more_memory(found: Prospect, job: Job, least: Candidate) -> Iterator[str]:
+    """Changes with which something may fit, in words; a plan searches for the smallest."""
     yield from find_engine(job.engine).unused_savings([least])
-    if world := _fitting_world(job, environment, allowed_bytes):
-        yield f"--world {world}"
     more_bytes = found.least_peak_bytes * math.sqrt(MODEL_MARGIN)
     if job.memory_limit_bytes:
         yield f"--memory-limit {typed_bytes(more_bytes)} or more"
     else:
         yield f"devices with {format_bytes(more_bytes)} each"
-
-
-def _fitting_world(job: Job, environment: Environment, allowed_bytes: float) -> int | None:
-    """The smallest larger world on which the baseline's ladder has a candidate that fits."""
-    for factor in _WORLDS:
-        world: int = job.world * factor
-        if job.global_batch % world:
-            return None
-        wider = dataclasses.replace(job, world=world)
-        try:
-            engine = bind_engine(wider, environment)
-            rungs = [candidate for rung in engine.ladder() for candidate in rung]
-            peaks = predict(engine.plans(rungs), constants_of(environment)).peak_memory_bytes
-        except AutotuneError:
-            return None
-        fitting: list[int] = np.flatnonzero(peaks <= allowed_bytes).tolist()
-        if any(not engine.judge(rungs[row]) for row in fitting):
-            return world
-    return None
+    yield "a larger --world: `autotune plan` says which fits"

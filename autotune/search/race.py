@@ -337,26 +337,22 @@ class Race:
         return tuple(sorted(ran, key=lambda key: -self._fit.scores[key]))
 
     def left_behind(self, among: Collection[str]) -> frozenset[str]:
-        """Those that dropped out since one of some was surely faster.
+        """Those that dropped out, and that one of some is surely faster than.
 
         Who stopped for another reason is not among them: the same as the best, or the choice was
         made. Nor is the baseline, which runs on: its interval says whether it is slower.
         """
-        behind: set[str] = set()
-        for n_rounds in range(1, self.n_rounds):
-            logs = {k: {n: v for n, v in r.items() if n < n_rounds} for k, r in self.logs.items()}
-            then = replace(self, logs={k: r for k, r in logs.items() if r}, n_rounds=n_rounds)
-            ahead = [racer for racer in then._last if racer.key in among]
-            leader = max(ahead, key=lambda r: then._fit.scores[r.key], default=None)
-            behind |= {
-                racer.key
-                for racer in then._last
-                if leader is not None
-                and racer.key != self.baseline
-                and max(self.logs[racer.key]) == n_rounds - 1
-                and then._is_beaten(racer, leader)
-            }
-        return frozenset(behind)
+        ahead = [racer for racer in self._last if racer.key in among]
+        leader = max(ahead, key=lambda racer: self._fit.scores[racer.key], default=None)
+        return frozenset(
+            racer.key
+            for racer in self.racers
+            if leader is not None
+            and racer.key in self.logs
+            and racer not in self._last
+            and racer.key != self.baseline
+            and self._is_beaten(racer, leader)
+        )
 
     @property
     def _pair(self) -> tuple[str, ...]:

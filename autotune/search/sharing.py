@@ -6,8 +6,8 @@ Its runs have the fleet for themselves, so its members were measured both ways.
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from autotune.base.units import format_count
 from autotune.contract import Role, TrialResult
 from autotune.search.history import History, Tried, results
 
@@ -15,26 +15,8 @@ LEAST_SHARE = 0.05
 """Share by which steps beside others are slower, at the least, to be worth a word."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slowed:
-    """What running beside others cost."""
-
-    share: float
-    """Median of the members: step time beside others over step time alone, less 1."""
-    n_candidates: int
-    """Members of the final comparison that were measured both ways."""
-
-    def __str__(self) -> str:
-        one = self.n_candidates == 1
-        return (
-            f"{self.n_candidates} candidate{'' if one else 's'} took {self.share:.0%} longer for "
-            f"a step beside other trials than alone: what trials share slows them. --exclusive "
-            "keeps them apart; the final comparison ran each alone"
-        )
-
-
-def slowed_by_others(history: History) -> Slowed | None:
-    """What running beside others cost; None: nothing that shows, or nothing ran beside others.
+def slowed_by_others(history: History) -> str:
+    """What running beside others cost, in words; empty: nothing shows, or nothing ran so.
 
     The speed of the machine may have changed meanwhile. A member whose first trial was alone as
     well, such as the baseline, shows by how much, and the others are taken relative to it.
@@ -49,13 +31,15 @@ def slowed_by_others(history: History) -> Slowed | None:
             continue
         ratio = first.step_time_s / statistics.median(compared)
         (beside if _overlaps(first, ended) else alone).append(ratio)
-    if not beside:
-        return None
     drift = statistics.median(alone) if alone else 1.0
     slower = [ratio / drift for ratio in beside]
-    if min(slower) < 1.0 + LEAST_SHARE:
-        return None
-    return Slowed(share=statistics.median(slower) - 1.0, n_candidates=len(slower))
+    if min(slower, default=0.0) < 1.0 + LEAST_SHARE:
+        return ""
+    return (
+        f"{format_count(len(slower), 'candidate')} took {statistics.median(slower) - 1.0:.0%} "
+        "longer for a step beside other trials than alone: what trials share slows them. "
+        "--exclusive keeps them apart; the final comparison ran each alone"
+    )
 
 
 def _confirmed(tried: Tried) -> list[TrialResult]:

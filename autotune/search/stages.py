@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import partial
 
 from autotune.base.plugins import load_plugin
 from autotune.base.units import format_bytes
@@ -10,14 +11,13 @@ from autotune.record.facts import PassedOver
 from autotune.search import confirm
 from autotune.search.answer import RecordStandings
 from autotune.search.base import RaceState, Stage, StopReason
-from autotune.search.climb import Rung, UntriedError, climb_blindly, climb_by_forecast
+from autotune.search.climb import Rung, UntriedError, climb
 from autotune.search.context import SearchContext
 from autotune.search.history import History, Tried, owed_repeat, results
 from autotune.search.in_flight import TrialsInFlight
 from autotune.search.race import COLD, WARM
 from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.sampler import Request, Sampler
-from autotune.search.steering import Steering
 from autotune.search.stop import has_time, n_done, searched, weigh_trial, why_stop
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
@@ -116,10 +116,8 @@ class BaselineStage(SearchStage):
         try:
             if theirs is not None:
                 self.candidate = theirs if self._ask(theirs) is Rung.RUNS else None
-            elif context.steering is None or not context.steering.knows_memory:
-                self.candidate = climb_blindly(context.engine.ladder(), self._ask)
             else:
-                self.candidate = self._climb_by(context.steering)
+                self.candidate = self._climb()
         except UntriedError as untried:
             if self._has_time():
                 return self._run(untried.candidate, Role.BASELINE)
@@ -129,8 +127,8 @@ class BaselineStage(SearchStage):
             context.note("no baseline runs within the limits: there will be no speedup to report")
         return None
 
-    def _climb_by(self, steering: Steering) -> Candidate | None:
-        """The baseline of the ladder, by the climb's own trials.
+    def _climb(self) -> Candidate | None:
+        """The baseline of the ladder, by the climb's own trials where there is a forecast.
 
         A resumed search takes the way that it took: what its proposals taught since does not
         count, nor a proposal that ran although the climb had left it out.
@@ -146,13 +144,15 @@ class BaselineStage(SearchStage):
             (t for t in explored.trials if t.spec.identity.role is Role.BASELINE),
             to_repeat=explored.to_repeat,
         )
-        found, left_out = climb_by_forecast(
+        steering = self._context.steering
+        found, left_out = climb(
             ladder,
             lambda candidate: self._known(candidate) if climbed.find(candidate) else None,
             self._ask,
-            lambda candidates: steering.risk(climbed, candidates).tolist(),
+            partial(steering.risk, climbed) if steering and steering.knows_memory else None,
         )
         for candidate in left_out:
+            assert steering is not None, "only a forecast leaves any out"
             why = steering.describe_overrun(climbed, candidate)
             self._pass_over(candidate, f"not tried: {why}", is_predicted=True)
         wanted = [c.hash for rung in whole for c in reversed(rung)]

@@ -15,9 +15,7 @@ from functools import cached_property
 from autotune.base.errors import JobError
 from autotune.base.units import format_rate, format_seconds
 from autotune.contract import Role, TrialResult, TrialSpec
-from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.job.job import Job
 from autotune.record.answer import Speedup
 from autotune.record.blocks import BlockRun, Blocks, blocks_of
 from autotune.record.guard import guards_of
@@ -44,41 +42,31 @@ Corner = frozenset[str]
 """Changes that a configuration has of the target."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """The configurations between two candidates."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Way(Task):
+    """The configurations between two candidates; its record is that of the ladder's trials."""
 
     baseline: Candidate
     target: Candidate
-    engine: Engine
     start_engine: Engine
     """Engine that renders the baseline: with the other keys of a user's own file."""
-    changes: tuple[str, ...]
+    changes: tuple[str, ...] = ()
     """Knobs in which the two differ."""
 
-    @classmethod
-    def between(
-        cls, baseline: Candidate, target: Candidate, *, engine: Engine, start_engine: Engine
-    ) -> "Way":
-        """The changes that lead from one to the other.
+    def to_target(self) -> "Way":
+        """The same with the changes that lead from the baseline to the target.
 
         Raises:
             JobError: There are none, or too many.
         """
-        context = engine.context
-        ours, theirs = settings_of(target, context), settings_of(baseline, context)
+        context = self.engine.context
+        target, values = self.target, self.baseline.values
+        ours, theirs = settings_of(target, context), settings_of(self.baseline, context)
         changes = tuple(name for name in target.values if ours.get(name) != theirs.get(name))
-        way = cls(
-            baseline=baseline,
-            target=target,
-            engine=engine,
-            start_engine=start_engine,
-            changes=changes,
-        )
+        way = dataclasses.replace(self, changes=changes)
         if way.candidate(frozenset(changes)) != target:  # what stands at other defaults
-            values = baseline.values
             changes = tuple(n for n, v in target.values.items() if values.get(n) != v)
-            way = dataclasses.replace(way, changes=changes)
+            way = dataclasses.replace(self, changes=changes)
         if not changes:
             raise JobError(
                 "the best configuration is the baseline: there is no change to be worth anything",
@@ -101,7 +89,6 @@ class Way:
         return Candidate.of(values, world=self.target.world, global_batch=self.target.global_batch)
 
     def engine_of(self, candidate: Candidate) -> Engine:
-        """Engine that renders a configuration of the way."""
         return self.start_engine if candidate == self.baseline else self.engine
 
     def words(self, change: str) -> str:
@@ -109,29 +96,14 @@ class Way:
         return f"{change}={format_value(self.target.get(change))}"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _WayTask(Task):
-    """Tells which trials of a record ran what a way would run now."""
-
-    way: Way
-
-    def engine_of(self, candidate: Candidate) -> Engine:
-        return self.way.engine_of(candidate)
-
-
 @dataclass(kw_only=True)
 class WayRunner:
     """Runs the configurations of a way in rounds."""
 
     way: Way
-    job: Job
-    environment: Environment
     runner: Runner
     target_name: str = "best"
-    guard_steps: int = 0
-    """First steps whose losses are compared."""
     n_rounds: int = ROUNDS
-    seed: int = 0
     _runs: dict[tuple[str, int], list[Trial]] = field(default_factory=dict, init=False)
     _members: dict[str, Candidate] = field(default_factory=dict, init=False)
     """Candidates that were asked for, by hash."""
@@ -148,17 +120,12 @@ class WayRunner:
             FleetError: No gang is free.
             RenderError: A configuration does not render.
         """
-        task = _WayTask(
-            job=self.job,
-            environment=self.environment,
-            engine=self.way.engine,
-            study=self.runner.record,
-            way=self.way,
-        )
-        self._runs = runs_of(t for t in self.runner.record.trials() if task.is_answered_by(t))
+        self._runs = runs_of(t for t in self.way.study.trials() if self.way.is_answered_by(t))
         self._note_plan()
         while (at := progress_of(self._round_after, self._runs)).round is not None:
-            key = next(k for k in in_turn(at.round.keys, at.number, self.seed) if k in at.missing)
+            key = next(
+                k for k in in_turn(at.round.keys, at.number, self.way.job.seed) if k in at.missing
+            )
             if not self._run_once(self._members[key], at.number):
                 return None
         return self._ladder()
@@ -251,13 +218,13 @@ class WayRunner:
                 candidate=candidate,
                 role=Role.CONFIRM,
                 confirm_round=number,
-                least_steps=steps_within(self.guard_steps, step_s),
+                least_steps=steps_within(self.way.job.guard_steps, step_s),
             ),
-            study=self.runner.record.name,
-            number=self.runner.record.next_number(),
-            job=self.job,
+            study=self.way.study.name,
+            number=self.way.study.next_number(),
+            job=self.way.job,
             engine=self.way.engine_of(candidate),
-            environment=self.environment,
+            environment=self.way.environment,
         )
 
     @property
@@ -331,13 +298,13 @@ class WayRunner:
         losses = [run.losses for run in self._figures.values() if run.losses]
         n_common = min(map(len, losses), default=0)
         trials = [trial for ran in self._runs.values() for trial in ran]
-        guards = guards_of(trials, self.way.baseline.hash, self.guard_steps)
+        guards = guards_of(trials, self.way.baseline.hash, self.way.job.guard_steps)
         up = [
             step(change, frozenset(order[:n]), frozenset(order[: n + 1]))
             for n, change in enumerate(order)
         ]
         return Ladder(
-            study=self.runner.record.root.name,
+            study=self.way.study.root.name,
             target=self.target_name,
             n_rounds=self.n_rounds,
             loss_step=n_common,
@@ -347,7 +314,7 @@ class WayRunner:
             out=[step(change, whole - {change}, whole) for change in order],
             interactions=self._interactions(blocks, place),
             gain=gain(frozenset(), whole),
-            device_name=self.environment.device_name,
+            device_name=self.way.environment.device_name,
         )
 
     def _gain(self, blocks: Blocks, of: Corner, over: Corner) -> Speedup | None:

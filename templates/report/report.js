@@ -190,10 +190,6 @@
       made("h4", "Configuration", cell);
       made("pre", one.config, cell).className = "config";
     }
-    if (one.log) {
-      made("h4", "End of " + one.log_file, cell);
-      made("pre", one.log, cell).className = "log";
-    }
     made("p", "All of it: " + one.folder, cell).className = "soft";
     row.after(detail);
     row.querySelector(".open").setAttribute("aria-expanded", "true");

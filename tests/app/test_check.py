@@ -280,17 +280,3 @@ def test_a_file_that_cannot_be_read_is_listed_with_the_others(tmp_path):
     assert "not valid JSON" in last["error"]
     assert last["fix"]
     assert done.returncode == CheckExit.UNREADABLE
-
-
-def test_a_command_with_flags_starts_without_pydantic(tmp_path):
-    path = write(tmp_path, {"train_batch_size": 2, "zero_optimization": {"stage": 1}})
-    flags = ["--world", "2", "--format", "json", "--ignore", "zero.*", "--accelerator", "cuda"]
-    code = (
-        "import sys\nfrom autotune.cli import main\n"
-        "try:\n    main()\nexcept SystemExit as end:\n"
-        "    sys.exit(f'pydantic {\"pydantic\" in sys.modules}, {end.code}')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "check", str(path), *flags], capture_output=True, text=True
-    )
-    assert done.stderr.splitlines()[-1] == "pydantic False, 0", done.stderr

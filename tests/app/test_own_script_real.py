@@ -208,3 +208,44 @@ def test_what_cannot_be_measured_says_why_and_what_helps(
     told = " ".join(ran.stderr.split())
     assert says in told
     assert helps in told
+
+
+def test_a_secret_of_a_command_stands_in_private_files_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a flag, an address, a variable and what the script prints; the export still runs."""
+    flag, word, variable = "swordfish-7-blue", "open-sesame-4", "plain-words-here-9"
+    printed = "ghp_" + "Zq7xV2mK9pLw" * 3
+    monkeypatch.setenv("SOME_SERVICE_TOKEN", variable)
+    script = tmp_path / "project" / "train.py"
+    script.parent.mkdir()
+    begins = (
+        "import os, sys\n"
+        f"print('{printed}', os.environ['SOME_SERVICE_TOKEN'], flush=True)\n"
+        f"print('{printed}', sys.argv, file=sys.stderr, flush=True)\n"
+        "sys.argv = sys.argv[:1]\n"
+    )
+    text = (EXAMPLES / "deepspeed_dict" / "train.py").read_text(encoding="utf-8")
+    script.write_text(begins + text, encoding="utf-8")
+    arguments = ("--note", flag, f"--store=https://me:{word}@host/data")
+    results, out = tmp_path / "results", tmp_path / "out"
+    ran = run("diagnose", (*TORCHRUN, "train.py", *arguments), script.parent, results)
+    assert ran.returncode == 0, ran.stderr
+    (study,) = [folder.name for folder in results.iterdir()]
+    for verb in (("report", "--html", "report.html"), ("export", "--trial", "0", "--out", out)):
+        called = [sys.executable, "-m", "autotune", *verb, "--study", study, "--results", results]
+        done = subprocess.run(called, cwd=script.parent, capture_output=True, text=True)
+        ran.stdout += done.stdout
+        ran.stderr += done.stderr
+        assert done.returncode == 0, done.stderr
+
+    secrets = (flag, word, variable, printed)
+    assert not [secret for secret in secrets if secret in ran.stdout + ran.stderr]
+    private, open_files = set(), []
+    for file in (*results.rglob("*"), *out.rglob("*"), script.parent / "report.html"):
+        if file.is_file() and any(secret.encode() in file.read_bytes() for secret in secrets):
+            modes = [path.stat().st_mode & 0o077 for path in (file, file.parent)]
+            (private.add(file.name) if 0 in modes else open_files.append(file))
+    assert open_files == []
+    assert {"observed.json", "spec.json", "stdout.log", "stderr.log", "launch.sh"} <= private
+    assert flag in (out / "launch.sh").read_text(encoding="utf-8")

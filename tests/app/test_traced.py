@@ -31,7 +31,7 @@ def found():
 
 def test_traced_and_analytic_stand_beside_each_other(found):
     data = traced_as_dict(found)
-    assert data["trace"]["n_params"] == found.job.model.shape.n_params_total
+    assert data["trace"]["n_params"] == found.outlook.job.model.shape.n_params_total
     counted, traced = data["pred_memory_parts_bytes"], data["pred_traced_memory_parts_bytes"]
     # The model is small: what the engine and the driver take is alike.
     for name in ("optimizer states", "workspace", "driver and libraries"):
@@ -78,8 +78,8 @@ def test_a_model_that_cannot_be_traced_is_an_error_of_the_users(found):
         "path": [str(REPOSITORY)],
         "vocab": 64,
     }
-    model = dataclasses.replace(found.job.model, source=source)
-    job = dataclasses.replace(found.job, model=model)
+    model = dataclasses.replace(found.outlook.job.model, source=source)
+    job = dataclasses.replace(found.outlook.job, model=model)
     with pytest.raises(JobError, match="reads values") as caught:
         trace_candidate(job, found.candidate, accelerator="cpu")
     assert "leave out --trace" in caught.value.hint

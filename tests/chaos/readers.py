@@ -139,25 +139,6 @@ _SHELL = (
     *(" --tensor-model-parallel-size ", " --pipeline-model-parallel-layout ", " train.py "),
 )
 """What a shell reads otherwise than text, and words of a launch."""
-MEGATRON_YAML = {
-    "language_model": {
-        "num_layers": 8,
-        "hidden_size": 64,
-        "num_attention_heads": 8,
-        "recompute_modules": ["core_attn"],
-        "cp_comm_type": "p2p",
-    },
-    "model_parallel": {
-        "tensor_model_parallel_size": 2,
-        "virtual_pipeline_model_parallel_size": None,
-        "sequence_parallel": True,
-    },
-    "micro_batch_size": 1,
-    "global_batch_size": 64,
-    "seq_length": 128,
-    "lr": 0.0001,
-    "bf16": True,
-}
 SOAK = {
     "passed": True,
     "problems": [],
@@ -211,7 +192,6 @@ def make_readers(folder: Path) -> list[Reader]:
         json_reader("check", folder, DS_CONFIG, _check),
         _yaml("check accelerate", folder, ACCELERATE, _check),
         _launch(folder),
-        _yaml("check megatron", folder, MEGATRON_YAML, _check),
         json_reader("model config", folder, TINY, lambda path: model.load_model(str(path))),
         _lengths(folder),
         _template(folder, job),

@@ -29,49 +29,6 @@ torchrun --nproc_per_node 8 pretrain_gpt.py "${LAYOUT[@]}" \\
   --max-position-embeddings 128 --micro-batch-size=3 --global-batch-size 64 --data-path $DATA \\
   --tokenizer-type HuggingFaceTokenizer --tokenizer-model gpt2
 """
-YAML = """# ours
-language_model:
-  num_layers: 8
-  hidden_size: 64
-  num_attention_heads: 8
-  ffn_hidden_size: null
-  kv_channels: null
-  num_moe_experts: null
-  moe_grouped_gemm: false
-  fp32_residual_connection: false
-  recompute_granularity: null
-  distribute_saved_activations: false
-model_parallel:
-  tensor_model_parallel_size: 3 # why
-  pipeline_model_parallel_size: 1
-  context_parallel_size: 1
-  expert_model_parallel_size: 1
-  tp_comm_overlap: false
-  fp16: false
-  bf16: true
-micro_batch_size: 1
-global_batch_size: 64
-seq_length: 128
-encoder_seq_length: null
-decoder_seq_length: null
-max_position_embeddings: 128
-encoder_num_layers: null
-num_layers_per_virtual_pipeline_stage: null
-account_for_embedding_in_pipeline_split: false
-overlap_param_gather: true
-overlap_grad_reduce: true
-fp16_lm_cross_entropy: false
-data_path: d
-dataloader_type: null
-lr: 1.0e-4
-min_lr: 0.0
-weight_decay_incr_style: constant
-start_weight_decay: null
-end_weight_decay: null
-train_iters: 10
-train_samples: null
-save: null
-"""
 
 
 def checked(path, text, *, fix=False, **flags):
@@ -141,17 +98,6 @@ LINE = (
     "--micro-batch-size {micro} --global-batch-size 64 --tensor-model-parallel-size {tp} "
     "--pipeline-model-parallel-size {pp} --data-path d --vocab-file v --merge-file m {more}\n"
 )
-
-
-def test_findings_about_a_yaml_name_its_fields(tmp_path):
-    text = YAML.replace("micro_batch_size: 1", "micro_batch_size: 3")
-    text = text.replace("fp16: false", "fp16: true").replace("experts: null", "experts: 6")
-    report = checked(tmp_path / "a.yaml", text, world=8)
-    said = " ".join(f"{one.violation.message} {one.violation.fix}" for one in report.found)
-    assert "--" not in said
-    assert "num_experts" not in said
-    assert "set use_distributed_optimizer to true" in said
-    assert "set fp16 to false" in said
 
 
 def test_a_flag_of_another_release_is_named_and_a_slip_is_answered(tmp_path):
@@ -260,30 +206,7 @@ def test_a_file_that_another_sources_is_said_to_be_megatrons(tmp_path):
     assert run.unread[0].error.hint.startswith("name a file that starts a pretrain_*.py")
 
 
-def test_a_yaml_without_a_field_that_megatron_reads_would_not_run(tmp_path):
-    legal = YAML.replace("size: 3 #", "size: 2 #") + "use_distributed_optimizer: true\n"
-    assert found_in(checked(tmp_path / "a.yaml", legal, world=8)) == []
-    typo = legal.replace("tensor_model_parallel", "tensr_model_parallel")
-    report = checked(tmp_path / "a.yaml", typo + "sequence_parallel: true\n", world=8)
-    told = {one.violation.rule: one for one in report.found}
-    missing = told["megatron.yaml.missing"]
-    assert "reads model_parallel.tensor_model_parallel_size, " in missing.violation.message
-    assert report.exit_code(fixed=False) == 2
-
-
-def test_a_field_that_later_releases_read_is_missing_there(tmp_path):
-    for release, is_asked in (("0.17", False), ("0.18", True), ("0.20", True)):
-        report = checked(tmp_path / "a.yaml", YAML, world=8, megatron_release=release)
-        asked = [one.violation.message for one in report.found if "missing" in one.violation.rule]
-        assert [("step_batch_size_schedule" in message) for message in asked] == [True] * is_asked
-
-
 def test_without_a_world_it_is_said_what_is_not_judged(tmp_path):
-    legal = YAML.replace("size: 3 #", "size: 2 #") + "use_distributed_optimizer: true\n"
-    report = checked(tmp_path / "a.yaml", legal)
-    assert "world ? (a YAML does not say it: give --world)" in report.about
-    assert [one.why for one in report.not_judged] == ["give it with --world"]
-    assert checked(tmp_path / "a.yaml", legal, world=8).not_judged == ()
     line = LINE.replace("--nproc-per-node 8", "--nproc-per-node $GPUS")
     line = line.format(micro=1, tp=1, pp=1, more="")
     report = checked(tmp_path / "run.sh", line)

@@ -13,7 +13,6 @@ from autotune.contract import (
     NotAFileError,
     is_count,
     mode_of,
-    open_regular,
     read_bounded,
     read_json,
     read_text,
@@ -45,19 +44,6 @@ def test_what_is_no_file_is_not_opened(tmp_path, monkeypatch, kind):
     assert caught.value.strerror == f"is {NOT_FILES[kind]}, not a file"
     with pytest.raises(ContractError, match=NOT_FILES[kind]):
         read_json(path)
-
-
-def test_what_becomes_a_pipe_meanwhile_is_let_go_of(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    path.touch()
-    before, stat = path.stat(), os.stat
-    path.unlink()
-    os.mkfifo(path)
-    monkeypatch.setattr(os, "stat", lambda p, *a, **k: before if p == path else stat(p, *a, **k))
-    n_open = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(NotAFileError):
-        open_regular(path)
-    assert len(os.listdir("/proc/self/fd")) == n_open
 
 
 @pytest.mark.parametrize("size", [4, 5, 6, 2**40])

@@ -120,7 +120,7 @@ def test_a_sequence_of_one_token_has_nothing_to_predict() -> None:
 def test_a_number_that_python_will_not_print_is_refused(tmp_path, number):
     path = tmp_path / "job.yaml"
     path.write_text(f"model: gpt2\nseed: {number}\n")
-    with pytest.raises(JobError, match="no number is so long"):
+    with pytest.raises(JobError, match="is no number of YAML"):
         read_job_file(path)
 
 

@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from autotune.app.planning import open_outlook
-from autotune.engines.base import bind_engine
 from autotune.planning.choices import (
     LONG_TOKENS,
     PROBABLE,
@@ -175,10 +174,10 @@ def test_gradients_in_16_bits_are_a_choice_of_their_own(mixture):
 
 def test_what_a_search_of_megatron_lays_out_is_known(mixture):
     found, _ = mixture
-    searched = lattice_of(found.job, bind_engine(found.job, found.environment)).candidates
+    searched = lattice_of(found.outlook.job, found.outlook.engine).candidates
     rows = [found.candidates[int(index)] for index in found.choices.firsts[:40]]
     for candidate in rows:
-        assert found.default_search.has(candidate) == (candidate in searched)
+        assert found.outlook.default_search.has(candidate) == (candidate in searched)
     assert any("cuda_graphs" in c.values and "fp8" not in c.values for c in rows)
 
 
@@ -189,13 +188,13 @@ def test_the_spaces_that_are_named_hold_the_rows_that_they_are_named_for(mixture
     (line,) = (x for x in console.file.getvalue().splitlines() if x.startswith("search "))
     assert "by default tries all layouts without fp8, main_grads and cuda_graphs" in line
     firsts = [found.candidates[int(index)] for index in found.choices.firsts[:10]]
-    homes = found.default_search.homes(firsts)
+    homes = found.outlook.default_search.homes(firsts)
     assert "megatron_plan" in homes
     for name, held in homes.items():
         space = load_space(name, knobs_of("megatron"), "megatron")
         assert f"--space {name} has row" in line
-        assert all(has_candidate(space, found.default_search.context, one) for one in held)
-    assert found.default_search.homes([found.candidates[int(found.order[-1])]]) == {}
+        assert all(has_candidate(space, found.outlook.default_search.context, one) for one in held)
+    assert found.outlook.default_search.homes([found.candidates[int(found.order[-1])]]) == {}
     assert "no shipped space has row" in line
     named = open_outlook(None, {**keys, "engine": "megatron", "space": "megatron_plan"}, H100)
     assert all(one in named.lattice.candidates for one in homes["megatron_plan"])

@@ -271,7 +271,6 @@ def test_a_result_that_is_no_file_is_damaged_kept_and_replaced(study: Study, kin
     study.write_result(sound, ok(a_spec(0), 1.0))
     before = (sound / "result.json").read_bytes()
     folder = study.write_spec(spec, FILES)
-    (folder / "result.json.damaged").write_text("an earlier one")
     NO_FILES[kind](folder / "result.json")
     trial = study.trials()[1]
     assert trial.result is None
@@ -322,21 +321,6 @@ def test_a_folder_of_another_name_is_no_trial(study: Study, name: str):
     (study.trials_folder / name).mkdir()
     recorded = study.read()
     assert (len(recorded.trials), recorded.unreadable, study.next_number()) == (1, (), 1)
-
-
-def test_a_folder_of_the_last_number_ends_no_study(study: Study):
-    study.write_spec(a_spec(0), FILES)
-    (study.trials_folder / "999999").mkdir()
-    (study.trials_folder / "0001").symlink_to("nowhere")
-    assert study.next_number() == 2
-
-
-def test_a_study_with_all_numbers_says_so(study: Study):
-    folder = study.trial_folder(999_999)
-    folder.mkdir()
-    (folder / "spec.json").touch()
-    with pytest.raises(StudyError, match="beyond 999999"):
-        study.next_number()
 
 
 @pytest.mark.parametrize("kind", ["to a file", "to nothing", "a second name", "a pipe"])

@@ -305,19 +305,14 @@ def test_where_nothing_is_in_doubt_the_first_screen_says_nothing(tmp_path: Path)
     assert 'class="doubts"' not in page
 
 
-def test_a_row_opens_what_is_known_of_its_trial_without_its_secrets(tmp_path: Path) -> None:
+def test_a_row_opens_what_is_known_of_its_trial_and_quotes_no_log(tmp_path: Path) -> None:
     study = finished(tmp_path)
     trial = study.trials()[0]
-    lines = [f"line {n}" for n in range(100)]
-    lines += ["api_key=sk-abcdefgh12345678ijkl", f"the end {EVIL}"]
-    (trial.folder / "stderr.log").write_text("\n".join(lines), encoding="utf-8")
+    (trial.folder / "stderr.log").write_text("the end of the log", encoding="utf-8")
     page = rendered(study)
     one = details_in(page)[str(trial.spec.identity.number)]
-    assert one["log"].splitlines()[-1] == f"the end {EVIL}"
-    assert one["log"].splitlines()[0] == "line 86"
-    assert "***" in one["log"]
-    assert "sk-abcdefgh" not in page
     assert one["folder"] == str(trial.folder)
+    assert "the end of the log" not in page
 
 
 def test_a_long_study_s_page_stays_small(wide: Study, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,13 +327,9 @@ def test_a_long_study_s_page_stays_small(wide: Study, monkeypatch: pytest.Monkey
     assert len(details_in(page)) == 4
     assert page.count('class="mark ') < n_marks
     monkeypatch.undo()
-    for trial in wide.trials():
-        (trial.folder / "stdout.log").write_text("x y\n" * 400, encoding="utf-8")
     monkeypatch.setattr("autotune.report.page.trials._MOST_DETAILS", 5_000)
     opened = details_in(rendered(wide))
-    assert 0 < sum(bool(one["log"]) for one in opened.values()) < len(opened)
-    for trial in wide.trials():
-        (trial.folder / "stdout.log").unlink()
+    assert 0 < sum(bool(one["config"]) for one in opened.values()) < len(opened)
 
 
 def without_anything(folder: Path, behave: Behaviour) -> Study:
@@ -540,7 +531,7 @@ def test_the_page_of_a_user_s_command_names_it(tmp_path: Path) -> None:
         spec["workload"]["command"] = ["torchrun", "a b.py", "--api_key=sk-abcdefgh12345678ijkl"]
         file.write_text(json.dumps(spec), encoding="utf-8")
     page = html.unescape(rendered(study))
-    assert "<code>torchrun 'a b.py' " in page
+    assert "<code>torchrun ... --api_key</code>" in page
     assert "sk-abcdefgh" not in page
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from autotune.search.climb import CERTAIN, Rung, UntriedError, climb_blindly, climb_by_forecast
+from autotune.search.climb import CERTAIN, Rung, UntriedError, climb
 from autotune.space.candidate import Candidate
 from benchmarks.baseline_trials import count_trials, problem_of
 from tests.search.scripted import candidate, make
@@ -44,10 +44,10 @@ class Climb:
     def risks(self, candidates: Sequence[Candidate]) -> list[float]:
         return [self._risk.get(each, 1.0) for each in candidates]
 
-    def climb(self) -> tuple[Candidate | None, list[Candidate]]:
+    def climb(self, *, blindly: bool = False) -> tuple[Candidate | None, list[Candidate]]:
         while True:
             try:
-                return climb_by_forecast(LADDER, self.known, self.ask, self.risks)
+                return climb(LADDER, self.known, self.ask, None if blindly else self.risks)
             except UntriedError as untried:
                 self.tried.append(untried.candidate)
 
@@ -103,12 +103,6 @@ def test_the_baseline_is_found_in_few_trials_even_if_the_model_is_off(off: float
 
 
 def test_blind_climbing_bisects():
-    climb = Climb({LADDER[0][0], LADDER[0][1]}, {})
-    while True:
-        try:
-            found = climb_blindly(LADDER, climb.ask)
-            break
-        except UntriedError as untried:
-            climb.tried.append(untried.candidate)
-    assert found == LADDER[0][1]
-    assert climb.tried == [LADDER[0][n] for n in (3, 0, 1, 2)]
+    blind = Climb({LADDER[0][0], LADDER[0][1]}, {})
+    assert blind.climb(blindly=True)[0] == LADDER[0][1]
+    assert blind.tried == [LADDER[0][n] for n in (3, 0, 1, 2)]

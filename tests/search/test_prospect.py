@@ -34,7 +34,7 @@ def test_what_cannot_fit_is_said_with_changes_that_do(tmp_path: Path):
     assert said.n_fit == 0
     assert "nothing is predicted to fit" in said.problem
     assert "offload" in said.nearest
-    assert "--world 32" in said.nearest
+    assert "--world: `autotune plan`" in said.nearest
     wider = prospect(session(tmp_path, "simulate:8xA100", world=32), fresh=True, knowledge=None)
     assert wider is not None
     assert wider.problem == ""
@@ -81,7 +81,7 @@ def test_what_was_measured_corrects_the_time_of_a_step_and_nothing_else(tmp_path
     ]
     taught = steering_of(job, CPU, lattice, lessons=lessons)
     before, after = (
-        prospect_of(steering, History(), job, bind_engine(job, CPU), CPU)
+        prospect_of(steering, History(), job, bind_engine(job, CPU))
         for steering in (plain, taught)
     )
     assert 10 < after.step_s / before.step_s < 25

@@ -63,13 +63,22 @@ def walk(
     fleet = fleet or ScriptedFleet(behave)
     record = Study(folder, "ladder")
     record.trials_folder.mkdir(parents=True, exist_ok=True)
-    runner = WayRunner(
-        way=Way.between(START, target, engine=engine, start_engine=engine),
-        job=JOB,
+    way = way_between(START, target, engine, record)
+    return WayRunner(way=way, runner=runner_of(record, fleet)).run(), fleet
+
+
+def way_between(
+    baseline: Candidate, target: Candidate, engine: ScriptedEngine, record: Study
+) -> Way:
+    return Way(
+        job=replace(JOB, guard_steps=0),
         environment=ENVIRONMENT,
-        runner=runner_of(record, fleet),
-    )
-    return runner.run(), fleet
+        engine=engine,
+        study=record,
+        baseline=baseline,
+        target=target,
+        start_engine=engine,
+    ).to_target()
 
 
 def measured(spec: TrialSpec) -> TrialResult:
@@ -173,9 +182,8 @@ def test_it_is_read_as_it_was_written_and_not_where_it_is_damaged(tmp_path: Path
 
 
 def test_nothing_to_be_worth_anything(tmp_path: Path):
-    engine = ScriptedEngine(JOB)
     with pytest.raises(JobError, match="no change"):
-        Way.between(START, START, engine=engine, start_engine=engine)
+        way_between(START, START, ScriptedEngine(JOB), Study(tmp_path, "ladder"))
 
 
 def test_intervals_of_blocks_hold_in_95_of_100_cases():

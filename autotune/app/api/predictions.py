@@ -126,13 +126,11 @@ class PredictedCandidate(Shown[One]):
 
     @property
     def step_time_s(self) -> float:
-        """Time of an optimizer step."""
         return self.value.step_time_s
 
     @property
     def samples_per_s(self) -> float:
-        """Global batch over the step time."""
-        return self.value.job.global_batch / self.value.step_time_s
+        return self.value.outlook.job.global_batch / self.value.step_time_s
 
     @property
     def peak_memory_bytes(self) -> float:
@@ -305,7 +303,6 @@ def estimate_rows(
 
 
 def _written(settings: Sequence[Settings]) -> list[str]:
-    """Settings as the command takes them."""
     found: list[str] = []
     for one in settings:
         if isinstance(one, str):

@@ -60,7 +60,6 @@ class Searched(Shown[Story]):
 
     @property
     def folder(self) -> Path:
-        """The study's folder; `best` in it has the files."""
         return self.value.folder
 
     @property
@@ -180,7 +179,6 @@ class _CallObserver(Observer):
             self._bar.close()
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Hand it on, or draw the bar."""
         if self._bar is not None:
             self._bar.total = snapshot.n_budget
             self._bar.n = min(snapshot.n_done, snapshot.n_budget)
@@ -191,7 +189,6 @@ class _CallObserver(Observer):
             self._progress(snapshot)
 
     def on_note(self, note: str) -> None:
-        """Hand it on."""
         self._note(note)
 
 

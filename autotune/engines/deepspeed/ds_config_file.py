@@ -83,15 +83,27 @@ def usable(
     return data, notes
 
 
-def knobs_of(config: Mapping[str, Any], path: Path) -> dict[str, KnobValue]:
+def knobs_of(
+    config: Mapping[str, Any], path: Path, *, skips_wrong: bool = False
+) -> dict[str, KnobValue]:
     """The knobs that a configuration sets, at their values there.
 
     Raises:
-        JobError: A value is not one of the knob's.
+        JobError: A value is not one of the knob's, and such are not to be skipped.
     """
-    chosen = ((n, knob) for n, knob in KNOBS.items() if knob.key and n not in OF_THE_JOB)
-    read = {n: knob.read(config, where=str(path)) for n, knob in chosen}
-    return {name: value for name, value in read.items() if value is not None}
+    found: dict[str, KnobValue] = {}
+    for name, knob in KNOBS.items():
+        if not knob.key or name in OF_THE_JOB:
+            continue
+        try:
+            value = knob.read(config, where=str(path))
+        except JobError:
+            if not skips_wrong:
+                raise
+            continue
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def leftover(config: Mapping[str, Any]) -> dict[str, Any]:

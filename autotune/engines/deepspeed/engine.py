@@ -56,7 +56,7 @@ from autotune.engines.deepspeed.mixtures import (
 from autotune.engines.deepspeed.outputs import without_outputs
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.engines.deepspeed.rules import DECIDED_BY, judge
-from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.engines.deepspeed.sources.baseline import read_run
@@ -287,7 +287,7 @@ class DeepSpeedEngine(Engine):
         # Wrong values first: a file that means nothing trains in no precision either.
         tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
         sp = _whole(config, "sequence_parallel_size", path) or 1
-        for key in _BATCH:
+        for key in BATCH_KEYS:
             _whole(config, key, path)
         named = knobs_of(config, path)
         self._check_same_training(config, notes, path)
@@ -491,12 +491,9 @@ def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
     return [*_LAYOUT, *(key for knob in ours for key in knob.keys)]
 
 
-_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-
-
 def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Path) -> int:
     """Samples per rank and forward pass, as DeepSpeed would work them out of the batch keys."""
-    total, micro, accum = (_whole(config, key, path) for key in _BATCH)
+    micro, accum, total = (_whole(config, key, path) for key in BATCH_KEYS)
     if job.world % (tp * sp):
         named = f"autotp_size {tp}" if sp == 1 else f"{tp} * sequence_parallel_size {sp}"
         raise JobError(

@@ -22,12 +22,13 @@ from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Exported, RankSettings
-from autotune.engines.deepspeed.ds_config_file import OF_THE_JOB, leftover
+from autotune.engines.deepspeed.ds_config_file import knobs_of, leftover
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.knobs.situation import offloads_optimizer
 from autotune.engines.deepspeed.rules import judge
-from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.engines.deepspeed.sources.sections import own_keys
@@ -59,7 +60,8 @@ _BUCKET = "reduce_bucket_size"
 _IMPLEMENTATION = "optimizer.implementation"
 _FUSED_ON_CPU = "2.4"
 """Release of torch that brought a fused Adam for CPUs."""
-_BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_BATCH_KEYS = BATCH_KEYS[:2]
+"""Samples of a pass, and passes of a step."""
 
 
 _GLOBAL_BATCH = "batch.global_batch"
@@ -78,7 +80,7 @@ class ScriptEngine(DeepSpeedEngine):
         where = Path(str(job.script.description.get("config_file") or "the command"))
         arrived = dict(job.script.config)
         self._base_knobs = {
-            **_knobs_in(arrived, where),
+            **knobs_of(arrived, where, skips_wrong=True),
             **_switched(job.script, self._reach),
             **_in_placeholders(job.script),
         }
@@ -250,33 +252,35 @@ class ScriptEngine(DeepSpeedEngine):
             configuration |= self._inert_at(configuration)
         else:
             configuration = self._without_inert(configuration)
-        arguments: dict[str, KnobValue] = {}
-        if self._reach.ways.get("micro_batch") == "arguments" and (
-            candidate.micro_batch != self.own.micro_batch
-        ):
-            arguments[MICRO_BATCH_ARGUMENT] = candidate.micro_batch
-            arguments[ACCUMULATION_ARGUMENT] = candidate.grad_accum
-        for knob, name, on in (
-            ("recompute", recompute_name(self._script), "full"),
-            ("compile", "torch_compile", "torch"),
-        ):
-            differs = candidate.get(knob) != self.own.get(knob)
-            if differs and self._reach.ways.get(knob) == "arguments":
-                arguments[name] = candidate.get(knob) == on
-        if self._switches_optimizer and (optim := self._optim(candidate)) != self._optim(self.own):
-            arguments[OPTIMIZER_ARGUMENT] = optim
-        if self._reach.ways.get("attention") == "arguments" and (
-            candidate.get("attention") != self.own.get("attention")
-        ):
-            arguments[ATTENTION_ARGUMENT] = candidate["attention"]
-        if self._reach.ways.get("precision") == "arguments" and candidate.get("precision"):
-            arguments |= {name: candidate["precision"] == name for name in ("bf16", "fp16")}
         return Edits(
             configuration=configuration,
-            arguments=arguments,
+            arguments=self._arguments(candidate),
             files=self._script.in_files(configuration),
             rows_per_sample=self._script.rows_per_sample,
         )
+
+    def _arguments(self, candidate: Candidate) -> dict[str, KnobValue]:
+        """Trainer's arguments that a candidate changes."""
+
+        def differs(knob: str) -> bool:
+            is_argument = self._reach.ways.get(knob) == "arguments"
+            return is_argument and candidate.get(knob) != self.own.get(knob)
+
+        found: dict[str, KnobValue] = {}
+        if differs("micro_batch"):
+            found[MICRO_BATCH_ARGUMENT] = candidate.micro_batch
+            found[ACCUMULATION_ARGUMENT] = candidate.grad_accum
+        if differs("recompute"):
+            found[recompute_name(self._script)] = candidate.get("recompute") == "full"
+        if differs("compile"):
+            found["torch_compile"] = candidate.get("compile") == "torch"
+        if self._switches_optimizer and (optim := self._optim(candidate)) != self._optim(self.own):
+            found[OPTIMIZER_ARGUMENT] = optim
+        if differs("attention"):
+            found[ATTENTION_ARGUMENT] = candidate["attention"]
+        if self._reach.ways.get("precision") == "arguments" and candidate.get("precision"):
+            found |= {name: candidate["precision"] == name for name in ("bf16", "fp16")}
+        return found
 
     def _inert_at(self, configuration: Mapping[str, Any]) -> dict[str, None]:
         """Removals of the user's keys that an edited stage does not read.
@@ -440,7 +444,7 @@ class ScriptEngine(DeepSpeedEngine):
     def _optim(self, candidate: Candidate) -> str:
         """Trainer's argument for a candidate; where it says nothing, the user's own."""
         chosen = candidate.get(_IMPLEMENTATION)
-        if not _is_offloaded(candidate):
+        if not offloads_optimizer(candidate.values):
             for name, implementation in IMPLEMENTATIONS.items():
                 if implementation == chosen:
                     return name
@@ -455,7 +459,7 @@ class ScriptEngine(DeepSpeedEngine):
         setup = setup.with_config({**setup.ds_config, **_batch(candidate)})
         foretold = expected(setup, self._job.model.source)
         foretold.pop("loss_chunk_tokens", None)
-        if self._switches_optimizer and not _is_offloaded(candidate):
+        if self._switches_optimizer and not offloads_optimizer(candidate.values):
             fused = IMPLEMENTATIONS[self._optim(candidate)] == "torch_fused"
             foretold |= {"optimizer": "AdamW", "optimizer_fused": fused}
         if "recompute" in self._reach.ways and (shape := self._job.model.shape).n_layers:
@@ -483,28 +487,8 @@ class ScriptEngine(DeepSpeedEngine):
         return lru_cache(maxsize=1024)(lambda candidate: self._render(candidate)[0])
 
 
-def _is_offloaded(candidate: Candidate) -> bool:
-    """Whether the optimizer's states are on the host or a disk."""
-    return candidate.get("offload.optimizer", "none") != "none"
-
-
 def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _knobs_in(config: Mapping[str, Any], where: Path) -> dict[str, KnobValue]:
-    """The knobs that a configuration sets; a value that none of a knob's is stays as it is."""
-    found: dict[str, KnobValue] = {}
-    for name, knob in KNOBS.items():
-        if not knob.key or name in OF_THE_JOB:
-            continue
-        try:
-            value = knob.read(config, where=str(where))
-        except JobError:
-            continue
-        if value is not None:
-            found[name] = value
-    return found
 
 
 def _with_attention_named(domains: Mapping[str, Domain], own: KnobValue) -> dict[str, Domain]:

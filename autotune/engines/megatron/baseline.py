@@ -44,7 +44,7 @@ def read_baseline(path: Path, job: Job, *, release: str) -> tuple[dict[str, Knob
         starts = f"starts {len(launches)}" if launches else "starts no"
         raise JobError(
             f"{path}: {starts} training of Megatron-LM",
-            "name a shell file with one line that starts pretrain_gpt.py, or a --yaml-cfg; "
+            "name a shell file with one line that starts pretrain_gpt.py; "
             "files that it sources are read where they lie beside it",
         )
     launch = launches[0]

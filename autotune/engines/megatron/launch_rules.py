@@ -63,7 +63,7 @@ def judge_launch(launch: MegatronLaunch, unknown_facts: set[str] | None = None) 
     for rule in others:
         found += rule.violations(launch, unknown_facts)
     found += _mended(_layout_violations(launch, unknown_facts), launch)
-    if launch.is_overrides or launch.is_yaml:
+    if launch.is_overrides:
         return [_in_fields(violation, launch) for violation in found]
     return found
 
@@ -97,37 +97,17 @@ def _named_first(arguments: Iterable[str], message: str) -> tuple[str, ...]:
     return tuple(sorted((one for one in arguments if place(one) >= 0), key=place))
 
 
-_FLAG = re.compile(r"(?:\b(add|remove) )?--(?!yaml-cfg)([a-z0-9-]+)")
-_FIELDS_OF_YAML = {
-    "num_experts": "num_moe_experts",
-    "norm_epsilon": "layernorm_epsilon",
-    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
-}
-"""Argument -> the field of a YAML, where they differ."""
+_FLAG = re.compile(r"(?:\b(add|remove) )?--([a-z0-9-]+)")
 
 
 def _in_fields(found: Violation, launch: MegatronLaunch) -> Violation:
-    """A violation in the words of a YAML or of overrides, which have fields and no flags."""
-
-    def field_of(argument: str) -> str:
-        given = launch.given.get(argument)
-        if launch.is_yaml:
-            return _FIELDS_OF_YAML.get(argument, argument)
-        return given.flag if given is not None else argument
+    """A violation in the words of overrides, which have fields and no flags."""
 
     def put(flag: re.Match[str]) -> str:
         verb, argument = flag[1], flag[2].replace("-", "_")
-        field = field_of(argument)
-        if verb is None:
-            return field
-        if verb == "add":
-            return f"set {field} to true"
-        if not launch.is_yaml:
-            return f"remove {field}"
-        # A field that goes is kept and says nothing: Megatron has no default for it.
         given = launch.given.get(argument)
-        is_switch = given is not None and isinstance(given.value, bool)
-        return f"set {field} to {'false' if is_switch else 'null'}"
+        field = given.flag if given is not None else argument
+        return f"set {field} to true" if verb == "add" else f"{verb} {field}" if verb else field
 
     message, fix = (_FLAG.sub(put, text) for text in (found.message, found.fix))
     return replace(found, message=message, fix=fix)
@@ -263,8 +243,8 @@ def flags_of(column: str) -> str:
     )
 
 
-def _as_switches(word: re.Match[str], name_of: Callable[[str], str]) -> str:
-    names = " and ".join(map(name_of, _SWITCHES_OF[word[1]]))
+def _as_switches(word: re.Match[str]) -> str:
+    names = flags_of(word[1])
     return f"no {names}" if word[2] == "=false" else names
 
 
@@ -272,17 +252,13 @@ def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
     """A violation of a layout's rule in the words of a launch."""
 
     def put(word: re.Match[str]) -> str:
-        name = name_of(_ARGUMENT_OF[word[1]])
+        name = flag_name(_ARGUMENT_OF[word[1]])
         if word[2] == "=none":
             return f"no {name}"
-        return name + (word[2] if launch.is_yaml else " " if word[2] else "")
-
-    def name_of(argument: str) -> str:
-        field = _FIELDS_OF_YAML.get(argument, argument)
-        return field if launch.is_yaml else flag_name(argument)
+        return name + (" " if word[2] else "")
 
     def in_flags(text: str) -> str:
-        text = _SWITCH_WORD.sub(lambda word: _as_switches(word, name_of), text)
+        text = _SWITCH_WORD.sub(_as_switches, text)
         return _WORD.sub(put, text)
 
     message = found.message
@@ -530,9 +506,7 @@ def _tracks_aux_loss(launch: MegatronLaunch) -> bool:
 def _kv_heads(launch: MegatronLaunch) -> int | None:
     groups: int | None = launch.get("num_query_groups")
     heads: int | None = launch.get("num_attention_heads")
-    in_yaml = launch.is_yaml and "num_query_groups" in launch.given
-    is_grouped = launch.get("group_query_attention") or in_yaml
-    return groups if is_grouped and groups else heads
+    return groups if launch.get("group_query_attention") and groups else heads
 
 
 def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:

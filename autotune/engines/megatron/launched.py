@@ -1,6 +1,6 @@
 """A user's own launch of Megatron-LM: its arguments, each with its place in the file.
 
-A shell file or a line is read as its launch lines; a YAML as `--yaml-cfg` takes it.
+It is a shell file or a line.
 """
 
 import re
@@ -25,7 +25,6 @@ from autotune.engines.launches.shell import (
     is_shell,
     read_shell,
 )
-from autotune.engines.megatron import yaml_fields
 from autotune.engines.megatron.flags import (
     Flag,
     flag_of,
@@ -45,12 +44,6 @@ _OTHERS = ("--deepspeed", "--deepspeed_config")
 """Flags of Megatron-DeepSpeed's, whose arguments are its own."""
 _PLAIN_SCRIPT = "pretrain_gpt.py"
 """The script whose flags are all known; others may add some."""
-_SECTIONS = ("language_model", "model_parallel")
-"""Sections that every `--yaml-cfg` has."""
-_OF_YAML = {"num_moe_experts": "num_experts", "layernorm_epsilon": "norm_epsilon"}
-"""Field of a YAML -> the argument, where they differ."""
-_COUNTS_OF_YAML = ("virtual_pipeline_model_parallel_size",)
-"""Fields of a YAML that are whole numbers, and no flag's."""
 _OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _OVERRIDDEN = frozenset(
     {
@@ -99,8 +92,6 @@ class MegatronLaunch:
     """Megatron's name of an argument -> how it was given."""
     problems: Sequence[Violation] = ()
     """Words that the release's parser refuses."""
-    missing: frozenset[str] = frozenset()
-    """Arguments that a YAML has to give and does not: Megatron has no default for them then."""
     unknown: frozenset[str] = frozenset()
     """Arguments whose value only the shell knows."""
     is_partial: bool = False
@@ -117,7 +108,6 @@ class MegatronLaunch:
     """Variables that the file sets for the ranks."""
     script: str = ""
     """Name of the script; empty: the file does not start it."""
-    is_yaml: bool = False
     is_overrides: bool = False
     """True if it overrides fields of a recipe, as NeMo and Megatron-Bridge take them."""
     start: int = 0
@@ -143,7 +133,7 @@ class MegatronLaunch:
             raise UnknownFactError(argument)
         if argument in self.given:
             return self.given[argument].value
-        if (self.is_partial and argument not in self.settled) or argument in self.missing:
+        if self.is_partial and argument not in self.settled:
             raise UnknownFactError(argument)
         return defaults(self.release).get(argument)
 
@@ -156,7 +146,7 @@ def defaults(release: str) -> Mapping[str, Any]:
 
 def may_launch(path: Path) -> bool:
     """True if the name of a file is one that a launch may have."""
-    return path.suffix not in (".json", ".hjson", ".py", ".args")
+    return path.suffix not in (".json", ".hjson", ".py", ".args", ".yaml", ".yml")
 
 
 def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
@@ -166,9 +156,6 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
         JobError: A quote does not close, or a count of ranks is none.
     """
     # Most files that are checked are no launches: they are not parsed twice.
-    if path.suffix in (".yaml", ".yml"):
-        is_one = all(f"{section}:" in text for section in _SECTIONS)
-        return _of_yaml(text, path, release) if is_one else []
     if is_shell(text, path) and (_is_marked(text) or _SOURCES.search(text)):
         return list(_of_shell(text, path, release))
     return []
@@ -602,70 +589,13 @@ def _value(flag: Flag, texts: Sequence[str]) -> Any:
     return values
 
 
-def _of_yaml(text: str, path: Path, release: str) -> list[MegatronLaunch]:
-    try:
-        data = parse_yaml(text, path)
-    except (JobError, RenderError):
-        return []
-    if not isinstance(data, dict) or any(not isinstance(data.get(s), dict) for s in _SECTIONS):
-        return []
-    given: dict[str, GivenArgument] = {}
-    unknown: set[str] = set()
-    keys = dict(_fields(data))
-    lacks = yaml_fields.missing(keys, release)
-    for key, value in keys.items():
-        name, argument = key.rpartition(".")[2], _argument_of(key)
-        is_for_shell = isinstance(value, str) and "${" in value
-        if is_for_shell or not _is_of_kind(value, argument, release):
-            unknown.add(argument)
-        elif value is not None:
-            at = _line_of(text, name)
-            given[argument] = GivenArgument(value=value, flag=key, start=at)
-    return [
-        MegatronLaunch(
-            path=path,
-            text=text,
-            given=given,
-            problems=list(_missing_fields(lacks)),
-            missing=frozenset(_argument_of(key) for key in lacks),
-            unknown=frozenset(unknown),
-            is_yaml=True,
-            release=release,
-        )
-    ]
-
-
-def _argument_of(key: str) -> str:
-    name = key.rpartition(".")[2]
-    return _OF_YAML.get(name, name)
-
-
-def _missing_fields(lacks: Sequence[str]) -> Iterator[Violation]:
-    if lacks:
-        yield Violation(
-            rule="yaml.missing",
-            message=f"Megatron reads {', '.join(lacks)}, and the file does not give "
-            f"{'it' if len(lacks) == 1 else 'them'}: with --yaml-cfg nothing has a default",
-            fix=f"give {'it' if len(lacks) == 1 else 'each of them'}",
-        )
-
-
-def _fields(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in data.items():
-        if name in _SECTIONS:
-            for inner, held in value.items():
-                yield f"{name}.{inner}", held
-        else:
-            yield str(name), value
-
-
 def _is_of_kind(value: Any, argument: str, release: str) -> bool:
-    """True for a value of a YAML that the parser would give for an argument, or None."""
+    """True for a value of a recipe that the parser would give for an argument, or None."""
     flag = _flags_with_value(release).get(argument)
     if value is None:
         return True
     if flag is None:
-        return argument not in _COUNTS_OF_YAML or type(value) is int
+        return True
     takes_several = flag.count not in (None, "?")
     if takes_several and flag.kind == "int" and not isinstance(value, list):
         return False
@@ -681,8 +611,3 @@ def _flags_with_value(release: str) -> Mapping[str, Flag]:
     every = flags(release).values()
     switched = {flag.argument for flag in every if flag.is_switch}
     return {flag.argument: flag for flag in every if flag.argument not in switched}
-
-
-def _line_of(text: str, name: str) -> int:
-    found = re.search(rf"^[ \t]*({re.escape(name)})[ \t]*:", text, re.MULTILINE)
-    return found.start(1) if found else 0

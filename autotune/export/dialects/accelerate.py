@@ -6,30 +6,28 @@ from autotune.base.nested import look_up
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.accelerate_launch import LOW_PRECISIONS, launched, settings_of
-from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.base import Handout
 from autotune.export.command_training import CommandFiles, CommandTraining
-from autotune.export.dialects.hf import BY_SCRIPT
+from autotune.export.dialects.hf import FamilyDialect, Written
 from autotune.export.launchers.accelerate import YAML_FILE
-from autotune.export.material import SCRIPT, material, readme
-from autotune.export.trainer import family_config, is_open, refuse_unsaid, with_autos
+from autotune.export.trainer import family_config, is_open, with_autos
 from autotune.export.trainer_keys import untuned
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 
-class AccelerateFiles(Dialect):
+class AccelerateFiles(FamilyDialect):
     """For `Accelerator.prepare`: concrete numbers, since a script's own loader is not asked.
 
     The YAML is written by the launcher of the same name, which alone reads it.
     """
 
-    engines = ("deepspeed",)
-    script = SCRIPT
     frameworks = ("accelerate", "trainer", "trl")
     launcher = "accelerate"
     only_launcher = "accelerate.yaml is read by `accelerate launch` alone"
+    consumer = "accelerate"
+    templates = "accelerate"
 
-    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
-        refuse_unsaid(handout, "accelerate", says=BY_SCRIPT)
+    def written(self, handout: Handout, templates: Templates) -> Written:
         config = family_config(handout)
         config["train_micro_batch_size_per_gpu"] = handout.candidate.micro_batch
         config, optimizer = _split_by_script(handout, config)
@@ -39,11 +37,7 @@ class AccelerateFiles(Dialect):
             "untuned": untuned(config),
         }
         variables = {"dummy_optimizer": optimizer}
-        return {
-            CONFIG_FILE: canonical_json(config),
-            **material(handout, "accelerate/train.py", templates, more=variables),
-            **readme(handout, launch, templates, "accelerate/README.md.j2", more, config=config),
-        }
+        return Written(config=config, files={}, more=more, variables=variables)
 
     def of_command(self, training: CommandTraining) -> CommandFiles:
         script, is_trainer = training.script, training.script.is_trainer

@@ -12,11 +12,10 @@ from autotune.base.templates import Templates, canonical_json
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
 from autotune.engines.deepspeed.sources.reading import parsed
-from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.base import Handout
 from autotune.export.command_training import HERE, CommandFiles, CommandTraining
-from autotune.export.dialects.hf import BY_SCRIPT
-from autotune.export.material import SCRIPT, material, readme
-from autotune.export.trainer import family_config, is_open, refuse_unsaid
+from autotune.export.dialects.hf import FamilyDialect, Written
+from autotune.export.trainer import family_config, is_open
 from autotune.export.trainer_keys import untuned
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
@@ -28,15 +27,14 @@ _PRECISIONS = {"bf16": "bf16-true", "fp16": "16-true", "fp32": "32-true"}
 """Those that leave the casting to DeepSpeed, as a trial does; `-mixed` adds autocast."""
 
 
-class Lightning(Dialect):
+class Lightning(FamilyDialect):
     """For `DeepSpeedStrategy(config=...)`: Lightning owns the accumulation."""
 
-    engines = ("deepspeed",)
-    script = SCRIPT
     frameworks = ("lightning",)
+    consumer = "Lightning"
+    templates = "lightning"
 
-    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
-        refuse_unsaid(handout, "Lightning", says=BY_SCRIPT)
+    def written(self, handout: Handout, templates: Templates) -> Written:
         config = family_config(handout)
         config.pop("gradient_accumulation_steps", None)  # Lightning raises on it
         config["train_micro_batch_size_per_gpu"] = handout.candidate.micro_batch
@@ -50,12 +48,7 @@ class Lightning(Dialect):
             "clips": clipping is not None,
         }
         variables = {"gradient_clip_val": clipping}
-        return {
-            CONFIG_FILE: canonical_json(config),
-            YAML_FILE: text,
-            **material(handout, "lightning/train.py", templates, more=variables),
-            **readme(handout, launch, templates, "lightning/README.md.j2", more, config=config),
-        }
+        return Written(config=config, files={YAML_FILE: text}, more=more, variables=variables)
 
     def of_command(self, training: CommandTraining) -> CommandFiles:
         """The accumulation is the Trainer's, which raises on two."""

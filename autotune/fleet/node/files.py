@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from autotune.base.private import open_new, private_folder
-from autotune.contract import RANKS_DIR, open_regular
+from autotune.contract import PRIVATE_MODE, RANKS_DIR, open_regular
 
 MOST_BYTES = 64 * 2**20
 """Largest file that is sent back: reports and logs are far smaller, checkpoints far larger."""
@@ -146,10 +146,10 @@ class Incoming:
         if ".." in parts or name.startswith((".", "/")) or not (is_report or is_log):
             raise ValueError(f"{name!r} is no report and no log of a trial")
         path, data = self._folder / name, base64.b64decode(content)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         if is_log:
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(path, flags, 0o666), "wb") as file:
+            with open(os.open(path, flags, PRIVATE_MODE), "wb") as file:
                 os.ftruncate(file.fileno(), offset)
                 file.seek(offset)
                 file.write(data)

@@ -18,6 +18,7 @@ from autotune.base.errors import FleetError, StudyError
 from autotune.base.units import format_bytes
 from autotune.contract import (
     NODE_FILE,
+    PRIVATE_MODE,
     RANKS_DIR,
     SCRATCH_ENV,
     SPEC_FILE,
@@ -308,7 +309,7 @@ class LocalRanks:
             ) from error
 
     def _start(self, templates: WarmTemplates) -> ColdProcess | WarmProcess:
-        (self.folder / RANKS_DIR).mkdir(exist_ok=True)
+        (self.folder / RANKS_DIR).mkdir(mode=0o700, exist_ok=True)
         spec = self._spec
         if (self._part.start or spec.measure.start) is Start.WARM:
             with self._logs("wb") as logs:
@@ -358,12 +359,20 @@ class LocalRanks:
     @contextlib.contextmanager
     def _logs(self, mode: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         out, errors = self._log_paths()
-        with out.open(mode) as stdout, errors.open(mode) as stderr:
+        with (
+            open(out, mode, opener=_opened_private) as stdout,
+            open(errors, mode, opener=_opened_private) as stderr,
+        ):
             yield stdout, stderr
 
     def _log_paths(self) -> tuple[Path, Path]:
         prefix = f"node_{self._part.node:02d}." if self._part.node else ""
         return self.folder / f"{prefix}{STDOUT_FILE}", self.folder / f"{prefix}{STDERR_FILE}"
+
+
+def _opened_private(path: str, flags: int) -> int:
+    """A log is its user's alone: a script may print what nobody else should read."""
+    return os.open(path, flags, PRIVATE_MODE)
 
 
 def shorten_log(path: Path) -> int:

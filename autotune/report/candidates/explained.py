@@ -31,14 +31,14 @@ def judged_as_dict(found: JudgedCandidate) -> dict[str, Any]:
     """For programs: the candidate, and whether it is legal."""
     return {
         "is_predicted": True,
-        "device_name": found.environment.device_name,
-        "world": found.job.world,
+        "device_name": found.outlook.environment.device_name,
+        "world": found.outlook.job.world,
         "candidate": dict(found.knobs),
         "notes": list(found.notes),
         "violations": _violations(found.violations),
-        "needs": list(found.needs),
-        "asks": list(found.asks),
-        "no_files": found.no_files,
+        "needs": list(found.outlook.needs(found.candidate)),
+        "asks": list(found.outlook.asks(found.candidate)),
+        "no_files": found.outlook.engine.no_files(),
     }
 
 
@@ -46,11 +46,11 @@ def estimate_as_dict(found: Estimated) -> dict[str, Any]:
     """For programs; every figure is predicted."""
     return {
         **judged_as_dict(found),
-        **figures_as_dict(found.job, found.prediction, 0, found.reach),
-        "changes_training": changing_knobs(found.candidate, knobs_of(found.job.engine)),
+        **figures_as_dict(found.outlook.job, found.prediction, 0, found.reach),
+        "changes_training": changing_knobs(found.candidate, knobs_of(found.outlook.job.engine)),
         "assumed": assumptions(found.reach, 0),
         **parts_as_dict(found.prediction, 0),
-        **learned_as_dict(found.learned),
+        **learned_as_dict(found.outlook.learned),
     }
 
 
@@ -64,7 +64,7 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
         "is_in_space": found.is_in_lattice,
         "cheapest_fit": _neighbour(found.cheapest_fit),
         "cheapest_legal": _neighbour(found.cheapest_legal),
-        "ranks": rank_lines(found.candidate, found.environment),
+        "ranks": rank_lines(found.candidate, found.outlook.environment),
         "neighbours": [_neighbour(neighbour) for neighbour in found.neighbours],
     }
 
@@ -88,24 +88,17 @@ def print_explained(console: Console, found: Explained) -> None:
 
 def print_title(console: Console, found: JudgedCandidate) -> None:
     """Print what is predicted of."""
+    job, place = found.outlook.job, found.outlook.environment.device_name
     title = (
-        f"predicted, nothing was run: {found.described}, "
-        f"{found.job.model.name} on {found.job.world} x {found.environment.device_name}"
+        f"predicted, nothing was run: {found.described}, {job.model.name} on {job.world} x {place}"
     )
     console.print(Text(title, style="bold"), soft_wrap=False)
 
 
 def _of_estimate(found: Estimated) -> dict[str, Any]:
     """What `estimate.j2` tells."""
-    known = forecast_values(
-        found.job,
-        found.environment,
-        found.candidate,
-        found.prediction,
-        0,
-        found.reach,
-        found.learned,
-    )
+    outlook, candidate = found.outlook, found.candidate
+    known = forecast_values(outlook, candidate, found.prediction, 0, found.reach)
     return {**known, "found": found, "is_placed": False}
 
 

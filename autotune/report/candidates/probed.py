@@ -35,7 +35,7 @@ def print_probed(console: Console, found: ProbedEstimate) -> None:
     predicted = found.predicted
     title = (
         f"one step of single ranks on this machine's CPU: {predicted.described}, "
-        f"{predicted.job.model.name} on {predicted.job.world} ranks"
+        f"{predicted.outlook.job.model.name} on {predicted.outlook.job.world} ranks"
     )
     console.print(Text(title, style="bold"))
     console.print(_table(found))

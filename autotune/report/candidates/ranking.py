@@ -18,6 +18,7 @@ from autotune.job.job import Job
 from autotune.planning.choices import PROBABLE
 from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
+from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import Ranking
 from autotune.report.telling import tell
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
@@ -65,16 +66,16 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
     """
     return {
         "is_predicted": True,
-        "device_name": ranking.environment.device_name,
-        "world": ranking.job.world,
-        "n_candidates": ranking.lattice.n_left,
-        "n_grid": ranking.lattice.grid_size,
-        "n_judged": ranking.lattice.n_judged,
+        "device_name": ranking.outlook.environment.device_name,
+        "world": ranking.outlook.job.world,
+        "n_candidates": ranking.outlook.lattice.n_left,
+        "n_grid": ranking.outlook.lattice.grid_size,
+        "n_judged": ranking.outlook.lattice.n_judged,
         "n_choices": len(ranking.choices),
         "n_likely_to_fit": ranking.n_likely,
-        "no_files": ranking.no_files,
+        "no_files": ranking.outlook.engine.no_files(),
         "pred_level": LEVEL,
-        **learned_as_dict(ranking.learned),
+        **learned_as_dict(ranking.outlook.learned),
         "candidates": [_row(ranking, rank) for rank in ranks],
         "alternatives": [
             _row(ranking, rank) for rank in _alternatives(ranking) if rank not in ranks
@@ -96,7 +97,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
 
 def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     """Print the best candidates, and how other fleets compare."""
-    job, found = ranking.job, ranking.prediction
+    job, found = ranking.outlook.job, ranking.prediction
     title = tell("forecast_title", {"job": job, "ranking": ranking})
     console.print(Text("\n".join(text for _, text in title)), soft_wrap=False)
     best = [rank for rank in range(1, top + 1) if rank <= len(ranking.choices)]
@@ -110,7 +111,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
         "least_bytes": float(found.peak_memory_bytes.min()),
-        "there_bytes": ranking.environment.device_memory_bytes,
+        "there_bytes": ranking.outlook.environment.device_memory_bytes,
         "savings": []
         if ranking.n_likely
         else list(find_engine(job.engine).unused_savings(ranking.candidates)),
@@ -128,15 +129,10 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
 
 
 def forecast_values(
-    job: Job,
-    environment: Environment,
-    candidate: Candidate,
-    prediction: Prediction,
-    index: int,
-    reach: Margin,
-    learned: Learned | None,
+    outlook: Outlook, candidate: Candidate, prediction: Prediction, index: int, reach: Margin
 ) -> dict[str, Any]:
     """What `forecast_facts.j2` tells of a candidate, which is `index` in its prediction."""
+    job = outlook.job
     seconds, sizes = parts_of(prediction, index)
     knobs = knobs_of(job.engine)
     return {
@@ -149,11 +145,11 @@ def forecast_values(
         "evidence": reach.evidence_at(index),
         "router": _of_router(reach, index),
         "level": LEVEL,
-        "learned": learned,
+        "learned": outlook.learned,
         "changes": {
             name: knobs[name].changes_training for name in changing_knobs(candidate, knobs)
         },
-        "ranks": rank_lines(candidate, environment),
+        "ranks": rank_lines(candidate, outlook.environment),
     }
 
 
@@ -162,23 +158,15 @@ def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
     index, unchanged = int(ranking.choices.firsts[0]), ranking.unchanged
     candidate = ranking.candidates[index]
     return {
-        **forecast_values(
-            ranking.job,
-            ranking.environment,
-            candidate,
-            ranking.prediction,
-            index,
-            ranking.reach,
-            ranking.learned,
-        ),
+        **forecast_values(ranking.outlook, candidate, ranking.prediction, index, ranking.reach),
         "unchanged": None
         if unchanged is None
         else {
             "rank": ranking.choices.rank(unchanged),
             "step_time_s": float(ranking.prediction.step_time_s[unchanged]),
-            "described": ranking.describe(ranking.candidates[unchanged]),
+            "described": ranking.described(unchanged),
         },
-        "needs": ranking.needs(candidate),
+        "needs": ranking.outlook.needs(candidate),
         "variants": _variants_of_first(ranking),
         "asks": _asks(ranking, shown),
         "search": _searched(ranking, shown),
@@ -198,7 +186,7 @@ def _searched(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any] | None:
 
     None: it tries all of them.
     """
-    search = ranking.default_search
+    search = ranking.outlook.default_search
     if search is None:
         return None
     candidates = {
@@ -222,7 +210,7 @@ def _other_as_dict(ranking: Ranking, other: OtherJob) -> dict[str, Any]:
         "flags": other.flags,
         "described": other.described,
         "fit_probability": other.fit_probability,
-        "speedup": other.speedup(ranking.job, first_s),
+        "speedup": other.speedup(ranking.outlook.job, first_s),
     }
 
 
@@ -273,7 +261,7 @@ def _baseline_as_dict(ranking: Ranking) -> dict[str, Any] | None:
     if baseline is None:
         return None
     best_s = float(ranking.prediction.step_time_s[int(ranking.order[0])])
-    figures = figures_as_dict(ranking.job, baseline.prediction, 0, baseline.reach)
+    figures = figures_as_dict(ranking.outlook.job, baseline.prediction, 0, baseline.reach)
     return {
         "path": baseline.path,
         "candidate": baseline.candidate.values,
@@ -332,17 +320,17 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "n_variants": len(ranking.choices.variants(rank)),
         "n_variants_within_1_percent": len(ranking.close_variants(rank)),
         "best_of": _best_of(ranking, index),
-        "asks": list(ranking.asks(ranking.candidates[index])),
-        "is_tried_by_default": ranking.default_search is None
-        or ranking.default_search.has(ranking.candidates[index]),
+        "asks": list(ranking.outlook.asks(ranking.candidates[index])),
+        "is_tried_by_default": ranking.outlook.default_search is None
+        or ranking.outlook.default_search.has(ranking.candidates[index]),
         "candidate": ranking.candidates[index].values,
-        **figures_as_dict(ranking.job, found, index, ranking.reach),
+        **figures_as_dict(ranking.outlook.job, found, index, ranking.reach),
         "pred_gpu_hours_per_billion_tokens": _gpu_hours(ranking, index),
         "pred_price_per_billion_tokens": _price(ranking, index),
         "is_on_front": ranking.is_on_front(rank),
-        "needs": list(ranking.needs(ranking.candidates[index])),
+        "needs": list(ranking.outlook.needs(ranking.candidates[index])),
         "changes_training": changing_knobs(
-            ranking.candidates[index], knobs_of(ranking.job.engine)
+            ranking.candidates[index], knobs_of(ranking.outlook.job.engine)
         ),
         "assumed": assumptions(ranking.reach, index),
         **parts_as_dict(found, index),
@@ -401,7 +389,7 @@ def _asks(ranking: Ranking, shown: Sequence[int]) -> dict[str, str]:
     firsts = ranking.choices.firsts
     ranks: dict[str, list[int]] = {}
     for rank in shown:
-        for asked in ranking.asks(ranking.candidates[int(firsts[rank - 1])]):
+        for asked in ranking.outlook.asks(ranking.candidates[int(firsts[rank - 1])]):
             ranks.setdefault(asked, []).append(rank)
     return {
         asked: "" if len(found) == len(shown) else _rows(found) for asked, found in ranks.items()
@@ -438,11 +426,14 @@ def _table(ranking: Ranking, best: Sequence[int], more: Sequence[int]) -> Table:
         table.add_row(
             f"{rank}{'*' if ranking.is_on_front(rank) else ' '}",
             format_seconds(found.step_time_s[index]),
-            format_rate(_tokens_per_s(ranking.job, found.step_time_s[index])),
+            format_rate(_tokens_per_s(ranking.outlook.job, found.step_time_s[index])),
             format_bytes(found.peak_memory_bytes[index]),
             Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
-            SettingsCell(ranking.describe(ranking.candidates[index]), notes=_notes(ranking, rank)),
+            SettingsCell(
+                ranking.described(index),
+                notes=_notes(ranking, rank),
+            ),
         )
     return table
 
@@ -451,7 +442,7 @@ def _variants(ranking: Ranking) -> Table:
     best = int(ranking.order[0])
     base_s = float(ranking.prediction.step_time_s[best])
     table = plain_table("what if", ">step", ">against", ">*the best as it is", "*the best there")
-    described = SettingsCell(ranking.describe(ranking.candidates[best]))
+    described = SettingsCell(ranking.described(best))
     table.add_row("as it is", format_seconds(base_s), "1.00x", "", described)
     for variant in ranking.variants:
         same = "does not fit" if variant.same_fit_probability < ranking.min_fit else ""
@@ -460,7 +451,7 @@ def _variants(ranking: Ranking) -> Table:
             format_seconds(variant.step_time_s),
             f"{base_s / variant.step_time_s:.2f}x",
             same or format_seconds(variant.same_step_time_s),
-            SettingsCell(ranking.describe(ranking.candidates[variant.best])),
+            SettingsCell(ranking.described(variant.best)),
         )
     return table
 
@@ -472,7 +463,11 @@ def _tokens_per_s(job: Job, step_time_s: float) -> float:
 
 def _gpu_hours(ranking: Ranking, index: int) -> float:
     """Accelerator hours per billion tokens."""
-    return 1e9 / _tokens_per_s(ranking.job, float(ranking.prediction.step_time_s[index])) / 3600
+    return (
+        1e9
+        / _tokens_per_s(ranking.outlook.job, float(ranking.prediction.step_time_s[index]))
+        / 3600
+    )
 
 
 def _price(ranking: Ranking, index: int) -> float | None:

@@ -1,12 +1,9 @@
 """The trials of a study: a row each, and what a row opens."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from autotune.base.secrecy import scrubbed_text
 from autotune.base.templates import canonical_json
-from autotune.base.text import lines
 from autotune.base.units import (
     format_bytes,
     format_count,
@@ -14,7 +11,7 @@ from autotune.base.units import (
     format_rate,
     format_seconds,
 )
-from autotune.contract import STDERR_FILE, STDOUT_FILE, Outcome, Phase, Role, read_tail
+from autotune.contract import Outcome, Phase, Role
 from autotune.record.facts import baseline_of
 from autotune.record.spread import is_figure
 from autotune.record.study import Trial
@@ -27,10 +24,6 @@ from autotune.search.confirm import first_round_of, last_comparison, number_of
 from autotune.space.candidate import candidate_of
 from autotune.space.knobs import describe_candidate
 
-_READ_BYTES = 16_384
-"""Bytes of a log's end that are read; they are searched for secrets as a whole."""
-_LOG_LINES = 16
-_LOG_CHARACTERS = 2_000
 MOST_ROWS = 100
 """Trials that a page lists; the study's table has all of them."""
 _MOST_DETAILS = 100_000
@@ -91,7 +84,7 @@ def trials(story: Story) -> list[dict[str, Any]]:
 def details(story: Story, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What a row opens, by the trial's number; in the order of the rows as far as there is room.
 
-    Configuration and log of those beyond it stand in the trial's folder alone.
+    Configurations of those beyond it stand in the trials' folders alone.
     """
     table, left, found = rows_of(story.frame), _MOST_DETAILS, {}
     for row in rows:
@@ -100,7 +93,6 @@ def details(story: Story, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
             continue
         number = trial.spec.identity.number
         config = config_of(story, number) if left > 0 else None
-        log, file = _log_of(trial) if left > 0 else ("", "")
         explained = explain(story, number, table.get(number, {}))
         found[str(number)] = one = {
             "settings": describe_candidate(candidate_of(trial.spec), story.context),
@@ -108,8 +100,6 @@ def details(story: Story, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
             "phases": _phases(trial),
             "facts": [] if explained is None else list(map(list, describe(explained))),
             "evidence": row["evidence"],
-            "log": log,
-            "log_file": file,
             "folder": str(trial.folder),
         }
         left -= sum(len(str(value)) for value in one.values())
@@ -198,22 +188,3 @@ def _phases(trial: Trial) -> list[tuple[str, str]]:
     return [
         (phase.value, format_seconds(s)) for phase in Phase if (s := spent.get(phase.value, 0.0))
     ]
-
-
-def _log_of(trial: Trial) -> tuple[str, str]:
-    """The last lines of what its ranks wrote, and which file that is; empty: nothing is there."""
-    for name in (STDERR_FILE, STDOUT_FILE):
-        if text := _tail(trial.folder / name):
-            return text, name
-    return "", ""
-
-
-def _tail(path: Path) -> str:
-    """The last lines of a file, without secrets; empty where it cannot be read."""
-    try:
-        # Where a line is cut, what is left of a secret would not look like one.
-        text = read_tail(path, _READ_BYTES)
-    except OSError:
-        return ""
-    end = lines(scrubbed_text(text)).rstrip().splitlines()[-_LOG_LINES:]
-    return "\n".join(end)[-_LOG_CHARACTERS:]

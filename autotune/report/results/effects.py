@@ -51,7 +51,6 @@ class Change:
 
     @property
     def spelled(self) -> tuple[str, str]:
-        """Both values as people write them."""
         before, after = (
             "does not act" if value is None else format_value(value)
             for value in (self.before, self.after)

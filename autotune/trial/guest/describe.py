@@ -29,7 +29,6 @@ def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
     counts = list(_counts(module))
     return {
         "framework": _framework(seen),
-        "command_line": sys.argv,
         "executable": sys.executable,
         "world": torch.distributed.get_world_size(),
         "dp": int(engine.dp_world_size) if hasattr(engine, "dp_world_size") else 1,

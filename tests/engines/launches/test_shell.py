@@ -202,7 +202,7 @@ def test_a_file_beside_it_that_it_sources_is_followed(tmp_path):
     shell = read_shell(text, tmp_path / "run.sh", follows=True)
     launch = next(each for each in shell.commands if each.words[0].text == "torchrun")
     assert [word.text for word in launch.words[2:]] == ["--train", "4", "--name", "c"]
-    assert {text[word.start : word.end] for word in launch.words[2:]} == {'"${ARGS[@]}"'}
+    assert {text[word.start : word.end] for word in launch.words[2:]} == {'"${ARGS[@]}"', "c"}
     assert shell.exported["N"].text == "4"
     assert shell.sourced == (tmp_path / "args.sh",)
     assert read_shell(text, tmp_path / "run.sh").sourced == ()

@@ -15,7 +15,7 @@ from autotune.engines.megatron.launch_rules import (
     changed,
     judge_launch,
 )
-from autotune.engines.megatron.launched import launch_of_line, launches_of, on_gpu
+from autotune.engines.megatron.launched import launch_of_line, on_gpu
 from tests.megatron_parser import REFUSED, validated
 
 WORLD = 16
@@ -283,25 +283,6 @@ def test_counts_that_nothing_can_be_divided_by_are_all_that_is_said(flags, messa
     assert message in found.message
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("num_layers", "many"),
-        ("fp8", "[e4m3, hybrid]"),
-        ("hierarchical_context_parallel_sizes", "2"),
-        ("log_memory_interval", "{}"),
-        ("lr", "fast"),
-        ("cp_comm_type", "-1"),
-        ("virtual_pipeline_model_parallel_size", "auto"),
-    ],
-)
-def test_a_value_of_a_yaml_that_no_parser_gives_is_not_judged(argument, value, tmp_path):
-    text = f"language_model:\n  {argument}: {value}\nmodel_parallel:\n  bf16: true\n"
-    (one,) = launches_of(text, tmp_path / "a.yaml", release="0.16")
-    assert one.unknown == {argument}
-    assert judge_launch(one) == judge_launch(replace(one, unknown=frozenset()))
-
-
 def test_a_layout_of_endless_layers_is_not_written_out():
     found = launch(
         "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout "
@@ -371,17 +352,6 @@ def test_older_releases_share_no_head_among_ranks():
     assert [violation.rule for violation in judge_launch(launch(grouped, "0.15"))] == [
         "tp.kv_heads"
     ]
-
-
-def test_a_yaml_of_megatrons_is_read():
-    text = (
-        "language_model:\n  num_layers: 8\n  num_attention_heads: 8\n"
-        "model_parallel:\n  tensor_model_parallel_size: 3\n  sequence_parallel: true\n"
-        "micro_batch_size: 1\nbf16: true\n"
-    )
-    (found,) = launches_of(text, Path("gpt_config.yaml"), release="0.16")
-    assert {violation.rule for violation in judge_launch(found)} == {"tp.heads", "yaml.missing"}
-    assert launches_of("model: x\n", Path("other.yaml"), release="0.16") == []
 
 
 def test_rules_of_what_is_missing_of_the_environment_and_of_releases():

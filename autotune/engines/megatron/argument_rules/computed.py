@@ -85,8 +85,6 @@ def _old_flags(launch: MegatronLaunch) -> Answer:
 @argument_rule("model.required", f"{ARGUMENTS}: required_args")
 def _required(launch: MegatronLaunch) -> Answer:
     """No --num-layers, --hidden-size, --num-attention-heads or --seq-length."""
-    if launch.is_yaml:
-        return None  # it has no defaults at all, and its reader says what is missing
     either = {"num_layers": "encoder_num_layers", "seq_length": "encoder_seq_length"}
     missing = [
         name
@@ -104,8 +102,7 @@ def _positions(launch: MegatronLaunch) -> Answer:
     """No --max-position-embeddings, or one below --seq-length."""
     length = launch.get("seq_length") or launch.get("encoder_seq_length")
     positions = launch.get("max_position_embeddings")
-    is_missing = positions is None and not launch.is_yaml
-    if length is None or not (is_missing or (positions or length) < length):
+    if length is None or (positions or 0) >= length:
         return None
     problem = "is missing" if positions is None else f"{positions} is below --seq-length {length}"
     return f"--max-position-embeddings {problem}", {"max_position_embeddings": length}
@@ -127,7 +124,7 @@ def _head_width(launch: MegatronLaunch) -> Answer:
 @argument_rule("model.kv_heads_unused", f"{ARGUMENTS}: group_query_attention", "ignored")
 def _groups(launch: MegatronLaunch) -> Answer:
     """--num-query-groups without --group-query-attention: every head has its own key and value."""
-    given = "num_query_groups" in launch.given and not launch.is_yaml
+    given = "num_query_groups" in launch.given
     is_latent = is_on(launch, "multi_latent_attention")
     if given and not is_latent and launch.get("group_query_attention") is False:
         return (
@@ -226,9 +223,6 @@ def _one_chunk(launch: MegatronLaunch) -> Answer:
 
 def chunks_of(launch: MegatronLaunch) -> int | None:
     """Chunks of a pipeline rank; None where they are not even."""
-    if launch.is_yaml:
-        field = launch.given.get("virtual_pipeline_model_parallel_size")
-        return 1 if field is None else int(field.value)
     if (layout := launch.get("pipeline_model_parallel_layout")) is not None:
         stages = stages_of(str(layout))
         by_rank = len(stages or ()) / launch.get("pipeline_model_parallel_size")
