@@ -29,7 +29,7 @@ from typing import Any
 from clocked_script import KINDS
 from plain_agreement import compared, run_trial
 
-from autotune.app.own_script import open_script_session, own_candidate
+from autotune.app.own_script import open_command_session, own_candidate
 from autotune.app.session import Session
 from autotune.contract import Role
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
@@ -63,7 +63,7 @@ def compare(kind: str, scratch: Path, rounds: int) -> dict[str, Any]:
     clock = scratch / "clock"
     script = [str(SCRIPT), "--kind", kind, "--clock", str(clock)]
     command = ["torchrun", "--nproc-per-node", "2", *script]
-    session = open_script_session(
+    session = open_command_session(
         command, {"diagnose": False}, results=scratch / "results", note=lambda _: None
     )
     fleet = local_fleet(session.environment, world=session.job.world)

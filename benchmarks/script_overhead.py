@@ -20,7 +20,7 @@ from pathlib import Path
 
 from plain_agreement import run_trial
 
-from autotune.app.own_script import open_script_session, own_candidate
+from autotune.app.own_script import open_command_session, own_candidate
 from autotune.app.session import Session
 from autotune.contract import Role
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
@@ -44,7 +44,7 @@ def main() -> int:
     os.chdir(EXAMPLE)
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out"
-        session = open_script_session(
+        session = open_command_session(
             [*COMMAND, "--output_dir", str(out)],
             {"diagnose": False},
             results=Path(scratch) / "results",

@@ -281,16 +281,6 @@ def test_docstrings_put_the_noun_first() -> None:
     assert not wrong
 
 
-def test_no_two_classes_have_one_name() -> None:
-    """One name, one idea: a private class takes no other's name with an underscore either."""
-    where: dict[str, list[str]] = {}
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                where.setdefault(node.name.lstrip("_"), []).append(dotted(path))
-    assert not {name: modules for name, modules in where.items() if len(modules) > 1}
-
-
 def test_typer_is_not_reached_through_what_it_once_stood_on() -> None:
     # Typer stopped depending on click in 0.29: it may be absent, and its classes are others.
     names = {path: {name.split(".")[0] for _, name in imports_of(path)} for path in MODULES}

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.own_baseline import not_carried
-from autotune.app.own_megatron import open_command_session
-from autotune.app.own_script import adopt_first_run, own_candidate
+from autotune.app.own_script import adopt_first_run, open_command_session, own_candidate
 from autotune.app.run import begin_study
 from autotune.app.session import Session
 from autotune.app.steering import steer
@@ -53,7 +52,7 @@ def diagnose(
     """Run a command as it is for a few steps, and say what it does.
 
     A study of the command that is there already answers without a run. Arguments and errors are
-    those of `open_script_session`.
+    those of `open_command_session`.
     """
     session = open_command_session(
         command, flags, results=results, fleet=fleet, options=options, fresh=fresh, note=note

@@ -37,9 +37,11 @@ from autotune.devices.hardware import VERSIONED, Environment
 from autotune.engines.base import find_engine
 from autotune.engines.deepspeed.sources.source import RANKS_VARIABLE, world_in
 from autotune.engines.launches.line import parts_of
+from autotune.engines.megatron.own_command import MegatronCommand, is_megatrons, read_command
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import (
+    as_typed,
     check_command,
     in_short,
     is_of_this_environment,
@@ -67,11 +69,15 @@ FIRST_RUN = "observed"
 """Folder below a study: what the command wrote when it ran for the first time."""
 SCRIPT_SPACE = "script"
 """The space where nobody names one."""
+COMMAND_FILE = "command.sh"
+MODEL_FILE = "model.json"
+"""Files of a study of a command of Megatron-LM."""
+_OTHER_FOLDER = "name a folder that you may write, such as --results ~/autotune"
 _FIRST_TIMEOUT_S = 1200.0
 """Time for the first run: a Python that is not ours may compile DeepSpeed's extensions in it."""
 
 
-def open_script_session(
+def open_command_session(
     command: Sequence[str],
     flags: Mapping[str, Any],
     *,
@@ -82,6 +88,9 @@ def open_script_session(
     note: Note,
 ) -> Session:
     """A session for a user's command; the first time, it runs as it is for a few steps.
+
+    A command of Megatron-LM need not run to tell what it trains: its arguments do. It is the
+    baseline, and its arguments stay in every trial but for those that a knob governs.
 
     Args:
         command: The words after `--`.
@@ -99,64 +108,7 @@ def open_script_session(
         StudyError: The results cannot be written there.
         FleetError: The devices are not there.
     """
-    command = list(command)
-    refuse_keys_of_command(flags)
-    check_command(command)
-    folder = os.getcwd()
-    study = study_of(results, flags.get("study") or study_name(command, folder), fresh, note)
-    path = study.folder / OBSERVED_FILE
-    script = Observed.read(path) if path.exists() else None
-    if script is not None and script.command != command:
-        raise StudyError(
-            f"{study.folder}: is the study of another command: {in_short(script.command)}",
-            "give this one its own --study NAME",
-        )
-    if script is None or script.digest() != script.observed_digest:
-        refuse_missing_script(command, Path(folder))
-        place = find_place(fleet, None, {}, options)
-        if not place.is_elsewhere:
-            place = find_place("local", None, {}, NO_OPTIONS)
-        script = observe(command, flags, place=place, study=study, folder=folder, note=note)
-    return open_session(
-        None,
-        {
-            **flags,
-            "model": str(path),
-            "script": str(path),
-            "workload": "script",
-            "study": study.name,
-            "seq_len": script.seq_len,
-            "global_batch": script.global_batch,
-            "world": script.world,
-            "precision": script.precision,
-            "optimizer": script.optimizer,
-            "space": flags.get("space") or SCRIPT_SPACE,
-        },
-        results=results,
-        fleet=fleet,
-        options=options,
-        versions=_versions(script),
-    )
-
-
-def study_of(results: Path, name: str, fresh: bool, note: Note) -> Study:
-    """The study of a user's command by its name; `fresh` and `note` are as above.
-
-    Raises:
-        StudyError: The old study cannot be set aside.
-    """
-    study = Study(results, str(name))
-    if fresh and (aside := study.set_aside()) is not None:
-        note(f"the old study is kept as {aside}")
-    return study
-
-
-def refuse_keys_of_command(flags: Mapping[str, Any]) -> None:
-    """Refuse flags that say what a user's command decides itself.
-
-    Raises:
-        JobError: There is such a flag.
-    """
+    command, folder = list(command), Path.cwd()
     if given := [
         key.typed
         for name, key in keys_of("search").items()
@@ -166,6 +118,89 @@ def refuse_keys_of_command(flags: Mapping[str, Any]) -> None:
             f"{', '.join(given)}: your command sets this",
             "leave it out, and change the command instead",
         )
+    check_command(command)
+    study = Study(results, str(flags.get("study") or study_name(command, str(folder))))
+    is_read = flags.get("engine") == "megatron" or is_megatrons(command, folder)
+    told = read_command(command, folder) if is_read else None
+    if fresh and (aside := study.set_aside()) is not None:
+        note(f"the old study is kept as {aside}")
+    versions: dict[str, str] = {}
+    if told is not None:
+        keys = _keys_of_arguments(told, command, study, note)
+    else:
+        script = _observed(command, flags, study, fleet=fleet, options=options, note=note)
+        keys, versions = _keys_of_script(script, study, flags), _versions(script)
+    return open_session(
+        None,
+        {**flags, **keys, "study": study.name},
+        results=results,
+        fleet=fleet,
+        options=options,
+        versions=versions,
+    )
+
+
+def _keys_of_arguments(
+    told: MegatronCommand, command: Sequence[str], study: Study, note: Note
+) -> dict[str, Any]:
+    """Keys of the job of a command of Megatron-LM, whose files are written into its study."""
+    if told.left_out:
+        note(f"left out in trials: {', '.join(told.left_out)}")
+    try_folder(study.folder, named=study.folder, hint=_OTHER_FOLDER)
+    study.folder.mkdir(parents=True, exist_ok=True)
+    texts = {COMMAND_FILE: f"{as_typed(command)}\n", MODEL_FILE: canonical_json(told.config)}
+    for name, text in texts.items():
+        mode = PRIVATE_MODE if name == COMMAND_FILE else None
+        write_text(study.folder / name, text, error=StudyError, hint=_OTHER_FOLDER, mode=mode)
+    return {
+        **told.keys,
+        "engine": "megatron",
+        "megatron_path": str(told.checkout),
+        "megatron_arguments": list(told.words),
+        "model": str(study.folder / MODEL_FILE),
+        "baseline": str(study.folder / COMMAND_FILE),
+    }
+
+
+def _keys_of_script(script: Observed, study: Study, flags: Mapping[str, Any]) -> dict[str, Any]:
+    path = str(study.folder / OBSERVED_FILE)
+    return {
+        "model": path,
+        "script": path,
+        "workload": "script",
+        "seq_len": script.seq_len,
+        "global_batch": script.global_batch,
+        "world": script.world,
+        "precision": script.precision,
+        "optimizer": script.optimizer,
+        "space": flags.get("space") or SCRIPT_SPACE,
+    }
+
+
+def _observed(
+    command: list[str],
+    flags: Mapping[str, Any],
+    study: Study,
+    *,
+    fleet: str,
+    options: FleetOptions,
+    note: Note,
+) -> Observed:
+    """What the first run of a command showed; it runs where its files are not as they were."""
+    path, folder = study.folder / OBSERVED_FILE, os.getcwd()
+    script = Observed.read(path) if path.exists() else None
+    if script is not None and script.command != command:
+        raise StudyError(
+            f"{study.folder}: is the study of another command: {in_short(script.command)}",
+            "give this one its own --study NAME",
+        )
+    if script is not None and script.digest() == script.observed_digest:
+        return script
+    refuse_missing_script(command, Path(folder))
+    place = find_place(fleet, None, {}, options)
+    if not place.is_elsewhere:
+        place = find_place("local", None, {}, NO_OPTIONS)
+    return observe(command, flags, place=place, study=study, folder=folder, note=note)
 
 
 def refuse_missing_script(command: Sequence[str], folder: Path) -> None:
@@ -201,8 +236,7 @@ def observe(
         FleetError: The devices are not there.
     """
     world = flags.get("world") or world_of(command, place.environment)
-    hint = "name a folder that you may write, such as --results ~/autotune"
-    try_folder(study.folder, named=study.folder, hint=hint)
+    try_folder(study.folder, named=study.folder, hint=_OTHER_FOLDER)
     note(f"first, the command runs as it is for a few steps: {in_short(command)}")
     is_told = flags.get("world") or world_in(filled_in(list(command), {}), Path.cwd())
     for remark in place.remarks(world if is_told else 1):  # else the first run tells how many
@@ -253,7 +287,7 @@ def observe(
         )
         text = canonical_json(dataclasses.asdict(script))
         file = study.folder / OBSERVED_FILE
-        write_text(file, text, error=StudyError, hint=hint, mode=PRIVATE_MODE)
+        write_text(file, text, error=StudyError, hint=_OTHER_FOLDER, mode=PRIVATE_MODE)
         return script
     except (KeyboardInterrupt, FleetError):
         if is_new:  # there is no study yet, and no failure of the command to look into

@@ -26,7 +26,7 @@ from autotune.base.yaml_file import dump_yaml
 from autotune.contract import PRIVATE_MODE, Origin, Outcome
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
-from autotune.record.facts import baseline_of, origin_of, stated_origin_of
+from autotune.record.facts import baseline_of, origin_of
 from autotune.record.study import Study
 from autotune.record.table import write_table
 from autotune.record.worth import Ladder
@@ -185,24 +185,15 @@ def _run(
 def _check_origin(session: Session) -> None:
     """See that no study holds figures of two kinds."""
     study = session.study
-    if others := _origins_of(study) - {session.place.origin}:
+    ended = [trial.result for trial in study.trials() if trial.result is not None]
+    # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
+    origins = {result.origin for result in ended if result.outcome is not Outcome.LOST}
+    if others := origins - {session.place.origin}:
         raise StudyError(
             f"study {study.name} holds {' and '.join(sorted(others))} figures, and these would be "
             f"{session.place.origin}",
             "name another study with --study, or start anew with --fresh",
         )
-
-
-def _origins_of(study: Study) -> set[Origin]:
-    """Where a study's figures come from; its trials say so where `study.json` is damaged."""
-    facts = study.read_state()
-    if not study.next_number():
-        return set()
-    if (origin := stated_origin_of(facts)) is not None:
-        return {origin}
-    ended = [trial.result for trial in study.trials() if trial.result is not None]
-    # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
-    return {result.origin for result in ended if result.outcome is not Outcome.LOST}
 
 
 def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:

@@ -11,8 +11,7 @@ from typing import Any
 from autotune.app.consent import agree_to_job
 from autotune.app.kinds import WHOLE, BudgetShare, Rounds
 from autotune.app.own_baseline import not_carried
-from autotune.app.own_megatron import open_command_session
-from autotune.app.own_script import study_name
+from autotune.app.own_script import open_command_session, study_name
 from autotune.app.pages import compare_studies
 from autotune.app.run import SearchEnding
 from autotune.app.run import search as run

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 HIDDEN = "***"
@@ -49,11 +48,11 @@ npm and the makers of web tokens have them begin."""
 _AROUND = re.compile(
     r"(://)(?!git@)[^\s\"'<>,;/?#@]{1,600}(?:@[^\s\"'<>,;/?#@]{1,99})?(?=@\S)"  # user:password@
     r"|(\bbearer\s{1,9})(?=[\w.~+/=-]{0,99}[\d=._+/-])[\w.~+/=-]{4,}"
-    r"|(\b(?:authorization|cookie)[\"']?+\s{0,9}+:\s{0,9}+[\"']?+)(?![\[{*])[^\"'\n\r]+",
+    r"|(\b(?:authorization|cookie)[\"']?+\s{0,9}+:\s{0,9}+[\"']?+)(?![\[{*])[^\"'\n\r]+"
+    r"|([?&;](?:sig|signature|key)=)[^\s&#;\"'<>]+",
     re.IGNORECASE,
 )
-"""An address with a password, and headers."""
-_QUERY = re.compile(r"([?&;]([\w.%-]{1,100})=)([^\s&#;\"'<>]+)")
+"""An address with a password, headers, and a signature in an address."""
 _NAMED = re.compile(
     r"(?P<dash>(?<![\w-])--?)?(?<![\w.])(?P<name>[A-Za-z_][\w.-]{0,120}+)(?P<quote>\\?[\"']?)"
     r"(?P<joint>[ \t]{0,9}[=:]{1,2}>?[ \t]{0,9}|,?\s{1,20}(?:-[ ])?)"
@@ -107,17 +106,13 @@ def scrubbed_text(text: str, known: Iterable[str] = ()) -> str:
     return _without(text, (*known, *_known_secrets(tuple(os.environ.items()))))
 
 
+@lru_cache(maxsize=4096)
 def _without(text: str, known: tuple[str, ...]) -> str:
-    return (_without_briefly if len(text) <= 64 else _without_any)(text, known)
-
-
-def _without_any(text: str, known: tuple[str, ...]) -> str:
     for secret in known:
         if len(secret) >= _LEAST_KNOWN:
             text = text.replace(secret, HIDDEN)
     text = _FORMS.sub(HIDDEN, text)
-    text = _AROUND.sub(lambda found: f"{found[1] or found[2] or found[3]}{HIDDEN}", text)
-    text = _QUERY.sub(_query, text)
+    text = _AROUND.sub(lambda found: f"{found[found.lastindex or 0]}{HIDDEN}", text)
     parts, at = [], 0
     for named in _NAMED.finditer(text):
         is_looked_at = named.start() >= at and is_secret(named["name"])
@@ -128,14 +123,6 @@ def _without_any(text: str, known: tuple[str, ...]) -> str:
             parts += [text[at : value.start()], quote, HIDDEN, quote]
             at = value.end()
     return "".join((*parts, text[at:]))
-
-
-_without_briefly = lru_cache(maxsize=16_384)(_without_any)
-
-
-def _query(match: re.Match[str]) -> str:
-    is_hidden = is_secret(match[2]) or match[2].lower() in ("sig", "signature", "key")
-    return f"{match[1]}{HIDDEN}" if is_hidden else match[0]
 
 
 def _tells(named: re.Match[str], written: str) -> bool:
@@ -214,31 +201,3 @@ def _known_secrets(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """Values of the variables whose names are those of secrets, the longest first."""
     values = {value for name, value in variables if is_secret(name) and value[:1] != "/"}
     return tuple(sorted(values, key=len, reverse=True))
-
-
-_PAIRS_OF_LETTERS = re.compile(
-    "th|he|in|er|an|re|on|at|en|nd|ti|es|or|te|of|ed|is|it|al|ar|st|to|nt|ng|se|ha|as|ou|io|"
-    "le|ve|co|me|de|hi|ri|ro|ic|ne|ea|ra|ce|li|ch|ll|be|ma|si|om|ur|ca|el|ta|la|ns|di|fo|ho|"
-    "pe|ec|pr|no|ct|us|ac|ot|il|tr|ly|nc|et|ut|ss|so|rs|un|lo|wa|ge|ie|wh|ee|wi|em|ad|ol|rt|"
-    "po|we|na|ul|ni|ts|mo|ow|pa|im|mi|ai|sh|ir|su|id|os|iv|ia|am|fi|ci|vi|pl|ig|tu|ev|ld|ry|"
-    "mp|fe|bl|ab|gh|ty|op|wo|sa"
-)
-"""The commonest pairs of letters in words."""
-
-
-def is_worded(text: str, least: float = 0.42) -> bool:
-    """Whether words are in a text, by its pairs of letters: random letters seldom look so.
-
-    Args:
-        text: Any text.
-        least: Share of its pairs of letters that words have often.
-    """
-    pairs = [(a + b).lower() for a, b in pairwise(text) if (a + b).isalpha()]
-    common = sum(_PAIRS_OF_LETTERS.fullmatch(pair) is not None for pair in pairs)
-    changes = sum(_kind(a) != _kind(b) for a, b in pairwise(text))
-    is_even = changes < 0.42 * (len(text) - 1)
-    return len(pairs) >= 5 and is_even and common >= least * len(pairs)
-
-
-def _kind(character: str) -> tuple[bool, bool, bool]:
-    return character.islower(), character.isupper(), character.isdigit()

@@ -8,7 +8,6 @@ spells a figure: `count` (a number of things), `amount`, `bytes`, `seconds`, `ra
 (`True`, `None`, an unquoted path) is wrong in each of them.
 """
 
-import contextlib
 import html
 import json
 import math
@@ -35,7 +34,6 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from autotune.base.data import data_folder
 from autotune.base.errors import RenderError
-from autotune.base.template_bounds import MAX_BYTES, TooLongError, bounded
 from autotune.base.text import lines, markdown, markdown_code
 from autotune.base.units import (
     format_amount,
@@ -75,8 +73,6 @@ class Templates:
             )
         shipped = data_folder("templates")
         self.folders = [f for f in (user_folder, shipped) if f is not None]
-        # The shipped ones are known to end, and a lattice renders thousands.
-        self._bounded = contextlib.nullcontext if user_folder is None else bounded
         # A user may change what is in theirs.
         self._environment = (
             _of_shipped(shipped) if user_folder is None else _StrictEnvironment(self.folders)
@@ -95,8 +91,7 @@ class Templates:
         """
         template = self._compiled.get(name) or self._compile(name)
         try:
-            with self._bounded():
-                return template.render(values)
+            return template.render(values)
         except Exception as error:  # what a template's expression raises is not known beforehand
             raise _explain(error, name, template) from error
 
@@ -123,8 +118,7 @@ class Templates:
 
     def _compile(self, name: str) -> Template:
         try:
-            with self._bounded():
-                template = self._environment.get_template(name)
+            template = self._environment.get_template(name)
         except TemplateNotFound as error:
             looked = ", ".join(str(folder) for folder in self.folders)
             raise RenderError(
@@ -141,7 +135,7 @@ class Templates:
             ) from error
         # Jinja and Python give up on what is nested too deeply, each in its own way.
         except Exception as error:
-            reason = _over_limit(error) or str(error) or type(error).__name__
+            reason = _in_words(error)
             raise RenderError(
                 f"template {name}: cannot be compiled: {reason}", "make its expressions simpler"
             ) from error
@@ -278,20 +272,14 @@ _DECODER = json.JSONDecoder(
 )
 
 
-def _over_limit(error: BaseException | None) -> str:
-    """Which of the limits on a template ended it; empty: none did.
-
-    Jinja and Python may pass on another error than the limit's, raised while that was on its way.
-    """
-    while error is not None:
-        if isinstance(error, TooLongError):
-            return str(error)
-        if isinstance(error, MemoryError):
-            return f"it needs more than {format_bytes(MAX_BYTES)} of memory"
-        if isinstance(error, RecursionError):
+def _in_words(error: BaseException) -> str:
+    """What went wrong; Jinja may raise another error on the way of a recursion without an end."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RecursionError):
             return "it is nested too deeply"
-        error = error.__cause__ or error.__context__
-    return ""
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
 
 
 def _explain(error: Exception, name: str, template: Template) -> RenderError:
@@ -302,9 +290,7 @@ def _explain(error: Exception, name: str, template: Template) -> RenderError:
         file, line = _where(error.__traceback__) or (template.filename, None)
         place = f"template {name}" if file == template.filename else f"template {file}"
         place += f", line {line}" if line else ""
-        if over_limit := _over_limit(error):
-            return RenderError(f"{place}: {over_limit}", "loop, nest and write less there")
-        detail = str(error) or type(error).__name__
+        detail = _in_words(error)
     return RenderError(f"{place}: {detail}", "mend the template at that line")
 
 

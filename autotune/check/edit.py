@@ -55,7 +55,7 @@ def edit(
         floats = _FLOAT.findall(after) if steps and is_spelled else ()
         spelled = {repr(float(one)): one for one in floats}
         for at, value, new_name in steps:
-            after = _Text(after, syntax, spelled).changed(at, value, new_name)
+            after = _EditedText(after, syntax, spelled).changed(at, value, new_name)
         if not same_data(_data(after, syntax, reads_exponents), with_changes(data, changes)):
             return None
         if comments is not None and yaml_text.comments(after) != comments:
@@ -86,7 +86,7 @@ def _steps(
             yield (*at, name), new, ""
 
 
-class _Text:
+class _EditedText:
     """A text, and the nodes in it."""
 
     def __init__(self, text: str, syntax: str, spelled: Mapping[str, str]) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.base.nested import leaves, value_at
-from autotune.check.changes import same_data
+from autotune.base.nested import leaves, merge, value_at
+from autotune.check.changes import changes_at, same_data
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.space.rule import Moves, Patch, Violation, in_words
@@ -457,19 +457,8 @@ def _after(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:
     """A configuration after changes; what is null in a section that moves goes along."""
     after = changed(config, changes)
     for move in _Effects(config, changes).moves:
-        value: Any = config
-        for name in move.old:
-            value = value[name]
-        nulls = [below for below, leaf in leaves(value) if leaf is None]
+        nulls = [below for below, leaf in leaves(value_at(config, move.old)) if leaf is None]
         tops = {to[: len(to) - len(b)] for b, to in move.to.items() if to[len(to) - len(b) :] == b}
         for below in nulls if len(tops) == 1 else ():
-            after = _with_null(after, (*next(iter(tops)), *below))
+            after = merge(changes_at([((*next(iter(tops)), *below), None)]), after)
     return after
-
-
-def _with_null(config: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
-    if len(path) == 1:
-        return {path[0]: None, **config}
-    inner = config.get(path[0])
-    below = inner if isinstance(inner, Mapping) else {}
-    return {**config, path[0]: _with_null(below, path[1:])}

@@ -5,7 +5,7 @@ reads the file with json hands over what is written. Both are judged: what eithe
 told, and counts as refused where DeepSpeed reads.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,40 +44,33 @@ def joined(read: Sequence[Violation], written: Sequence[Violation]) -> list[Viol
         read: Of the configuration as DeepSpeed's reader makes it.
         written: As it is written.
     """
-    return [*_of_reader(read, written), *_of_scripts(written, read)]
-
-
-def _of_reader(read: Sequence[Violation], written: Sequence[Violation]) -> Iterator[Violation]:
-    said = {_fact(one): one for one in written}
-    for one in read:
-        if _fact(one) in said:
-            yield said[_fact(one)]  # in the words of the file
-        elif one.level != "error":
-            yield one
-        else:
-            yield replace(
-                one,
-                message=f"{one.message} (DeepSpeed's reader takes 0.0 for 0)",
-                fix="write numbers that are not whole, or hand over what json reads",
-                changes={},
-                choices=(),
-            )
-
-
-def _of_scripts(written: Sequence[Violation], read: Sequence[Violation]) -> Iterator[Violation]:
-    said = {_fact(one) for one in read}
+    by_fact = {_fact(one): one for one in written}  # in the words of the file
+    found = [by_fact.get(_fact(one)) or _of_reader(one) for one in read]
+    for fact in map(_fact, read):
+        by_fact.pop(fact, None)
     for one in written:
-        if _fact(one) in said:
+        if _fact(one) not in by_fact:
             continue
         if one.level == "error":
-            yield replace(
-                one,
-                message=f"{one.message}; DeepSpeed's reader takes 2.0 for 2, a script that reads "
-                "the file with json does not",
-                consequence="converted",
-            )
+            message = "DeepSpeed's reader takes 2.0 for 2, a script that reads the file with json"
+            message = f"{one.message}; {message} does not"
+            found.append(replace(one, message=message, consequence="converted"))
         elif one.consequence == "converted":
-            yield one
+            found.append(one)
+    return found
+
+
+def _of_reader(violation: Violation) -> Violation:
+    """What DeepSpeed's reader alone makes of a file."""
+    if violation.level != "error":
+        return violation
+    return replace(
+        violation,
+        message=f"{violation.message} (DeepSpeed's reader takes 0.0 for 0)",
+        fix="write numbers that are not whole, or hand over what json reads",
+        changes={},
+        choices=(),
+    )
 
 
 def _fact(violation: Violation) -> tuple[object, ...]:

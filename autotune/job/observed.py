@@ -532,14 +532,12 @@ def placeholders_of(command: list[str]) -> dict[str, str]:
 
 
 def _shape_by_sizes(said: Mapping[str, Any], counts: Mapping[str, Any]) -> ModelShape:
-    sizes = {name: int(value) for name, value in (said.get("sizes") or {}).items()}
+    names = ("n_layers", "hidden", "ffn_hidden", "n_heads", "vocab")
+    seen = said.get("sizes") or {}
+    sizes: dict[str, Any] = {name: int(seen.get(name, 0)) for name in names}
     return ModelShape(
-        n_layers=sizes.get("n_layers", 0),
-        hidden=sizes.get("hidden", 0),
-        ffn_hidden=sizes.get("ffn_hidden", 0),
-        n_heads=sizes.get("n_heads", 0),
-        n_kv_heads=sizes.get("n_heads", 0),
-        vocab=sizes.get("vocab", 0),
+        **sizes,
+        n_kv_heads=sizes["n_heads"],
         max_seq_len=None,
         tied_embeddings=False,
         gated_mlp=False,

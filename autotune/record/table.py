@@ -147,17 +147,10 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
     )
     frame.attrs = {
         "study": study,
-        "units": _Words({column.name: column.unit for column in schema if column.unit}),
-        "meanings": _Words({column.name: column.meaning for column in schema}),
+        "units": {column.name: column.unit for column in schema if column.unit},
+        "meanings": {column.name: column.meaning for column in schema},
     }
     return frame
-
-
-class _Words(dict[str, str]):
-    """Words about columns. pandas copies a frame's attributes in all that it does with it."""
-
-    def __deepcopy__(self, memo: object) -> "_Words":
-        return self
 
 
 def extrapolations(trials: Iterable[Trial]) -> dict[int, int]:

@@ -26,6 +26,7 @@ from autotune.record.table import make_table
 from autotune.report.results.rows import Row, make_rows, ranked
 from autotune.report.words import chosen_word
 from autotune.search.base import Snapshot, Stage
+from autotune.search.confirm import Comparison, recorded_verdict
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.recorded import history_of
@@ -50,6 +51,8 @@ class Story:
     context: Context
     answer: SearchAnswer | None
     """None while the search has not ended."""
+    comparison: Comparison | None = None
+    """The final comparison that the answer rests on."""
     guards: Mapping[str, GuardVerdict] = field(default_factory=dict)
     """What the convergence guard says of the candidates of the final comparisons, by hash."""
     recorded: Recorded
@@ -247,16 +250,24 @@ def read_story(
             "run the same search again: it writes a new one and keeps the trials",
         )
     baseline = baseline_of(state).candidate_hash
+    guards = guards_of(history.trials, baseline, guard_steps_of(state))
+    answer = answer_of(state, study)
+    drifting = {key for key, guard in guards.items() if guard.is_drift}
+    best = None if answer is None else answer.best
+    if best is not None and best.candidate.hash in drifting:
+        drifting = set()  # the job allows it
+    comparison = recorded_verdict(history, objective, baseline=baseline, drifting=drifting)
     return Story(
         study=study.name,
         folder=study.folder,
         state=state,
         history=history,
         objective=objective,
-        rows=make_rows(history, objective, baseline),
-        guards=guards_of(history.trials, baseline, guard_steps_of(state)),
+        rows=make_rows(history, objective, comparison),
+        comparison=comparison,
+        guards=guards,
         context=context,
-        answer=answer_of(state, study),
+        answer=answer,
         recorded=recorded,
         is_locked=study.is_running,
         running=None if running is None or running.stage is Stage.DONE else running,

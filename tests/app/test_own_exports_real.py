@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.app.exports import export_study
-from autotune.app.own_script import adopt_first_run, open_script_session, own_candidate
+from autotune.app.own_script import adopt_first_run, open_command_session, own_candidate
 from autotune.app.run import begin_study
 from autotune.contract import Role
 from autotune.engines.deepspeed.extensions import environment
@@ -36,7 +36,7 @@ def exported(folder: Path, command: Sequence[str], values: dict[str, Any]) -> Pa
         values: Knobs of the candidate that differ from the command as it is.
     """
     flags = {"study": "own", "diagnose": False, "guard_steps": 0}
-    session = open_script_session(list(command), flags, results=folder, note=print)
+    session = open_command_session(list(command), flags, results=folder, note=print)
     session.study.lock()
     begin_study(session, print)
     adopt_first_run(session)

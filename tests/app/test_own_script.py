@@ -19,7 +19,7 @@ from autotune.app.own_script import (
     _as_trial,
     adopt_first_run,
     observe,
-    open_script_session,
+    open_command_session,
     own_candidate,
     refuse_missing_script,
     world_of,
@@ -157,7 +157,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers: None) -> S
     said = read_json(path) | {"observed_digest": digest_of(own, names), "source_digests": digests}
     write_json(path, said)
     monkeypatch.chdir(folder)
-    session = open_script_session(own, {"study": "own"}, results=tmp_path / "results", note=print)
+    session = open_command_session(own, {"study": "own"}, results=tmp_path / "results", note=print)
     session.study.lock()
     begin_study(session, print)
     adopt_first_run(session)
@@ -297,7 +297,7 @@ def test_a_plan_names_the_length_of_samples_that_have_one(
 ) -> None:
     command, folder = studied(tmp_path / "results", description)
     monkeypatch.chdir(folder)
-    session = open_script_session(
+    session = open_command_session(
         command, {"study": "own"}, results=tmp_path / "results", note=print
     )
     console = Console(file=io.StringIO(), width=200)
@@ -315,7 +315,7 @@ def test_a_plan_names_a_knob_that_all_candidates_change_alike(
     description = {**TRAINER, "config": {**TRAINER["config"], **config}}
     command, folder = studied(tmp_path / "results", description)
     monkeypatch.chdir(folder)
-    session = open_script_session(
+    session = open_command_session(
         command, {"study": "own"}, results=tmp_path / "results", note=print
     )
     plan = plan_search(session, fresh=False)

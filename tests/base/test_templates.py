@@ -1,10 +1,7 @@
-import resource
-import signal
 from pathlib import Path
 
 import pytest
 
-from autotune.base import template_bounds as bounds
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
 from tests.chaos.mutations import NO_FILES
@@ -142,62 +139,18 @@ def test_canonical_json_is_one_text_for_equal_configurations():
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "{% for i in range(10**12) %}x{% endfor %}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ (10 ** 10 ** 8) | tojson }}",
-        "{{ ('x' * 10**11) | text }}",
-        "{{ '{:>9999999999}'.format(1) | text }}",
-        "{% set n = namespace(x='x') %}"
-        "{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
-    ],
-)
-def test_a_users_template_without_an_end_is_refused(folder, text, monkeypatch):
-    monkeypatch.setattr(bounds, "MAX_CPU_S", 0.2)
-    with pytest.raises(RenderError, match=r"t\.json\.j2"):
-        render(folder, text)
-
-
-@pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{{ ('a' * 10**10) | tojson }}", "it needs more than 256 MiB of memory"),
-        (
-            "{% set n = namespace(i=0) %}{% for i in range(99999) %}{% for j in range(99999) %}"
-            "{% set n.i = i * j %}{% endfor %}{% endfor %}",
-            r"not done after \d s of computing",
-        ),
         ("{% for i in range(10**12) %}x{% endfor %}", "Range too big"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "it is nested too deeply"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "it is nested too deeply"),
     ],
 )
-def test_the_limit_that_ended_a_template_is_named(folder, text, reason, monkeypatch):
-    monkeypatch.setattr(bounds, "MAX_CPU_S", 0.3)
+def test_the_limit_that_ended_a_template_is_named(folder, text, reason):
     with pytest.raises(RenderError, match=reason) as error:
         render(folder, text)
     assert "t.json.j2" in error.value.message
     assert error.value.hint
-
-
-def test_the_bounds_are_gone_after_rendering(folder):
-    before = (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM))
-    render(folder, '{"a": 1}')
-    assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM)) == before
-    assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
-
-
-def test_where_nobody_says_what_a_process_holds_time_alone_is_bounded(
-    folder, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(bounds, "_STATM", tmp_path / "none")
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    render(folder, '{"a": 1}')
-    monkeypatch.setattr(bounds, "MAX_CPU_S", 0.2)
-    with pytest.raises(RenderError, match=r"t\.json\.j2"):
-        render(folder, "{% for i in range(10**12) %}x{% endfor %}")
-    assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NO_FILES if kind != "nothing"])

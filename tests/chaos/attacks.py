@@ -1,4 +1,4 @@
-"""Attacks by templates: ways out of the sandbox, and expressions without an end."""
+"""Attacks by templates: ways out of the sandbox, and what is no template."""
 
 ATTACKS = (
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -9,20 +9,10 @@ ATTACKS = (
     "{{ ().__class__ | attr('__base__') | tojson }}",
     "{{ '{0.__class__}'.format(1) | text }}",
     "{% for i in range(10**12) %}x{% endfor %}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{% for i in range(99999) %}{{ ('x' * 99999) | text }}{% endfor %}",
-    "{{ 'x' * 10**11 }}",
-    "{{ 10 ** 10 ** 8 }}",
-    "{{ (7 ** 7 ** 9) | tojson }}",
-    "{% set n = namespace(x='x' * 999) %}"
-    "{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "{% include 'deepspeed/ds_config.json.j2' %}",
     "{% extends 'deepspeed/ds_config.json.j2' %}",
     "{% import 'nothing' as x %}{% include '../../../etc/passwd' %}",
-    "{{ ('%999999999d' % 1) | text }}",
-    "{{ 'x' | center(999999999) | text }}",
-    "{{ '{:>999999999}'.format(1) | text }}",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "{{ " + "-" * 5000 + "1 }}",
     "{% if 1 %}" * 200 + "{% endif %}" * 200,

@@ -13,7 +13,6 @@ from unittest import mock
 
 from autotune.app.studies import state_of, studies
 from autotune.base import private
-from autotune.base import template_bounds as bounds
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.files import write_text
 from autotune.cost.knowledge import keep_lessons
@@ -111,10 +110,7 @@ def _needs_root() -> str:
 
 def _no_file(kind: str, ground: Ground) -> None:
     """Every reader answers what is no file, and none waits."""
-    with (
-        mock.patch.object(model, "_probe", model._probe),
-        mock.patch.object(bounds, "MAX_CPU_S", bounds.MAX_CPU_S),
-    ):
+    with mock.patch.object(model, "_probe", model._probe):
         readers = make_readers(ground.folder())
         failed = [said for reader in readers if (said := fuzz.spoilt(reader, kind)[1])]
     must(not failed, "; ".join(failed))

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from autotune.app.check import CheckFlags, check_file
 from autotune.app.studies import state_of
-from autotune.base import template_bounds as bounds
 from autotune.base.errors import JobError
 from autotune.contract import (
     NODE_FILE,
@@ -182,7 +181,6 @@ def make_readers(folder: Path) -> list[Reader]:
     """All of them, each in a folder of its own below `folder`."""
     # A factory or an unknown architecture is built by a process of its own, which is not read.
     model._probe = _not_built
-    bounds.MAX_CPU_S = 0.3
     job = tiny_job(folder)
     recorded = {name: finished(folder / name, diagnosed) for name in ("spec", "result", "state")}
     return [

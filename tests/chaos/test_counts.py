@@ -48,11 +48,9 @@ def test_every_fault_that_security_names_is_injected():
 
 @pytest.fixture
 def readers(tmp_path, monkeypatch):
-    from autotune.base import template_bounds
     from autotune.job import model
 
     monkeypatch.setattr(model, "_probe", model._probe)
-    monkeypatch.setattr(template_bounds, "MAX_CPU_S", template_bounds.MAX_CPU_S)
     return {reader.name for reader in make_readers(tmp_path)}
 
 

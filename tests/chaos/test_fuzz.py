@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.base import template_bounds as bounds
 from autotune.base.errors import JobError
 from autotune.job import model
 from tests.chaos import fuzz
@@ -23,7 +22,6 @@ RECORD = Path(__file__).parents[2] / "results" / "recorded" / "chaos" / "fuzz.js
 def readers(tmp_path, monkeypatch):
     """All of them; what `make_readers` replaces is put back."""
     monkeypatch.setattr(model, "_probe", model._probe)
-    monkeypatch.setattr(bounds, "MAX_CPU_S", bounds.MAX_CPU_S)
     return make_readers(tmp_path)
 
 

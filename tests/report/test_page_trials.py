@@ -8,6 +8,7 @@ from autotune.record.study import Study
 from autotune.report.page.trials import trials
 from autotune.report.results.rows import make_rows
 from autotune.report.story import read_story
+from autotune.search.confirm import recorded_verdict
 from autotune.search.history import History
 from autotune.search.race import BLOCK
 from tests.report.told import facts_of
@@ -43,7 +44,9 @@ def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
         assert trial.result is not None
         result = dataclasses.replace(trial.result, number=number)
         again = again.with_trial(dataclasses.replace(trial, spec=spec, result=result))
-    twice = dataclasses.replace(report, history=again, rows=make_rows(again, report.objective))
+    comparison = recorded_verdict(again, report.objective)
+    rows_again = make_rows(again, report.objective, comparison)
+    twice = dataclasses.replace(report, history=again, rows=rows_again)
     rows = {row["number"]: row for row in trials(twice)}
     for number, row in rows.items():
         if row["role"].startswith("confirm"):

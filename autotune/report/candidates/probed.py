@@ -7,9 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_bytes
 from autotune.planning.probed import ProbedEstimate
 from autotune.report.candidates.explained import estimate_as_dict
+from autotune.report.telling import tell
 from autotune.report.terminal.tables import plain_table, print_facts
 
 _STATES = {
@@ -32,25 +33,10 @@ def probed_as_dict(found: ProbedEstimate) -> dict[str, Any]:
 
 def print_probed(console: Console, found: ProbedEstimate) -> None:
     """Print what each rank allocated, and what is predicted of the fullest."""
-    predicted = found.predicted
-    title = (
-        f"one step of single ranks on this machine's CPU: {predicted.described}, "
-        f"{predicted.outlook.job.model.name} on {predicted.outlook.job.world} ranks"
-    )
+    values = {"found": found, "job": found.predicted.outlook.job}
+    (_, title), *facts = tell("probed", values)
     console.print(Text(title, style="bold"))
     console.print(_table(found))
-    facts = [
-        (
-            "peak",
-            "of a rank's step on the CPU, beyond what its imports take: a GPU has other kernels, "
-            "and what communication takes is not in it",
-        ),
-        (
-            "probe",
-            f"{len(found.ranks)} ranks, each alone, in {format_seconds(found.took_s)}; nothing "
-            "was sent, and the losses mean nothing",
-        ),
-    ]
     print_facts(console, facts)
 
 

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.contract import KnobValue
-from autotune.record.facts import baseline_of
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
 from autotune.report.results.rows import Row
 from autotune.report.story import Story
-from autotune.search.confirm import Comparison, recorded_verdict
+from autotune.search.confirm import Comparison
 from autotune.search.history import History
 from autotune.space.candidate import format_value
 from autotune.space.knobs import settings_of
@@ -69,8 +68,6 @@ def changes_of(story: Story) -> list[Change]:
 
 def _changes(story: Story, best: Row, baseline: Row) -> list[Change]:
     settings = {row.trial: settings_of(row.candidate, story.context) for row in story.rows}
-    known = baseline_of(story.state).candidate_hash
-    verdict = recorded_verdict(story.history, story.objective, baseline=known)
     ends, knobs = {best.trial, baseline.trial}, story.context.knobs
     after, before = settings[best.trial], settings[baseline.trial]
     return [
@@ -82,7 +79,7 @@ def _changes(story: Story, best: Row, baseline: Row) -> list[Change]:
             pairs=tuple(
                 sorted(
                     (
-                        _pair(one, other, story.history, verdict)
+                        _pair(one, other, story.history, story.comparison)
                         for one, other in _alike(
                             story.rows, settings, name, before.get(name), after.get(name)
                         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotune.contract import Outcome, TrialResult
 from autotune.record.answer import Standing
-from autotune.search.confirm import recorded_verdict
+from autotune.search.confirm import Comparison
 from autotune.search.front import front_of
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
@@ -45,15 +45,16 @@ class Row:
         return 0 if self.figure is None else self.figure.peak_memory_bytes or 0
 
 
-def make_rows(history: History, objective: Objective, baseline: str | None = None) -> list[Row]:
+def make_rows(
+    history: History, objective: Objective, comparison: Comparison | None = None
+) -> list[Row]:
     """One row per candidate of the record; the objective says what the memory limit allows.
 
-    `baseline` is the hash of the baseline, where that is known.
+    `comparison` is the final one, where there was one: its figures stand for who took part.
     """
-    verdict = recorded_verdict(history, objective, baseline=baseline)
     rows = []
     for tried in history.tried:
-        confirmed = None if verdict is None else verdict.figures.get(tried.candidate.hash)
+        confirmed = None if comparison is None else comparison.figures.get(tried.candidate.hash)
         rows.append(_row(tried, objective, confirmed))
     return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
 

@@ -1,11 +1,14 @@
 """What holds for every rule: its witnesses break it alone, and no configuration makes it raise."""
 
+import json
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.engines.deepspeed import rules
 from autotune.engines.deepspeed.rules import ALL_RULES, judge
 from autotune.engines.deepspeed.rules.base import Setup, changed
 from autotune.engines.deepspeed.rules.keys import SECTIONS
@@ -118,6 +121,20 @@ def test_rule_names_are_unique():
         first = witnesses_of(rule.name)[0]
         assert rule.consequence == first.consequence
         assert rule.source
+
+
+def test_every_row_of_witnesses_is_of_a_rule():
+    rows = json.loads(files(rules).joinpath("witnesses.json").read_text(encoding="utf-8"))
+    assert list(rows) == [rule.name for rule in ALL_RULES]
+
+
+def test_a_key_says_nothing_that_nobody_reads():
+    sections = json.loads(files(rules).joinpath("keys.json").read_text(encoding="utf-8"))
+    read = {"type", "one_of", "list_of", "any_case", "minimum", "maximum", "is_raw", "no_bool"}
+    read |= {"auto", "null", "absent_through", "removed_in", "why_removed"}
+    for path, section in sections.items():
+        for name, row in section["keys"].items():
+            assert isinstance(row, str) or row.keys() <= read, (path, name)
 
 
 @pytest.mark.parametrize(("rule", "witness"), WITNESSES)
