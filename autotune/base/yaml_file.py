@@ -138,7 +138,8 @@ class _CoreLoader(_StrictLoader):
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
         value = number_of(str(node.value))
-        if value is None or (math.isinf(value) and ".inf" not in node.value.lower()):
+        is_infinite = isinstance(value, float) and math.isinf(value)
+        if value is None or (is_infinite and ".inf" not in node.value.lower()):
             raise _at(f"{node.value[:60]!r} is no number of YAML 1.2", node.start_mark)
         return value
 

@@ -1,4 +1,4 @@
-"""Whether two fleets give the same answer to the same job."""
+"""Whether two fleets give the same answer to the same job, and one is probed."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,8 +6,12 @@ import pytest
 
 from autotune.contract import KnobValue, Role
 from autotune.engines.base import bind_engine
+from autotune.fleet.transports.remote import RemoteTransport
 from autotune.job.job import make_job, read_job_file
 from autotune.planning.lattice import Lattice, lattice_of
+from autotune.probe.fleet import measure_fleet
+from autotune.probe.points import of_kind, points_of
+from autotune.probe.run import ProbeRequest
 from autotune.record.answer import SearchAnswer, answer_of
 from autotune.record.facts import environment_of
 from autotune.record.study import Study, Trial
@@ -84,3 +88,12 @@ def _answer(study: Study) -> SearchAnswer:
     answer = answer_of(study.read_state(), study)
     assert answer is not None
     return answer
+
+
+def check_probed(transport: RemoteTransport) -> None:
+    """Two nodes with a rank each measure the link between them."""
+    wanted = ProbeRequest(precisions=("fp32",), is_quick=True, only_pairs=True)
+    measured = measure_fleet(transport, wanted, world=1)
+    (pair,) = of_kind(points_of(measured.reports), "pair", "nodes")
+    assert pair.ranks == (0, 1)
+    assert pair.size_bytes / pair.slowest_s > 1e5

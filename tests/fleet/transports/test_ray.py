@@ -18,7 +18,7 @@ from autotune.fleet.transports import ray
 from autotune.fleet.transports.ray import RayDriver, RayNodes, RayTransport
 from autotune.record.study import Study
 from tests.clusters.ray import RayCluster, needs_ray, ray_cluster
-from tests.fleet.transports.answers import check_same_answer
+from tests.fleet.transports.answers import check_probed, check_same_answer
 from tests.searches import Demo, check_all_measured
 from tests.trials import ds_config, files, spec, wait_until
 
@@ -140,6 +140,15 @@ def test_a_search_outlives_its_coordinator_and_answers_as_here(
     check_all_measured(search.study, trials[1:])
     assert all(t.result.devices == ["n0:0", "n1:0"] for t in trials[1:])
     wait_until(lambda: cluster.actors() == [], "an actor is left")
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+@needs_ray
+def test_nodes_of_a_cluster_are_probed_together(cluster: RayCluster) -> None:
+    driver = RayDriver(cluster.address, NO_OPTIONS, say=print)
+    with contextlib.closing(driver):
+        check_probed(RayTransport(driver, NO_OPTIONS))
 
 
 @pytest.mark.thorough

@@ -20,7 +20,7 @@ from autotune.fleet.transports.slurm_job import read_status, slurm_environment
 from autotune.record.study import Study
 from autotune.testing import TransportContract
 from tests.clusters.slurm import SlurmCluster, needs_slurm, slurm_cluster
-from tests.fleet.transports.answers import check_same_answer
+from tests.fleet.transports.answers import check_probed, check_same_answer
 from tests.searches import Demo, Search, check_all_measured
 from tests.trials import ds_config, files, spec, wait_until
 
@@ -308,6 +308,13 @@ def test_the_end_of_an_allocation_is_told_as_such(cluster, allocate, study, comm
         assert "resumes" in raised.value.hint
     if "state=down" in command:
         cluster.mend(0)
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+@needs_slurm
+def test_nodes_of_an_allocation_are_probed_together(cluster, allocate):
+    check_probed(SlurmTransport(allocate("-N2"), NO_OPTIONS))
 
 
 @pytest.mark.real
