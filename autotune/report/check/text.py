@@ -3,18 +3,18 @@
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rich.console import Console
 from rich.text import Text
 
 from autotune.base.text import visible
+from autotune.base.units import format_count
 from autotune.check import CheckReport, Found
 from autotune.check.fixes import Option, Question
 from autotune.check.lint import CheckExit
 from autotune.check.run import CheckRun
-from autotune.report.telling import tell
-from autotune.space.rule import Consequence, Level
+from autotune.space.rule import Consequence, Level, Violation
 
 _STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
 """The levels, the worst first, and how each looks."""
@@ -73,13 +73,12 @@ def print_check(
     if quiet:
         return
     _print_questions(console, report)
-    about = _about(report, fixed=fixed)
     if report.diff:
-        _print_text(console, about["diff"])
+        _print_text(console, _above_the_diff(report, fixed=fixed))
         _print_diff(console, report.diff)
     elif report.not_edited and any(one.violation.changes for one in report.found):
         console.print(Text(f"no diff: {report.not_edited}"))
-    _print_text(console, about["conclusion"])
+    _print_text(console, _conclusion(report, fixed=fixed))
 
 
 def asker(console: Console) -> Callable[[Question], Option | None] | None:
@@ -101,6 +100,21 @@ def asker(console: Console) -> Callable[[Question], Option | None] | None:
                 return by_number.get(answer)
 
     return ask
+
+
+def _above_the_diff(report: CheckReport, *, fixed: bool) -> str:
+    source = report.source
+    if not source.can_write and source.path == source.asked:
+        return "the fix:"  # of standard input, or of what stands in no file
+    if not source.can_write:
+        return (
+            f"the fix of {source.path} (--fix writes into the file that is checked, which is "
+            f"{source.asked}):"
+        )
+    if not report.passes:
+        return "the fix so far (--fix writes nothing that would not run):"
+    written = report.is_written(fixed=fixed)
+    return "fixed, with this diff:" if written else "the fix (--fix writes it):"
 
 
 def _print_found(console: Console, report: CheckReport, found: Found) -> None:
@@ -169,33 +183,45 @@ def _print_diff(console: Console, diff: str) -> None:
         console.out(diff, end="", highlight=False)
 
 
-def _about(report: CheckReport, *, fixed: bool) -> dict[str, str]:
-    """What stands above the diff, and what concludes: the file as it is now, and what was mended.
-
-    Both in words.
-    """
-    counts = Counter(violation.level for violation in report.now(fixed=fixed))
-    values = {
-        "report": report,
-        "is_written": report.is_written(fixed=fixed),
-        "is_refused": report.is_refused(fixed=fixed),
-        "now": {level: counts[level] for level in _STYLES if counts[level]},
-        "n_fixed": len(report.found) - len(report.left),
-    }
-    return dict(tell("checked", values))
+def _conclusion(report: CheckReport, *, fixed: bool) -> str:
+    """Counts of the findings about the file as it is now, and of those that were mended."""
+    now = _counted(report.now(fixed=fixed))
+    said = now or "nothing found"
+    if report.is_written(fixed=fixed):
+        n_fixed = len(report.found) - len(report.left)
+        said = f"{n_fixed} fixed; {now} left" if now else f"{n_fixed} fixed, nothing left"
+    if report.ignored:
+        said += f" ({len(report.ignored)} more ignored, as you asked)"
+    if report.is_refused(fixed=fixed):
+        return f"{said}: it would not run"
+    if report.not_judged:
+        return f"{said}; not judged: {', '.join(map(str, report.not_judged))}"
+    return f"{said}: it would run"
 
 
 def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
     """How many files, and how many of them are of which kind."""
+    open_ = sum(one.would_run(fixed=fixed) is None for one in run.reports)
     passing = [one for one in run.reports if not one.is_refused(fixed=fixed)]
-    warned = [one.exit_code(fixed=fixed, strict=True) != CheckExit.PASSES for one in passing]
-    values = {
-        "n": len(run.reports) + len(run.unread),
-        "n_others": len(run.others),
-        "n_fail": len(run.reports) - len(passing),
-        "n_warned": sum(warned),
-        "n_unread": len(run.unread),
-        "n_open": sum(one.would_run(fixed=fixed) is None for one in run.reports),
-        "strict": strict,
-    }
-    return tell("checked_files", values)[0][1]
+    warned = sum(one.exit_code(fixed=fixed, strict=True) != CheckExit.PASSES for one in passing)
+    fails = len(run.reports) - len(passing)
+    told = [
+        f"{fails} would not run" if fails else "",
+        f"{warned} {'has' if warned == 1 else 'have'} warnings{', which fail here' * strict}"
+        if warned
+        else "",
+        f"{len(run.unread)} cannot be read" if run.unread else "",
+        f"{open_} not judged in full" if open_ else "",
+    ]
+    n = len(run.reports) + len(run.unread)
+    said = "; ".join(filter(None, told)) or "all would run"
+    others = len(run.others)
+    more = "1 more file holds" if others == 1 else f"{others} more files hold"
+    skipped = f" ({more} no DeepSpeed configuration)" if others else ""
+    return f"{format_count(n, 'configuration')} checked{skipped}: {said}"
+
+
+def _counted(violations: Iterable[Violation]) -> str:
+    """`1 error, 2 warnings`."""
+    counts = Counter(violation.level for violation in violations)
+    return ", ".join(format_count(counts[level], level) for level in _STYLES if counts[level])
