@@ -104,12 +104,13 @@ def test_nothing_goes_into_a_page_as_it_is() -> None:
 
 def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
     report, frame = read_story(wide), load_table(wide.folder)
-    answer = report.answer
+    answer, page = report.answer, rendered(wide)
     assert answer is not None
     assert answer.best is not None
     bars = charts.comparison([("best", "best", answer.best)])
     assert bars is not None
-    assert bars.bars[0].value == f"{format_rate(answer.best.samples_per_s)} samples/s"
+    assert bars.bars[0].standing == answer.best
+    assert f'<div class="bar-value">{format_rate(answer.best.samples_per_s)} samples/s' in page
     drawn = charts.history(report)
     assert drawn is not None
     panel = drawn.panels[0]
@@ -130,9 +131,10 @@ def test_a_caption_counts_trials_without_a_figure(wide: Study, failures: int, sa
     everything = report.history.trials
     failed = [t for t in everything if t.result is not None and not t.result.samples_per_s]
     history = History([trial for trial in everything if trial not in failed[failures:]])
-    chart = charts.history(dataclasses.replace(report, history=history))
-    assert chart is not None
-    assert chart.alt == f"{len(history.trials)} trials by number; {said}."
+    hashes = {trial.spec.identity.candidate_hash for trial in history.trials}
+    rows = [row for row in report.rows if row.candidate.hash in hashes]
+    page = render_page(dataclasses.replace(report, history=history, rows=rows), Templates())
+    assert f"<figcaption>{len(history.trials)} trials by number; {said}.</figcaption>" in page
 
 
 def test_losses_that_cannot_be_compared_are_not_drawn_and_the_page_says_why(
