@@ -629,7 +629,8 @@ class _PatchPlan:
         want = candidate.get(_IMPLEMENTATION)
         is_open &= want is not None and optim in IMPLEMENTATIONS
         if is_open and wanted.alone(_IMPLEMENTATION, IMPLEMENTATIONS[optim]) != want:
-            place = "a section optimizer of the ds_config, or an optim of the arguments"
+            words = {knob: f"optim {n} in the arguments" for n, knob in IMPLEMENTATIONS.items()}
+            place = words.get(str(want), "a section optimizer of the ds_config")
             self._put(self._path, (_IMPLEMENTATION,), want, by=place)
         found |= dict(as_argument_of(framework, name, value) for name, value in asked.items())
         yield from ((n, v) for n, v in found.items() if n not in given or given[n] != v)
