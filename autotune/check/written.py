@@ -10,15 +10,10 @@ from autotune.check.changes import changes_between, same_data
 from autotune.check.edit import edit
 from autotune.check.fixes import moved_in
 from autotune.engines.deepspeed.rules.base import changed
-from autotune.engines.deepspeed.sources.accelerate_names import KEYS
+from autotune.engines.deepspeed.sources.accelerate_names import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.engines.deepspeed.sources.source import Source
 from autotune.space.rule import Patch, in_words
-
-_ACCELERATE_SECTION = ("deepspeed_config",)
-
-_ACCELERATE_KEYS = {tuple(key.split(".")): name for name, key in KEYS.items()}
-"""Keys of a ds_config in the words of accelerate's own section (`accelerate_file.config_of`)."""
 
 
 def not_edited(source: Source) -> str:
@@ -65,7 +60,7 @@ def words_for(source: Source, config: Mapping[str, Any], changes: Patch) -> str:
 
 def is_accelerates(source: Source) -> bool:
     """Whether the configuration is written in accelerate's own words, as a section of its YAML."""
-    return source.at == _ACCELERATE_SECTION
+    return source.at == (SECTION,)
 
 
 def _read(source: Source) -> tuple[dict[str, Any], bool] | None:
@@ -98,13 +93,14 @@ def _accelerates(
 ) -> Patch | None:
     """Changes between two configurations in accelerate's words; None where it lacks a word."""
     read = _read(source)
-    written = (read[0].get(_ACCELERATE_SECTION[0]) if read else None) or {}
+    written = (read[0].get(SECTION) if read else None) or {}
     patch: dict[str, Any] = {}
     for path, value in leaves(changes_between(before, after)):
         if value == {}:
             continue
-        names = [name for key, name in _ACCELERATE_KEYS.items() if key[: len(path)] == path]
-        if not names or (value is not None and path not in _ACCELERATE_KEYS):
+        at = ".".join(path)
+        names = [name for key, name in FIELDS.items() if f"{key}.".startswith(f"{at}.")]
+        if not names or (value is not None and at not in FIELDS):
             return None
         is_needed = value is not None  # what is not written needs not go
         patch |= {name: value for name in names if is_needed or name in written}

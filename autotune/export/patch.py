@@ -26,7 +26,7 @@ from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.keys import SPELLINGS
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.script import ScriptEngine
-from autotune.engines.deepspeed.sources.accelerate_names import FLAGS, KEYS
+from autotune.engines.deepspeed.sources.accelerate_names import FIELDS, FLAGS, SECTION
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.filled import with_hidden_sizes
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
@@ -39,7 +39,6 @@ from autotune.engines.deepspeed.sources.reading import (
 )
 from autotune.engines.deepspeed.sources.source import Source, read_sources
 from autotune.engines.deepspeed.sources.training import (
-    ATTENTION_SWITCHES,
     AXOLOTL,
     CHECKPOINTING,
     DEFAULT_OPTIM,
@@ -64,9 +63,6 @@ _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 _IMPLEMENTATION = "optimizer.implementation"
 _SIZES = {_MICRO: "per_device_train_batch_size", _ACCUM: "gradient_accumulation_steps"}
 """Key of the batch -> Trainer's argument for it."""
-_FIELDS = {key: name for name, key in KEYS.items()}
-"""Key of a ds_config -> what accelerate's section calls it."""
-_SECTION = "deepspeed_config"
 _FRAMEWORKS = {FACTORY: "llama-factory", AXOLOTL: "axolotl"}
 _OFF = {
     "tensor_parallel.autotp_size": 0,
@@ -423,7 +419,7 @@ class _PatchPlan:
         wanted, consumer = self._wanted, source.consumer
         is_flags = source.syntax == "shell"
         for key, value in self._config(source.config, consumer, source.path).items():
-            field = _FIELDS.get(key)
+            field = FIELDS.get(key)
             if not source.is_made:
                 self._put(source.path, (*source.at, *key.split(".")), value)
             elif field is None or value is None or (is_flags and field not in FLAGS):
@@ -432,7 +428,7 @@ class _PatchPlan:
             elif is_flags:
                 self._flag(field, value)
             else:
-                self._put(source.path, (_SECTION, field), value)
+                self._put(source.path, (SECTION, field), value)
         is_told = source.arguments_path is not None or (
             is_line and (consumer is Consumer.TRAINER or has_arguments(source.arguments))
         )
@@ -465,7 +461,7 @@ class _PatchPlan:
                 if size != 1 and source.syntax == "shell":  # 1 is as without it
                     self._flag(key, size)
                 elif size != 1:
-                    self._put(source.path, (_SECTION, key), size)
+                    self._put(source.path, (SECTION, key), size)
             elif is_accelerates and not is_told:
                 place = "the accelerate file, or the script's Accelerator"
                 self._put(source.path, (key,), size, by=place)
@@ -619,15 +615,10 @@ class _PatchPlan:
             asked |= self._recompute(given, reader, recompute)
         attention = candidate.get("attention")
         # By default nobody chose one: the user's stays.
-        if attention not in (None, "default", have.get("attention")) and not wanted.is_own(
-            "attention"
-        ):
-            takes_it = ATTENTION_ARGUMENT in given or reader in _FRAMEWORKS
-            if takes_it and not given.keys() & ATTENTION_SWITCHES.keys():
-                asked[ATTENTION_ARGUMENT] = attention
-            else:
-                place = "attn_implementation where the script builds the model"
-                self._put(self._path, ("attention",), attention, by=place)
+        is_chosen = attention not in (None, "default", have.get("attention"))
+        if is_chosen and not wanted.is_own("attention"):
+            name, value = as_argument_of(framework, ATTENTION_ARGUMENT, attention)
+            self._put(self._path, (name,), value, by="where the model is built")
         compiles = candidate.get("compile")
         if compiles in ("none", "torch") and compiles != have["compile"]:
             asked["torch_compile"] = compiles == "torch"
@@ -636,13 +627,11 @@ class _PatchPlan:
         is_offloaded = candidate.get("offload.optimizer", "none") != "none"
         is_open = not has_optimizer and not is_offloaded and not wanted.is_own(_IMPLEMENTATION)
         want = candidate.get(_IMPLEMENTATION)
-        if is_open and want is not None and optim in IMPLEMENTATIONS:
-            there = next((n for n, knob in IMPLEMENTATIONS.items() if knob == want), None)
-            if wanted.alone(_IMPLEMENTATION, IMPLEMENTATIONS[optim]) != want and there:
-                asked["optim"] = there
-            elif there is None:
-                place = "a section optimizer of the ds_config"
-                self._put(self._path, (_IMPLEMENTATION,), want, by=place)
+        is_open &= want is not None and optim in IMPLEMENTATIONS
+        if is_open and wanted.alone(_IMPLEMENTATION, IMPLEMENTATIONS[optim]) != want:
+            words = {knob: f"optim {n} in the arguments" for n, knob in IMPLEMENTATIONS.items()}
+            place = words.get(str(want), "a section optimizer of the ds_config")
+            self._put(self._path, (_IMPLEMENTATION,), want, by=place)
         found |= dict(as_argument_of(framework, name, value) for name, value in asked.items())
         yield from ((n, v) for n, v in found.items() if n not in given or given[n] != v)
 

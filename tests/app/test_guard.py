@@ -111,8 +111,8 @@ def test_the_page_lays_the_losses_beside_the_baselines(study: Study) -> None:
     assert len({point.split()[1] for point in flat}) == 1, "as the baseline's"
     assert len(flat) == 20
     assert below["limit"] != below["best"], "the one that drifted"
-    assert "drifted: 10 to 10; baseline: 10 to 9.05" in chart.alt
-    assert f"{answer.guard.tolerance:.2g} to either side is allowed" in chart.alt
+    assert "drifted: 10 to 10; baseline: 10 to 9.05" in page
+    assert f"{answer.guard.tolerance:.2g} to either side is allowed" in page
     assert f"<dd>trial {drifted_trial(study)}, fail: in step 20 of 20 the loss is 10" in page
 
 

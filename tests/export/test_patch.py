@@ -427,12 +427,11 @@ def test_llama_factory_recomputes_unless_it_is_told_not_to(folder):
     path = write(folder, FACTORY, "run.yaml")
     apply([path, inner], wanted(folder, zero__stage=2, micro_batch=1, recompute="full"))
     assert path.read_text() == FACTORY
-    apply([path, inner], wanted(folder, zero__stage=2, micro_batch=1, attention="eager"))
-    assert path.read_text() == FACTORY + (
-        "disable_gradient_checkpointing: true\nflash_attn: disabled\n"
-    )
-    back = reading(folder, path)
-    assert (back.get("recompute"), back.get("attention")) == ("none", "eager")
+    eager = wanted(folder, zero__stage=2, micro_batch=1, attention="eager")
+    told = apply([path, inner], eager)[0]
+    assert path.read_text() == FACTORY + "disable_gradient_checkpointing: true\n"
+    assert "flash_attn=disabled: where the model is built" in said(told)
+    assert reading(folder, path).get("recompute") == "none"
     made = patched(path, wanted(folder, zero__stage=2, micro_batch=1, recompute="every_2"))
     assert any(one.startswith("recompute=every_2: ") for one in said(made))
 
@@ -600,12 +599,13 @@ def test_a_patch_that_cannot_keep_a_comment_is_refused(folder):
         patched(path, wanted(folder, zero__stage=3, micro_batch=4))
 
 
-def test_whose_adam_is_said_by_the_arguments_and_another_optimizer_stays(folder):
+def test_whose_adam_is_told_and_another_optimizer_stays(folder):
     write(folder, AUTO_CONFIG, "ds.json")
     choice = {"zero__stage": 2, "micro_batch": 4, "optimizer__implementation": "torch"}
     path = write(folder, ARGUMENTS, "args.yaml")
-    apply([path], wanted(folder, **choice))
-    assert path.read_text() == ARGUMENTS + "optim: adamw_torch\n"
+    told = apply([path], wanted(folder, **choice))[0]
+    assert path.read_text() == ARGUMENTS
+    assert "optimizer.implementation=torch: optim adamw_torch in the arguments" in said(told)
     text = ARGUMENTS + "optim: adafactor  # mine\n"
     path = write(folder, text, "args.yaml")
     apply([path], wanted(folder, **choice))

@@ -44,7 +44,7 @@ from autotune.search.history import History
 from tests.report import samples
 from tests.report.test_predictions import said as predicted
 from tests.report.test_terminal import finished
-from tests.report.told import facts_of
+from tests.report.told import cells_of, facts_of
 from tests.report.wide import EVIL
 from tests.search.scripted import GIB, Behaviour, Notebook, fault, ok, realistic
 from tests.trials import changed
@@ -104,12 +104,13 @@ def test_nothing_goes_into_a_page_as_it_is() -> None:
 
 def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
     report, frame = read_story(wide), load_table(wide.folder)
-    answer = report.answer
+    answer, page = report.answer, rendered(wide)
     assert answer is not None
     assert answer.best is not None
     bars = charts.comparison([("best", "best", answer.best)])
     assert bars is not None
-    assert bars.bars[0].value == f"{format_rate(answer.best.samples_per_s)} samples/s"
+    assert bars.bars[0].standing == answer.best
+    assert f'<div class="bar-value">{format_rate(answer.best.samples_per_s)} samples/s' in page
     drawn = charts.history(report)
     assert drawn is not None
     panel = drawn.panels[0]
@@ -130,9 +131,10 @@ def test_a_caption_counts_trials_without_a_figure(wide: Study, failures: int, sa
     everything = report.history.trials
     failed = [t for t in everything if t.result is not None and not t.result.samples_per_s]
     history = History([trial for trial in everything if trial not in failed[failures:]])
-    chart = charts.history(dataclasses.replace(report, history=history))
-    assert chart is not None
-    assert chart.alt == f"{len(history.trials)} trials by number; {said}."
+    hashes = {trial.spec.identity.candidate_hash for trial in history.trials}
+    rows = [row for row in report.rows if row.candidate.hash in hashes]
+    page = render_page(dataclasses.replace(report, history=history, rows=rows), Templates())
+    assert f"<figcaption>{len(history.trials)} trials by number; {said}.</figcaption>" in page
 
 
 def test_losses_that_cannot_be_compared_are_not_drawn_and_the_page_says_why(
@@ -243,17 +245,19 @@ def test_the_order_of_the_trials_is_the_answer_s(tmp_path: Path) -> None:
         t.spec.identity.number for t in report.history.trials
     }
     assert rows[0]["number"] == answer.best.trial
-    assert rows[0]["rests_on"] == f"{answer.best.n_runs} runs compared"
-    assert rows[0]["figure"] == format_rate(answer.best.samples_per_s)
+    rests_on = cells_of(report, "rests")
+    assert rests_on[answer.best.trial] == f"{answer.best.n_runs} runs compared"
+    assert rows[0]["figure"].samples_per_s == answer.best.samples_per_s
     heads = [row for row in rows if not row["is_again"]]
     assert len(heads) == len(report.rows)
-    assert max(row["figure_key"] for row in heads) > rows[0]["figure_key"]
-    compared = [row["is_compared"] for row in heads]
+    ranked = [row["row"] for row in heads]
+    assert max(row.rate for row in ranked) > ranked[0].rate
+    compared = [row.is_compared for row in ranked]
     assert compared == sorted(compared, reverse=True)
     for is_compared in (True, False):
-        figures = [row["figure_key"] for row in heads[1:] if row["is_compared"] is is_compared]
+        figures = [row.rate for row in ranked[1:] if row.is_compared is is_compared]
         assert figures == sorted(figures, reverse=True)
-    assert {row["rests_on"] for row in heads if not row["is_compared"]} == {
+    assert {rests_on[row.trial] for row in ranked if not row.is_compared} == {
         *("1 run, not compared", "")
     }
     groups = [key for key, _ in itertools.groupby(rows, key=lambda row: row["settings"])]

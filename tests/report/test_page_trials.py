@@ -11,7 +11,7 @@ from autotune.report.story import read_story
 from autotune.search.confirm import recorded_verdict
 from autotune.search.history import History
 from autotune.search.race import BLOCK
-from tests.report.told import facts_of
+from tests.report.told import cells_of, facts_of
 from tests.trials import changed
 
 
@@ -52,9 +52,10 @@ def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
         if row["role"].startswith("confirm"):
             is_last = number >= len(report.history.trials)
             assert row["role"].endswith("of an earlier comparison") is not is_last
-    assert rows[compared[0].trial]["rests_on"] == f"{compared[0].n_runs} runs compared"
-    assert rows[left_out.trial]["rests_on"] == "1 run, not in the last comparison"
-    assert rows[tried_once.trial]["rests_on"] == "1 run, not compared"
+    rests_on = cells_of(twice, "rests")
+    assert rests_on[compared[0].trial] == f"{compared[0].n_runs} runs compared"
+    assert rests_on[left_out.trial] == "1 run, not in the last comparison"
+    assert rests_on[tried_once.trial] == "1 run, not compared"
 
 
 def test_who_ran_once_in_the_comparison_is_named(wide: Study) -> None:

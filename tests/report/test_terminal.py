@@ -34,7 +34,7 @@ from autotune.search.plan import Plan, make_plan
 from autotune.search.race import WARM
 from autotune.space.knob import Context
 from tests.observed import job_of, observed
-from tests.report.told import facts_of
+from tests.report.told import cells_of, facts_of
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
@@ -603,7 +603,7 @@ def test_every_form_names_the_same_interval(tmp_path: Path) -> None:
     """That of a re-run, from one place; the table keeps the interval of the steps beside it."""
     report = read_story(finished(tmp_path))
     frame = load_table(report.folder).set_index("trial")
-    page = {row["number"]: row["interval"] for row in trials_of(report)}
+    page = cells_of(report, "interval")
     alone = [row for row in report.rows if row.figure is not None and row.n_runs == 1]
     assert alone
     for row in alone:

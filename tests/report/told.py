@@ -1,5 +1,9 @@
 """The facts of a story, as tests ask for them."""
 
+import re
+
+from autotune.base.templates import Templates
+from autotune.report.page.page import render_page
 from autotune.report.story import Story
 from autotune.report.telling import Fact
 from autotune.report.verdict import verdict_of
@@ -9,3 +13,10 @@ def facts_of(story: Story) -> list[Fact]:
     """Those above the table, and those below it."""
     verdict = verdict_of(story)
     return [*verdict.facts, *verdict.notes]
+
+
+def cells_of(story: Story, name: str) -> dict[int, str]:
+    """What the page's table of trials says in one class of its cells, by the trial's number."""
+    rows = re.findall(r'<tr data-trial="(\d+)"(.*?)</tr>', render_page(story, Templates()), re.S)
+    found = {int(number): re.search(rf'{name}">(.*?)</span>', row) for number, row in rows}
+    return {number: cell[1] if cell else "" for number, cell in found.items()}

@@ -36,7 +36,7 @@ from typing import Any
 from autotune.base.clock import machine
 from autotune.base.errors import AutotuneError
 from autotune.base.guarded_process import scratch_folder
-from autotune.contract import PARENT_ENV, SCRATCH_ENV, Start
+from autotune.contract import PARENT_ENV, SCRATCH_ENV, from_json
 from autotune.fleet.node.files import TrialFiles, node_folder
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
@@ -150,9 +150,7 @@ class Agent:
 
     def _do(self, command: str, **arguments: Any) -> bool:
         if command == "start":
-            part_fields = arguments["part"]
-            start = Start(part_fields["start"]) if part_fields["start"] else None
-            part = _on_this_clock(NodePart(**{**part_fields, "start": start}))
+            part = _on_this_clock(from_json(NodePart, arguments["part"]))
             self._start(part, arguments.get("files", {}))
         elif command == "end":
             if (trial := self._running.get(arguments["folder"])) is not None:

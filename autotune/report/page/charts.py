@@ -6,12 +6,7 @@ Each comes with a sentence that says what it shows, for those who do not see it.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from autotune.base.units import (
-    format_bytes,
-    format_interval,
-    format_rate,
-    size_unit,
-)
+from autotune.base.units import format_bytes, format_interval, format_rate, size_unit
 from autotune.contract import Role
 from autotune.record.answer import Standing
 from autotune.record.bottleneck import shares_of_calls
@@ -25,7 +20,6 @@ from autotune.report.page.shapes import (
     LegendEntry,
     Mark,
     Panel,
-    Symbol,
     path_of,
     steps_of,
     thinned,
@@ -33,14 +27,6 @@ from autotune.report.page.shapes import (
 from autotune.report.results.rows import Row, describe_front, front_rows
 from autotune.report.story import Story
 from autotune.space.knobs import describe_candidate
-
-_SYMBOLS: Mapping[str, Symbol] = {
-    "candidate": "dot",
-    "limit": "cross",
-    "drifts": "block",
-    "baseline": "diamond",
-    "best": "star",
-}
 
 
 def sides_of(story: Story) -> list[tuple[str, str, Standing]]:
@@ -57,19 +43,14 @@ def comparison(sides: Sequence[tuple[str, str, Standing]]) -> Chart | None:
     bars = [
         Bar(
             label=label,
-            value=f"{format_rate(s.samples_per_s)} samples/s",
+            standing=s,
             tone=tone,
             width=scale.at(s.samples_per_s),
             ends=(scale.at(s.samples_per_s_low), scale.at(s.samples_per_s_high)),
         )
         for label, tone, s in sides
     ]
-    text = "; ".join(
-        f"{label}: {format_rate(s.samples_per_s)} samples/s, 95% interval "
-        f"{format_interval(s.samples_per_s_low, s.samples_per_s_high)}"
-        for label, _, s in sides
-    )
-    return Chart(name="comparison", alt=f"{text}.", bars=bars)
+    return Chart(name="comparison", bars=bars)
 
 
 def history(story: Story) -> Chart | None:
@@ -95,13 +76,11 @@ def history(story: Story) -> Chart | None:
             for i, _ in ended
             if i.role is role and i.number in intervals
         ]
-        symbol: Symbol = {"baseline": "diamond", "best": "star"}.get(tone, "dot")  # type: ignore[assignment]  # of the closed list
         marks += [
             Mark(
                 x=x.at(number),
                 y=100 - y.at(each.rate),
                 tone=tone,
-                symbol=symbol,
                 ends=(100 - y.at(each.low), 100 - y.at(each.high)),
                 tip=f"trial {number} ({role.value}): {format_rate(each.rate)} samples/s "
                 f"({format_interval(each.low, each.high)})",
@@ -109,20 +88,19 @@ def history(story: Story) -> Chart | None:
             )
             for number, each in own
         ]
-        keys += [LegendEntry(text=role.value, tone=tone, symbol=symbol)] if own else []
+        keys += [LegendEntry(text=role.value, tone=tone)] if own else []
     failed = {i.number: result.outcome.value for i, result in ended if not result.samples_per_s}
     marks += [
         Mark(
             x=x.at(number),
             y=98.0,
             tone="failed",
-            symbol="cross",
             tip=f"trial {number}: {outcome}",
             trial=number,
         )
         for number, outcome in failed.items()
     ]
-    keys += [LegendEntry(text="no figure", tone="failed", symbol="cross")] if failed else []
+    keys += [LegendEntry(text="no figure", tone="failed")] if failed else []
     best = [(x.at(number), 100 - y.at(rate)) for number, rate in _fastest_so_far(story).items()]
     lines = [Curve(path=steps_of(best), tone="soft", is_dashed=True)] if best else []
     # By another objective the best is not the fastest, which the line follows.
@@ -136,10 +114,8 @@ def history(story: Story) -> Chart | None:
         marks=thinned(marks),
         lines=lines,
     )
-    alt = f"{len(ended)} trials by number{_drawn(marks)}"
-    if failed:
-        alt += f"; {len(failed)} {'has' if len(failed) == 1 else 'have'} no figure"
-    return Chart(name="history", alt=f"{alt}.", keys=keys, x_title="trial", panels=[panel])
+    caption = {"n": len(ended), "n_marks": len(marks), "n_failed": len(failed)}
+    return Chart(name="history", caption=caption, keys=keys, x_title="trial", panels=[panel])
 
 
 def steps(story: Story) -> Chart | None:
@@ -157,8 +133,8 @@ def steps(story: Story) -> Chart | None:
     keys = [
         LegendEntry(text=name, tone=tone, symbol="block") for name, tone in _PART_TONES.items()
     ]
-    alt = f"Where the time of an optimizer step went, as shares, in {len(seen)} trials."
-    return Chart(name="steps", alt=alt, keys=keys, x_title="trial", panels=[panel])
+    caption = {"n": len(seen)}
+    return Chart(name="steps", caption=caption, keys=keys, x_title="trial", panels=[panel])
 
 
 _PART_TONES = {
@@ -190,14 +166,9 @@ def losses(story: Story) -> Chart | None:
         LegendEntry(text=name, tone=tones[name], symbol="dashes" if name == "baseline" else "line")
         for name in lines
     ]
-    text = "; ".join(f"{name}: {its[0]:.5g} to {its[-1]:.5g}" for name, its in lines.items())
-    alt = (
-        f"Losses of the first {len(base)} steps, means over the runs: {text}. Below, how far they "
-        f"are off the baseline's; grey: {allowed:.2g} to either side is allowed."
-    )
     return Chart(
         name="losses",
-        alt=alt,
+        caption={"n": len(base), "losses": lines, "allowed": allowed},
         keys=[*keys, LegendEntry(text="allowed", tone="band", symbol="block")],
         x_title="optimizer step",
         panels=[upper, lower],
@@ -282,7 +253,6 @@ def speed_and_memory(story: Story) -> Chart | None:
                 x=place(row)[0],
                 y=place(row)[1],
                 tone=kind,
-                symbol=_SYMBOLS[kind],
                 tip=f"trial {row.trial}: {format_rate(row.rate)} samples/s in "
                 f"{format_bytes(row.peak_bytes)}; "
                 f"{describe_candidate(row.candidate, story.context)}",
@@ -290,7 +260,7 @@ def speed_and_memory(story: Story) -> Chart | None:
             )
             for row in own
         ]
-        keys += [LegendEntry(text=word, tone=kind, symbol=_SYMBOLS[kind])] if own else []
+        keys += [LegendEntry(text=word, tone=kind)] if own else []
     keys += [LegendEntry(text="Pareto front", tone="soft", symbol="dashes")] if front else []
     panel = Panel(
         y_title="gain: samples/s over the baseline's" if is_relative else "samples/s",
@@ -300,15 +270,16 @@ def speed_and_memory(story: Story) -> Chart | None:
         lines=lines,
         marks=thinned(marks),
     )
-    alt = f"{len(rows)} candidates{_drawn(marks)}"
-    if front:
-        alt += f"; {describe_front(front)}"
-    if is_limit_drawn:
-        alt += f". Upright line: the limit of {format_bytes(limit_bytes)}"
+    caption = {
+        "n": len(rows),
+        "n_marks": len(marks),
+        "front": describe_front(front) if front else "",
+        "limit_bytes": limit_bytes if is_limit_drawn else None,
+    }
     title = f"peak memory per device, {unit}"
     if is_relative:
         title = "cost: peak memory over the baseline's"
-    return Chart(name="memory", alt=f"{alt}.", keys=keys, x_title=title, panels=[panel])
+    return Chart(name="memory", caption=caption, keys=keys, x_title=title, panels=[panel])
 
 
 def _columns(shares_of: Mapping[int, Mapping[str, float]]) -> Panel:
@@ -378,8 +349,3 @@ def _kind(row: Row, story: Story) -> str:
     if story.drifts(row):
         return "drifts"
     return "candidate" if row.fits else "limit"
-
-
-def _drawn(marks: Sequence[Mark]) -> str:
-    n_drawn = len(thinned(marks))
-    return "" if n_drawn == len(marks) else f", {n_drawn} of them drawn"

@@ -6,13 +6,14 @@ a colour of the page's style sheet, which has one for each theme.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from autotune.record.answer import Standing
 from autotune.report.page.scale import Tick
 
-Symbol = Literal["dot", "diamond", "star", "cross", "line", "dashes", "block"]
+Symbol = Literal["line", "dashes", "block"]
 Point = tuple[float, float]
 """Per cent from the left and from the top."""
 Ends = tuple[float, float]
@@ -30,7 +31,6 @@ class Mark:
     tone: str
     tip: str
     """What a pointer on it reads."""
-    symbol: Symbol = "dot"
     ends: Ends | None = None
     """Its interval, from the top; None: it has none."""
     trial: int | None = None
@@ -54,7 +54,8 @@ class LegendEntry:
 
     text: str
     tone: str
-    symbol: Symbol = "dot"
+    symbol: Symbol | None = None
+    """None: that of its tone's marks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class Bar:
     """A row of a chart of bars."""
 
     label: str
-    value: str
+    standing: Standing
     tone: str
     width: float
     """Per cent of the track."""
@@ -103,8 +104,8 @@ class Chart:
 
     name: str
     """Identifies it in the page."""
-    alt: str
-    """Caption, in a sentence or two, for those who do not see it as well."""
+    caption: Mapping[str, Any] = field(default_factory=dict)
+    """What its caption tells, for those who do not see it as well."""
     keys: Sequence[LegendEntry] = ()
     x_title: str = ""
     panels: Sequence[Panel] = ()

@@ -4,13 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.base.templates import canonical_json
-from autotune.base.units import (
-    format_bytes,
-    format_count,
-    format_interval,
-    format_rate,
-    format_seconds,
-)
+from autotune.base.units import format_seconds
 from autotune.contract import Outcome, Phase, Role
 from autotune.record.facts import baseline_of
 from autotune.record.spread import is_figure
@@ -18,7 +12,7 @@ from autotune.record.study import Trial
 from autotune.report.explain.predictions import predicted_memory, predicted_rate
 from autotune.report.explain.trial import describe, explain, rows_of
 from autotune.report.page.tables import config_of, settings_of_row
-from autotune.report.results.rows import Row, describe_evidence
+from autotune.report.results.rows import describe_evidence
 from autotune.report.story import Story
 from autotune.search.confirm import first_round_of, last_comparison, number_of
 from autotune.space.candidate import candidate_of
@@ -57,8 +51,7 @@ def trials(story: Story) -> list[dict[str, Any]]:
         for place, trial in enumerate(own):
             result, number = trial.result, _number(trial)
             mark = marks.get(number, "drifts" if story.drifts(row) else "")
-            peak_bytes = None if result is None else result.peak_memory_bytes
-            rate = None if result is None or not is_figure(result) else result.samples_per_s
+            predicted = trial.spec.provenance.predicted
             found.append(
                 {
                     "number": number,
@@ -68,12 +61,14 @@ def trials(story: Story) -> list[dict[str, Any]]:
                     "again_of": kin if place > 0 else "",
                     "role": _role(trial, story, last),
                     "outcome": "running" if result is None else result.outcome.value,
-                    **_judged(row, is_first=place == 0, left_out=left_out),
-                    "rate": "" if rate is None else format_rate(rate),
-                    "rate_key": rate or 0.0,
-                    "memory": _blank(format_bytes(peak_bytes)),
-                    "memory_key": peak_bytes or 0,
-                    **_predicted(trial),
+                    "row": row,
+                    "figure": row.figure if place == 0 else None,
+                    "left_out": left_out,
+                    "rate": result.samples_per_s if result and is_figure(result) else None,
+                    "peak_bytes": result and result.peak_memory_bytes,
+                    "predicted_key": 1 / predicted.step_time_s if predicted else 0,
+                    "predicted_rate": predicted_rate(trial.spec),
+                    "predicted_memory": predicted_memory(trial.spec),
                     "settings": settings,
                     "evidence": _evidence_of(trial),
                 }
@@ -130,44 +125,8 @@ def _left_out(trials: Sequence[Trial], last: int) -> str:
     return "not in the last comparison" if rounds and max(rounds) < last else "not compared"
 
 
-def _judged(row: Row, *, is_first: bool, left_out: str) -> dict[str, Any]:
-    """The figure of a candidate, and what it rests on; in words in its first row alone."""
-    figure, empty = row.figure, dict.fromkeys(("figure", "interval", "rests_on"), "")
-    if figure is None or not is_first:
-        return empty | {"figure_key": row.rate, "is_compared": row.is_compared}
-    runs = format_count(figure.n_runs, "run")
-    if row.is_compared:
-        runs += " compared"
-    elif left_out:
-        runs += f", {left_out}"
-    if row.is_compared and figure.n_disturbed:
-        runs += f", {figure.n_disturbed} disturbed"
-    return {
-        "figure": format_rate(figure.samples_per_s),
-        "interval": format_interval(figure.samples_per_s_low, figure.samples_per_s_high),
-        "rests_on": runs,
-        "figure_key": row.rate,
-        "is_compared": row.is_compared,
-    }
-
-
 def _number(trial: Trial) -> int:
     return trial.spec.identity.number
-
-
-def _predicted(trial: Trial) -> dict[str, Any]:
-    predicted = trial.spec.provenance.predicted
-    if predicted is None:
-        return dict.fromkeys(("predicted_rate", "predicted_memory"), "") | {"predicted_key": 0}
-    return {
-        "predicted_rate": predicted_rate(trial.spec),
-        "predicted_key": 1 / predicted.step_time_s,
-        "predicted_memory": predicted_memory(trial.spec),
-    }
-
-
-def _blank(text: str) -> str:
-    return "" if text == "-" else text
 
 
 def _evidence_of(trial: Trial) -> str:

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 
+SECTION = "deepspeed_config"
+"""Its section for DeepSpeed."""
+
 KEYS: Mapping[str, str] = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "gradient_clipping",
@@ -13,6 +16,9 @@ KEYS: Mapping[str, str] = {
     "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
 }
 """Field of its section -> the key that it fills in."""
+
+FIELDS = {key: name for name, key in KEYS.items()}
+"""Key of a ds_config -> what the section calls it."""
 
 FLAGS = tuple(name for name in KEYS if not name.endswith("_path"))
 """Keys that are flags of `accelerate launch`, which come before the section."""
