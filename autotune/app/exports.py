@@ -19,7 +19,7 @@ from autotune.export.patch import Patched, Wanted, patched_all, write_patched
 from autotune.fleet.transports.local import HERE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
-from autotune.job.observed import OBSERVED_FILE, CommandNow, Observed, file_digest, text_digest
+from autotune.job.observed import OBSERVED_FILE, Observed, file_digest, text_digest
 from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import (
     baseline_of,
@@ -105,7 +105,7 @@ def find_chosen(
     if project is not None:
         job = dataclasses.replace(job, script=_moved(job.script, project, study))
     if job.script is not None:
-        job = dataclasses.replace(job, script=_patched(job.script, project, study, candidate))
+        job = dataclasses.replace(job, script=_patched(job.script, study, candidate))
     _check_folder(job, study)
     guards = guards_of(
         history_of(recorded, facts).trials,
@@ -189,7 +189,7 @@ def _check_folder(job: Job, study: Study) -> None:
         )
 
 
-def _moved(script: Observed | None, project: Path, study: Study) -> CommandNow:
+def _moved(script: Observed | None, project: Path, study: Study) -> Observed:
     """A study's command in the folder where its files are now.
 
     Raises:
@@ -200,7 +200,7 @@ def _moved(script: Observed | None, project: Path, study: Study) -> CommandNow:
             f"study {study.name}: it trains no command of your own, so it has no project folder",
             "leave --project out",
         )
-    moved = CommandNow.of(script, project)
+    moved = dataclasses.replace(script, now_in=str(project.resolve()))
     if moved.sources and not any(map(os.path.exists, moved.here.sources)):
         raise StudyError(
             f"{project}: holds none of the files that the command of study {study.name} read, "
@@ -210,9 +210,7 @@ def _moved(script: Observed | None, project: Path, study: Study) -> CommandNow:
     return moved
 
 
-def _patched(
-    script: Observed, project: Path | None, study: Study, candidate: Candidate
-) -> Observed:
+def _patched(script: Observed, study: Study, candidate: Candidate) -> Observed:
     """A study's command that knows what the study's own patches wrote into its files.
 
     Raises:
@@ -235,7 +233,7 @@ def _patched(
                 f"put the file back as it was, or name that one with --trial {one.trial}",
             )
     written = {name: one.after for name, one in known.items()}
-    return CommandNow.of(script, project, written) if written else script
+    return dataclasses.replace(script, patched=written)
 
 
 def _carried_in(trial: Trial) -> list[str]:

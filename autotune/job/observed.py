@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 from autotune.base.errors import JobError
@@ -78,6 +77,10 @@ class Observed(Stored):
     """`digest` as it was then: files that have changed since are observed anew."""
     source_digests: dict[str, str] = field(default_factory=dict)
     """Each of `sources` -> hash of its text then."""
+    now_in: str = ""
+    """Where `folder` is now, for whoever exports it; empty: where it was."""
+    patched: dict[str, str] = field(default_factory=dict)
+    """Source that the study's own patch wrote, for whoever exports it -> hash of what it wrote."""
     schema_version: int = 1
 
     @classmethod
@@ -354,25 +357,35 @@ class Observed(Stored):
         return found
 
     def digest(self) -> str:
+        is_known = self.source_digests.keys() == set(self.sources)
+        if self.patched and is_known and not self.changed():
+            return self.observed_digest
         return digest_of(self.command, self.sources, self.places)
 
     @property
     def places(self) -> list[str]:
         """Where each of `sources` is now."""
-        return self.sources
+        return [_moved(name, self.folder, self.now_in or self.folder) for name in self.sources]
 
     def changed(self) -> list[str]:
-        """Places of the sources whose text is not as it was then, as far as the record tells."""
+        """Places of the sources whose text is not as it was then, as far as the record tells.
+
+        A file that holds what a patch of the study wrote has not changed.
+        """
         then = self.source_digests
         return [
             place
             for name, place in zip(self.sources, self.places, strict=True)
-            if name in then and file_digest(place) != then[name]
+            if name in then and file_digest(place) not in (then[name], self.patched.get(name))
         ]
 
     @property
     def here(self) -> "Observed":
-        return self
+        """The same with every path below its folder as it is now."""
+        if not self.now_in:
+            return self
+        found = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return Observed(**{**_moved(found, self.folder, self.now_in), "now_in": ""})
 
     def model(self, path: Path) -> Model:
         """The model that it trains, by the shape that was read.
@@ -407,62 +420,15 @@ class Observed(Stored):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandNow(Observed):
-    """A command as its files are now: in another place, or with what its study's patch wrote."""
-
-    now_in: str
-    patched: Mapping[str, str] = field(default_factory=dict)
-    """Source that a patch wrote -> hash of what it wrote."""
-
-    @classmethod
-    def of(
-        cls,
-        script: Observed,
-        folder: Path | None = None,
-        patched: Mapping[str, str] = MappingProxyType({}),
-    ) -> "CommandNow":
-        """A command whose folder is `folder` now, None where it was; `patched` as the field."""
-        fields = {each.name: getattr(script, each.name) for each in dataclasses.fields(Observed)}
-        now_in = script.folder if folder is None else str(folder.resolve())
-        return cls(**fields, now_in=now_in, patched=dict(patched))
-
-    def digest(self) -> str:
-        is_known = self.source_digests.keys() == set(self.sources)
-        if self.patched and is_known and not self.changed():
-            return self.observed_digest
-        return super().digest()
-
-    @property
-    def places(self) -> list[str]:
-        return [self._now(name) for name in self.sources]
-
-    def changed(self) -> list[str]:
-        """See `Observed.changed`: a file that holds what a patch wrote has not changed."""
-        names = dict(zip(self.places, self.sources, strict=True))
-        return [
-            place
-            for place in super().changed()
-            if file_digest(place) != self.patched.get(names[place])
-        ]
-
-    @property
-    def here(self) -> Observed:
-        found = {each.name: getattr(self, each.name) for each in dataclasses.fields(Observed)}
-        return Observed(**self._moved({**found, "folder": self.now_in}))
-
-    def _moved(self, data: Any) -> Any:
-        """Data with every path below the old folder as it is now."""
-        if isinstance(data, dict):
-            return {self._now(key): self._moved(value) for key, value in data.items()}
-        if isinstance(data, list):
-            return [self._moved(value) for value in data]
-        return self._now(data) if isinstance(data, str) else data
-
-    def _now(self, text: str) -> str:
-        if text == self.folder:
-            return self.now_in
-        return text.replace(self.folder + os.sep, self.now_in + os.sep)
+def _moved(data: Any, before: str, after: str) -> Any:
+    """Data with every path below one folder as it is below another."""
+    if isinstance(data, dict):
+        return {_moved(k, before, after): _moved(v, before, after) for k, v in data.items()}
+    if isinstance(data, list):
+        return [_moved(value, before, after) for value in data]
+    if not isinstance(data, str):
+        return data
+    return after if data == before else data.replace(before + os.sep, after + os.sep)
 
 
 def _has(keys: Sequence[str], key: str) -> bool:

@@ -2,20 +2,17 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.plugins import load_plugin
 from autotune.contract import CONFIG_DIR, METER_SLACK, Origin, Outcome
-from autotune.record.facts import (
-    PassedOver,
-    context_of,
-    objective_of,
-    read_fact,
-)
+from autotune.record.facts import PassedOver, read_fact
 from autotune.record.guard import GuardVerdict
 from autotune.record.study import Study
 from autotune.space.candidate import Candidate
@@ -84,9 +81,14 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Findings:
-    """What `study.json` keeps of an answer as it is."""
+class SearchAnswer:
+    """The answer of a search; `study.json` keeps its fields as they are, but for the study."""
 
+    study: Annotated[Study, PlainValidator(lambda study: study)]
+    engine: str = DEFAULT_ENGINE
+    """Name of the engine that trained."""
+    objective: str = "samples_per_s"
+    """Name of what `best` was chosen by."""
     counts: Mapping[Outcome, int]
     """Ended trials by outcome."""
     stop_reason: str
@@ -112,17 +114,6 @@ class _Findings:
     """The Pareto front, fastest first; None for an objective without one."""
     rule: str = ""
     """How the best one of the front was chosen; empty without one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchAnswer(_Findings):
-    """The answer of a search."""
-
-    study: Study
-    engine: str = DEFAULT_ENGINE
-    """Name of the engine that trained."""
-    objective: str = "samples_per_s"
-    """Name of what `best` was chosen by."""
 
     @property
     def has_proven_gain(self) -> bool:
@@ -175,7 +166,7 @@ class SearchAnswer(_Findings):
         return self.study.best_folder if has_files else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: what `search --json` prints and `study.json` keeps.
+        """The JSON form: what `search --json` prints.
 
         Returns:
             `study`, `counts` by outcome, `baseline` and `best` (null where there is none),
@@ -196,21 +187,21 @@ class SearchAnswer(_Findings):
         speedup, problem, drifted = self.speedup, self.problem, self.drifted
         front = {}
         if self.front is not None:
-            front = {"front": [self._stored(point) for point in self.front], "rule": self.rule}
+            front = {"front": [self._shown(point) for point in self.front], "rule": self.rule}
         return {
             "study": self.study.name,
             "counts": {outcome.value: count for outcome, count in self.counts.items()},
-            "baseline": self.baseline and self._stored(self.baseline),
-            "best": self.best and self._stored(self.best),
-            "ties": [self._stored(tie) for tie in self.ties],
+            "baseline": self.baseline and self._shown(self.baseline),
+            "best": self.best and self._shown(self.best),
+            "ties": [self._shown(tie) for tie in self.ties],
             "proven_gain": self.has_proven_gain,
             "handed_out": self.handed_out and self.handed_out.trial,
             "speedup": speedup and speedup.ratio,
             "speedup_low": speedup and speedup.low,
             "speedup_high": speedup and speedup.high,
-            "guard": self.guard and self.guard.to_dict(),
+            "guard": self.guard and asdict(self.guard),
             "drifted": drifted
-            and {**self._stored(drifted.standing), "guard": drifted.guard.to_dict()},
+            and {**self._shown(drifted.standing), "guard": asdict(drifted.guard)},
             "passed_over": [vars(passed) for passed in self.passed_over],
             "substitute_baseline": self.is_substitute,
             "stop_reason": str(self.stop_reason),
@@ -224,15 +215,21 @@ class SearchAnswer(_Findings):
             **front,
         }
 
+    def stored(self) -> dict[str, Any]:
+        """What `study.json` keeps."""
+        data = {**asdict(self), "counts": dict(self.counts)}
+        del data["study"]  # it may be moved
+        return data
+
     def config_of(self, standing: Standing) -> Path:
         """The configuration file of the trial that stands for a candidate."""
         name: str = load_plugin("engine", self.engine).config_file
         return self.study.trial_folder(standing.trial) / CONFIG_DIR / name
 
-    def _stored(self, standing: Standing) -> dict[str, Any]:
-        figures = {each.name: getattr(standing, each.name) for each in fields(Standing)}
+    def _shown(self, standing: Standing) -> dict[str, Any]:
         candidate = dict(standing.candidate.values)
-        return {**figures, "candidate": candidate, "ds_config": str(self.config_of(standing))}
+        config = str(self.config_of(standing))
+        return {**asdict(standing), "candidate": candidate, "ds_config": config}
 
 
 def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
@@ -241,37 +238,8 @@ def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
     Its files are named as they lie now: a study may have been moved since, or set aside, and its
     old place may be another study's.
     """
-    stored, context = facts.get("answer"), context_of(facts)
-    if not isinstance(stored, dict) or context is None:
+    stored = facts.get("answer")
+    read = read_fact(SearchAnswer, {**stored, "study": None}) if isinstance(stored, dict) else None
+    if read is None or (read.speedup is not None and not (read.best and read.baseline)):
         return None
-
-    def standing(data: Any) -> Any:
-        """A standing with its candidate as `Candidate` has it; damage stays what it is."""
-        if not isinstance(data, dict) or not isinstance(data.get("candidate"), dict):
-            return data
-        shared = {"world": context.world, "global_batch": context.global_batch}
-        return {**data, "candidate": {"knobs": sorted(data["candidate"].items()), **shared}}
-
-    def standings(data: Any) -> Any:
-        return [standing(each) for each in data] if isinstance(data, list) else data
-
-    found = {name: value for name, value in stored.items() if name not in ("study", "paths")}
-    for name in ("baseline", "best"):
-        found[name] = standing(stored.get(name))
-    for name in ("ties", "front"):
-        found[name] = standings(stored.get(name, []))
-    if isinstance(drifted := stored.get("drifted"), dict):
-        found["drifted"] = {"standing": standing(drifted), "guard": drifted.get("guard")}
-    names = {"ratio": "speedup", "low": "speedup_low", "high": "speedup_high"}
-    gain = {name: stored.get(key) for name, key in names.items()}
-    has_gain = any(value is not None for value in gain.values())
-    found["speedup"] = gain if has_gain else None
-    read = read_fact(_Findings, found)
-    if read is None or (has_gain and not (read.best and read.baseline)):
-        return None
-    return SearchAnswer(
-        **{**vars(read), "front": read.front or None},
-        study=study,
-        engine=context.engine,
-        objective=objective_of(facts).name,
-    )
+    return replace(read, study=study)

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from autotune.base.student_t import t_quantile
 from autotune.contract import Origin, Role, TrialSpec
@@ -83,10 +82,6 @@ class GuardVerdict:
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.why}"
-
-    def to_dict(self) -> dict[str, Any]:
-        lists = {name: list(getattr(self, name)) for name in ("losses", "baseline_losses")}
-        return {**vars(self), **lists, "verdict": self.verdict.value}
 
 
 NOT_COMPARED = GuardVerdict(

@@ -55,7 +55,9 @@ def test_sound_facts_are_read(study: Study) -> None:
     assert environment_at(facts, 0) == environment_of(facts)
     answer = answer_of(facts, study)
     assert answer is not None
-    assert answer.to_dict() == facts["answer"], "from the loop to the disk and back"
+    assert json.loads(json.dumps(answer.stored())) == facts["answer"], (
+        "from the loop to the disk and back"
+    )
     assert "Unfinished" not in shown(read_story(study))
 
 
@@ -71,6 +73,8 @@ def test_no_damage_ends_in_a_traceback(study: Study, monkeypatch: pytest.MonkeyP
     trials = recorded.trials
     monkeypatch.setattr(Study, "read", lambda _: recorded)
     for place, value in cases:
+        if place == ("context", "engine"):
+            continue  # a name of no engine here may be one that is not installed: it is named
         facts = damaged(sound, place, value)
         monkeypatch.setattr(Study, "read_state", lambda _, facts=facts: facts)
         assert len(load_table(study.folder)) == len(trials), (place, value)

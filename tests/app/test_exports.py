@@ -23,8 +23,7 @@ def study(tmp_path: Path) -> Study:
 def unproven(study: Study, *, ratio: float | None) -> tuple[int, int]:
     """An answer whose gain is not proven, such as one cut short; trials of best and baseline."""
     state = study.read_state()
-    low, high = (None, None) if ratio is None else (ratio * 0.9, ratio * 1.1)
-    state["answer"] |= {"speedup": ratio, "speedup_low": low, "speedup_high": high}
+    state["answer"]["speedup"] = ratio and dict(ratio=ratio, low=ratio * 0.9, high=ratio * 1.1)
     study.write_state(state)
     return state["answer"]["best"]["trial"], state["answer"]["baseline"]["trial"]
 

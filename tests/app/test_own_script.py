@@ -33,7 +33,7 @@ from autotune.contract import Role, read_json, to_dict, write_json
 from autotune.engines.base import Engine
 from autotune.fleet.base import Fleet, Place
 from autotune.job.job import Job
-from autotune.job.observed import OBSERVED_FILE, CommandNow, Observed, digest_of, file_digest
+from autotune.job.observed import OBSERVED_FILE, Observed, digest_of, file_digest
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.report.candidates.ranking import MEMORY_PARTS
@@ -127,7 +127,7 @@ def test_a_moved_command_is_the_same_if_its_files_are(tmp_path: Path) -> None:
     )
     digest = script.digest()
     before.rename(after)
-    moved = CommandNow.of(script, after)
+    moved = dataclasses.replace(script, now_in=str(after))
     assert moved.digest() == digest != script.digest()
     assert moved.here.folder == str(after)
     command = ["torchrun", f"{after}/train.py", f"--deepspeed={after}/ds.json", "--lr=1"]

@@ -16,6 +16,7 @@ from autotune.base.errors import ExitCode, FleetError, NothingFeasibleError, Stu
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.knowledge import keep_lessons, read_lessons
 from autotune.fleet.transports.local import Here
+from autotune.record.answer import answer_of
 from autotune.record.study import Study
 from autotune.report.story import read_story
 from autotune.search.history import History
@@ -93,7 +94,9 @@ def test_a_search_without_a_best_still_answers(
     assert words in err
     metrics = session.study.metrics_file.read_text()
     assert 'autotune_stage{study="scripted",stage="done"} 1.0' in metrics
-    assert session.study.read_state()["answer"] == answer
+    kept = answer_of(session.study.read_state(), session.study)
+    assert kept is not None
+    assert kept.to_dict() == answer
     state = state_of(session.study)
     assert state.stop_reason == answer["stop_reason"]
     text = shown(read_story(session.study))

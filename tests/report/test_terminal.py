@@ -70,7 +70,7 @@ def finished(
     }
     study.write_state(facts)
     result = search(study, job, behave, engine=engine(job))
-    study.write_state({**study.read_state(), "answer": result.to_dict()})
+    study.write_state({**study.read_state(), "answer": result.stored()})
     return study
 
 
@@ -196,7 +196,9 @@ def test_a_failure_in_the_comparison_comes_before_the_measurement(tmp_path: Path
 
 def test_the_answer_is_json_and_names_what_it_promises(tmp_path: Path) -> None:
     study = finished(tmp_path)
-    answer = json.loads(json.dumps(study.read_state()["answer"]))
+    read = read_story(study).answer
+    assert read is not None
+    answer = json.loads(json.dumps(read.to_dict()))
     assert set(answer) == {
         "study", "counts", "baseline", "best", "ties", "speedup", "speedup_low", "speedup_high",
         "stop_reason", "origin", "problem", "interrupted", "paths", "passed_over",
