@@ -15,15 +15,7 @@ from autotune.record.found import write_found
 from autotune.record.soak import SOAK_FILE, SOAK_FOLDER, SoakResult, digest_of
 from autotune.record.study import Study
 from autotune.search.rounds import Note, runner_on
-from autotune.search.soak import (
-    Half,
-    check_space,
-    failures_of,
-    growth_of,
-    resumed_of,
-    soak_trials,
-    unknown_of,
-)
+from autotune.search.soak import Soak, check_space, soak_trials
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 
 MAX_MINUTES = 30 * 24 * 60
@@ -118,23 +110,20 @@ def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakRes
         ran = soak_trials(subject.spec, subject.files, minutes=minutes, runner=runner)
         if ran is None:
             return None
-        found = _result(subject, place.environment, minutes, *ran)
+        found = _result(subject, place.environment, minutes, ran)
         write_found(subject.folder / SOAK_FILE, found)
         return found
 
 
-def _result(
-    subject: Subject, environment: Environment, minutes: float, halves: list[Half], size: int
-) -> SoakResult:
-    growth = growth_of(halves)
-    failures, unknown = failures_of(halves, growth), unknown_of(halves)
-    times_s = [seconds for half in halves for seconds in half.result.step_times_s]
-    rates = [half.result.samples_per_s for half in halves if half.result.samples_per_s]
-    peaks = [half.result.peak_memory_bytes for half in halves if half.result.peak_memory_bytes]
+def _result(subject: Subject, environment: Environment, minutes: float, soak: Soak) -> SoakResult:
+    results = [half.result for half in soak.halves]
+    times_s = [seconds for result in results for seconds in result.step_times_s]
+    rates = [result.samples_per_s for result in results if result.samples_per_s]
+    peaks = [result.peak_memory_bytes for result in results if result.peak_memory_bytes]
     return SoakResult(
-        passed=not failures and not unknown,
-        problems=[*failures, *unknown],
-        too_short=bool(unknown) and not failures,
+        passed=not soak.failures and not soak.unknown,
+        problems=[*soak.failures, *soak.unknown],
+        too_short=not soak.failures and bool(soak.unknown),
         source=subject.source,
         trial=subject.trial,
         candidate_hash=subject.spec.identity.candidate_hash,
@@ -146,12 +135,12 @@ def _result(
         samples_per_s=min(rates, default=None),
         peak_memory_bytes=max(peaks, default=None),
         memory_limit_bytes=subject.spec.measure.memory_limit_bytes,
-        growth=growth,
-        checkpoint=resumed_of(halves, size),
+        growth=soak.growth,
+        checkpoint=soak.checkpoint,
         device_name=environment.device_name,
         deepspeed_version=environment.deepspeed_version,
         torch_version=environment.torch_version,
-        started_at_s=halves[0].result.started_at_s,
+        started_at_s=results[0].started_at_s,
     )
 
 

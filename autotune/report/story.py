@@ -69,16 +69,16 @@ class Story:
         """The answer's best; of a running search that of its comparison, or the best so far."""
         if self.running is None:
             return None if self.answer is None else self.answer.best
-        race = self.running.race
-        return (race and race.leader) or self.running.best
+        compared = self.running.comparison
+        return (compared and compared.leader) or self.running.best
 
     @property
     def baseline(self) -> Standing | None:
         """The answer's baseline, or that of a running search."""
         if self.running is None:
             return None if self.answer is None else self.answer.baseline
-        race = self.running.race
-        return (race and race.baseline) or self.running.baseline
+        compared = self.running.comparison
+        return (compared and compared.start) or self.running.baseline
 
     @property
     def best_trial(self) -> int | None:

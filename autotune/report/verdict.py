@@ -125,7 +125,7 @@ def _values(story: Story) -> dict[str, Any]:
     answer, best, baseline = story.answer, story.best, story.baseline
     gain = None if answer is None else answer.speedup
     specs = [trial.spec for trial in story.history.trials]
-    race = None if story.running is None else story.running.race
+    compared = None if story.running is None else story.running.comparison
     spread = story.history.spread
     ours, theirs = story.best_row, story.baseline_row
     change = ""
@@ -142,8 +142,8 @@ def _values(story: Story) -> dict[str, Any]:
         "best_row": ours,
         "is_both": story.is_both,
         "running": story.running,
-        "race": None if race is None else describe_race(race),
-        "others": None if race is None else describe_others(race),
+        "race": None if compared is None else describe_race(compared),
+        "others": None if compared is None else describe_others(compared),
         "repeats": _repeated_by(story),
         "gain": gain,
         "says_nothing": gain is not None and says_nothing(gain.low, gain.high),

@@ -14,7 +14,7 @@ from autotune.contract import Outcome, TrialResult
 from autotune.job.fidelity import describe_fidelity
 from autotune.record.answer import Standing
 from autotune.record.study import Trial
-from autotune.search.base import RaceState
+from autotune.search.confirm import Comparison
 from autotune.search.history import History
 
 
@@ -37,26 +37,26 @@ def describe_standing(standing: Standing) -> str:
     )
 
 
-def describe_race(race: RaceState) -> str:
+def describe_race(comparison: Comparison) -> str:
     """`2 rounds, trial 5 leads: 1.20x the baseline (1.05 to 1.36)`."""
-    if race.leader is None:
+    if comparison.leader is None:
         return "no round is over"
-    rounds = format_count(race.n_rounds, "round")
-    text = f"{rounds}, trial {race.leader.trial} leads"
-    if race.leader == race.baseline:
+    rounds = format_count(comparison.race.n_rounds, "round")
+    text = f"{rounds}, trial {comparison.leader.trial} leads"
+    if comparison.leader == comparison.start:
         text += ", the baseline"
-    elif race.gain is not None:
-        interval = format_gain_interval(race.gain.low, race.gain.high)
-        text += f": {race.gain.ratio:.2f}x the baseline ({interval})"
+    elif comparison.gain is not None:
+        interval = format_gain_interval(comparison.gain.low, comparison.gain.high)
+        text += f": {comparison.gain.ratio:.2f}x the baseline ({interval})"
     return text
 
 
-def describe_others(race: RaceState) -> str:
+def describe_others(comparison: Comparison) -> str:
     """`trial 7: 58.1 samples/s (2 runs)`: who is compared besides; empty: nobody has run."""
     return "; ".join(
         f"trial {one.trial}: {format_rate(one.samples_per_s)} samples/s "
         f"({format_count(one.n_runs, 'run')})"
-        for one in race.others
+        for one in comparison.others
     )
 
 

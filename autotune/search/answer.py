@@ -12,7 +12,7 @@ from autotune.record.facts import PassedOver
 from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
 from autotune.record.study import Study
 from autotune.search import confirm
-from autotune.search.base import RaceState, StopReason
+from autotune.search.base import StopReason
 from autotune.search.context import SearchContext
 from autotune.search.front import RULE, front_of
 from autotune.search.history import History, results
@@ -58,22 +58,6 @@ class RecordStandings:
         if best is None or best not in self.drifting(baseline):
             return None
         return comparison.figures[best].trial, self.guards(baseline)[best]
-
-    def race(self, comparison: confirm.Comparison) -> RaceState:
-        """The state of a comparison that runs."""
-        race, figures = comparison.race, comparison.figures
-        standings = dict(sorted(figures.items(), key=lambda item: -item[1].samples_per_s))
-        leader = race.best if race.n_rounds and race.logs else None
-        base, gain = comparison.baseline, None
-        if leader is not None and base in standings and leader != base and race.n_rounds > 1:
-            gain = race.gain(leader, base)
-        return RaceState(
-            n_rounds=race.n_rounds,
-            leader=None if leader is None else standings.get(leader),
-            baseline=None if base is None else standings.get(base),
-            others=tuple(s for key, s in standings.items() if key not in (leader, base)),
-            gain=gain,
-        )
 
     def compared(self, baseline: Candidate | None) -> confirm.Comparison | None:
         """What the record's final comparison says; None: there is none."""

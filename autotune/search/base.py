@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from autotune.contract import Fidelity, Outcome, Phase, Role
-from autotune.record.answer import Speedup, Standing
+from autotune.record.answer import Standing
 from autotune.record.study import Trial
 from autotune.space.candidate import Candidate
+
+if TYPE_CHECKING:  # it imports what imports this
+    from autotune.search.confirm import Comparison
 
 
 class Stage(StrEnum):
@@ -45,22 +48,6 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RaceState:
-    """The final comparison while it runs: figures of its own runs alone."""
-
-    n_rounds: int
-    """Rounds that are over."""
-    leader: Standing | None
-    """Whom the race would name now; None: no round is over."""
-    baseline: Standing | None
-    """None: it has no run yet, or there is none."""
-    others: tuple[Standing, ...]
-    """Those with a run that are neither, the fastest first."""
-    gain: Speedup | None
-    """Gain of the leader over the baseline; None: nothing to judge it by yet."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """The state of a search at one moment."""
 
@@ -78,7 +65,7 @@ class Snapshot:
     reduced trials."""
     baseline: Standing | None
     best: Standing | None
-    race: RaceState | None = None
+    comparison: "Comparison | None" = None
     """None: the final comparison has not begun, or is over."""
     elapsed_s: float
     time_left_s: float | None

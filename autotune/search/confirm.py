@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.contract import Role, Start, TrialResult
-from autotune.record.answer import Standing
+from autotune.record.answer import Speedup, Standing
 from autotune.record.guard import GuardVerdict
 from autotune.record.spread import is_figure, log_rate
 from autotune.record.study import Trial
@@ -85,6 +85,31 @@ class Comparison:
         re-run would be, as everywhere (`autotune.record.spread`).
         """
         return self._race_after(self._progress.number if self.is_known else self._last_round + 1)
+
+    @cached_property
+    def leader(self) -> Standing | None:
+        """Whom the race would name now; None: no round is over."""
+        race = self.race
+        return self.figures.get(race.best) if race.n_rounds and race.logs else None
+
+    @cached_property
+    def start(self) -> Standing | None:
+        """The baseline; None: it has no run yet, or there is none."""
+        return None if self.baseline is None else self.figures.get(self.baseline)
+
+    @cached_property
+    def others(self) -> tuple[Standing, ...]:
+        """Those with a run that are neither, the fastest first."""
+        others = (s for s in self.figures.values() if s not in (self.leader, self.start))
+        return tuple(sorted(others, key=lambda standing: -standing.samples_per_s))
+
+    @cached_property
+    def gain(self) -> Speedup | None:
+        """Gain of the leader over the baseline; None: nothing to judge it by yet."""
+        ran = self.leader is not None and self.start is not None and self.race.n_rounds > 1
+        if not ran or self.baseline is None or self.leader == self.start:
+            return None
+        return self.race.gain(self.race.best, self.baseline)
 
     @property
     def has_verdict(self) -> bool:

@@ -214,7 +214,7 @@ class _StagedSearch:
             running=self.flight.running(),
             baseline=standings.baseline(self._baseline.candidate),
             best=standings.best(),
-            race=self._comparison.race
+            comparison=self._comparison.planned
             if self._comparison is not None and stage is Stage.CONFIRM
             else None,
             elapsed_s=used_s,

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from autotune.base.plugins import load_plugin
@@ -44,40 +45,14 @@ bisection is one trial more, and a tight memory limit may take ten, stage by sta
 class Plan:
     """The trials that would run."""
 
-    study: str
-    folder: str
-    model: str
-    n_params: int
-    n_params_frozen: int
-    seq_len: int
-    """Tokens of a sample; no meaning where samples have no length."""
-    has_tokens: bool
-    """Whether samples are made of tokens; those of a user's own script may not be."""
-    lengths: str
-    """How the samples differ in length; empty where they do not."""
-    global_batch: int
-    world: int
-    precision: str
-    accelerator: str
-    device_name: str
-    deepspeed_version: str
-    memory_limit_bytes: int | None
-    space: str
-    """Name or path of the space; empty where the engine lays the job out itself."""
-    grid_size: int
-    lattice_size: int
-    """Candidates that no rule has refused."""
-    is_counted: bool
-    """Whether the rules judged all of these; else they judge each when it is wanted."""
-    refused: dict[str, int]
-    """Rule -> candidates that it refuses."""
-    reasons: dict[str, str]
-    """Rule -> what it says of one of them, with the fix."""
+    job: Job
+    environment: Environment
+    lattice: Lattice
+    study: Study
     untried: str
     """Knobs of the lattice that no recorded run has tried on such a device; empty: none."""
     lacks: str
     """What is not installed though trials were faster with it; empty: nothing."""
-    baseline: str
     n_recorded: int
     """Trials that the record already holds."""
     origin: Origin
@@ -90,8 +65,6 @@ class Plan:
     """Trials of the search, at most."""
     reduced_trials: int
     """Trials among these that come first on fewer layers or accelerators, at most."""
-    fidelity: str
-    """Reductions of the reduced trials; empty where there are none."""
     no_reduced: str
     """Candidates without a reduced trial, in words; empty where all have one."""
     confirm_trials: int
@@ -100,28 +73,25 @@ class Plan:
     """Seconds that one trial takes; 0 where nothing runs."""
     confirm_s: float
     """Seconds that one run of the final comparison takes, on average over warm and cold ones."""
-    guard_steps: int
+    guard_steps: int = 0
     """First steps whose losses the convergence guard compares; 0: it is off."""
-    guard_runs: int
+    guard_runs: int = 0
     """Runs of the final comparison that take steps for the guard, at most."""
-    guard_more_steps: int
+    guard_more_steps: int = 0
     """Steps that each of these takes for the guard alone, at most."""
-    guard_run_s: float
+    guard_run_s: float = 0
     """Seconds of these steps, at most."""
     guard_is_measured: bool
     """Whether these are of steps in the record, and part of `confirm_s`; else of no step at all:
     the most that the guard ever takes."""
-    guard_trials: int
+    guard_trials: int = 0
     """Runs of the comparisons that follow where the guard fails the best, at most."""
     at_once: int
     """Trials of the search that run at the same time."""
     is_measured: bool
     """Whether `trial_s` is the median of trials in the record; else it is assumed."""
-    budget_s: float | None
     used_s: float
-    """Seconds of it that trials of the record took, the first run of a command among them."""
-    price_per_hour: float | None
-    """Price of one accelerator, in whatever currency; None: nobody said."""
+    """Seconds of the budget that the record took, the first run of a command among them."""
     ranks: tuple[str, ...] = ()
     """Where a trial's ranks lie, and how far parallel groups of them reach, in words; empty: they
     lie in one place, or nobody knows."""
@@ -141,8 +111,8 @@ class Plan:
     def total_s(self) -> float:
         """Wall-clock seconds: the search's trials side by side, all others one at a time."""
         rounds = math.ceil(self.search_trials / self.at_once)
-        total_s = self._one_at_a_time_s + rounds * self.trial_s
-        return total_s if self.budget_s is None else min(total_s, self.budget_s)
+        total_s, budget_s = self._one_at_a_time_s + rounds * self.trial_s, self.job.budget.time_s
+        return total_s if budget_s is None else min(total_s, budget_s)
 
     @property
     def least_s(self) -> float:
@@ -154,9 +124,9 @@ class Plan:
     def accelerator_hours(self) -> float:
         """Accelerators times hours, at most but for the baseline's trials."""
         work_s = self._one_at_a_time_s + self.search_trials * self.trial_s
-        if self.budget_s is not None:
-            work_s = min(work_s, self.budget_s * self.at_once)
-        return self.world * work_s / 3600
+        if self.job.budget.time_s is not None:
+            work_s = min(work_s, self.job.budget.time_s * self.at_once)
+        return self.job.world * work_s / 3600
 
     @property
     def guard_s(self) -> float:
@@ -171,20 +141,70 @@ class Plan:
     @property
     def price(self) -> float | None:
         """Price of those hours; None where nobody said what one costs."""
-        price = self.price_per_hour
+        price = self.job.price_per_hour
         return None if price is None else self.accelerator_hours * price
 
     @property
     def _one_at_a_time_s(self) -> float:
         return self.baseline_trials * self.trial_s + self.confirm_trials * self.confirm_s
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples are made of tokens; those of a user's own script may not be."""
+        return self.job.script is None or self.job.script.has_tokens
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Rule -> what it says of a candidate that it refuses, with the fix."""
+        examples = self.lattice.examples.items()
+        return {rule: f"{refusal.message}; {refusal.fix}" for rule, (_, refusal) in examples}
+
+    @property
+    def baseline(self) -> str:
+        """The baseline, in words."""
+        if self.job.script is not None:
+            return "the command as it is"
+        given = self.job.baseline
+        return find_engine(self.job.engine).ladder_in_words if given is None else str(given)
+
     def as_dict(self) -> dict[str, Any]:
         """The form that `--json` prints."""
-        derived = (
-            *("trials", "total_s", "accelerator_hours", "price"),
-            *("guard_s", "guard_trials_s"),
-        )
-        return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in derived}}
+        job, lattice = self.job, self.lattice
+
+        def facts(holder: object, *names: str) -> dict[str, Any]:
+            return {name: getattr(holder, name) for name in names}
+
+        figures = partial(facts, self)
+
+        return {
+            "study": self.study.name,
+            "folder": str(self.study.folder),
+            "model": job.model.name,
+            **facts(job.model.shape, "n_params", "n_params_frozen"),
+            "seq_len": job.seq_len,
+            "has_tokens": self.has_tokens,
+            "lengths": job.lengths.describe(job.global_batch),
+            **facts(job, "global_batch", "world", "precision"),
+            **facts(self.environment, "accelerator", "device_name", "deepspeed_version"),
+            "memory_limit_bytes": job.memory_limit_bytes,
+            "space": "" if lattice.is_laid_out else job.space,
+            "grid_size": lattice.grid_size,
+            "lattice_size": len(lattice.candidates),
+            "is_counted": lattice.is_counted,
+            "refused": dict(lattice.refused.most_common()),
+            **figures("reasons", "untried", "lacks", "baseline", "n_recorded", "origin"),
+            "prospect": None if self.prospect is None else dataclasses.asdict(self.prospect),
+            **figures("baseline_trials", "search_trials", "reduced_trials"),
+            "fidelity": "" if job.fidelity is None else job.fidelity.describe(),
+            **figures("no_reduced", "confirm_trials", "trial_s", "confirm_s"),
+            **figures("guard_steps", "guard_runs", "guard_more_steps", "guard_run_s"),
+            **figures("guard_is_measured", "guard_trials", "at_once", "is_measured"),
+            "budget_s": job.budget.time_s,
+            "used_s": self.used_s,
+            "price_per_hour": job.price_per_hour,
+            **figures("ranks", "command", "ways", "left_out", "trials", "total_s"),
+            **figures("accelerator_hours", "price", "guard_s", "guard_trials_s"),
+        }
 
 
 def make_plan(
@@ -226,49 +246,25 @@ def make_plan(
     known_s = run_seconds(history, rules, job.guard_steps)
     one_s = RunSeconds(warm=known_s.warm or trial_s, cold=known_s.cold or trial_s)
     return Plan(
-        study=study.name,
-        folder=str(study.folder),
-        model=job.model.name,
-        n_params=job.model.shape.n_params,
-        n_params_frozen=job.model.shape.n_params_frozen,
-        seq_len=job.seq_len,
-        has_tokens=job.script is None or job.script.has_tokens,
-        lengths=job.lengths.describe(job.global_batch),
-        global_batch=job.global_batch,
-        world=job.world,
-        precision=job.precision,
-        accelerator=environment.accelerator,
-        device_name=environment.device_name,
-        deepspeed_version=environment.deepspeed_version,
-        memory_limit_bytes=job.memory_limit_bytes,
-        space="" if lattice.is_laid_out else job.space,
-        grid_size=lattice.grid_size,
-        lattice_size=len(lattice.candidates),
-        is_counted=lattice.is_counted,
-        refused=dict(lattice.refused.most_common()),
-        reasons={
-            rule: f"{violation.message}; {violation.fix}"
-            for rule, (_, violation) in lattice.examples.items()
-        },
+        job=job,
+        environment=environment,
+        lattice=lattice,
+        study=study,
         untried=_untried(lattice),
         lacks=lacks,
-        baseline=_baseline(job),
         n_recorded=len(history.trials),
         origin=origin,
         prospect=prospect,
         baseline_trials=_baseline_trials(job, history),
         search_trials=search_trials,
         reduced_trials=reduced_trials,
-        fidelity="" if job.fidelity is None else job.fidelity.describe(),
         no_reduced="" if reductions is None else reductions.describe(),
         confirm_trials=most.total if is_compared else 0,
         trial_s=trial_s if runs else 0.0,
         confirm_s=one_s.of(most) / most.total if runs else 0.0,
         at_once=max(1, environment.n_devices // job.world),
         is_measured=measured_s is not None,
-        budget_s=job.budget.time_s,
         used_s=_used_s(job, history) if runs else 0.0,
-        price_per_hour=job.price_per_hour,
         ranks=tuple(_ranks(lattice, places)),
         **_reach_of(job, environment, lattice),
         **_guard_of(job, history, search_trials, most if runs and is_compared else None, rules),
@@ -310,10 +306,7 @@ def _guard_of(
     """
     known_s = guard_s(history, job.guard_steps)
     if runs is None:
-        none: dict[str, Any] = dict.fromkeys(
-            ("guard_steps", "guard_runs", "guard_more_steps", "guard_run_s", "guard_trials"), 0
-        )
-        return {**none, "guard_is_measured": known_s is not None}
+        return {"guard_is_measured": known_s is not None}
     more_steps = max(0, job.guard_steps - OWN_STEPS)
     assumed_s = more_steps * GUARD_S / job.guard_steps if job.guard_steps else 0.0
     n_others = search_trials + max(0, len(history.explored.tried) - 1)
@@ -358,14 +351,6 @@ def _reach_of(job: Job, environment: Environment, lattice: Lattice) -> dict[str,
         "ways": {name: reach.ways.get(name, "configuration") for name in changed},
         "left_out": dict(reach.left_out),
     }
-
-
-def _baseline(job: Job) -> str:
-    if job.script is not None:
-        return "the command as it is"
-    if job.baseline is not None:
-        return str(job.baseline)
-    return find_engine(job.engine).ladder_in_words
 
 
 def _baseline_trials(job: Job, history: History) -> int:

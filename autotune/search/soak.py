@@ -11,6 +11,7 @@ import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from autotune.base.errors import StudyError
@@ -55,9 +56,115 @@ class Half:
     reports: list[RankReport]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Soak:
+    """The halves that ran, and what they say."""
+
+    halves: list[Half]
+    """Two; one where it did not end well."""
+    size_bytes: int = 0
+    """Bytes of the checkpoint, which is deleted."""
+
+    @cached_property
+    def failures(self) -> list[str]:
+        """Why it failed; empty if nothing that could be judged did."""
+        problems = []
+        for name, half in zip(("first", "second"), self.halves, strict=False):
+            result, limit = half.result, half.spec.measure.memory_limit_bytes
+            if not result.outcome.is_measured:
+                where = f" [{result.evidence_source}]" if result.evidence_source else ""
+                problems.append(f"{name} half: {result.outcome}: {result.evidence}{where}")
+            peak = result.peak_memory_bytes
+            if limit is not None and peak is not None and peak > limit * (1 + METER_SLACK):
+                problems.append(
+                    f"{name} half: peak memory {format_bytes(peak)} is above the "
+                    f"{format_bytes(limit)} that are allowed"
+                )
+        if self.loss_deviation is not None and self.loss_deviation > LOSS_TOLERANCE:
+            problems.append(
+                f"after the resume the losses differ by {self.loss_deviation:.2g} of theirs from "
+                f"those without one, at most {LOSS_TOLERANCE:g} is noise: the checkpoint does not "
+                "hold all of the training"
+            )
+        problems += [
+            f"memory grows: {meter.meter} by {format_bytes(meter.slope_bytes_per_hour)} per hour "
+            f"over {format_seconds(meter.watched_s)}, allowed are "
+            f"{format_bytes(meter.allowed_bytes_per_hour)} per hour"
+            for meter in self.growth
+            if meter.slope_bytes_per_hour > meter.allowed_bytes_per_hour
+        ]
+        return problems
+
+    @cached_property
+    def unknown(self) -> list[str]:
+        """What it was too short to judge; empty if all that ended well could be."""
+        unknown = []
+        for name, half in zip(("first", "second"), self.halves, strict=False):
+            n = min((len(_watched(report)) for report in half.reports), default=0)
+            if half.result.outcome.is_measured and n < MIN_SAMPLES:
+                unknown.append(
+                    f"{name} half: whether memory grows is not known: "
+                    f"{format_count(n, 'sample')} after the first {WARM_UP_SHARE:.0%}, it takes "
+                    f"{MIN_SAMPLES}: give more --minutes"
+                )
+        measured = all(half.result.outcome.is_measured for half in self.halves)
+        if measured and self.loss_deviation is None:
+            unknown.append(
+                "whether the checkpoint holds all of the training is not known: not every rank "
+                f"has {STEPS_COMPARED} losses both after saving it and after resuming it"
+            )
+        return unknown
+
+    @cached_property
+    def growth(self) -> list[Growth]:
+        """How every meter moved, each on the rank and in the half where it grew most."""
+        found: dict[str, Growth] = {}
+        for report in (report for half in self.halves for report in half.reports):
+            for growth in _growth_on(report):
+                before = found.setdefault(growth.meter, growth)
+                if growth.slope_bytes_per_hour > before.slope_bytes_per_hour:
+                    found[growth.meter] = growth
+        return list(found.values())
+
+    @cached_property
+    def checkpoint(self) -> Resumed | None:
+        """Result of the checkpoint; None if none was saved."""
+        saved, *resumed = [half.reports for half in self.halves]
+        if not saved or not saved[0].checkpoint:
+            return None
+        loads = [r.checkpoint["seconds"] for reports in resumed for r in reports if r.checkpoint]
+        return Resumed(
+            steps=int(saved[0].checkpoint["steps"]),
+            size_bytes=self.size_bytes,
+            save_s=max(report.checkpoint.get("seconds", 0.0) for report in saved),
+            load_s=max(loads, default=None),
+            steps_compared=0 if self.loss_deviation is None else STEPS_COMPARED,
+            loss_deviation=self.loss_deviation,
+            loss_tolerance=LOSS_TOLERANCE,
+        )
+
+    @cached_property
+    def loss_deviation(self) -> float | None:
+        """Largest difference of a loss after the resume from the same step's without, as a share.
+
+        None where a rank does not have `STEPS_COMPARED` of both.
+        """
+        if len(self.halves) < 2:
+            return None
+        shares = []
+        for saved, resumed in zip(*(half.reports for half in self.halves), strict=False):
+            start = int(saved.checkpoint.get("steps", len(saved.losses)))
+            theirs, ours = saved.losses[start:], resumed.losses
+            if min(len(theirs), len(ours)) < STEPS_COMPARED:
+                return None
+            pairs = zip(theirs[:STEPS_COMPARED], ours[:STEPS_COMPARED], strict=True)
+            shares += [abs(mine - other) / max(abs(other), 1e-12) for other, mine in pairs]
+        return max(shares, default=None)
+
+
 def soak_trials(
     spec: TrialSpec, files: Mapping[str, str], *, minutes: float, runner: Runner
-) -> tuple[list[Half], int] | None:
+) -> Soak | None:
     """Run both halves; the second only if the first ended well.
 
     Args:
@@ -67,8 +174,7 @@ def soak_trials(
         runner: Runs and records them.
 
     Returns:
-        The halves that ran and the bytes of the checkpoint, which is deleted; None if the user
-        ended it.
+        What ran; None if the user ended it.
 
     Raises:
         StudyError: The record cannot be written.
@@ -91,7 +197,7 @@ def soak_trials(
         if first is None:
             return None
         if not first.result.outcome.is_measured:
-            return [first], 0
+            return Soak(halves=[first])
         size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         runner.note(
             f"soak: a checkpoint of {format_bytes(size_bytes)}; fresh processes resume it and "
@@ -99,7 +205,7 @@ def soak_trials(
         )
         steps = int(first.reports[0].checkpoint["steps"])
         second = run(Checkpoint(folder=str(folder), resumes_at=steps))
-        return None if second is None else ([first, second], size_bytes)
+        return None if second is None else Soak(halves=[first, second], size_bytes=size_bytes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -119,105 +225,6 @@ def check_space(folder: Path, n_params: int) -> None:
             f"{format_bytes(needed_bytes)}, {format_bytes(free_bytes)} are free",
             "free some space there",
         )
-
-
-def failures_of(halves: Sequence[Half], growth: Sequence[Growth]) -> list[str]:
-    """Why a soak failed; empty if nothing that could be judged did."""
-    problems = []
-    for name, half in zip(("first", "second"), halves, strict=False):
-        result, limit = half.result, half.spec.measure.memory_limit_bytes
-        if not result.outcome.is_measured:
-            where = f" [{result.evidence_source}]" if result.evidence_source else ""
-            problems.append(f"{name} half: {result.outcome}: {result.evidence}{where}")
-        peak = result.peak_memory_bytes
-        if limit is not None and peak is not None and peak > limit * (1 + METER_SLACK):
-            problems.append(
-                f"{name} half: peak memory {format_bytes(peak)} is above the "
-                f"{format_bytes(limit)} that are allowed"
-            )
-    deviation = loss_deviation(halves)
-    if deviation is not None and deviation > LOSS_TOLERANCE:
-        problems.append(
-            f"after the resume the losses differ by {deviation:.2g} of theirs from those without "
-            f"one, at most {LOSS_TOLERANCE:g} is noise: the checkpoint does not hold all of the "
-            "training"
-        )
-    problems += [
-        f"memory grows: {meter.meter} by {format_bytes(meter.slope_bytes_per_hour)} per hour over "
-        f"{format_seconds(meter.watched_s)}, allowed are "
-        f"{format_bytes(meter.allowed_bytes_per_hour)} per hour"
-        for meter in growth
-        if meter.slope_bytes_per_hour > meter.allowed_bytes_per_hour
-    ]
-    return problems
-
-
-def unknown_of(halves: Sequence[Half]) -> list[str]:
-    """What a soak was too short to judge; empty if all that ended well could be."""
-    unknown = []
-    for name, half in zip(("first", "second"), halves, strict=False):
-        n = min((len(_watched(report)) for report in half.reports), default=0)
-        if half.result.outcome.is_measured and n < MIN_SAMPLES:
-            unknown.append(
-                f"{name} half: whether memory grows is not known: "
-                f"{format_count(n, 'sample')} after the first {WARM_UP_SHARE:.0%}, it takes "
-                f"{MIN_SAMPLES}: give more --minutes"
-            )
-    measured = all(half.result.outcome.is_measured for half in halves)
-    if measured and loss_deviation(halves) is None:
-        unknown.append(
-            "whether the checkpoint holds all of the training is not known: not every rank has "
-            f"{STEPS_COMPARED} losses both after saving it and after resuming it"
-        )
-    return unknown
-
-
-def growth_of(halves: Sequence[Half]) -> list[Growth]:
-    """How every meter moved, each on the rank and in the half where it grew most."""
-    found: dict[str, Growth] = {}
-    for report in (report for half in halves for report in half.reports):
-        for growth in _growth_on(report):
-            before = found.setdefault(growth.meter, growth)
-            if growth.slope_bytes_per_hour > before.slope_bytes_per_hour:
-                found[growth.meter] = growth
-    return list(found.values())
-
-
-def resumed_of(halves: Sequence[Half], size_bytes: int) -> Resumed | None:
-    """Result of the checkpoint; None if none was saved."""
-    saved = halves[0].reports[0].checkpoint if halves[0].reports else {}
-    if not saved:
-        return None
-    reports = halves[1].reports if len(halves) > 1 else []
-    loads = [report.checkpoint["seconds"] for report in reports if report.checkpoint]
-    deviation = loss_deviation(halves)
-    return Resumed(
-        steps=int(saved["steps"]),
-        size_bytes=size_bytes,
-        save_s=max(report.checkpoint.get("seconds", 0.0) for report in halves[0].reports),
-        load_s=max(loads, default=None),
-        steps_compared=0 if deviation is None else STEPS_COMPARED,
-        loss_deviation=deviation,
-        loss_tolerance=LOSS_TOLERANCE,
-    )
-
-
-def loss_deviation(halves: Sequence[Half]) -> float | None:
-    """Largest difference of a loss after the resume from the same step's without it, as a share.
-
-    None where a rank does not have `STEPS_COMPARED` of both.
-    """
-    if len(halves) < 2:
-        return None
-    shares = []
-    for saved, resumed in zip(halves[0].reports, halves[1].reports, strict=False):
-        start = int(saved.checkpoint.get("steps", len(saved.losses)))
-        theirs, ours = saved.losses[start:], resumed.losses
-        if min(len(theirs), len(ours)) < STEPS_COMPARED:
-            return None
-        pairs = zip(theirs[:STEPS_COMPARED], ours[:STEPS_COMPARED], strict=True)
-        shares += [abs(mine - other) / max(abs(other), 1e-12) for other, mine in pairs]
-    return max(shares, default=None)
 
 
 def _watched(report: RankReport) -> list[dict[str, float]]:

@@ -9,8 +9,7 @@ from autotune.base.units import format_bytes
 from autotune.contract import Role
 from autotune.record.facts import PassedOver
 from autotune.search import confirm
-from autotune.search.answer import RecordStandings
-from autotune.search.base import RaceState, Stage, StopReason
+from autotune.search.base import Stage, StopReason
 from autotune.search.climb import Rung, UntriedError, climb
 from autotune.search.context import SearchContext
 from autotune.search.history import History, Tried, owed_repeat, results
@@ -356,24 +355,13 @@ class ComparisonStage(SearchStage):
     ) -> None:
         super().__init__(context, flight)
         self._planned = planned
-        self._race: RaceState | None = None
 
     @property
     def planned(self) -> confirm.Comparison:
-        """The comparison as far as the record has got."""
+        """The comparison as far as the record has got; views ask for it twice a second."""
         if self._planned.history is not self._history:
-            if self._planned.history.counts != self._history.counts:
-                self._race = None
             self._planned = replace(self._planned, history=self._history)
         return self._planned
-
-    @property
-    def race(self) -> RaceState:
-        """The state of the race; worked out once a trial has ended: views ask twice a second."""
-        planned = self.planned
-        if self._race is None:
-            self._race = RecordStandings(self._context, self._history).race(planned)
-        return self._race
 
     @property
     def missing(self) -> list[Run]:

@@ -70,7 +70,7 @@ def test_studies_of_both_engines_are_named_after_them_and_older_ones_go_on(tmp_p
         job = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, **flags}
         call = SearchCall(flags=job, results=tmp_path, fleet="simulate:2xH100", dry_run=True)
         run_searches(call, Caller(show_plan=shown.append))
-        return [plan.study for plan in shown]
+        return [plan.study.name for plan in shown]
 
     alone = [planned(engine=engine)[0] for engine in ("deepspeed", "megatron")]
     named = [f"{alone[0]}-deepspeed", f"{alone[1]}-megatron"]

@@ -5,9 +5,14 @@ import dataclasses
 from autotune.contract import KnobValue, Outcome, Phase, Role
 from autotune.job.job import make_job
 from autotune.record.answer import Speedup, Standing
-from autotune.search.base import RaceState, Running, Snapshot, Stage
+from autotune.search.base import Running, Snapshot, Stage
+from autotune.search.confirm import Comparison
+from autotune.search.history import History
+from autotune.search.objective import Objective
+from autotune.search.race import COLD, Race
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
+from tests.jobs import CPU
 
 JOB = make_job({"model": "tiny-gpt2", "seq_len": 64, "global_batch": 16, "world": 2}, where="test")
 CONTEXT = Context(
@@ -35,19 +40,29 @@ def standing(trial: int, samples_per_s: float, **knobs: KnobValue) -> Standing:
     )
 
 
-def race() -> RaceState:
+def comparison(n_rounds: int = 2, **changes: object) -> Comparison:
     """Two rounds of a final comparison; its figures are lower than those of the search."""
 
     def ran(trial: int, samples_per_s: float, **knobs: KnobValue) -> Standing:
         return dataclasses.replace(standing(trial, samples_per_s, **knobs), n_runs=2)
 
-    return RaceState(
-        n_rounds=2,
-        leader=ran(5, 55.0, zero__stage=1, micro_batch=4, overlap_comm=True),
-        baseline=ran(1, 50.0, zero__stage=0, micro_batch=8),
-        others=(ran(7, 54.0, zero__stage=2, micro_batch=4),),
-        gain=Speedup(ratio=1.1, low=1.02, high=1.19),
+    shown = Comparison(
+        members=(),
+        baseline=None,
+        first_round=0,
+        rules=COLD,
+        history=History(),
+        objective=Objective.of(JOB, CPU),
     )
+    figures = {
+        "race": Race(racers=(), baseline=None, logs={}, n_rounds=n_rounds, rules=COLD),
+        "leader": ran(5, 55.0, zero__stage=1, micro_batch=4, overlap_comm=True),
+        "start": ran(1, 50.0, zero__stage=0, micro_batch=8),
+        "others": (ran(7, 54.0, zero__stage=2, micro_batch=4),),
+        "gain": Speedup(ratio=1.1, low=1.02, high=1.19),
+    }
+    vars(shown).update(figures | changes)
+    return shown
 
 
 def snapshot() -> Snapshot:

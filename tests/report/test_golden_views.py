@@ -59,7 +59,9 @@ def live(console: Console) -> None:
 
 
 def comparing(console: Console) -> None:
-    racing = dataclasses.replace(samples.snapshot(), stage=Stage.CONFIRM, race=samples.race())
+    racing = dataclasses.replace(
+        samples.snapshot(), stage=Stage.CONFIRM, comparison=samples.comparison()
+    )
     console.print(draw(racing, samples.CONTEXT, samples.SPEED))
 
 

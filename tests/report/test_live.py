@@ -145,7 +145,9 @@ def test_of_a_front_the_chosen_one_is_the_knee_and_no_best(snapshot: Snapshot) -
 
 
 def test_the_final_comparison_is_shown_by_its_own_figures(snapshot: Snapshot) -> None:
-    racing = dataclasses.replace(snapshot, stage=Stage.CONFIRM, race=samples.race(), rates=(1, 2))
+    racing = dataclasses.replace(
+        snapshot, stage=Stage.CONFIRM, comparison=samples.comparison(), rates=(1, 2)
+    )
     screen = console(100)
     screen.print(draw(racing, CONTEXT, SPEED))
     text = text_of(screen)
@@ -160,10 +162,12 @@ def test_the_final_comparison_is_shown_by_its_own_figures(snapshot: Snapshot) ->
 def test_each_round_of_the_comparison_is_a_line(snapshot: Snapshot) -> None:
     screen = console(200)
     with LineView(screen, CONTEXT, SPEED) as view:
-        racing = dataclasses.replace(snapshot, stage=Stage.CONFIRM, race=samples.race())
-        begun = dataclasses.replace(samples.race(), n_rounds=0, leader=None, gain=None)
-        for race in (begun, samples.race(), samples.race()):
-            view.on_snapshot(dataclasses.replace(racing, race=race))
+        racing = dataclasses.replace(
+            snapshot, stage=Stage.CONFIRM, comparison=samples.comparison()
+        )
+        begun = samples.comparison(0, leader=None, gain=None)
+        for compared in (begun, samples.comparison(), samples.comparison()):
+            view.on_snapshot(dataclasses.replace(racing, comparison=compared))
     said = [line.partition("] ")[2] for line in text_of(screen).splitlines()]
     assert [line for line in said if line.startswith("comparison: ")] == [
         "comparison: 2 rounds, trial 5 leads: 1.10x the baseline (1.02 to 1.19); 55.0 samples/s "

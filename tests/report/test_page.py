@@ -427,7 +427,7 @@ def test_a_running_search_loads_its_page_again(wide: Study) -> None:
     assert '<body data-refresh-s="10">' in page
     assert "running: search, 7 of 20 trials" in page
     assert "60.0 samples/s" in page
-    race = dataclasses.replace(running, stage=Stage.CONFIRM, race=samples.race())
+    race = dataclasses.replace(running, stage=Stage.CONFIRM, comparison=samples.comparison())
     page = rendered(wide, running=race)
     assert "55.0 samples/s so far" in page
     assert "Final comparison: 2 rounds, trial 5 leads: 1.10x the baseline (1.02 to 1.19)." in page

@@ -152,7 +152,7 @@ def test_the_plan_says_what_comes_first_and_what_cannot(tmp_path: Path) -> None:
 
 def test_a_plan_without_them_does_not_name_them(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, make(trials=10))
-    assert (plan.reduced_trials, plan.fidelity, plan.no_reduced) == (0, "", "")
+    assert (plan.reduced_trials, plan.as_dict()["fidelity"], plan.no_reduced) == (0, "", "")
 
 
 def test_a_log_says_that_what_runs_is_reduced() -> None:

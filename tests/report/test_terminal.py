@@ -468,7 +468,7 @@ def test_where_nothing_runs_nothing_is_charged(tmp_path: Path, origin: Origin, s
 def test_an_exhausted_lattice_is_not_charged_for(tmp_path: Path) -> None:
     job = make(trials=1000)
     plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())
-    assert plan.search_trials == plan.lattice_size
+    assert plan.search_trials == len(plan.lattice.candidates)
 
 
 def test_how_much_runs_deviate_is_said_once_something_ran_again(tmp_path: Path) -> None:

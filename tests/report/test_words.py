@@ -14,7 +14,7 @@ from autotune.report.words import (
 )
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, describe_candidate, describe_difference
-from tests.report.samples import CONTEXT, candidate, race, standing
+from tests.report.samples import CONTEXT, candidate, comparison, standing
 
 
 def test_rates_have_three_digits_and_no_exponent() -> None:
@@ -56,12 +56,12 @@ def test_a_standing_names_the_runs_behind_it_where_they_are_several() -> None:
 
 
 def test_a_race_names_its_leader_and_the_gain_so_far() -> None:
-    state = race()
+    state = comparison()
     assert describe_race(state) == "2 rounds, trial 5 leads: 1.10x the baseline (1.02 to 1.19)"
     assert describe_others(state) == "trial 7: 54.0 samples/s (2 runs)"
-    first = dataclasses.replace(state, n_rounds=1, gain=None, leader=state.baseline)
+    first = comparison(1, gain=None, leader=state.start)
     assert describe_race(first) == "1 round, trial 1 leads, the baseline"
-    none = dataclasses.replace(state, n_rounds=0, leader=None, others=())
+    none = comparison(0, leader=None, others=())
     assert (describe_race(none), describe_others(none)) == ("no round is over", "")
 
 

@@ -1,6 +1,5 @@
 import math
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -467,18 +466,15 @@ def test_the_view_is_shown_the_comparison_while_it_runs_and_its_own_figures_alon
     assert answer.best is not None
     assert answer.baseline is not None
     shown = [s for s in notes.snapshots if s.stage is Stage.CONFIRM]
-    races = [s.race for s in shown]
-    still = [(a.race, b.race) for a, b in pairwise(shown) if a.counts == b.counts]
-    assert still
-    assert all(a is b for a, b in still), "it is worked out once a trial has ended"
-    assert {s.race for s in notes.snapshots if s.stage is not Stage.CONFIRM} == {None}
-    rounds = [race.n_rounds for race in races if race is not None]
+    races = [s.comparison for s in shown]
+    assert {s.comparison for s in notes.snapshots if s.stage is not Stage.CONFIRM} == {None}
+    rounds = [compared.race.n_rounds for compared in races if compared is not None]
     assert (rounds[0], len(rounds)) == (0, len(races))
     assert rounds == sorted(rounds)
     last = races[-1]
     assert last is not None
     assert last.leader == answer.best
-    assert last.baseline == answer.baseline
+    assert last.start == answer.baseline
     assert last.gain == answer.speedup
     assert races[0] is not None
     assert (races[0].leader, races[0].others, races[0].gain) == (None, (), None)

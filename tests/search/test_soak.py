@@ -22,18 +22,7 @@ from autotune.record.found import write_found
 from autotune.record.soak import SOAK_FILE, SoakResult, digest_of, read_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
-from autotune.search.soak import (
-    STEPS_COMPARED,
-    Half,
-    _slope,
-    check_space,
-    failures_of,
-    growth_of,
-    loss_deviation,
-    resumed_of,
-    soak_trials,
-    unknown_of,
-)
+from autotune.search.soak import STEPS_COMPARED, Soak, _slope, check_space, soak_trials
 from tests.search.scripted import GIB, ScriptedFleet, fault, ok, runner_of
 from tests.trials import ds_config, files, spec
 
@@ -104,7 +93,7 @@ def record(folder: Path) -> Study:
 
 def soak(
     folder: Path, behave=steady, how: dict[str, float] | None = None
-) -> tuple[list[Half], int, SoakFleet]:
+) -> tuple[Soak, SoakFleet]:
     fleet = SoakFleet(behave)
     fleet.how = how or {}
     ran = soak_trials(
@@ -114,11 +103,11 @@ def soak(
         runner=runner_of(record(folder), fleet),
     )
     assert ran is not None
-    return *ran, fleet
+    return ran, fleet
 
 
 def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path):
-    halves, size_bytes, fleet = soak(tmp_path)
+    ran, fleet = soak(tmp_path)
     first, second = fleet.specs
     assert {s.identity.role for s in fleet.specs} == {Role.SOAK}
     assert (first.measure.budget_s, second.measure.budget_s) == (60.0, 60.0)
@@ -128,12 +117,12 @@ def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path)
     assert resumed is not None
     assert (saved.resumes_at, resumed.resumes_at) == (None, SOAKED)
     assert saved.steps_after == STEPS_COMPARED
-    assert size_bytes == 1000
+    assert ran.size_bytes == 1000
     assert not Path(saved.folder).exists(), "checkpoints are not left on the disk"
-    assert failures_of(halves, growth_of(halves)) == []
-    assert unknown_of(halves) == []
-    assert loss_deviation(halves) == 0
-    kept = resumed_of(halves, size_bytes)
+    assert ran.failures == []
+    assert ran.unknown == []
+    assert ran.loss_deviation == 0
+    kept = ran.checkpoint
     assert kept is not None
     assert (kept.steps, kept.load_s, kept.steps_compared) == (SOAKED, 0.5, STEPS_COMPARED)
     trials = Study(tmp_path, "soak").trials()
@@ -142,9 +131,9 @@ def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path)
 
 
 def test_a_first_half_that_fails_ends_it(tmp_path: Path):
-    halves, _, fleet = soak(tmp_path, lambda s: fault(s, Outcome.OOM, "out of memory"))
+    ran, fleet = soak(tmp_path, lambda s: fault(s, Outcome.OOM, "out of memory"))
     assert len(fleet.specs) == 1
-    assert failures_of(halves, []) == ["first half: oom: out of memory [script]"]
+    assert ran.failures == ["first half: oom: out of memory [script]"]
 
 
 def test_a_second_half_that_fails_is_named(tmp_path: Path):
@@ -155,46 +144,46 @@ def test_a_second_half_that_fails_is_named(tmp_path: Path):
             else fault(trial, Outcome.INVALID, "no resume")
         )
 
-    halves, size_bytes, _ = soak(tmp_path, behave)
-    assert "second half: invalid: no resume [script]" in failures_of(halves, [])
-    assert resumed_of(halves, size_bytes) is not None
+    ran, _ = soak(tmp_path, behave)
+    assert "second half: invalid: no resume [script]" in ran.failures
+    assert ran.checkpoint is not None
 
 
 def test_a_leak_is_found_and_its_meter_named(tmp_path: Path):
-    halves, _, _ = soak(tmp_path, how={"growth_bytes_per_s": 4 * MIB})
-    growth = {meter.meter: meter for meter in growth_of(halves)}
+    ran, _ = soak(tmp_path, how={"growth_bytes_per_s": 4 * MIB})
+    growth = {meter.meter: meter for meter in ran.growth}
     assert growth["private_data"].slope_bytes_per_hour == pytest.approx(4 * MIB * 3600)
     assert growth["host_rss"].slope_bytes_per_hour == 0
-    problems = failures_of(halves, list(growth.values()))
+    problems = ran.failures
     assert len(problems) == 1
     assert "memory grows: private_data by 14.1 GiB per hour over 15.0 s" in problems[0]
 
 
 def test_memory_that_was_not_judged_is_no_pass(tmp_path: Path):
-    halves, _, _ = soak(tmp_path)
+    ran, _ = soak(tmp_path)
     short = [
         dataclasses.replace(report, memory_samples=report.memory_samples[:6])
-        for report in halves[1].reports
+        for report in ran.halves[1].reports
     ]
-    halves[1] = dataclasses.replace(halves[1], reports=short)
-    (unknown,) = unknown_of(halves)
+    ran.halves[1] = dataclasses.replace(ran.halves[1], reports=short)
+    (unknown,) = ran.unknown
     assert unknown.startswith("second half: whether memory grows is not known: 5 samples")
     assert unknown.endswith("it takes 6: give more --minutes")
-    assert failures_of(halves, growth_of(halves)) == []
+    assert ran.failures == []
 
 
 def test_losses_that_were_not_compared_are_no_pass(tmp_path: Path):
-    halves, _, _ = soak(tmp_path)
-    silent = [dataclasses.replace(report, losses=[1.0]) for report in halves[1].reports]
-    halves[1] = dataclasses.replace(halves[1], reports=silent)
-    (unknown,) = unknown_of(halves)
+    ran, _ = soak(tmp_path)
+    silent = [dataclasses.replace(report, losses=[1.0]) for report in ran.halves[1].reports]
+    ran.halves[1] = dataclasses.replace(ran.halves[1], reports=silent)
+    (unknown,) = ran.unknown
     assert "not every rank has 4 losses" in unknown
-    assert failures_of(halves, growth_of(halves)) == []
+    assert ran.failures == []
 
 
 def test_what_a_heap_gains_is_no_leak(tmp_path: Path):
-    halves, _, _ = soak(tmp_path, how={"growth_bytes_per_s": MIB})
-    assert failures_of(halves, growth_of(halves)) == []
+    ran, _ = soak(tmp_path, how={"growth_bytes_per_s": MIB})
+    assert ran.failures == []
 
 
 def test_one_jump_is_no_growth():
@@ -205,16 +194,16 @@ def test_one_jump_is_no_growth():
 
 
 def test_a_checkpoint_that_does_not_hold_everything_is_found(tmp_path: Path):
-    halves, _, _ = soak(tmp_path, how={"forgets": 0.01})
-    assert loss_deviation(halves) == pytest.approx(0.01)
-    problems = failures_of(halves, growth_of(halves))
+    ran, _ = soak(tmp_path, how={"forgets": 0.01})
+    assert ran.loss_deviation == pytest.approx(0.01)
+    problems = ran.failures
     assert len(problems) == 1
     assert "does not hold all of the training" in problems[0]
 
 
 def test_a_peak_above_the_limit_is_found(tmp_path: Path):
-    halves, _, _ = soak(tmp_path, lambda s: ok(s, 4.0, peak=9 * GIB))
-    problems = failures_of(halves, growth_of(halves))
+    ran, _ = soak(tmp_path, lambda s: ok(s, 4.0, peak=9 * GIB))
+    problems = ran.failures
     assert problems[0] == "first half: peak memory 9 GiB is above the 8 GiB that are allowed"
 
 

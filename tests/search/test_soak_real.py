@@ -17,7 +17,7 @@ from autotune.record.soak import read_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
 from autotune.search.rounds import Runner
-from autotune.search.soak import Half, failures_of, growth_of, resumed_of, soak_trials, unknown_of
+from autotune.search.soak import Soak, soak_trials
 from tests import trials
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 
@@ -32,7 +32,7 @@ def record(tmp_path: Path):
     assert processes_of(record.folder) == [], "a soak left processes behind"
 
 
-def soak(record: Study, minutes: float, zero: dict, config: dict, **spec) -> list[Half]:
+def soak(record: Study, minutes: float, zero: dict, config: dict, **spec) -> Soak:
     ds_config = trials.ds_config(zero.pop("stage"), **config)
     ds_config["zero_optimization"].update(zero)
     fleet = local_fleet(trials.CPU, world=2)
@@ -43,15 +43,14 @@ def soak(record: Study, minutes: float, zero: dict, config: dict, **spec) -> lis
         runner=Runner(record=record, fleet=fleet, interrupt=Interrupt(), note=print),
     )
     assert ran is not None
-    halves, size_bytes = ran
-    problems = [*failures_of(halves, []), *unknown_of(halves)]
+    problems = [*ran.failures, *ran.unknown]
     assert not [p for p in problems if "half" in p], problems
-    kept = resumed_of(halves, size_bytes)
+    kept = ran.checkpoint
     assert kept is not None
     assert kept.size_bytes > 1000
     assert kept.steps_compared == 4
     assert not list(record.folder.rglob("*.pt"))
-    return halves
+    return ran
 
 
 HOST = {"device": "cpu"}
@@ -82,14 +81,14 @@ LLAMA = {"config": TINY, "vocab": TINY["vocab_size"]}
     ids=["stage3_offload", "stage1_tp2", "stage1_pp2"],
 )
 def test_a_checkpoint_goes_on_where_the_training_was(record, zero, config, spec):
-    halves = soak(record, 0.1, zero, config, **spec)
-    assert failures_of(halves, growth_of(halves)) == []
-    assert unknown_of(halves) == []
+    ran = soak(record, 0.1, zero, config, **spec)
+    assert ran.failures == []
+    assert ran.unknown == []
 
 
 def test_a_leak_and_a_state_that_no_checkpoint_holds_are_found(record):
-    halves = soak(record, 0.2, {"stage": 1}, {}, factory="leaks_and_forgets")
-    problems = failures_of(halves, growth_of(halves))
+    ran = soak(record, 0.2, {"stage": 1}, {}, factory="leaks_and_forgets")
+    problems = ran.failures
     assert any("does not hold all of the training" in problem for problem in problems)
     assert any("memory grows: private_data" in problem for problem in problems)
 

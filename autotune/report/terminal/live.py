@@ -24,7 +24,8 @@ from autotune.report.words import (
     describe_standing,
     why_lower,
 )
-from autotune.search.base import Observer, RaceState, Running, Snapshot, Stage
+from autotune.search.base import Observer, Running, Snapshot, Stage
+from autotune.search.confirm import Comparison
 from autotune.space.knob import Context
 from autotune.space.knobs import describe_candidate, describe_difference
 
@@ -114,14 +115,12 @@ class LineView(View):
         if snapshot.best is not None and snapshot.best.trial != before:
             said = f"{chosen_word(self._objective)} so far: {describe_standing(snapshot.best)}"
             self._say(f"{said}; {why}" if why else said)
-        if (race := snapshot.race) is not None and race.n_rounds != self._n_rounds:
-            self._n_rounds = race.n_rounds
-            if race.leader is not None:
-                parts = [
-                    describe_race(race),
-                    describe_standing(race.leader),
-                    describe_others(race),
-                ]
+        compared = snapshot.comparison
+        if compared is not None and compared.race.n_rounds != self._n_rounds:
+            self._n_rounds = compared.race.n_rounds
+            if compared.leader is not None:
+                leader = describe_standing(compared.leader)
+                parts = [describe_race(compared), leader, describe_others(compared)]
                 self._say(f"comparison: {'; '.join(filter(None, parts))}")
         self._running = running
 
@@ -171,12 +170,12 @@ def draw(snapshot: Snapshot, context: Context, objective: str, *, why: str = "")
     facts.add_column(style="cyan", no_wrap=True)
     facts.add_column(overflow="fold")
     facts.add_row("trials", progress)
-    race = snapshot.race
-    baseline = snapshot.baseline if race is None else race.baseline or snapshot.baseline
+    compared = snapshot.comparison
+    baseline = (compared and compared.start) or snapshot.baseline
     facts.add_row("baseline", describe_standing(baseline) if baseline else "none yet")
-    if race is not None:
-        facts.add_row("compared", _race(race, context))
-        if others := describe_others(race):
+    if compared is not None:
+        facts.add_row("compared", _race(compared, context))
+        if others := describe_others(compared):
             facts.add_row("others", others)
     else:
         facts.add_row(chosen_word(objective), _best(snapshot, context, why))
@@ -207,12 +206,12 @@ def sparkline(values: Sequence[float]) -> str:
     return f"{bars}  {format_rate(low)} to {format_rate(high)} samples/s, trial by trial"
 
 
-def _race(race: RaceState, context: Context) -> Text:
+def _race(comparison: Comparison, context: Context) -> Text:
     """Who leads the final comparison, and its settings."""
-    leader, baseline = race.leader, race.baseline
+    leader, baseline = comparison.leader, comparison.start
     if leader is None:
-        return Text(describe_race(race))
-    text = Text(describe_standing(leader), style="green").append(f"\n{describe_race(race)}")
+        return Text(describe_race(comparison))
+    text = Text(describe_standing(leader), style="green").append(f"\n{describe_race(comparison)}")
     if baseline is None or baseline == leader:
         return text
     changes = describe_difference(leader.candidate, baseline.candidate, context)
