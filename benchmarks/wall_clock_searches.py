@@ -25,8 +25,8 @@ from autotune.job.job import Budget
 from autotune.record.spread import is_figure, mean_log_rate
 from autotune.record.study import Study
 from autotune.search.base import Snapshot
-from autotune.search.context import SearchContext
 from autotune.search.history import History, counting
+from autotune.search.in_flight import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.steering import steering_of

@@ -32,7 +32,7 @@ from autotune.record.table import write_table
 from autotune.record.worth import Ladder
 from autotune.search.answer import failed_answer
 from autotune.search.base import Observer
-from autotune.search.context import SearchContext
+from autotune.search.in_flight import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective

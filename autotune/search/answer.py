@@ -13,9 +13,9 @@ from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
 from autotune.record.study import Study
 from autotune.search import confirm
 from autotune.search.base import StopReason
-from autotune.search.context import SearchContext
 from autotune.search.front import RULE, front_of
 from autotune.search.history import History, results
+from autotune.search.in_flight import SearchContext
 from autotune.search.reduced import too_large
 from autotune.space.candidate import Candidate
 

@@ -3,15 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from autotune.contract import Fidelity, Outcome, Phase, Role
 from autotune.record.answer import Standing
 from autotune.record.study import Trial
+from autotune.search.confirm import Comparison
 from autotune.space.candidate import Candidate
-
-if TYPE_CHECKING:  # it imports what imports this
-    from autotune.search.confirm import Comparison
 
 
 class Stage(StrEnum):
@@ -65,7 +63,7 @@ class Snapshot:
     reduced trials."""
     baseline: Standing | None
     best: Standing | None
-    comparison: "Comparison | None" = None
+    comparison: Comparison | None = None
     """None: the final comparison has not begun, or is over."""
     elapsed_s: float
     time_left_s: float | None

@@ -2,28 +2,81 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.base.units import format_count, format_seconds
-from autotune.contract import Outcome, TrialSpec
-from autotune.fleet.base import Handle
+from autotune.contract import Origin, Outcome, TrialSpec
+from autotune.fleet.base import Fleet, Handle
+from autotune.planning.lattice import Lattice
 from autotune.record.study import Trial, lost_result
-from autotune.search.base import Running
-from autotune.search.context import SearchContext
+from autotune.search.base import Observer, Running
 from autotune.search.history import History, busy_s, intervals, results
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.interrupt import CANCEL_WAIT_S, Interrupt
+from autotune.search.objective import Objective
+from autotune.search.recorded import Task
+from autotune.search.steering import Steering
+from autotune.search.trial_spec import Run, make_spec, may_start_warm
 from autotune.space.candidate import Candidate
 
 POLL_S = 0.1
 """Time between two looks at the trials; the coordinator shares the processor with CPU ranks."""
 
-CANCEL_WAIT_S = 30.0
-"""How long to wait for cancelled trials to say so: a node kills for 10 s and drains for 15 s at
-the most. Those that do not are `lost` on resume."""
-
 MAX_FAULTS_IN_A_ROW = 6
 """Platform faults in a row that end a search: two candidates that failed three times each."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SearchContext(Task):
+    """A job with everything that its search needs."""
+
+    fleet: Fleet
+    """Fleet on which trials run."""
+    lattice: Lattice
+    """The legal candidates."""
+    observer: Observer
+    """Observer that is shown what happens."""
+    interrupt: Interrupt
+    """Asks the search to drain or to end."""
+    steering: Steering | None = None
+    """Predicts what trials will measure, for samplers that go by it; None: nothing can be
+    predicted."""
+    no_comparison: str = ""
+    """Why the best does not run again beside the baseline, in words; empty: it does."""
+    origin: Origin = Origin.MEASURED
+    """Origin of the figures."""
+    notes: list[str] = field(default_factory=list)
+    """Notes that were made so far."""
+    _noted: set[str] = field(default_factory=set)
+
+    @cached_property
+    def objective(self) -> Objective:
+        """Objective of the job, within the memory of the devices."""
+        return Objective.of(self.job, self.environment)
+
+    def note(self, text: str) -> None:
+        """Keep a note, and hand it to the observer."""
+        self.notes.append(text)
+        self.observer.on_note(text)
+
+    def note_once(self, of: str, text: str) -> None:
+        """Note it unless something was noted of the same before."""
+        if of not in self._noted:
+            self._noted.add(of)
+            self.note(text)
+
+    def may_start_warm(self, candidate: Candidate | None) -> bool:
+        """Whether a trial of a candidate may start warm; None is none."""
+        if candidate is None:
+            return False
+        return may_start_warm(self.job, self.engine_of(candidate), candidate, self.environment)
+
+    @property
+    def capacity(self) -> int:
+        """How many trials can run at once; the fleet may leave out slots meanwhile."""
+        return self.fleet.capacity(self.job.world)
 
 
 class TrialsInFlight:

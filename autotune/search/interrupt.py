@@ -12,6 +12,10 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+CANCEL_WAIT_S = 30.0
+"""How long to wait for cancelled trials to say so: a node kills for 10 s and drains for 15 s at
+the most. Those that do not are `lost` on resume."""
+
 
 class Interrupt:
     """How urgently the user wants the search to end."""

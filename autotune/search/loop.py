@@ -9,9 +9,8 @@ from autotune.record.answer import SearchAnswer
 from autotune.search import confirm
 from autotune.search.answer import RecordStandings, nothing_feasible
 from autotune.search.base import Snapshot, Stage, StopReason
-from autotune.search.context import SearchContext
 from autotune.search.history import results
-from autotune.search.in_flight import POLL_S, TrialsInFlight
+from autotune.search.in_flight import POLL_S, SearchContext, TrialsInFlight
 from autotune.search.race import COLD, WARM
 from autotune.search.sharing import slowed_by_others
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage

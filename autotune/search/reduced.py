@@ -12,8 +12,8 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
-from autotune.search.context import SearchContext
 from autotune.search.history import History
+from autotune.search.in_flight import SearchContext
 from autotune.search.steering import Steering
 from autotune.search.stop import searched
 from autotune.space.candidate import Candidate

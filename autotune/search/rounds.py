@@ -17,8 +17,7 @@ from autotune.contract import TrialResult, TrialSpec
 from autotune.fleet.base import Fleet, Place
 from autotune.record.study import Study, Trial
 from autotune.search.history import is_settled
-from autotune.search.in_flight import CANCEL_WAIT_S
-from autotune.search.interrupt import Interrupt
+from autotune.search.interrupt import CANCEL_WAIT_S, Interrupt
 
 FULL_ROUNDS = 3
 """Rounds of a comparison in which everybody runs every round."""

@@ -11,9 +11,8 @@ from autotune.record.facts import PassedOver
 from autotune.search import confirm
 from autotune.search.base import Stage, StopReason
 from autotune.search.climb import Rung, UntriedError, climb
-from autotune.search.context import SearchContext
 from autotune.search.history import History, Tried, owed_repeat, results
-from autotune.search.in_flight import TrialsInFlight
+from autotune.search.in_flight import SearchContext, TrialsInFlight
 from autotune.search.race import COLD, WARM
 from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.sampler import Request, Sampler

@@ -8,7 +8,7 @@ from typing import Any
 from autotune.devices.hardware import VERSIONED, Environment
 from autotune.record.facts import BaselineFacts, PassedOver
 from autotune.record.study import Study, Trial
-from autotune.search.context import SearchContext
+from autotune.search.in_flight import SearchContext
 from autotune.search.recorded import Task
 from autotune.space.candidate import Candidate
 

@@ -7,9 +7,8 @@ from autotune.app.session import open_session
 from autotune.contract import Outcome
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import processes_of
-from autotune.search.context import SearchContext
 from autotune.search.history import History
-from autotune.search.in_flight import TrialsInFlight
+from autotune.search.in_flight import SearchContext, TrialsInFlight
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import frozen_trials, make_axes

@@ -19,7 +19,7 @@ from autotune.planning.lattice import Lattice
 from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
 from autotune.search.base import Snapshot
-from autotune.search.context import SearchContext
+from autotune.search.in_flight import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.rounds import Runner

@@ -17,8 +17,8 @@ from autotune.planning.lattice import Lattice
 from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.search.context import SearchContext
 from autotune.search.history import History
+from autotune.search.in_flight import SearchContext
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.search.reduced import reduce_lattice, too_large

@@ -22,8 +22,8 @@ from autotune.fleet.transports.local import local_fleet
 from autotune.job.model import with_layers
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
-from autotune.search.context import SearchContext
 from autotune.search.history import History
+from autotune.search.in_flight import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.steering import steering_of

@@ -15,8 +15,8 @@ from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.search import steering as steering_module
 from autotune.search.acquisition import Chooser
-from autotune.search.context import SearchContext
 from autotune.search.history import History
+from autotune.search.in_flight import SearchContext
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.search.steering import Steering, lessons_of, steering_of

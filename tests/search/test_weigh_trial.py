@@ -11,8 +11,8 @@ from autotune.contract import Role
 from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study, Trial
 from autotune.search.base import StopReason
-from autotune.search.context import SearchContext
 from autotune.search.history import History
+from autotune.search.in_flight import SearchContext
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.search.stop import TrialBalance, weigh_trial

@@ -9,7 +9,7 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
-from autotune.search.context import SearchContext
+from autotune.search.in_flight import SearchContext
 from autotune.search.loop import run_search
 from autotune.space.space import load_space
 from tests.search.scripted import (
