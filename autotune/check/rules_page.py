@@ -103,7 +103,10 @@ def markdown_of(page: RulePage) -> str:
 
 def documentation() -> str:
     """The whole page."""
-    return _INTRODUCTION + "\n".join(markdown_of(page_of(name)) for name in all_names())
+    from autotune.base.templates import Templates  # Jinja, which only the page needs
+
+    sections = "\n".join(markdown_of(page_of(name)) for name in all_names())
+    return Templates().text("report/text/rules.md.j2", {}) + sections
 
 
 def all_names() -> list[str]:
@@ -191,28 +194,6 @@ def _level(rule: Rule[Setup], witnesses: Sequence[Witness]) -> Level:
             return violation.level
     return "error"
 
-
-_INTRODUCTION = """# Rules
-
-Every rule of [`check`](check.md) and of a search. To read one of them in the terminal:
-
-```sh
-python -m autotune rule batch.product
-```
-
-Each rule shows a part of a configuration that breaks it, what `check` says, what DeepSpeed does
-with it, the fix, and the legal form.
-
-- Tests run the examples on DeepSpeed. An example differs from a small legal configuration
-  (world 2, micro-batch 1, accumulation 2, AdamW, fp32, ZeRO stage 0) in the part shown.
-  A key at null is left out.
-- Rules about NCCL and gloo judge knobs of a search. They come from the sources and have no
-  examples.
-- Rules named `megatron.` are about launches and layouts of Megatron-LM. Tests train layouts, break
-  each rule that can be broken on CPU ranks, and ask checkouts about arguments
-  ([megatron.md](megatron.md)).
-
-"""
 
 if __name__ == "__main__":
     sys.stdout.write(documentation())

@@ -17,7 +17,6 @@ from autotune.space.rule import Consequence, Finding, Patch, Rule
 ARGUMENTS = "megatron/training/arguments.py, validate_args"
 CONFIG = "megatron/core/transformer/transformer_config.py, __post_init__"
 OPTIMIZER = "megatron/core/optimizer/optimizer_config.py, __post_init__"
-PARALLEL = "megatron/core/model_parallel_config.py, __post_init__"
 CHUNKED = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 """The two ways to say how a pipeline is interleaved."""
 _FLAG = re.compile(r"--([a-z0-9-]+)")
