@@ -34,6 +34,8 @@ _PLAIN_VALUE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """Values of `_LAST` that are no secret: numbers, settings, special tokens, variables, paths."""
+_NO_VALUE = re.compile(r"\W*|auto|none|null|true|false|\$\{?[A-Z_]+\}?", re.IGNORECASE)
+"""Values that are no secret whatever their name is."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _FORMS = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)"
@@ -55,7 +57,8 @@ _AROUND = re.compile(
 """An address with a password, headers, and a signature in an address."""
 _NAMED = re.compile(
     r"(?P<dash>(?<![\w-])--?)?(?<![\w.])(?P<name>[A-Za-z_][\w.-]{0,120}+)(?P<quote>\\?[\"']?)"
-    r"(?P<joint>[ \t]{0,9}[=:]{1,2}>?[ \t]{0,9}|,?\s{1,20}(?:-[ ])?)"
+    r"(?P<joint>[ \t]{0,9}[=:]{1,2}>?[ \t]{0,9}(?:[|>][-+]?[ \t]{0,9})?"
+    r"(?:\r?\n(?:[ \t]{1,40}(?:-[ ])?|-[ ]))?|,?\s{1,20}(?:-[ ])?)"
 )
 """A name and what joins it to its value."""
 _VALUE = re.compile(
@@ -90,10 +93,8 @@ def holds_secret(name: object, value: Any) -> bool:
     strength = _strength(str(name))
     if isinstance(value, int | float):
         return strength == 2 and value >= 1000
-    return strength > 0 and any(
-        _PLAIN_VALUE.fullmatch(text) is None or (strength == 2 and text[:1].isdigit())
-        for text in texts_of(value)
-    )
+    plain = _NO_VALUE if strength == 2 else _PLAIN_VALUE
+    return strength > 0 and any(plain.fullmatch(text) is None for text in texts_of(value))
 
 
 def scrubbed_text(text: str, known: Iterable[str] = ()) -> str:
@@ -127,7 +128,7 @@ def _without(text: str, known: tuple[str, ...]) -> str:
 
 def _tells(named: re.Match[str], written: str) -> bool:
     """Whether the name of a secret and what follows it are taken for a secret."""
-    value, joint = written.strip("\"'[]{}\\ "), named["joint"].strip()
+    value, joint = written.strip("\"'[]{}\\ "), named["joint"].strip(" \t\r\n|>+")
     if value.startswith(HIDDEN) or not holds_secret(named["name"], value):
         return False
     if joint in ("", ",", "-"):  # --token x, and ['--token', 'x']
@@ -178,10 +179,13 @@ def scrubbed_document(name: str, text: str) -> str:
 
 
 def withheld(data: Any) -> Iterator[str]:
-    """The texts that `scrubbed` withholds whole under their names, wherever they are nested."""
+    """The texts that `scrubbed` withholds under their names, wherever they are; line by line."""
     if isinstance(data, Mapping):
         for key, value in data.items():
-            yield from texts_of(value) if holds_secret(key, value) else withheld(value)
+            if holds_secret(key, value):
+                yield from (line.strip() for text in texts_of(value) for line in text.splitlines())
+            else:
+                yield from withheld(value)
     elif isinstance(data, list | tuple):
         for item in data:
             yield from withheld(item)
@@ -199,5 +203,9 @@ def texts_of(value: Any) -> Iterator[str]:
 @lru_cache(maxsize=4)
 def _known_secrets(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """Values of the variables whose names are those of secrets, the longest first."""
-    values = {value for name, value in variables if is_secret(name) and value[:1] != "/"}
+    values = {
+        value
+        for name, value in variables
+        if is_secret(name) and not (value[:1] == "/" and os.path.lexists(value))
+    }
     return tuple(sorted(values, key=len, reverse=True))

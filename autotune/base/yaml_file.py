@@ -254,7 +254,7 @@ def _mapping(
     except yaml.reader.ReaderError as error:
         problem = f"it holds the character #x{error.character:04x}, at place {error.position + 1}"
         raise JobError(f"{path}: is no text: {problem}", f"name a YAML file: {hint}") from error
-    except (yaml.YAMLError, ValueError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError) as error:
         raise JobError(f"{path}: not valid YAML: {error}", "write plain YAML") from error
     if data is None:
         raise JobError(f"{path}: is empty", hint)

@@ -18,7 +18,7 @@ from autotune.space.rule import Patch
 _At = tuple[Any, ...]
 """Keys from the root of a text to one of its values."""
 _INDENTED = re.compile(r"\n([ \t]+)")
-_FLOAT = re.compile(r"(?<![\w.])-?\d+(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(?![\w.])")
+_FLOAT = re.compile(r"(?<![\w.])-?(?:0|[1-9]\d*)(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(?![\w.])")
 _MOST_READ = {"json": 2**26, "yaml": 2**22}
 """Characters that are read again for all changes of a text together: PyYAML takes its time."""
 
@@ -60,7 +60,7 @@ def edit(
             return None
         if comments is not None and yaml_text.comments(after) != comments:
             return None
-    except (TooOddError, AutotuneError):
+    except (TooOddError, AutotuneError, ValueError):
         return None
     return mark + after
 

@@ -13,7 +13,7 @@ from autotune.base.plugins import load_plugin, plugin_names
 from autotune.base.private import refuse_prepared
 from autotune.base.secrecy import scrubbed_document
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import Measure, read_json
+from autotune.contract import PRIVATE_MODE, Measure, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
 from autotune.engines.launches.line import parts_of
@@ -167,7 +167,9 @@ def export_handout(
         "study": handout.study,
         "trial": None if handout.figures is None else handout.figures.trial,
     }
-    return write_export(folder, files, marker=marker)
+    # Words of the user's own run as they are, and stand where nobody else can read them.
+    is_private = handout.job.script is not None or bool(handout.job.megatron_arguments)
+    return write_export(folder, files, marker=marker, is_private=is_private)
 
 
 def _check_reads(dialect: Dialect, script: Observed, to: str) -> None:
@@ -299,9 +301,15 @@ def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) 
 
 
 def write_export(
-    folder: Path, files: Mapping[str, str], *, marker: Mapping[str, Any]
+    folder: Path,
+    files: Mapping[str, str],
+    *,
+    marker: Mapping[str, Any],
+    is_private: bool = False,
 ) -> list[Path]:
     """Write the files of an export, by path below the folder; those of an earlier one go.
+
+    Private ones are written as they are, for their owner alone; others without secrets.
 
     Raises:
         RenderError: The folder cannot be written, or holds such files of somebody else's.
@@ -325,8 +333,8 @@ def write_export(
         try:
             # In place of what is there: a link would lead to a file that is none of ours.
             is_script = path.suffix == ".sh"  # it runs as it is, with the user's own words
-            clean = text if is_script else scrubbed_document(name, text)
-            mode = 0o700 if is_script else None
+            clean = text if is_script or is_private else scrubbed_document(name, text)
+            mode = 0o700 if is_script else PRIVATE_MODE if is_private else None
             write_text(path, clean, error=RenderError, hint=hint, mode=mode)
         except RenderError:
             for empty in made:  # where a full disk took not even the marker

@@ -72,12 +72,14 @@ def in_short(command: Sequence[str]) -> str:
     shown = [command[0]]
     for word in command[1:]:
         name = word.partition("=")[0]
-        is_named = _SHOWN.fullmatch(name) is not None or shown[-1] == "-m"
+        is_module = shown[-1] == "-m" and _RUNS_MODULES.fullmatch(Path(command[0]).name)
+        is_named = _SHOWN.fullmatch(name) is not None or is_module
         if is_named or shown[-1] != "...":
             shown.append(name if is_named else "...")
     return " ".join(shown)
 
 
+_RUNS_MODULES = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
 _SHOWN = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]|[\w./~-]+\.(?:py|sh)")
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import PlainValidator
+from pydantic import Field, PlainValidator
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.plugins import load_plugin
@@ -17,18 +17,22 @@ from autotune.record.guard import GuardVerdict
 from autotune.record.study import Study
 from autotune.space.candidate import Candidate
 
+_Number = Annotated[int, Field(ge=0)]
+_Rate = Annotated[float, Field(gt=0, lt=math.inf)]
+_Ratio = Annotated[float, Field(ge=0, lt=math.inf)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
     """A candidate with its figure: the final comparison's where it took part, else one trial's."""
 
-    trial: int
+    trial: _Number
     """Number of the trial whose files stand for it."""
     candidate: Candidate
-    samples_per_s: float
-    samples_per_s_low: float
+    samples_per_s: _Rate
+    samples_per_s_low: _Rate
     """Lower end of the 95% prediction interval: where a re-run would be."""
-    samples_per_s_high: float
+    samples_per_s_high: _Rate
     peak_memory_bytes: int | None
     """None where the device's meter said nothing; such a candidate is taken to fit."""
     n_runs: int = 1
@@ -61,10 +65,10 @@ class Drifted:
 class Speedup:
     """Gain of the best over the baseline, as a ratio of samples/s."""
 
-    ratio: float
-    low: float
+    ratio: _Ratio
+    low: _Ratio
     """Lower end of the 95% interval, from the interleaved runs of the final comparison."""
-    high: float
+    high: _Ratio
 
     @property
     def is_told_apart(self) -> bool:

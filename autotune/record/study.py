@@ -48,7 +48,7 @@ LOCK_FILE = "lock"
 """File of a study that its coordinator holds; it names the process."""
 _ASIDE = re.compile(r"\..+\.\w+\.\w{8}")
 """Such as `.result.json.k2v9_0ab`: see `write_json` and `write_whole`."""
-_NUMBER = re.compile("[0-9]{4}|[1-9][0-9]{4,5}")
+_NUMBER = re.compile("[0-9]{4}|[1-9][0-9]{4,8}")
 """Name of a trial's folder: `0007`, but not `7`, `00007` or `0007x`."""
 _LOCK_BYTES = 64
 _CONFIG_BYTES = 4 * 2**20

@@ -61,6 +61,8 @@ def climb(
     """
     rungs = [list(rung) for rung in ladder if rung]
     answers = {c: found for c in _in_order(rungs) if (found := known(c)) is not None}
+    if risks is None:  # a rung is left whatever its candidates fail by
+        answers = {c: r if r is Rung.RUNS else Rung.TOO_LARGE for c, r in answers.items()}
     while True:
         _spread(rungs, answers)
         open_ = _open(rungs, answers)

@@ -73,9 +73,10 @@ def test_the_winner_is_soaked_and_its_export_says_so(study: Study, machine, tmp_
     fleet = machine()
     found = soak(study)
     best = study.read_state()["answer"]["best"]
+    knobs = dict(best["candidate"]["knobs"])
     assert found.passed
     assert (found.trial, found.steps, found.minutes) == (best["trial"], 36, 36 / 60)
-    assert {s.identity.knobs == best["candidate"] for s in fleet.specs} == {True}
+    assert {s.identity.knobs == knobs for s in fleet.specs} == {True}
     assert {s.identity.role for s in fleet.specs} == {Role.SOAK}
     assert fleet.specs[0].measure.memory_limit_bytes == 24 * 2**30
     assert read_soak(study.folder) == found

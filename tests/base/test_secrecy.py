@@ -91,6 +91,11 @@ VALUES = [
     '{\\"password\\": \\"hunter2\\"}',
     "Config(password=b'hunter2', port=3)",
     "hf_token: hunter2",
+    "hf_token:\n  hunter2\nlr: 1",
+    "api_keys:\n- hunter2",
+    "db_password: |\n  hunter2\n",
+    "password=/hunter2/x",
+    '{"aws_secret_access_key": "/hunter2+x"}',
     "/data/hf_Zq7xV2mK9pLwZq7xV2mK9pLw/x.bin",
 ]
 

@@ -16,7 +16,7 @@ _ANSWER_S = 300.0
 _LIES: dict[str, dict[str, Any]] = {
     "samples_per_s of another step time": {"samples_per_s": 5000.0},
     "peak_memory_bytes below nothing": {"peak_memory_bytes": -1, "memory_bytes": {"peak": -1}},
-    "peak_memory_bytes above the machine's": {"peak_memory_bytes": 10**17},
+    "peak_memory_bytes above its meters'": {"peak_memory_bytes": 10**17},
     "phases_s of days before": {"phases_s": {"spawn": -172_799.0}},
     "phases_s longer than the trial": {"phases_s": {"measured": 172_799.0}},
     "step_time_s that is not the median": {"step_time_s": 1e-6},

@@ -373,6 +373,17 @@ def test_the_folder_trains_as_it_is(tmp_path, knobs, changes):
     assert all(4 < loss < 8 for loss in losses)  # ln 256 = 5.5: random tokens, untrained
 
 
+def test_words_of_a_users_own_run_stay_as_they_are_for_the_user_alone(tmp_path):
+    files = {"args.yaml": "hub_token: hf_Zq7xV2mK9pLwZq7x\n", "launch.sh": "train --token x\n"}
+    write_export(tmp_path / "own", files, marker={}, is_private=True)
+    write_export(tmp_path / "other", files, marker={})
+
+    for name, text in files.items():
+        assert (tmp_path / "own" / name).read_text() == text
+        assert (tmp_path / "own" / name).stat().st_mode & 0o077 == 0
+    assert (tmp_path / "other" / "args.yaml").read_text() == "hub_token: ***\n"
+
+
 def test_an_export_that_was_cut_short_is_replaced_by_the_next(tmp_path, monkeypatch):
     write_text, written = door.write_text, []
 

@@ -7,8 +7,9 @@ import pytest
 
 from autotune.app.pages import compare_studies, write_comparison, write_page
 from autotune.contract import TrialResult, TrialSpec
+from autotune.record.found import write_found
 from autotune.record.study import Study
-from autotune.record.worth import write_ladder
+from autotune.record.worth import LADDER_FILE
 from tests.report import samples
 from tests.report.browser import Browser
 from tests.report.colours import contrast
@@ -90,7 +91,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, set[str]]:
     climbed = finished(folder / "climbed", smaller_is_slower, trials=8)
     ladder, _ = walk(folder / "walk", measured)
     assert ladder is not None
-    write_ladder(climbed.folder, ladder)
+    write_found(climbed.folder / LADDER_FILE, ladder)
     running = write_page(climbed, folder / "running.html", snapshot=samples.snapshot())
     killed = finished(folder / "killed", smaller_is_slower, trials=8)
     killed.write_state({**killed.read_state(), "answer": None})

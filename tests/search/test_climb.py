@@ -106,3 +106,26 @@ def test_blind_climbing_bisects():
     blind = Climb({LADDER[0][0], LADDER[0][1]}, {})
     assert blind.climb(blindly=True)[0] == LADDER[0][1]
     assert blind.tried == [LADDER[0][n] for n in (3, 0, 1, 2)]
+
+
+def test_a_rung_whose_candidates_fail_is_left_after_two():
+    tried: list[Candidate] = []
+
+    def known(one: Candidate) -> Rung | None:
+        if one not in tried:
+            return None
+        return Rung.FAILS if one in LADDER[0] else Rung.RUNS
+
+    def ask(one: Candidate) -> Rung:
+        if (found := known(one)) is None:
+            raise UntriedError(one)
+        return found
+
+    best = None
+    while best is None:
+        try:
+            best, _ = climb(LADDER, known, ask)
+        except UntriedError as untried:
+            tried.append(untried.candidate)
+    assert tried == [LADDER[0][-1], LADDER[0][0], best]
+    assert best == LADDER[1][-1]

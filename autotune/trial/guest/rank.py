@@ -162,7 +162,7 @@ class Guest:
         module.register_optimizer_step_post_hook(on_step)
 
     def _finish(
-        self, finish: Callable[..., Any], arguments: Any, *args: Any, **kwargs: Any
+        self, finish: Callable[..., Any], arguments: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
         """Trainer's arguments: a candidate's values, and nothing that leaves traces."""
         self.seen["arguments"] = _plain(vars(arguments))
@@ -175,13 +175,19 @@ class Guest:
         quiet.quiet_arguments(arguments)
         return finish(arguments, *args, **kwargs)
 
-    def _choose(self, choose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _choose(self, choose: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Note whether Trainer makes the optimizer by its arguments: a script may bring one."""
         self.seen["optimizer_by_arguments"] = True
         return choose(*args, **kwargs)
 
     def _parse(
-        self, parse: Callable[..., Any], parser: Any, args: Any = None, *more: Any, **kwargs: Any
+        self,
+        parse: Callable[..., Any],
+        parser: Any,
+        /,
+        args: Any = None,
+        *more: Any,
+        **kwargs: Any,
     ) -> Any:
         """Note whether the command line is what the arguments are read from, and no list."""
         is_of_line = args is None or args == sys.argv[1:]
@@ -189,20 +195,26 @@ class Guest:
         return parse(parser, args, *more, **kwargs)
 
     def _read_config(
-        self, read: Callable[..., None], config: Any, given: Any, *args: Any, **kwargs: Any
+        self,
+        read: Callable[..., None],
+        config: Any,
+        /,
+        config_file_or_dict: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """The one place where Trainer, accelerate and what builds on them read a configuration."""
         stop_watching()
-        read(config, given, *args, **kwargs)
-        if isinstance(given, str) and os.path.exists(given):
-            self.seen["config_file"] = os.path.abspath(given)
+        read(config, config_file_or_dict, *args, **kwargs)
+        if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
+            self.seen["config_file"] = os.path.abspath(config_file_or_dict)
         if "config_written" not in self.seen:
             self.seen.update(self._origin(config.config))
         self.edits.apply(config.config, drops_product=True)
         config.set_stage_and_offload()
 
     def _make_accelerator(
-        self, make: Callable[..., None], accelerator: Any, *args: Any, **kwargs: Any
+        self, make: Callable[..., None], accelerator: Any, /, *args: Any, **kwargs: Any
     ) -> None:
         """No trackers, and no folder of theirs for a project."""
         self._note_framework("accelerate")
@@ -218,7 +230,7 @@ class Guest:
 
     # ------------------------------------------------ the engine
 
-    def _initialize(self, initialize: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _initialize(self, initialize: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(initialize).bind_partial(*args, **kwargs)
         if self._watched is None:
             self.reporter.enter(Phase.ENGINE_INIT)
@@ -308,7 +320,7 @@ class Guest:
         except Exception as error:  # no mistake of ours is left to the script, which may catch it
             self.fail(error)
 
-    def _failing_fast(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _failing_fast(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a method after whose out-of-memory error nothing goes on, whoever catches it."""
         try:
             return method(*args, **kwargs)
