@@ -126,7 +126,7 @@ def _described(name: str) -> Mapping[str, FileRule]:
 
 
 def _told(example: RuleExample) -> Iterator[str]:
-    yield f"```json\n{_json(example.broken)}\n```"
+    yield f"```json\n{json.dumps(example.broken, indent=2)}\n```"
     yield ""
     if example.also:
         yield f"- with: {', '.join(f'{name} {value}' for name, value in example.also.items())}"
@@ -137,10 +137,6 @@ def _told(example: RuleExample) -> Iterator[str]:
         yield f"- fix: {example.fix}"
     if example.mended is not None:
         yield f"- legal: `{json.dumps(example.mended)}`"
-
-
-def _json(part: Mapping[str, Any]) -> str:
-    return json.dumps(part, indent=2) if part else "{}"
 
 
 def _example(rule: Rule[Setup], witness: Witness) -> RuleExample:

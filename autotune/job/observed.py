@@ -6,6 +6,7 @@ file, and takes them from here.
 
 import dataclasses
 import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -520,41 +521,8 @@ _HINTS_BY_OUTCOME = {
     Outcome.TIMEOUT: "give it longer with --trial-timeout, or a smaller first batch",
     Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
 }
-_HINTS = (
-    (("EOF when reading",), "let it ask nothing: a trial has no terminal, and its input is empty"),
-    (
-        ("JSONDecodeError",),
-        "a file that the command reads is not plain JSON; Trainer takes no comments: "
-        "`autotune check FILE` says where, and --fix mends it",
-    ),
-    (
-        ("ended by itself", "steps"),
-        "give it more data or more epochs, so that it takes as many steps; where it gave up, the "
-        "log says why",
-    ),
-    (
-        ("not reached through PYTHONPATH",),
-        "start Python without -I, -E and -S, and let PYTHONPATH keep what it holds when the "
-        "command begins; a container or another machine has to be entered first",
-    ),
-    (
-        ("fp16 is not supported",),
-        "train in bf16, or on a GPU: DeepSpeed takes fp16 on CPU ranks only where the processor "
-        "computes in it (AVX512-FP16: torch.ops.mkldnn._is_mkldnn_fp16_supported())",
-    ),
-    (
-        ("Check batch related parameters",),
-        "ranks without a GPU are counted as one process, unless a Trainer gets --use_cpu, or an "
-        "accelerate script calls PartialState(cpu=True) first; else make the batch sizes of "
-        "command and file agree",
-    ),
-    (
-        ("never called deepspeed",),
-        "tune a command that trains by DeepSpeed: --deepspeed ds_config.json for Trainer, "
-        "--use_deepspeed for accelerate launch, deepspeed.initialize in a script",
-    ),
-)
-"""Words of an evidence -> what helps; the first that fits."""
+_HINTS = json.loads(Path(__file__).with_name("hints.json").read_text(encoding="utf-8"))
+"""Words of an evidence, and what helps; the first that fits."""
 
 
 def refuse_unobserved(result: TrialResult, log: Path) -> None:
@@ -565,7 +533,7 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
     """
     if result.outcome.is_measured:
         return
-    found = (hint for words, hint in _HINTS if all(word in result.evidence for word in words))
+    found = (h["hint"] for h in _HINTS if all(word in result.evidence for word in h["words"]))
     hint = next(found, _HINTS_BY_OUTCOME.get(result.outcome, _SEE_THE_LOG))
     where = f" [{result.evidence_source}]" if result.evidence_source else ""
     raise JobError(
