@@ -188,23 +188,32 @@ def legal_rows(
     """The rows of a plan, of which all that it names is legal.
 
     What is predicted ranks the candidates, legal or not. The rules judge what the plan would name;
-    what they refuse is left out, and the others are ranked again.
+    what they refuse is left out, and the others are ranked again; where that goes on, ever more
+    rows are judged at a time.
 
     Returns:
         The outlook without what was refused, and what is predicted of its lattice.
     """
     found, reach = outlook.predict_plans(outlook.plans(outlook.lattice.candidates))
+    rounds = 0
     while True:
         choices = choices_of(found, min_fit=min_fit, splits=outlook.is_space_named)
         lattice = outlook.lattice
         if lattice.is_counted:
             return outlook, found, reach, choices
-        wanted = _named(outlook, found, choices, min_fit=min_fit, top=top)
+        rounds += 1
+        wanted = _named(
+            outlook, found, choices, min_fit=min_fit, top=top << max(0, rounds - _PATIENT_ROUNDS)
+        )
         if all([lattice.is_legal(place) for place in wanted]):
             return outlook, found, reach, choices
         lattice, left = lattice.without_refused()
         outlook = dataclasses.replace(outlook, lattice=lattice)
         found, reach = found.take(left), reach.take(left)
+
+
+_PATIENT_ROUNDS = 8
+"""Rounds in which no more rows are judged than are wanted."""
 
 
 def _named(
