@@ -301,11 +301,7 @@ def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) 
 
 
 def write_export(
-    folder: Path,
-    files: Mapping[str, str],
-    *,
-    marker: Mapping[str, Any],
-    is_private: bool = False,
+    folder: Path, files: Mapping[str, str], *, marker: Mapping[str, Any], is_private: bool = False
 ) -> list[Path]:
     """Write the files of an export, by path below the folder; those of an earlier one go.
 

@@ -188,8 +188,7 @@ def legal_rows(
     """The rows of a plan, of which all that it names is legal.
 
     What is predicted ranks the candidates, legal or not. The rules judge what the plan would name;
-    what they refuse is left out, and the others are ranked again; where that goes on, ever more
-    rows are judged at a time.
+    the others are ranked again, and where that goes on ever more rows are judged at a time.
 
     Returns:
         The outlook without what was refused, and what is predicted of its lattice.
@@ -202,9 +201,8 @@ def legal_rows(
         if lattice.is_counted:
             return outlook, found, reach, choices
         rounds += 1
-        wanted = _named(
-            outlook, found, choices, min_fit=min_fit, top=top << max(0, rounds - _PATIENT_ROUNDS)
-        )
+        top *= 2 if rounds > _PATIENT_ROUNDS else 1
+        wanted = _named(outlook, found, choices, min_fit=min_fit, top=top)
         if all([lattice.is_legal(place) for place in wanted]):
             return outlook, found, reach, choices
         lattice, left = lattice.without_refused()
