@@ -312,7 +312,6 @@ NAMES_DEEPSPEED = {
     "export/patch.py": "the files of a user of it",
     "export/trainer.py": "keys of its configuration, which Hugging Face Trainer owns",
     "fleet/node/inventory.py": "its release on a node",
-    "job/command.py": "its launcher, which runs modules",
     "job/observed.py": "what such a command showed",
     "record/answer.py": "a key of study.json",
     "record/soak.py": "a field of soak.json",

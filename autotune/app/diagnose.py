@@ -16,8 +16,8 @@ from autotune.contract import Role, TrialResult
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.engines.base import Engine
+from autotune.engines.launches.line import in_short
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.job.command import in_short
 from autotune.job.observed import Observed
 from autotune.record.study import Study
 from autotune.record.table import make_table, write_table

@@ -36,14 +36,13 @@ from autotune.contract import (
 from autotune.devices.hardware import VERSIONED, Environment
 from autotune.engines.base import find_engine
 from autotune.engines.deepspeed.sources.source import RANKS_VARIABLE, world_in
-from autotune.engines.launches.line import parts_of
+from autotune.engines.launches.line import in_short, is_launch, parts_of
 from autotune.engines.megatron.own_command import MegatronCommand, is_megatrons, read_command
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import (
     as_typed,
     check_command,
-    in_short,
     is_of_this_environment,
     name_of,
     sources_of,
@@ -211,8 +210,7 @@ def refuse_missing_script(command: Sequence[str], folder: Path) -> None:
     """
     parts = parts_of(command)
     script = "".join(command[parts.script_at : parts.script_at + 1])
-    is_launch = parts.kind or Path(command[0]).name.startswith("python")
-    if is_launch and script.endswith(".py") and not (folder / script).exists():
+    if is_launch(command, parts) and script.endswith(".py") and not (folder / script).exists():
         raise JobError(
             f"{script}: there is no such script in {folder}",
             "start in the folder where you start your training, or give the script's path",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autotune.app.exports import Chosen, find_chosen
+from autotune.app.exports import find_chosen
 from autotune.app.pages import write_page
 from autotune.app.session import find_running_place
 from autotune.app.soak import check_devices
@@ -75,19 +75,14 @@ def run_ladder(
         study.unlock()
 
 
-def _baseline(study: Study) -> Chosen:
-    """The study's baseline as it ran."""
+def _way(study: Study, environment: Environment, settings: Sequence[str]) -> Way:
     answer = answer_of(study.read_state(), study)
     if answer is None or answer.baseline is None:
         raise StudyError(
             f"study {study.name}: it has no baseline to start from",
             "run the same search again to finish it, or name the baseline with --baseline FILE",
         )
-    return find_chosen(study, trial=answer.baseline.trial, allow_loss_drift=True)
-
-
-def _way(study: Study, environment: Environment, settings: Sequence[str]) -> Way:
-    start = _baseline(study)
+    start = find_chosen(study, trial=answer.baseline.trial, allow_loss_drift=True)
     handout, engine, context = start.handout, start.engine, start.engine.context
     check_devices(handout.environment.accelerator, environment)
     if settings:
@@ -100,8 +95,7 @@ def _way(study: Study, environment: Environment, settings: Sequence[str]) -> Way
         if violations := engine.judge(target):
             raise JobError(violations[0].message, violations[0].fix)
     else:
-        answer = answer_of(study.read_state(), study)
-        best = find_chosen(study, trial=answer.best.trial if answer and answer.best else None)
+        best = find_chosen(study, trial=None if answer.best is None else answer.best.trial)
         target, engine = best.handout.candidate, best.engine
     return Way(
         job=handout.job,

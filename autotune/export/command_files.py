@@ -16,11 +16,11 @@ from autotune.check.edit import edit
 from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.engines.deepspeed.sources.reading import parsed
+from autotune.engines.launches.line import in_short
 from autotune.export.accelerate_launch import with_launch_file
 from autotune.export.base import Dialect, Handout
 from autotune.export.command_training import HERE, CommandTraining, with_files_read
 from autotune.export.readme import choice_values
-from autotune.job.command import in_short
 from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
 from autotune.trial.engines.deepspeed import CONFIG_FILE

@@ -1,7 +1,6 @@
 """A user's own command line: whose Python it runs in, and which files it names."""
 
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -65,22 +64,6 @@ def name_of(command: Sequence[str]) -> str:
     """A word for a command: its script, or else its program."""
     scripts = [Path(word).stem for word in command if word.endswith((".py", ".yaml", ".yml"))]
     return scripts[0] if scripts else Path(command[0]).name
-
-
-def in_short(command: Sequence[str]) -> str:
-    """A command by its program, its scripts and the names of its flags: values may be secrets."""
-    shown = [command[0]]
-    for word in command[1:]:
-        name = word.partition("=")[0]
-        is_module = shown[-1] == "-m" and _RUNS_MODULES.fullmatch(Path(command[0]).name)
-        is_named = _SHOWN.fullmatch(name) is not None or is_module
-        if is_named or shown[-1] != "...":
-            shown.append(name if is_named else "...")
-    return " ".join(shown)
-
-
-_RUNS_MODULES = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
-_SHOWN = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]|[\w./~-]+\.(?:py|sh)")
 
 
 def as_typed(command: Sequence[str]) -> str:

@@ -521,8 +521,6 @@ _HINTS_BY_OUTCOME = {
     Outcome.TIMEOUT: "give it longer with --trial-timeout, or a smaller first batch",
     Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
 }
-_HINTS = json.loads(Path(__file__).with_name("hints.json").read_text(encoding="utf-8"))
-"""Words of an evidence, and what helps; the first that fits."""
 
 
 def refuse_unobserved(result: TrialResult, log: Path) -> None:
@@ -533,7 +531,8 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
     """
     if result.outcome.is_measured:
         return
-    found = (h["hint"] for h in _HINTS if all(word in result.evidence for word in h["words"]))
+    rows = json.loads(Path(__file__).with_name("hints.json").read_text(encoding="utf-8"))
+    found = (row["hint"] for row in rows if all(word in result.evidence for word in row["words"]))
     hint = next(found, _HINTS_BY_OUTCOME.get(result.outcome, _SEE_THE_LOG))
     where = f" [{result.evidence_source}]" if result.evidence_source else ""
     raise JobError(

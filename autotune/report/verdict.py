@@ -10,7 +10,7 @@ from autotune.base.units import format_amount, says_nothing
 from autotune.contract import Outcome, Phase, Role, TrialResult
 from autotune.devices.hardware import Environment
 from autotune.engines.base import known_releases
-from autotune.job.command import in_short
+from autotune.engines.launches.line import in_short
 from autotune.record.bottleneck import bottleneck
 from autotune.record.facts import (
     engine_name_of,

@@ -60,9 +60,12 @@ def climb(
         UntriedError: Of `ask`.
     """
     rungs = [list(rung) for rung in ladder if rung]
-    answers = {c: found for c in _in_order(rungs) if (found := known(c)) is not None}
-    if risks is None:  # a rung is left whatever its candidates fail by
-        answers = {c: r if r is Rung.RUNS else Rung.TOO_LARGE for c, r in answers.items()}
+
+    def counted(found: Rung) -> Rung:
+        """Without a forecast a rung is left whatever its candidates fail by."""
+        return found if risks is not None or found is Rung.RUNS else Rung.TOO_LARGE
+
+    answers = {c: counted(found) for c in _in_order(rungs) if (found := known(c)) is not None}
     while True:
         _spread(rungs, answers)
         open_ = _open(rungs, answers)
@@ -73,11 +76,10 @@ def climb(
             return best, open_
         if risks is None:
             chosen = _bisected(next(rung for rung in rungs if open_[0] in rung), answers)
-            answers[chosen] = Rung.RUNS if ask(chosen) is Rung.RUNS else Rung.TOO_LARGE
-            continue
-        likely = [c for c in wanted if risk[c] < _LIKELY]
-        chosen = likely[0] if likely else min(wanted, key=lambda c: risk[c])
-        answers[chosen] = ask(chosen)
+        else:
+            likely = [c for c in wanted if risk[c] < _LIKELY]
+            chosen = likely[0] if likely else min(wanted, key=lambda c: risk[c])
+        answers[chosen] = counted(ask(chosen))
 
 
 def _bisected(rung: Sequence[Candidate], answers: Mapping[Candidate, Rung]) -> Candidate:

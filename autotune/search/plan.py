@@ -11,7 +11,7 @@ from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Origin, Role, Start
 from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
-from autotune.job.command import in_short
+from autotune.engines.launches.line import in_short
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study

@@ -34,6 +34,9 @@ _ALL = (-1,)
 
 _COUNT = "a whole number above 0"
 
+_SHOWN = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]|[\w./~-]+\.(?:py|sh)")
+"""Names of flags and of scripts."""
+
 _RANGE = re.compile(r"\d+:\d+")
 """A range of nodes, for torchrun."""
 
@@ -81,6 +84,23 @@ def parts_of(words: Sequence[str]) -> LineParts:
         launcher_flags=range(script_at),
         script_flags=own,
     )
+
+
+def is_launch(words: Sequence[str], parts: LineParts) -> bool:
+    """Whether a line begins with a launcher or a Python: `-m` before its script names a module."""
+    return bool(parts.kind) or PurePath(words[0]).name.startswith("python")
+
+
+def in_short(words: Sequence[str]) -> str:
+    """A line by its program, its scripts and the names of its flags: values may be secrets."""
+    parts, shown = parts_of(words), [words[0]]
+    for at, word in enumerate(words[1:], 1):
+        name = word.partition("=")[0]
+        is_module = shown[-1] == "-m" and at <= parts.script_at and is_launch(words, parts)
+        is_named = _SHOWN.fullmatch(name) is not None or is_module
+        if is_named or shown[-1] != "...":
+            shown.append(name if is_named else "...")
+    return " ".join(shown)
 
 
 def ranks_of(words: Sequence[str]) -> tuple[int | None, int | None]:
