@@ -51,10 +51,10 @@ fuzz: install  ## broken files for every reader
 	$(RUN_FUZZ)
 
 docs: install  ## the documentation as a site, in build/site; a broken link ends it
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 docs-serve: install  ## the same, on loopback, built again as you write
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 format: install
 	$(BIN)/ruff check --fix .
@@ -103,7 +103,6 @@ gpu-offline:
 record: extensions
 	$(BIN)/python -m tests.record_knobs > results/recorded/knobs-cpu-2.json
 	$(BIN)/python -m tests.record_megatron_knobs > results/recorded/knobs-cpu-2-megatron.json
-	$(BIN)/python -m autotune.report.knobs_page > docs/knobs.md
 
 constructors: extensions  ## what optimizers and schedulers take, asked of the installed ones
 	$(BIN)/python -m tests.record_constructors

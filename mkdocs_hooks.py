@@ -1,13 +1,10 @@
 """Pages of the site that are not written under docs/, and the links to them.
 
-Those are the commands, which the command line tells itself, files that stand where their readers
-look for them first, such as SECURITY.md, and the reports of recorded studies.
+Those are what the code tells itself (commands, knobs, rules, columns, metrics), files that stand
+where their readers look for them first, such as SECURITY.md, and the reports of the gallery.
 """
 
-import contextlib
-import json
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,11 @@ from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
 import autotune.cli  # noqa: F401  its modules add the commands
-from autotune.app.pages import write_page
+from autotune.check import rules_page
 from autotune.cli.base import cli
-from autotune.record.study import Study
+from autotune.record import table
+from autotune.report import knobs_page, metrics
+from tests.record_gallery import RECORDED, SIMULATED, report_of, write_simulated
 
 REPOSITORY = Path(__file__).parent
 
@@ -29,15 +28,21 @@ ELSEWHERE = {
 }
 """File of the repository -> its page."""
 
-RECORDED = REPOSITORY / "results" / "recorded" / "studies"
-"""Studies that were run, a file each: see `tests/record_gallery.py`."""
+SIMULATED_PAGES = REPOSITORY / "build" / "gallery"
+"""Where the pages of simulated searches are kept once they are made; `make clean` removes them."""
 
 _LINK = re.compile(r"\]\((?!https?:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that no file under docs/ has."""
-    files.append(File.generated(config, "commands.md", content=commands()))
+    for uri, told in TOLD_BY_CODE.items():
+        files.append(File.generated(config, uri, content=told()))
+    if not all((SIMULATED_PAGES / f"{name}.html").is_file() for name in SIMULATED):
+        write_simulated(SIMULATED_PAGES)
+    for name in SIMULATED:
+        page = (SIMULATED_PAGES / f"{name}.html").read_text(encoding="utf-8")
+        files.append(File.generated(config, f"gallery/{name}.html", content=page))
     for recorded in sorted(RECORDED.glob("*.json")):
         uri = f"gallery/{recorded.stem}.html"
         files.append(File.generated(config, uri, content=report_of(recorded)))
@@ -82,21 +87,18 @@ def linked(markdown: str, folder: Path, page: str) -> str:
     return re.sub(r"\[([^\[\]]*)\] \(`", r"\1 (`", text)
 
 
-def report_of(recorded: Path) -> str:
-    """The page of a recorded study."""
-    files = json.loads(recorded.read_text(encoding="utf-8"))["files"]
-    # The page names the study's folder: as a user would see it, not where this is built.
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        study = Study(Path("results"), recorded.stem)
-        for name, text in files.items():
-            path = study.folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        return write_page(study, Path("page.html")).read_text(encoding="utf-8")
-
-
 def commands() -> str:
     """Every command with its flags, as a page."""
     command = typer.main.get_command(cli)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="autotune")
     return text.replace("# `autotune`", "# Commands", 1)
+
+
+TOLD_BY_CODE = {
+    "commands.md": commands,
+    "knobs.md": knobs_page.documentation,
+    "rules.md": rules_page.documentation,
+    "metrics.md": metrics.describe,
+    "table.md": table.describe,
+}
+"""Page -> what writes it."""

@@ -1,12 +1,13 @@
-"""The pages that docs/gallery.md shows, and their pictures: `python -m tests.record_gallery`.
+"""The pictures that docs/gallery.md shows: `python -m tests.record_gallery`.
 
-Pages of simulated searches any machine makes anew in a minute. `--measure` runs the others on this
-machine first, or those that it names, which takes minutes and two idle CPU cores (with
-`DS_ACCELERATOR=cpu` where there are GPUs), and keeps their records in results/recorded/studies/:
-the site makes their pages from those. Pictures need chromium.
+The site makes the pages: those of simulated searches anew, in a minute, the others from the
+records in results/recorded/studies/. `--measure` runs those on this machine first, or some of
+them, which takes minutes and two idle CPU cores (with `DS_ACCELERATOR=cpu` where there are GPUs),
+and keeps their records. Pictures need chromium.
 """
 
 import argparse
+import contextlib
 import json
 import re
 import shlex
@@ -17,10 +18,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from mkdocs_hooks import RECORDED, report_of
+from autotune.app.pages import write_page
+from autotune.record.study import Study
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GALLERY = REPOSITORY / "docs" / "gallery"
+RECORDED = REPOSITORY / "results" / "recorded" / "studies"
+"""Studies that were run, a file each."""
 WIDTH, HEIGHT = 1440, 900
 
 _JOB = ("--seq-len", "4096", "--global-batch", "64")
@@ -37,6 +41,8 @@ SEARCHES: dict[str, Sequence[str]] = {
     "other-devices": ("--model", "llama-3-8b", *_JOB, "--fleet", "simulate:8xA100-80GB"),
 }
 """Study -> flags of its simulated search."""
+SIMULATED = ("gain", "front", "nothing-fits", "compare")
+"""Pages of simulated searches."""
 MEASURED: dict[str, Sequence[str]] = {
     "demo": ("--trials", "12", "--budget", "150s"),
     "megatron": (
@@ -72,14 +78,8 @@ def main() -> None:
     wish = parser.parse_args()
     GALLERY.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        for study, flags in SEARCHES.items():
-            _autotune(folder, *_search(study, flags))
-            shutil.copyfile(Path(folder, "results", study, "report.html"), _page(study))
-        compared = ("compare", "gain", "other-devices", "--html", "compare.html")
-        _autotune(folder, *compared)
-        shutil.copyfile(Path(folder, "compare.html"), _page("compare"))
-        _page("other-devices").unlink()
-        _take_pictures(sorted(GALLERY.glob("*.html")), GALLERY)
+        write_simulated(Path(folder))
+        _take_pictures(sorted(Path(folder).glob("*.html")), GALLERY)
     with tempfile.TemporaryDirectory() as folder:
         results = wish.results or Path(folder, "results")
         for study, flags in MEASURED.items():
@@ -95,6 +95,32 @@ def main() -> None:
             pages.append(Path(folder, f"{record.stem}.html"))
             pages[-1].write_text(report_of(record), encoding="utf-8")
         _take_pictures(pages, GALLERY)
+
+
+def write_simulated(pages: Path) -> None:
+    """Run the simulated searches, and write their pages into a folder."""
+    pages.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for study, flags in SEARCHES.items():
+            _autotune(folder, *_search(study, flags))
+            if study in SIMULATED:
+                page = Path(folder, "results", study, "report.html")
+                shutil.copyfile(page, pages / f"{study}.html")
+        _autotune(folder, "compare", "gain", "other-devices", "--html", "compare.html")
+        shutil.copyfile(Path(folder, "compare.html"), pages / "compare.html")
+
+
+def report_of(recorded: Path) -> str:
+    """The page of a recorded study."""
+    files = json.loads(recorded.read_text(encoding="utf-8"))["files"]
+    # The page names the study's folder: as a user would see it, not where this is built.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        study = Study(Path("results"), recorded.stem)
+        for name, text in files.items():
+            path = study.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return write_page(study, Path("page.html")).read_text(encoding="utf-8")
 
 
 def keep(study: Path, command: Sequence[str]) -> None:
@@ -130,10 +156,6 @@ def _take_pictures(pages: Sequence[Path], folder: Path) -> None:
             check=True,
             capture_output=True,
         )
-
-
-def _page(name: str) -> Path:
-    return GALLERY / f"{name}.html"
 
 
 def _autotune(folder: str, *arguments: str) -> None:

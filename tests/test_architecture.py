@@ -306,7 +306,7 @@ NAMES_DEEPSPEED = {
     "export/dialects/deepspeed.py": "its dialect",
     "export/dialects/hf.py": "its configuration, which Trainer and what is built on it read",
     "export/dialects/lightning.py": "its configuration, which Lightning reads",
-    "export/launchers/accelerate.py": "its configuration, which accelerate's YAML names",
+    "export/launchers/shell.py": "its configuration, which accelerate's YAML names",
     "export/launchers/deepspeed.py": "its launcher",
     "export/command_training.py": "the configuration of a user's command, and its keys",
     "export/patch.py": "the files of a user of it",

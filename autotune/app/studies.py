@@ -125,7 +125,7 @@ def state_of(study: Study) -> State:
         n_trials=len(history.recorded),
         n_reduced=len(history.reduced.trials),
         n_left_out=len(left_out_of(facts)),
-        counts={each.value: count for each in Outcome if (count := history.counts.get(each))},
+        counts={one.value: count for one in Outcome if (count := history.counts.get(one))},
         best_samples_per_s=best_samples_per_s,
         speedup=None if speedup is None else speedup.ratio,
         is_proven=answer is not None and answer.has_proven_gain,
@@ -170,5 +170,5 @@ def _within_reach(explanation: Explanation, study: Study) -> Explanation:
     if not path.exists():
         return explanation
     beyond = reach_of(Observed.read(path)).left_out
-    advice = [each for each in explanation.advice if each.knob not in beyond]
+    advice = [one for one in explanation.advice if one.knob not in beyond]
     return dataclasses.replace(explanation, advice=advice)

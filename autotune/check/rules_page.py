@@ -1,12 +1,11 @@
-"""Every rule for people: `autotune rule NAME`, and docs/rules.md.
+"""Every rule for people: `autotune rule NAME`, and the page of the site.
 
-`python -m autotune.check.rules_page > docs/rules.md` writes the page. A rule is told by its
+A rule is told by its
 witnesses: the part of a configuration that breaks it, what `check` says of that, what DeepSpeed
 does with it, and what it becomes.
 """
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -189,7 +188,3 @@ def _level(rule: Rule[Setup], witnesses: Sequence[Witness]) -> Level:
         for violation in rule.violations(setup):
             return violation.level
     return "error"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(documentation())

@@ -42,8 +42,12 @@ def knobs(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the knobs of an engine: what --set takes, and what a search may change."""
+    """List the knobs of an engine: what --set takes, and what a search may change.
+
+    A whole name shows where the knob acts, and on what it was tried.
+    """
     from autotune.engines.base import find_engine
+    from autotune.report.knobs_page import section_of
     from autotune.report.terminal.knobs import knob_rows, print_knobs
 
     known = find_engine(engine).knobs.values()
@@ -53,4 +57,10 @@ def knobs(
         raise JobError(
             f"{name}: no knob has this in its name", f"{guess}`autotune knobs` lists them"
         )
-    print_json(knob_rows(found)) if as_json else print_knobs(DATA, found)
+    chosen = find_engine(engine).knobs.get(name or "")
+    if as_json:
+        print_json(knob_rows(found))
+    elif chosen is not None:
+        DATA.out(section_of(engine, chosen).rstrip(), highlight=False)
+    else:
+        print_knobs(DATA, found)

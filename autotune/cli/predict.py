@@ -11,8 +11,8 @@ from autotune.base.private import KNOWLEDGE_ENV
 from autotune.cli.base import (
     DATA,
     Debug,
+    DevicesName,
     Dialect,
-    FleetName,
     FleetOption,
     Json,
     LauncherName,
@@ -53,7 +53,7 @@ def probe(
         bool,
         typer.Option("--quick", help="Measure fewer sizes and repeat less: sooner, less exact."),
     ] = False,
-    fleet: FleetName = "local",
+    fleet: DevicesName = "local",
     fleet_option: FleetOption = None,
     as_json: Json = False,
     debug: Debug = False,

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from autotune.base.telling import tell
+from autotune.base.templates import Encoded
+
 
 class Level(StrEnum):
     """Severity of a finding."""
@@ -29,19 +32,18 @@ class Remark:
     """The shortest way to mend it; empty where there is nothing to mend."""
 
 
-def passed(subject: str, message: str) -> Remark:
-    """A remark that nothing is wrong."""
-    return Remark(level=Level.OK, subject=subject, message=message)
+_FIX = "\x02"
+"""Stands before a fix: no value holds it, since filters spell what cannot be seen."""
 
 
-def warned(subject: str, message: str, fix: str) -> Remark:
-    """A remark on what may go wrong, or is slower than it could be."""
-    return Remark(level=Level.WARN, subject=subject, message=message, fix=fix)
-
-
-def failed(subject: str, message: str, fix: str) -> Remark:
-    """A remark on what does not work."""
-    return Remark(level=Level.FAIL, subject=subject, message=message, fix=fix)
+def remarks(template: str, values: Mapping[str, Any]) -> list[Remark]:
+    """The remarks of a template, whose facts begin with their level: see `machine.j2`."""
+    found = []
+    for name, text in tell(template, {**values, "fix": Encoded(_FIX)}):
+        level, _, subject = name.partition(" ")
+        message, _, fix = (part.strip() for part in text.partition(_FIX))
+        found.append(Remark(level=Level(level), subject=subject, message=message, fix=fix))
+    return found
 
 
 def worst(findings: Iterable[Remark]) -> Level:

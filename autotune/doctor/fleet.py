@@ -1,4 +1,4 @@
-"""The diagnosis of a fleet of other machines: each node, and what differs between them."""
+"""The diagnosis of a fleet: each node, what differs between them, and their links."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.base.errors import FleetError
-from autotune.base.units import format_bytes, format_count
 from autotune.devices.hardware import VERSIONED
-from autotune.doctor.diagnosis import Level, Machine, Remark, failed, passed, warned, worst
-from autotune.doctor.findings import conclude_of_node
-from autotune.doctor.links import DeviceLink, measure_links
+from autotune.doctor.diagnosis import Level, Machine, Remark, remarks, worst
+from autotune.doctor.findings import conclude
 from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.transports.base import Node
-from autotune.fleet.transports.remote import RemoteTransport
+from autotune.fleet.transports.remote import RemoteTransport, common_environment
+from autotune.probe.findings import slow_pairs
+from autotune.probe.fleet import measure_fleet, ranks_of_each
+from autotune.probe.points import Point, Span, check_reports, of_kind, points_of
+from autotune.probe.run import ProbeRequest
 
 CLOCK_AHEAD_S = 2.0
 """Difference of two wall clocks from which on it is said; asking takes a part of a second."""
 LOW_DISK_BYTES = 2**30
 _MACHINE = "autotune.doctor.machine"
+_PLACES: tuple[tuple[Span, str], ...] = (("node", "within nodes"), ("nodes", "between nodes"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,17 @@ class NodeExamination:
     clock_ahead_s: float | None
     """How far its wall clock is ahead of this machine's; None: it does not answer."""
     findings: tuple[Remark, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceLink:
+    """Two devices that sent to each other while the other pairs of their kind did."""
+
+    first: str
+    second: str
+    span: Span
+    """Whether they are of one node, or of two."""
+    bytes_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +83,10 @@ def diagnose_fleet(
     """
     note(f"asking {', '.join(host.name for host in transport.hosts())}")
     problems = transport.reasons
-    found: Mapping[str, Inventory] = {}
+    inventories: Mapping[str, Inventory] = {}
     slots: Mapping[str, Node] = {}
     if len(problems) < len(transport.hosts()):
-        found = transport.inventory
+        inventories = transport.inventory
         slots = {node.name: node for node in transport.nodes()}
 
     def look(host: str) -> Machine | str:
@@ -81,108 +95,124 @@ def diagnose_fleet(
         except FleetError as error:
             return error.message
 
-    machines = transport.ask_all(list(found), look)
+    machines = transport.ask_all(list(inventories), look)
     nodes = []
     for host in transport.hosts():
-        inventory = found.get(host.name)
+        inventory, machine = inventories.get(host.name), machines.get(host.name)
         ahead_s = transport.clocks_ahead_s.get(host.name)
-        if inventory is None:
-            remarks = [failed("reached", problems[host.name], "see docs/fleet.md, Faults")]
-        else:
-            remarks = [*_of_node(inventory, ahead_s or 0.0), *_of_machine(machines[host.name])]
+        values = {
+            "inventory": inventory,
+            "problem": problems.get(host.name, ""),
+            "ahead_s": ahead_s or 0.0,
+            "allowed_s": CLOCK_AHEAD_S,
+            "low_disk_bytes": LOW_DISK_BYTES,
+            "unseen": machine if isinstance(machine, str) else "",
+        }
+        found = remarks("node", values)
+        if isinstance(machine, Machine):
+            found += conclude(machine, None, is_node=True)
         nodes.append(
             NodeExamination(
                 name=host.name,
                 n_slots=len(slots[host.name].devices) if host.name in slots else 0,
                 inventory=inventory,
                 clock_ahead_s=ahead_s,
-                findings=tuple(remarks),
+                findings=tuple(found),
             )
         )
-    findings, links = [*conclude_fleet(nodes)], None
-    if measures_links and found:
+    findings, links = _together(nodes), None
+    if measures_links and inventories:
         note("measuring the links between their devices")
         try:
-            links = measure_links(transport)
+            links, about_links = measure_links(transport)
         except FleetError as error:
-            findings.append(warned("links", f"not measured: {error.message}", error.hint))
+            text = f"not measured: {error.message}"
+            findings.append(_of_links(Level.WARN, text, error.hint))
         else:
-            findings += links.findings
-    return FleetExamination(
-        nodes=tuple(nodes),
-        findings=tuple(findings),
-        links=None if links is None else links.links,
-    )
+            findings += about_links
+    return FleetExamination(nodes=tuple(nodes), findings=tuple(findings), links=links)
 
 
-def conclude_fleet(nodes: Sequence[NodeExamination]) -> Iterator[Remark]:
+def _together(nodes: Sequence[NodeExamination]) -> list[Remark]:
     """Findings about some nodes together: how many there are, and what differs."""
-    there = {node.name: node.inventory for node in nodes if node.inventory is not None}
-    missing = [node.name for node in nodes if node.inventory is None]
-    n_slots = sum(node.n_slots for node in nodes)
-    count = f"{len(there)} of {len(nodes)} answer, with {format_count(n_slots, 'slot')}"
-    if not there:
-        yield failed("nodes", count, "mend what is said of each")
-        return
-    if missing:
-        yield warned(
-            "nodes", f"{count}; without {', '.join(missing)}", "mend what is said of them"
+    answered = {node.name: node.inventory for node in nodes if node.inventory is not None}
+    names = {name: one.environment.device_name for name, one in answered.items()}
+    packages = sorted({package for one in answered.values() for package in one.releases})
+    subjects = {"devices": names} | {
+        package: {name: one.releases.get(package, "missing") for name, one in answered.items()}
+        for package in packages
+    }
+    values = {
+        "n_there": len(answered),
+        "n_nodes": len(nodes),
+        "n_slots": sum(node.n_slots for node in nodes),
+        "missing": [node.name for node in nodes if node.inventory is None],
+        "compared": [
+            {
+                "subject": subject,
+                "level": "fail" if subject in ("devices", *VERSIONED) else "warn",
+                "names_by_value": {
+                    value: [name for name, other in value_of.items() if other == value]
+                    for value in value_of.values()
+                },
+            }
+            for subject, value_of in subjects.items()
+            if answered
+        ],
+        "alone": [name for name, one in answered.items() if one.interface == "lo"]
+        if len(answered) > 1
+        else [],
+    }
+    return remarks("fleet", values)
+
+
+def measure_links(
+    transport: RemoteTransport,
+) -> tuple[tuple[DeviceLink, ...], tuple[Remark, ...]]:
+    """Let pairs of devices send to each other, as `probe` does, and nothing else.
+
+    Raises:
+        FleetError: The nodes are not alike, or one could not measure: it is named.
+    """
+    environment, nodes = common_environment(transport), transport.nodes()
+    world = ranks_of_each(nodes, environment.n_devices)
+    wanted = ProbeRequest(precisions=environment.precisions, is_quick=True, only="pairs")
+    measured = measure_fleet(transport, wanted, world=world)
+    check_reports(measured.reports, per_node=world)
+    kind = "core" if environment.accelerator == "cpu" else "GPU"
+    names = [
+        f"{kind} {report['place']} of {nodes[rank // world].name}"
+        for rank, report in enumerate(measured.reports)
+    ]
+    points = points_of(measured.reports)
+    links = tuple(
+        DeviceLink(
+            first=names[pair.ranks[0]],
+            second=names[pair.ranks[1]],
+            span=span,
+            bytes_per_s=pair.size_bytes / pair.slowest_s,
         )
-    else:
-        yield passed("nodes", count)
-    devices = {name: inventory.environment.device_name for name, inventory in there.items()}
-    yield from _alike("devices", devices, Level.FAIL, "search on nodes that have the same")
-    packages = {package for inventory in there.values() for package in inventory.releases}
-    for package in sorted(packages):
-        releases = {
-            name: inventory.releases.get(package, "missing") for name, inventory in there.items()
-        }
-        level = Level.FAIL if package in VERSIONED else Level.WARN
-        yield from _alike(package, releases, level, f"install one release of {package} on all")
-    if len(there) > 1:
-        alone = [name for name, inventory in there.items() if inventory.interface == "lo"]
-        if alone:
-            yield failed(
-                "addresses",
-                f"{', '.join(alone)}: only known by a loopback address, which no other reaches",
-                "name the interface that joins them: --fleet-option interface=NAME",
-            )
+        for span, _ in _PLACES
+        for pair in of_kind(points, "pair", span)
+    )
+    return links, tuple(_conclude_links(links, points, names))
 
 
-def _alike(subject: str, values: Mapping[str, str], level: Level, fix: str) -> Iterator[Remark]:
-    by_value: dict[str, list[str]] = {}
-    for name, value in values.items():
-        by_value.setdefault(value, []).append(name)
-    if len(by_value) > 1:
-        parts = (f"{value} on {', '.join(names)}" for value, names in by_value.items())
-        yield Remark(level=level, subject=subject, message=f"differ: {'; '.join(parts)}", fix=fix)
-    else:
-        yield passed(subject, f"{next(iter(by_value))} on all")
+def _conclude_links(
+    links: Sequence[DeviceLink], points: Sequence[Point], names: Sequence[str]
+) -> Iterator[Remark]:
+    if not links:
+        yield _of_links(Level.OK, "there is one device in all, and nothing to measure between")
+    for span, where in _PLACES:
+        rates = [link.bytes_per_s / 1e9 for link in links if link.span == span]
+        if rates:
+            low, high = min(rates), max(rates)
+            text = f"{low:.3g} to {high:.3g} GB/s {where}, of {len(rates)} pairs of devices"
+            yield _of_links(Level.OK, f"{low:.3g} GB/s {where}" if len(rates) == 1 else text)
+        for slow in slow_pairs(points, names, span):
+            message, _, fix = slow.rpartition("; ")
+            yield _of_links(Level.WARN, message, fix)
 
 
-def _of_node(found: Inventory, ahead_s: float) -> Iterator[Remark]:
-    environment = found.environment
-    memory = format_bytes(environment.device_memory_bytes)
-    yield passed("devices", f"{len(found.devices)} x {environment.device_name}, {memory} each")
-    yield passed("address", f"{found.address} on {found.interface} (its own name: {found.host})")
-    if abs(ahead_s) > CLOCK_AHEAD_S:
-        way = "ahead of" if ahead_s > 0 else "behind"
-        yield warned(
-            "clock",
-            f"{abs(ahead_s):.0f} s {way} this machine's: dates in logs do not agree",
-            "set it: timedatectl set-ntp true",
-        )
-    else:
-        yield passed("clock", f"within {CLOCK_AHEAD_S:.0f} s of this machine's")
-    free = f"{format_bytes(found.free_disk_bytes)} free for temporary files"
-    if found.free_disk_bytes < LOW_DISK_BYTES:
-        yield warned("disk", free, "free some space, or name a folder with more in TMPDIR there")
-    else:
-        yield passed("disk", free)
-
-
-def _of_machine(found: Machine | str) -> Iterator[Remark]:
-    if isinstance(found, str):
-        yield warned("machine", f"it cannot be looked into: {found}", "mend what the line says")
-    else:
-        yield from conclude_of_node(found)
+def _of_links(level: Level, message: str, fix: str = "") -> Remark:
+    return Remark(level=level, subject="links", message=message, fix=fix)

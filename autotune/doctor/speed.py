@@ -1,13 +1,16 @@
 """Measure the devices, all at once, in processes that start as the ranks of a trial do."""
 
-import statistics
+import dataclasses
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.base.errors import FleetError
 from autotune.doctor.diagnosis import Speed
 from autotune.fleet.measuring import measure_on_ranks
+from autotune.probe.points import Point, points_of
+from autotune.probe.run import ProbeRequest
 
 MAX_CORES = 16
 """Cores that take part at the most, evenly spread: each is a process that imports torch."""
@@ -22,35 +25,38 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
     """
     chosen = _spread(devices, MAX_CORES) if accelerator == "cpu" else tuple(devices)
     started_at_s = time.monotonic()
-    problem, fix, reports = "", "", []
+    problem, fix, reports = "", "", list[dict[str, Any]]()
     try:
         reports = measure_on_ranks(
-            "autotune.doctor.rank",
+            "autotune.probe.rank",
+            [json.dumps(dataclasses.asdict(ProbeRequest(precisions=(), only="speed")))],
             accelerator=accelerator,
             devices=chosen,
             timeout_s=TIMEOUT_S,
         )
     except FleetError as error:
         problem, fix = error.message, error.hint
-    wall_s = time.monotonic() - started_at_s
+    points: Mapping[str, Point] = {point.kind: point for point in points_of(reports)}
+    product, reduced = points.get("matmul"), points.get("all_reduce")
     return Speed(
         devices=chosen,
-        matmul=reports[0]["matmul"] if reports else "",
-        matmul_flops=tuple(2 * r["n"] ** 3 / statistics.median(r["matmul_s"]) for r in reports),
-        all_reduce_bytes=reports[0]["all_reduce_bytes"] if reports else 0,
-        all_reduce_busbw=_busbw(reports),
-        wall_s=wall_s,
+        matmul=""
+        if product is None
+        else f"{product.shape[0]} x {product.shape[2]} {product.dtype}",
+        matmul_flops=()
+        if product is None
+        else tuple(product.flops / seconds for seconds in product.seconds),
+        all_reduce_bytes=0 if reduced is None else reduced.size_bytes,
+        all_reduce_busbw=None if reduced is None else _busbw(reduced),
+        wall_s=time.monotonic() - started_at_s,
         problem=problem,
         fix=fix,
     )
 
 
-def _busbw(reports: Sequence[dict[str, Any]]) -> float | None:
-    n = len(reports)
-    if n < 2:
-        return None
-    slowest_s = max(statistics.median(report["all_reduce_s"]) for report in reports)
-    return float(2 * (n - 1) / n * reports[0]["all_reduce_bytes"] / slowest_s)
+def _busbw(reduced: Point) -> float:
+    n = len(reduced.ranks)
+    return 2 * (n - 1) / n * reduced.size_bytes / reduced.slowest_s
 
 
 def _spread(devices: Sequence[int], at_most: int) -> tuple[int, ...]:

@@ -22,15 +22,6 @@ from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 _RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")
 """The name of the argument, the newest first."""
-SHORT_RUN: Mapping[str, Any] = {
-    "output_dir": "output",
-    "max_steps": 10,
-    "logging_steps": 1,
-    "lr_scheduler_type": "constant",
-    "save_strategy": "no",
-    "report_to": "none",
-}
-"""Arguments of the short training that an export carries."""
 
 
 class Setting(StrEnum):
@@ -127,24 +118,36 @@ def with_autos(config: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]
     return found
 
 
-def trainer_arguments(
-    handout: Handout, consumer: str, *, recompute: bool = True
-) -> dict[str, Any]:
-    """Every field of TrainingArguments that the configuration decides, by name.
+def config_in_numbers(handout: Handout) -> dict[str, Any]:
+    """DeepSpeed's configuration for consumers that own no key of it."""
+    config = family_config(handout)
+    config["train_micro_batch_size_per_gpu"] = handout.candidate.micro_batch
+    return config
+
+
+def trainer_values(handout: Handout, consumer: str) -> dict[str, Any]:
+    """Fields of TrainingArguments, by who decides them: see templates/hf/fields.yaml.j2.
 
     Raises:
         RenderError: The installed transformers cannot recompute every K-th layer.
     """
-    arguments = {"deepspeed": CONFIG_FILE, **trained(handout).arguments}
-    if handout.workload.precision == "fp32":
-        arguments |= {"bf16": False, "fp16": False}  # consumers have defaults of their own
-    if recompute:
-        arguments |= recompute_arguments(handout, consumer)
-    if handout.workload.settings.get("compile", "none") != "none":
-        arguments["torch_compile"] = True
-    if handout.environment.accelerator == "cpu":
-        arguments["use_cpu"] = True
-    return arguments
+    found, settings = trained(handout), handout.workload.settings
+    is_fp32 = handout.workload.precision == "fp32"  # consumers have defaults of their own
+    switches = {
+        "torch_compile": settings.get("compile", "none") != "none",
+        "use_cpu": handout.environment.accelerator == "cpu",
+    }
+    return {
+        "tuned": found.arguments,
+        "arguments": {
+            "deepspeed": CONFIG_FILE,
+            **found.arguments,
+            **({"bf16": False, "fp16": False} if is_fp32 else {}),
+        },
+        "recomputation": recompute_arguments(handout, consumer),
+        "switches": {name: True for name, is_on in switches.items() if is_on},
+        "of_the_run": found.of_the_run,
+    }
 
 
 def recompute_arguments(handout: Handout, consumer: str) -> dict[str, Any]:

@@ -33,14 +33,16 @@ class Clock:
         self.once_s = 0.0
         """Seconds of the last call of `together`, the same figure for all ranks."""
 
-    def alone(self, work: Callable[[], object]) -> dict[str, float]:
-        """Time what each rank does by itself, all of them at the same time."""
+    def alone(
+        self, work: Callable[[], object], *, budget_s: float | None = None
+    ) -> dict[str, float]:
+        """Time what each rank does by itself, all of them at the same time, for a while."""
         for _ in range(_WARM_UPS):
             work()
         self._barrier()
         calls = max(1, int(_SAMPLE_S / max(self._sample(work, 1), 1e-7)))
         samples: list[float] = []
-        end_s = time.perf_counter() + self._budget_s
+        end_s = time.perf_counter() + (budget_s or self._budget_s)
         while len(samples) < _FEWEST or (time.perf_counter() < end_s and len(samples) < _MOST):
             samples.append(self._sample(work, calls))
         return _summary(samples)

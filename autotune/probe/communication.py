@@ -81,6 +81,13 @@ def collectives(clock: Clock, ring: Ring) -> Iterator[dict[str, Any]]:
             yield {"kind": kind, **about, **timed}
 
 
+def one_all_reduce(clock: Clock) -> Iterator[dict[str, Any]]:
+    """A large all-reduce over all ranks."""
+    buffer = torch.zeros((2**28 if clock.is_cuda else SIZES[-1]) // 4, device=clock.device)
+    timed = clock.together(lambda: distributed.all_reduce(buffer), calls=1)
+    yield {"kind": "all_reduce", "bytes": 4 * buffer.numel(), **timed}
+
+
 def pairs(clock: Clock, per_node: int) -> Iterator[dict[str, Any]]:
     """A message there and one back between two ranks; half of that.
 

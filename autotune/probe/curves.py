@@ -60,9 +60,9 @@ def fit_link(points: Sequence[Point], kind: str, n_ranks: int) -> LinkCurve:
     if per_byte_s == 0.0:  # scattered beyond a slope: what the largest message reached
         largest = int(np.argmax(moved))
         per_byte_s = float(seconds[largest] / moved[largest])
-    said = hops * latency_s + moved * per_byte_s
+    fitted = hops * latency_s + moved * per_byte_s
     return LinkCurve(
-        latency_s=latency_s, bytes_per_s=1.0 / per_byte_s, error=_error(said, seconds)
+        latency_s=latency_s, bytes_per_s=1.0 / per_byte_s, error=_error(fitted, seconds)
     )
 
 
@@ -89,13 +89,13 @@ def fit_products(points: Sequence[Point]) -> ProductCurve:
     )
     other_s = float(elements[best]) * per_element_s + latency_s
     computing_s = max(_LEAST_COMPUTING * float(seconds[best]), float(seconds[best]) - other_s)
-    said = share * computing_s + elements * per_element_s + latency_s
+    fitted = share * computing_s + elements * per_element_s + latency_s
     return ProductCurve(
         best_flops_per_s=float(flops[best] / seconds[best]),
         flops_per_s=float(flops[best]) / computing_s,
         elements_per_s=1.0 / per_element_s if per_element_s else math.inf,
         latency_s=latency_s,
-        error=_error(said, seconds),
+        error=_error(fitted, seconds),
     )
 
 
@@ -143,5 +143,5 @@ def _not_negative(
     return tuple(float(value) for value in np.maximum(found, 0.0))
 
 
-def _error(said: _Values, seconds: _Values) -> float:
-    return float(np.mean(np.abs(said / seconds - 1.0)))
+def _error(fitted: _Values, seconds: _Values) -> float:
+    return float(np.mean(np.abs(fitted / seconds - 1.0)))

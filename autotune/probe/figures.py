@@ -100,9 +100,9 @@ def _attention(points: Sequence[Point]) -> dict[str, AttentionRates]:
 
 def _curves(points: Sequence[Point], span: Span, n_ranks: int) -> dict[str, LinkCurve]:
     return {
-        kind: fit_link(theirs, kind, n_ranks)
+        kind: fit_link(measured_points, kind, n_ranks)
         for kind in LINK_KINDS
-        if (theirs := of_kind(points, kind, span))
+        if (measured_points := of_kind(points, kind, span))
     }
 
 
@@ -135,20 +135,20 @@ def _beyond(
         return {}
     near, far = (
         Link(
-            hop_s=said.pop("latency_s") or 0.0,
-            all_reduce_hop_s=said.pop("all_reduce_latency_s") or 0.0,
+            hop_s=fields.pop("latency_s") or 0.0,
+            all_reduce_hop_s=fields.pop("all_reduce_latency_s") or 0.0,
             is_measured=1.0,
-            **said,
+            **fields,
         )
-        for said in map(dataclasses.asdict, (measured.link, measured.network))
+        for fields in map(dataclasses.asdict, (measured.link, measured.network))
     )
     everyone = ring(near, far, ranks=float(per_node * n_nodes), local=float(per_node))
     return {
         kind: statistics.geometric_mean(
             point.slowest_s / float(_OTHERS.get(kind, gather_s)(everyone, float(point.size_bytes)))
-            for point in theirs
+            for point in measured_points
         )
-        for kind, theirs in of_all.items()
+        for kind, measured_points in of_all.items()
     }
 
 

@@ -2,7 +2,9 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from autotune.base.telling import tell
 from autotune.cost.constants import load_constants
 from autotune.cost.device import STREAM_SHARE
 from autotune.devices.accelerators import Accelerator
@@ -29,25 +31,41 @@ def conclude(
     figures: Figures,
     *,
     names: Sequence[str],
-    its_class: Accelerator | None,
+    device_class: Accelerator | None,
 ) -> tuple[str, ...]:
     """Warnings, the gravest first; `names` has the name of each rank's device.
 
-    Without `its_class`, the entry of the devices in the shipped table, there is no such entry, or
-    its figures are an estimate.
+    Without `device_class`, the entry of the devices in the shipped table, there is none, or its
+    figures are an estimate.
     """
-    return (
-        *_slow_devices(points, names),
-        *slow_pairs(points, names, "nodes"),
-        *slow_pairs(points, names, "node"),
-        *(() if its_class is None else _below_class(figures, its_class)),
-        *_scattered(points),
-        *_badly_fitted(figures),
-        *_beyond(figures),
-    )
+    scattered = [point for point in points if point.scatter > SCATTER]
+    between = {f"{kind} between nodes": curve for kind, curve in figures.network.items()}
+    curves: dict[str, LinkCurve | ProductCurve] = {**figures.products, **figures.links, **between}
+    values = {
+        "slow_devices": [*_slow_devices(points, names)],
+        "slow_pairs": [
+            *slow_pairs(points, names, "nodes"),
+            *slow_pairs(points, names, "node"),
+        ],
+        "below": [] if device_class is None else [*_below_class(figures, device_class)],
+        "class_name": "" if device_class is None else device_class.name,
+        "scattered": {
+            "n": len(scattered),
+            "of": len(points),
+            "limit": SCATTER,
+            "worst": max(scattered, key=lambda point: point.scatter).kind,
+        }
+        if len(scattered) > SCATTERED_SHARE * len(points)
+        else None,
+        "least_fit": MIN_FIT,
+        "badly_fitted": {kind: c.error for kind, c in curves.items() if c.error > MIN_FIT},
+        # Collectives of all ranks that the links within and between nodes do not explain.
+        "beyond": {kind: times for kind, times in figures.beyond.items() if times > 1.0 + MIN_FIT},
+    }
+    return tuple(text for _, text in tell("probe", values))
 
 
-def _slow_devices(points: Sequence[Point], names: Sequence[str]) -> Iterator[str]:
+def _slow_devices(points: Sequence[Point], names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Against the better half: of two, against the other one."""
     compared: dict[str, Point | None] = {}
     for product in sorted(of_kind(points, "matmul"), key=lambda point: point.flops):
@@ -62,98 +80,64 @@ def _slow_devices(points: Sequence[Point], names: Sequence[str]) -> Iterator[str
         for rank, seconds in zip(point.ranks, point.seconds, strict=True):
             behind = 1.0 - usual_s / seconds
             if behind > SLOW_DEVICE:
-                yield (
-                    f"rank {rank} ({names[rank]}): {what} {behind:.0%} slower than on the other "
-                    "ranks; look for other work, heat or a power limit there"
-                )
+                yield {"rank": rank, "name": names[rank], "what": what, "behind": behind}
 
 
-def slow_pairs(points: Sequence[Point], names: Sequence[str], span: Span) -> Iterator[str]:
+def slow_pairs(points: Sequence[Point], names: Sequence[str], span: Span) -> list[str]:
     """Warnings of pairs of ranks that stay behind the others within the nodes, or between them."""
     pairs = of_kind(points, "pair", span)
     if len(pairs) < 2:
-        return
+        return []
     usual_s = statistics.median_low(pair.slowest_s for pair in pairs)
-    if span == "nodes":
-        where = "look at the cards, the cables and the switch between these nodes"
-    elif of_kind(points, "layer"):  # of CPU ranks alone
-        where = "look for other work there"
-    else:
-        where = "nvidia-smi topo -m shows how they are joined"
-    for pair in sorted(pairs, key=lambda pair: -pair.slowest_s):
-        behind = 1.0 - usual_s / pair.slowest_s
-        if behind > SLOW_LINK:
-            first, second = pair.ranks
-            rate = pair.size_bytes / pair.slowest_s / 1e9
-            yield (
-                f"ranks {first} ({names[first]}) and {second} ({names[second]}): {rate:.3g} GB/s "
-                f"between them, {behind:.0%} less than between others; {where}"
-            )
+    slow = [
+        {
+            "ranks": pair.ranks,
+            "names": [names[rank] for rank in pair.ranks],
+            "gb_per_s": pair.size_bytes / pair.slowest_s / 1e9,
+            "behind": behind,
+        }
+        for pair in sorted(pairs, key=lambda pair: -pair.slowest_s)
+        if (behind := 1.0 - usual_s / pair.slowest_s) > SLOW_LINK
+    ]
+    # Layers are measured of CPU ranks alone.
+    values = {"pairs": slow, "span": span, "is_cpu": bool(of_kind(points, "layer"))}
+    return [text for _, text in tell("slow_pairs", values)]
 
 
-def _below_class(figures: Figures, its_class: Accelerator) -> Iterator[str]:
+def _below_class(figures: Figures, device_class: Accelerator) -> Iterator[dict[str, Any]]:
     """Against what the shipped table says that the devices reach.
 
     Networks are compared with what training gets of the vendor's own, by the model's constants.
     """
-    reached, promises = figures.measured, its_class.achieved_flops
-    datasheet = its_class.memory_bytes_per_s * STREAM_SHARE
-    compared = [
-        (f"{dtype} products", curve.best_flops_per_s, promises.get(dtype), "FLOP/s")
+    reached, network = figures.measured, figures.measured.network
+    rows: list[tuple[str, float | None, float | None, str]] = [
+        (
+            f"{dtype} products",
+            curve.best_flops_per_s,
+            device_class.achieved_flops.get(dtype),
+            "FLOP/s",
+        )
         for dtype, curve in figures.products.items()
     ]
-    below = f"{its_class.name} reaches"
-    advice = "look for a power limit, heat, other work or a wrong entry"
-    rows: list[tuple[str, float | None, float | None, str, str, str]] = [
-        *((*row, below, advice) for row in compared),
-        ("memory", reached.memory_bytes_per_s, datasheet, "B/s", below, advice),
-        ("host link", reached.host_bytes_per_s, its_class.host_bytes_per_s, "B/s", below, advice),
+    rows += [
+        (
+            "memory",
+            reached.memory_bytes_per_s,
+            device_class.memory_bytes_per_s * STREAM_SHARE,
+            "B/s",
+        ),
+        ("host link", reached.host_bytes_per_s, device_class.host_bytes_per_s, "B/s"),
         (
             "network between nodes",
-            None if reached.network is None else reached.network.bytes_per_s,
-            its_class.network_bytes_per_s * load_constants().network_share,
+            None if network is None else network.bytes_per_s,
+            device_class.network_bytes_per_s * load_constants().network_share,
             "B/s per device",
-            f"training gets in the vendor's system of {its_class.name}",
-            "look at the cards and the switch, unless yours is another network",
         ),
     ]
-    for what, found, promised, unit, standard, remedy in rows:
+    for what, found, promised, unit in rows:
         if found is None or promised is None:
             continue
         behind = 1.0 - found / promised
         if behind > SLOW_CLASS:
-            yield (
-                f"{what}: {found:.3g} {unit}, {behind:.0%} below what {standard} "
-                f"({promised:.3g}); {remedy}"
-            )
-
-
-def _scattered(points: Sequence[Point]) -> Iterator[str]:
-    scattered = [point for point in points if point.scatter > SCATTER]
-    if len(scattered) > SCATTERED_SHARE * len(points):
-        worst = max(scattered, key=lambda point: point.scatter)
-        yield (
-            f"{len(scattered)} of {len(points)} measurements scatter by more than {SCATTER:.0%} "
-            f"(most of all {worst.kind}): something else ran on the machine; measure again when "
-            "it is idle"
-        )
-
-
-def _badly_fitted(figures: Figures) -> Iterator[str]:
-    between = {f"{kind} between nodes": curve for kind, curve in figures.network.items()}
-    curves: dict[str, LinkCurve | ProductCurve] = {**figures.products, **figures.links, **between}
-    bad = [f"{kind} {curve.error:.0%}" for kind, curve in curves.items() if curve.error > MIN_FIT]
-    if bad:
-        said = ", ".join(bad)
-        yield f"curves that miss their points by more than {MIN_FIT:.0%} on average: {said}"
-
-
-def _beyond(figures: Figures) -> Iterator[str]:
-    """Collectives of all ranks that the links within and between nodes do not explain."""
-    slow = {kind: times for kind, times in figures.beyond.items() if times > 1.0 + MIN_FIT}
-    if slow:
-        said = ", ".join(f"{kind} {times:.1f} times" for kind, times in slow.items())
-        yield (
-            "collectives of all ranks take longer than the links within and between nodes "
-            f"promise: {said}; predictions for such groups will be short by as much"
-        )
+            about = {"what": what, "unit": unit, "is_network": unit == "B/s per device"}
+            yield {**about, "found": found, "promised": promised, "behind": behind}

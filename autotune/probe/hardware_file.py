@@ -81,7 +81,7 @@ def write_hardware(path: Path, entry: Mapping[str, Any], about: Mapping[str, Any
 def entry_of(
     environment: Environment,
     figures: Figures,
-    its_class: Accelerator | None,
+    device_class: Accelerator | None,
     *,
     per_node: int,
     n_nodes: int = 1,
@@ -97,8 +97,8 @@ def entry_of(
     achieved = {dtype: curve.flops_per_s for dtype, curve in figures.products.items()}
     ranks = f"{per_node} rank(s)" + (f" on each of {n_nodes} nodes" if n_nodes > 1 else "")
     achieved_source = f"python -m autotune probe, {ranks}, {when}"
-    if its_class is not None:
-        base, source = its_class, f"as {its_class.name} of the shipped table"
+    if device_class is not None:
+        base, source = device_class, f"as {device_class.name} of the shipped table"
     else:
         memory = found.memory_bytes_per_s or 0.0
         link = 0.0 if found.link is None else found.link.bytes_per_s

@@ -47,6 +47,18 @@ def products(clock: Clock, precisions: Sequence[str]) -> Points:
             yield {"kind": "matmul", "dtype": name, "shape": [m, k, n], **timed}
 
 
+def one_product(clock: Clock) -> Points:
+    """A large product in the precision that the device is made for, long enough to warm it."""
+    if clock.is_cuda:
+        has_bf16 = torch.cuda.get_device_capability(clock.device) >= (8, 0)
+        n, name = _CUDA_SIDES[-1], "bf16" if has_bf16 else "fp16"
+    else:
+        n, name = _CPU_SIDES[-1], "fp32"
+    left, right = (torch.rand(n, n, device=clock.device).to(_DTYPES[name]) for _ in range(2))
+    timed = clock.alone(partial(torch.matmul, left, right), budget_s=1.5)
+    yield {"kind": "matmul", "dtype": name, "shape": [n, n, n], **timed}
+
+
 def streams(clock: Clock) -> Points:
     """A sum of two tensors into a third; `bytes` counts all three.
 

@@ -108,21 +108,21 @@ def points_of(reports: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for rank, report in enumerate(reports):
         for point in report["points"]:
-            about = {name: said for name, said in point.items() if name not in _TIMED}
+            about = {name: value for name, value in point.items() if name not in _TIMED}
             found.setdefault(json.dumps(about, sort_keys=True), {})[rank] = point
     return tuple(
         Point(
             kind=first["kind"],
-            seconds=tuple(float(point["seconds"]) for point in theirs.values()),
-            scatter=max(float(point["scatter"]) for point in theirs.values()),
-            ranks=tuple(theirs),
+            seconds=tuple(float(point["seconds"]) for point in by_rank.values()),
+            scatter=max(float(point["scatter"]) for point in by_rank.values()),
+            ranks=tuple(by_rank),
             dtype=first.get("dtype", ""),
             shape=tuple(first.get("shape", ())),
             size_bytes=first.get("bytes", 0),
             span=first.get("span", "node"),
         )
-        for theirs in found.values()
-        for first in [next(iter(theirs.values()))]
+        for by_rank in found.values()
+        for first in [next(iter(by_rank.values()))]
     )
 
 

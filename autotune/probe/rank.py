@@ -46,7 +46,10 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     clock = Clock(device, wait, is_quick=wanted["is_quick"])
     points: list[dict[str, Any]] = []
-    if not wanted["only_pairs"]:
+    if wanted["only"] == "speed":
+        points += kernels.one_product(clock)
+        points += communication.one_all_reduce(clock) if world > 1 else ()
+    elif not wanted["only"]:
         points += kernels.products(clock, wanted["precisions"])
         points += kernels.streams(clock)
         if accelerator == "cuda":
@@ -59,7 +62,7 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
             points += kernels.disk(clock, wanted["disk"], rank)
         for ring in communication.rings(per_node) if world > 1 else ():
             points += communication.collectives(clock, ring)
-    if world > 1:
+    if world > 1 and wanted["only"] != "speed":
         points += communication.pairs(clock, per_node)
     torch.distributed.barrier()
     return {

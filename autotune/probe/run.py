@@ -34,7 +34,7 @@ class Probe:
     n_nodes: int
     points: tuple[Point, ...]
     figures: Figures
-    its_class: Accelerator | None
+    device_class: Accelerator | None
     """Entry of the devices in the shipped table; None: it has none."""
     warnings: tuple[str, ...]
     when: str
@@ -46,7 +46,7 @@ class Probe:
         return entry_of(
             self.environment,
             self.figures,
-            self.its_class,
+            self.device_class,
             per_node=len(self.devices) // self.n_nodes,
             n_nodes=self.n_nodes,
             when=self.when,
@@ -81,8 +81,9 @@ class ProbeRequest:
     """A folder whose disk is measured too, the same on all nodes."""
     is_quick: bool = False
     """Whether figures may be rougher for being there sooner."""
-    only_pairs: bool = False
-    """Whether the links between two ranks each are all that is measured."""
+    only: str = ""
+    """All that is measured: `pairs` (links between two ranks each) or `speed` (a product and an
+    all-reduce); empty: everything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +168,8 @@ def probe_of(
     check_reports(reports, per_node=world)
     names = _names(reports, environment.accelerator, world)
     points = points_of(reports)
-    its_class = _class_of(environment)
-    figures, beyond_nodes = _without_rack(figures_of(points, world, n_nodes), its_class)
+    device_class = _class_of(environment)
+    figures, beyond_nodes = _without_rack(figures_of(points, world, n_nodes), device_class)
     is_cpu = environment.accelerator == "cpu"
     return Probe(
         environment=environment,
@@ -176,7 +177,7 @@ def probe_of(
         n_nodes=n_nodes,
         points=points,
         figures=figures,
-        its_class=its_class,
+        device_class=device_class,
         warnings=(
             *_unlike(reports, names),
             *_shares_of_few(environment, world, n_nodes),
@@ -186,7 +187,7 @@ def probe_of(
                 figures,
                 names=names,
                 # Processors differ too much for a class: its figures are a guess.
-                its_class=None if is_cpu else its_class,
+                device_class=None if is_cpu else device_class,
             ),
         ),
         when=date_of(time.time(), "%Y-%m-%dT%H:%MZ"),
@@ -209,17 +210,17 @@ def _devices(environment: Environment, world: int) -> Sequence[int]:
 
 
 def _without_rack(
-    figures: Figures, its_class: Accelerator | None
+    figures: Figures, device_class: Accelerator | None
 ) -> tuple[Figures, tuple[str, ...]]:
     """Without what was measured between nodes of one rack, and a warning that says so."""
-    if its_class is None or figures.measured.network is None:
+    if device_class is None or figures.measured.network is None:
         return figures, ()
-    if its_class.nvlink_domain <= its_class.devices_per_node:
+    if device_class.nvlink_domain <= device_class.devices_per_node:
         return figures, ()
     measured = dataclasses.replace(figures.measured, network=None)
     return dataclasses.replace(figures, measured=measured, beyond={}), (
-        f"NVLink joins {its_class.nvlink_domain} {its_class.name} beyond their nodes: what was "
-        "measured between nodes is not taken for the network",
+        f"NVLink joins {device_class.nvlink_domain} {device_class.name} beyond their nodes: what "
+        "was measured between nodes is not taken for the network",
     )
 
 

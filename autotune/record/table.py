@@ -221,7 +221,7 @@ as a pandas frame.
 
 
 def describe() -> str:
-    """docs/table.md: every column with its type, unit and meaning."""
+    """The page of the site: every column with its type, unit and meaning."""
     rows = [
         f"| `{c.name}` | {c.dtype} | {c.unit} | {c.meaning} |\n" for c in schema_of(DEFAULT_ENGINE)
     ]
@@ -414,7 +414,3 @@ def _fitted(row: Mapping[str, Any], schema: Sequence[Column]) -> dict[str, Any]:
             cells[one.name] = None
             cells["problem"] = f"{one.name}: {str(value)[:60]!r} is of another type"
     return cells
-
-
-if __name__ == "__main__":
-    print(describe(), end="")

@@ -26,7 +26,7 @@ from autotune.record.study import Study, Trial
 from autotune.space.candidate import format_value
 from autotune.space.knob import Catalogue, Context, Knob, knobs_of, never
 
-PAGE = "docs/knobs.md"
+PAGE = "autotune knobs NAME"
 """Where people read all of it."""
 
 

@@ -1,6 +1,5 @@
-"""Every knob as `docs/knobs.md` has it: `python -m autotune.report.knobs_page > docs/knobs.md`."""
+"""Every knob for people: `autotune knobs NAME`, and the page of the site."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,12 @@ from autotune.engines.base import installed_engines
 from autotune.record.tried import RecordedRun, is_tried, never_run, recorded
 from autotune.space.candidate import format_value
 from autotune.space.knob import Knob, knobs_of, never
+
+
+def section_of(engine: str, knob: Knob) -> str:
+    """One knob's section of the page."""
+    values = {"knob": knob, "facts": _facts(knob, recorded(engine))}
+    return Templates().text("report/text/knob.md.j2", values)
 
 
 def documentation() -> str:
@@ -43,15 +48,15 @@ def tried_on(knob: Knob, runs: Sequence[RecordedRun]) -> str:
     for run in runs:
         known = values.setdefault(run.hardware, [])
         known += [value for value in run.trained.get(knob.name, ()) if value not in known]
-    told = [f"{hardware} ({_listed(found)})" for hardware, found in values.items() if found]
-    if not told:
+    parts = [f"{hardware} ({_listed(found)})" for hardware, found in values.items() if found]
+    if not parts:
         return "**nothing yet**"
     missing = [value for value in never_run(knob, runs) if value != knob.default]
     if missing:
-        told.append(f"**never: {_listed(missing)}**")
+        parts.append(f"**never: {_listed(missing)}**")
     if not _is_on_gpu(knob, runs):
-        told.append("**never on a GPU**")
-    return "; ".join(told)
+        parts.append("**never on a GPU**")
+    return "; ".join(parts)
 
 
 def _is_on_gpu(knob: Knob, runs: Sequence[RecordedRun]) -> bool:
@@ -93,6 +98,3 @@ _GROUPS = {
     "process": "Processes",
     "communication": "Communication",
 }
-
-if __name__ == "__main__":
-    sys.stdout.write(documentation())

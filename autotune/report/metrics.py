@@ -1,8 +1,7 @@
 """A running search in Prometheus' text format, for node_exporter's textfile collector.
 
-`python -m autotune.report.metrics` prints docs/metrics.md. The names are frozen by a test. Units
-are base units (seconds, bytes, joules, ratios of 1); counters end in `_total` and count the
-record, so that they go on where a search is resumed.
+The names are frozen by a test. Units are base units (seconds, bytes, joules, ratios of 1);
+counters end in `_total` and count the record, so that they go on where a search is resumed.
 """
 
 import math
@@ -10,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from autotune.base.telling import tell
 from autotune.base.templates import Templates
 from autotune.base.text import lines
 from autotune.contract import Origin, Phase, TrialResult, TrialSpec
 from autotune.record.bottleneck import shares_of_calls
 from autotune.record.study import Trial
 from autotune.record.table import energy_per_sample_j
-from autotune.report.telling import tell
 from autotune.search.base import Snapshot, Stage
 
 MARK = "# Written by autotune: docs/metrics.md"
@@ -78,7 +77,7 @@ def render_metrics(snapshot: Snapshot, *, study: str, version: str, accelerator:
 
 
 def describe() -> str:
-    """docs/metrics.md."""
+    """The page of the site."""
     return Templates().text("report/text/metrics.md.j2", {"metrics": METRICS})
 
 
@@ -156,7 +155,3 @@ def _escaped(text: str, *, quotes: bool = True) -> str:
     """As the text format wants it: backslash and newline, and in labels the quote."""
     text = lines(text).replace("\\", "\\\\").replace("\n", "\\n")
     return text.replace('"', '\\"') if quotes else text
-
-
-if __name__ == "__main__":
-    print(describe(), end="")

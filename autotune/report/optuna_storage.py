@@ -48,9 +48,9 @@ def importance_of(report: Story) -> dict[str, float] | None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     direction = report.objective.directions[0]
     study = optuna.create_study(direction=direction)
-    told = [trial.values[0] for trial in trials]
-    worst = min(told) if direction == "maximize" else max(told)
-    for trial, value in zip(trials, told, strict=True):
+    values = [trial.values[0] for trial in trials]
+    worst = min(values) if direction == "maximize" else max(values)
+    for trial, value in zip(trials, values, strict=True):
         is_broken = any(value > 0 for value in trial.constraints.values())
         trial.values = [worst if is_broken else value]
     study.add_trials(trials)
@@ -87,14 +87,14 @@ class OptunaJournal(RecordDialect):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with scratch_folder() as folder:
             file = folder / "journal"
-            told = optuna.create_study(
+            journal = optuna.create_study(
                 study_name=report.study,
                 storage=JournalStorage(JournalFileBackend(str(file))),
                 directions=report.objective.directions,
             )
             for key, value in _study_attributes(report).items():
-                told.set_user_attr(key, value)
-            told.add_trials(_trials(report))
+                journal.set_user_attr(key, value)
+            journal.add_trials(_trials(report))
             return file.read_text(encoding="utf-8")
 
 

@@ -119,7 +119,7 @@ class Story:
     @property
     def damaged(self) -> Mapping[int, str]:
         """Number of a trial whose record is damaged -> what is wrong with it."""
-        found = {int(each.folder.name): each.problem for each in self.recorded.unreadable}
+        found = {int(trial.folder.name): trial.problem for trial in self.recorded.unreadable}
         return found | {
             t.spec.identity.number: t.problem for t in self.history.recorded if t.problem
         }

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.base.telling import Fact, tell
 from autotune.base.units import format_amount, says_nothing
 from autotune.contract import Outcome, Phase, Role, TrialResult
 from autotune.devices.hardware import Environment
@@ -24,18 +25,12 @@ from autotune.record.facts import (
 from autotune.record.soak import describe_soak, read_soak
 from autotune.record.study import Study, Trial, flags_of
 from autotune.record.tried import warning
-from autotune.report.explain.predictions import extrapolation_errors, forecast_errors
+from autotune.report.explain.predictions import forecast_errors
 from autotune.report.results.effects import changes_of
 from autotune.report.results.ratios import telling_runs
 from autotune.report.results.rows import Row, describe_front, front_rows
 from autotune.report.story import Story
-from autotune.report.telling import Fact, tell
-from autotune.report.words import (
-    describe_counts,
-    describe_others,
-    describe_race,
-    describe_reduced,
-)
+from autotune.report.words import outcome_counts, reduced_counts
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import choices_of, describe_candidate, describe_difference
 from autotune.trial.statistics import SHOWN_BEYOND_MEDIAN, share_beyond_median
@@ -127,23 +122,22 @@ def _values(story: Story) -> dict[str, Any]:
     specs = [trial.spec for trial in story.history.trials]
     compared = None if story.running is None else story.running.comparison
     spread = story.history.spread
-    ours, theirs = story.best_row, story.baseline_row
+    best_row, baseline_row = story.best_row, story.baseline_row
     change = ""
     if best is not None and baseline is not None:
         change = "-"
-        if ours is not None and theirs is not None:
-            change = describe_difference(ours.candidate, theirs.candidate, story.context)
+        if best_row is not None and baseline_row is not None:
+            change = describe_difference(best_row.candidate, baseline_row.candidate, story.context)
     page = Study(story.folder.parent, story.folder.name).page_file
     return {
         "story": story,
         "answer": answer,
         "best": best,
         "baseline": baseline,
-        "best_row": ours,
+        "best_row": best_row,
         "is_both": story.is_both,
         "running": story.running,
-        "race": None if compared is None else describe_race(compared),
-        "others": None if compared is None else describe_others(compared),
+        "final": compared,
         "repeats": _repeated_by(story),
         "gain": gain,
         "says_nothing": gain is not None and says_nothing(gain.low, gain.high),
@@ -164,17 +158,17 @@ def _values(story: Story) -> dict[str, Any]:
         else "",
         "change": change,
         "whole": _whole_run(story),
-        "soak": _soak(story, ours),
-        "untried": _untried(story, ours),
-        "outcomes": describe_counts(story.counts),
+        "soak": _soak(story, best_row),
+        "untried": _untried(story, best_row),
         "n_left_out": len(left_out_of(story.state)),
-        "reduced": describe_reduced(story.history),
+        "outcome_counts": outcome_counts(story.counts),
+        "reduced": reduced_counts(story.history),
         "upgrades": _upgrades(story),
         "passed_over": _passed_over(story),
         "compared": _compared(story),
         "deviation": math.sqrt(spread.variance) if spread.knows_repeats else None,
         "predicted": forecast_errors(story.history.trials),
-        "extrapolated": extrapolation_errors(story.history),
+        "extrapolated": _extrapolated(story),
         **_disturbances(story),
         "witnesses": [
             (trial.result.number, trial.result.own_log.disagreement)
@@ -348,6 +342,17 @@ def _compared(story: Story) -> dict[str, list[int]]:
     if len(compared) == len(story.rows):
         again = []
     return {"again": again, "once": [row.trial for row in compared if row.n_runs == 1]}
+
+
+def _extrapolated(story: Story) -> dict[str, Any] | None:
+    """How far forecasts that reduced trials taught were off; None: no candidate ran both ways."""
+    if not story.history.reduced.trials:
+        return None
+    errors = story.frame["extrapolation_error"].dropna()
+    if errors.empty:
+        return None
+    sizes, n_too_long = errors.abs(), int((errors > 0).sum())
+    return {"n": len(errors), "error": sizes.median(), "most": sizes.max(), "too_long": n_too_long}
 
 
 def _disturbances(story: Story) -> dict[str, Any]:

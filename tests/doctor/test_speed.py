@@ -10,6 +10,7 @@ import torch
 from autotune.doctor import speed
 from autotune.doctor.speed import measure_speed
 from autotune.fleet.node.processes import processes_of
+from autotune.probe.points import Point
 
 
 @pytest.fixture(autouse=True)
@@ -61,14 +62,14 @@ def test_gpus_multiply_and_reduce() -> None:
 
 
 def test_bandwidth_is_that_of_the_slowest_rank() -> None:
-    reports = [
-        {"all_reduce_bytes": 1000, "all_reduce_s": [9.0, 1.0, 1.0]},
-        {"all_reduce_bytes": 1000, "all_reduce_s": [2.0, 2.0, 2.0]},
-        {"all_reduce_bytes": 1000, "all_reduce_s": [1.0, 1.0, 1.0]},
-        {"all_reduce_bytes": 1000, "all_reduce_s": [1.0, 1.0, 1.0]},
-    ]
-    assert speed._busbw(reports) == 2 * 3 / 4 * 1000 / 2.0
-    assert speed._busbw(reports[:1]) is None
+    reduced = Point(
+        kind="all_reduce",
+        seconds=(1.0, 2.0, 1.0, 1.0),
+        scatter=0.0,
+        ranks=(0, 1, 2, 3),
+        size_bytes=1000,
+    )
+    assert speed._busbw(reduced) == 2 * 3 / 4 * 1000 / 2.0
 
 
 def test_many_cores_are_sampled_evenly() -> None:

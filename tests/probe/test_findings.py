@@ -22,10 +22,12 @@ CLASS = dataclasses.replace(
 
 
 def warnings(
-    *, n_ranks: int = 4, n_nodes: int = 1, its_class: Any = CLASS, **changes: Any
+    *, n_ranks: int = 4, n_nodes: int = 1, device_class: Any = CLASS, **changes: Any
 ) -> tuple[str, ...]:
     found = points(n_ranks, n_nodes=n_nodes, **changes)
-    return conclude(found, figures_of(found, n_ranks, n_nodes), names=NAMES, its_class=its_class)
+    return conclude(
+        found, figures_of(found, n_ranks, n_nodes), names=NAMES, device_class=device_class
+    )
 
 
 @pytest.mark.parametrize(("n_ranks", "n_nodes"), [(1, 1), (2, 1), (4, 1), (1, 2), (1, 3), (2, 3)])
@@ -57,7 +59,7 @@ def test_a_slow_cable_between_nodes_is_named_by_both_ends() -> None:
 
 def test_a_network_below_its_class_is_told_of() -> None:
     better = dataclasses.replace(CLASS, network_bytes_per_s=3 * CLASS.network_bytes_per_s)
-    (warning,) = warnings(n_ranks=1, n_nodes=2, its_class=better)
+    (warning,) = warnings(n_ranks=1, n_nodes=2, device_class=better)
     assert warning.startswith("network between nodes: 4e+09 B/s per device, 67% below")
     assert "A100-80GB" in warning
 
@@ -72,10 +74,10 @@ def test_devices_below_their_class_are_told_of() -> None:
     better = dataclasses.replace(
         CLASS, achieved_flops={"bf16": 2 * FLOPS}, memory_bytes_per_s=2 * STREAM
     )
-    products, memory = warnings(its_class=better)
+    products, memory = warnings(device_class=better)
     assert products.startswith("bf16 products")
     assert memory.startswith("memory")
-    assert warnings(its_class=None) == ()
+    assert warnings(device_class=None) == ()
 
 
 def test_other_work_shows_in_repeats_that_scatter() -> None:

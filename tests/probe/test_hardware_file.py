@@ -42,13 +42,13 @@ def write(
     figures = figures_of(found, per_node, n_nodes)
     is_cpu = environment.accelerator == "cpu"
     try:
-        its_class = find_accelerator("cpu" if is_cpu else environment.device_name)
+        device_class = find_accelerator("cpu" if is_cpu else environment.device_name)
     except FleetError:
-        its_class = None
+        device_class = None
     entry = entry_of(
         environment,
         figures,
-        its_class,
+        device_class,
         per_node=per_node,
         n_nodes=n_nodes,
         when="2026-01-02T03:04Z",

@@ -128,7 +128,7 @@ def test_what_needs_a_gpu_is_not_claimed_from_cpu_ranks():
 def test_help_counts_what_nobody_has_run():
     n_never = sum(len(never_run(knob)) for knob in KNOBS.values())
     assert n_never
-    assert f"{n_never} values have none: docs/knobs.md says which" in summary()
+    assert f"{n_never} values have none: autotune knobs NAME says which" in summary()
 
 
 def test_a_record_is_read_back_as_it_was_written():

@@ -279,8 +279,8 @@ def test_studies_without_a_shared_knob_have_no_section_of_none(
 def test_as_json_and_as_a_page(comparison: StudyComparison, tmp_path: Path) -> None:
     data = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
     parts = {"studies", "warnings", "outcomes", "bests", "knobs", "candidates", "verdicts"}
-    assert set(data) == {*parts, "kinds", "best_kinds", "uneven_split"}
-    assert (data["kinds"], data["uneven_split"]) == ([], None)
+    assert set(data) == {*parts, "kinds", "best_kinds"}
+    assert data["kinds"] == []
     assert len(data["candidates"]) == len(comparison.candidates)
     page = write_comparison(comparison, tmp_path / "c.html").read_text(encoding="utf-8")
     for warning in comparison.warnings:

@@ -1,4 +1,4 @@
-"""One job on two kinds of accelerator: which is best, and how a step would be shared."""
+"""One job on two kinds of accelerator: which is best."""
 
 import dataclasses
 import io
@@ -18,7 +18,6 @@ from autotune.report.compare.kinds import (
     best_kinds,
     describe_kinds,
     leading_kinds,
-    split_of,
 )
 from autotune.report.compare.terminal import print_comparison
 from tests.report.test_compare import JOB, slower
@@ -31,9 +30,6 @@ def kind(run: str, rate: float, *, world: int = 8, **more: object) -> KindFigure
     """An accelerator of which a study measured so many samples/s, 5% to either side."""
     values: dict[str, object] = {
         "device_name": f"device {run}",
-        "replicas": world,
-        "micro_batch": 4,
-        "global_batch": 128,
         "price_per_hour": None,
         **more,
     }
@@ -47,50 +43,14 @@ def kind(run: str, rate: float, *, world: int = 8, **more: object) -> KindFigure
     )
 
 
-def test_a_split_balances_the_step_of_two_kinds() -> None:
-    split = split_of([kind("A", 300.0), kind("B", 100.0)])
-    assert split is not None
-    assert split.samples == (12, 4), "three to one, and 8 x 12 + 8 x 4 = 128"
-    assert split.micro_batches == (4, 4)
-    assert split.weights == (1.5, 0.5)
-    assert split.step_s == pytest.approx(128 / 400)
-    assert split.even_step_s == pytest.approx(64 / 100), "both wait for the slower one"
-    assert split.alone_step_s == pytest.approx(128 / 300)
-    # The mean over ranks of weighted means is the mean over samples.
-    assert 8 * split.weights[0] + 8 * split.weights[1] == 16
-
-
-def test_a_split_is_whole_samples_and_counts_replicas() -> None:
-    split = split_of([kind("A", 310.0, world=16, replicas=4), kind("B", 90.0, replicas=2)])
-    assert split is not None
-    assert 4 * split.samples[0] + 2 * split.samples[1] == 128
-    assert split.samples == (25, 14)
-    assert split.micro_batches == (1, 2), "divisors of the shares, no larger than what was best"
-
-
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        [kind("A", 300.0)],
-        [kind("A", 300.0), kind("B", 100.0), kind("C", 50.0)],
-        [kind("A", 300.0), kind("B", 100.0, global_batch=64)],
-        [kind("A", 300.0, global_batch=8), kind("B", 100.0, global_batch=8)],
-    ],
-)
-def test_where_there_is_no_split_none_is_told(kinds: list[KindFigures]) -> None:
-    assert split_of(kinds) is None
-
-
 def test_who_is_best_by_accelerator_may_not_be_so_by_money() -> None:
     kinds = [kind("A", 300.0, price_per_hour=3.0), kind("B", 200.0, price_per_hour=1.0)]
     said = dict(describe_kinds(kinds))
     assert said["A"].endswith("45000 samples for 1 at a price of 3 an hour")
     assert said["speed"] == "A (device A) does most per accelerator, 1.50x B"
     assert said["money"] == "B (device B) does most for the same money, 2.00x A"
-    assert "training loop of your own" in said["uneven split"]
     near = dict(describe_kinds([kind("A", 205.0), kind("B", 200.0)]))
     assert near["speed"].endswith("their intervals overlap, so that this is not proven")
-    assert near["uneven split"].startswith("none: ")
     assert "money" not in near
 
 
@@ -102,7 +62,6 @@ def test_of_several_studies_of_a_kind_the_best_stands_for_it() -> None:
     assert said["speed"] == "A (H100) does most per accelerator, 3.00x C"
     assert said["money"] == "A (H100) does most for the same money, 1.50x C"
     assert {"A", "B", "C"} < set(said), "each study keeps its line"
-    assert split_of(kinds) == split_of([kinds[0], kinds[2]])
 
 
 def test_the_better_half_leads_and_what_is_not_proven_to_be_behind() -> None:

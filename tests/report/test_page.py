@@ -33,7 +33,7 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page import charts
 from autotune.report.page import tables as page_tables
-from autotune.report.page.page import docs_links, render_page
+from autotune.report.page.page import render_page
 from autotune.report.page.trials import trials
 from autotune.report.story import read_story
 from autotune.report.terminal.markdown import render_markdown
@@ -519,12 +519,6 @@ def test_runs_of_one_candidate_are_marked_as_its_own(wide: Study) -> None:
         again = [row for row in rows if row["again_of"] == name]
         assert again
         assert {row["settings"] for row in again} == {one["settings"]}
-
-
-def test_links_to_a_documentation_that_nobody_published_are_no_links() -> None:
-    assert docs_links([])[0][:2] == ("", "docs/search.md")
-    (root, _, _), *_ = docs_links(["Documentation, https://example.org/autotune/docs"])
-    assert root == "https://example.org/autotune/docs/search.md"
 
 
 def test_the_page_of_a_user_s_command_names_it(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def probe(n_ranks: int = 4, *, n_nodes: int = 1, **changes: Any) -> Probe:
         n_nodes=n_nodes,
         points=tuple(found),
         figures=figures_of(found, n_ranks, n_nodes),
-        its_class=find_accelerator("A100-80GB"),
+        device_class=find_accelerator("A100-80GB"),
         warnings=("rank 1 (GPU 1): memory 20% slower than on the other ranks",),
         when="2026-01-02T03:04Z",
         wall_s=12.0,
@@ -89,7 +89,7 @@ def test_links_between_nodes_have_rows_of_their_own() -> None:
 
 
 def test_one_rank_has_no_links_and_an_unknown_device_no_class() -> None:
-    text = shown(probe(1, its_class=None, warnings=()))
+    text = shown(probe(1, device_class=None, warnings=()))
     assert "all-reduce" not in text
     assert "no class in the table" in text
     assert row(text, "bf16 products")[2] == "-"

@@ -1,20 +1,10 @@
-import dataclasses
-
 import pytest
 
 from autotune.base.units import format_gain_interval, format_interval, format_rate
-from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.report.words import (
-    describe_counts,
-    describe_ending,
-    describe_others,
-    describe_race,
-    describe_standing,
-)
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, describe_candidate, describe_difference
-from tests.report.samples import CONTEXT, candidate, comparison, standing
+from tests.report.samples import CONTEXT, candidate
 
 
 def test_rates_have_three_digits_and_no_exponent() -> None:
@@ -43,42 +33,6 @@ def test_a_gain_s_interval_that_says_nothing_is_not_spelled(
     low: float, high: float, said: str
 ) -> None:
     assert format_gain_interval(low, high, before="95% interval ") == said
-
-
-def test_a_standing_names_its_interval_memory_and_trial() -> None:
-    text = describe_standing(standing(5, 50.0, zero__stage=1, micro_batch=4))
-    assert text == "50.0 samples/s (49.0 to 51.0), peak 800 MiB, trial 5"
-
-
-def test_a_standing_names_the_runs_behind_it_where_they_are_several() -> None:
-    text = describe_standing(dataclasses.replace(standing(5, 50.0), n_runs=4))
-    assert text.startswith("50.0 samples/s (49.0 to 51.0, 4 runs)")
-
-
-def test_a_race_names_its_leader_and_the_gain_so_far() -> None:
-    state = comparison()
-    assert describe_race(state) == "2 rounds, trial 5 leads: 1.10x the baseline (1.02 to 1.19)"
-    assert describe_others(state) == "trial 7: 54.0 samples/s (2 runs)"
-    first = comparison(1, gain=None, leader=state.start)
-    assert describe_race(first) == "1 round, trial 1 leads, the baseline"
-    none = comparison(0, leader=None, others=())
-    assert (describe_race(none), describe_others(none)) == ("no round is over", "")
-
-
-def test_counts_name_only_what_happened() -> None:
-    assert describe_counts({Outcome.OOM: 1, Outcome.OK: 6, Outcome.LOST: 0}) == "ok 6, oom 1"
-    assert describe_counts({}) == "none yet"
-
-
-def test_an_ending_names_its_rate_or_its_reason() -> None:
-    ran = TrialResult(
-        number=1, role=Role.SEARCH, candidate_hash="", outcome=Outcome.OK, samples_per_s=61.23
-    )
-    lost = dataclasses.replace(
-        ran, outcome=Outcome.COMM, samples_per_s=None, evidence="connection reset"
-    )
-    assert describe_ending(ran) == "ok, 61.2 samples/s"
-    assert describe_ending(lost) == "comm: connection reset"
 
 
 def test_a_candidate_is_named_by_what_a_user_has_to_set() -> None:

@@ -2,10 +2,10 @@
 
 import re
 
+from autotune.base.telling import Fact
 from autotune.base.templates import Templates
 from autotune.report.page.page import render_page
 from autotune.report.story import Story
-from autotune.report.telling import Fact
 from autotune.report.verdict import verdict_of
 
 

@@ -3,15 +3,14 @@
 from typing import Any
 
 from autotune.base.nested import look_up
-from autotune.base.templates import Templates, canonical_json
+from autotune.base.templates import canonical_json
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.accelerate_launch import LOW_PRECISIONS, launched, settings_of
 from autotune.export.base import Handout
 from autotune.export.command_training import CommandFiles, CommandTraining
-from autotune.export.dialects.hf import FamilyDialect, Written
+from autotune.export.dialects.hf import FamilyDialect
 from autotune.export.launchers.accelerate import YAML_FILE
-from autotune.export.trainer import family_config, is_open, with_autos
-from autotune.export.trainer_keys import untuned
+from autotune.export.trainer import config_in_numbers, is_open, with_autos
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 
@@ -25,19 +24,17 @@ class AccelerateFiles(FamilyDialect):
     launcher = "accelerate"
     only_launcher = "accelerate.yaml is read by `accelerate launch` alone"
     consumer = "accelerate"
-    templates = "accelerate"
+    folder = "accelerate"
+    takes_numbers = True
 
-    def written(self, handout: Handout, templates: Templates) -> Written:
-        config = family_config(handout)
-        config["train_micro_batch_size_per_gpu"] = handout.candidate.micro_batch
-        config, optimizer = _split_by_script(handout, config)
-        more = {
-            "is_sharded": look_up(config, "zero_optimization.stage") == 3,
-            "recompute": handout.workload.settings.get("recompute", "none"),
-            "untuned": untuned(config),
-        }
-        variables = {"dummy_optimizer": optimizer}
-        return Written(config=config, files={}, more=more, variables=variables)
+    def configured(self, handout: Handout) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The configuration with "auto" for what `DummyOptim` brings, and what the run's has."""
+        config = config_in_numbers(handout)
+        keys = {name: f"optimizer.params.{name}" for name in ("lr", "weight_decay")}
+        keys = {name: key for name, key in keys.items() if is_open(handout, key)}
+        has = {name: look_up(config, key) for name, key in keys.items()}
+        found = {name: value for name, value in has.items() if value is not None}
+        return with_autos(config, keys.values()), {"dummy_optimizer": found}
 
     def of_command(self, training: CommandTraining) -> CommandFiles:
         script, is_trainer = training.script, training.script.is_trainer
@@ -65,16 +62,6 @@ class AccelerateFiles(FamilyDialect):
             notes=notes,
             in_code={} if training.takes_arguments else _in_code(training),
         )
-
-
-def _split_by_script(
-    handout: Handout, config: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration with "auto" for what `DummyOptim` brings, and what the run's has."""
-    keys = {name: f"optimizer.params.{name}" for name in ("lr", "weight_decay")}
-    keys = {name: key for name, key in keys.items() if is_open(handout, key)}
-    has = {name: look_up(config, key) for name, key in keys.items()}
-    return with_autos(config, keys.values()), {n: v for n, v in has.items() if v is not None}
 
 
 def _in_code(training: CommandTraining) -> dict[str, Any]:

@@ -8,23 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError
-from autotune.base.templates import Templates, canonical_json
+from autotune.base.templates import canonical_json
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
 from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.export.base import Handout
 from autotune.export.command_training import HERE, CommandFiles, CommandTraining
-from autotune.export.dialects.hf import FamilyDialect, Written
-from autotune.export.trainer import family_config, is_open
-from autotune.export.trainer_keys import untuned
+from autotune.export.dialects.hf import FamilyDialect
+from autotune.export.trainer import config_in_numbers, is_open
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 YAML_FILE = "trainer.yaml"
 STRATEGY = "lightning.pytorch.strategies.DeepSpeedStrategy"
 _FIT = "fit"
 """Command of LightningCLI that trains."""
-_PRECISIONS = {"bf16": "bf16-true", "fp16": "16-true", "fp32": "32-true"}
-"""Those that leave the casting to DeepSpeed, as a trial does; `-mixed` adds autocast."""
 
 
 class Lightning(FamilyDialect):
@@ -32,23 +29,17 @@ class Lightning(FamilyDialect):
 
     frameworks = ("lightning",)
     consumer = "Lightning"
-    templates = "lightning"
+    folder = "lightning"
+    takes_numbers = True
+    file = YAML_FILE
+    section = "trainer"
 
-    def written(self, handout: Handout, templates: Templates) -> Written:
-        config = family_config(handout)
+    def configured(self, handout: Handout) -> tuple[dict[str, Any], dict[str, Any]]:
+        config = config_in_numbers(handout)
         config.pop("gradient_accumulation_steps", None)  # Lightning raises on it
-        config["train_micro_batch_size_per_gpu"] = handout.candidate.micro_batch
         name = "gradient_clipping"
         clipping = config.pop(name, None) if is_open(handout, name) else None
-        text = dump_yaml({"trainer": trainer_fields(handout)})
-        more = {
-            "fields": text.splitlines(),
-            "recompute": _recompute(handout),
-            "untuned": untuned(config),
-            "clips": clipping is not None,
-        }
-        variables = {"gradient_clip_val": clipping}
-        return Written(config=config, files={YAML_FILE: text}, more=more, variables=variables)
+        return config, {"gradient_clip_val": clipping}
 
     def of_command(self, training: CommandTraining) -> CommandFiles:
         """The accumulation is the Trainer's, which raises on two."""
@@ -97,19 +88,3 @@ def _trainer_in(training: CommandTraining) -> Mapping[str, Any]:
         if isinstance(section, Mapping):
             return section
     return {}
-
-
-def trainer_fields(handout: Handout) -> dict[str, Any]:
-    """Arguments of `Trainer`, as LightningCLI reads them."""
-    return {
-        "accelerator": "cpu" if handout.environment.accelerator == "cpu" else "gpu",
-        "devices": handout.per_node,
-        "num_nodes": handout.n_nodes,
-        "precision": _PRECISIONS[handout.workload.precision],
-        "accumulate_grad_batches": handout.candidate.grad_accum,
-        "strategy": {"class_path": STRATEGY, "init_args": {"config": CONFIG_FILE}},
-    }
-
-
-def _recompute(handout: Handout) -> str:
-    return str(handout.workload.settings.get("recompute", "none"))

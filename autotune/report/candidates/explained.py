@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune.base.telling import tell
 from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
 from autotune.report.candidates.ranking import (
     assumptions,
@@ -16,7 +17,6 @@ from autotune.report.candidates.ranking import (
     parts_as_dict,
     rank_lines,
 )
-from autotune.report.telling import tell
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.space.candidate import format_value
 from autotune.space.knob import knobs_of
@@ -167,4 +167,7 @@ def _neighbour(neighbour: Neighbour | None) -> dict[str, Any] | None:
 
 
 def _violations(found: Sequence[Violation]) -> list[dict[str, str]]:
-    return [{name: getattr(each, name) for name in ("rule", "message", "fix")} for each in found]
+    return [
+        {name: getattr(violation, name) for name in ("rule", "message", "fix")}
+        for violation in found
+    ]

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune.base.telling import tell
 from autotune.base.units import format_bytes
 from autotune.planning.probed import ProbedEstimate
 from autotune.report.candidates.explained import estimate_as_dict
-from autotune.report.telling import tell
 from autotune.report.terminal.tables import plain_table, print_facts
 
 _STATES = {

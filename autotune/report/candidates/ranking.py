@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune.base.telling import tell
 from autotune.base.units import format_bytes, format_rate, format_seconds
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
@@ -20,7 +21,6 @@ from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import Ranking
-from autotune.report.telling import tell
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import knobs_of

@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from autotune.base.telling import tell
 from autotune.base.units import format_bytes
 from autotune.cost.memory import Memory
 from autotune.planning.traced import TracedEstimate
@@ -14,7 +15,6 @@ from autotune.report.candidates.explained import (
     print_title,
 )
 from autotune.report.candidates.ranking import MEMORY_PARTS, host_bytes, parts_of
-from autotune.report.telling import tell
 from autotune.report.terminal.tables import plain_table, print_facts
 
 _UNSEEN = (

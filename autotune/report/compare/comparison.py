@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from autotune.base.telling import tell
 from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
 from autotune.record.answer import Speedup
 from autotune.record.facts import engine_name_of, environment_of
-from autotune.report.compare.kinds import KindFigures, best_kinds, split_of
+from autotune.report.compare.kinds import KindFigures, best_kinds
 from autotune.report.results.ratios import (
     Basis,
     Ratio,
@@ -27,8 +28,7 @@ from autotune.report.results.ratios import (
 )
 from autotune.report.results.rows import Row
 from autotune.report.story import Story
-from autotune.report.telling import tell
-from autotune.report.words import describe_reduced
+from autotune.report.words import reduced_counts
 from autotune.search.history import Tried
 from autotune.space.candidate import format_value
 from autotune.space.knobs import describe_candidate
@@ -95,12 +95,12 @@ class StudyComparison:
     @property
     def own_knobs(self) -> list[tuple[str, str]]:
         """Study and what its best sets of knobs that do not act in all, as `knob=value ...`."""
-        own = self.knobs.drop(self.shared_knobs.index)
+        apart = self.knobs.drop(self.shared_knobs.index)
         sets = {
             str(name): " ".join(f"{knob}={v}" for knob, v in values.items() if v != _NO_VALUE)
-            for name, values in own.items()
+            for name, values in apart.items()
         }
-        return [(name, said) for name, said in sets.items() if said]
+        return [(name, settings) for name, settings in sets.items() if settings]
 
     def as_dict(self) -> dict[str, Any]:
         """The form that `--json` prints."""
@@ -114,7 +114,6 @@ class StudyComparison:
             "verdicts": [verdict.sentence for verdict in self.verdicts],
             "kinds": [kind.as_dict() for kind in self.kinds],
             "best_kinds": best_kinds(self.kinds),
-            "uneven_split": split.as_dict() if (split := split_of(self.kinds)) else None,
         }
 
 
@@ -128,12 +127,8 @@ class Against:
     low: float
     """Lower end of its 95% interval."""
     high: float
-    engines: tuple[str, str]
-    """Names of the packages that trained: of the first one's, of the other's."""
-    objectives: tuple[str, str]
-    """Names of what the first one and the other were searched for."""
-    peaks_bytes: tuple[int | None, int | None]
-    """Peak memory of the first one's best and of the other's; None where no meter said."""
+    sides: tuple[Story, Story]
+    """The first one and the other."""
     is_beside_baseline: bool = False
     """Whether each best counts beside the baseline of its own study, which both ran."""
     drift: Speedup | None = None
@@ -149,17 +144,27 @@ class Against:
         return self.name if self.low > 1 else self.first if self.high < 1 else ""
 
     @property
-    def is_by_speed(self) -> bool:
-        """Whether both were searched for speed, so that it says which to use."""
-        return set(self.objectives) == {"samples_per_s"}
-
-    @property
     def facts(self) -> dict[str, str]:
         """`headline`, `words` and perhaps the `tone` of the verdict."""
         ratio, low, high, slower = self.ratio, self.low, self.high, self.first
         if self.faster == self.first:
             ratio, low, high, slower = 1 / ratio, 1 / high, 1 / low, self.name
-        values = {"verdict": self, "ratio": ratio, "ends": (low, high), "slower": slower}
+        first, other = self.sides
+        packages = [_package(story) for story in self.sides]
+        objectives = [story.objective.wish.name for story in self.sides]
+        values = {
+            "verdict": self,
+            "ratio": ratio,
+            "ends": (low, high),
+            "slower": slower,
+            "objectives": objectives,
+            "is_by_speed": set(objectives) == {"samples_per_s"},
+            "peaks_bytes": [s.best and s.best.peak_memory_bytes for s in (first, other)],
+            # What to use the faster one with, where the two have different engines.
+            "package": ""
+            if len(set(packages)) == 1
+            else packages[1 if self.faster == self.name else 0],
+        }
         return dict(tell("against", values))
 
     @property
@@ -167,12 +172,6 @@ class Against:
         """The verdict in one text."""
         facts = self.facts
         return f"{facts['headline']}. {facts['words']}"
-
-    @property
-    def package(self) -> str:
-        """What to use the faster one with, where the two have different engines."""
-        first, other = self.engines
-        return "" if first == other else other if self.faster == self.name else first
 
 
 def compare(stories: Mapping[str, Story]) -> StudyComparison:
@@ -298,19 +297,23 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Against | 
     before, after = stories[first], stories[other]
     if not all(_seen(before, column) == _seen(after, column) for column in _JOB):
         return None
-    ours, theirs = _measured(after, after.best_row), _measured(before, before.best_row)
-    if ours is None or theirs is None:
+    after_best, before_best = _measured(after, after.best_row), _measured(before, before.best_row)
+    if after_best is None or before_best is None:
         return None
-    ratio = _over(ours, theirs)
+    ratio = _over(after_best, before_best)
     is_beside_baseline, drift, shares_baseline = False, None, True
     if _is_one_place(before, after):
-        base = _measured(after, after.baseline_row)
-        their_base = _measured(before, before.baseline_row)
-        if base is None or their_base is None or _identity(base[0]) != _identity(their_base[0]):
+        after_base = _measured(after, after.baseline_row)
+        before_base = _measured(before, before.baseline_row)
+        if (
+            after_base is None
+            or before_base is None
+            or _identity(after_base[0]) != _identity(before_base[0])
+        ):
             shares_baseline = False
         else:
-            ratio = ratio_of_gains(_over(ours, base), _over(theirs, their_base))
-            is_beside_baseline, between = True, _over(base, their_base)
+            ratio = ratio_of_gains(_over(after_best, after_base), _over(before_best, before_base))
+            is_beside_baseline, between = True, _over(after_base, before_base)
             drift = between if between.is_told_apart else None
     return Against(
         name=other,
@@ -318,9 +321,7 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Against | 
         ratio=ratio.ratio,
         low=ratio.low,
         high=ratio.high,
-        engines=(_package(before), _package(after)),
-        objectives=(before.objective.wish.name, after.objective.wish.name),
-        peaks_bytes=(_peak_of(before), _peak_of(after)),
+        sides=(before, after),
         is_beside_baseline=is_beside_baseline,
         drift=drift,
         shares_baseline=shares_baseline,
@@ -351,16 +352,14 @@ def _measured(story: Story, row: Row | None) -> _Measured | None:
     return (tried, runs) if runs else None
 
 
-def _over(ours: _Measured, theirs: _Measured) -> Ratio:
+def _over(after_best: _Measured, before_best: _Measured) -> Ratio:
     """The speed of one over that of another; exactly 1 for the same candidate of one study."""
-    if ours[0] is theirs[0]:
-        n_runs = len(ours[1])
+    if after_best[0] is before_best[0]:
+        n_runs = len(after_best[1])
         return Ratio(ratio=1.0, low=1.0, high=1.0, basis=Basis.RUNS, n_runs=(n_runs, n_runs))
-    return ratio_of(ours[1], theirs[1], spreads=(ours[0].spread, theirs[0].spread))
-
-
-def _peak_of(story: Story) -> int | None:
-    return None if story.best is None else story.best.peak_memory_bytes
+    return ratio_of(
+        after_best[1], before_best[1], spreads=(after_best[0].spread, before_best[0].spread)
+    )
 
 
 def _package(story: Story) -> str:
@@ -399,17 +398,14 @@ def _kinds(stories: Mapping[str, Story], differences: Mapping[str, str]) -> list
         return []
     found = []
     for name, story in stories.items():
-        row, best, environment = story.best_row, story.best, environment_of(story.state)
-        if row is None or best is None or environment is None:
+        best, environment = story.best, environment_of(story.state)
+        if best is None or environment is None:
             continue
         found.append(
             KindFigures(
                 run=name,
                 device_name=environment.device_name,
                 world=story.context.world,
-                replicas=row.candidate.dp,
-                micro_batch=row.candidate.micro_batch,
-                global_batch=story.context.global_batch,
                 samples_per_s=best.samples_per_s,
                 samples_per_s_low=best.samples_per_s_low,
                 samples_per_s_high=best.samples_per_s_high,
@@ -426,7 +422,7 @@ def _differences(stories: Mapping[str, Story]) -> Iterator[tuple[str, str]]:
             "name": name,
             "origin": _seen(story, "origin") or Origin.MEASURED.value,
             "is_substitute": story.answer is not None and story.answer.is_substitute,
-            "reduced": describe_reduced(story.history),
+            "reduced": reduced_counts(story.history),
         }
         yield from ((f"{name} {about}", text) for about, text in tell("compared_study", values))
     yield from tell("differences", {"differences": [*_differing(stories)]})
@@ -441,11 +437,11 @@ def _differing(stories: Mapping[str, Story]) -> Iterator[dict[str, Any]]:
         yield {"key": "engine", "title": "engine", "seen": engines, "is_of_job": False}
         # Each has packages of its own, which the other does without.
         versions = [c for c in versions if all(_seen(story, c) for story in stories.values())]
-    told = set()
+    listed = set()
     for column in (*_JOB, *_PLACE, *versions):
         seen = {name: _seen(story, column) for name, story in stories.items()}
         if len(set(seen.values())) > 1:
-            told.add(column)
+            listed.add(column)
             yield {
                 "key": column,
                 "title": column.removeprefix("version."),
@@ -453,7 +449,7 @@ def _differing(stories: Mapping[str, Story]) -> Iterator[dict[str, Any]]:
                 "is_of_job": column in _JOB,
             }
     known = [story.job for story in stories.values() if story.job is not None]
-    for key in (key for key in _BESIDES_THE_TABLE if key not in told):
+    for key in (key for key in _BESIDES_THE_TABLE if key not in listed):
         if len({json.dumps(job.get(key), sort_keys=True, default=str) for job in known}) > 1:
             yield {"key": key, "title": key, "seen": {}, "is_of_job": False}
 

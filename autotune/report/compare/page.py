@@ -1,12 +1,12 @@
 """A comparison of studies as one HTML file."""
 
+from autotune.base.telling import tell
 from autotune.base.templates import Templates
 from autotune.report.compare import tables
 from autotune.report.compare.comparison import StudyComparison
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.page import charts
 from autotune.report.page.page import page_values
-from autotune.report.telling import tell
 from autotune.report.verdict import verdict_of
 
 

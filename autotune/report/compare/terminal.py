@@ -3,10 +3,10 @@
 from rich.console import Console
 from rich.text import Text
 
+from autotune.base.telling import tell
 from autotune.report.compare import tables
 from autotune.report.compare.comparison import StudyComparison
 from autotune.report.compare.kinds import describe_kinds
-from autotune.report.telling import tell
 from autotune.report.terminal.tables import plain_table, print_facts
 
 _MOST_IN_A_TABLE = 3

@@ -55,7 +55,7 @@ def advise(
     Trials of the history may have made just that change: the advice says what it brought.
     """
     case = AdviceCase(spec=spec, diagnosis=diagnosis, values=candidate.values, context=context)
-    own = history.find(candidate)
+    current = history.find(candidate)
     found = []
     for knob, when, to, reason in find_engine(context.engine).advice.get(bound, ()):
         if knob not in case.values or not when(case):
@@ -76,7 +76,7 @@ def advise(
                 after=changed[knob],
                 reason=reason,
                 tried=None if tried is None else _number_of(tried),
-                ratio=_ratio(tried, own),
+                ratio=_ratio(tried, current),
             )
         )
     return found
@@ -87,14 +87,14 @@ def _number_of(tried: Tried) -> int:
     return tried.measured.number if tried.measured else tried.trials[0].spec.identity.number
 
 
-def _ratio(tried: Tried | None, own: Tried | None) -> Ratio | None:
+def _ratio(tried: Tried | None, current: Tried | None) -> Ratio | None:
     """Samples/s over the candidate's own, as everywhere between candidates of one study."""
-    if tried is None or own is None:
+    if tried is None or current is None:
         return None
-    ours, theirs = telling_runs(tried.trials), telling_runs(own.trials)
-    if not ours or not theirs:
+    changed_runs, current_runs = telling_runs(tried.trials), telling_runs(current.trials)
+    if not changed_runs or not current_runs:
         return None
-    return ratio_of(ours, theirs, spreads=(tried.spread, own.spread))
+    return ratio_of(changed_runs, current_runs, spreads=(tried.spread, current.spread))
 
 
 def describe_advice(advice: Advice) -> str:

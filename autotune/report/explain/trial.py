@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from autotune.base.telling import Fact, tell
 from autotune.contract import Diagnosis, TrialResult, TrialSpec
 from autotune.record.bottleneck import Bottleneck, bottleneck, bubble_share, shares_of_calls
 from autotune.record.facts import environment_at
@@ -13,7 +14,6 @@ from autotune.record.table import energy_per_sample_j, peak_flops_of
 from autotune.report.explain.advice import Advice, advise, describe_advice
 from autotune.report.explain.predictions import predicted_memory, predicted_rate
 from autotune.report.story import Story
-from autotune.report.telling import Fact, tell
 from autotune.space.candidate import candidate_of
 
 _MAX_ADVICE = 3
@@ -48,7 +48,7 @@ class Explanation:
             "bound": None if found is None else found.bound.value,
             "bound_shares": {} if found is None else {b.value: s for b, s in found.shares.items()},
             "explanation": [{"name": name, "text": text} for name, text in describe(self)],
-            "advice": [each.as_dict() for each in self.advice],
+            "advice": [advised.as_dict() for advised in self.advice],
             "problem": self.diagnosis.problem,
         }
 
@@ -74,9 +74,9 @@ def explain(report: Story, number: int, row: Mapping[str, Any]) -> Explanation |
         diagnosis=diagnosis,
         bottleneck=found,
         advice=[
-            each
+            advised
             for bound in bounds
-            for each in advise(
+            for advised in advise(
                 bound, trial.spec, diagnosis, candidate, report.context, report.history
             )
         ],
@@ -108,7 +108,7 @@ def describe(explanation: Explanation) -> list[Fact]:
             if found is None
             else {bound.value: s for bound, s in found.shares.items() if bound is not found.bound},
             "bubble": bubble_share(spec),
-            "advice": [describe_advice(each) for each in explanation.advice[:_MAX_ADVICE]],
+            "advice": [describe_advice(advised) for advised in explanation.advice[:_MAX_ADVICE]],
             "flops_per_s": explanation.flops_per_s,
             "peak_flops": explanation.peak_flops,
             "predicted_rate": predicted_rate(spec),

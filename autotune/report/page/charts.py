@@ -64,14 +64,14 @@ def history(story: Story) -> Chart | None:
         if is_figure(result)
     }
     x = _numbers([identity.number for identity, _ in ended])
-    y = scale_of((each.high for each in intervals.values()), zero=True)
+    y = scale_of((interval.high for interval in intervals.values()), zero=True)
     marks, keys = [], []
     for role, tone in (
         (Role.BASELINE, "baseline"),
         (Role.SEARCH, "candidate"),
         (Role.CONFIRM, "best"),
     ):
-        own = [
+        shown = [
             (i.number, intervals[i.number])
             for i, _ in ended
             if i.role is role and i.number in intervals
@@ -79,16 +79,16 @@ def history(story: Story) -> Chart | None:
         marks += [
             Mark(
                 x=x.at(number),
-                y=100 - y.at(each.rate),
+                y=100 - y.at(interval.rate),
                 tone=tone,
-                ends=(100 - y.at(each.low), 100 - y.at(each.high)),
-                tip=f"trial {number} ({role.value}): {format_rate(each.rate)} samples/s "
-                f"({format_interval(each.low, each.high)})",
+                ends=(100 - y.at(interval.low), 100 - y.at(interval.high)),
+                tip=f"trial {number} ({role.value}): {format_rate(interval.rate)} samples/s "
+                f"({format_interval(interval.low, interval.high)})",
                 trial=number,
             )
-            for number, each in own
+            for number, interval in shown
         ]
-        keys += [LegendEntry(text=role.value, tone=tone)] if own else []
+        keys += [LegendEntry(text=role.value, tone=tone)] if shown else []
     failed = {i.number: result.outcome.value for i, result in ended if not result.samples_per_s}
     marks += [
         Mark(
@@ -157,7 +157,9 @@ def losses(story: Story) -> Chart | None:
     # The baseline's line is laid over those that train alike.
     lines = {**{name: one.losses for name, one in guards.items()}, "baseline": base}
     x = PlotScale(low=1, high=max(2, len(base)))
-    off = {name: [a - b for a, b in zip(its, base, strict=False)] for name, its in lines.items()}
+    off = {
+        name: [a - b for a, b in zip(values, base, strict=False)] for name, values in lines.items()
+    }
     upper = _curves("loss", x, lines, base, allowed, height=220)
     lower = _curves("off the baseline's", x, off, [0.0] * len(base), allowed, height=150)
     lower = dataclasses.replace(lower, x_ticks=_whole(x.ticks(8)))
@@ -186,7 +188,7 @@ def _curves(
 ) -> Panel:
     """Lines over the steps, and the band that is allowed around some of them."""
     edges = [[middle + sign * allowed for middle in middles] for sign in (-1, 1)]
-    y = scale_of([*edges[0], *edges[1], *(v for its in lines.values() for v in its)])
+    y = scale_of([*edges[0], *edges[1], *(v for values in lines.values() for v in values)])
 
     def points(values: Sequence[float]) -> list[tuple[float, float]]:
         return [(x.at(step), 100 - y.at(value)) for step, value in enumerate(values, start=1)]
@@ -195,11 +197,11 @@ def _curves(
     drawn = [Curve(path=band, tone="band", is_filled=True)]
     drawn += [
         Curve(
-            path=path_of(points(its)),
+            path=path_of(points(values)),
             tone="limit" if name == "drifted" else name,
             is_dashed=name == "baseline",
         )
-        for name, its in lines.items()
+        for name, values in lines.items()
     ]
     return Panel(y_title=title, y_ticks=y.ticks(4), height=height, lines=drawn)
 
@@ -247,7 +249,7 @@ def speed_and_memory(story: Story) -> Chart | None:
         "best": story.best_word,
     }
     for kind, word in words.items():
-        own = [row for row in rows if _kind(row, story) == kind]
+        shown = [row for row in rows if _kind(row, story) == kind]
         marks += [
             Mark(
                 x=place(row)[0],
@@ -258,9 +260,9 @@ def speed_and_memory(story: Story) -> Chart | None:
                 f"{describe_candidate(row.candidate, story.context)}",
                 trial=row.trial,
             )
-            for row in own
+            for row in shown
         ]
-        keys += [LegendEntry(text=word, tone=kind)] if own else []
+        keys += [LegendEntry(text=word, tone=kind)] if shown else []
     keys += [LegendEntry(text="Pareto front", tone="soft", symbol="dashes")] if front else []
     panel = Panel(
         y_title="gain: samples/s over the baseline's" if is_relative else "samples/s",

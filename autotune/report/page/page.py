@@ -1,9 +1,6 @@
 """The report of a study as one HTML file that needs nothing else."""
 
-import re
 import time
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, metadata
 from typing import Any
 
 from autotune import __version__
@@ -23,16 +20,6 @@ from autotune.search.base import Snapshot
 
 REFRESH_S = 10
 """How often the page of a running search loads itself again."""
-DOCS = (
-    ("search.md", "How a search decides"),
-    ("report.md", "What the page shows"),
-    ("explain.md", "Where the time of a step goes"),
-    ("guard.md", "The convergence guard"),
-    ("knobs.md", "The knobs"),
-    ("table.md", "The columns of the table"),
-    ("export.md", "How to use the result"),
-)
-"""Pages of the documentation that a reader of the page may want."""
 
 
 def render_page(story: Story, templates: Templates) -> str:
@@ -94,27 +81,11 @@ def render_page(story: Story, templates: Templates) -> str:
 
 
 def page_values() -> dict[str, Any]:
-    """Parts of every page: its author, and where the documentation is."""
-    try:
-        urls: Sequence[str] = metadata("autotune").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        urls = []
+    """What every page says of its author."""
     return {
         "version": __version__,
         "written_at": date_of(time.time(), "%Y-%m-%d %H:%M:%S UTC"),
-        "docs": docs_links(urls),
     }
-
-
-def docs_links(urls: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Address, file and title of each page; the address is empty where the package names none.
-
-    Args:
-        urls: `Project-URL` of the package's metadata: `Documentation, https://...`.
-    """
-    found = [re.fullmatch(r"Documentation, (https://\S+)", url) for url in urls]
-    root = next((address[1].rstrip("/") for address in found if address), "")
-    return [(f"{root}/{page}" if root else "", f"docs/{page}", title) for page, title in DOCS]
 
 
 def _running(snapshot: Snapshot) -> dict[str, Any]:

@@ -92,10 +92,12 @@ def config_keys(story: Story) -> list[dict[str, str]]:
     if story.best is None or story.baseline is None:
         return []
     knob_of = find_engine(story.context.engine).knob_of
-    ours, theirs = (config_of(story, s.trial) for s in (story.best, story.baseline))
-    if ours is None or theirs is None:
+    best_config, baseline_config = (
+        config_of(story, s.trial) for s in (story.best, story.baseline)
+    )
+    if best_config is None or baseline_config is None:
         return []
-    after, before = dict(_flat(ours)), dict(_flat(theirs))
+    after, before = dict(_flat(best_config)), dict(_flat(baseline_config))
     return [
         {
             "name": key,
@@ -122,7 +124,7 @@ def config_of(story: Story, trial: int) -> dict[str, Any] | None:
 
 def guarded(story: Story) -> list[tuple[str, str]]:
     """What the convergence guard says, as (name, text)."""
-    return [(name, f"trial {n}, {said}") for name, (n, said) in story.guarded.items()]
+    return [(name, f"trial {n}, {text}") for name, (n, text) in story.guarded.items()]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -148,9 +150,9 @@ def evidence(story: Story) -> list[dict[str, str]]:
     for trial in story.history.trials:
         result = trial.result
         if result is not None and result.outcome is not Outcome.OK:
-            said = describe_evidence(result)
-            key = (result.outcome.value, _FIGURE.sub("0", said))
-            groups.setdefault(key, []).append((trial.spec.identity.number, said))
+            text = describe_evidence(result)
+            key = (result.outcome.value, _FIGURE.sub("0", text))
+            groups.setdefault(key, []).append((trial.spec.identity.number, text))
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
     return [
         {
@@ -158,7 +160,7 @@ def evidence(story: Story) -> list[dict[str, str]]:
             "n": str(len(found)),
             "trials": ", ".join(str(number) for number, _ in found),
             "evidence": found[0][1],
-            "is_first": "such as " if len({said for _, said in found}) > 1 else "",
+            "is_first": "such as " if len({text for _, text in found}) > 1 else "",
         }
         for (outcome, _), found in ordered
     ]

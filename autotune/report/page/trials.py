@@ -43,12 +43,14 @@ def trials(story: Story) -> list[dict[str, Any]]:
         if len(found) >= MOST_ROWS:
             break
         settings = settings_of_row(story, row)
-        own = runs[row.candidate.hash]
-        kin = next((n for t in own if (n := marks.get(t.spec.identity.number))), "")
+        of_candidate = runs[row.candidate.hash]
+        kin = next((n for t in of_candidate if (n := marks.get(t.spec.identity.number))), "")
         heads = {row.trial, *marks}
-        left_out = _left_out(own, last) if is_final else ""
-        own = sorted(own, key=lambda t: (t.spec.identity.number not in heads, _number(t)))
-        for place, trial in enumerate(own):
+        left_out = _left_out(of_candidate, last) if is_final else ""
+        of_candidate = sorted(
+            of_candidate, key=lambda t: (t.spec.identity.number not in heads, _number(t))
+        )
+        for place, trial in enumerate(of_candidate):
             result, number = trial.result, _number(trial)
             mark = marks.get(number, "drifts" if story.drifts(row) else "")
             predicted = trial.spec.provenance.predicted

@@ -59,11 +59,11 @@ class Change:
 
 def changes_of(story: Story) -> list[Change]:
     """The knobs that the best sets otherwise than the baseline; empty without both."""
-    ours, theirs = story.best_row, story.baseline_row
-    if ours is None or theirs is None:
+    best, baseline = story.best_row, story.baseline_row
+    if best is None or baseline is None:
         return []
-    question = ("changes", ours.trial, theirs.trial)
-    return story.history.once(question, lambda: _changes(story, ours, theirs))
+    question = ("changes", best.trial, baseline.trial)
+    return story.history.once(question, lambda: _changes(story, best, baseline))
 
 
 def _changes(story: Story, best: Row, baseline: Row) -> list[Change]:
@@ -110,10 +110,10 @@ def _alike(
     """Pairs of measured candidates that differ in this one setting, by its two values."""
     sides: dict[frozenset[tuple[str, KnobValue]], tuple[list[Row], list[Row]]] = {}
     for row in rows:
-        own = settings[row.trial]
-        if row.figure is not None and own.get(name) in (before, after):
-            rest = frozenset((knob, value) for knob, value in own.items() if knob != name)
-            sides.setdefault(rest, ([], []))[own.get(name) == after].append(row)
+        chosen = settings[row.trial]
+        if row.figure is not None and chosen.get(name) in (before, after):
+            rest = frozenset((knob, value) for knob, value in chosen.items() if knob != name)
+            sides.setdefault(rest, ([], []))[chosen.get(name) == after].append(row)
     for befores, afters in sides.values():
         yield from itertools.product(befores, afters)
 

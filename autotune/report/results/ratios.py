@@ -67,7 +67,7 @@ def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:
 
 def ratio_of(
     ours: Sequence[TrialResult],
-    theirs: Sequence[TrialResult],
+    others: Sequence[TrialResult],
     *,
     spreads: tuple[Spread, Spread],
 ) -> Ratio:
@@ -78,11 +78,11 @@ def ratio_of(
 
     Args:
         ours: At least one measured run.
-        theirs: At least one measured run.
+        others: At least one measured run.
         spreads: Spreads of the studies that the trials are of.
     """
-    difference = mean_log_rate(ours) - mean_log_rate(theirs)
-    sides = ((ours, spreads[0]), (theirs, spreads[1]))
+    difference = mean_log_rate(ours) - mean_log_rate(others)
+    sides = ((ours, spreads[0]), (others, spreads[1]))
     error = math.sqrt(sum(spread.variance_of_mean(runs) for runs, spread in sides))
     half_width = t_quantile(CONFIDENCE, min(spread.degrees for spread in spreads)) * error
     return Ratio(
@@ -90,22 +90,22 @@ def ratio_of(
         low=math.exp(difference - half_width),
         high=math.exp(difference + half_width),
         basis=Basis.RUNS if all(spread.knows_repeats for spread in spreads) else Basis.ASSUMED,
-        n_runs=(len(ours), len(theirs)),
+        n_runs=(len(ours), len(others)),
     )
 
 
-def ratio_of_gains(ours: Ratio, theirs: Ratio) -> Ratio:
+def ratio_of_gains(ours: Ratio, others: Ratio) -> Ratio:
     """A gain beside another one, such as those of two studies over the baseline of each.
 
     What made one study's machine faster than the other's is in both runs of a gain, and drops out.
     """
-    log = math.log(ours.ratio / theirs.ratio)
-    half_width = math.hypot(*(math.log(each.high / each.ratio) for each in (ours, theirs)))
-    bases = {ours.basis, theirs.basis}
+    log = math.log(ours.ratio / others.ratio)
+    half_width = math.hypot(*(math.log(gain.high / gain.ratio) for gain in (ours, others)))
+    bases = {ours.basis, others.basis}
     return Ratio(
         ratio=math.exp(log),
         low=math.exp(log - half_width),
         high=math.exp(log + half_width),
         basis=Basis.RUNS if bases == {Basis.RUNS} else Basis.ASSUMED,
-        n_runs=(ours.n_runs[0], theirs.n_runs[0]),
+        n_runs=(ours.n_runs[0], others.n_runs[0]),
     )

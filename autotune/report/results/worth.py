@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from autotune.base.telling import Fact, tell
 from autotune.base.units import format_bytes, format_gain_interval, format_rate
 from autotune.record.answer import Speedup
-from autotune.record.worth import Interaction, Ladder, LadderStep
+from autotune.record.worth import Ladder, LadderStep
 
 
 def ladder_tables(ladder: Ladder) -> list[dict[str, Any]]:
@@ -28,21 +29,9 @@ def ladder_tables(ladder: Ladder) -> list[dict[str, Any]]:
     ]
 
 
-def ladder_facts(ladder: Ladder) -> list[tuple[str, str]]:
+def ladder_facts(ladder: Ladder) -> list[Fact]:
     """The whole gain, what interacts, and what has no figure or trains otherwise."""
-    facts = [("together", describe_gain(ladder.gain))]
-    facts += [("interacts", _interaction(each)) for each in ladder.interactions]
-    if len(ladder.up) > 1 and not ladder.interactions:
-        facts.append(("interacts", "no pair that ran in both orders is proven to"))
-    if ladder.loss_step:
-        facts.append(("loss", f"of step {ladder.loss_step}, the mean over the runs"))
-    for each in ladder.configurations:
-        changes = ", ".join(each.changes) or "the baseline"
-        if each.why:
-            facts.append(("no figure", f"{changes}: {each.why}"))
-        elif each.guard.startswith("fail"):
-            facts.append(("drifts", f"{changes}: {each.guard}"))
-    return facts
+    return tell("ladder", {"ladder": ladder})
 
 
 def describe_gain(gain: Speedup | None) -> str:
@@ -52,17 +41,6 @@ def describe_gain(gain: Speedup | None) -> str:
     if gain.low == gain.high:
         return "does not act"
     return f"{gain.ratio:.2f}x ({format_gain_interval(gain.low, gain.high)})"
-
-
-def _interaction(pair: Interaction) -> str:
-    """Both orders of a pair."""
-    return (
-        f"{pair.first}: {describe_gain(pair.first_alone)} before {pair.second}, "
-        f"{describe_gain(pair.first_after_second)} after it; {pair.second}: "
-        f"{describe_gain(pair.second_alone)} before {pair.first}, "
-        f"{describe_gain(pair.second_after_first)} after it; both bring "
-        f"{describe_gain(pair.factor)} of the product of what each brings first"
-    )
 
 
 def _rows(ladder: Ladder, steps: Sequence[LadderStep], *, with_start: bool) -> list[list[str]]:

@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_count, format_rate, format_seconds
+from autotune.base.telling import tell
+from autotune.base.units import format_count, format_rate
 from autotune.contract import Origin
 from autotune.doctor import Examination, Level, Remark
 from autotune.doctor.fleet import FleetExamination
@@ -82,20 +83,8 @@ def print_soak(console: Console, soak: SoakResult) -> None:
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(overflow="fold")
     style = "green" if soak.passed else "bold yellow" if soak.too_short else "bold red"
-    grid.add_row("soak", Text(describe_soak(soak), style=style))
-    for problem in soak.problems:
-        grid.add_row("not known" if soak.too_short else "problem", Text(problem))
-    if (kept := soak.checkpoint) is not None:
-        text = f"{format_bytes(kept.size_bytes)} after {kept.steps} steps, saved in "
-        text += format_seconds(kept.save_s)
-        if kept.load_s is not None:
-            text += f", loaded in {format_seconds(kept.load_s)}"
-        if kept.loss_deviation is not None:
-            text += f"; {kept.steps_compared} losses after it within {kept.loss_deviation:.2g}"
-        grid.add_row("checkpoint", Text(text))
-    for meter in soak.growth:
-        text = f"{meter.meter}: {format_bytes(meter.slope_bytes_per_hour)} per hour, allowed "
-        grid.add_row("growth", Text(text + format_bytes(meter.allowed_bytes_per_hour)))
+    for name, text in tell("soak", {"soak": soak, "described": describe_soak(soak)}):
+        grid.add_row(name, Text(text, style=style if name == "soak" else ""))
     console.print(grid)
 
 

@@ -20,12 +20,14 @@ def print_probe(console: Console, probe: Probe) -> None:
     """Print a row per figure, then the warnings."""
     n_ranks = len(probe.devices)
     where = f" on {probe.n_nodes} nodes" if probe.n_nodes > 1 else ""
-    its_class = "no class in the table" if probe.its_class is None else probe.its_class.name
+    device_class = (
+        "no class in the table" if probe.device_class is None else probe.device_class.name
+    )
     console.print(
         Text(
             f"measured on {n_ranks} x {probe.environment.device_name}{where} in "
             f"{format_seconds(probe.wall_s)}, all ranks at once, each figure that of the slowest; "
-            f"class: {its_class}"
+            f"class: {device_class}"
         )
     )
     table = plain_table("*what", ">reached", ">class", ">latency", ">fit off by")
@@ -37,13 +39,13 @@ def print_probe(console: Console, probe: Probe) -> None:
 
 
 def _rows(probe: Probe) -> list[tuple[str, ...]]:
-    figures, its_class = probe.figures, probe.its_class
+    figures, device_class = probe.figures, probe.device_class
     found = figures.measured
     rows: list[tuple[str, ...]] = [
         (
             f"{dtype} products",
             _flops(curve.best_flops_per_s),
-            "-" if its_class is None else _flops(its_class.achieved_flops.get(dtype)),
+            "-" if device_class is None else _flops(device_class.achieved_flops.get(dtype)),
             _latency(curve.latency_s),
             f"{curve.error:.0%}",
         )
@@ -61,7 +63,7 @@ def _rows(probe: Probe) -> list[tuple[str, ...]]:
         (f"{dtype} loss, of a logit", "-", "-", _latency(seconds), "-")
         for dtype, seconds in found.logit_s.items()
     ]
-    promised = None if its_class is None else its_class.memory_bytes_per_s
+    promised = None if device_class is None else device_class.memory_bytes_per_s
     rows.append(("memory stream", _rate(found.memory_bytes_per_s), _rate(promised), "-", "-"))
     for name, rate in (
         (f"the same up to {format_bytes(found.cache_bytes or 0.0)}", found.cached_bytes_per_s),
@@ -70,13 +72,13 @@ def _rows(probe: Probe) -> list[tuple[str, ...]]:
         if rate is not None:
             rows.append((name, _rate(rate), "-", "-", "-"))
     if found.host_bytes_per_s is not None:
-        promised = None if its_class is None else its_class.host_bytes_per_s
+        promised = None if device_class is None else device_class.host_bytes_per_s
         rows.append(("host link", _rate(found.host_bytes_per_s), _rate(promised), "-", "-"))
     if found.nvme_bytes_per_s is not None:
         rows.append(("disk, all ranks", _rate(found.nvme_bytes_per_s), "-", "-", "-"))
     per_node = len(probe.devices) / probe.n_nodes
-    link = None if its_class is None else its_class.links(per_node)[0]
-    network = None if its_class is None else its_class.network_bytes_per_s
+    link = None if device_class is None else device_class.links(per_node)[0]
+    network = None if device_class is None else device_class.network_bytes_per_s
     rows += [
         (
             _LINK_NAMES[kind] + suffix,

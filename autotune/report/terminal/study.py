@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune.base.telling import tell
 from autotune.report.explain.script import ScriptDiagnosis, describe_script
 from autotune.report.explain.trial import Explanation, describe
 from autotune.report.results.rows import Row
 from autotune.report.story import CELLS, Story
-from autotune.report.telling import tell
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.report.verdict import details_of, verdict_of
 from autotune.search.plan import Plan

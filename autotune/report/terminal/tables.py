@@ -58,7 +58,7 @@ class _PlainTable(Table):
     def _sizes(self, console: Console, options: ConsoleOptions, column: Column) -> tuple[int, int]:
         """The least and the most width of a column: that of a word or line, and of its cells."""
         cells = [
-            Measurement.get(console, options, each) for each in (column.header, *column.cells)
+            Measurement.get(console, options, cell) for cell in (column.header, *column.cells)
         ]
         most = max(cell.maximum for cell in cells)
         return (most if column.no_wrap else max(cell.minimum for cell in cells)), most

@@ -92,7 +92,7 @@ def _answer(study: Study) -> SearchAnswer:
 
 def check_probed(transport: RemoteTransport) -> None:
     """Two nodes with a rank each measure the link between them."""
-    wanted = ProbeRequest(precisions=("fp32",), is_quick=True, only_pairs=True)
+    wanted = ProbeRequest(precisions=("fp32",), is_quick=True, only="pairs")
     measured = measure_fleet(transport, wanted, world=1)
     (pair,) = of_kind(points_of(measured.reports), "pair", "nodes")
     assert pair.ranks == (0, 1)

@@ -104,7 +104,6 @@ def test_the_budget_goes_to_the_kind_of_device_that_does_most_for_the_money(odd,
     assert found["comparison"]["best_kinds"]["money"] == studies[1].name
     dropped, led = (len(study.trials()) for study in studies)
     assert dropped <= led
-    assert found["comparison"]["uneven_split"]["shares"][0]["samples"] in range(1, 8)
     code, stdout, stderr = search.run(*flags, "--fleet-option", "kind=each", "--dry-run")
     assert code == 0, stderr
     plans = [json.loads(line) for line in stdout.splitlines()]
