@@ -159,9 +159,9 @@ def draw(snapshot: Snapshot, context: Context, objective: str, *, why: str = "")
     for name, text in tell("live", _values(snapshot, context, objective, why)):
         # One line, however long the candidate: the view must not jump from trial to trial.
         is_line = name.startswith("trial ") or name == "fastest"
-        overflow = "ellipsis" if is_line else "fold"
         style = "dim" if name == "note" else _STYLES.get(name, "")
-        grid.add_row(name, Text(text, style=style, no_wrap=is_line, overflow=overflow))
+        cell = Text(text, style=style, no_wrap=is_line, overflow="ellipsis" if is_line else "fold")
+        grid.add_row(name, cell)
     return Group(head, grid)
 
 
