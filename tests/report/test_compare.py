@@ -138,20 +138,6 @@ def test_samples_of_other_lengths_are_other_work(wide: Study, tmp_path: Path) ->
         ]
 
 
-def test_adapters_are_warned_of(wide: Study, tmp_path: Path) -> None:
-    study = finished(tmp_path)
-    for path in study.trials_folder.glob("*/spec.json"):
-        spec = json.loads(path.read_text(encoding="utf-8"))
-        spec["workload"]["model"]["lora"] = {"rank": 4}
-        path.write_text(json.dumps(spec), encoding="utf-8")
-    comparison = compare_studies([str(wide.folder), str(study.folder)], tmp_path)
-    first, second = comparison.stories
-    assert (
-        f'finetune differs ({first} every weight, {second} {{"lora": {{"rank": 4}}}}): samples/s '
-        "are not of the same work"
-    ) in comparison.warnings
-
-
 def test_knobs_that_differ_between_the_bests(wide: Study, tmp_path: Path) -> None:
     def recomputes(spec: TrialSpec) -> TrialResult:
         result = varied(spec)
@@ -224,15 +210,6 @@ def test_studies_without_a_common_baseline_are_not_called_faster(
     assert "share no baseline" in verdict.sentence
 
 
-@pytest.mark.parametrize("width", [80, 160])
-def test_it_fits_a_terminal_and_cuts_no_figure(comparison: StudyComparison, width: int) -> None:
-    text = printed(comparison, width)
-    tables = text.splitlines()[len(comparison.stories) :]
-    assert max(len(line.rstrip()) for line in tables) <= width
-    assert "…" not in text
-    assert "one of them ran nothing twice" in " ".join(text.split())
-
-
 def printed(comparison: StudyComparison, width: int = 80) -> str:
     console = Console(
         file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
@@ -240,23 +217,6 @@ def printed(comparison: StudyComparison, width: int = 80) -> str:
     print_comparison(console, comparison)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
-
-
-def test_intervals_that_say_nothing_are_spelled_nowhere(
-    comparison: StudyComparison, tmp_path: Path
-) -> None:
-    ends = {"low": 1e-7, "high": 9364823.12}
-    noisy = dataclasses.replace(
-        comparison,
-        bests=comparison.bests.assign(speedup_low=ends["low"], speedup_high=ends["high"]),
-        candidates=comparison.candidates.assign(ratio_low=ends["low"], ratio_high=ends["high"]),
-        verdicts=[dataclasses.replace(comparison.verdicts[0], **ends)],
-    )
-    text, page = printed(noisy, 160), render_comparison(noisy, Templates())
-    for said in (text, page):
-        assert "runs differ too much for an interval, each beside" in said
-        assert "too wide" in said
-        assert "9364823.12" not in said
 
 
 @pytest.mark.parametrize("n_studies", [2, 4])

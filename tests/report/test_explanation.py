@@ -1,14 +1,12 @@
 """A trial explained, in the terminal, in the page and as data."""
 
 import dataclasses
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from autotune.app.studies import explain_trial
 from autotune.base.errors import StudyError
@@ -18,8 +16,6 @@ from autotune.record.table import load_table
 from autotune.report.explain.trial import describe, explain
 from autotune.report.page.page import render_page
 from autotune.report.story import read_story
-from autotune.report.terminal.study import print_explanation
-from autotune.report.verdict import details_of
 from autotune.search.history import History
 from tests.report.diagnosed import diagnosed
 from tests.report.test_page import details_in
@@ -62,11 +58,6 @@ def test_it_says_where_the_time_went_what_bounds_it_and_what_addresses_that(stud
     assert said["energy"] == "40 J/sample", "3200 J over 5 steps of 16 samples"
 
 
-def test_no_advice_is_no_claim_that_nothing_helps(study: Study) -> None:
-    seen = dataclasses.replace(explain_trial(study, number_at(study, 3)), advice=[])
-    assert "try" not in dict(describe(seen))
-
-
 def test_one_rank_sends_nothing_and_waits_for_nobody(study: Study) -> None:
     seen = explain_trial(study, number_at(study, 3))
     alone = dataclasses.replace(seen.diagnosis.collectives[0], group_size=1, calls=1)
@@ -103,15 +94,6 @@ def test_a_share_of_the_peak_is_told_only_where_the_peak_is_known(study: Study) 
     ), "that of the environment in study.json"
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_it_fits_a_terminal_of_80_columns(study: Study, stage: int) -> None:
-    console = Console(file=io.StringIO(), width=80, color_system=None)
-    print_explanation(console, explain_trial(study, number_at(study, stage)))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.startswith(f"trial {number_at(study, stage)}: ")
-
-
 def test_the_page_explains_every_trial_that_was_watched(study: Study) -> None:
     page = render_page(read_story(study), Templates())
     watched = [t for t in study.trials() if t.result is not None and t.result.diagnosis]
@@ -120,13 +102,6 @@ def test_the_page_explains_every_trial_that_was_watched(study: Study) -> None:
     assert 'id="chart-steps"' in page
     number = number_at(study, 3)
     assert opened[str(number)]["facts"] == list(map(list, describe(explain_trial(study, number))))
-
-
-def test_the_report_names_what_bounds_the_best(study: Study) -> None:
-    report = read_story(study)
-    best = report.best_trial
-    said = f"trial {best}: compute, 90% of a step; `report --trial {best}` explains it"
-    assert ("bound", said) in details_of(report, None)
 
 
 def test_as_data_it_is_json(study: Study) -> None:

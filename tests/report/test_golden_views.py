@@ -211,16 +211,6 @@ def test_a_view_is_frozen(
     assert text == golden.read_text(encoding="utf-8")
 
 
-def test_the_verdict_comes_first_then_the_table_then_notes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    out = io.StringIO()
-    report(Console(file=out, width=80, color_system=None, _environ={"TERM": "xterm"}))
-    text = out.getvalue()
-    assert text.index("verdict") < text.index("change of the baseline") < text.index("stopped")
-
-
 def test_a_setting_that_is_too_wide_breaks_after_its_name() -> None:
     out = io.StringIO()
     console = Console(file=out, width=30, color_system=None, _environ={"TERM": "xterm"})

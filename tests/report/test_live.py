@@ -51,20 +51,6 @@ def test_animation_only_on_a_terminal() -> None:
     assert isinstance(view_for(console(), CONTEXT, SPEED), LineView)
 
 
-@pytest.mark.parametrize("width", [60, 80, 160])
-def test_the_view_shows_what_matters_and_fits(snapshot: Snapshot, width: int) -> None:
-    screen = console(width)
-    screen.print(draw(snapshot, CONTEXT, SPEED))
-    lines = text_of(screen).splitlines()
-    assert max(len(line.rstrip()) for line in lines) <= width
-    text = "\n".join(lines)
-    for expected in ("7 of 20", "50.0 samples/s", "60.0 samples/s", "1.20x", "ok 6, oom 1"):
-        assert expected in text
-    assert "zero.stage=1 micro_batch=4 overlap_comm=true" in " ".join(text.split())
-    assert sum("trial 9" in line for line in lines) == 1
-    assert "measured 4.1 s" in text
-
-
 def test_a_long_candidate_does_not_change_the_height(snapshot: Snapshot) -> None:
     heights = []
     for running in (snapshot.running, (dataclasses.replace(
@@ -142,21 +128,6 @@ def test_of_a_front_the_chosen_one_is_the_knee_and_no_best(snapshot: Snapshot) -
     assert text.count("knee so far: ") == 2
     assert "\nknee " in text
     assert "best" not in text
-
-
-def test_the_final_comparison_is_shown_by_its_own_figures(snapshot: Snapshot) -> None:
-    racing = dataclasses.replace(
-        snapshot, stage=Stage.CONFIRM, comparison=samples.comparison(), rates=(1, 2)
-    )
-    screen = console(100)
-    screen.print(draw(racing, CONTEXT, SPEED))
-    text = text_of(screen)
-    assert "55.0 samples/s (53.9 to 56.1, 2 runs)" in text
-    assert "50.0 samples/s (49.0 to 51.0, 2 runs)" in text
-    assert "2 rounds, trial 5 leads: 1.10x the baseline (1.02 to 1.19)" in text
-    assert "trial 7: 54.0 samples/s (2 runs)" in text
-    assert "60.0 samples/s" not in text, "the search's own trial of the best"
-    assert "trial by trial" not in text
 
 
 def test_each_round_of_the_comparison_is_a_line(snapshot: Snapshot) -> None:

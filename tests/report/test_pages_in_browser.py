@@ -13,7 +13,7 @@ from autotune.record.worth import LADDER_FILE
 from tests.report import samples
 from tests.report.browser import Browser
 from tests.report.colours import contrast
-from tests.report.test_page import details_in, without_anything
+from tests.report.test_page import without_anything
 from tests.report.test_terminal import finished
 from tests.report.wide import wide_study
 from tests.search.scripted import GIB, ok
@@ -248,21 +248,6 @@ def test_the_filter_shows_what_it_is_asked_for(browser: Browser, page: Path) -> 
     assert browser.run(f"{ROWS}.map(row => row.innerText)") == few
 
 
-def test_the_filter_finds_settings_that_are_the_baseline_s_too(
-    browser: Browser, page: Path
-) -> None:
-    settings = {
-        int(number): one["settings"].split()
-        for number, one in details_in(page.read_text(encoding="utf-8")).items()
-    }
-    browser.open(page)
-    baseline: Any = browser.run("return document.querySelector('tr.baseline').dataset.trial")
-    for setting in settings[int(baseline)]:
-        choose(browser, "text", setting)
-        shown: Any = browser.run(NUMBERS)
-        assert {number for number, its in settings.items() if setting in its} <= set(shown)
-
-
 def test_a_row_opens_its_trial_and_a_mark_does_too(browser: Browser, page: Path) -> None:
     browser.open(page)
     detail = "return document.querySelector('tr.detail')?.innerText ?? ''"
@@ -302,40 +287,6 @@ def test_the_command_is_copied(browser: Browser, page: Path) -> None:
     command: Any = browser.run("return document.getElementById('use-command').textContent")
     assert command.startswith("python -m autotune export --study ")
     assert browser.run("return window.caught") == command
-
-
-BROKEN = """
-const broken = [], walker = document.createTreeWalker(
-  document.getElementById("use-command"), NodeFilter.SHOW_TEXT);
-while (walker.nextNode()) {
-  const node = walker.currentNode, range = document.createRange();
-  for (const found of node.data.matchAll(/(?<!\\S)--?[\\w-]+/g)) {
-    range.setStart(node, found.index);
-    range.setEnd(node, found.index + found[0].length);
-    const tops = Array.from(range.getClientRects()).map((one) => Math.round(one.top));
-    if (new Set(tops).size > 1) broken.push(found[0]);
-  }
-}
-return broken;
-"""
-"""Flags of the command that two lines share."""
-UNNAMED = """
-return Array.from(document.querySelectorAll(".cards td.number")).filter((one) =>
-  one.textContent.trim() && getComputedStyle(one, "::before").content === "none"
-).map((one) => one.textContent)
-"""
-
-
-def test_no_line_of_the_command_ends_within_a_flag(browser: Browser, page: Path) -> None:
-    for width in range(320, 480, 10):
-        browser.open(page, width=width)
-        assert browser.run(BROKEN) == [], width
-
-
-def test_every_figure_of_a_card_has_its_name(browser: Browser, page: Path, front: Path) -> None:
-    for one in (page, front):
-        browser.open(one, width=390)
-        assert browser.run(UNNAMED) == []
 
 
 def test_the_page_of_a_running_search_shows_what_is_new(

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from autotune.app.session import Session, plan_search
 from autotune.app.studies import state_of
-from autotune.base.units import format_interval, format_seconds
+from autotune.base.units import format_interval
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed.script import ScriptEngine
@@ -21,7 +21,6 @@ from autotune.planning import lattice as lattices
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page.trials import trials as trials_of
-from autotune.report.results.rows import Row, make_rows
 from autotune.report.story import Story, read_story
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.names import print_names
@@ -95,19 +94,6 @@ def test_a_release_that_nobody_knows_leaves_no_gap(tmp_path: Path, release: str)
     assert ("Megatron Core 0.16.1, torch " in place) if release else ("Megatron" not in place)
 
 
-@pytest.mark.parametrize("width", [80, 160])
-def test_the_report_fits_and_says_all(tmp_path: Path, width: int) -> None:
-    study = finished(tmp_path)
-    text = shown(read_story(study), width, details=True)
-    lines = text.splitlines()
-    assert max(len(line.rstrip()) for line in lines) <= width
-    for word in ("samples/s", "95% interval", "memory", "baseline", "best", "verdict", "stopped"):
-        assert word in text
-    assert str(study.table_file.name) in text.replace("\n", "")
-    # Out-of-memory trials are rows too, with the line that says so.
-    assert "CUDA out of memory" in text
-
-
 def test_the_fastest_is_first_and_failures_are_last(tmp_path: Path) -> None:
     rows = read_story(finished(tmp_path)).rows
     rates = [row.figure.samples_per_s for row in rows if row.figure is not None]
@@ -137,51 +123,12 @@ def test_the_best_row_shows_the_figure_of_the_final_comparison(tmp_path: Path) -
     assert best.figure.samples_per_s_low == pytest.approx(answer.best.samples_per_s_low)
 
 
-def test_the_pareto_front_is_listed_with_the_rule(tmp_path: Path) -> None:
-    report = read_story(finished(tmp_path, objective="pareto"))
-    assert report.answer is not None
-    points = report.answer.to_dict()["front"]
-    text = " ".join(shown(report, 160).split())
-    assert len(points) > 1
-    for point in points:
-        assert f"trial {point['trial']}: " in text
-    assert "best is the knee of the front" in text
-    assert " front " not in " ".join(shown(read_story(finished(tmp_path / "b"))).split())
-
-
-def test_the_settings_of_a_row_are_what_differs_from_the_baseline(tmp_path: Path) -> None:
-    report = read_story(finished(tmp_path))
-    baseline = report.baseline_row
-    assert baseline is not None
-    lines = shown(report, 160).splitlines()
-    for row in report.rows:
-        (line,) = (line for line in lines if line.split()[:1] == [str(row.trial)])
-        told = line.split("change", 1)[-1]
-        for name in ("zero.stage", "micro_batch"):
-            differs = row.candidate.get(name) != baseline.candidate.get(name)
-            assert (f"{name}=" in told) == (differs or row == baseline)
-        assert "bucket" not in line
-
-
 def test_a_candidate_above_the_limit_is_not_called_ok(tmp_path: Path) -> None:
     def greedy(spec: TrialSpec) -> TrialResult:
         return ok(spec, 50.0 * spec.layout.micro_batch, peak=spec.layout.micro_batch * 6 * GIB)
 
     text = shown(read_story(finished(tmp_path, greedy, memory_limit="24GiB")))
     assert "over limit" in text
-
-
-def test_a_search_that_was_killed_says_how_to_go_on(tmp_path: Path) -> None:
-    study = finished(tmp_path)
-    study.write_state({**study.read_state(), "answer": None})
-    text = shown(read_story(study))
-    assert "resumes" in text
-    assert "speedup" not in text
-
-
-def test_no_gain_is_called_no_gain(tmp_path: Path) -> None:
-    text = shown(read_story(finished(tmp_path, lambda spec: ok(spec, 100.0))))
-    assert "No proven gain" in text or "Nothing beat the baseline" in text
 
 
 def test_a_failure_in_the_comparison_comes_before_the_measurement(tmp_path: Path) -> None:
@@ -307,17 +254,6 @@ def test_a_study_that_was_moved_names_its_own_files(tmp_path: Path) -> None:
     assert answer.export == aside / "best"
 
 
-def test_rows_of_an_empty_record() -> None:
-    assert make_rows(History(), Objective.of(make(), ENVIRONMENT)) == []
-
-
-def test_a_running_trial_is_a_row(tmp_path: Path) -> None:
-    study = finished(tmp_path)
-    trials = [dataclasses.replace(trial, result=None) for trial in study.trials()[:1]]
-    rows: list[Row] = make_rows(History(trials), Objective.of(make(), ENVIRONMENT))
-    assert [row.outcome for row in rows] == [None]
-
-
 def test_the_price_falls_as_the_record_grows(tmp_path: Path) -> None:
     job = make()
     study = finished(tmp_path)
@@ -397,16 +333,6 @@ def test_names_stand_in_columns_on_a_terminal_alone(is_terminal: bool, n_lines: 
     assert sorted(text.split()) == sorted(names), "as they are written"
 
 
-def test_what_is_not_installed_is_said_before_a_search(tmp_path: Path) -> None:
-    study = Study(tmp_path, "s")
-    lacks = "Transformer Engine is not installed"
-    plan = make_plan(make(), ENVIRONMENT, lattice_of(make()), study, History(), lacks=lacks)
-    console = Console(file=io.StringIO(), width=80, color_system=None)
-    print_plan(console, plan, reasons=False)
-    assert isinstance(console.file, io.StringIO)
-    assert f"missing     {lacks}" in console.file.getvalue()
-
-
 def test_the_budget_caps_the_price(tmp_path: Path) -> None:
     job = make(budget="30s")
     plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())
@@ -415,18 +341,6 @@ def test_the_budget_caps_the_price(tmp_path: Path) -> None:
     print_plan(console, plan, reasons=True)
     assert isinstance(console.file, io.StringIO)
     assert "30.0 s for all of it; a trial and" in console.file.getvalue()
-
-
-def test_what_earlier_runs_took_of_the_budget_is_said(tmp_path: Path) -> None:
-    job = make(budget="1h")
-    study = finished(tmp_path)
-    plan = make_plan(job, ENVIRONMENT, lattice_of(job), study, History(study.trials()))
-    assert plan.used_s == sum(trial.result.wall_s for trial in study.trials() if trial.result)
-    console = Console(file=io.StringIO(), width=120, color_system=None)
-    print_plan(console, plan, reasons=False)
-    assert isinstance(console.file, io.StringIO)
-    said = f"{format_seconds(3600)} for all of it, of which earlier runs took "
-    assert f"{said}{format_seconds(plan.used_s)}" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

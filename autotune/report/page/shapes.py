@@ -1,7 +1,8 @@
-"""What the page's charts are made of: marks, lines and bars, placed in per cent of their plot.
+"""What the page's charts are made of: marks, lines and bars in the units of their axes.
 
-So placed, a chart has the width of the screen and its text keeps its size. A tone is the name of
-a colour of the page's style sheet, which has one for each theme.
+The page places them in per cent of their plot. So a chart has the width of the screen and its text
+keeps its size. A tone is the name of a colour of the page's style sheet, which has one for each
+theme.
 """
 
 import math
@@ -11,13 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from autotune.record.answer import Standing
-from autotune.report.page.scale import Tick
+from autotune.report.page.scale import PlotScale, Tick
 
 Symbol = Literal["line", "dashes", "block"]
-Point = tuple[float, float]
-"""Per cent from the left and from the top."""
 Ends = tuple[float, float]
-"""Ends of an interval, in per cent of the axis that it lies along."""
+"""Ends of an interval."""
 MOST_MARKS = 200
 """Marks of one chart: more of them hide each other."""
 
@@ -32,20 +31,21 @@ class Mark:
     tip: str
     """What a pointer on it reads."""
     ends: Ends | None = None
-    """Its interval, from the top; None: it has none."""
-    trial: int | None = None
+    """Its interval; None: it has none."""
+    trial: int
     """Trial that a click opens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A line, or with `is_filled` an area."""
+    """A line from point to point, or an area."""
 
-    path: str
-    """As SVG draws it, over 100 by 100 units."""
+    points: Sequence[tuple[float, float]]
     tone: str
     is_dashed: bool = False
     is_filled: bool = False
+    is_staircase: bool = False
+    """Whether it goes on to the right before it goes up, to the end of the plot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +60,14 @@ class LegendEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnPart:
-    """A part of a column."""
+    """A part of a column, between two heights."""
 
     x: float
-    y: float
     width: float
-    height: float
+    ends: Ends
     tone: str
     tip: str
-    trial: int | None = None
+    trial: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +75,8 @@ class Panel:
     """One pair of axes."""
 
     y_title: str
+    x: PlotScale
+    y: PlotScale
     y_ticks: Sequence[Tick]
     x_ticks: Sequence[Tick] = ()
     height: int = 300
@@ -84,18 +85,28 @@ class Panel:
     marks: Sequence[Mark] = ()
     blocks: Sequence[ColumnPart] = ()
 
+    def down(self, value: float) -> float:
+        """Place of a value in per cent from the top."""
+        return round(100 - self.y.at(value), 2)
+
+    def path(self, curve: Curve) -> str:
+        """A curve as SVG draws it, over 100 by 100 units."""
+        points = [(self.x.at(x), self.down(y)) for x, y in curve.points]
+        if not curve.is_staircase:
+            line = "L".join(f"{x:.2f} {y:.2f}" for x, y in points)
+            return f"M{line}Z" if curve.is_filled else f"M{line}"
+        (x, y), *others = points
+        steps = "".join(f"H{x:.2f}V{y:.2f}" for x, y in others)
+        return f"M{x:.2f} {y:.2f}{steps}H100"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A row of a chart of bars."""
+    """A row of a chart of bars: a figure with its interval."""
 
     label: str
     standing: Standing
     tone: str
-    width: float
-    """Per cent of the track."""
-    ends: Ends | None = None
-    """Its interval, from the left; None: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,18 +121,8 @@ class Chart:
     x_title: str = ""
     panels: Sequence[Panel] = ()
     bars: Sequence[Bar] = ()
-
-
-def path_of(points: Sequence[Point]) -> str:
-    """Straight lines from point to point."""
-    return "M" + "L".join(f"{x:.2f} {y:.2f}" for x, y in points)
-
-
-def steps_of(points: Sequence[Point], *, end: float = 100.0) -> str:
-    """A staircase that goes on to the right before it goes up, to `end`."""
-    parts = [f"M{points[0][0]:.2f} {points[0][1]:.2f}"]
-    parts += [f"H{x:.2f}V{y:.2f}" for x, y in points[1:]]
-    return "".join([*parts, f"H{end:.2f}"])
+    scale: PlotScale | None = None
+    """The axis of the bars."""
 
 
 def thinned(marks: Sequence[Mark]) -> list[Mark]:
@@ -133,6 +134,5 @@ def thinned(marks: Sequence[Mark]) -> list[Mark]:
     drawn: list[Mark] = []
     for tone, count in counts.items():
         of_tone = [mark for mark in marks if mark.tone == tone]
-        every = max(1, math.ceil(count / share))
-        drawn += of_tone[::every]
+        drawn += of_tone[:: max(1, math.ceil(count / share))]
     return drawn
