@@ -108,7 +108,7 @@ def search(
         finally:  # also where nothing was feasible: that is a lesson too
             if knowledge is not None:
                 keep(session, metrics.on_note, knowledge)
-        study.write_state({**study.read_state(), "answer": answer.stored()})
+        study.write_state({**study.read_state(), "answer": answer.to_dict()})
         if answer.best is not None and is_measured:
             export_study(study, study.best_folder)
         return SearchEnding(answer=answer, error=None)
@@ -207,7 +207,7 @@ def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:
         baseline_of(facts).passed_over,
     )
     try:
-        study.write_state({**facts, "answer": answer.stored()})
+        study.write_state({**facts, "answer": answer.to_dict()})
     except StudyError as failure:
         error.add_note(failure.message)
     return answer

@@ -2,41 +2,28 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from autotune.base.errors import ExitCode
-from autotune.base.private import KNOWLEDGE_ENV
 from autotune.cli.base import (
     DATA,
     PROGRESS,
     RESULTS,
-    Debug,
-    Dialect,
-    Exclusive,
-    FleetName,
-    FleetOption,
-    Json,
-    LauncherName,
-    Results,
     ask_for_nodes,
     asker,
     cli,
     confirm,
     explain,
-    fleet_flags,
     is_answered,
-    job_file,
     obtained_fleet,
-    option,
     print_files,
     print_json,
     say,
-    takes_job,
 )
+from autotune.cli.flags import fleet_flags, job_file, takes_job
 from autotune.cli.help import HelpfulCommand
-from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.run import SearchEnding
@@ -63,65 +50,22 @@ class _SearchCommand(HelpfulCommand):
 )
 @takes_job(job_file)
 def search(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- COMMAND]",
-            help="The command that starts your own training, after --; it is tuned unchanged.",
-        ),
-    ] = None,
+    command: list[str] | None = None,
     *,
     flags: dict[str, Any],
-    results: Results = RESULTS,
-    fresh: Annotated[
-        bool,
-        option(Topic.OUTPUT, "--fresh", help="Start anew; the old study is kept beside it."),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        option(Topic.OUTPUT, "--dry-run", help="Show the plan and its price, and run no trial."),
-    ] = False,
-    metrics_file: Annotated[
-        Path | None,
-        option(Topic.OUTPUT, help="File for a copy of the Prometheus metrics."),
-    ] = None,
-    knowledge: Annotated[
-        Path | None,
-        option(
-            Topic.OUTPUT,
-            help="File of what earlier studies taught; in your cache by default, wherever "
-            "--results are.",
-            envvar=KNOWLEDGE_ENV,
-        ),
-    ] = None,
-    fleet: FleetName = "local",
-    fleet_option: FleetOption = None,
-    exclusive: Exclusive = False,
-    no_knowledge: Annotated[
-        bool,
-        option(
-            Topic.OUTPUT,
-            "--no-knowledge",
-            help="Learn from no other study, and teach none: without it a study under any "
-            "--results teaches your cache.",
-        ),
-    ] = False,
-    yes: Annotated[bool, option(Topic.OUTPUT, "--yes", "-y", help="Do not ask.")] = False,
-    force: Annotated[
-        bool,
-        option(
-            Topic.OUTPUT, "--force", help="Search even where no trial is predicted to succeed."
-        ),
-    ] = False,
-    with_ladder: Annotated[
-        bool,
-        option(Topic.CHECKS, "--ladder", help="Afterwards measure what each change is worth."),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        option(Topic.OUTPUT, "--json", help="Print one JSON object as the last line on stdout."),
-    ] = False,
-    debug: Debug = False,
+    results: Path = RESULTS,
+    fresh: bool = False,
+    dry_run: bool = False,
+    metrics_file: Path | None = None,
+    knowledge: Path | None = None,
+    fleet: str = "local",
+    fleet_option: list[str] | None = None,
+    exclusive: bool = False,
+    no_knowledge: bool = False,
+    yes: bool = False,
+    force: bool = False,
+    with_ladder: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Search for the fastest configuration.
 
@@ -186,23 +130,14 @@ def search(
 )
 @takes_job()
 def diagnose(
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="-- COMMAND", help="The command that starts your own training, after --."
-        ),
-    ],
+    command: list[str],
     *,
     flags: dict[str, Any],
-    results: Results = RESULTS,
-    fresh: Annotated[
-        bool,
-        option(Topic.OUTPUT, "--fresh", help="Run it anew; the old study is kept beside it."),
-    ] = False,
-    fleet: FleetName = "local",
-    fleet_option: FleetOption = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    results: Path = RESULTS,
+    fresh: bool = False,
+    fleet: str = "local",
+    fleet_option: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Run your own training command for a few steps, and say what it does.
 
@@ -229,18 +164,12 @@ def diagnose(
 @takes_job(job_file, fleet_flags, without={"network", "nvlink"})
 def render(
     *,
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: Path,
     flags: dict[str, Any],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KNOB=VALUE", help="A setting, such as zero.stage=2; repeat it."
-        ),
-    ] = None,
-    to: Dialect = None,
-    launcher: LauncherName = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    settings: list[str] | None = None,
+    to: str | None = None,
+    launcher: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Write the files of one candidate.
 
