@@ -133,8 +133,8 @@ def predict_frame(
     found = pd.DataFrame(cells, columns=list(_COLUMNS), index=rows.index)
     figures = [name for name in _COLUMNS if name.startswith("pred_")]
     found[figures] = found[figures].apply(pd.to_numeric)
-    kept = [name for name in rows.columns if str(name) not in _COLUMNS]
-    return pd.concat([rows[kept], found.fillna({"assumed": "", "reason": ""})], axis="columns")
+    columns = [name for name in rows.columns if str(name) not in _COLUMNS]
+    return pd.concat([rows[columns], found.fillna({"assumed": "", "reason": ""})], axis="columns")
 
 
 def _check_known(columns: Iterable[str], source: str) -> None:

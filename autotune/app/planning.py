@@ -131,7 +131,9 @@ def export_ranked(
         )
     place = int(ranking.choices.firsts[rank - 1])
     if not ranking.outlook.lattice.is_legal(place):
-        why = "; ".join(each.message for each in outlook.engine.judge(ranking.candidates[place]))
+        why = "; ".join(
+            violation.message for violation in outlook.engine.judge(ranking.candidates[place])
+        )
         raise JobError(
             f"--rank {rank}: the rules refuse it: {why}",
             f"give --top {rank} as well: the rules judge the first rows, and then rank the others",

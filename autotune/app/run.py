@@ -134,8 +134,8 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
     objective = Objective.of(job, session.environment)
     # A name made of figures and a digest looks like a secret, and is the folder's name anyway.
     words = list(job.megatron_arguments)
-    kept = {**scrubbed(dict(session.job_data)), "study": study.name}
-    text = dump_yaml({**kept, **({"megatron_arguments": words} if words else {})})
+    keys = {**scrubbed(dict(session.job_data)), "study": study.name}
+    text = dump_yaml({**keys, **({"megatron_arguments": words} if words else {})})
     mode = PRIVATE_MODE if words else None
     hint = "free some space or mend the permissions, then run the same command again"
     write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False, mode=mode)

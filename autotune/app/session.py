@@ -173,7 +173,7 @@ def both_engines(
         return [(dict(flags), "")]
     study = flags.get("study") or file.get("study")
     found = []
-    for plugin in sorted(installed_engines(), key=lambda each: each.name != DEFAULT_ENGINE):
+    for plugin in sorted(installed_engines(), key=lambda one: one.name != DEFAULT_ENGINE):
         if not plugin.is_driven:
             continue
         others = {
@@ -332,9 +332,9 @@ def render(
     if environment.accelerator == "cpu" and not is_described:
         notes.append("written for CPU ranks, as this machine has them; for GPUs add --gpu H100")
     notes += [
-        f"{key}: {theirs!r} in your base configuration "
+        f"{key}: {value!r} in your base configuration "
         + ("is left out" if ours is None else f"gives way to {ours!r}")
-        for key, (theirs, ours) in handout.overridden.items()
+        for key, (value, ours) in handout.overridden.items()
     ]
     return files, notes
 
@@ -381,17 +381,17 @@ def read_job(
         JobError: It is not valid.
     """
     given = dict(flags)
-    theirs: Mapping[str, Any] = {}
+    keys: Mapping[str, Any] = {}
     if job_file is not None:
-        theirs = read_job_file(job_file) if agreed is None else agreed
+        keys = read_job_file(job_file) if agreed is None else agreed
     if "lora_rank" in given:
-        given["finetune"] = with_rank(theirs.get("finetune"), given.pop("lora_rank"))
-    theirs = {**theirs, **given}
-    price = theirs.get("price")
+        given["finetune"] = with_rank(keys.get("finetune"), given.pop("lora_rank"))
+    keys = {**keys, **given}
+    price = keys.get("price")
     if isinstance(price, str) and ("price" in given or "=" in price):
         where = "--price" if "price" in given else f"{job_file}: price"
-        theirs["price"] = price_for(price, environment.device_name, where=where)
-    data = {**_defaults(theirs, environment), **theirs}
+        keys["price"] = price_for(price, environment.device_name, where=where)
+    data = {**_defaults(keys, environment), **keys}
     job = make_job(data, where="" if job_file is None else str(job_file), flags=given)
     readable = resolve_paths(data, Path.cwd())
     return job, {**readable, "study": job.study, "lengths": job.lengths.as_yaml()}

@@ -22,7 +22,7 @@ def models(
     from autotune.report.terminal.models import print_models
 
     found = find_presets(name or "")
-    print_json([asdict(each) for each in found]) if as_json else print_models(DATA, found)
+    print_json([asdict(preset) for preset in found]) if as_json else print_models(DATA, found)
 
 
 @cli.command(epilog="autotune knobs zero")

@@ -35,8 +35,8 @@ def read_patches(folder: Path) -> dict[str, WrittenPatch]:
         data = read_json(folder / PATCHES_FILE)
     except ContractError:
         return {}
-    found = {name: read_fact(WrittenPatch, each) for name, each in data.items()}
-    return {name: each for name, each in found.items() if each is not None}
+    found = {name: read_fact(WrittenPatch, patch) for name, patch in data.items()}
+    return {name: patch for name, patch in found.items() if patch is not None}
 
 
 def write_patches(folder: Path, patches: Mapping[str, WrittenPatch]) -> None:
@@ -47,7 +47,7 @@ def write_patches(folder: Path, patches: Mapping[str, WrittenPatch]) -> None:
     """
     path = folder / PATCHES_FILE
     try:
-        write_json(path, {name: dataclasses.asdict(each) for name, each in patches.items()})
+        write_json(path, {name: dataclasses.asdict(patch) for name, patch in patches.items()})
     except OSError as error:
         raise StudyError(
             f"{path}: cannot be written: {error.strerror}",

@@ -111,7 +111,9 @@ def _can_have_passed(soak: SoakResult) -> bool:
         soak.steps > 0
         and soak.samples_per_s is not None
         and (peak is None or limit is None or peak <= limit * (1 + METER_SLACK))
-        and all(each.slope_bytes_per_hour <= each.allowed_bytes_per_hour for each in soak.growth)
+        and all(
+            growth.slope_bytes_per_hour <= growth.allowed_bytes_per_hour for growth in soak.growth
+        )
         and checkpoint is not None
         and checkpoint.load_s is not None
         and checkpoint.steps_compared > 0

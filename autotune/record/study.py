@@ -219,8 +219,8 @@ class Study:
         """
         found = [_read_trial(self.trial_folder(n)) for n in self._numbers()]
         return Recorded(
-            trials=tuple(each for each in found if isinstance(each, Trial)),
-            unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
+            trials=tuple(one for one in found if isinstance(one, Trial)),
+            unreadable=tuple(one for one in found if isinstance(one, Unreadable)),
         )
 
     def trials(self) -> tuple[Trial, ...]:

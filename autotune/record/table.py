@@ -160,7 +160,7 @@ def extrapolations(trials: Iterable[Trial]) -> dict[int, int]:
     """
     reduced: dict[str, int] = {}
     found: dict[int, int] = {}
-    for trial in sorted(trials, key=lambda each: each.spec.identity.number):
+    for trial in sorted(trials, key=lambda one: one.spec.identity.number):
         identity, result = trial.spec.identity, trial.result
         if result is None or not is_figure(result):
             continue
@@ -172,8 +172,8 @@ def extrapolations(trials: Iterable[Trial]) -> dict[int, int]:
 
 
 def _extrapolated_cells(reduced: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    said, measured = row["predicted_step_time_s"], row["step_time_s"]
-    error = said / measured - 1 if measured else None
+    predicted, measured = row["predicted_step_time_s"], row["step_time_s"]
+    error = predicted / measured - 1 if measured else None
     return {"extrapolated_from": reduced, "extrapolation_error": error}
 
 

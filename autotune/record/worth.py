@@ -100,7 +100,7 @@ def read_ladder(folder: Path) -> Ladder | None:
 def _can_be(ladder: Ladder) -> bool:
     steps = (*ladder.up, *ladder.alone, *ladder.out)
     gains = [step.gain for step in steps] + [ladder.gain]
-    gains += [each.factor for each in ladder.interactions]
+    gains += [interaction.factor for interaction in ladder.interactions]
     n = len(ladder.configurations)
     return all(step.place < n and step.before < n for step in steps) and all(
         gain is None or 0 <= gain.low <= gain.ratio <= gain.high < math.inf for gain in gains

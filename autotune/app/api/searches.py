@@ -183,8 +183,10 @@ class _CallObserver(Observer):
             self._bar.total = snapshot.n_budget
             self._bar.n = min(snapshot.n_done, snapshot.n_budget)
             best = snapshot.best
-            told = "" if best is None else f", best {format_rate(best.samples_per_s)} samples/s"
-            self._bar.set_description(f"{snapshot.stage.value}{told}")
+            best_text = (
+                "" if best is None else f", best {format_rate(best.samples_per_s)} samples/s"
+            )
+            self._bar.set_description(f"{snapshot.stage.value}{best_text}")
         elif callable(self._progress):
             self._progress(snapshot)
 
