@@ -64,7 +64,6 @@ def search(
     fresh: bool,
     metrics_file: Path | None = None,
     knowledge: Path | None = None,
-    no_comparison: str = "",
 ) -> SearchEnding:
     """Run the search, or go on with it.
 
@@ -74,7 +73,6 @@ def search(
         fresh: Whether to set an old study aside.
         metrics_file: Where the metrics stand besides the study's folder; None: nowhere.
         knowledge: What earlier studies taught, and where this one's lessons go; None: nowhere.
-        no_comparison: Why the best does not run again beside the baseline; empty: it does.
 
     Raises:
         FleetError: The devices are not there; nothing was opened.
@@ -104,7 +102,7 @@ def search(
         knowledge = knowledge if is_measured else None  # no other figures are learned from
         steering = steer(session, metrics.on_note, knowledge)
         try:
-            answer = _run(session, fleet, metrics, steering, no_comparison)
+            answer = _run(session, fleet, metrics, steering)
         finally:  # also where nothing was feasible: that is a lesson too
             if knowledge is not None:
                 keep(session, metrics.on_note, knowledge)
@@ -159,9 +157,9 @@ def _run(
     fleet: Fleet,
     observer: Observer,
     steering: Steering | None,
-    no_comparison: str,
 ) -> SearchAnswer:
     interrupt = Interrupt()
+    no_comparison = ""
     if not session.place.compares:
         no_comparison = "recorded or simulated answers would only repeat themselves"
     with interrupt.on_signals(), _table_at_the_end(session.study), closing(fleet):

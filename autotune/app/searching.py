@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.consent import agree_to_job
-from autotune.app.kinds import WHOLE, BudgetShare, Rounds
 from autotune.app.own_baseline import not_carried
 from autotune.app.own_script import open_command_session, study_name
-from autotune.app.pages import compare_studies
 from autotune.app.run import SearchEnding
 from autotune.app.run import search as run
 from autotune.app.session import (
@@ -30,7 +28,6 @@ from autotune.base.errors import JobError, NothingFeasibleError
 from autotune.cost.knowledge import file_for
 from autotune.devices.hardware import Environment
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.report.compare.kinds import leading_kinds
 from autotune.search.base import Observer, Snapshot
 from autotune.search.plan import Plan
 
@@ -131,10 +128,7 @@ def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
     endings: list[SearchEnding] = []
     agree = caller.ask_for_nodes or caller.say
     with obtained_fleet(call.fleet, call.options, say=caller.say, agree=agree) as held:
-        calls = _single_searches(replace(call, fleet=held))
-        if call.options.chooses_kind:
-            return _run_in_rounds(list(calls), caller)
-        for one in calls:
+        for one in _single_searches(replace(call, fleet=held)):
             ending = _run_one(one, caller)
             if ending is not None:
                 endings.append(ending)
@@ -187,71 +181,7 @@ def _of_each_kind(call: SearchCall) -> Iterator[SearchCall]:
         yield replace(call, flags={**call.flags, "study": study}, options=options)
 
 
-def _run_in_rounds(calls: Sequence[SearchCall], caller: Caller) -> list[SearchEnding]:
-    """Run searches of several kinds with one budget, which goes to the kinds that lead.
-
-    Each kind has a study of its own, since baseline, memory limit and forecast are of one kind
-    of device. After a round the better half goes on, with all that are not proven to be behind;
-    where none has found anything in its share, all of them.
-    """
-    rounds = Rounds(len(calls))
-    endings: dict[str, SearchEnding] = {}
-    hopeless: NothingFeasibleError | None = None
-    while calls:
-        share = rounds.next(len(calls))
-        going: dict[str, SearchCall] = {}
-        without: dict[str, SearchCall] = {}
-        if not endings and len(calls) > 1:
-            caller.say(
-                f"one budget for {len(calls)} searches: each gets {share.of_budget:.0%} of it "
-                "first, and those that lead get the rest"
-            )
-        for one in calls:
-            try:
-                ending = _run_one(one, caller, share)
-            except NothingFeasibleError as error:
-                caller.say(f"{one.options.kind.removeprefix('=')} is left out: {error.message}")
-                hopeless = error
-                rounds.give_back()
-                continue
-            if ending is None:
-                continue
-            name = ending.answer.study.name
-            endings[name] = ending
-            if ending.answer.interrupted:
-                return list(endings.values())
-            if ending.error is None:
-                going[name] = replace(one, fresh=False, is_first=False)
-            elif isinstance(ending.error, NothingFeasibleError):
-                without[name] = replace(one, fresh=False, is_first=False)
-        if share.is_last or not (going or without):
-            break
-        if going:
-            for name in without:
-                caller.say(f"{name} gets no more trials: nothing ran in its share")
-        calls = _leading(going, endings, caller) if going else list(without.values())
-        # Each was shown and agreed to when it began.
-        caller = replace(caller, show_plan=lambda _: None, confirm=lambda _: True)
-    if not endings and hopeless is not None:
-        raise hopeless
-    return list(endings.values())
-
-
-def _leading(
-    going: Mapping[str, SearchCall], endings: Mapping[str, SearchEnding], caller: Caller
-) -> list[SearchCall]:
-    """The searches, by study, that go on after a round; says which do not."""
-    if len(going) == 1:
-        return list(going.values())
-    folders = [str(endings[name].answer.study.folder) for name in going]
-    kinds = compare_studies(folders, Path(folders[0]).parent).kinds
-    leading = [kind.run for kind in leading_kinds(kinds)] if kinds else list(going)
-    for name in (each for each in going if each not in leading):
-        caller.say(f"{name} gets no more trials; those that lead: {', '.join(leading)}")
-    return [going[name] for name in leading]
-
-
-def _run_one(call: SearchCall, caller: Caller, share: BudgetShare = WHOLE) -> SearchEnding | None:
+def _run_one(call: SearchCall, caller: Caller) -> SearchEnding | None:
     """Show the plan of a search, and run it; None: it was only to be shown."""
     told: list[str] = []  # the first run of a command has remarks of its own
 
@@ -266,10 +196,7 @@ def _run_one(call: SearchCall, caller: Caller, share: BudgetShare = WHOLE) -> Se
             tell(remark)
     fresh = call.fresh and not call.command  # a command's study was set aside before it ran
     knowledge = file_for(call.knowledge, is_used=not call.no_knowledge)
-    # By the whole budget, which later rounds may give.
     expected = prospect(session, fresh=fresh, knowledge=knowledge)
-    job = replace(session.job, budget=share.apply(session.job.budget))
-    session = replace(session, job=job)
     if not call.dry_run and session.study.folder.exists():
         session.study.lock()  # whoever cannot have it is told before the plan
         session.study.unlock()
@@ -286,9 +213,8 @@ def _run_one(call: SearchCall, caller: Caller, share: BudgetShare = WHOLE) -> Se
             fresh=fresh,
             metrics_file=call.metrics_file,
             knowledge=knowledge,
-            no_comparison="" if share.is_last else "the best of each kind come first",
         )
-    if not (call.with_ladder and share.is_last and ending.answer.has_gain_to_explain):
+    if not (call.with_ladder and ending.answer.has_gain_to_explain):
         return ending
     study = ending.answer.study
     climbed = run_ladder(study, note=tell, fleet=call.fleet, options=call.options)
