@@ -13,7 +13,7 @@ from autotune.base.units import format_count
 from autotune.cost.knowledge import Lesson, read_lessons
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.door import export_handout, handout_of
-from autotune.job.job import Job
+from autotune.job.job import Job, JobText, given_keys
 from autotune.planning.lattice import lattice_of
 from autotune.planning.outlook import PLAN_SPACE, FleetWishes, Outlook
 from autotune.planning.ranking import Ranking
@@ -21,21 +21,19 @@ from autotune.report.candidates.ranking import ranking_as_dict
 
 
 def open_outlook(
-    job_file: Path | None,
+    job_file: JobText | None,
     flags: Mapping[str, Any],
     wishes: FleetWishes,
     *,
-    agreed: Mapping[str, Any] | None = None,
     lessons: Sequence[Lesson] = (),
     ranks_all: bool = True,
 ) -> Outlook:
     """Read the job, and find out what is legal for it on the fleet.
 
     Args:
-        job_file: YAML, or None.
+        job_file: The job's file, or None.
         flags: Keys of the job that come before the file's.
         wishes: The fleet.
-        agreed: As of `open_session`.
         lessons: What trials on this machine taught; those on such devices correct predictions.
         ranks_all: Whether a job that names no space ranks all that can be predicted well, and not
             what a search tries by default.
@@ -49,7 +47,7 @@ def open_outlook(
     if (engine := flags.get("engine")) is not None:
         find_engine(engine, where="--engine")
     wishes.links()  # a wrong rate is said before anything is computed
-    job, keys, environment = read_job_on(wishes, job_file, flags, agreed=agreed)
+    job, keys, environment = read_job_on(wishes, job_file, flags)
     if ranks_all and keys.get("space") is None and job.script is None:
         job = _over_all(job)
     lattice = lattice_of(job, bind_engine(job, environment), for_plan=True)
@@ -81,17 +79,10 @@ def open_agreed_outlook(
     where the user named none. `knowledge` is the file of what
     trials taught; None: nothing corrects the predictions.
     """
-    agreed = agree_to_job(job_file, flags, is_trusted=is_trusted, say=say, ask=ask)
+    text = agree_to_job(job_file, flags, is_trusted=is_trusted, say=say, ask=ask)
     lessons = () if knowledge is None else _lessons(knowledge, say)
-    outlook = open_outlook(
-        job_file,
-        flags,
-        wishes,
-        agreed=agreed,
-        lessons=lessons,
-        ranks_all=ranks_all,
-    )
-    if "model" not in {**(agreed or {}), **flags}:
+    outlook = open_outlook(text, flags, wishes, lessons=lessons, ranks_all=ranks_all)
+    if "model" not in given_keys(text, flags):
         say(
             f"no --model is given: this is about the built-in {outlook.job.model.name}; "
             "a study's own job is --job results/STUDY/job.yaml"

@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.app.exports import export_study
 from autotune.app.metrics import MetricsWriter, check_writable
@@ -25,11 +23,10 @@ from autotune.base.secrecy import scrubbed
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import PRIVATE_MODE, Origin, Outcome
 from autotune.fleet.base import Fleet
-from autotune.record.answer import SearchAnswer
+from autotune.record.answer import Problem, SearchAnswer
 from autotune.record.facts import baseline_of, origin_of
 from autotune.record.study import Study
 from autotune.record.table import write_table
-from autotune.record.worth import Ladder
 from autotune.search.answer import failed_answer
 from autotune.search.base import Observer
 from autotune.search.in_flight import SearchContext
@@ -40,23 +37,6 @@ from autotune.search.recorded import history_of
 from autotune.search.steering import Steering
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchEnding:
-    """How a search that got as far as its study ended."""
-
-    answer: SearchAnswer
-    """The answer as `study.json` keeps it."""
-    error: AutotuneError | None
-    """Why there is no best candidate: nothing is feasible, or the devices failed."""
-    ladder: Ladder | None = None
-    """What each change to the best is worth; None: nobody asked, or there is no gain."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form: the answer, and the ladder where there is one."""
-        data = self.answer.to_dict()
-        return data if self.ladder is None else {**data, "ladder": dataclasses.asdict(self.ladder)}
-
-
 def search(
     session: Session,
     observer: Observer,
@@ -64,8 +44,8 @@ def search(
     fresh: bool,
     metrics_file: Path | None = None,
     knowledge: Path | None = None,
-) -> SearchEnding:
-    """Run the search, or go on with it.
+) -> SearchAnswer:
+    """Run the search, or go on with it; where it found nothing, the answer says why.
 
     Args:
         session: The job and what is legal for it here.
@@ -109,9 +89,9 @@ def search(
         study.write_state({**study.read_state(), "answer": answer.to_dict()})
         if answer.best is not None and is_measured:
             export_study(study, study.best_folder)
-        return SearchEnding(answer=answer, error=None)
+        return answer
     except (NothingFeasibleError, FleetError) as error:
-        return SearchEnding(answer=_keep_failure(study, error), error=error)
+        return _keep_failure(study, error)
     finally:
         fleet.close()  # once more where the search did not begin
         metrics.close()
@@ -208,6 +188,7 @@ def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:
         study.write_state({**facts, "answer": answer.to_dict()})
     except StudyError as failure:
         error.add_note(failure.message)
+        return dataclasses.replace(answer, problem=Problem.of(error))
     return answer
 
 

@@ -77,8 +77,7 @@ def _with_facts(parameter: inspect.Parameter, row: str | dict[str, Any]) -> insp
         names = [f"--{parameter.name.replace('_', '-')}"]
     if "group" in facts:
         facts["rich_help_panel"] = Topic[facts.pop("group")]
-    annotation = Annotated[parameter.annotation, make(*names, **facts)]
-    return parameter.replace(annotation=annotation)
+    return parameter.replace(annotation=Annotated[parameter.annotation, make(*names, **facts)])
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:

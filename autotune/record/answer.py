@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from autotune import DEFAULT_ENGINE
+from autotune.base.errors import AutotuneError, ExitCode, FleetError, NothingFeasibleError
 from autotune.base.plugins import load_plugin
 from autotune.contract import CONFIG_DIR, METER_SLACK, Origin, Outcome
 from autotune.record.facts import PassedOver, read_fact
@@ -82,6 +83,24 @@ class Problem:
 
     message: str
     fix: str
+    exit_code: ExitCode = ExitCode.NOTHING_FEASIBLE
+    notes: tuple[str, ...] = ()
+    """What went wrong besides."""
+
+    @classmethod
+    def of(cls, error: AutotuneError) -> "Problem":
+        """The problem of an error."""
+        notes = tuple(getattr(error, "__notes__", ()))
+        return cls(message=error.message, fix=error.hint, exit_code=error.exit_code, notes=notes)
+
+    @property
+    def error(self) -> AutotuneError:
+        """The error that the search ended with."""
+        is_of_fleet = self.exit_code is ExitCode.FLEET_UNAVAILABLE
+        error = (FleetError if is_of_fleet else NothingFeasibleError)(self.message, self.fix)
+        for note in self.notes:
+            error.add_note(note)
+        return error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -181,7 +181,7 @@ def _attributes(report: Story, tried: Tried, row: Row) -> dict[str, Any]:
 
 
 def _study_attributes(report: Story) -> dict[str, Any]:
-    attributes = {"objective": report.objective.wish.name}
+    attributes: dict[str, Any] = {"objective": report.objective.wish.name}
     if report.answer is not None:
         gain = report.answer.speedup
         ends = (None, None, None) if gain is None else (gain.ratio, gain.low, gain.high)

@@ -15,6 +15,7 @@ from autotune.cost.knowledge import Lesson, columns_of
 from autotune.cost.problem import situation_of
 from autotune.devices.topology import parse_topology
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
+from autotune.job.job import JobText
 from autotune.planning.choices import PROBABLE, choices_of, ranked
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
@@ -196,7 +197,7 @@ def test_an_accelerator_of_ones_own(tmp_path):
 
     job = tmp_path / "job.yaml"
     job.write_text("accelerators: mine.yaml\n")
-    outlook = open_outlook(job, {**FLAGS, "world": 8}, FleetWishes(gpu="Abacus"))
+    outlook = open_outlook(JobText.read(job), {**FLAGS, "world": 8}, FleetWishes(gpu="Abacus"))
     assert outlook.environment.n_devices == 4
 
 

@@ -109,10 +109,10 @@ def test_the_search_s_error_comes_before_the_table_s(
         raise StudyError("the table cannot be written: disk full")
 
     monkeypatch.setattr(run, "write_table", full)
-    ending = run.search(session_of(tmp_path, never, monkeypatch), Notebook(), fresh=False)
-    assert ending.error is not None
-    assert ending.error.exit_code == ExitCode.NOTHING_FEASIBLE
-    assert ending.error.__notes__ == ["the table cannot be written: disk full"]
+    answer = run.search(session_of(tmp_path, never, monkeypatch), Notebook(), fresh=False)
+    assert answer.problem is not None
+    assert answer.problem.error.exit_code == ExitCode.NOTHING_FEASIBLE
+    assert answer.problem.error.__notes__ == ["the table cannot be written: disk full"]
     with pytest.raises(StudyError, match="disk full"):
         run.search(session_of(tmp_path / "b", realistic, monkeypatch), Notebook(), fresh=False)
 
@@ -174,13 +174,14 @@ def test_a_search_in_which_nothing_fits_teaches_that(
 ) -> None:
     file = tmp_path / "knowledge.json"
     session = session_of(tmp_path, never, monkeypatch)
-    ending = run.search(session, Notebook(), fresh=False, knowledge=file)
-    assert isinstance(ending.error, NothingFeasibleError)
+    answer = run.search(session, Notebook(), fresh=False, knowledge=file)
+    assert answer.problem is not None
+    assert isinstance(answer.problem.error, NothingFeasibleError)
     lessons = read_lessons(file)
     assert lessons
     assert all(lesson.is_out_of_memory for lesson in lessons)
     notebook = Notebook()
     other = session_of(tmp_path / "b", realistic, monkeypatch)
-    assert run.search(other, notebook, fresh=False, knowledge=file).error is None
+    assert run.search(other, notebook, fresh=False, knowledge=file).problem is None
     assert f"{len(lessons)} trials of other studies correct the forecast" in notebook.notes
     assert str(tmp_path) not in file.read_text(encoding="utf-8")
