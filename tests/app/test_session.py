@@ -9,34 +9,16 @@ from typing import Any
 import pytest
 
 from autotune.app.searching import run_searches
-from autotune.app.session import DEMO, Session, _defaults, read_job
+from autotune.app.session import Session, read_job
 from autotune.base.errors import StudyError
 from autotune.base.units import format_count
 from autotune.base.yaml_file import dump_yaml
-from autotune.devices.hardware import Environment, detect_environment
+from autotune.devices.hardware import detect_environment
 from autotune.job.job import JobText, make_job
 from autotune.record.study import Study
 from autotune.search.plan import Plan
 from tests.jobs import CPU, TINY
 from tests.replay.tables import sweep, write
-
-
-@pytest.mark.parametrize("accelerator", sorted(DEMO))
-@pytest.mark.parametrize("world", [1, 2, 3, 6, 8])
-def test_the_small_job_fits_every_world_and_ends_in_minutes(accelerator: str, world: int) -> None:
-    environment = Environment(
-        accelerator=accelerator,
-        n_devices=world,
-        device_name="any",
-        device_memory_bytes=2**34,
-        peak_flops=None,
-        deepspeed_version="0",
-        torch_version="0",
-    )
-    job = make_job(_defaults({"world": world}, environment), where="test")
-    assert job.world == world
-    assert job.global_batch % world == 0
-    assert job.budget.time_s == {"cpu": 480, "cuda": 360}[accelerator]
 
 
 def test_the_job_of_a_study_holds_from_any_folder(

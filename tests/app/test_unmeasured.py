@@ -85,13 +85,6 @@ def test_a_replay_resumes_and_an_edited_table_is_asked_again(table: Path, tmp_pa
     assert answer["best"]["samples_per_s"] == pytest.approx(32 / 9)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
-def test_every_sampler_searches_a_table(table: Path, tmp_path: Path, sampler: str) -> None:
-    answer, _, _ = replay(table, tmp_path, trials=40, sampler=sampler)
-    assert sum(answer["counts"].values()) == len(sweep())
-    assert answer["counts"]["oom"] == 1
-
-
 def test_what_the_table_says_is_not_the_command_lines_to_say(table: Path, tmp_path: Path) -> None:
     for flags in ({"model": "gpt2"}, {"world": 4}, {"space": "zero"}):
         with pytest.raises(
@@ -150,20 +143,6 @@ def test_a_simulation_goes_through_all_stages(tmp_path: Path, fleet: str) -> Non
     frame = load_table(session.study.folder)
     assert set(frame["origin"]) == {"simulated"}
     assert "confirm" in set(frame["role"])
-
-
-def test_a_simulation_answers_reduced_trials(tmp_path: Path) -> None:
-    flags = {**SMALL, "trials": 4, "fidelity": "layers=1"}
-    session = open_session(None, flags, fleet="simulate:2xH100", results=tmp_path)
-    answer = search(session, Notebook(), fresh=False).to_dict()
-    frame = load_table(session.study.folder)
-    reduced = frame[frame["fidelity_layers"] == 1]
-    assert len(reduced) == 2
-    assert answer["best"]["trial"] not in set(reduced["trial"])
-    whole = frame[frame["candidate_hash"].isin(reduced["reduced_of"])]
-    for _, full in whole[whole["samples_per_s"].notna()].iterrows():
-        form = reduced[reduced["reduced_of"] == full["candidate_hash"]]
-        assert (form["samples_per_s"] > full["samples_per_s"]).all()
 
 
 def test_a_table_has_no_reduced_runs(table: Path, tmp_path: Path) -> None:
