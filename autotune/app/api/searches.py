@@ -141,9 +141,7 @@ def search(
         fresh=fresh,
         force=force,
         trust_job=trust_job,
-        knowledge=file_for(
-            None if knowledge is None else Path(knowledge), is_used=not no_knowledge
-        ),
+        knowledge=file_for(knowledge, is_used=not no_knowledge),
         metrics_file=None if metrics_file is None else Path(metrics_file),
         with_ladder=ladder,
         is_one=True,
