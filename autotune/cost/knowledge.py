@@ -94,9 +94,9 @@ def default_file() -> Path:
     return Path(named) if named else user_cache() / "knowledge.json"
 
 
-def file_for(knowledge: Path | None, *, is_used: bool) -> Path | None:
+def file_for(knowledge: str | Path | None, *, is_used: bool) -> Path | None:
     """The file that a call learns from: the one that is named, else the user's own; or none."""
-    return (knowledge or default_file()) if is_used else None
+    return Path(knowledge or default_file()) if is_used else None
 
 
 def study_name(folder: Path) -> str:

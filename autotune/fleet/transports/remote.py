@@ -444,8 +444,8 @@ def common_environment(transport: RemoteTransport) -> Environment:
         raise FleetError(
             f"the nodes of the fleet differ, so that their figures do not compare: "
             f"{'; '.join(parts)}",
-            "search on one kind of them with --fleet-option kind=NAME, on all for the best with "
-            "kind=any, or on one after the other with kind=each; or install the same releases",
+            "search on one kind of them with --fleet-option kind=NAME, or on one after the other "
+            "with kind=each; or install the same releases",
         )
     environments = [inventory.environment for inventory in found.values()]
     first = environments[0]
