@@ -64,7 +64,7 @@ class AnswerLine:
 
     def say(self, event: str, **what: Any) -> None:
         """Tell the coordinator; where nobody listens any more, the input ends as well."""
-        self._unsent += (json.dumps({"said": event, **what}) + "\n").encode()
+        self._unsent += (json.dumps({"event": event, **what}) + "\n").encode()
         self.flush()
 
     def flush(self) -> None:

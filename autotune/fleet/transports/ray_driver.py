@@ -137,7 +137,7 @@ class Bridge:
         self._making: dict[str, asyncio.Lock] = {}
 
     def say(self, event: str, **what: Any) -> None:
-        rest = (json.dumps({"said": event, **what}) + "\n").encode()
+        rest = (json.dumps({"event": event, **what}) + "\n").encode()
         while rest:
             rest = rest[os.write(self._output, rest) :]
 

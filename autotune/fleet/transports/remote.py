@@ -33,7 +33,7 @@ from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import REPORTED, Inventory
 from autotune.fleet.node.shared import FileText
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import Node, NodeProcess
+from autotune.fleet.transports.base import JsonLines, Node, NodeProcess
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
@@ -189,16 +189,14 @@ class RemoteTransport(ABC):
             raise FleetError(f"it cannot be reached: {error}") from error
         process.send(b"")
         timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-        received, deadline_s = b"", time.monotonic() + timeout_s
+        lines, last, deadline_s = JsonLines(), "", time.monotonic() + timeout_s
         while True:
             code = process.poll()
-            received += process.receive()
-            lines = received.decode(errors="replace").splitlines()
-            for line in lines:
-                if line.startswith(ANSWER_MARK) and line.endswith("}"):
+            received = process.receive() + (b"" if code is None else b"\n")
+            for last in lines.texts(received):
+                if last.startswith(ANSWER_MARK):
                     process.end()
-                    return read_answer(line, kind)
-            last = next((line for line in reversed(lines) if line.strip()), "")
+                    return read_answer(last, kind)
             if code is not None:
                 raise FleetError(last or f"the way to it ended with code {code}")
             if time.monotonic() > deadline_s or self._gives_up or is_over():
