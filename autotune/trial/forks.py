@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autotune.base.keeper import end_with_parent
 from autotune.contract import RANKS_DIR, write_json
-from autotune.trial.descent import end_with_parent
 from autotune.trial.rendezvous import Rendezvous
 
 EXIT_FILE = "exit_{node:02d}.json"

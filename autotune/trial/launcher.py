@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from autotune.base.keeper import adopt_orphans, end_all_below, end_with_parent
 from autotune.contract import PARENT_ENV
-from autotune.trial.descent import adopt_orphans, end_all_below, end_with_parent
 from autotune.trial.forks import run_ranks
 from autotune.trial.rendezvous import Rendezvous
 from autotune.trial.variables import STORE_ENV

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autotune.base.keeper import end_with_parent
 from autotune.contract import PARENT_ENV
-from autotune.trial.descent import end_with_parent
 from autotune.trial.rendezvous import RankStore
 
 

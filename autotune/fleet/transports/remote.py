@@ -255,7 +255,6 @@ class BootedProcess:
             "is_tmpdir": False,
             "parent_env": PARENT_ENV,
             "scratch_env": SCRATCH_ENV,
-            "folders": [],
         }
         header = {
             "digest": digest,

@@ -7,8 +7,8 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.comm import comm
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from autotune.trial.comm_log import CommLog
 from autotune.trial.engines.base import LiveEngine
+from autotune.trial.engines.torch_collectives import COLLECTIVES, PAIRWISE, Collectives
 from autotune.trial.timeline import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER
 
 _RANGES = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
@@ -98,8 +98,8 @@ class LiveDeepSpeed(LiveEngine):
         for name, label in _RANGES.items():
             setattr(engine, name, in_range(label, self._methods[name]))
 
-    def collective_log(self) -> CommLog:
-        return CommLog()
+    def collective_log(self) -> Collectives:
+        return collectives()
 
     def save(self, folder: str, tag: str, steps: int) -> None:
         self.engine.save_checkpoint(folder, tag=tag, client_state={"steps": steps})
@@ -107,3 +107,12 @@ class LiveDeepSpeed(LiveEngine):
     def load(self, folder: str, tag: str) -> tuple[str | None, dict[str, Any]]:
         path, client_state = self.engine.load_checkpoint(folder, tag=tag)
         return path, client_state
+
+
+def collectives() -> Collectives:
+    """What listens to the collectives that go through DeepSpeed's backend."""
+
+    def places() -> list[tuple[Any, str]]:
+        return [(comm.cdb, n) for n in (*COLLECTIVES, *PAIRWISE) if hasattr(comm.cdb, n)]
+
+    return Collectives(places, get_accelerator().synchronize)

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from autotune.base.keeper import has_ended
 from autotune.contract import ContractError
-from autotune.trial.descent import has_ended
 from autotune.trial.guest.edits import Edits
 from autotune.trial.guest.hooks import call_after_imports
 from autotune.trial.guest.reading import watch_reading
