@@ -33,8 +33,6 @@ from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import JsonLines, Node, NodeProcess, Transport
 
 AGENT = "autotune.fleet.node.agent"
-_MOST_LOST = 3
-"""Agents that a trial may lose: what ends them every time is not mended by another."""
 _END_WAIT_S = 60.0
 """Time after which a node is given up that was asked to end a trial and does not say that it did:
 twice what its steps may take together."""
@@ -302,32 +300,33 @@ class GangFleet:
         elif event_kind == "failed":
             kind = StudyError if event["error"] == "StudyError" else FleetError
             trial.fail(name, kind(event["message"], event["hint"]))
-        elif event_kind in ("ended", "reaped"):
+        elif event_kind == "ended":
             trial.ended(name, event.get("problem", ""))
 
     def _replace(self, name: str, problem: str, *, was_ready: bool) -> None:
-        """An agent is gone: another reaps what its trials left, if there can be one."""
+        """An agent is gone, and all that it ran: see `autotune.base.keeper`.
+
+        On another machine the next one removes what files are left.
+        """
         if not was_ready and self._transport.is_remote:
             self._lose(name, problem)
             return
         error = FleetError(problem, f"see whether {name} can run autotune as this machine does")
-        for trial in [t for t in self._running.values() if name in t.open]:
-            trial.n_lost += 1
-            if not was_ready or trial.n_lost > _MOST_LOST:
+        waiting = {(n, f) for n, f in self._reaping if n == name}
+        self._reaping -= waiting
+        for folder, trial in [(f, t) for f, t in self._running.items() if name in t.open]:
+            if not was_ready:
                 trial.fail(name, error)
                 continue
-            trial.problem = trial.problem or problem
-            try:
-                self._reap(name, str(trial.folder))
-            except FleetError as refused:
-                self._reaping.discard((name, str(trial.folder)))
-                if self._transport.is_remote:
+            trial.ended(name, problem)
+            if self._transport.is_remote:
+                try:
+                    self._reap(name, folder)
+                except FleetError:
+                    self._reaping.discard((name, folder))
                     self._lose(name, problem)
                     return
-                trial.fail(name, refused)
-        waiting = {(n, f) for n, f in self._reaping if n == name and f not in self._running}
         if waiting:
-            self._reaping -= waiting
             raise error
 
     def _lose(self, name: str, problem: str) -> None:
@@ -376,8 +375,6 @@ class GangTrial(Handle):
         """Names of the nodes that have not said that its ranks there have ended."""
         self.problem = ""
         """Problem of a node that was lost."""
-        self.n_lost = 0
-        """How many agents were lost that had a part in it."""
         self.asked_to_end_s: float | None = None
         """Seconds after which its nodes were asked to end its ranks."""
         self._fleet = fleet
@@ -460,7 +457,7 @@ class GangTrial(Handle):
         elapsed_s = self._elapsed_s()
         if self.asked_to_end_s is not None:
             if elapsed_s - self.asked_to_end_s > _END_WAIT_S:
-                self.asked_to_end_s = elapsed_s  # the agents that take their place have as long
+                self.asked_to_end_s = elapsed_s
                 for name in self.open:
                     self._fleet.agents[name].kill()
         elif elapsed_s > self.spec.measure.timeout_s and self.open:

@@ -26,19 +26,18 @@ from autotune.engines.base import Engine, find_engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet, rank_places
 from autotune.fleet.node.answers import MARK as ANSWER_MARK
-from autotune.fleet.node.answers import Answer, read_answer
+from autotune.fleet.node.answers import Answer, FileText, read_answer
 from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import REPORTED, Inventory
-from autotune.fleet.node.shared import FileText
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import JsonLines, Node, NodeProcess
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
 INVENTORY = "autotune.fleet.node.inventory"
-SHARED = "autotune.fleet.node.shared"
+_READER = "autotune.fleet.node.answers"
 _ANSWER_S = 90.0
 """Time for a node to bring up Python and say what it has; the first time it unpacks and compiles
 the bundle."""
@@ -380,7 +379,7 @@ class Elsewhere(Place):
     def _reads(self, host: str, path: str) -> str:
         """What a host reads in a file; empty where it cannot."""
         try:
-            return self.transport.ask(host, FileText, SHARED, path).text
+            return self.transport.ask(host, FileText, _READER, path).text
         except FleetError:
             return ""
 
