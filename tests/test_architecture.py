@@ -168,8 +168,7 @@ STARTS = {
     "fleet/node/warm.py": {"subprocess.Popen"},
     "fleet/transports/ray_driver.py": {"subprocess.Popen"},
     "trial/guest/launcher.py": {"subprocess.Popen"},
-    "trial/forks.py": {"os.fork"},
-    "trial/launcher.py": {"os.execv"},
+    "trial/launcher.py": {"os.execv", "os.fork"},
     "trial/warm.py": {"os.fork"},
 }
 """What starts processes: `GuardedProcess`, a node its ranks, an actor of Ray a node's

@@ -1,5 +1,6 @@
 """Collectives that are timed while we listen, over a backend of one rank."""
 
+import deepspeed.comm
 import pytest
 import torch
 import torch.distributed as dist
@@ -51,7 +52,7 @@ def backend(monkeypatch):
 
 
 def heard(*calls) -> Collectives:
-    log = deepspeed_live.collectives()
+    log = Collectives(deepspeed.comm, "deepspeed.", lambda: None)
     log.start()
     for call in calls:
         call()
@@ -61,10 +62,10 @@ def heard(*calls) -> Collectives:
 
 def test_every_call_is_kept_with_its_message_and_its_group(backend):
     log = heard(
-        *(lambda size=size: comm.all_reduce(torch.zeros(size)) for size in (8, 8, 16)),
-        lambda: comm.all_gather_into_tensor(torch.zeros(16), torch.zeros(8)),
-        lambda: comm.send(torch.zeros(8), 0),
-        lambda: comm.cdb.all_reduce_coalesced([torch.zeros(8), torch.zeros(4)]),
+        *(lambda size=size: deepspeed.comm.all_reduce(torch.zeros(size)) for size in (8, 8, 16)),
+        lambda: deepspeed.comm.all_gather_into_tensor(torch.zeros(16), torch.zeros(8)),
+        lambda: deepspeed.comm.send(torch.zeros(8), 0),
+        lambda: deepspeed.comm.all_reduce_coalesced([torch.zeros(8), torch.zeros(4)]),
     )
     seen = [(c.name, c.message_bytes, c.group_size, len(c.seconds)) for c in log.calls]
     assert seen == [
@@ -78,14 +79,14 @@ def test_every_call_is_kept_with_its_message_and_its_group(backend):
 
 
 def test_a_call_that_returns_at_once_is_waited_for_and_no_more_afterwards(backend):
-    heard(lambda: comm.all_reduce(torch.zeros(8), async_op=True))
-    comm.all_reduce(torch.zeros(8), async_op=True)
+    heard(lambda: deepspeed.comm.all_reduce(torch.zeros(8), async_op=True))
+    deepspeed.comm.all_reduce(torch.zeros(8), async_op=True)
     assert [handle.n_waits for handle in backend.handles] == [1, 0]
 
 
 def test_only_so_many_calls_are_kept(backend, monkeypatch):
     monkeypatch.setattr(base, "MAX_CALLS", 3)
-    log = heard(*[lambda: comm.all_reduce(torch.zeros(8))] * 5)
+    log = heard(*[lambda: deepspeed.comm.all_reduce(torch.zeros(8))] * 5)
     assert log.is_cut
     assert [len(call.seconds) for call in log.calls] == [3]
 

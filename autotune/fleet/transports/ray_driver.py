@@ -70,7 +70,7 @@ class Programs:
             environment.pop("OMP_NUM_THREADS", None)  # Ray's own guess for this actor
         python_folder = os.path.dirname(sys.executable)
         environment["PATH"] = os.pathsep.join([python_folder, environment.get("PATH", os.defpath)])
-        program = self._programs[line] = subprocess.Popen(
+        program: Any = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -81,7 +81,7 @@ class Programs:
             start_new_session=True,
         )
         os.set_blocking(program.stdin.fileno(), False)
-        self._unsent[line] = bytearray()
+        self._programs[line], self._unsent[line] = program, bytearray()
 
     def exchange(self, line: int, data: bytes) -> tuple[bytes, int | None]:
         """Hand a program its input, and wait shortly for what it writes.

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import deepspeed.comm
 from deepspeed.accelerator import get_accelerator
 from deepspeed.comm import comm
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from autotune.trial.engines.base import LiveEngine
-from autotune.trial.engines.torch_collectives import COLLECTIVES, PAIRWISE, Collectives
+from autotune.trial.engines.torch_collectives import Collectives
 from autotune.trial.timeline import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER
 
 _RANGES = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
@@ -99,7 +100,7 @@ class LiveDeepSpeed(LiveEngine):
             setattr(engine, name, in_range(label, self._methods[name]))
 
     def collective_log(self) -> Collectives:
-        return collectives()
+        return Collectives(deepspeed.comm, "deepspeed.", get_accelerator().synchronize)
 
     def save(self, folder: str, tag: str, steps: int) -> None:
         self.engine.save_checkpoint(folder, tag=tag, client_state={"steps": steps})
@@ -107,12 +108,3 @@ class LiveDeepSpeed(LiveEngine):
     def load(self, folder: str, tag: str) -> tuple[str | None, dict[str, Any]]:
         path, client_state = self.engine.load_checkpoint(folder, tag=tag)
         return path, client_state
-
-
-def collectives() -> Collectives:
-    """What listens to the collectives that go through DeepSpeed's backend."""
-
-    def places() -> list[tuple[Any, str]]:
-        return [(comm.cdb, n) for n in (*COLLECTIVES, *PAIRWISE) if hasattr(comm.cdb, n)]
-
-    return Collectives(places, get_accelerator().synchronize)

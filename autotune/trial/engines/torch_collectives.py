@@ -1,10 +1,10 @@
 """Every collective of one optimizer step, timed where it is called."""
 
 import functools
-import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ COLLECTIVES = (
 """Functions that all ranks of a group call in the same order, so that each can be waited for."""
 PAIRWISE = ("send", "recv")
 """Functions that one rank calls, and another one its counterpart."""
+_AFTER_OUTPUT = ("reduce_scatter", "all_gather", "all_to_all")
+"""How the names begin of functions whose first argument is for the result."""
 _HANDED_IN = ("input_tensor", "input", "input_list", "input_tensor_list", "tensor", "tensors")
 """Arguments that are the message of a rank: a tensor or several."""
 
@@ -29,49 +31,57 @@ _HANDED_IN = ("input_tensor", "input", "input_list", "input_tensor_list", "tenso
 class Collectives(CollectiveLog):
     """Listens between `start` and `stop`; each call is waited for, so that its time is its own."""
 
-    def __init__(
-        self,
-        places: Callable[[], Iterable[tuple[Any, str]]],
-        synchronize: Callable[[], None],
-    ) -> None:
+    def __init__(self, home: ModuleType, users: str, synchronize: Callable[[], None]) -> None:
         """Listen to nothing yet.
 
         Args:
-            places: What holds the functions, and under which names; asked at the start.
+            home: The module of the functions, which have the names that torch's have.
+            users: How the names begin of modules that may hold them as well.
             synchronize: Waits until the device has done its work.
         """
         super().__init__()
-        self._places = places
+        self._home = home
+        self._users = users
         self._synchronize = synchronize
         self._replaced: list[tuple[Any, str, Any]] = []
         self._is_within = False
         """True in a call, which may make others."""
 
     def start(self) -> None:
-        for owner, name in list(self._places()):
-            value = getattr(owner, name)
-            self._replaced.append((owner, name, value))
-            # Calls that are put together have no end of their own.
-            is_manager = value is distributed_c10d._coalescing_manager
-            setattr(owner, name, _OneByOne if is_manager else self._timed(value))
+        watched: dict[int, Any] = {
+            id(function): self._timed(name, function)
+            for name in (*COLLECTIVES, *PAIRWISE)
+            if (function := getattr(self._home, name, None)) is not None
+        }
+        # Calls that are put together have no end of their own.
+        watched[id(distributed_c10d._coalescing_manager)] = _OneByOne
+        modules = [m for name, m in list(sys.modules.items()) if name.startswith(self._users)]
+        for module in dict.fromkeys((self._home, *modules)):
+            for name, value in list(vars(module).items()):
+                if (timed := watched.get(id(value))) is not None:
+                    self._replaced.append((module, name, value))
+                    setattr(module, name, timed)
 
     def stop(self) -> None:
         for owner, name, value in self._replaced:
             setattr(owner, name, value)
         self._replaced.clear()
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(function)
-        name = function.__name__.strip("_").replace("_base", "_tensor")
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        name = name.strip("_").replace("_base", "_tensor")
+        place = int(name.startswith(_AFTER_OUTPUT))
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._is_within:
                 return function(*args, **kwargs)
-            given = signature.bind(*args, **kwargs).arguments
-            message = next(given[argument] for argument in _HANDED_IN if argument in given)
+            # By place and name, since DeepSpeed's functions show no signature.
+            given = [kwargs[argument] for argument in _HANDED_IN if argument in kwargs]
+            message = given[0] if given else args[place]
             tensors = [message] if isinstance(message, torch.Tensor) else message
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            groups = (g for g in (*args, *kwargs.values()) if isinstance(g, dist.ProcessGroup))
+            group = next(groups, None)
             self._synchronize()
             began_s = time.perf_counter()
             self._is_within = True
@@ -83,7 +93,7 @@ class Collectives(CollectiveLog):
                 self._is_within = False
             self._synchronize()
             took_s = time.perf_counter() - began_s
-            group_size = 2 if name in PAIRWISE else dist.get_world_size(given.get("group"))
+            group_size = 2 if name in PAIRWISE else dist.get_world_size(group)
             self._keep(name, size, group_size, took_s)
             return handle
 
@@ -91,19 +101,10 @@ class Collectives(CollectiveLog):
 
 
 class TorchCollectives(Collectives):
-    """Those of torch.distributed that some modules call, by the beginning of their names."""
+    """Those of torch.distributed, on GPUs."""
 
     def __init__(self, users: str) -> None:
-        super().__init__(functools.partial(_places_of_torch, users), torch.cuda.synchronize)
-
-
-def _places_of_torch(users: str) -> Iterator[tuple[Any, str]]:
-    """Where torch.distributed and its users hold its collectives."""
-    functions = {id(found) for name in COLLECTIVES if (found := getattr(dist, name, None))}
-    functions.add(id(distributed_c10d._coalescing_manager))
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith(users)]
-    for module in (dist, *modules):
-        yield from ((module, name) for name, v in list(vars(module).items()) if id(v) in functions)
+        super().__init__(dist, users, torch.cuda.synchronize)
 
 
 class _OneByOne:

@@ -31,9 +31,9 @@ from autotune.contract import (
     signal_of,
     write_json,
 )
-from autotune.trial.forks import EXIT_FILE
 from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, REACHED_FILE, owner_of
 from autotune.trial.guest.quiet import VARIABLES
+from autotune.trial.launcher import EXIT_FILE
 from autotune.trial.rendezvous import LOOPBACK
 
 SITE = Path(__file__).resolve().parent / "site"
