@@ -98,8 +98,8 @@ def test_imports_point_one_way() -> None:
     assert not wrong
 
 
-def test_ranks_import_the_contract_and_nothing_else_of_ours() -> None:
-    allowed = {"autotune.contract", "autotune.trial"}
+def test_ranks_import_the_contract_and_the_keeper_and_nothing_else_of_ours() -> None:
+    allowed = {"autotune.contract", "autotune.trial", "autotune.base.keeper"}
     heavy = {"optuna", "pandas", "pydantic", "rich", "typer"}
     modules = sorted((PACKAGE / "trial").rglob("*.py"))
     wrong = [
@@ -168,8 +168,7 @@ STARTS = {
     "fleet/node/warm.py": {"subprocess.Popen"},
     "fleet/transports/ray_driver.py": {"subprocess.Popen"},
     "trial/guest/launcher.py": {"subprocess.Popen"},
-    "trial/forks.py": {"os.fork"},
-    "trial/launcher.py": {"os.execv"},
+    "trial/launcher.py": {"os.execv", "os.fork"},
     "trial/warm.py": {"os.fork"},
 }
 """What starts processes: `GuardedProcess`, a node its ranks, an actor of Ray a node's
@@ -317,7 +316,6 @@ NAMES_DEEPSPEED = {
     "replay/problem.py": "columns of published runs",
     "space/built_in.py": "a knob of older releases that its script brings into force",
     "space/script.py": "what reaches such a command",
-    "trial/comm_log.py": "listens to its collectives",
     "trial/engines/deepspeed.py": "its driver",
     "trial/engines/deepspeed_live.py": "its live engine, as others see it",
     "trial/imports.py": "what it imports late, for its driver",
