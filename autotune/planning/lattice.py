@@ -295,14 +295,17 @@ def build_lattice(space: Space, engine: Engine, *, most_counted: int = MOST_COUN
     counts: Counter[str] = Counter()
     examples: dict[str, tuple[Candidate, Violation]] = {}
     broken = np.zeros(len(rows), np.intp)
-    if len(rows) > MOST_COUNTED:
+    refused = engine.refused_rows(rows) if len(rows) > MOST_COUNTED else None
+    if refused is not None:
+        broken += _refused(rows, engine, refused, counts, examples)
+    elif len(rows) > MOST_COUNTED:
         for knobs, rules in engine.decided_by.items():
             broken += _broken(rows, engine, knobs, rules, counts, examples)
     lattice = Lattice(
         candidates=rows.take(np.flatnonzero(broken == 0)),
         context=engine.context,
         grid_size=len(rows),
-        judge=engine.judge,
+        judge=engine.judge if refused is None else None,
         refused=counts,
         examples=examples,
     )
@@ -316,6 +319,24 @@ def build_lattice(space: Space, engine: Engine, *, most_counted: int = MOST_COUN
         if lattice.first_legal(drawn) is not None:
             return lattice
     raise _nothing(space, engine, rows, broken, lattice)
+
+
+def _refused(
+    rows: CandidateRows,
+    engine: Engine,
+    refused: Mapping[str, NDArray[np.bool_]],
+    counts: Counter[str],
+    examples: dict[str, tuple[Candidate, Violation]],
+) -> Indices:
+    """How many rules each candidate breaks; arguments as of `_broken`."""
+    broken = np.zeros(len(rows), np.intp)
+    for rule, is_refused in refused.items():
+        if n_refused := int(is_refused.sum()):
+            broken += is_refused
+            counts[rule] += n_refused
+            first = rows[int(np.argmax(is_refused))]
+            examples[rule] = next((first, v) for v in engine.judge(first) if v.rule == rule)
+    return broken
 
 
 def _broken(
