@@ -81,6 +81,10 @@ def check(
             "installed one, or the newest that takes the file's flags."
         ),
     ] = None,
+    megatron_path: Annotated[
+        Path | None,
+        typer.Option(help="A checkout of Megatron-LM, whose own checks of arguments are asked."),
+    ] = None,
     gpu: Annotated[
         str | None,
         option(Topic.DEVICES, help="For a launch of Megatron-LM: its GPUs, such as A100."),
@@ -120,6 +124,7 @@ def check(
         accelerator=accelerator,
         deepspeed_version=deepspeed_version,
         megatron_release=megatron_release,
+        megatron_path=megatron_path,
         gpu=gpu,
         choose=choose or (),
         ignore=ignore or (),

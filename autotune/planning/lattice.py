@@ -295,10 +295,15 @@ def build_lattice(space: Space, engine: Engine, *, most_counted: int = MOST_COUN
     counts: Counter[str] = Counter()
     examples: dict[str, tuple[Candidate, Violation]] = {}
     broken = np.zeros(len(rows), np.intp)
-    refused = engine.refused_rows(rows) if len(rows) > MOST_COUNTED else None
-    if refused is not None:
-        broken += _refused(rows, engine, refused, counts, examples)
-    elif len(rows) > MOST_COUNTED:
+    is_large = len(rows) > MOST_COUNTED
+    refused = engine.refused_rows(rows) if is_large else None
+    for rule, those in (refused or {}).items():
+        broken += those
+        if n_refused := int(those.sum()):
+            counts[rule] += n_refused
+            first = rows[int(np.argmax(those))]
+            examples[rule] = next((first, v) for v in engine.judge(first) if v.rule == rule)
+    if is_large and refused is None:
         for knobs, rules in engine.decided_by.items():
             broken += _broken(rows, engine, knobs, rules, counts, examples)
     lattice = Lattice(
@@ -319,24 +324,6 @@ def build_lattice(space: Space, engine: Engine, *, most_counted: int = MOST_COUN
         if lattice.first_legal(drawn) is not None:
             return lattice
     raise _nothing(space, engine, rows, broken, lattice)
-
-
-def _refused(
-    rows: CandidateRows,
-    engine: Engine,
-    refused: Mapping[str, NDArray[np.bool_]],
-    counts: Counter[str],
-    examples: dict[str, tuple[Candidate, Violation]],
-) -> Indices:
-    """How many rules each candidate breaks; arguments as of `_broken`."""
-    broken = np.zeros(len(rows), np.intp)
-    for rule, is_refused in refused.items():
-        if n_refused := int(is_refused.sum()):
-            broken += is_refused
-            counts[rule] += n_refused
-            first = rows[int(np.argmax(is_refused))]
-            examples[rule] = next((first, v) for v in engine.judge(first) if v.rule == rule)
-    return broken
 
 
 def _broken(
