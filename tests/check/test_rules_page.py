@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import JobError
-from autotune.check.rule_list import FILE_RULES, rule_names
+from autotune.check.rule_list import rule_names
 from autotune.check.rules_page import documentation, markdown_of, page_of
 from autotune.engines.deepspeed.rules import ALL_RULES
+from autotune.engines.deepspeed.sources.file_rules import FILE_RULES
 
 AUTOTUNE = Path(__file__).parents[2] / "autotune"
 FOLDERS = (AUTOTUNE / "check", AUTOTUNE / "engines" / "deepspeed" / "sources")

@@ -57,14 +57,6 @@ def test_placeholders_are_one_finding_and_the_rest_is_checked(tmp_path):
     assert not report.passes
 
 
-def test_a_reader_of_one_document_refuses_several(tmp_path):
-    text = f"{ACCELERATE}---\n{ACCELERATE}"
-    sources = read_sources(write(tmp_path, text, "a.yaml"))
-    assert [one.refused[0].rule for one in sources] == ["file.documents"] * 2
-    (alone,) = read_sources(write(tmp_path, f"---\n{ACCELERATE}", "b.yaml"))
-    assert not alone.refused
-
-
 def test_a_key_twice_in_yaml_is_as_its_reader_takes_it(tmp_path):
     path = write(tmp_path, ACCELERATE.replace("2\n", "2\n  zero_stage: 3\n"), "a.yaml")
     report = checked(path)

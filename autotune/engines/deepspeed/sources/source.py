@@ -13,6 +13,7 @@ from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources import lightning
 from autotune.engines.deepspeed.sources.accelerate_file import AccelerateFile, config_of
 from autotune.engines.deepspeed.sources.consumers import FILLED, Consumer, autos
+from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from autotune.engines.deepspeed.sources.launch import (
     LaunchLine,
@@ -22,6 +23,7 @@ from autotune.engines.deepspeed.sources.launch import (
     read_launch,
 )
 from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, layout_beside
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import (
     ReadConfig,
     Syntax,
@@ -47,14 +49,7 @@ _TELLING = frozenset(
     name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
 )
 
-_OF_TRAINER_ALONE = frozenset(
-    (
-        *("do_train", "do_eval", "do_predict", "overwrite_output_dir"),
-        *("logging_strategy", "save_strategy", "save_total_limit", "eval_strategy"),
-        *("evaluation_strategy", "warmup_ratio", "remove_unused_columns", "ddp_timeout"),
-        *("ddp_find_unused_parameters", "load_best_model_at_end", "gradient_checkpointing_kwargs"),
-    )
-)
+_OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 """Arguments of Trainer that the scripts which call accelerate themselves do not have: those of
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
 same names."""
@@ -298,11 +293,12 @@ def _with_lost(source: Source, lost: Command, text: str) -> Source:
     """A configuration whose launch line has lost its end to a line of its own."""
     flags = dict(flags_of([word.text for word in lost.words]))
     number = text.count("\n", 0, lost.start)
-    violation = Violation(
-        rule="file.lost_line",
-        message=f"{source.asked}:{number + 1}: {cost_of_lost(lost)}",
-        fix=f"end line {number} with a backslash",
-        consequence="ignored",
+    violation = violation_of(
+        "file.lost_line",
+        path=source.asked,
+        line=number + 1,
+        cost=cost_of_lost(lost),
+        above=number,
     )
     return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
 
