@@ -404,8 +404,9 @@ def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
     added = inserted(config, source.consumer, asked)
     for name in () if source.is_made else ("fp16", "bf16"):
         if name in added:
-            choices = ({name: {"enabled": AUTO}},)
-            yield violation_of("huggingface.precision_added", name, choices=choices, name=name)
+            choice = at_key(f"{name}.enabled", AUTO)
+            rule = "huggingface.precision_added"
+            yield violation_of(rule, name, choices=(choice,), name=name)
     if source.consumer is not Consumer.ACCELERATE or asked not in ("fp16", "bf16", "fp8"):
         return
     name, other = ("fp16", "bf16") if asked == "fp16" else ("bf16", "fp16")

@@ -41,6 +41,8 @@ from autotune.space.rule import (
 WITHOUT_WORLD = NotJudged(what="what the number of ranks decides", why="give it with --world")
 """What rules about ranks leave open where nobody says how many there are."""
 _KEY_TWICE = "file.key_twice"
+_ADDED_BY_SCRIPTS = frozenset({"scheduler.missing_params", "optimizer.missing_params"})
+"""Rules about what is missing: a script that reads a file of its own may add it."""
 
 
 class CheckExit(IntEnum):
@@ -462,6 +464,11 @@ def _look(
         violations = list(map(neox.as_its_own, violations))
     if source.unasked:
         violations = [one for one in violations if not _is_unasked(one, source)]
+    if source.is_part:
+        violations = [
+            replace(one, consequence="may_raise") if one.rule in _ADDED_BY_SCRIPTS else one
+            for one in violations
+        ]
     if mute - unknown:
         past = judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)

@@ -246,9 +246,9 @@ def sections_of(
             return _inside(here)
         return [_of_arguments(here, data, ("deepspeed",))]
     if _is_ds_config(data, path, is_json=found.syntax != "yaml"):
-        return [
-            replace(here, **_held(own_keys(data))) if found.syntax == "yaml" and data else here
-        ]
+        if found.syntax == "yaml" and data:  # a script reads it, and may add to it
+            return [replace(here, **_held(own_keys(data)), is_part=True)]
+        return [here]
     return _inside(here)
 
 

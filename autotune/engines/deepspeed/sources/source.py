@@ -1,7 +1,8 @@
 """The configuration to check: its text, its place, and what is known of its reader."""
 
+import contextlib
 import os
-import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -56,10 +57,6 @@ same names."""
 
 RANKS_VARIABLE = "NPROC_PER_NODE"
 """Environment variable by which LLaMA-Factory and ms-swift are told the ranks of a node."""
-_LARGEST_SHELL_BYTES = 2**20
-_SHELL = re.compile(r"(?:^|/)(?:ba|z|k|da)?sh$")
-_TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
-
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
 
@@ -198,22 +195,23 @@ def world_in(words: Sequence[str], folder: Path) -> int | None:
         words: The command.
         folder: Where it runs.
     """
-    lines = [(words, assigned(words))]
-    for command in _shell_commands(words, folder):
-        inner = [word.text for word in command.words]
-        named = {name: word.text for name, word in command.variables.items()}
-        lines.append((inner, assigned(inner) | named))
-    for line, variables in lines:
-        try:
-            launch = launch_of_words(line)
-            said = launch.world or _in_accelerates_file(launch, folder)
-        except (JobError, RenderError):
-            continue
-        ranks = variables.get(RANKS_VARIABLE, "")
-        if said is None and ranks.isdecimal():
-            said = int(ranks)
-        if said:
-            return said
+    texts = [(shlex.join(words), folder / "command")]
+    for path in (folder / word for word in words):
+        with contextlib.suppress(OSError, ValueError, RenderError):  # a text is a name too long
+            if path.is_file() and is_shell(text := read_text(path), path):
+                texts.append((text, path))
+    for text, path in texts:
+        with contextlib.suppress(JobError, RenderError):
+            for command in read_shell(text, path).commands:
+                line = [word.text for word in command.words]
+                told = {name: word.text for name, word in command.variables.items()}
+                launch = launch_of_words(line)
+                ranks = (assigned(line) | told).get(RANKS_VARIABLE, "")
+                world = launch.world or _in_accelerates_file(launch, folder)
+                if world is None and ranks.isdecimal():
+                    world = int(ranks)
+                if world:
+                    return world
     return None
 
 
@@ -222,25 +220,6 @@ def _in_accelerates_file(line: LaunchLine, folder: Path) -> int | None:
         return None
     path = folder / line.accelerate_config
     return AccelerateFile(parsed(read_text(path), path).data, path).n_processes
-
-
-def _shell_commands(words: Sequence[str], folder: Path) -> Iterator[Command]:
-    """The commands of a shell's text among the words of a command; none where it is not read."""
-    for at, word in enumerate(words):
-        path, text = folder / word, word
-        is_text = (
-            at > 1 and _SHELL.search(words[at - 2]) and _TEXT_FOLLOWS.fullmatch(words[at - 1])
-        )
-        try:
-            if not is_text:
-                if not path.is_file() or path.stat().st_size > _LARGEST_SHELL_BYTES:
-                    continue
-                text = path.read_text(encoding="utf-8")
-                if not is_shell(text, path):
-                    continue
-            yield from read_shell(text, path).commands
-        except (OSError, ValueError, JobError):  # a script of many lines is a name too long
-            continue
 
 
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
