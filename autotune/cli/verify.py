@@ -59,7 +59,7 @@ def check(
     Ends with 2 if a file would not run, with 3 if one cannot be read, else with 0.
     """
     from autotune.app.check import CheckFlags, check_files
-    from autotune.report.check.text import asker, print_run
+    from autotune.report.check.text import print_run
 
     form = CheckFormat.JSON if as_json else form
     flags = CheckFlags(
@@ -75,8 +75,7 @@ def check(
         choose=choose or (),
         ignore=ignore or (),
     )
-    ask = asker(DATA) if fix and form is CheckFormat.TEXT else None
-    found = check_files(files, flags, fix=fix, ask=ask)
+    found = check_files(files, flags, fix=fix)
     if form is CheckFormat.TEXT:
         print_run(DATA, found, fixed=fix, quiet=quiet, strict=strict)
     else:
