@@ -18,7 +18,7 @@ from autotune.app.run import search as run
 from autotune.app.session import (
     Session,
     both_engines,
-    find_far_place,
+    find_place,
     obtained_fleet,
     open_session,
     plan_search,
@@ -171,10 +171,10 @@ def _of_each_kind(call: SearchCall) -> Iterator[SearchCall]:
             f"fleet_option kind={call.options.kind}: that is a search for each kind of device",
             "search once for each, such as with kind==H100, then compare the studies",
         )
-    inventory = find_far_place(call.fleet, replace(call.options, kind="")).transport.inventory
+    place = find_place(call.fleet, None, {}, replace(call.options, kind=""))
     kinds: dict[str, Environment] = {}
-    for node in inventory.values():
-        kinds.setdefault(node.environment.device_name, node.environment)
+    for environment in place.node_environments():
+        kinds.setdefault(environment.device_name, environment)
     for kind, environment in kinds.items():
         name = call.flags.get("study")
         if name is None and call.command:

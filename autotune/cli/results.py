@@ -31,7 +31,7 @@ from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.exports import StudyPatch
-    from autotune.export.patch import Patched
+    from autotune.export.base import Patched
 
 
 @cli.command(epilog="autotune status")

@@ -1,11 +1,11 @@
-"""The files of an export of a user's own command, whatever the dialect."""
+"""Dialects that write a user's own command, and into the files that a user has."""
 
 import contextlib
 import json
 import os
 import shlex
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from autotune.base.errors import AutotuneError, RenderError
@@ -18,8 +18,14 @@ from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.engines.launches.line import in_short
 from autotune.export.accelerate_launch import with_launch_file
-from autotune.export.base import Dialect, Handout
-from autotune.export.command_training import HERE, CommandTraining, with_files_read
+from autotune.export.base import Dialect, Handout, Patched
+from autotune.export.command_training import (
+    HERE,
+    CommandFiles,
+    CommandTraining,
+    with_files_read,
+)
+from autotune.export.patch import Wanted, patched_all
 from autotune.export.readme import choice_values
 from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
@@ -27,43 +33,51 @@ from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
 
 
-def files_of_command(
-    dialect: Dialect, handout: Handout, templates: Templates, folder: Path
-) -> dict[str, str]:
-    """The files of an export of a user's own command: path below the folder -> text.
+class CommandDialect(Dialect):
+    """A dialect of an engine that trains in a user's own command, and reads the user's files."""
 
-    No `launch.sh` where the command and the files cannot carry all that was measured.
+    @abstractmethod
+    def of_command(self, training: CommandTraining) -> CommandFiles:
+        """A user's own command in the consumer's words.
 
-    Raises:
-        RenderError: The job has no command, or the command cannot be told so.
-    """
-    training = training_of(handout, folder)
-    made = with_launch_file(training, dialect.of_command(training))
-    made, script = with_files_read(training, made), training.script
-    values = {
-        "command": _quoted(made.command),
-        "shown": in_short(script.command),
-        "folder": shlex.quote(script.folder),
-        "variables": sorted(handout.variables.items()),
-        "configuration": sorted(training.edits.configuration.items()),
-        "arguments": sorted(training.edits.arguments.items()),
-        "trial": None if handout.figures is None else handout.figures.trial,
-        "new_words": [
-            (f"{{{name}={script.placeholders[name]}}}", str(value))
-            for name, value in training.in_words.items()
-        ],
-        "in_code": sorted(made.in_code.items()),
-        "brings": list(made.command) != script.filled({}),
-        "about": list(made.about.items()),
-        "notes": list(made.notes),
-        **choice_values(handout),
-        "knobs": [(n, format_value(training.values[n])) for n in handout.candidate.values],
-        "overridden": [],  # they are the changes at the top
-    }
-    files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
-    if not made.in_code:  # else it would start another training than was measured
-        files["launch.sh"] = templates.text("command/launch.sh.j2", values)
-    return files
+        Raises:
+            RenderError: The command cannot be told so.
+        """
+
+    def files_of_command(
+        self, handout: Handout, templates: Templates, folder: Path
+    ) -> dict[str, str]:
+        training = training_of(handout, folder)
+        made = with_launch_file(training, self.of_command(training))
+        made, script = with_files_read(training, made), training.script
+        values = {
+            "command": _quoted(made.command),
+            "shown": in_short(script.command),
+            "folder": shlex.quote(script.folder),
+            "variables": sorted(handout.variables.items()),
+            "configuration": sorted(training.edits.configuration.items()),
+            "arguments": sorted(training.edits.arguments.items()),
+            "trial": None if handout.figures is None else handout.figures.trial,
+            "new_words": [
+                (f"{{{name}={script.placeholders[name]}}}", str(value))
+                for name, value in training.in_words.items()
+            ],
+            "in_code": sorted(made.in_code.items()),
+            "brings": list(made.command) != script.filled({}),
+            "about": list(made.about.items()),
+            "notes": list(made.notes),
+            **choice_values(handout),
+            "knobs": [(n, format_value(training.values[n])) for n in handout.candidate.values],
+            "overridden": [],  # they are the changes at the top
+        }
+        files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
+        if not made.in_code:  # else it would start another training than was measured
+            files["launch.sh"] = templates.text("command/launch.sh.j2", values)
+        return files
+
+    def patched(self, paths: Sequence[Path], handout: Handout, engine: Engine) -> list[Patched]:
+        training = None if handout.job.script is None else training_of(handout, Path())
+        return patched_all(paths, Wanted(handout, engine, training))
 
 
 def training_of(handout: Handout, folder: Path) -> CommandTraining:
@@ -79,9 +93,10 @@ def training_of(handout: Handout, folder: Path) -> CommandTraining:
         )
     engine: Engine = bind_engine(handout.job, handout.environment)
     assert isinstance(engine, ScriptEngine), "the job has a command"
+    edits = engine.edits(handout.candidate)
     return CommandTraining(
         script=script.here,
-        edits=engine.edits(handout.candidate),
+        edits=edits,
         arrived=json.loads(handout.files[CONFIG_FILE]),
         values={
             **engine.as_written(handout.candidate),
@@ -89,7 +104,7 @@ def training_of(handout: Handout, folder: Path) -> CommandTraining:
         },
         folder=folder,
         carried=frozenset(handout.carried),
-        files_read=handout.files_read,
+        files_read=_edited_files(script.here, edits, handout.carried),
     )
 
 
@@ -101,21 +116,6 @@ def _quoted(words: Sequence[str]) -> str:
         text = shlex.quote(before) if before or not here else ""
         quoted.append(f'{text}"$here"{shlex.quote(after)}' if here else text)
     return " ".join(quoted)
-
-
-def with_own_files(handout: Handout, engine: Engine, *, carried: Collection[str]) -> Handout:
-    """A handout of a user's command with the files that its script reads, the edits in them.
-
-    Args:
-        handout: It.
-        engine: Bound to its job.
-        carried: Keys that a trial saw arrive from the files.
-    """
-    script = handout.job.script
-    if script is None or not isinstance(engine, ScriptEngine):
-        return handout
-    files = _edited_files(script.here, engine.edits(handout.candidate), carried)
-    return replace(handout, carried=carried, files_read=files)
 
 
 def _edited_files(script: Observed, edits: Edits, carried: Collection[str]) -> dict[str, str]:

@@ -24,11 +24,11 @@ from autotune.export.base import (
     Launcher,
     MeasuredFigures,
     NodeLauncher,
+    Patched,
     RecordDialect,
     Subject,
+    reading_export,
 )
-from autotune.export.command_files import files_of_command
-from autotune.export.material import reading_export
 from autotune.export.readme import README_FILE, figures_file, with_claim
 from autotune.job.job import Job
 from autotune.job.observed import FRAMEWORKS, Observed
@@ -139,7 +139,7 @@ def export_handout(
     launch: Launch | None
     if handout.job.script is not None:
         _check_reads(dialect, handout.job.script, to)
-        files = files_of_command(dialect, handout, templates, folder)
+        files = dialect.files_of_command(handout, templates, folder)
         script = files.get("launch.sh", "")
         launch = _launch_of_command(handout, script, templates, launcher=launcher)
         if script:
@@ -224,6 +224,16 @@ def _dialect_of(handout: Handout) -> str:
     """The dialect where nobody names one: the workload's, or else the engine's."""
     workload: WorkloadPlugin = load_plugin("workload", handout.workload.name)
     return workload.dialect or find_engine(handout.engine).dialect
+
+
+def patched(paths: Sequence[Path], handout: Handout, engine: Engine) -> Sequence[Patched]:
+    """Files that a user has with a configuration in them, by the dialect of its engine.
+
+    Raises:
+        RenderError, JobError: As of `Dialect.patched`.
+    """
+    dialect: Dialect = load_plugin("dialect", _dialect_of(handout))
+    return dialect.patched(paths, handout, engine)
 
 
 def read_export(folder: Path, environment: Environment, *, measure: Measure) -> Subject:

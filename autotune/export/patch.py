@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
-from autotune.base.files import write_text
 from autotune.base.nested import look_up
 from autotune.base.secrecy import withheld
 from autotune.base.user_text import STANDARD_INPUT, read_text
@@ -50,8 +49,8 @@ from autotune.engines.deepspeed.sources.training import (
     script_knobs,
 )
 from autotune.engines.launches.shell import is_shell
-from autotune.export.base import Handout
-from autotune.export.command_files import training_of
+from autotune.export.base import Handout, Left, Patched
+from autotune.export.command_training import CommandTraining
 from autotune.export.trainer import recompute_names
 from autotune.space.knobs import canonical
 from autotune.space.script import IMPLEMENTATIONS
@@ -104,59 +103,9 @@ class FileChange:
         return _in_words(".".join(self.at), self.value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Left:
-    """What a file cannot carry."""
-
-    what: str
-    place: str
-    """Where it belongs."""
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.place}"
-
-
 def _in_words(name: str, value: Any, joint: str = "=") -> str:
     shown = str(value).lower() if isinstance(value, bool) else value
     return f"{name} is left out" if value is None else f"{name}{joint}{shown}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patched:
-    """A file, and what it is to hold."""
-
-    path: Path
-    before: str
-    after: str
-    changes: tuple[FileChange, ...]
-    left: tuple[Left, ...]
-    """What it cannot carry, and where that belongs; of a shell file or code, all of it."""
-    known: tuple[str, ...] = ()
-    """Secrets that stand in it."""
-
-    @property
-    def is_by_hand(self) -> bool:
-        """Whether it is a shell file or code, of which is told what to change."""
-        return _is_by_hand(self.path, self.before)
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether there is anything to write."""
-        return self.before != self.after
-
-    @cached_property
-    def diff(self) -> str:
-        """The change as a unified diff, secrets masked; empty where there is none."""
-        return text_diff(str(self.path), self.before, self.after, self.known)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "file": str(self.path),
-            "diff": self.diff,
-            "changes": [str(change) for change in self.changes],
-            "left": [{"what": one.what, "place": one.place} for one in self.left],
-        }
 
 
 def patched(path: Path, wanted: "Wanted", *, others: Sequence[Path] = ()) -> Patched:
@@ -192,9 +141,10 @@ def patched(path: Path, wanted: "Wanted", *, others: Sequence[Path] = ()) -> Pat
         path=path,
         before=before,
         after=after,
-        changes=tuple(here),
+        diff=text_diff(str(path), before, after, tuple(withheld(_data(path, before)))),
+        changes=tuple(map(str, here)),
         left=tuple(dict.fromkeys([*plan.left, *elsewhere])),
-        known=tuple(withheld(_data(path, before))),
+        is_by_hand=_is_by_hand(path, before),
     )
 
 
@@ -212,18 +162,6 @@ def patched_all(paths: Sequence[Path], wanted: "Wanted") -> list[Patched]:
         else replace(one, left=tuple(left for left in one.left if left in telling.left))
         for one in found
     ]
-
-
-def write_patched(patch: Patched) -> None:
-    """Write a file that was patched in place of the one that was read.
-
-    Raises:
-        RenderError: The folder cannot be written to, or the file changed meanwhile.
-    """
-    path = patch.path.resolve()
-    if read_text(path) != patch.before:
-        raise RenderError(f"{patch.path}: changed since its diff was made", "run it again")
-    write_text(path, patch.after, error=RenderError, hint="check the folder", makes_folder=False)
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -263,23 +201,14 @@ def _edited(path: Path, text: str, changes: Sequence[FileChange]) -> str:
 class Wanted:
     """A candidate to put into files."""
 
-    def __init__(self, handout: Handout, engine: Engine) -> None:
-        """What a handout brings; `engine` is bound to its job.
-
-        Raises:
-            JobError: It configures an engine whose files are not patched.
-        """
-        if CONFIG_FILE not in handout.files:
-            raise JobError(
-                f"--patch: a configuration of {handout.engine} is not written into others' files",
-                "export it to a new folder with --out",
-            )
+    def __init__(self, handout: Handout, engine: Engine, training: CommandTraining | None) -> None:
+        """What a handout brings; `engine` is bound to its job, `training` is its own command."""
         self.candidate, self.variables = handout.candidate, handout.variables
         self.config: Mapping[str, Any] = json.loads(handout.files[CONFIG_FILE])
         # Without what a base configuration sets: the files say it themselves.
         self.context = replace(engine.context, base={})
         self.own = engine.own if isinstance(engine, ScriptEngine) else None
-        self._training = None if self.own is None else training_of(handout, Path())
+        self._training = training
 
     @cached_property
     def own_files(self) -> Mapping[Path, Sequence[FileChange]]:

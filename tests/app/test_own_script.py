@@ -21,8 +21,8 @@ from autotune.app.own_script import (
     observe,
     open_command_session,
     own_candidate,
+    ranks_in_words,
     refuse_missing_script,
-    world_of,
 )
 from autotune.app.run import begin_study
 from autotune.app.session import plan_search
@@ -51,14 +51,14 @@ from tests.observed import RAW, TRAINER, observed
         ("axolotl train x.yaml --launcher torchrun -- --nproc-per-node 3", "", 3),
         ("torchrun --nproc-per-node {world=3} train.py", "", 3),
         ("llamafactory-cli train x.yaml", "3", 3),
-        ("python train.py", "", 2),
+        ("python train.py", "", None),
     ],
 )
 def test_the_ranks_that_a_command_is_expected_to_start(
-    monkeypatch: pytest.MonkeyPatch, command: str, variable: str, world: int
+    monkeypatch: pytest.MonkeyPatch, command: str, variable: str, world: int | None
 ) -> None:
     monkeypatch.setenv("NPROC_PER_NODE", variable)
-    assert world_of(command.split(), CPU) == world
+    assert ranks_in_words(command.split()) == world
 
 
 @pytest.fixture

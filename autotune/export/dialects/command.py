@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from autotune.base.templates import Templates
-from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.command_files import files_of_command
+from autotune.export.base import Handout, Launch
+from autotune.export.command_files import CommandDialect
 from autotune.export.command_training import CommandFiles, CommandTraining, config_of_command
 from autotune.export.dialects.accelerate import AccelerateFiles
 from autotune.job.observed import FRAMEWORKS
 
 
-class OwnCommand(Dialect):
+class OwnCommand(CommandDialect):
     """`launch.sh` starts the training as the user does, with the edits that were measured."""
 
     engines = ("deepspeed",)
@@ -18,7 +18,7 @@ class OwnCommand(Dialect):
     frameworks = tuple(FRAMEWORKS)
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
-        return files_of_command(self, handout, templates, Path())
+        return self.files_of_command(handout, templates, Path())
 
     def of_command(self, training: CommandTraining) -> CommandFiles:
         if training.is_set_up_by_accelerate and any(training.in_file()):

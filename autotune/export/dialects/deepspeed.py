@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
+from autotune.check.baseline import refusals_of
 from autotune.contract import (
     EngineSettings,
     Identity,
@@ -21,14 +22,15 @@ from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.outputs import without_outputs
 from autotune.engines.deepspeed.rules.base import Setup
-from autotune.export.base import Dialect, Handout, Launch, Subject
+from autotune.export.base import Handout, Launch, Subject, reading_export
+from autotune.export.command_files import CommandDialect
 from autotune.export.command_training import (
     CommandFiles,
     CommandTraining,
     autos,
     config_of_command,
 )
-from autotune.export.material import reading_export, training_script, trial_script
+from autotune.export.material import training_script, trial_script
 from autotune.export.readme import choice_values
 from autotune.export.trainer_keys import untuned
 from autotune.job.observed import FRAMEWORKS
@@ -49,7 +51,7 @@ _LATER = {"mlp_chunk_tokens": 0, "offload.activations": "none"}
 """Settings that older exports do not say, with what they mean by that."""
 
 
-class DeepSpeedFiles(Dialect):
+class DeepSpeedFiles(CommandDialect):
     """For `deepspeed.initialize(config=...)`: concrete numbers only."""
 
     engines = ("deepspeed",)
@@ -80,6 +82,11 @@ class DeepSpeedFiles(Dialect):
         notes = [f'{left}: "auto", since it follows from the length of the training']
         made = config_of_command(training, config, "your configuration with the edits, in numbers")
         return dataclasses.replace(made, notes=[*made.notes, *(notes if left else ())])
+
+    def refusals(
+        self, path: Path, *, world: int, environment: Environment
+    ) -> list[tuple[str, str]]:
+        return refusals_of(path, world=world, environment=environment)
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
         """The configuration, and the settings that it has no key for."""

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml
-from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.base import Handout, Launch
+from autotune.export.command_files import CommandDialect
 from autotune.export.command_training import CommandFiles, CommandTraining, file_of_command
 from autotune.export.material import SCRIPT, from_config, material, readme
 from autotune.export.trainer import (
@@ -54,7 +55,7 @@ class Written:
     """What its training script reads besides the settings of a trial."""
 
 
-class FamilyDialect(Dialect):
+class FamilyDialect(CommandDialect):
     """A configuration in the files of one consumer, a script that trains by it, and a README."""
 
     engines = ("deepspeed",)

@@ -345,21 +345,25 @@ def test_a_switch_of_a_script_s_own_takes_no_file(tmp_path: Path) -> None:
 def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
     tmp_path: Path, command: str, carried: bool, is_started: bool
 ) -> None:
-    mine, beside = f"{tmp_path}/conf/mine.yaml", f"{tmp_path}/conf/model/small.yaml"
+    mine, beside = tmp_path / "conf/mine.yaml", tmp_path / "conf/model/small.yaml"
+    beside.parent.mkdir(parents=True)
+    mine.write_text("ds:\n  zero_optimization: {stage: 2} # mine\n")
+    beside.write_text("layers: 2\n")
     source = {
-        **{"file": mine, "at": ["ds"], "same": ["zero_optimization.stage"], "other": []},
+        **{"file": str(mine), "at": ["ds"], "same": ["zero_optimization.stage"], "other": []},
         **{"sections": ["zero_optimization"], "is_whole": True},
     }
     handout = dataclasses.replace(
-        handed_out(tmp_path, command, "deepspeed", sources=[source]),
+        handed_out(
+            *(tmp_path, command, "deepspeed"), sources=[source], settings_read=[str(beside)]
+        ),
         carried=["zero_optimization.stage"] if carried else [],
-        files_read={mine: "ds: {} # mine\n", beside: "layers: 2\n"} if carried else {},
     )
     out = exported(handout, tmp_path, "command")
     assert (out / "launch.sh").exists() == is_started
     if is_started:
         assert started(out) == f"torchrun t.py --run={out}/mine.yaml"
-        assert (out / "mine.yaml").read_text() == "ds: {} # mine\n"
+        assert (out / "mine.yaml").read_text() == "ds:\n  zero_optimization: {stage: 1} # mine\n"
         assert (out / "model" / "small.yaml").read_text() == "layers: 2\n"
     elif carried:
         assert "conf/mine.yaml: ds.zero_optimization.stage" in (out / "README.md").read_text()
@@ -379,18 +383,18 @@ def test_a_file_that_a_script_reads_itself_goes_with_every_dialect(
     tmp_path: Path, framework: str, to: str
 ) -> None:
     """Its command named a file of the export that only two dialects wrote."""
-    mine = f"{tmp_path}/mine.json"
-    source = {"file": mine, "at": [], "same": ["zero_optimization.stage"], "other": []}
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"zero_optimization": {"stage": 2}}')
+    source = {"file": str(mine), "at": [], "same": ["zero_optimization.stage"], "other": []}
     handout = dataclasses.replace(
         handed_out(
             *(tmp_path, "torchrun train.py --my mine.json", framework),
             sources=[{**source, "sections": ["zero_optimization"], "is_whole": True}],
         ),
         carried=["zero_optimization.stage"],
-        files_read={mine: '{"edited": 1}'},
     )
     out = exported(handout, tmp_path, to)
-    assert (out / "mine.json").read_text() == '{"edited": 1}'
+    assert (out / "mine.json").read_text() == '{"zero_optimization": {"stage": 1}}'
     assert '"$here"/mine.json' in (out / "README.md").read_text() + (
         (out / "launch.sh").read_text() if (out / "launch.sh").exists() else ""
     )
