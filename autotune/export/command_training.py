@@ -261,6 +261,27 @@ class CommandTraining:
         found = self.script.in_files(brought)
         return {one["file"]: found.get(one["file"], []) for one in self.script.sources_of_config}
 
+    def changed_files(self) -> dict[Path, list[tuple[list[str], Any]]]:
+        """The same, and edits of the file of the framework's arguments."""
+        found = {Path(file): [*values] for file, values in self.changes_of_files().items()}
+        if self.argument_file is not None:
+            _, path, _ = self.argument_file
+            outside = self.arguments_outside_files()
+            for name, value in self.edits.arguments.items():
+                if name not in outside:
+                    named, there = as_argument_of(self.script.framework, name, value)
+                    found.setdefault(path, []).append(([named], there))
+        return found
+
+    def arguments_outside_files(self) -> dict[str, KnobValue]:
+        """Edits of Trainer's arguments that no file of arguments brings."""
+        is_in_file = self.argument_file is not None
+        return {
+            name: value
+            for name, value in self.edits.arguments.items()
+            if not is_in_file or self.is_flag(name)
+        }
+
     def left_to_code(self) -> dict[str, Any]:
         """Edits of the configuration that neither a file nor a word of the command brings."""
         if self.script.description.get("config_file"):

@@ -354,8 +354,7 @@ def test_a_launch_line_with_accelerates_file_and_one_of_arguments(folder):
     brought = wanted(folder, zero__stage=3, micro_batch=2)
     made = apply([path, accelerate, arguments], brought)
     assert path.read_text() == line
-    adam = "optimizer.implementation=deepspeed: a section optimizer of the ds_config"
-    assert said(made[0]) == [adam]  # Trainer's own is torch's
+    assert made[0].is_by_hand
     data = yaml.safe_load(arguments.read_text())
     assert data["per_device_train_batch_size"] == 2
     assert data["gradient_accumulation_steps"] == 2
@@ -454,20 +453,6 @@ def test_a_launch_line_is_told_and_not_written(folder):
     assert made.is_by_hand
 
 
-def test_accelerates_flags_are_told(folder):
-    text = (
-        "accelerate launch --use_deepspeed --zero_stage 2 --mixed_precision bf16 "
-        "--num_processes 2 \\\n  train.py --lr 1\n"
-    )
-    path = write(folder, text, "run.sh")
-    brought = wanted(folder, zero__stage=3, micro_batch=2, offload__optimizer="cpu")
-    made = patched(path, brought)
-    flags = [one.what for one in made.left if "launch in run.sh" in one.place]
-    assert "--zero_stage 3" in flags
-    assert "--offload_optimizer_device cpu" in flags
-    assert "--gradient_accumulation_steps 2" in flags
-
-
 def test_code_is_told_what_to_say(folder):
     path = write(folder, "print()", "train.py")
     made = patched(path, wanted(folder, zero__stage=3, micro_batch=2))
@@ -479,12 +464,6 @@ def test_code_is_told_what_to_say(folder):
 
 def test_a_file_that_is_none_of_these(folder):
     brought = wanted(folder, zero__stage=3)
-    path = write(folder, "echo hello\n", "hello.sh")
-    with pytest.raises(JobError, match="without a launch line"):
-        patched(path, brought)
-    path = write(folder, LAUNCH + LAUNCH, "two.sh")
-    with pytest.raises(JobError, match="2 DeepSpeed configurations"):
-        patched(path, brought)
     path = write(folder, '{"name": "x", "version": 1, "dependencies": {}}', "package.json")
     with pytest.raises(JobError, match="npm"):
         patched(path, brought)
