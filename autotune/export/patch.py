@@ -280,8 +280,9 @@ def _plan_of_command(
         is_here = _is_same(path, file)
         for at, value in values:
             if not is_here or value_at(data, at) != value:
-                place = path if is_here else file
-                changes.append(FileChange(path=place, at=tuple(at), value=value))
+                changes.append(
+                    FileChange(path=path if is_here else file, at=tuple(at), value=value)
+                )
     left = [
         Left(
             what=f"{name}={chosen}",
