@@ -228,8 +228,6 @@ class Dialect(ABC):
     node where that starts nodes."""
     only_launcher: ClassVar[str] = ""
     """Why no other launcher of ranks can start the script; empty: others can."""
-    frameworks: ClassVar[tuple[str, ...]] = ()
-    """Frameworks whose scripts read its files, as `Observed.framework` names them."""
 
     @abstractmethod
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
@@ -242,14 +240,14 @@ class Dialect(ABC):
     def files_of_command(
         self, handout: Handout, templates: Templates, folder: Path
     ) -> dict[str, str]:
-        """The files of an export of a user's own command; asked of those with `frameworks` alone.
+        """The files of an export of a user's own command, by the dialect of its workload.
 
         No `launch.sh` where the command and the files cannot carry all that was measured.
 
         Raises:
             RenderError: The command cannot be told so.
         """
-        raise NotImplementedError(f"{type(self).__name__} names frameworks, and writes none of it")
+        raise NotImplementedError(f"{type(self).__name__} is the dialect of no command")
 
     def patched(
         self, paths: Sequence[Path], handout: Handout, engine: Engine

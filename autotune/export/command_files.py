@@ -1,10 +1,8 @@
-"""Dialects that write a user's own command, and into the files that a user has."""
+"""The files of an export of a user's own command."""
 
 import contextlib
-import json
 import os
 import shlex
-from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -17,67 +15,68 @@ from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.engines.launches.line import in_short
-from autotune.export.accelerate_launch import with_launch_file
-from autotune.export.base import Dialect, Handout, Patched
+from autotune.export.accelerate_launch import accelerate_files, with_launch_file
+from autotune.export.base import Handout
 from autotune.export.command_training import (
     HERE,
     CommandFiles,
     CommandTraining,
+    config_of_command,
     with_files_read,
 )
-from autotune.export.patch import Wanted, patched_all
 from autotune.export.readme import choice_values
 from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
-from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
 
 
-class CommandDialect(Dialect):
-    """A dialect of an engine that trains in a user's own command, and reads the user's files."""
+def files_of_command(handout: Handout, templates: Templates, folder: Path) -> dict[str, str]:
+    """The files of an export of a user's own command: path below the folder -> text.
 
-    @abstractmethod
-    def of_command(self, training: CommandTraining) -> CommandFiles:
-        """A user's own command in the consumer's words.
+    No `launch.sh` where the command and the files cannot carry all that was measured.
 
-        Raises:
-            RenderError: The command cannot be told so.
-        """
+    Raises:
+        RenderError: The job has no command, or the command cannot be told so.
+    """
+    training = training_of(handout, folder)
+    made = with_launch_file(training, _of_command(training))
+    made, script = with_files_read(training, made), training.script
+    values = {
+        "command": _quoted(made.command),
+        "shown": in_short(script.command),
+        "folder": shlex.quote(script.folder),
+        "variables": sorted(handout.variables.items()),
+        "configuration": sorted(training.edits.configuration.items()),
+        "arguments": sorted(training.edits.arguments.items()),
+        "trial": None if handout.figures is None else handout.figures.trial,
+        "new_words": [
+            (f"{{{name}={script.placeholders[name]}}}", str(value))
+            for name, value in training.in_words.items()
+        ],
+        "in_code": sorted(made.in_code.items()),
+        "brings": list(made.command) != script.filled({}),
+        "about": list(made.about.items()),
+        "notes": list(made.notes),
+        **choice_values(handout),
+        "knobs": [(n, format_value(training.values[n])) for n in handout.candidate.values],
+        "overridden": [],  # they are the changes at the top
+    }
+    files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
+    if not made.in_code:  # else it would start another training than was measured
+        files["launch.sh"] = templates.text("command/launch.sh.j2", values)
+    return files
 
-    def files_of_command(
-        self, handout: Handout, templates: Templates, folder: Path
-    ) -> dict[str, str]:
-        training = training_of(handout, folder)
-        made = with_launch_file(training, self.of_command(training))
-        made, script = with_files_read(training, made), training.script
-        values = {
-            "command": _quoted(made.command),
-            "shown": in_short(script.command),
-            "folder": shlex.quote(script.folder),
-            "variables": sorted(handout.variables.items()),
-            "configuration": sorted(training.edits.configuration.items()),
-            "arguments": sorted(training.edits.arguments.items()),
-            "trial": None if handout.figures is None else handout.figures.trial,
-            "new_words": [
-                (f"{{{name}={script.placeholders[name]}}}", str(value))
-                for name, value in training.in_words.items()
-            ],
-            "in_code": sorted(made.in_code.items()),
-            "brings": list(made.command) != script.filled({}),
-            "about": list(made.about.items()),
-            "notes": list(made.notes),
-            **choice_values(handout),
-            "knobs": [(n, format_value(training.values[n])) for n in handout.candidate.values],
-            "overridden": [],  # they are the changes at the top
-        }
-        files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
-        if not made.in_code:  # else it would start another training than was measured
-            files["launch.sh"] = templates.text("command/launch.sh.j2", values)
-        return files
 
-    def patched(self, paths: Sequence[Path], handout: Handout, engine: Engine) -> list[Patched]:
-        training = None if handout.job.script is None else training_of(handout, Path())
-        return patched_all(paths, Wanted(handout, engine, training))
+def _of_command(training: CommandTraining) -> CommandFiles:
+    """The configuration and the command with the edits; what they cannot carry."""
+    if training.is_set_up_by_accelerate and any(training.in_file()):
+        return accelerate_files(training)
+    where = training.script.description.get("config_file") or ""
+    whose = f"your `{where}`" if where else "your configuration"
+    text = f'{whose} with the edits, every "auto" kept'
+    if training.files_read:
+        text = "what DeepSpeed gets by them, for you to read"
+    return config_of_command(training, text)
 
 
 def training_of(handout: Handout, folder: Path) -> CommandTraining:
@@ -97,7 +96,6 @@ def training_of(handout: Handout, folder: Path) -> CommandTraining:
     return CommandTraining(
         script=script.here,
         edits=edits,
-        arrived=json.loads(handout.files[CONFIG_FILE]),
         values={
             **engine.as_written(handout.candidate),
             "grad_accum": handout.candidate.grad_accum,

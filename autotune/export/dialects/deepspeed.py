@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,16 @@ from autotune.contract import (
     read_json,
 )
 from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.outputs import without_outputs
 from autotune.engines.deepspeed.rules.base import Setup
-from autotune.export.base import Handout, Launch, Subject, reading_export
-from autotune.export.command_files import CommandDialect
-from autotune.export.command_training import (
-    CommandFiles,
-    CommandTraining,
-    autos,
-    config_of_command,
-)
+from autotune.export.base import Dialect, Handout, Launch, Patched, Subject, reading_export
 from autotune.export.material import training_script, trial_script
+from autotune.export.patch import Wanted, patched_all
 from autotune.export.readme import choice_values
 from autotune.export.trainer_keys import untuned
-from autotune.job.observed import FRAMEWORKS
 from autotune.record.soak import digest_of
 from autotune.space.built_in import script_digest
 from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
@@ -51,12 +45,11 @@ _LATER = {"mlp_chunk_tokens": 0, "offload.activations": "none"}
 """Settings that older exports do not say, with what they mean by that."""
 
 
-class DeepSpeedFiles(CommandDialect):
+class DeepSpeedFiles(Dialect):
     """For `deepspeed.initialize(config=...)`: concrete numbers only."""
 
     engines = ("deepspeed",)
     script = "train.py"
-    frameworks = tuple(FRAMEWORKS)
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         settings = {**script_settings(handout.workload, handout.layout), **handout.settings}
@@ -75,13 +68,8 @@ class DeepSpeedFiles(CommandDialect):
             files["model/config.json"] = canonical_json(handout.job.model.source["config"])
         return files
 
-    def of_command(self, training: CommandTraining) -> CommandFiles:
-        """Concrete numbers; what only Trainer knows stays "auto"."""
-        config = training.config_in_numbers
-        left = ", ".join(f"`{key}`" for key in autos(config))
-        notes = [f'{left}: "auto", since it follows from the length of the training']
-        made = config_of_command(training, config, "your configuration with the edits, in numbers")
-        return dataclasses.replace(made, notes=[*made.notes, *(notes if left else ())])
+    def patched(self, paths: Sequence[Path], handout: Handout, engine: Engine) -> list[Patched]:
+        return patched_all(paths, Wanted(handout, engine, None))
 
     def refusals(
         self, path: Path, *, world: int, environment: Environment
