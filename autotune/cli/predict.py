@@ -31,8 +31,9 @@ def probe(
     are slower than others are warned of. With --fleet the nodes of a fleet measure together.
     """
     from autotune.app.probe import probe_fleet, probe_machine
-    from autotune.app.session import find_far_place
+    from autotune.app.session import find_place
     from autotune.fleet.options import options_of
+    from autotune.fleet.transports.remote import remote_place
     from autotune.probe.hardware_file import write_hardware
     from autotune.report.terminal.probe import print_probe
 
@@ -42,7 +43,7 @@ def probe(
     else:
         options = options_of(fleet_option or ())
         with obtained_fleet(fleet, options) as held:
-            far = find_far_place(held, options)
+            far = remote_place(find_place(held, None, {}, options), held)
             found = probe_fleet(out, far, world=world, disk=disk, is_quick=quick, note=say)
     # Before it is written: a disk that has filled up meanwhile takes no figure away.
     if as_json:

@@ -215,7 +215,7 @@ def doctor(
                 load_plugin("engine", engine).build(accelerator, say, on_progress)
         return
     from autotune.doctor import Level, diagnose
-    from autotune.report.terminal.overview import print_diagnosis
+    from autotune.report.terminal.doctor import print_diagnosis
 
     diagnosis = diagnose(measure=measure, note=say)
     print_json(diagnosis.to_dict()) if as_json else print_diagnosis(DATA, diagnosis)
@@ -226,15 +226,16 @@ def doctor(
 def _examine_fleet(
     fleet: str, options: Sequence[str], *, measures_links: bool, as_json: bool
 ) -> None:
-    from autotune.app.session import find_far_place
+    from autotune.app.session import find_place
     from autotune.doctor import Level
     from autotune.doctor.fleet import diagnose_fleet
     from autotune.fleet.options import options_of
-    from autotune.report.terminal.overview import print_fleet
+    from autotune.fleet.transports.remote import remote_place
+    from autotune.report.terminal.doctor import print_fleet
 
     chosen = options_of(options)
     with obtained_fleet(fleet, chosen) as held:
-        transport = find_far_place(held, chosen).transport
+        transport = remote_place(find_place(held, None, {}, chosen), held).transport
         found = diagnose_fleet(transport, measures_links=measures_links, note=say)
     print_json(found.to_dict()) if as_json else print_fleet(DATA, found)
     if found.level is Level.FAIL:
