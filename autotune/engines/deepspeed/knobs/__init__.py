@@ -1,7 +1,6 @@
 """DeepSpeed's knobs: a file for each section of the documentation; here all of them, in order.
 
-Adding one is an entry in a file of this folder. The evidence in the entries is DeepSpeed 0.19.8,
-but for those of `compression.py`, which it has not.
+Adding one is an entry in a file of this folder. The evidence in the entries is DeepSpeed 0.19.8.
 """
 
 from collections.abc import Mapping
@@ -9,7 +8,6 @@ from dataclasses import replace
 
 from autotune.engines.deepspeed.knobs import (
     communication,
-    compression,
     compute,
     layout,
     offload,
@@ -27,7 +25,6 @@ _GROUPS = (
     ("zeropp", zero.ZEROPP),
     ("offload", offload.DETAILS),
     ("compute", compute.ENTRIES),
-    ("compression", compression.ENTRIES),
     ("process", process.ENTRIES),
     ("communication", communication.ENTRIES),
 )

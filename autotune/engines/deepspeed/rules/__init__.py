@@ -7,10 +7,8 @@ from autotune.engines.deepspeed.rules import (
     attention,
     batch,
     compile,
-    compression,
     data,
     dtypes,
-    elasticity,
     experts,
     loss,
     model,
@@ -49,7 +47,6 @@ _KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)
 _ABOUT_VALUES = rules_of(
     *(version, batch, precision, optimizer, scheduler, zero, offload, parallel, pipeline),
     *(sequence, experts, model, zeropp, zenflow, nvme, dtypes, attention, loss, compile),
-    *(compression, elasticity),
 )
 VALUE_RULES = tuple(rule for rule in _ABOUT_VALUES if rule not in version.KEY_RULES)
 

@@ -11,7 +11,7 @@ from autotune.engines.communication.base import Communication
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.job.model_shape import ModelShape
-from autotune.space.rule import Finding, Patch
+from autotune.space.rule import Finding, Patch, UnknownFactError
 
 BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 
@@ -220,10 +220,15 @@ class Setup:
     def batch(self) -> tuple[int, int, int] | None:
         """micro_batch, grad_accum and train_batch_size as DeepSpeed fills in what is left out.
 
+        Raises:
+            UnknownFactError: Elasticity, of an older release, makes sizes of its own.
+
         It divides, rounding down, by `batch_ranks`, also where tensor parallelism leaves fewer
         replicas (runtime/config.py: _set_batch_related_parameters). None where there is nothing
         to fill in from, or a size is not a whole number above 0.
         """
+        if self.elasticity:
+            raise UnknownFactError("elasticity")
         micro, accum, total = given = [self.ds_config.get(name) for name in BATCH_KEYS]
         if any(size is not None and (type(size) is not int or size < 1) for size in given):
             return None

@@ -13,11 +13,7 @@ from autotune.engines.deepspeed.rules.constructors import (
     optimizer_of,
     schedule_decides,
 )
-from autotune.engines.deepspeed.rules.version import (
-    OPTIMIZERS_REMOVED_IN,
-    REMOVED_OPTIMIZERS,
-    uncompressed,
-)
+from autotune.engines.deepspeed.rules.version import OPTIMIZERS_REMOVED_IN, REMOVED_OPTIMIZERS
 from autotune.space.rule import Choice, Finding, rule
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
@@ -227,19 +223,4 @@ def _muon_scatters(setup: Setup) -> Finding | None:
         message="optimizer.type=Muon at stage 3 with zero_optimization.reduce_scatter=true (the "
         "default)",
         changes=zero(reduce_scatter=False),
-    )
-
-
-@rule("runtime/engine.py before 0.19.7: _configure_basic_optimizer")
-def _one_bit_with_zero(setup: Setup) -> Finding | None:
-    if setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage == 0:
-        return None
-    if setup.is_at_least(OPTIMIZERS_REMOVED_IN):
-        return None
-    return Finding(
-        message=f"optimizer.type={setup.section('optimizer')['type']} with "
-        f"zero_optimization.stage={setup.stage}: it compresses gradients that ZeRO would have "
-        "sharded",
-        changes=uncompressed(setup) if setup.accelerator == "cpu" else zero(0),
-        advice="choose another optimizer.type, such as AdamW",
     )

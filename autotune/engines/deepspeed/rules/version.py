@@ -142,12 +142,12 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
         f"optimizer.type={setup.section('optimizer')['type']} is gone from DeepSpeed "
         f"{OPTIMIZERS_REMOVED_IN} on; this is {setup.version}"
     )
-    changes = uncompressed(setup)
+    changes = _uncompressed(setup)
     advice = "" if changes else "choose another optimizer.type, such as AdamW"
     return Finding(message=message, changes=changes, advice=advice)
 
 
-def uncompressed(setup: Setup) -> Patch:
+def _uncompressed(setup: Setup) -> Patch:
     """The change to the optimizer that it is without compression; empty where none trains here."""
     heir, known = REMOVED_OPTIMIZERS[setup.optimizer]
     if heir == "Lamb" and setup.accelerator == "cpu":
