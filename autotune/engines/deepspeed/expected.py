@@ -12,7 +12,6 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.offload import ZENFLOW
 from autotune.engines.deepspeed.mixtures import experts_elsewhere
 from autotune.engines.deepspeed.rules.base import Setup
-from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
 from autotune.job.model import ModelShape
 
 DEFAULT_GRADIENT_CLIPPING = 1.0
@@ -55,7 +54,7 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
             found["head_is_split"] = head == "split"
     if stage > 0:
         found["grad_accum_dtype"] = _dtype(config, "grad_accum_dtype", precision)
-    if stage == 0 or uses_bf16_optimizer(setup):
+    if stage == 0 or setup.uses_bf16_optimizer:
         return found
     return found | _as_written(setup) | _derived(setup)
 

@@ -5,7 +5,6 @@ from autotune.engines.deepspeed.rules.base import (
     Setup,
     params,
     unknown_type,
-    zero,
 )
 from autotune.engines.deepspeed.rules.constructors import (
     TAKEN_OUT,
@@ -36,23 +35,6 @@ def _unknown_type(setup: Setup) -> Finding | None:
     if given in torchs:
         return None
     return unknown_type("optimizer", given, (*_MAY_TRAIN, *torchs), "AdamW", "torch.optim")
-
-
-@rule("runtime/config.py: get_optimizer_name", consequence="ignored")
-def _no_type(setup: Setup) -> Finding | None:
-    section = setup.section("optimizer")
-    if not section or section.get("type") is not None:
-        return None
-    return Finding(
-        message="optimizer without a type: DeepSpeed ignores the section and trains with the "
-        "optimizer of the script",
-        at=("optimizer",),
-        choices=(
-            Choice(changes={"optimizer": {"type": "AdamW"}}),
-            Choice(changes={"optimizer": None}),
-        ),
-        advice="set optimizer.type, such as AdamW, or remove optimizer where the script has one",
-    )
 
 
 @rule("the constructors' signatures, in constructors.json")
@@ -196,31 +178,3 @@ def _needs_cuda(setup: Setup) -> Finding | None:
 def _removed(setup: Setup) -> bool:
     """Whether the installed release lacks the optimizer, of which another rule speaks."""
     return setup.optimizer in REMOVED_OPTIMIZERS and setup.is_at_least(OPTIMIZERS_REMOVED_IN)
-
-
-@rule("runtime/engine.py: _do_sanity_check")
-def _lamb_needs_dynamic_scale(setup: Setup) -> Finding | None:
-    scale = setup.section("fp16").get("loss_scale", 0)
-    if setup.optimizer not in ("lamb", "onebitlamb") or type(scale) not in (int, float):
-        return None
-    if scale == 0 or _removed(setup):
-        return None
-    return Finding(
-        message=f"optimizer.type={setup.section('optimizer')['type']} with "
-        f"fp16.loss_scale={scale}: it needs dynamic loss scaling",
-        at=("fp16.loss_scale",),
-        choices=(Choice(changes={"fp16": {"loss_scale": 0}}),),
-        advice="set fp16.loss_scale to 0, which makes it dynamic",
-    )
-
-
-@rule("runtime/zero/stage3.py:360")
-def _muon_scatters(setup: Setup) -> Finding | None:
-    scatters = setup.zero.get("reduce_scatter") is not False
-    if setup.optimizer != "muon" or setup.stage != 3 or not scatters:
-        return None
-    return Finding(
-        message="optimizer.type=Muon at stage 3 with zero_optimization.reduce_scatter=true (the "
-        "default)",
-        changes=zero(reduce_scatter=False),
-    )
