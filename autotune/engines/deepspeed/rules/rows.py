@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter, contains, gt, lt
+from operator import attrgetter, gt, lt, ne
 from pathlib import Path
 from typing import Any
 
@@ -27,48 +27,58 @@ _NAME = r"@?[a-z_0-9.]+"
 _PLACE = re.compile(rf"\{{({_NAME})(?::([^}}]+))?\}}")
 
 _Read = Callable[[Setup], Any]
-_Holds = Callable[[Setup], bool]
+_Condition = tuple[_Read, Sequence[Any], bool]
+"""A fact, values, and whether it has to be one of these or none."""
 
 
 def _reader(name: str) -> _Read:
-    """Finds a fact in a setup."""
-    if not name.startswith("@"):
-        section, _, key = name.rpartition(".")
-        return lambda setup: section_at(setup.ds_config, section).get(key)
-    if not name.startswith("@model."):
+    """Finds a fact in a setup; a lattice asks many, so the shortest way to each."""
+    if name.startswith("@model."):
+        size = name.removeprefix("@model.")
+        return lambda setup: getattr(setup.model, size, None)
+    if name.startswith("@"):
         return attrgetter(name.removeprefix("@"))
-    size = name.removeprefix("@model.")
-    return lambda setup: getattr(setup.model, size, None)
+    section, _, key = name.rpartition(".")
+    if not section:
+        return lambda setup: setup.ds_config.get(key)
+    if section == "zero_optimization":
+        return lambda setup: setup.zero.get(key)
+    return lambda setup: section_at(setup.ds_config, section).get(key)
 
 
-def _condition(name: str, wanted: Any) -> _Holds:
+def _condition(name: str, wanted: Any) -> _Condition:
     read = _reader(name)
     if not isinstance(wanted, Mapping):
-        values = wanted if isinstance(wanted, list) else [wanted]
-        return lambda setup: read(setup) in values
+        return read, _listed(wanted), True
     if {"from", "before"} & wanted.keys():
         first, end = wanted.get("from", "0"), wanted.get("before", "")
-        return lambda setup: setup.is_at_least(first, before=end)
+        return lambda setup: setup.is_at_least(first, before=end), (True,), True
     ((kind, value),) = wanted.items()
     if kind == "truth":
-        return lambda setup: bool(read(setup)) is value
-    other = _reader(value) if _is_name(value) else lambda _: value
-    if kind == "not":
-        return lambda setup: not _is_one_of(read(setup), other(setup))
-    compares = {"above": gt, "below": lt}[kind]
-    return lambda setup: _compared(read(setup), other(setup), compares)
+        return lambda setup: bool(read(setup)), (value,), True
+    other = _reader(value) if _is_name(value) else None
+    if kind == "not" and other is None:
+        return read, _listed(value), False
+    compares = {"above": gt, "below": lt, "not": ne}[kind]
+    return (
+        lambda setup: _compared(read(setup), other(setup) if other else value, compares),
+        (True,),
+        True,
+    )
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and ("." in value or value.startswith("@"))
 
 
-def _is_one_of(value: Any, values: Any) -> bool:
-    return contains(values, value) if isinstance(values, list) else bool(value == values)
-
-
 def _compared(one: Any, other: Any, compares: Callable[[Any, Any], bool]) -> bool:
-    return type(one) in (int, float) and type(other) in (int, float) and compares(one, other)
+    if compares is not ne and not {type(one), type(other)} <= {int, float}:
+        return False
+    return bool(compares(one, other))
 
 
 def _filled(value: Any, setup: Setup) -> Any:
@@ -85,11 +95,11 @@ def _filled(value: Any, setup: Setup) -> Any:
 
 
 def _check(
-    cases: Sequence[tuple[Sequence[_Holds], Mapping[str, Any]]], setup: Setup
+    cases: Sequence[tuple[Sequence[_Condition], Mapping[str, Any]]], setup: Setup
 ) -> Finding | None:
     for conditions, entries in cases:
-        for holds in conditions:
-            if not holds(setup):
+        for read, values, is_one in conditions:
+            if (read(setup) in values) is not is_one:
                 break
         else:
             told = {name: _filled(value, setup) for name, value in entries.items()}
