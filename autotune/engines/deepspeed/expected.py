@@ -9,7 +9,7 @@ from typing import Any
 from autotune.contract import KnobValue
 from autotune.engines.communication.variables import expected_of
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.knobs.offload import ZENFLOW
+from autotune.engines.deepspeed.knobs.readers import ZENFLOW
 from autotune.engines.deepspeed.mixtures import experts_elsewhere
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.model import ModelShape
