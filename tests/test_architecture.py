@@ -388,7 +388,7 @@ NAMES_DEEPSPEED = {
 }
 """Every other file that names DeepSpeed, and why; an entry goes as soon as its file does not."""
 
-OF_DEEPSPEED = KNOBS.keys() - {knob.name for knob in knobs.KNOBS}
+OF_DEEPSPEED = KNOBS.keys() - knobs.KNOBS.keys()
 """Knobs of no other engine."""
 
 _DEEPSPEED = re.compile(r"deepspeed|ds_config", re.IGNORECASE)

@@ -136,9 +136,6 @@ class Knob:
     """Where it acts, for people."""
     needs_cuda: tuple[KnobValue, ...] = ()
     """Values that only a CUDA device can run."""
-    gone_since: str = ""
-    """First release of the engine that lacks it; empty: the newest one has it. Such a knob acts at
-    no value that leaves it off, so that it makes no other candidate of any."""
     changes_training: str = ""
     """Effect on the numbers that are trained; empty: it decides speed and memory alone."""
     asks: str = ""

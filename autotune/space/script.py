@@ -104,7 +104,6 @@ def reach_of(script: Observed) -> Reach:
     else:
         left_out["precision"] = f"{script.framework} has it where the command sets it"
     if not script.config.get("optimizer"):
-        left_out["optimizer.compression"] = "the script brings its optimizer"
         if implementation_of(script):
             ways["optimizer.implementation"] = "arguments"
         elif script.description.get("client_optimizer") == "DeepSpeedCPUAdam":
