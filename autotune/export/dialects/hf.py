@@ -15,7 +15,6 @@ from autotune.base.nested import look_up
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml, parse_yaml
 from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.command_training import CommandFiles, CommandTraining, file_of_command
 from autotune.export.material import SCRIPT, from_config, material, readme
 from autotune.export.trainer import Setting, refuse_unsaid, trained, trainer_values
 from autotune.export.trainer_keys import untuned
@@ -99,10 +98,6 @@ class FamilyDialect(Dialect):
             **readme(handout, launch, templates, page, more, config=config),
         }
 
-    def of_command(self, training: CommandTraining) -> CommandFiles:
-        """The file of the command with the edits, or the settings as one."""
-        return file_of_command(training, self.file)
-
     def _fields(
         self, handout: Handout, known: Mapping[str, Any], templates: Templates
     ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -131,40 +126,14 @@ class FamilyDialect(Dialect):
 class HuggingFaceTrainer(FamilyDialect):
     """For `Trainer`: each value that Trainer owns is an argument, and "auto" in the file."""
 
-    frameworks = ("trainer", "trl", "ms-swift")
     consumer = "Hugging Face Trainer"
     folder = "hf"
     file = ARGUMENTS_FILE
-
-    def of_command(self, training: CommandTraining) -> CommandFiles:
-        lines = "".join(f"--{name} {text}\n" for name, text in spelled(training.arguments) if text)
-        files = {CONFIG_FILE: canonical_json(training.config_for_trainer), ARGUMENTS_FILE: lines}
-        about = {
-            CONFIG_FILE: '"auto" wherever Trainer owns the key: its arguments hold the value',
-            ARGUMENTS_FILE: "TrainingArguments that you set or that change, as a command line has "
-            "them",
-        }
-        if not training.takes_arguments and training.argument_file is not None:
-            name, text = training.edited_arguments()
-            files[name], about[name] = text, "your file of arguments with the edits"
-            return CommandFiles(files=files, command=training.command_with_file(name), about=about)
-        notes = ['Trainer refuses numbers that differ from its arguments: leave "auto"']
-        if not training.takes_arguments:
-            fields = ", ".join(f"{name}={value!r}" for name, value in training.arguments.items())
-            notes.append(f"in your code: `TrainingArguments(..., {fields})`")
-        return CommandFiles(
-            files=files,
-            command=training.command(),
-            about=about,
-            notes=notes,
-            in_code=dict(training.in_code()),
-        )
 
 
 class SupervisedTrainer(FamilyDialect):
     """For TRL's `SFTTrainer`: an SFTConfig, which TrlParser reads with `--config`."""
 
-    frameworks = ("trl",)
     consumer = "TRL"
     folder = "trl"
     file = "sft.yaml"
@@ -174,7 +143,6 @@ class SupervisedTrainer(FamilyDialect):
 class LlamaFactory(FamilyDialect):
     """For `llamafactory-cli train`: a pre-training on text that `start.py` writes."""
 
-    frameworks = ("llama-factory",)
     consumer = "LLaMA-Factory"
     folder = "llama_factory"
     file = "llamafactory.yaml"
@@ -186,7 +154,6 @@ class LlamaFactory(FamilyDialect):
 class Axolotl(FamilyDialect):
     """For `axolotl train`: a training from random weights, on text that `start.py` writes."""
 
-    frameworks = ("axolotl",)
     consumer = "axolotl"
     folder = "axolotl"
     file = "axolotl.yaml"

@@ -1,4 +1,4 @@
-"""Overviews for a terminal: the studies of a folder, the findings on a machine."""
+"""Overviews for a terminal: the studies of a folder, a soak."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.base.telling import tell
-from autotune.base.units import format_count, format_rate
+from autotune.base.units import format_rate
 from autotune.contract import Origin
-from autotune.doctor import Examination, Level, Remark
-from autotune.doctor.fleet import FleetExamination
 from autotune.record.soak import SoakResult, describe_soak
 from autotune.report.terminal.tables import plain_table
-
-_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,33 +81,4 @@ def print_soak(console: Console, soak: SoakResult) -> None:
     style = "green" if soak.passed else "bold yellow" if soak.too_short else "bold red"
     for name, text in tell("soak", {"soak": soak, "described": describe_soak(soak)}):
         grid.add_row(name, Text(text, style=style if name == "soak" else ""))
-    console.print(grid)
-
-
-def print_diagnosis(console: Console, diagnosis: Examination) -> None:
-    """Print the findings, each with the shortest way to mend it."""
-    _print_remarks(console, diagnosis.findings)
-
-
-def print_fleet(console: Console, fleet: FleetExamination) -> None:
-    """Print what is said of each node, and of all of them together."""
-    for node in fleet.nodes:
-        slots = format_count(node.n_slots, "slot") if node.n_slots else "left out"
-        console.print(Text(f"{node.name}: {slots}", style="bold"))
-        _print_remarks(console, node.findings)
-    console.print(Text("all nodes", style="bold"))
-    _print_remarks(console, fleet.findings)
-
-
-def _print_remarks(console: Console, remarks: Sequence[Remark]) -> None:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(style="cyan", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for remark in remarks:
-        level = Text(remark.level.value, style=_STYLES[remark.level])
-        text = Text(remark.message)
-        if remark.fix:
-            text.append(f"\nfix: {remark.fix}", style="dim")
-        grid.add_row(level, remark.subject, text)
     console.print(grid)
