@@ -27,9 +27,6 @@ from autotune.search.base import Observer, Snapshot, Stage
 
 _SHARE_OF_TIME = 0.01
 """Share of a search's time that drawing its page may take."""
-_MANY_TRIALS = 500
-"""Trials from which on drawing takes so long that a page comes when the search has ended: nodes
-end their trials if they hear nothing for a minute."""
 _MARK = "<!-- a page of autotune -->"
 """Begins every page, whatever the templates make of it."""
 _BY = "as a page by autotune"
@@ -55,8 +52,7 @@ class PageWriter(Observer):
         """Hand it on, and write the page where it shows something new."""
         self._observer.on_snapshot(snapshot)
         state = (snapshot.stage, dict(snapshot.counts))
-        is_long = len(snapshot.trials) >= _MANY_TRIALS
-        if is_long or state == self._written or time.monotonic() < self._not_before_s:
+        if state == self._written or time.monotonic() < self._not_before_s:
             return
         self._written = state
         self._write(snapshot)

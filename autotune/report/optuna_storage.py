@@ -162,21 +162,17 @@ def _distribution(kind: str, values: tuple[KnobValue, ...]) -> BaseDistribution:
 
 def _attributes(report: Story, tried: Tried, row: Row) -> dict[str, Any]:
     """Attributes of a candidate from the report; None is left out."""
+    figures = ("samples_per_s", "samples_per_s_low", "samples_per_s_high", "peak_memory_bytes")
     found: dict[str, Any] = {
         "trial": row.trial,
         "candidate_hash": tried.candidate.hash,
         "outcome": row.outcome and row.outcome.value,
         "evidence": row.evidence or None,
+        "n_runs": row.n_runs if row.figure else None,
+        **{name: getattr(row.figure, name, None) for name in figures},
+        "is_best": row == report.best_row,
+        "is_baseline": row == report.baseline_row,
     }
-    if figure := row.figure:
-        found |= {
-            "n_runs": row.n_runs,
-            "samples_per_s": figure.samples_per_s,
-            "samples_per_s_low": figure.samples_per_s_low,
-            "samples_per_s_high": figure.samples_per_s_high,
-            "peak_memory_bytes": figure.peak_memory_bytes,
-        }
-    found |= {"is_best": row == report.best_row, "is_baseline": row == report.baseline_row}
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -9,9 +9,6 @@ from autotune.report.compare.comparison import StudyComparison
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.terminal.tables import plain_table, print_facts
 
-_MOST_IN_A_TABLE = 3
-"""Studies whose knobs stand beside each other; of more, each has a line."""
-
 
 def print_comparison(console: Console, comparison: StudyComparison) -> None:
     """Print the verdicts, then the outcomes, the bests, their knobs and what they share."""
@@ -24,32 +21,18 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
     if comparison.kinds:
         print_facts(console, describe_kinds(comparison.kinds))
         console.print()
-    if len(comparison.knobs):
-        _print_knobs(console, comparison)
+    if len(comparison.shared_knobs):
+        _print(console, tables.knobs(comparison))
+    if apart := comparison.own_knobs:
+        console.print("knobs that act in some of the bests alone")
+        print_facts(console, apart)
+        console.print()
     if comparison.candidates.empty:
         console.print("no candidate was measured for the same job in two of them")
         return
     _print(console, tables.candidates(comparison))
     ((_, about),) = tell("ratios", {"first": next(iter(comparison.stories))})
     console.print(Text(about, style="dim"))
-
-
-def _print_knobs(console: Console, comparison: StudyComparison) -> None:
-    """The knobs that the bests set differently, then those that do not act in all of them."""
-    frame = comparison.shared_knobs
-    if len(frame) and len(frame.columns) <= _MOST_IN_A_TABLE:
-        _print(console, tables.knobs(comparison))
-    elif len(frame):
-        console.print("knobs that the bests set differently")
-        settings = [(str(name), frame[name].items()) for name in frame.columns]
-        print_facts(
-            console, [(name, " ".join(f"{k}={v}" for k, v in found)) for name, found in settings]
-        )
-        console.print()
-    if alone := comparison.own_knobs:
-        console.print("knobs that act in some of the bests alone")
-        print_facts(console, alone)
-        console.print()
 
 
 def _print(console: Console, cells: tables.ComparisonTable) -> None:
