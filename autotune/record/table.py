@@ -1,8 +1,7 @@
 """The results table: one tidy row per trial, rebuilt from the record whenever it is asked for.
 
-The schema is frozen by a test and described in docs/table.md, which
-`python -m autotune.record.table` prints. Nothing reads the written files back: they are for
-people and their tools.
+The schema is frozen by a test and described on a page of the documentation. Nothing reads the
+written files back: they are for people and their tools.
 """
 
 import json

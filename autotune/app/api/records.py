@@ -55,7 +55,7 @@ def compare(*runs: str | Path | Sequence[str | Path], results: str | Path = "res
 def load(study: str | Path, results: str | Path = "results") -> pd.DataFrame:
     """The table of a study as a pandas frame, one row per trial.
 
-    Columns are those of docs/table.md; `frame.attrs` holds their `units` and `meanings`.
+    `frame.attrs` holds the `units` and `meanings` of its columns.
 
     Args:
         study: Name of a study, or its folder.
