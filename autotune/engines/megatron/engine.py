@@ -126,25 +126,9 @@ _HAS_HYBRIDEP = (0, 16)
 _HAS_GRAPHS = (0, 16)
 _BUFFERS = (RowBuffers.NONE, RowBuffers.DEEPEP, RowBuffers.HYBRIDEP, RowBuffers.NONE)
 """Buffers of each of `DISPATCHERS` that stay."""
-_LIVE_MORE = frozenset(
-    {
-        *(
-            "etp",
-            "order",
-            "stages",
-            "stage_layers",
-            "dispatcher",
-            "fsdp",
-            "tp_comm_overlap",
-            "overlap_p2p",
-        ),
-        *("overlap_experts", "delay_weight_grads", "overlap_shared_experts"),
-        *("fsdp_double_buffer", "adam_moments", "optimizer_offload_overlap"),
-        *("optimizer_offload", "activation_offload", "offload_modules", "recompute_modules"),
-        *("fp8", "fp8_recipe", "fp8_param_gather", "fp4", "cuda_graphs", "cp_kind"),
-        *("main_grads", "nccl_ub", "fused_experts"),
-    }
-)
+_LIVE_MORE = {*MORE_KNOBS, "stage_layers"} - {
+    *("first_stage_layers", "last_stage_layers", "overlap_grad_reduce", "overlap_param_gather")
+}
 """What it says of itself where a candidate has it off its default."""
 _FLAGS = {
     "activation_offload": "--cpu-offloading-num-layers",

@@ -51,7 +51,7 @@ def probe_ranks(candidate: Candidate, *, task: LayoutTask, job: Job) -> Sequence
         words += _words_of_fakes(release)
     settings = settings_of(workload, layout_of(candidate, "cpu"))
     found = ask(
-        "autotune.engines.megatron.rank_probe",
+        "autotune.engines.megatron.probe",
         {
             "ranks": ranks_of(row, candidate.world),
             "world": candidate.world,
