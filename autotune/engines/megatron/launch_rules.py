@@ -118,7 +118,7 @@ def _is_asked(rule: Rule[LayoutRows], rows: LayoutRows) -> bool:
 
 
 _ARGUMENT_OF = {
-    **{knob: argument for argument, knob in KNOBS_OF.items()},
+    **{knob: argument for argument, knob in KNOBS_OF.items() if knob not in ("stages", "order")},
     "vp": "num_virtual_stages_per_pipeline_rank",
     "vp_group": "microbatch_group_size_per_vp_stage",
     "n_heads": "num_attention_heads",

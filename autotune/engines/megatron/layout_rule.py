@@ -15,6 +15,10 @@ from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
 
 CONFIG = "megatron/core/transformer/transformer_config.py, __post_init__"
 ARGUMENTS = "megatron/training/arguments.py, validate_args"
+SAME_RUN = "ours: the same run as without"
+TABLE = "ours: the table of accelerators"
+RECIPES = "ours: Transformer Engine's recipes are for models in bf16 or fp16"
+PRECISION_AWARE = "megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer"
 _NAMED_VALUE = re.compile(r"\b(\w+) \{\1\}")
 _VALUE = re.compile(r"\{(\w+)\}")
 _TEST = re.compile(r"(\w+)(?:(!=|>=|=|>|~)(\w+))?")
@@ -76,6 +80,51 @@ def layout_rule(
         reads=reads,
         holds=answer,
     )
+
+
+def needs(name: str, knob: str, needed: str, source: str) -> Rule[LayoutRows]:
+    """A knob that needs another one, a fact, or one of several that `|` joins."""
+    other = f"take {_in_words(needed)}, or " if needed.partition(">")[0] in KNOBS else ""
+    message, fix = f"{knob}: needs {_in_words(needed)}", f"{other}leave {knob} out"
+    return layout_rule(name, f"{knob} !{needed}", message, fix, source)
+
+
+def excludes(name: str, test: str, other: str, source: str) -> Rule[LayoutRows]:
+    """A knob, or a part of its value, that another one, or a fact, excludes."""
+    knob, is_part, part = test.partition("~")
+    subject = f"{part} in {knob}" if is_part else knob
+    is_fact = other in LayoutTask.__dataclass_fields__
+    more = "" if is_fact else f", or do without {_in_words(other)}"
+    message, fix = f"{subject}: excludes {_in_words(other)}", f"leave {subject} out{more}"
+    return layout_rule(name, f"{test} {other}", message, fix, source)
+
+
+_FACTS = {
+    "in_bf16": "a job in bf16",
+    "in_fp32": "a job in fp32",
+    "has_fp8": "a device that computes products in fp8",
+    "has_fp4": "a device that computes products in fp4",
+    "n_experts": "a mixture of experts",
+    "latent_kv_rank": "latent attention",
+    "shared_expert_hidden": "a model with shared experts",
+    "recompute": "recomputation",
+    "dispatcher": "a dispatcher other than alltoall",
+}
+
+
+def _in_words(tests: str) -> str:
+    """One of some tests, for people."""
+    found = []
+    for name, sign, value in _TEST.findall(tests):
+        if name in _FACTS and sign != "=":
+            found.append(_FACTS[name])
+        elif sign == ">":
+            found.append(f"{'an' if name == 'ep' else 'a'} {name} above {value}")
+        else:
+            found.append(
+                f"{name}={value or 'true'}" if KNOBS[name].kind == "bool" or value else name
+            )
+    return " or ".join(found)
 
 
 def _names_in(terms: str) -> tuple[str, ...]:

@@ -5,7 +5,13 @@ from collections.abc import Callable
 import numpy as np
 
 from autotune.engines.megatron.choices import BALANCED
-from autotune.engines.megatron.layout_rule import CONFIG, layout_rule, with_parameters
+from autotune.engines.megatron.layout_rule import (
+    CONFIG,
+    SAME_RUN,
+    layout_rule,
+    needs,
+    with_parameters,
+)
 from autotune.engines.megatron.layout_task import Counts, LayoutRows, Truth, written_stages
 from autotune.engines.megatron.stages import Stages, StageWork, balanced_layers, even_layers
 from autotune.space.rule import Rule
@@ -122,13 +128,7 @@ def _rank_has_experts(
 
 
 RULES: tuple[Rule[LayoutRows], ...] = (
-    layout_rule(
-        "stages.pipeline",
-        "stages !pp>1",
-        "stages are placed on a pipeline, and pp is 1",
-        "take stages=even, or a pp above 1",
-        "ours: the same run as without",
-    ),
+    needs("stages.pipeline", "stages", "pp>1", SAME_RUN),
     layout_rule(
         "stages.alone",
         "stages ends_as_layers|first_stage_layers|last_stage_layers",
@@ -143,7 +143,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "balanced stages are those that {n_layers} layers over pp {pp} x vp {vp} chunks have "
         "anyway",
         "take stages=even",
-        "ours: the same run as without",
+        SAME_RUN,
     ),
     layout_rule(
         "stages.count",
