@@ -35,17 +35,12 @@ _STACK_BYTES = 2**18
 _ATTRIBUTES_BYTES = 64
 """Room for a pthread_attr_t: 56 bytes on 64-bit Linux (glibc, pthreadtypes-arch.h)."""
 
-_WITH_TRITON = {
-    "megatron.core.transformer.custom_layers.batch_invariant_kernels": (
-        "enable_batch_invariant_mode",
-    ),
-    "megatron.core.transformer.moe.paged_stash": (
-        *("paged_stash_reset", "paged_stash_init_chunk_handler", "paged_stash_group_start"),
-        *("paged_stash_group_commit", "get_paged_stash_context", "PagedStashRunner"),
-    ),
-}
-"""Modules that need triton -> what others import of them. No layout asks for these kernels, and
-they are imported all the same: the first by 0.16's scripts, the second from 0.18 on."""
+_WITH_TRITON = (
+    "megatron.core.transformer.custom_layers.batch_invariant_kernels",
+    "megatron.core.transformer.moe.paged_stash",
+)
+"""Modules that need triton. No layout asks for these kernels, and they are imported all the same:
+the first by 0.16's scripts, the second from 0.18 on."""
 
 _FACTORIES = (
     *("tensor", "as_tensor", "zeros", "ones", "empty", "full", "eye", "arange", "linspace"),
@@ -74,11 +69,18 @@ def install() -> None:
     _answer_for_cuda()
     _answer_for_nccl()
     if importlib.util.find_spec("triton") is None:
-        for name, functions in _WITH_TRITON.items():
-            sys.modules[name] = types.ModuleType(name)
-            vars(sys.modules[name]).update((function, _does_nothing()) for function in functions)
+        sys.modules.update((name, _Kernels(name)) for name in _WITH_TRITON)
     # Megatron is astonished that its generator of the device is the host's, at every layer.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
+
+
+class _Kernels(types.ModuleType):
+    """A module of kernels of which each does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _does_nothing()
 
 
 def mend_megatron() -> None:
