@@ -9,9 +9,9 @@ from typing import Any
 from autotune.check.ignored import MEGATRON_PREFIX, ignored_in
 from autotune.check.key_positions import TextPlace
 from autotune.check.lint import WITHOUT_WORLD, CheckReport, Found
-from autotune.check.rule_list import FileRule
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.file_rules import FileRule
 from autotune.engines.deepspeed.sources.source import Source
 from autotune.engines.megatron.argument_rules import (
     ARGUMENT_RULES,

@@ -102,6 +102,17 @@ class Exported:
     """Keys of the user's own file that are not as written: key -> (theirs, ours)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommandJob:
+    """The job that somebody's own command is, by its words."""
+
+    keys: Mapping[str, Any]
+    model: Mapping[str, Any]
+    """A Hugging Face config."""
+    left_out: Sequence[str] = ()
+    """Flags of the command that trials leave out, besides those that a knob governs."""
+
+
 class Engine(ABC):
     """A training engine for one job in one environment; most answers have a default of nothing."""
 
@@ -363,6 +374,31 @@ class EnginePlugin(ABC):
     def needed(self, job: Job) -> Sequence[EnginePackage]:
         """The packages that a job's trials need; fewer where it brings the engine itself."""
         return self.packages
+
+    def read_command(
+        self, command: Sequence[str], folder: Path, *, is_named: bool
+    ) -> CommandJob | None:
+        """The job of a command that a user starts in a folder, if its words tell it.
+
+        None: it is none of the engine's, or only a run of it tells what it trains.
+
+        Args:
+            command: Its words.
+            folder: Where it is started.
+            is_named: Whether the user says that it is of this engine.
+
+        Raises:
+            JobError: It is the engine's, and cannot be searched.
+        """
+        return None
+
+    def ranks_of_command(self, command: Sequence[str], folder: Path) -> int | None:
+        """Ranks that a command starts, by its words and its files; None: they do not say.
+
+        Raises:
+            JobError: A count in it is none.
+        """
+        return None
 
     def updates_on_host(self, knobs: Mapping[str, KnobValue]) -> bool:
         """Whether the optimizer of a candidate with these knobs runs on the host."""
