@@ -142,14 +142,14 @@ def _check_same_training(launch: MegatronLaunch, job: Job) -> None:
         JobError: It does not.
     """
     shape = job.model.shape
-    ours = {
+    of_job = {
         "global_batch_size": job.global_batch,
         "seq_length": job.seq_len,
         "num_layers": shape.n_layers,
         "hidden_size": shape.hidden,
         "num_attention_heads": shape.n_heads,
     }
-    for name, value in ours.items():
+    for name, value in of_job.items():
         given = launch.given.get(name)
         if given is not None and given.value != value:
             raise JobError(
