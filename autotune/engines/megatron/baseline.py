@@ -11,7 +11,7 @@ from autotune.cost.plans import Recompute
 from autotune.engines.megatron.argument_rules import in_words
 from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.choices import OFFLOADED
-from autotune.engines.megatron.knobs import MORE_KNOBS, knobs_of
+from autotune.engines.megatron.knobs import MORE_KNOBS, SHARE, knobs_of
 from autotune.engines.megatron.launch_rules import flags_of, judge_launch, rows_of
 from autotune.engines.megatron.launched import MegatronLaunch, read_launches
 from autotune.engines.megatron.model_arguments import Arguments
@@ -21,8 +21,6 @@ from autotune.space.rule import UnknownFactError
 Notes = Mapping[str, tuple[Any, Any]]
 """Argument -> what the user gave it, and what runs; None: nothing."""
 
-_MILLION = 1_000_000
-"""A share stands in a column of whole numbers in millionths."""
 _LAYOUT = (
     *("tp", "pp", "vp", "cp", "ep", "micro_batch"),
     *("ends_as_layers", "sequence_parallel", "distributed_optimizer"),
@@ -104,7 +102,7 @@ def _knobs(launch: MegatronLaunch, job: Job) -> dict[str, KnobValue]:
     row = {**dict.fromkeys(MORE_KNOBS, 0), **{name: int(c[0]) for name, c in columns.items()}}
     row["sequence_parallel"] &= row["tp"] > 1  # as Megatron does
     if row["optimizer_offload"]:
-        row["optimizer_offload"] = round(_MILLION * launch.get("optimizer_offload_fraction"))
+        row["optimizer_offload"] = round(SHARE * launch.get("optimizer_offload_fraction"))
     chunk = (job.model.shape.n_layers + 2 * row["ends_as_layers"]) // (row["pp"] * row["vp"])
     n_layers = int(launch.get("recompute_num_layers") or 1)
     if row["recompute"] == Recompute.FULL and launch.get("recompute_method") == "block":

@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from autotune.engines.megatron.layout_rule import CONFIG, SAME_RUN, excludes, layout_rule, needs
+from autotune.engines.megatron.layout_rule import (
+    CONFIG,
+    NOT_THERE,
+    SAME_RUN,
+    excludes,
+    layout_rule,
+    needs,
+)
 from autotune.engines.megatron.layout_task import LayoutRows
 from autotune.space.rule import Rule
 
@@ -27,11 +34,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take etp=1, or fused_experts=false",
         _FUSED,
     ),
-    layout_rule(
+    excludes(
         "fused_experts.recompute",
-        "fused_experts recompute=selective recompute_modules~moe_act",
-        "fused_experts keeps no result of an activation that moe_act could compute again",
-        "leave moe_act out of recompute_modules, or take fused_experts=false",
+        "recompute=selective fused_experts",
+        "recompute_modules~moe_act",
         _FUSED,
     ),
     layout_rule(
@@ -63,21 +69,14 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take dispatcher=alltoall, or an ep above 1",
         f"{_DISPATCHER}, _DeepepManager, MoEFlexTokenDispatcher: TPxEP > 1",
     ),
-    layout_rule(
+    excludes(
         "dispatcher.precision",
-        "dispatcher=deepep|dispatcher=hybridep in_fp32",
-        "deepep and hybridep send 16 bits, and the job trains in fp32",
-        "take dispatcher=alltoall, or precision bf16 for the job",
+        "dispatcher=deepep|dispatcher=hybridep",
+        "in_fp32",
         "ours: DeepEP's and HybridEP's buffers",
     ),
     needs("overlap_experts.ranks", "overlap_experts", "ep>1", _OVERLAP),
-    layout_rule(
-        "overlap_experts.chunks",
-        "overlap_experts pp>1 !vp>1",
-        "overlap_experts pairs the chunks of a pipeline, and pp {pp} has vp {vp}",
-        "take overlap_experts=false, or a vp above 1",
-        _OVERLAP,
-    ),
+    needs("overlap_experts.chunks", "overlap_experts pp>1", "vp>1", _OVERLAP),
     excludes("overlap_experts.dispatcher", "overlap_experts", "dispatcher=allgather", _OVERLAP),
     excludes("overlap_experts.recompute", "overlap_experts", "recompute=full", _OVERLAP),
     excludes("overlap_experts.precision", "overlap_experts", "in_fp32", _OVERLAP),
@@ -105,26 +104,23 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "dispatcher",
         f"{CONFIG}: moe_shared_expert_overlap",
     ),
-    layout_rule(
+    needs(
         "recompute_modules.experts",
-        "recompute=selective recompute_modules~moe !n_experts>1",
-        "recompute_modules: moe is the layer of a mixture, and the model has {n_experts} experts",
-        "take mlp for a dense model",
-        "ours: the module is not there. megatron/core/transformer/transformer_layer.py",
+        "recompute=selective recompute_modules~moe",
+        "n_experts>1",
+        NOT_THERE,
     ),
-    layout_rule(
+    needs(
         "recompute_modules.dense",
-        "n_experts>1 !n_dense_layers recompute=selective recompute_modules~mlp",
-        "recompute_modules: mlp is that of dense layers, and all layers have experts",
-        "take moe for a mixture",
-        "ours: the module is not there. megatron/core/transformer/transformer_layer.py",
+        "n_experts>1 recompute=selective recompute_modules~mlp",
+        "n_dense_layers",
+        NOT_THERE,
     ),
-    layout_rule(
+    needs(
         "recompute_modules.shared",
-        "!shared_expert_hidden recompute=selective recompute_modules~shared_experts",
-        "recompute_modules: the model has no shared_experts",
-        "leave shared_experts out of recompute_modules",
-        "ours: the module is not there. megatron/core/transformer/moe/moe_layer.py",
+        "recompute=selective recompute_modules~shared_experts",
+        "shared_expert_hidden",
+        NOT_THERE,
     ),
     layout_rule(
         "recompute_modules.within",
@@ -134,27 +130,22 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "leave them out beside moe",
         "ours: they would be computed twice more. megatron/core/transformer/moe/moe_layer.py",
     ),
-    layout_rule(
+    needs(
         "recompute_modules.latent",
-        "!latent_kv_rank recompute=selective recompute_modules~mla_up_proj",
-        "recompute_modules: mla_up_proj is that of latent attention, which the model has not",
-        "leave mla_up_proj out of recompute_modules",
+        "recompute=selective recompute_modules~mla_up_proj",
+        "latent_kv_rank",
         f"{CONFIG}: recompute_modules",
     ),
-    layout_rule(
+    needs(
         "recompute_modules.grouped",
-        "!groups_experts recompute=selective recompute_modules~moe_act",
-        "recompute_modules: moe_act is computed again in grouped experts alone, which need "
-        "Transformer Engine",
-        "leave moe_act out of recompute_modules",
+        "recompute=selective recompute_modules~moe_act",
+        "groups_experts",
         f"{CONFIG}: recompute_modules, moe_grouped_gemm",
     ),
-    layout_rule(
+    excludes(
         "recompute_modules.shared_overlap",
-        "overlap_shared_experts recompute=selective recompute_modules~shared_experts",
-        "recompute_modules: shared_experts beside overlap_shared_experts: Megatron takes one of "
-        "the two",
-        "take overlap_shared_experts=false",
+        "recompute=selective recompute_modules~shared_experts",
+        "overlap_shared_experts",
         f"{CONFIG}: recompute_modules, moe_shared_expert_overlap",
     ),
 )

@@ -44,7 +44,7 @@ from autotune.space.table import Table, table_of
 RECOMPUTE = {"none": Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
 _BLOCK = "block_"
 _HIGHEST = 2**31 - 1
-_SHARE = 1_000_000
+SHARE = 1_000_000
 """A share stands in a column of whole numbers in millionths."""
 _PARALLEL = "megatron/core/model_parallel_config.py"
 _TRANSFORMER = "megatron/core/transformer/transformer_config.py"
@@ -519,7 +519,7 @@ def code_of(knob: Knob, value: KnobValue) -> int:
         return knob.choices.index(value)
     if knob.kind == "bool":
         return int(value != knob.default)
-    return round(_SHARE * float(value)) if knob.kind == "float" else int(value)
+    return round(SHARE * float(value)) if knob.kind == "float" else int(value)
 
 
 def value_of(knob: Knob, code: int) -> KnobValue:
@@ -530,7 +530,7 @@ def value_of(knob: Knob, code: int) -> KnobValue:
         return knob.choices[code]
     if knob.kind == "bool":
         return bool(knob.default) != bool(code)
-    return code / _SHARE if knob.kind == "float" else code
+    return code / SHARE if knob.kind == "float" else code
 
 
 def columns_of(task: LayoutTask, candidates: Sequence[Candidate]) -> dict[str, Counts]:

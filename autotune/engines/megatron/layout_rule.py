@@ -18,6 +18,7 @@ ARGUMENTS = "megatron/training/arguments.py, validate_args"
 SAME_RUN = "ours: the same run as without"
 TABLE = "ours: the table of accelerators"
 RECIPES = "ours: Transformer Engine's recipes are for models in bf16 or fp16"
+NOT_THERE = "ours: the module is not there. megatron/core/transformer/transformer_layer.py"
 PRECISION_AWARE = "megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer"
 _NAMED_VALUE = re.compile(r"\b(\w+) \{\1\}")
 _VALUE = re.compile(r"\{(\w+)\}")
@@ -82,21 +83,22 @@ def layout_rule(
     )
 
 
-def needs(name: str, knob: str, needed: str, source: str) -> Rule[LayoutRows]:
-    """A knob that needs another one, a fact, or one of several that `|` joins."""
-    other = f"take {_in_words(needed)}, or " if needed.partition(">")[0] in KNOBS else ""
-    message, fix = f"{knob}: needs {_in_words(needed)}", f"{other}leave {knob} out"
-    return layout_rule(name, f"{knob} !{needed}", message, fix, source)
+def needs(name: str, terms: str, needed: str, source: str) -> Rule[LayoutRows]:
+    """What holds by some terms needs a knob, a fact, or one of several that `|` joins."""
+    subject = _subject(terms)
+    is_knob = needed.replace("=", ">").partition(">")[0] in KNOBS
+    other = f"take {_in_words(needed)}, or " if is_knob else ""
+    message, fix = f"{subject}: needs {_in_words(needed)}", f"{other}do without {_chosen(terms)}"
+    return layout_rule(name, f"{terms} !{needed}", message, fix, source)
 
 
-def excludes(name: str, test: str, other: str, source: str) -> Rule[LayoutRows]:
-    """A knob, or a part of its value, that another one, or a fact, excludes."""
-    knob, is_part, part = test.partition("~")
-    subject = f"{part} in {knob}" if is_part else knob
-    is_fact = other in LayoutTask.__dataclass_fields__
-    more = "" if is_fact else f", or do without {_in_words(other)}"
-    message, fix = f"{subject}: excludes {_in_words(other)}", f"leave {subject} out{more}"
-    return layout_rule(name, f"{test} {other}", message, fix, source)
+def excludes(name: str, terms: str, other: str, source: str) -> Rule[LayoutRows]:
+    """What holds by some terms excludes a knob, or a fact."""
+    subject = _subject(terms)
+    more = "" if other in LayoutTask.__dataclass_fields__ else f", or without {_in_words(other)}"
+    message = f"{subject}: excludes {_in_words(other)}"
+    fix = f"do without {_chosen(terms)}{more}"
+    return layout_rule(name, f"{terms} {other}", message, fix, source)
 
 
 _FACTS = {
@@ -104,26 +106,46 @@ _FACTS = {
     "in_fp32": "a job in fp32",
     "has_fp8": "a device that computes products in fp8",
     "has_fp4": "a device that computes products in fp4",
+    "has_sinks": "attention sinks",
+    "fused_attention": "a fused attention kernel",
+    "groups_experts": "grouped experts, which are Transformer Engine's",
     "n_experts": "a mixture of experts",
+    "n_dense_layers": "layers without experts",
     "latent_kv_rank": "latent attention",
     "shared_expert_hidden": "a model with shared experts",
     "recompute": "recomputation",
     "dispatcher": "a dispatcher other than alltoall",
+    "fp8_recipe": "a recipe of fp8 other than delayed",
 }
+
+
+def _subject(terms: str) -> str:
+    """All of some terms, for people; a module that is computed again is so by recompute."""
+    words = [term for term in terms.split() if term != "recompute=selective"]
+    if words == ["dispatcher"]:
+        return "dispatcher"
+    return " with ".join(map(_in_words, reversed(words)))
+
+
+def _chosen(terms: str) -> str:
+    """What somebody chose of some terms, for people."""
+    facts = LayoutTask.__dataclass_fields__
+    names = [term for term in terms.split() if term.partition(">")[0] not in facts]
+    return _subject(" ".join(names))
 
 
 def _in_words(tests: str) -> str:
     """One of some tests, for people."""
     found = []
     for name, sign, value in _TEST.findall(tests):
-        if name in _FACTS and sign != "=":
+        if sign == "~":
+            found.append(f"{value} in {name}")
+        elif name in _FACTS and sign != "=":
             found.append(_FACTS[name])
         elif sign == ">":
             found.append(f"{'an' if name == 'ep' else 'a'} {name} above {value}")
         else:
-            found.append(
-                f"{name}={value or 'true'}" if KNOBS[name].kind == "bool" or value else name
-            )
+            found.append(f"{name}={value}" if value else name)
     return " or ".join(found)
 
 

@@ -49,10 +49,14 @@ OF_TRANSFORMER_ENGINE = {
 }
 """Knobs that have to stay at their default on a GPU without Transformer Engine, and the source."""
 _INSTALL_TE = ", or install transformer-engine for your GPUs"
-OF_SOME_RELEASES = (
-    *("activation_offload", "offload_modules", "fp4", "cuda_graphs", "fused_experts"),
-)
-"""Knobs whose flag not every release has that is known."""
+OF_SOME_RELEASES = {
+    "activation_offload": "--cpu-offloading-num-layers",
+    "offload_modules": "--fine-grained-activation-offloading",
+    "fp4": "--fp4-format",
+    "cuda_graphs": "--cuda-graph-impl",
+    "fused_experts": "--use-transformer-engine-op-fuser",
+}
+"""Knob -> its flag, where not every release has it that is known."""
 
 
 _A2A = CP_KINDS.index("a2a")
@@ -137,11 +141,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take a cp of which twice divides {seq_len}",
         "megatron/training/arguments.py, validate_args: seq_length",
     ),
-    layout_rule(
+    needs(
         "cp.fused_attention",
-        "cp>1 !fused_attention",
-        "cp {cp} needs a fused attention kernel, which this device and precision lack",
-        "take cp=1, or bf16 on a newer device",
+        "cp>1",
+        "fused_attention",
         "megatron/core/transformer/dot_product_attention.py: context_parallel_size",
     ),
     layout_rule(
@@ -176,18 +179,16 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take sequence_parallel=false, or a tp that divides it",
         "megatron/core/tensor_parallel/mappings.py, _split_along_first_dim",
     ),
-    layout_rule(
+    needs(
         "sequence_parallel.experts",
-        "n_experts>1 tp>1 !sequence_parallel",
-        "a mixture of experts with tp {tp} trains only with sequence_parallel",
-        "take sequence_parallel=true, or tp=1",
+        "n_experts>1 tp>1",
+        "sequence_parallel",
         "megatron/core/transformer/moe/moe_layer.py, MoELayer.forward",
     ),
-    layout_rule(
+    needs(
         "vp.pipeline",
-        "vp>1 !pp>1",
-        "vp {vp} interleaves chunks of a pipeline, and pp is 1",
-        "take vp=1, or a pp above 1",
+        "vp>1",
+        "pp>1",
         "megatron/training/arguments.py, validate_args: overlap_p2p_comm",
     ),
     layout_rule(
@@ -273,11 +274,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "megatron/core/recompute.py: recompute_num_layers, counted in each chunk",
     ),
     *stage_rules.RULES,
-    layout_rule(
+    needs(
         "uneven.pipeline",
-        "first_stage_layers|last_stage_layers !pp>1",
-        "a stage of its own size needs a pipeline, and pp is 1",
-        "leave first_stage_layers and last_stage_layers out",
+        "first_stage_layers|last_stage_layers",
+        "pp>1",
         f"{CONFIG}: num_layers_in_first_pipeline_stage",
     ),
     layout_rule(
@@ -303,12 +303,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "leave them out",
         SAME_RUN,
     ),
-    layout_rule(
+    excludes(
         "uneven.ends",
-        "ends_as_layers first_stage_layers|last_stage_layers",
-        "ends_as_layers beside a first or a last stage of its own size: Megatron takes one of the "
-        "two ways to split",
-        "take ends_as_layers=false",
+        "ends_as_layers",
+        "first_stage_layers|last_stage_layers",
         f"{CONFIG}: account_for_embedding_in_pipeline_split",
     ),
     layout_rule(
@@ -368,11 +366,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "fsdp",
         "ours: megatron/core/optimizer/cpu_offloading knows no shards of FSDP's",
     ),
-    layout_rule(
+    excludes(
         "optimizer_offload.fp8",
-        "optimizer_offload fp8_param_gather fp8_recipe",
-        "optimizer_offload with fp8_param_gather takes the delayed recipe alone",
-        "take fp8_recipe=delayed",
+        "optimizer_offload fp8_param_gather",
+        "fp8_recipe",
         f"{ARGUMENTS}: optimizer_cpu_offload",
     ),
     layout_rule(
@@ -421,12 +418,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "leave core_attn out of recompute_modules",
         "ours: slower, and no smaller",
     ),
-    layout_rule(
+    needs(
         "recompute_modules.fp8",
-        "recompute=selective fp8 !fp8_recipe "
-        "recompute_modules~layernorm|recompute_modules~moe_act",
-        "the delayed recipe of fp8 recomputes no layernorm and no moe_act",
-        "take another fp8_recipe, or leave both out of recompute_modules",
+        "recompute=selective fp8 recompute_modules~layernorm|recompute_modules~moe_act",
+        "fp8_recipe",
         f"{CONFIG}: recompute_modules",
     ),
     needs("adam_moments.sharded", "adam_moments", "distributed_optimizer", PRECISION_AWARE),
@@ -459,22 +454,20 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "latent_kv_rank",
         "ours: Transformer Engine, attn_forward_func_with_cp: enable_mla",
     ),
-    layout_rule(
+    needs(
         "cp_kind.sinks",
-        "cp>1 !cp_kind=a2a has_sinks",
-        "with cp {cp}, attention with sinks and windows runs with cp_kind a2a alone",
-        "take cp=1, or cp_kind=a2a",
+        "cp>1 has_sinks",
+        "cp_kind=a2a",
         "ours: Transformer Engine, get_attention_backend: softmax_type, and "
         "attn_forward_func_with_cp: sliding_window_attn",
     ),
     excludes(
         "cuda_graphs.recompute", "cuda_graphs", "recompute=full", f"{CONFIG}: cuda_graph_scope"
     ),
-    layout_rule(
+    excludes(
         "cuda_graphs.moe_recompute",
-        "cuda_graphs~moe_router recompute=selective recompute_modules~moe",
-        "cuda_graphs of moe_router lie inside what recompute_modules computes again with moe",
-        "take cuda_graphs=attn, or leave moe out of recompute_modules",
+        "recompute=selective cuda_graphs~moe_router",
+        "recompute_modules~moe",
         f"{CONFIG}: cuda_graph_scope, recompute_modules",
     ),
     layout_rule(
@@ -502,11 +495,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     needs("fp4.device", "fp4", "has_fp4", TABLE),
     excludes("fp8.precision", "fp8", "in_fp32", RECIPES),
     needs("fp8.device", "fp8", "has_fp8", TABLE),
-    layout_rule(
+    needs(
         "fp8.mxfp8",
-        "fp8 fp8_recipe=mxfp8 !has_fp4",
-        "fp8_recipe=mxfp8 scales blocks of 32 in the tensor cores, and the device's do not",
-        "take fp8_recipe=tensorwise, or blockwise on Hopper",
+        "fp8 fp8_recipe=mxfp8",
+        "has_fp4",
         "ours: the table of accelerators; transformer_engine/pytorch/fp8.py, check_mxfp8_support",
     ),
     needs(

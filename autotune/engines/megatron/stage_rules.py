@@ -8,6 +8,7 @@ from autotune.engines.megatron.choices import BALANCED
 from autotune.engines.megatron.layout_rule import (
     CONFIG,
     SAME_RUN,
+    excludes,
     layout_rule,
     needs,
     with_parameters,
@@ -129,12 +130,10 @@ def _rank_has_experts(
 
 RULES: tuple[Rule[LayoutRows], ...] = (
     needs("stages.pipeline", "stages", "pp>1", SAME_RUN),
-    layout_rule(
+    excludes(
         "stages.alone",
-        "stages ends_as_layers|first_stage_layers|last_stage_layers",
-        "stages that are placed by hand or by their work have their layers already, and "
-        "ends_as_layers, first_stage_layers or last_stage_layers say others",
-        "take stages=even, or leave the others out",
+        "stages",
+        "ends_as_layers|first_stage_layers|last_stage_layers",
         f"{CONFIG}: pipeline_model_parallel_layout",
     ),
     layout_rule(
