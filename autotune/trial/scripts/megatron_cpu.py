@@ -100,7 +100,6 @@ def mend_megatron() -> None:
     _mend_latent_attention()
     _mend_expert_biases()
     _mend_recomputed_modules()
-    _mend_grouped_experts()
 
 
 def is_installed() -> bool:
@@ -291,26 +290,6 @@ def _mend_recomputed_modules() -> None:
         make(self, fp8 or None, *args, **kwargs)
 
     checkpoint.__init__ = made
-
-
-def _mend_grouped_experts() -> None:
-    """Multiply the rows of each expert in turn, where a GPU has one kernel for all of them.
-
-    `AssertionError: Grouped GEMM is not available`: of the local layers, those of
-    `--moe-grouped-gemm` alone can compute their activations again (`moe_act`).
-    """
-    with contextlib.suppress(ImportError):  # releases from 0.17 on have Transformer Engine's alone
-        kernels: Any = importlib.import_module("megatron.core.transformer.moe.grouped_gemm_util")
-        kernels.ops = types.SimpleNamespace(gmm=_grouped_product)
-        kernels.assert_grouped_gemm_is_available = _does_nothing()
-
-
-def _grouped_product(
-    rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor, trans_b: bool = False
-) -> torch.Tensor:
-    """Rows of one expert after another (rows, in), each times its expert's (experts, in, out)."""
-    parts = zip(rows.split(counts.tolist()), weights, strict=True)
-    return torch.cat([part @ (weight.t() if trans_b else weight) for part, weight in parts])
 
 
 def _on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
