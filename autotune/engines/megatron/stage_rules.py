@@ -50,11 +50,11 @@ def _has_ends(stages: Stages) -> bool:
 
 def _has_mtp_last(stages: Stages, n_mtp_layers: int, pp: int) -> bool:
     letters = "".join(stages)
-    having = [at for at, stage in enumerate(stages) if "m" in stage]
-    if letters.count("m") != n_mtp_layers or len(having) > 1:
+    mtp_stages = [at for at, stage in enumerate(stages) if "m" in stage]
+    if letters.count("m") != n_mtp_layers or len(mtp_stages) > 1:
         return False
-    return not having or (
-        "t" not in letters[letters.index("m") :] and having[0] >= len(stages) - pp
+    return not mtp_stages or (
+        "t" not in letters[letters.index("m") :] and mtp_stages[0] >= len(stages) - pp
     )
 
 
