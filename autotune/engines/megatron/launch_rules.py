@@ -301,7 +301,7 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "grad_accum", lambda: _micro_batches(launch)
 
 
-_SHARDED = ("use_distributed_optimizer", "use_megatron_fsdp")
+_SHARDED = ("use_distributed_optimizer", "use_megatron_fsdp", "use_torch_fsdp2")
 
 
 def _stages(launch: MegatronLaunch) -> int | None:

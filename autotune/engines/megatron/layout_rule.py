@@ -104,8 +104,8 @@ def excludes(name: str, terms: str, other: str, source: str) -> Rule[LayoutRows]
 _FACTS = {
     "in_bf16": "a job in bf16",
     "in_fp32": "a job in fp32",
-    "has_fp8": "a device that computes products in fp8",
-    "has_fp4": "a device that computes products in fp4",
+    "has_fp8": "a device with 8-bit tensor cores",
+    "has_fp4": "a device with 4-bit tensor cores",
     "has_sinks": "attention sinks",
     "fused_attention": "a fused attention kernel",
     "groups_experts": "grouped experts, which are Transformer Engine's",
@@ -115,7 +115,7 @@ _FACTS = {
     "shared_expert_hidden": "a model with shared experts",
     "recompute": "recomputation",
     "dispatcher": "a dispatcher other than alltoall",
-    "fp8_recipe": "a recipe of fp8 other than delayed",
+    "fp8_recipe": "a recipe other than delayed",
 }
 
 
