@@ -224,7 +224,7 @@ def test_data_is_never_code() -> None:
 STARTS = {
     "base/keeper.py": {"os.execvp", "os.fork"},
     "base/guarded_process.py": {"subprocess.Popen"},
-    "engines/megatron/rank_probe.py": {"os.fork"},
+    "engines/megatron/probe.py": {"os.fork"},
     "fleet/node/bootstrap.py": {"os.execv", "subprocess.call"},
     "fleet/node/ranks.py": {"subprocess.Popen"},
     "fleet/node/warm.py": {"subprocess.Popen"},

@@ -92,10 +92,10 @@ class MegatronReport(CheckReport):
 
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
         """For JSON; as of `CheckReport.to_dict`."""
-        told = super().to_dict(fixed=fixed)
-        told |= {"consumer": _READER, "consumer_because": "its script"}
-        told |= {"megatron": self.release, "megatron_because": self.release_because}
-        return {name: value for name, value in told.items() if name != "deepspeed_version"}
+        found = super().to_dict(fixed=fixed)
+        found |= {"consumer": _READER, "consumer_because": "its script"}
+        found |= {"megatron": self.release, "megatron_because": self.release_because}
+        return {name: value for name, value in found.items() if name != "deepspeed_version"}
 
 
 def check_launch(

@@ -20,6 +20,7 @@ from autotune.contract import (
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron import flags
 from autotune.engines.megatron.arguments import (
+    CARRIED,
     SCRIPT_ON_CPU,
     expert_kernels,
     kernel_arguments,
@@ -42,16 +43,8 @@ from autotune.export.readme import choice_values
 from autotune.record.soak import digest_of
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
-_LAYOUT = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vp": "num_virtual_stages_per_pipeline_rank",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "micro_batch": "micro_batch_size",
-    "n_layers": "num_layers",
-}
-"""What the live engine says of itself -> the argument that asks for it."""
+_READ_BACK = ("tp", "pp", "vp", "cp", "ep", "micro_batch")
+"""What the live engine says of itself of a layout, as far as an export's arguments tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,9 +191,14 @@ def subject_of(
 
 def _expected(arguments: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
     """What a live Megatron must say of itself, as far as the files of an export tell."""
-    found = {name: arguments.get(argument, 1) for name, argument in _LAYOUT.items()}
+    found = {
+        carried.knob: arguments.get(argument, 1)
+        for argument, carried in CARRIED.items()
+        if carried.knob in _READ_BACK
+    }
     return {
         **found,
+        "n_layers": arguments.get("num_layers", 1),
         "dp": layout.dp,
         "grad_accum": layout.grad_accum,
         "sequence_parallel": bool(arguments.get("sequence_parallel")),

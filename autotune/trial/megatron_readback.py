@@ -105,8 +105,10 @@ def _cp_kind(config: Any) -> str:
 
 def _moments(optimizer: Any) -> str:
     """Precision of Adam's first moments; fp32 where no step has made them."""
-    held = (state["exp_avg"] for state in optimizer.state.values() if "exp_avg" in state)
-    dtype = next((moments.dtype for moments in held), torch.float32)
+    moments_of_each = (
+        state["exp_avg"] for state in optimizer.state.values() if "exp_avg" in state
+    )
+    dtype = next((moments.dtype for moments in moments_of_each), torch.float32)
     return _DTYPE_NAMES.get(dtype, str(dtype))
 
 
@@ -126,9 +128,9 @@ def _of_stages(number: int) -> list[int]:
     """A number of each stage of this rank's pipeline, in order."""
     group = parallel_state.get_pipeline_model_parallel_group()
     device = torch.cuda.current_device()
-    mine = torch.tensor([number], dtype=torch.int64, device=device)
-    found = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, mine, group=group)
+    of_rank = torch.tensor([number], dtype=torch.int64, device=device)
+    found = [torch.zeros_like(of_rank) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, of_rank, group=group)
     return [int(of_stage) for of_stage in found]
 
 

@@ -154,7 +154,7 @@ def test_what_is_handed_out_starts_the_checkout_and_is_soaked(tmp_path, names_ch
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert [entry.iteration for entry in read_log(done.stdout.splitlines()).iterations] == [1, 2]
+    assert [entry.iteration for entry in read_log(done.stdout.splitlines())] == [1, 2]
     soak = ("soak", "--from", str(tmp_path), "--minutes", "0.1", "--json")
     soaked = subprocess.run(
         [sys.executable, "-m", "autotune", *soak],

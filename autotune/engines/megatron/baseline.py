@@ -7,13 +7,13 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
+from autotune.cost.plans import Recompute
 from autotune.engines.megatron.argument_rules import in_words
 from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.choices import OFFLOADED
-from autotune.engines.megatron.knobs import MORE_KNOBS, value_of
+from autotune.engines.megatron.knobs import MORE_KNOBS, SHARE, knobs_of
 from autotune.engines.megatron.launch_rules import flags_of, judge_launch, rows_of
 from autotune.engines.megatron.launched import MegatronLaunch, read_launches
-from autotune.engines.megatron.layout_task import Columns
 from autotune.engines.megatron.model_arguments import Arguments
 from autotune.job.job import Job
 from autotune.space.rule import UnknownFactError
@@ -99,47 +99,24 @@ def _knobs(launch: MegatronLaunch, job: Job) -> dict[str, KnobValue]:
     for name in _LAYOUT:
         if name not in columns:
             raise UnknownFactError(name)
-    row = {name: int(columns[name][0]) for name in _LAYOUT}
-    switches = ("ends_as_layers", "sequence_parallel", "distributed_optimizer")
-    chosen: dict[str, KnobValue] = {
-        name: bool(value) if name in switches else value for name, value in row.items()
-    }
-    if row["tp"] == 1:
-        chosen["sequence_parallel"] = False  # as Megatron does
+    row = {**dict.fromkeys(MORE_KNOBS, 0), **{name: int(c[0]) for name, c in columns.items()}}
+    row["sequence_parallel"] &= row["tp"] > 1  # as Megatron does
+    if row["optimizer_offload"]:
+        row["optimizer_offload"] = round(SHARE * launch.get("optimizer_offload_fraction"))
     chunk = (job.model.shape.n_layers + 2 * row["ends_as_layers"]) // (row["pp"] * row["vp"])
-    return {**chosen, "recompute": _recompute(launch, chunk), **dict(_more(launch, columns))}
-
-
-def _more(launch: MegatronLaunch, columns: Columns) -> Iterator[tuple[str, KnobValue]]:
-    """Knobs that the lattice leaves at their default, where the launch has them off it."""
-    for name, knob in MORE_KNOBS.items():
-        code = int(columns[name][0]) if name in columns else 0
-        if name == "optimizer_offload" and code:
-            yield name, float(launch.get("optimizer_offload_fraction"))
-        elif name == "offload_modules" and code:
-            if (modules := _offloaded(launch)) is not None:
-                yield name, modules
-        elif name == "stages" and code:
-            yield name, str(launch.get("pipeline_model_parallel_layout"))
-        elif code:
-            yield name, value_of(knob, code)
+    n_layers = int(launch.get("recompute_num_layers") or 1)
+    if row["recompute"] == Recompute.FULL and launch.get("recompute_method") == "block":
+        row["recompute_layers"] = n_layers if n_layers < chunk else 0
+    found = knobs_of(row)
+    if "offload_modules" in found:
+        found["offload_modules"] = _offloaded(launch) or OFFLOADED[0]
+    return {name: value for name, value in found.items() if value != "none" or name == "recompute"}
 
 
 def _offloaded(launch: MegatronLaunch) -> str | None:
     """The value of `offload_modules`, whatever their order; None: it has no such value."""
     modules = set(launch.get("offload_modules") or ())
     return next((choice for choice in OFFLOADED if set(choice.split("+")) == modules), None)
-
-
-def _recompute(launch: MegatronLaunch, chunk_layers: int) -> str:
-    kind = launch.get("recompute_granularity")
-    if launch.get("recompute_activations"):
-        kind = "selective"
-    if kind != "full":
-        return str(kind or "none")
-    n_layers = int(launch.get("recompute_num_layers") or 1)
-    is_block = launch.get("recompute_method") == "block" and n_layers < chunk_layers
-    return f"block_{n_layers}" if is_block else "full"
 
 
 def _notes(launch: MegatronLaunch) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -163,14 +140,14 @@ def _check_same_training(launch: MegatronLaunch, job: Job) -> None:
         JobError: It does not.
     """
     shape = job.model.shape
-    ours = {
+    of_job = {
         "global_batch_size": job.global_batch,
         "seq_length": job.seq_len,
         "num_layers": shape.n_layers,
         "hidden_size": shape.hidden,
         "num_attention_heads": shape.n_heads,
     }
-    for name, value in ours.items():
+    for name, value in of_job.items():
         given = launch.given.get(name)
         if given is not None and given.value != value:
             raise JobError(

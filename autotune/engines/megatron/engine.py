@@ -61,6 +61,7 @@ from autotune.engines.megatron.knobs import (
     KNOBS,
     LATTICE_KNOBS,
     MORE_KNOBS,
+    SHARE,
     columns_of,
     rows_of,
     value_of,
@@ -87,7 +88,12 @@ from autotune.engines.megatron.model_arguments import (
 )
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.probed import probe_ranks
-from autotune.engines.megatron.rules import OF_TRANSFORMER_ENGINE, ON_GPU_ALONE, RULES
+from autotune.engines.megatron.rules import (
+    OF_SOME_RELEASES,
+    OF_TRANSFORMER_ENGINE,
+    ON_GPU_ALONE,
+    RULES,
+)
 from autotune.engines.megatron.stages import Stages, stages_of, work_of, written
 from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.job.lengths import FIXED
@@ -126,41 +132,16 @@ _HAS_HYBRIDEP = (0, 16)
 _HAS_GRAPHS = (0, 16)
 _BUFFERS = (RowBuffers.NONE, RowBuffers.DEEPEP, RowBuffers.HYBRIDEP, RowBuffers.NONE)
 """Buffers of each of `DISPATCHERS` that stay."""
-_LIVE_MORE = frozenset(
-    {
-        *(
-            "etp",
-            "order",
-            "stages",
-            "stage_layers",
-            "dispatcher",
-            "fsdp",
-            "tp_comm_overlap",
-            "overlap_p2p",
-        ),
-        *("overlap_experts", "delay_weight_grads", "overlap_shared_experts"),
-        *("fsdp_double_buffer", "adam_moments", "optimizer_offload_overlap"),
-        *("optimizer_offload", "activation_offload", "offload_modules", "recompute_modules"),
-        *("fp8", "fp8_recipe", "fp8_param_gather", "fp4", "cuda_graphs", "cp_kind"),
-        *("main_grads", "nccl_ub", "fused_experts"),
-    }
-)
-"""What it says of itself where a candidate has it off its default."""
-_FLAGS = {
-    "activation_offload": "--cpu-offloading-num-layers",
-    "offload_modules": "--fine-grained-activation-offloading",
-    "fp4": "--fp4-format",
-    "cuda_graphs": "--cuda-graph-impl",
-    "fused_experts": "--use-transformer-engine-op-fuser",
+_LIVE_MORE = {*MORE_KNOBS, "stage_layers"} - {
+    *("first_stage_layers", "last_stage_layers", "overlap_grad_reduce", "overlap_param_gather")
 }
-"""Knob -> its flag, where not every known release has it."""
+"""What it says of itself where a candidate has it off its default."""
 _SAVED_SHARES = {"qkv_linear": 2.0 / 34.0, "core_attn": 6.0 / 34.0, "attn_proj": 2.0 / 34.0}
 """Part of what a layer of GPT keeps that a module's inputs are. Source: Korthikanti et al.
 (arXiv:2205.05198), section 4.1, without the scores."""
 _PROCESS_BYTES_ON_CPU = 103e6
 """Memory of a CPU rank beside its training: the median over every second row of
 results/recorded/megatron-order-cpu-2.json. The other rows say 101 MB."""
-_MILLION = 1e6
 _MOMENTS_SAVE = 4.0
 """Bytes a parameter that two moments in 16 bits take less."""
 _TP_OVERLAP = 0.7
@@ -192,14 +173,6 @@ class MegatronEngine(Engine):
         self._notes: Notes = {}
 
     def layouts(self, *, for_plan: bool = False) -> Layouts | None:
-        """Every legal layout; for a plan with `planned_alone`.
-
-        None where the job names a space, whose candidates are judged.
-
-        Raises:
-            NothingFeasibleError: There is none; names the rule that refuses the last ones.
-            JobError: There are more than fit into memory.
-        """
         if self._job.space != DEFAULT_SPACE:
             return None
         return lay_out(self._task, for_plan=for_plan)
@@ -352,11 +325,6 @@ class MegatronEngine(Engine):
         check_release(self._job.model, self._task.release, by_script=is_script)
 
     def files(self, candidate: Candidate) -> dict[str, str]:
-        """The candidate's arguments, in canonical form.
-
-        Raises:
-            JobError: Megatron's GPT model cannot be the job's model.
-        """
         self._check_release()
         arguments = arguments_of(
             rows_of(self._task, [candidate]).row(0), self._job, layers=candidate.layers
@@ -396,14 +364,7 @@ class MegatronEngine(Engine):
         return probe_ranks(candidate, task=self._task, job=self._job)
 
     def baseline(self, path: Path) -> tuple["MegatronEngine", Candidate]:
-        """A user's own launch as a candidate; what does not run as given is kept.
-
-        The engine is this one, and says which of the user's arguments do not run as given.
-
-        Raises:
-            RenderError: The file cannot be read.
-            JobError: It starts another training than the job's, or none that is legal.
-        """
+        """The engine is this one, and says which of the user's arguments do not run as given."""
         release = release_for(self._job, self._environment) or newest_release()
         knobs, notes = read_baseline(path, self._job, release=known_release(release))
         engine = copy(self)
@@ -489,7 +450,7 @@ class MegatronEngine(Engine):
             "overlap_shared_experts": rows["overlap_shared_experts"],
             "stages_before_replicas": rows["order"],
             "zero_stage": np.maximum(rows["distributed_optimizer"], fsdp),
-            "optimizer_host_share": rows["optimizer_offload"] / _MILLION,
+            "optimizer_host_share": rows["optimizer_offload"] / SHARE,
             "offloaded_activations": self._offloaded_activations(rows),
             **{
                 column: has(module, RECOMPUTED, modules)
@@ -757,7 +718,9 @@ def _paced_tokens(shape: ModelShape, flops_per_s: float) -> float:
 def _lacking(release: str) -> frozenset[str]:
     """Knobs whose flag a release lacks; none where no release is known."""
     known = flags(".".join(release.split(".")[:2]))
-    return frozenset(name for name, flag in _FLAGS.items() if known and flag not in known)
+    return frozenset(
+        name for name, flag in OF_SOME_RELEASES.items() if known and flag not in known
+    )
 
 
 def _check_trained(job: Job) -> None:

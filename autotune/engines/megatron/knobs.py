@@ -6,6 +6,7 @@ they are in a candidate, and what the lattice lays out has none of them.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ from autotune.space.table import Table, table_of
 RECOMPUTE = {"none": Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
 _BLOCK = "block_"
 _HIGHEST = 2**31 - 1
-_SHARE = 1_000_000
+SHARE = 1_000_000
 """A share stands in a column of whole numbers in millionths."""
 _PARALLEL = "megatron/core/model_parallel_config.py"
 _TRANSFORMER = "megatron/core/transformer/transformer_config.py"
@@ -115,16 +116,43 @@ _LATTICE = (
 )
 
 
-def _off(
-    name: str, acts: Callable[[Knobs, Context], bool] | None = None
-) -> Callable[[Knobs, Context], bool]:
-    """Acting off the default alone, and where `acts` says so."""
+Acts = Callable[[Knobs, Context], bool]
 
-    def answer(values: Knobs, context: Context) -> bool:
-        is_off = values[name] != KNOBS[name].default
-        return is_off and (acts is None or acts(values, context))
 
-    return answer
+def _more(
+    name: str,
+    group: str,
+    values: KnobValue | tuple[KnobValue, ...],
+    text: str,
+    source: str,
+    *,
+    acts: Acts | None = None,
+    on_gpu_alone: bool = False,
+    **others: Any,
+) -> Knob:
+    """A knob that acts off its default alone, and where `acts` says so.
+
+    `values` are its choices, the default first, or else its default; `others` are of `Knob`.
+    """
+    choices = values if isinstance(values, tuple) else ()
+    default = choices[0] if choices else values
+    assert not isinstance(default, tuple)
+
+    def is_off(values: Knobs, context: Context) -> bool:
+        return values[name] != default and (acts is None or acts(values, context))
+
+    if on_gpu_alone:
+        others["needs_cuda"] = choices[1:] or (type(default)(1),)
+    return Knob(
+        name=name,
+        group=group,
+        default=default,
+        choices=choices,
+        help=text,
+        source=source,
+        acts=is_off,
+        **others,
+    )
 
 
 def _has_stages_and_replicas(values: Knobs, context: Context) -> bool:
@@ -165,338 +193,297 @@ def in_order(modules: KnobValue) -> str:
 
 
 def _stage(end: str) -> Knob:
-    name = f"{end}_stage_layers"
-    return Knob(
-        name=name,
-        group="layout",
-        default=0,
+    return _more(
+        f"{end}_stage_layers",
+        "layout",
+        0,
+        f"layers of the {end} pipeline stage; 0: as many as the others have",
+        f"{_TRANSFORMER}: num_layers_in_{end}_pipeline_stage",
+        acts=lambda values, _: int(values["pp"]) > 1,
         maximum=10_000,
         scope="with pp above 1",
-        acts=_off(name, lambda values, _: int(values["pp"]) > 1),
-        help=f"layers of the {end} pipeline stage; 0: as many as the others have",
-        source=f"{_TRANSFORMER}: num_layers_in_{end}_pipeline_stage",
-    )
-
-
-def _overlap(name: str, text: str, scope: str, source: str, **where: KnobValue) -> Knob:
-    def acts(values: Knobs, _: Context) -> bool:
-        return all(values[other] == value for other, value in where.items())
-
-    return Knob(
-        name=name,
-        group="overlap",
-        default=True,
-        scope=scope,
-        acts=_off(name, acts),
-        help=text,
-        source=source,
     )
 
 
 _MORE = (
-    Knob(
-        name="stages",
-        group="layout",
-        default="even",
-        choices=("even", "balanced"),
+    _more(
+        "stages",
+        "layout",
+        ("even", "balanced"),
+        "which layers a pipeline stage has: as many as the others; so many that all have as "
+        "much work, the head and layers that predict further tokens counted; or a layout",
+        f"{_TRANSFORMER}: pipeline_model_parallel_layout",
+        acts=lambda values, _: int(values["pp"]) > 1,
         pattern=r"E[EtmL|()*0-9, ]*L",
         pattern_words="a layout such as Et|(tt|)*30mL",
         scope="with pp above 1",
-        acts=_off("stages", lambda values, _: int(values["pp"]) > 1),
         fold=_same_stages,
-        help="which layers a pipeline stage has: as many as the others; so many that all have as "
-        "much work, the head and layers that predict further tokens counted; or a layout",
-        source=f"{_TRANSFORMER}: pipeline_model_parallel_layout",
     ),
     _stage("first"),
     _stage("last"),
-    Knob(
-        name="etp",
-        group="layout",
-        default=0,
+    _more(
+        "etp",
+        "layout",
+        0,
+        "tensor parallel degree of the experts; 0: as tp",
+        f"{_PARALLEL}: expert_tensor_parallel_size",
+        acts=lambda values, at: at.model.n_experts > 1 and values["etp"] != values["tp"],
         maximum=_HIGHEST,
         scope="for a mixture of experts, off tp",
-        acts=_off(
-            "etp", lambda values, at: at.model.n_experts > 1 and values["etp"] != values["tp"]
-        ),
-        help="tensor parallel degree of the experts; 0: as tp",
-        source=f"{_PARALLEL}: expert_tensor_parallel_size",
     ),
-    Knob(
-        name="dispatcher",
-        group="layout",
-        default=DISPATCHERS[0],
-        choices=DISPATCHERS,
-        needs_cuda=("deepep", "hybridep"),
-        scope="for a mixture of experts, off alltoall",
-        acts=_off("dispatcher", _has_experts),
-        help="how tokens reach their experts: alltoall sends a row for each expert; deepep and "
+    _more(
+        "dispatcher",
+        "layout",
+        DISPATCHERS,
+        "how tokens reach their experts: alltoall sends a row for each expert; deepep and "
         "hybridep, which are packages of their own, send a token once to each rank or node; "
         "allgather sends all tokens to all",
-        source=f"{_TRANSFORMER}: moe_token_dispatcher_type, moe_flex_dispatcher_backend",
+        f"{_TRANSFORMER}: moe_token_dispatcher_type, moe_flex_dispatcher_backend",
+        needs_cuda=("deepep", "hybridep"),
+        acts=_has_experts,
+        scope="for a mixture of experts, off alltoall",
     ),
-    Knob(
-        name="cp_kind",
-        group="layout",
-        default=CP_KINDS[0],
-        choices=CP_KINDS,
-        needs_cuda=CP_KINDS[1:],
-        scope="with cp above 1",
-        acts=_off("cp_kind", lambda values, _: int(values["cp"]) > 1),
-        help="how context parallel ranks exchange keys and values: from rank to rank beside the "
+    _more(
+        "cp_kind",
+        "layout",
+        CP_KINDS,
+        "how context parallel ranks exchange keys and values: from rank to rank beside the "
         "attention; heads for tokens; or all gathered before it",
-        source=f"{_TRANSFORMER}: cp_comm_type",
+        f"{_TRANSFORMER}: cp_comm_type",
+        on_gpu_alone=True,
+        acts=lambda values, _: int(values["cp"]) > 1,
+        scope="with cp above 1",
     ),
-    Knob(
-        name="order",
-        group="layout",
-        default=ORDERS[0],
-        choices=ORDERS,
-        scope="with pp and dp above 1",
-        acts=_off("order", _has_stages_and_replicas),
-        help="axes of the ranks, the nearest first: by default a stage's replicas are nearer to "
+    _more(
+        "order",
+        "layout",
+        ORDERS,
+        "axes of the ranks, the nearest first: by default a stage's replicas are nearer to "
         "one another than the stages of a pipeline",
-        source="megatron/core/parallel_state.py: order; --use-tp-pp-dp-mapping",
+        "megatron/core/parallel_state.py: order; --use-tp-pp-dp-mapping",
+        acts=_has_stages_and_replicas,
+        scope="with pp and dp above 1",
     ),
-    Knob(
-        name="fsdp",
-        group="sharding",
-        default=FSDP[0],
-        choices=FSDP,
-        needs_cuda=FSDP[1:],
+    _more(
+        "fsdp",
+        "sharding",
+        FSDP,
+        "what Megatron's FSDP shards: optimizer states, gradients as well, parameters as well",
+        f"{_DATA}: data_parallel_sharding_strategy; {_ARGUMENTS}: use_megatron_fsdp",
+        on_gpu_alone=True,
         scope="with distributed_optimizer",
-        acts=_off("fsdp"),
-        help="what Megatron's FSDP shards: optimizer states, gradients as well, parameters as "
-        "well",
-        source=f"{_DATA}: data_parallel_sharding_strategy; {_ARGUMENTS}: use_megatron_fsdp",
     ),
-    Knob(
-        name="fsdp_double_buffer",
-        group="sharding",
-        default=False,
-        needs_cuda=(True,),
+    _more(
+        "fsdp_double_buffer",
+        "sharding",
+        False,
+        "whether FSDP gathers into two buffers that stay, in place of new memory for each layer",
+        f"{_DATA}: fsdp_double_buffer",
+        on_gpu_alone=True,
+        acts=lambda values, _: "fsdp" in values,
         scope="with fsdp",
-        acts=_off("fsdp_double_buffer", lambda values, _: "fsdp" in values),
-        help="whether FSDP gathers into two buffers that stay, in place of new memory for each "
-        "layer",
-        source=f"{_DATA}: fsdp_double_buffer",
     ),
-    Knob(
-        name="adam_moments",
-        group="precision",
-        default=MOMENTS[0],
-        choices=MOMENTS,
-        needs_cuda=MOMENTS[1:],
+    _more(
+        "adam_moments",
+        "precision",
+        MOMENTS,
+        "precision of Adam's moments: the precision-aware optimizer",
+        f"{_OPTIMIZER}: use_precision_aware_optimizer, exp_avg_dtype, exp_avg_sq_dtype",
+        on_gpu_alone=True,
         scope="with distributed_optimizer",
-        acts=_off("adam_moments"),
         changes_training="Adam's moments are rounded to 16 bits",
-        help="precision of Adam's moments: the precision-aware optimizer",
-        source=f"{_OPTIMIZER}: use_precision_aware_optimizer, exp_avg_dtype, exp_avg_sq_dtype",
     ),
-    Knob(
-        name="main_grads",
-        group="precision",
-        default=GRADIENTS[0],
-        choices=GRADIENTS,
+    _more(
+        "main_grads",
+        "precision",
+        GRADIENTS,
+        "precision in which gradients are summed over micro-batches and reduced",
+        f"{_ARGUMENTS}: grad_reduce_in_bf16",
         scope="for a job in bf16",
-        acts=_off("main_grads"),
         changes_training="sums of gradients are rounded to 16 bits",
-        help="precision in which gradients are summed over micro-batches and reduced",
-        source=f"{_ARGUMENTS}: grad_reduce_in_bf16",
     ),
-    Knob(
-        name="optimizer_offload",
-        group="memory",
-        default=0.0,
+    _more(
+        "optimizer_offload",
+        "memory",
+        0.0,
+        "share of the optimizer's states that lie on the host, where they are updated",
+        f"{_OPTIMIZER}: optimizer_cpu_offload, optimizer_offload_fraction",
+        on_gpu_alone=True,
         maximum=1.0,
-        needs_cuda=(1.0,),
         scope="with distributed_optimizer",
-        acts=_off("optimizer_offload"),
-        help="share of the optimizer's states that lie on the host, where they are updated",
-        source=f"{_OPTIMIZER}: optimizer_cpu_offload, optimizer_offload_fraction",
     ),
-    Knob(
-        name="optimizer_offload_overlap",
-        group="memory",
-        default=False,
-        needs_cuda=(True,),
+    _more(
+        "optimizer_offload_overlap",
+        "memory",
+        False,
+        "whether gradients and parameters go to the host and back while it updates",
+        f"{_OPTIMIZER}: overlap_cpu_optimizer_d2h_h2d",
+        on_gpu_alone=True,
+        acts=lambda values, _: "optimizer_offload" in values,
         scope="with optimizer_offload",
-        acts=_off("optimizer_offload_overlap", lambda values, _: "optimizer_offload" in values),
-        help="whether gradients and parameters go to the host and back while it updates",
-        source=f"{_OPTIMIZER}: overlap_cpu_optimizer_d2h_h2d",
     ),
-    Knob(
-        name="activation_offload",
-        group="memory",
-        default=0,
+    _more(
+        "activation_offload",
+        "memory",
+        0,
+        "layers whose kept activations go to the host",
+        f"{_TRANSFORMER}: cpu_offloading_num_layers",
         maximum=10_000,
         scope="without recompute and pipelines, on GPUs",
-        acts=_off("activation_offload"),
-        help="layers whose kept activations go to the host",
-        source=f"{_TRANSFORMER}: cpu_offloading_num_layers",
     ),
-    Knob(
-        name="offload_modules",
-        group="memory",
-        default=OFFLOADED[0],
-        choices=OFFLOADED,
-        needs_cuda=OFFLOADED[1:],
-        acts=_off("offload_modules"),
-        help="modules of each layer whose inputs go to the host; joined by +",
-        source=f"{_TRANSFORMER}: fine_grained_activation_offloading, offload_modules",
+    _more(
+        "offload_modules",
+        "memory",
+        OFFLOADED,
+        "modules of each layer whose inputs go to the host; joined by +",
+        f"{_TRANSFORMER}: fine_grained_activation_offloading, offload_modules",
+        on_gpu_alone=True,
     ),
-    Knob(
-        name="recompute_modules",
-        group="memory",
-        default=MODULES[0],
-        choices=MODULES,
+    _more(
+        "recompute_modules",
+        "memory",
+        MODULES,
+        "modules that are computed again; joined by +",
+        f"{_TRANSFORMER}: recompute_modules",
+        needs_cuda=("moe_act",),
+        acts=lambda values, _: values["recompute"] == "selective",
         pattern="({0})(\\+({0}))*".format("|".join(MODULES)),
         pattern_words="several joined by +",
-        needs_cuda=("moe_act",),
         scope="with recompute=selective",
-        acts=_off("recompute_modules", lambda values, _: values["recompute"] == "selective"),
         fold=_in_order,
-        help="modules that are computed again; joined by +",
-        source=f"{_TRANSFORMER}: recompute_modules",
     ),
-    _overlap(
+    _more(
         "overlap_grad_reduce",
+        "overlap",
+        True,
         "whether gradients are reduced while the backward pass runs",
-        "always",
         f"{_DATA}: overlap_grad_reduce",
     ),
-    _overlap(
+    _more(
         "overlap_param_gather",
+        "overlap",
+        True,
         "whether updated parameters are gathered while the forward pass runs",
-        "with distributed_optimizer",
         f"{_DATA}: overlap_param_gather",
-        distributed_optimizer=True,
+        acts=lambda values, _: values["distributed_optimizer"] is True,
+        scope="with distributed_optimizer",
     ),
-    Knob(
-        name="overlap_p2p",
-        group="overlap",
-        default=True,
+    _more(
+        "overlap_p2p",
+        "overlap",
+        True,
+        "whether pipeline stages send while they compute",
+        f"{_PARALLEL}: overlap_p2p_comm",
+        acts=lambda values, _: int(values["vp"]) > 1,
         scope="with vp above 1",
-        acts=_off("overlap_p2p", lambda values, _: int(values["vp"]) > 1),
-        help="whether pipeline stages send while they compute",
-        source=f"{_PARALLEL}: overlap_p2p_comm",
     ),
-    Knob(
-        name="overlap_experts",
-        group="overlap",
-        default=False,
+    _more(
+        "overlap_experts",
+        "overlap",
+        False,
+        "whether tokens go to experts and back while layers of another micro-batch compute",
+        f"{_PARALLEL}: overlap_moe_expert_parallel_comm",
+        acts=_has_experts,
         scope="with ep above 1, and vp above 1 in a pipeline",
-        acts=_off("overlap_experts", _has_experts),
-        help="whether tokens go to experts and back while layers of another micro-batch compute",
-        source=f"{_PARALLEL}: overlap_moe_expert_parallel_comm",
     ),
-    Knob(
-        name="delay_weight_grads",
-        group="overlap",
-        default=False,
-        needs_cuda=(True,),
+    _more(
+        "delay_weight_grads",
+        "overlap",
+        False,
+        "whether gradients of weights are computed apart, beside what experts send",
+        f"{_PARALLEL}: delay_wgrad_compute",
+        on_gpu_alone=True,
+        acts=_has_experts,
         scope="with overlap_experts",
-        acts=_off("delay_weight_grads", _has_experts),
-        help="whether gradients of weights are computed apart, beside what experts send",
-        source=f"{_PARALLEL}: delay_wgrad_compute",
     ),
-    Knob(
-        name="overlap_shared_experts",
-        group="overlap",
-        default=False,
+    _more(
+        "overlap_shared_experts",
+        "overlap",
+        False,
+        "whether shared experts compute while tokens go to the others and back",
+        f"{_TRANSFORMER}: moe_shared_expert_overlap",
+        acts=_has_experts,
         scope="with shared experts and dispatcher=alltoall",
-        acts=_off("overlap_shared_experts", _has_experts),
-        help="whether shared experts compute while tokens go to the others and back",
-        source=f"{_TRANSFORMER}: moe_shared_expert_overlap",
     ),
-    Knob(
-        name="nccl_ub",
-        group="overlap",
-        default=False,
-        needs_cuda=(True,),
-        acts=_off("nccl_ub"),
-        help="whether NCCL sends gradients and parameters from buffers that are registered with "
+    _more(
+        "nccl_ub",
+        "overlap",
+        False,
+        "whether NCCL sends gradients and parameters from buffers that are registered with "
         "it, by fewer of the processors that layers compute on",
-        source=f"{_DATA}: nccl_ub",
+        f"{_DATA}: nccl_ub",
+        on_gpu_alone=True,
     ),
-    Knob(
-        name="fused_experts",
-        group="compute",
-        default=False,
-        needs_cuda=(True,),
-        scope="for a mixture of experts, with fp8_recipe=mxfp8",
-        acts=_off("fused_experts", _has_experts),
-        help="whether an expert's products, its activation and the casts to fp8 are one kernel, "
+    _more(
+        "fused_experts",
+        "compute",
+        False,
+        "whether an expert's products, its activation and the casts to fp8 are one kernel, "
         "of Transformer Engine 2.14 on Blackwell",
-        source=f"{_TRANSFORMER}: use_transformer_engine_op_fuser",
+        f"{_TRANSFORMER}: use_transformer_engine_op_fuser",
+        on_gpu_alone=True,
+        acts=_has_experts,
+        scope="for a mixture of experts, with fp8_recipe=mxfp8",
     ),
-    Knob(
-        name="tp_comm_overlap",
-        group="overlap",
-        default=False,
-        needs_cuda=(True,),
+    _more(
+        "tp_comm_overlap",
+        "overlap",
+        False,
+        "whether tensor parallel communication runs beside the products it belongs to",
+        f"{_PARALLEL}: tp_comm_overlap",
+        on_gpu_alone=True,
         scope="with sequence_parallel",
-        acts=_off("tp_comm_overlap"),
-        help="whether tensor parallel communication runs beside the products it belongs to",
-        source=f"{_PARALLEL}: tp_comm_overlap",
     ),
-    Knob(
-        name="cuda_graphs",
-        group="overlap",
-        default=GRAPHS[0],
-        choices=GRAPHS,
-        needs_cuda=GRAPHS[1:],
-        acts=_off("cuda_graphs"),
+    _more(
+        "cuda_graphs",
+        "overlap",
+        GRAPHS,
+        "parts of a layer whose kernels are started at once, by CUDA graphs of Transformer Engine",
+        f"{_TRANSFORMER}: cuda_graph_impl, cuda_graph_scope",
+        on_gpu_alone=True,
         asks="samples of one length",
-        help="parts of a layer whose kernels are started at once, by CUDA graphs of Transformer "
-        "Engine",
-        source=f"{_TRANSFORMER}: cuda_graph_impl, cuda_graph_scope",
     ),
-    Knob(
-        name="fp4",
-        group="precision",
-        default=False,
-        needs_cuda=(True,),
-        acts=_off("fp4"),
+    _more(
+        "fp4",
+        "precision",
+        False,
+        "whether inputs of products are in nvfp4",
+        f"{_TRANSFORMER}: fp4, fp4_recipe",
+        on_gpu_alone=True,
         changes_training="layers compute their products in fp4",
-        help="whether inputs of products are in nvfp4",
-        source=f"{_TRANSFORMER}: fp4, fp4_recipe",
     ),
-    Knob(
-        name="fp8",
-        group="precision",
-        default=FP8[0],
-        choices=FP8,
-        needs_cuda=FP8[1:],
-        acts=_off("fp8"),
+    _more(
+        "fp8",
+        "precision",
+        FP8,
+        "format of the products' inputs; hybrid: gradients in e5m2",
+        f"{_TRANSFORMER}: fp8",
+        on_gpu_alone=True,
         changes_training="layers compute their products in fp8",
         asks="Transformer Engine",
-        help="format of the products' inputs; hybrid: gradients in e5m2",
-        source=f"{_TRANSFORMER}: fp8",
     ),
-    Knob(
-        name="fp8_recipe",
-        group="precision",
-        default=FP8_RECIPES[0],
-        choices=FP8_RECIPES,
-        needs_cuda=FP8_RECIPES[1:],
+    _more(
+        "fp8_recipe",
+        "precision",
+        FP8_RECIPES,
+        "how the scales of fp8 are chosen",
+        f"{_TRANSFORMER}: fp8_recipe",
+        on_gpu_alone=True,
+        acts=_in_fp8,
         scope="with fp8",
-        acts=_off("fp8_recipe", _in_fp8),
         changes_training="layers compute their products in fp8",
         asks="Transformer Engine",
-        help="how the scales of fp8 are chosen",
-        source=f"{_TRANSFORMER}: fp8_recipe",
     ),
-    Knob(
-        name="fp8_param_gather",
-        group="precision",
-        default=False,
-        needs_cuda=(True,),
+    _more(
+        "fp8_param_gather",
+        "precision",
+        False,
+        "whether parameters are kept and gathered in fp8",
+        f"{_TRANSFORMER}: fp8_param",
+        on_gpu_alone=True,
+        acts=_in_fp8,
         scope="with fp8 and distributed_optimizer",
-        acts=_off("fp8_param_gather", _in_fp8),
         changes_training="parameters are rounded to fp8",
-        help="whether parameters are kept and gathered in fp8",
-        source=f"{_TRANSFORMER}: fp8_param",
     ),
 )
 KNOBS: Catalogue = {knob.name: knob for knob in (*_LATTICE, *_MORE)}
@@ -532,7 +519,7 @@ def code_of(knob: Knob, value: KnobValue) -> int:
         return knob.choices.index(value)
     if knob.kind == "bool":
         return int(value != knob.default)
-    return round(_SHARE * float(value)) if knob.kind == "float" else int(value)
+    return round(SHARE * float(value)) if knob.kind == "float" else int(value)
 
 
 def value_of(knob: Knob, code: int) -> KnobValue:
@@ -543,7 +530,7 @@ def value_of(knob: Knob, code: int) -> KnobValue:
         return knob.choices[code]
     if knob.kind == "bool":
         return bool(knob.default) != bool(code)
-    return code / _SHARE if knob.kind == "float" else code
+    return code / SHARE if knob.kind == "float" else code
 
 
 def columns_of(task: LayoutTask, candidates: Sequence[Candidate]) -> dict[str, Counts]:

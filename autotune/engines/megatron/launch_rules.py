@@ -34,6 +34,7 @@ from autotune.engines.megatron.flags import flags, release_tuple
 from autotune.engines.megatron.knobs import KNOBS
 from autotune.engines.megatron.launched import MegatronLaunch
 from autotune.engines.megatron.layout_task import Columns, LayoutRows, LayoutTask
+from autotune.engines.megatron.model_arguments import pattern_of
 from autotune.engines.megatron.rules import RULES
 from autotune.engines.megatron.stages import StageWork, stages_of
 from autotune.space.rule import Rule, UnknownFactError, Violation
@@ -118,7 +119,7 @@ def _is_asked(rule: Rule[LayoutRows], rows: LayoutRows) -> bool:
 
 
 _ARGUMENT_OF = {
-    **{knob: argument for argument, knob in KNOBS_OF.items()},
+    **{knob: argument for argument, knob in KNOBS_OF.items() if knob not in ("stages", "order")},
     "vp": "num_virtual_stages_per_pipeline_rank",
     "vp_group": "microbatch_group_size_per_vp_stage",
     "n_heads": "num_attention_heads",
@@ -246,37 +247,11 @@ def _expert_width(launch: MegatronLaunch) -> int | None:
 def _dense_layers(launch: MegatronLaunch) -> int | None:
     """First layers of a mixture that have no experts; None: the launch says it in another way."""
     often = launch.get("moe_layer_freq")
-    if not launch.get("num_experts"):
+    if not launch.get("num_experts") or often == 1:
         return 0
-    if isinstance(often, int):
-        # Of every so many layers the first has experts.
-        return 0 if often == 1 else None
-    listed = _layers_listed(often)
-    if listed is None or 1 not in listed or 0 in listed[listed.index(1) :]:
-        return None
-    return listed.index(1)
-
-
-_RUN = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d{1,5}))?")
-
-
-def _layers_listed(often: object) -> list[int] | None:
-    """Whether each layer has experts, as `--moe-layer-freq` lists it; None: it lists none.
-
-    `([0]*3+[1]*58)`, as Megatron evaluates it: megatron/training/arguments.py, moe_freq_type.
-    """
-    if isinstance(often, list):
-        return [int(flag) for flag in often]
-    text = str(often).replace(" ", "").removeprefix("(").removesuffix(")")
-    parts = [_RUN.fullmatch(part) for part in text.split("+")]
-    if "[" not in text or None in parts:
-        return None
-    return [
-        int(flag)
-        for part in parts
-        if part is not None
-        for flag in part[1].split(",") * int(part[2] or 1)
-    ]
+    has_experts = often if isinstance(often, list) else pattern_of(str(often).replace(" ", ""))
+    n_dense = has_experts.index(1) if 1 in has_experts else 0
+    return n_dense if has_experts and 0 not in has_experts[n_dense:] else None
 
 
 def _tracks_aux_loss(launch: MegatronLaunch) -> bool:
@@ -326,7 +301,7 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "grad_accum", lambda: _micro_batches(launch)
 
 
-_SHARDED = ("use_distributed_optimizer", "use_megatron_fsdp")
+_SHARDED = ("use_distributed_optimizer", "use_megatron_fsdp", "use_torch_fsdp2")
 
 
 def _stages(launch: MegatronLaunch) -> int | None:

@@ -15,6 +15,11 @@ from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
 
 CONFIG = "megatron/core/transformer/transformer_config.py, __post_init__"
 ARGUMENTS = "megatron/training/arguments.py, validate_args"
+SAME_RUN = "ours: the same run as without"
+TABLE = "ours: the table of accelerators"
+RECIPES = "ours: Transformer Engine's recipes are for models in bf16 or fp16"
+NOT_THERE = "ours: the module is not there. megatron/core/transformer/transformer_layer.py"
+PRECISION_AWARE = "megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer"
 _NAMED_VALUE = re.compile(r"\b(\w+) \{\1\}")
 _VALUE = re.compile(r"\{(\w+)\}")
 _TEST = re.compile(r"(\w+)(?:(!=|>=|=|>|~)(\w+))?")
@@ -76,6 +81,72 @@ def layout_rule(
         reads=reads,
         holds=answer,
     )
+
+
+def needs(name: str, terms: str, needed: str, source: str) -> Rule[LayoutRows]:
+    """What holds by some terms needs a knob, a fact, or one of several that `|` joins."""
+    subject = _subject(terms)
+    is_knob = needed.replace("=", ">").partition(">")[0] in KNOBS
+    other = f"take {_in_words(needed)}, or " if is_knob else ""
+    message, fix = f"{subject}: needs {_in_words(needed)}", f"{other}do without {_chosen(terms)}"
+    return layout_rule(name, f"{terms} !{needed}", message, fix, source)
+
+
+def excludes(name: str, terms: str, other: str, source: str) -> Rule[LayoutRows]:
+    """What holds by some terms excludes a knob, or a fact."""
+    subject = _subject(terms)
+    more = "" if other in LayoutTask.__dataclass_fields__ else f", or without {_in_words(other)}"
+    message = f"{subject}: excludes {_in_words(other)}"
+    fix = f"do without {_chosen(terms)}{more}"
+    return layout_rule(name, f"{terms} {other}", message, fix, source)
+
+
+_FACTS = {
+    "in_bf16": "a job in bf16",
+    "in_fp32": "a job in fp32",
+    "has_fp8": "a device with 8-bit tensor cores",
+    "has_fp4": "a device with 4-bit tensor cores",
+    "has_sinks": "attention sinks",
+    "fused_attention": "a fused attention kernel",
+    "groups_experts": "grouped experts, which are Transformer Engine's",
+    "n_experts": "a mixture of experts",
+    "n_dense_layers": "layers without experts",
+    "latent_kv_rank": "latent attention",
+    "shared_expert_hidden": "a model with shared experts",
+    "recompute": "recomputation",
+    "dispatcher": "a dispatcher other than alltoall",
+    "fp8_recipe": "a recipe other than delayed",
+}
+
+
+def _subject(terms: str) -> str:
+    """All of some terms, for people; a module that is computed again is so by recompute."""
+    words = [term for term in terms.split() if term != "recompute=selective"]
+    if words == ["dispatcher"]:
+        return "dispatcher"
+    return " with ".join(map(_in_words, reversed(words)))
+
+
+def _chosen(terms: str) -> str:
+    """What somebody chose of some terms, for people."""
+    facts = LayoutTask.__dataclass_fields__
+    names = [term for term in terms.split() if term.partition(">")[0] not in facts]
+    return _subject(" ".join(names))
+
+
+def _in_words(tests: str) -> str:
+    """One of some tests, for people."""
+    found = []
+    for name, sign, value in _TEST.findall(tests):
+        if sign == "~":
+            found.append(f"{value} in {name}")
+        elif name in _FACTS and sign != "=":
+            found.append(_FACTS[name])
+        elif sign == ">":
+            found.append(f"{'an' if name == 'ep' else 'a'} {name} above {value}")
+        else:
+            found.append(f"{name}={value}" if value else name)
+    return " or ".join(found)
 
 
 def _names_in(terms: str) -> tuple[str, ...]:

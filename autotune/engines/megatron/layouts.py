@@ -125,7 +125,7 @@ def lay_out(task: LayoutTask, *, for_plan: bool = False) -> Layouts:
         axes |= dict.fromkeys(PLANNED_ALONE, (0,))
     rows: dict[str, Counts] = {}
     judged: set[str] = set()
-    later = {*axes, *(following for those in _FOLLOWING.values() for following in those)}
+    later = {*axes, *(following for knobs in _FOLLOWING.values() for following in knobs)}
     for name, values in axes.items():
         later -= {name, *_FOLLOWING.get(name, ())}
         rows = _crossed(rows, name, np.array(values, dtype=np.int64))
@@ -192,9 +192,9 @@ def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
     elif name == "fp8":
         keep = (rows["fp8"] == 0) | _is_sharded(rows)
     elif name == "main_grads":
-        held = _held_bytes(task, rows) > _HEAVY_SHARE * task.memory_bytes
+        is_heavy = _held_bytes(task, rows) > _HEAVY_SHARE * task.memory_bytes
         is_saved = _is_sharded(rows) & (rows["recompute"] != Recompute.FULL)
-        keep = (rows["main_grads"] == 0) | held & is_saved
+        keep = (rows["main_grads"] == 0) | is_heavy & is_saved
     elif name == "cuda_graphs":
         at_once = rows["micro_batch"] * tokens < task.paced_tokens * rows["tp"]
         at_once &= rows["recompute"] != Recompute.FULL
@@ -240,8 +240,8 @@ def _held_bytes(task: LayoutTask, rows: Columns) -> NDArray[np.float64]:
     """Weights and gradients of a device."""
     expert_tp = np.where(rows["etp"] > 0, rows["etp"], rows["tp"])
     experts = task.expert_bytes / (rows["ep"] * expert_tp * rows["pp"])
-    held: NDArray[np.float64] = task.other_bytes / (rows["tp"] * rows["pp"]) + experts
-    return held
+    held_bytes: NDArray[np.float64] = task.other_bytes / (rows["tp"] * rows["pp"]) + experts
+    return held_bytes
 
 
 _HEAVY_SHARE = 0.2
@@ -340,21 +340,21 @@ def _legal(
     """
     count = len(next(iter(columns.values())))
     rows = LayoutRows(task=task, columns={**at_default(count), **columns})
-    held = {rule.name: rule.holds(rows) for rule in rules if rule.holds is not None}
-    if not held:
+    allowed = {rule.name: rule.holds(rows) for rule in rules if rule.holds is not None}
+    if not allowed:
         return columns
-    keep: NDArray[np.bool_] = np.logical_and.reduce(list(held.values()))
+    keep: NDArray[np.bool_] = np.logical_and.reduce(list(allowed.values()))
     if keep.all():
         return columns
     if keep.any():
         return {name: column[keep] for name, column in columns.items()}
-    broken = np.sum([~truth for truth in held.values()], axis=0)
+    broken = np.sum([~truth for truth in allowed.values()], axis=0)
     # Among the nearest, show the one that splits most: it asks the least of the batch.
     nearest = int(np.lexsort((columns.get("dp", columns["tp"]), broken))[0])
     layout = {name: column[nearest : nearest + 1] for name, column in rows.columns.items()}
     raise nothing_legal(
         "no Megatron layout is legal for this job; the last ones are refused by",
-        Counter({name: int((~truth).sum()) for name, truth in held.items()}),
+        Counter({name: int((~truth).sum()) for name, truth in allowed.items()}),
         {name: str(layout[name][0]) for name in LATTICE_KNOBS if name in layout},
         judge_by(rules, LayoutRows(task=task, columns=layout)),
     )

@@ -516,7 +516,7 @@ def pattern_text(pattern: Sequence[int]) -> str:
 
 def pattern_of(text: str) -> list[int]:
     """The layers of a text of `pattern_text`."""
-    parts = re.findall(r"\[([\d,]+)\]\*(\d+)", text)
+    parts = re.findall(r"\[([\d,]+)\]\*(\d{1,5})", text)
     return [int(flag) for part, count in parts for flag in part.split(",") * int(count)]
 
 

@@ -79,7 +79,7 @@ def check_arguments(
         JobError: The parser knows no such argument, or the checkout cannot be asked.
     """
     found = ask(
-        "autotune.engines.megatron.parser_probe",
+        "autotune.engines.megatron.probe",
         {
             "checkout": str(checkout),
             "world": world,

@@ -51,7 +51,7 @@ def probe_ranks(candidate: Candidate, *, task: LayoutTask, job: Job) -> Sequence
         words += _words_of_fakes(release)
     settings = settings_of(workload, layout_of(candidate, "cpu"))
     found = ask(
-        "autotune.engines.megatron.rank_probe",
+        "autotune.engines.megatron.probe",
         {
             "ranks": ranks_of(row, candidate.world),
             "world": candidate.world,
@@ -86,9 +86,9 @@ def micro_batches(row: Mapping[str, int]) -> int:
 def _words_of_fakes(release: str) -> list[str]:
     known = flags(release)
     if FLAG not in known:
-        having = ", ".join(version for version in releases() if FLAG in flags(version))
+        releases_with_it = ", ".join(version for version in releases() if FLAG in flags(version))
         raise JobError(
             f"--probe-memory: Megatron Core {release} has no {FLAG}",
-            f"name a checkout of {having}, or leave --megatron-path out",
+            f"name a checkout of {releases_with_it}, or leave --megatron-path out",
         )
     return [FLAG, *([_WITHOUT_GLOO] if _WITHOUT_GLOO in known else [])]

@@ -15,7 +15,17 @@ from autotune.engines.megatron.choices import (
     RECOMPUTED,
     has,
 )
-from autotune.engines.megatron.layout_rule import ARGUMENTS, CONFIG, layout_rule
+from autotune.engines.megatron.layout_rule import (
+    ARGUMENTS,
+    CONFIG,
+    PRECISION_AWARE,
+    RECIPES,
+    SAME_RUN,
+    TABLE,
+    excludes,
+    layout_rule,
+    needs,
+)
 from autotune.engines.megatron.layout_task import Counts, LayoutRows, Truth, middle_layers
 from autotune.space.rule import Rule
 
@@ -39,10 +49,14 @@ OF_TRANSFORMER_ENGINE = {
 }
 """Knobs that have to stay at their default on a GPU without Transformer Engine, and the source."""
 _INSTALL_TE = ", or install transformer-engine for your GPUs"
-OF_SOME_RELEASES = (
-    *("activation_offload", "offload_modules", "fp4", "cuda_graphs", "fused_experts"),
-)
-"""Knobs whose flag not every release has that is known."""
+OF_SOME_RELEASES = {
+    "activation_offload": "--cpu-offloading-num-layers",
+    "offload_modules": "--fine-grained-activation-offloading",
+    "fp4": "--fp4-format",
+    "cuda_graphs": "--cuda-graph-impl",
+    "fused_experts": "--use-transformer-engine-op-fuser",
+}
+"""Knob -> its flag, where not every release has it that is known."""
 
 
 _A2A = CP_KINDS.index("a2a")
@@ -127,11 +141,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take a cp of which twice divides {seq_len}",
         "megatron/training/arguments.py, validate_args: seq_length",
     ),
-    layout_rule(
+    needs(
         "cp.fused_attention",
-        "cp>1 !fused_attention",
-        "cp {cp} needs a fused attention kernel, which this device and precision lack",
-        "take cp=1, or bf16 on a newer device",
+        "cp>1",
+        "fused_attention",
         "megatron/core/transformer/dot_product_attention.py: context_parallel_size",
     ),
     layout_rule(
@@ -166,18 +179,16 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take sequence_parallel=false, or a tp that divides it",
         "megatron/core/tensor_parallel/mappings.py, _split_along_first_dim",
     ),
-    layout_rule(
+    needs(
         "sequence_parallel.experts",
-        "n_experts>1 tp>1 !sequence_parallel",
-        "a mixture of experts with tp {tp} trains only with sequence_parallel",
-        "take sequence_parallel=true, or tp=1",
+        "n_experts>1 tp>1",
+        "sequence_parallel",
         "megatron/core/transformer/moe/moe_layer.py, MoELayer.forward",
     ),
-    layout_rule(
+    needs(
         "vp.pipeline",
-        "vp>1 !pp>1",
-        "vp {vp} interleaves chunks of a pipeline, and pp is 1",
-        "take vp=1, or a pp above 1",
+        "vp>1",
+        "pp>1",
         "megatron/training/arguments.py, validate_args: overlap_p2p_comm",
     ),
     layout_rule(
@@ -241,13 +252,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "megatron/core/pipeline_parallel/schedules.py, "
         "forward_backward_pipelining_with_interleaving: final_microbatch_group_size",
     ),
-    layout_rule(
-        "distributed_optimizer.ranks",
-        "distributed_optimizer !dp>1|cp>1",
-        "distributed_optimizer shards over dp x cp ranks, and there is one",
-        "take distributed_optimizer=false",
-        "ours: the same run as without",
-    ),
+    needs("distributed_optimizer.ranks", "distributed_optimizer", "dp>1|cp>1", SAME_RUN),
     layout_rule(
         "recompute.selective",
         "recompute=selective fused_attention !recompute_modules",
@@ -269,11 +274,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "megatron/core/recompute.py: recompute_num_layers, counted in each chunk",
     ),
     *stage_rules.RULES,
-    layout_rule(
+    needs(
         "uneven.pipeline",
-        "first_stage_layers|last_stage_layers !pp>1",
-        "a stage of its own size needs a pipeline, and pp is 1",
-        "leave first_stage_layers and last_stage_layers out",
+        "first_stage_layers|last_stage_layers",
+        "pp>1",
         f"{CONFIG}: num_layers_in_first_pipeline_stage",
     ),
     layout_rule(
@@ -297,14 +301,12 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "first_stage_layers {first_stage_layers} and last_stage_layers {last_stage_layers} are "
         "what {n_layers} layers over pp {pp} have anyway",
         "leave them out",
-        "ours: the same run as without",
+        SAME_RUN,
     ),
-    layout_rule(
+    excludes(
         "uneven.ends",
-        "ends_as_layers first_stage_layers|last_stage_layers",
-        "ends_as_layers beside a first or a last stage of its own size: Megatron takes one of the "
-        "two ways to split",
-        "take ends_as_layers=false",
+        "ends_as_layers",
+        "first_stage_layers|last_stage_layers",
         f"{CONFIG}: account_for_embedding_in_pipeline_split",
     ),
     layout_rule(
@@ -327,18 +329,11 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take the default order, or an ep x etp of tp x cp",
         "megatron/core/parallel_state.py, initialize_model_parallel: pp-last rank ordering",
     ),
-    layout_rule(
-        "fsdp.sharded",
-        "fsdp !distributed_optimizer",
-        "fsdp turns the distributed optimizer on",
-        "take distributed_optimizer=true",
-        f"{ARGUMENTS}: use_megatron_fsdp",
-    ),
-    layout_rule(
+    needs("fsdp.sharded", "fsdp", "distributed_optimizer", f"{ARGUMENTS}: use_megatron_fsdp"),
+    excludes(
         "fsdp.pipeline_chunks",
-        "fsdp vp>1",
-        "fsdp with vp {vp}: it gathers a layer at a time, and chunks interleave them",
-        "take vp=1",
+        "fsdp",
+        "vp>1",
         "ours: Megatron's documentation shows fsdp with plain pipelines alone",
     ),
     layout_rule(
@@ -356,33 +351,25 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take overlap_p2p=true, or a pp above 2",
         f"{ARGUMENTS}: overlap_p2p_comm",
     ),
-    layout_rule(
+    needs(
         "overlap.tp_needs_sequence_parallel",
-        "tp_comm_overlap !sequence_parallel",
-        "tp_comm_overlap overlaps what sequence_parallel sends",
-        "take sequence_parallel=true",
+        "tp_comm_overlap",
+        "sequence_parallel",
         f"{ARGUMENTS}: tp_comm_overlap",
     ),
-    layout_rule(
-        "optimizer_offload.sharded",
-        "optimizer_offload !distributed_optimizer",
-        "optimizer_offload needs the precision-aware optimizer, which is a distributed one",
-        "take distributed_optimizer=true",
-        "megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer",
+    needs(
+        "optimizer_offload.sharded", "optimizer_offload", "distributed_optimizer", PRECISION_AWARE
     ),
-    layout_rule(
+    excludes(
         "optimizer_offload.fsdp",
-        "optimizer_offload fsdp",
-        "optimizer_offload beside fsdp: the hybrid optimizer takes its states from the buffers of "
-        "the distributed optimizer",
-        "take fsdp=none",
+        "optimizer_offload",
+        "fsdp",
         "ours: megatron/core/optimizer/cpu_offloading knows no shards of FSDP's",
     ),
-    layout_rule(
+    excludes(
         "optimizer_offload.fp8",
-        "optimizer_offload fp8_param_gather fp8_recipe",
-        "optimizer_offload with fp8_param_gather takes the delayed recipe alone",
-        "take fp8_recipe=delayed",
+        "optimizer_offload fp8_param_gather",
+        "fp8_recipe",
         f"{ARGUMENTS}: optimizer_cpu_offload",
     ),
     layout_rule(
@@ -392,25 +379,19 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take less than {n_layers}",
         f"{CONFIG}: cpu_offloading_num_layers",
     ),
-    layout_rule(
-        "activation_offload.pipeline",
-        "activation_offload pp>1",
-        "activation_offload with pp {pp}: Megatron offloads no pipeline's",
-        "take pp=1, or activation_offload=0",
-        f"{CONFIG}: cpu_offloading",
+    excludes(
+        "activation_offload.pipeline", "activation_offload", "pp>1", f"{CONFIG}: cpu_offloading"
     ),
-    layout_rule(
+    excludes(
         "activation_offload.recompute",
-        "activation_offload recompute",
-        "activation_offload beside recomputation: Megatron takes one of the two",
-        "take recompute=none, or activation_offload=0",
+        "activation_offload",
+        "recompute",
         f"{CONFIG}: cpu_offloading",
     ),
-    layout_rule(
+    excludes(
         "offload_modules.layers",
-        "offload_modules activation_offload",
-        "offload_modules beside activation_offload: Megatron takes one of the two",
-        "take activation_offload=0",
+        "offload_modules",
+        "activation_offload",
         f"{CONFIG}: fine_grained_activation_offloading",
     ),
     layout_rule(
@@ -437,49 +418,27 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "leave core_attn out of recompute_modules",
         "ours: slower, and no smaller",
     ),
-    layout_rule(
+    needs(
         "recompute_modules.fp8",
-        "recompute=selective fp8 !fp8_recipe "
-        "recompute_modules~layernorm|recompute_modules~moe_act",
-        "the delayed recipe of fp8 recomputes no layernorm and no moe_act",
-        "take another fp8_recipe, or leave both out of recompute_modules",
+        "recompute=selective fp8 recompute_modules~layernorm|recompute_modules~moe_act",
+        "fp8_recipe",
         f"{CONFIG}: recompute_modules",
     ),
-    layout_rule(
-        "adam_moments.sharded",
-        "adam_moments !distributed_optimizer",
-        "adam_moments in 16 bits need the precision-aware optimizer, which is a distributed one",
-        "take distributed_optimizer=true",
-        "megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer",
-    ),
-    layout_rule(
+    needs("adam_moments.sharded", "adam_moments", "distributed_optimizer", PRECISION_AWARE),
+    excludes(
         "adam_moments.offload",
-        "adam_moments optimizer_offload",
-        "adam_moments in 16 bits beside optimizer_offload: on the host they are in 32",
-        "take adam_moments=fp32, or optimizer_offload=0",
+        "adam_moments",
+        "optimizer_offload",
         "ours: megatron/core/optimizer/cpu_offloading, HybridDeviceOptimizer",
     ),
-    layout_rule(
+    needs(
         "main_grads.precision",
-        "main_grads !in_bf16",
-        "main_grads in bf16 are those of a job in bf16",
-        "take main_grads=fp32",
+        "main_grads",
+        "in_bf16",
         f"ours: {ARGUMENTS}: grad_reduce_in_bf16 does nothing then",
     ),
-    layout_rule(
-        "fsdp.double_buffer",
-        "fsdp_double_buffer !fsdp",
-        "fsdp_double_buffer is one of fsdp's",
-        "take fsdp_double_buffer=false",
-        "ours: the same run as without",
-    ),
-    layout_rule(
-        "cp_kind.ranks",
-        "cp_kind !cp>1",
-        "cp_kind says how context parallel ranks exchange, and cp is 1",
-        "take cp_kind=p2p, or a cp above 1",
-        "ours: the same run as without",
-    ),
+    needs("fsdp.double_buffer", "fsdp_double_buffer", "fsdp", SAME_RUN),
+    needs("cp_kind.ranks", "cp_kind", "cp>1", SAME_RUN),
     layout_rule(
         "cp_kind.heads",
         lambda cp_kind, cp, tp, n_kv_heads: (
@@ -489,33 +448,26 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take cp_kind=p2p, or a cp that divides a rank's heads",
         "ours: Transformer Engine, AttnFuncWithCPAndQKVOA2A",
     ),
-    layout_rule(
+    excludes(
         "cp_kind.latent",
-        "cp_kind latent_kv_rank",
-        "latent attention has keys and values of two widths, which only cp_kind p2p exchanges",
-        "take cp_kind=p2p",
+        "cp_kind",
+        "latent_kv_rank",
         "ours: Transformer Engine, attn_forward_func_with_cp: enable_mla",
     ),
-    layout_rule(
+    needs(
         "cp_kind.sinks",
-        "cp>1 !cp_kind=a2a has_sinks",
-        "with cp {cp}, attention with sinks and windows runs with cp_kind a2a alone",
-        "take cp=1, or cp_kind=a2a",
+        "cp>1 has_sinks",
+        "cp_kind=a2a",
         "ours: Transformer Engine, get_attention_backend: softmax_type, and "
         "attn_forward_func_with_cp: sliding_window_attn",
     ),
-    layout_rule(
-        "cuda_graphs.recompute",
-        "cuda_graphs recompute=full",
-        "cuda_graphs capture parts of a layer, and recompute=full computes whole layers again",
-        "take cuda_graphs=none, or recompute_modules",
-        f"{CONFIG}: cuda_graph_scope",
+    excludes(
+        "cuda_graphs.recompute", "cuda_graphs", "recompute=full", f"{CONFIG}: cuda_graph_scope"
     ),
-    layout_rule(
+    excludes(
         "cuda_graphs.moe_recompute",
-        "cuda_graphs~moe_router recompute=selective recompute_modules~moe",
-        "cuda_graphs of moe_router lie inside what recompute_modules computes again with moe",
-        "take cuda_graphs=attn, or leave moe out of recompute_modules",
+        "recompute=selective cuda_graphs~moe_router",
+        "recompute_modules~moe",
         f"{CONFIG}: cuda_graph_scope, recompute_modules",
     ),
     layout_rule(
@@ -529,68 +481,28 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take cuda_graphs=attn",
         f"{CONFIG}: cuda_graph_scope",
     ),
-    layout_rule(
+    excludes(
         "cuda_graphs.overlap",
-        "overlap_experts cuda_graphs~mlp",
-        "cuda_graphs of mlp beside overlap_experts: Megatron takes graphs of the other parts",
-        "take cuda_graphs=attn",
+        "cuda_graphs~mlp",
+        "overlap_experts",
         f"{CONFIG}: overlap_moe_expert_parallel_comm",
     ),
-    layout_rule(
-        "cuda_graphs.offload",
-        "cuda_graphs activation_offload",
-        "cuda_graphs beside activation_offload: Megatron takes one of the two",
-        "take cuda_graphs=none, or activation_offload=0",
-        f"{CONFIG}: cpu_offloading",
+    excludes(
+        "cuda_graphs.offload", "cuda_graphs", "activation_offload", f"{CONFIG}: cpu_offloading"
     ),
-    layout_rule(
-        "fp4.fp8",
-        "fp4 fp8",
-        "fp4 beside fp8: a run has one of them",
-        "take fp8=none, or fp4=false",
-        f"{ARGUMENTS}: fp4",
-    ),
-    layout_rule(
-        "fp4.precision",
-        "fp4 in_fp32",
-        "fp4 computes the products of a model in 16 bits, and the job trains in fp32",
-        "take precision bf16 for the job, or fp4=false",
-        "ours: Transformer Engine's recipes are for models in bf16 or fp16",
-    ),
-    layout_rule(
-        "fp4.device",
-        "fp4 !has_fp4",
-        "the device computes no products in fp4",
-        "take fp4=false",
-        "ours: the table of accelerators",
-    ),
-    layout_rule(
-        "fp8.precision",
-        "fp8 in_fp32",
-        "fp8 computes the products of a model in 16 bits, and the job trains in fp32",
-        "take precision bf16 for the job, or fp8=none",
-        "ours: Transformer Engine's recipes are for models in bf16 or fp16",
-    ),
-    layout_rule(
-        "fp8.device",
-        "fp8 !has_fp8",
-        "the device computes no products in fp8",
-        "take fp8=none",
-        "ours: the table of accelerators",
-    ),
-    layout_rule(
+    excludes("fp4.fp8", "fp4", "fp8", f"{ARGUMENTS}: fp4"),
+    excludes("fp4.precision", "fp4", "in_fp32", RECIPES),
+    needs("fp4.device", "fp4", "has_fp4", TABLE),
+    excludes("fp8.precision", "fp8", "in_fp32", RECIPES),
+    needs("fp8.device", "fp8", "has_fp8", TABLE),
+    needs(
         "fp8.mxfp8",
-        "fp8 fp8_recipe=mxfp8 !has_fp4",
-        "fp8_recipe=mxfp8 scales blocks of 32 in the tensor cores, and the device's do not",
-        "take fp8_recipe=tensorwise, or blockwise on Hopper",
+        "fp8 fp8_recipe=mxfp8",
+        "has_fp4",
         "ours: the table of accelerators; transformer_engine/pytorch/fp8.py, check_mxfp8_support",
     ),
-    layout_rule(
-        "fp8.gather",
-        "fp8_param_gather !distributed_optimizer",
-        "fp8_param_gather gathers what the distributed optimizer or FSDP shards",
-        "take distributed_optimizer=true",
-        f"{ARGUMENTS}: fp8_param_gather",
+    needs(
+        "fp8.gather", "fp8_param_gather", "distributed_optimizer", f"{ARGUMENTS}: fp8_param_gather"
     ),
     layout_rule(
         "recompute_modules.transformer_engine",

@@ -5,7 +5,14 @@ from collections.abc import Callable
 import numpy as np
 
 from autotune.engines.megatron.choices import BALANCED
-from autotune.engines.megatron.layout_rule import CONFIG, layout_rule, with_parameters
+from autotune.engines.megatron.layout_rule import (
+    CONFIG,
+    SAME_RUN,
+    excludes,
+    layout_rule,
+    needs,
+    with_parameters,
+)
 from autotune.engines.megatron.layout_task import Counts, LayoutRows, Truth, written_stages
 from autotune.engines.megatron.stages import Stages, StageWork, balanced_layers, even_layers
 from autotune.space.rule import Rule
@@ -43,11 +50,11 @@ def _has_ends(stages: Stages) -> bool:
 
 def _has_mtp_last(stages: Stages, n_mtp_layers: int, pp: int) -> bool:
     letters = "".join(stages)
-    having = [at for at, stage in enumerate(stages) if "m" in stage]
-    if letters.count("m") != n_mtp_layers or len(having) > 1:
+    mtp_stages = [at for at, stage in enumerate(stages) if "m" in stage]
+    if letters.count("m") != n_mtp_layers or len(mtp_stages) > 1:
         return False
-    return not having or (
-        "t" not in letters[letters.index("m") :] and having[0] >= len(stages) - pp
+    return not mtp_stages or (
+        "t" not in letters[letters.index("m") :] and mtp_stages[0] >= len(stages) - pp
     )
 
 
@@ -122,19 +129,11 @@ def _rank_has_experts(
 
 
 RULES: tuple[Rule[LayoutRows], ...] = (
-    layout_rule(
-        "stages.pipeline",
-        "stages !pp>1",
-        "stages are placed on a pipeline, and pp is 1",
-        "take stages=even, or a pp above 1",
-        "ours: the same run as without",
-    ),
-    layout_rule(
+    needs("stages.pipeline", "stages", "pp>1", SAME_RUN),
+    excludes(
         "stages.alone",
-        "stages ends_as_layers|first_stage_layers|last_stage_layers",
-        "stages that are placed by hand or by their work have their layers already, and "
-        "ends_as_layers, first_stage_layers or last_stage_layers say others",
-        "take stages=even, or leave the others out",
+        "stages",
+        "ends_as_layers|first_stage_layers|last_stage_layers",
         f"{CONFIG}: pipeline_model_parallel_layout",
     ),
     layout_rule(
@@ -143,7 +142,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "balanced stages are those that {n_layers} layers over pp {pp} x vp {vp} chunks have "
         "anyway",
         "take stages=even",
-        "ours: the same run as without",
+        SAME_RUN,
     ),
     layout_rule(
         "stages.count",

@@ -65,7 +65,7 @@ class MegatronArguments(Dialect):
             "data": data_words(words),
             "exceeds_vocab": release in _WITH_ALL_OF_THEM and run.vocab < _MOCK_TOKENS,
             "tokenizer": tokenizer_words(run.vocab, release, words),
-            "own": words,
+            "user_words": words,
             "checkout": str(handout.job.megatron_path or ""),
             "on_cpu": ON_CPU_FILE if is_on_cpu else "",
             "variables": sorted(handout.variables.items()),

@@ -160,7 +160,7 @@ class LiveCheckout(LiveMegatron):
 
     def own_log(self, report: RankReport) -> OwnLog | None:
         """The line of the last step is still to come."""
-        logged = read_log(self.engine.log).iterations[1 - len(report.step_times_s) :]
+        logged = read_log(self.engine.log)[1 - len(report.step_times_s) :]
         are_single = [entry.iteration - 1 for entry in logged[1:]] == [
             entry.iteration for entry in logged[:-1]
         ]

@@ -90,11 +90,11 @@ class LiveMegatron(LiveEngine):
         if not path.exists():
             return None, {}
         state = torch.load(path, weights_only=True)
-        for chunk, held in zip(training.chunks, state["chunks"], strict=True):
-            chunk.load_state_dict(held)
+        for chunk, saved in zip(training.chunks, state["chunks"], strict=True):
+            chunk.load_state_dict(saved)
         with torch.no_grad():  # shards are views of weights
-            for optimizer, held in zip(_optimizers(training), state["optimizers"], strict=True):
-                _give_back(optimizer, held)
+            for optimizer, saved in zip(_optimizers(training), state["optimizers"], strict=True):
+                _give_back(optimizer, saved)
         training.steps_applied = state["applied"]
         return str(path), {"steps": state["steps"]}
 
@@ -125,13 +125,13 @@ def _state_of(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def _give_back(optimizer: Any, held: dict[str, Any]) -> None:
+def _give_back(optimizer: Any, saved: dict[str, Any]) -> None:
     """Put back what `_state_of` found."""
-    optimizer.optimizer.load_state_dict(held["inner"])
-    for weight, value in zip(_updated(optimizer), held["weights"], strict=True):
+    optimizer.optimizer.load_state_dict(saved["inner"])
+    for weight, value in zip(_updated(optimizer), saved["weights"], strict=True):
         weight.copy_(value)
-    if held["scaler"] is not None:
-        optimizer.grad_scaler.load_state_dict(held["scaler"])
+    if saved["scaler"] is not None:
+        optimizer.grad_scaler.load_state_dict(saved["scaler"])
 
 
 def _updated(optimizer: Any) -> list[torch.Tensor]:

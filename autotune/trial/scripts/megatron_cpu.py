@@ -35,17 +35,12 @@ _STACK_BYTES = 2**18
 _ATTRIBUTES_BYTES = 64
 """Room for a pthread_attr_t: 56 bytes on 64-bit Linux (glibc, pthreadtypes-arch.h)."""
 
-_WITH_TRITON = {
-    "megatron.core.transformer.custom_layers.batch_invariant_kernels": (
-        "enable_batch_invariant_mode",
-    ),
-    "megatron.core.transformer.moe.paged_stash": (
-        *("paged_stash_reset", "paged_stash_init_chunk_handler", "paged_stash_group_start"),
-        *("paged_stash_group_commit", "get_paged_stash_context", "PagedStashRunner"),
-    ),
-}
-"""Modules that need triton -> what others import of them. No layout asks for these kernels, and
-they are imported all the same: the first by 0.16's scripts, the second from 0.18 on."""
+_WITH_TRITON = (
+    "megatron.core.transformer.custom_layers.batch_invariant_kernels",
+    "megatron.core.transformer.moe.paged_stash",
+)
+"""Modules that need triton. No layout asks for these kernels, and they are imported all the same:
+the first by 0.16's scripts, the second from 0.18 on."""
 
 _FACTORIES = (
     *("tensor", "as_tensor", "zeros", "ones", "empty", "full", "eye", "arange", "linspace"),
@@ -74,11 +69,18 @@ def install() -> None:
     _answer_for_cuda()
     _answer_for_nccl()
     if importlib.util.find_spec("triton") is None:
-        for name, functions in _WITH_TRITON.items():
-            sys.modules[name] = types.ModuleType(name)
-            vars(sys.modules[name]).update((function, _does_nothing()) for function in functions)
+        sys.modules.update((name, _Kernels(name)) for name in _WITH_TRITON)
     # Megatron is astonished that its generator of the device is the host's, at every layer.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
+
+
+class _Kernels(types.ModuleType):
+    """A module of kernels of which each does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _does_nothing()
 
 
 def mend_megatron() -> None:
@@ -98,7 +100,6 @@ def mend_megatron() -> None:
     _mend_latent_attention()
     _mend_expert_biases()
     _mend_recomputed_modules()
-    _mend_grouped_experts()
 
 
 def is_installed() -> bool:
@@ -289,26 +290,6 @@ def _mend_recomputed_modules() -> None:
         make(self, fp8 or None, *args, **kwargs)
 
     checkpoint.__init__ = made
-
-
-def _mend_grouped_experts() -> None:
-    """Multiply the rows of each expert in turn, where a GPU has one kernel for all of them.
-
-    `AssertionError: Grouped GEMM is not available`: of the local layers, those of
-    `--moe-grouped-gemm` alone can compute their activations again (`moe_act`).
-    """
-    with contextlib.suppress(ImportError):  # releases from 0.17 on have Transformer Engine's alone
-        kernels: Any = importlib.import_module("megatron.core.transformer.moe.grouped_gemm_util")
-        kernels.ops = types.SimpleNamespace(gmm=_grouped_product)
-        kernels.assert_grouped_gemm_is_available = _does_nothing()
-
-
-def _grouped_product(
-    rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor, trans_b: bool = False
-) -> torch.Tensor:
-    """Rows of one expert after another (rows, in), each times its expert's (experts, in, out)."""
-    parts = zip(rows.split(counts.tolist()), weights, strict=True)
-    return torch.cat([part @ (weight.t() if trans_b else weight) for part, weight in parts])
 
 
 def _on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

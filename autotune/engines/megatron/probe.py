@@ -1,20 +1,25 @@
-"""Train single ranks of a layout for a step, each alone: `python -m ... ANSWER < request`.
+"""Ask Megatron in a process of its own, with the host in CUDA's place: `... ANSWER < request`.
 
-Run by `autotune.engines.megatron.probed` in a process of its own. The other ranks are not there:
-torch's fake process group sends nothing, and what would be received are random numbers. Losses
-mean nothing. What a rank allocates is what it would allocate among the others.
+Run by `probed` and `pretrain_gpt` beside it. Either a checkout's parser and `validate_args` say
+what they make of command lines, or single ranks of a layout train for a step, each alone. The
+other ranks are not there: torch's fake process group sends nothing, and what would be received
+are random numbers. Losses mean nothing. What a rank allocates is what it would allocate among
+the others.
 """
 
+import argparse
 import contextlib
 import functools
+import importlib
 import json
 import os
 import runpy
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,14 +29,78 @@ from autotune.trial.engines import megatron as driver
 from autotune.trial.memory import CpuMeter
 from autotune.trial.scripts import megatron_cpu, train_megatron
 
+_DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
+"""Defaults that pretrain_gpt.py hands on."""
+
+
+class _UnknownError(Exception):
+    """The parser takes no such argument."""
+
 
 class _SeenError(BaseException):
     """The step is done; the rest of a checkout's script need not run."""
 
 
 def main() -> None:
-    """Write what each rank allocated."""
+    """Write what was asked for."""
     request, answer = json.load(sys.stdin), Path(sys.argv[1])
+    if "lines" in request:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            found = _parsed(request)
+    else:
+        found = _trained(request, answer)
+    answer.write_text(json.dumps(found), encoding="utf-8")
+
+
+def _as_rank(rank: int, world: int) -> None:
+    # What has to be set for tp and cp, the trials' ranks get where they need it.
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": "0",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    }
+
+
+# ---------------------------------------------------------------- command lines
+
+
+def _parsed(request: dict[str, Any]) -> dict[str, Any]:
+    """What the checkout's parser and its `validate_args` say of each command line."""
+    _as_rank(0, request["world"])
+    sys.path.insert(0, request["checkout"])
+    megatron_cpu.install()
+    megatron_cpu.prepare_checkout()
+    arguments = importlib.import_module("megatron.training.arguments")
+    parser: Any = argparse.ArgumentParser
+    parser.error = _refuse
+    extra = None  # what pretrain_gpt.py adds to the parser, where its packages are installed
+    with contextlib.suppress(ImportError):
+        extra = importlib.import_module("megatron.post_training.arguments").add_modelopt_args
+    refused = {}
+    for number, words in enumerate(request["lines"]):
+        sys.argv = ["pretrain_gpt.py", *words]
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                arguments.validate_args(arguments.parse_args(extra), dict(_DEFAULTS))
+        except _UnknownError as error:
+            return {"error": str(error), "hint": request["hint"]}
+        except Exception as error:  # it asserts, raises, and looks things up: all are its word
+            frames = traceback.extract_tb(error.__traceback__)
+            line = f"{type(error).__name__}: {frames[-1].line}"  # that says what has to hold
+            refused[number] = " ".join(str(error).split()) or line
+    return {"refused": refused}
+
+
+def _refuse(_: argparse.ArgumentParser, message: str) -> NoReturn:
+    raise _UnknownError(message)
+
+
+# ---------------------------------------------------------------- single ranks
+
+
+def _trained(request: dict[str, Any], answer: Path) -> dict[str, Any]:
+    """What each rank allocated."""
     script = request["script"]
     if script:
         sys.path.insert(0, str(Path(script).parent))
@@ -55,16 +124,11 @@ def main() -> None:
             break
     failed = found[-1].get("error")
     hint = "try a smaller model, fewer tokens or more ranks: it has to train on this machine's CPU"
-    answer.write_text(json.dumps({"error": failed, "hint": hint} if failed else {"ranks": found}))
+    return {"error": failed, "hint": hint} if failed else {"ranks": found}
 
 
 def _in_child(request: dict[str, Any], rank: int, answer: Path) -> int:
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(request["world"]),
-        "LOCAL_RANK": "0",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    }
+    _as_rank(rank, request["world"])
     train = _of_checkout if request["script"] else _of_built_in
     torch.empty = _with_numbers(torch.empty)
     try:
