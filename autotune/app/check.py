@@ -213,7 +213,7 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
         found = read_launches(path, release=named)
     elif not found:
         found = launches_as_written(path, installed=version_of("megatron-core") or "")
-    return [replace(each, **flags.on_gpu) for each in found]
+    return [replace(launch, **flags.on_gpu) for launch in found]
 
 
 def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
@@ -223,7 +223,11 @@ def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
         return error
     if not sets_arguments(read_text(path), path):
         return error
-    users = sorted(each.name for each in path.parent.iterdir() if sources_file(each, path))
+    users = sorted(
+        path_beside.name
+        for path_beside in path.parent.iterdir()
+        if sources_file(path_beside, path)
+    )
     hint = (
         f"name {' or '.join(users)}, which sources it"
         if users

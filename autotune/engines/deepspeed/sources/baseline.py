@@ -95,8 +95,8 @@ def _run_of(source: Source, path: Path, hidden: int, *, with_monitors: bool) -> 
     assert world is not None, "the caller knows it"
     is_trainers = source.consumer is Consumer.TRAINER
     has_own = source.arguments_path is not None
-    told = is_trainers or has_own or "per_device_train_batch_size" in source.arguments
-    arguments = completed(source.arguments, source.reader, world) if told else {}
+    has_arguments = is_trainers or has_own or "per_device_train_batch_size" in source.arguments
+    arguments = completed(source.arguments, source.reader, world) if has_arguments else {}
     source = replace(source, arguments=arguments) if is_trainers else source
     if is_trainers:
         _refuse_mismatch(source, path)
@@ -104,20 +104,20 @@ def _run_of(source: Source, path: Path, hidden: int, *, with_monitors: bool) -> 
     if source.consumer is Consumer.ACCELERATE:
         if config.get(_ACCUM) == AUTO:
             config[_ACCUM] = 1  # DeepSpeedPlugin.deepspeed_config_process
-        if config.get(_MICRO) == AUTO and told:  # the batch of Trainer's data loader
+        if config.get(_MICRO) == AUTO and has_arguments:  # the batch of Trainer's data loader
             config[_MICRO] = arguments["per_device_train_batch_size"]
     config, notes = usable(config, path, with_monitors=with_monitors)
-    knobs = script_knobs(arguments, source.reader) if told else {}
+    knobs = script_knobs(arguments, source.reader) if has_arguments else {}
     if is_trainers and "optimizer" not in source.config:
-        own = optimizer_argument(source.reader)
-        optim = str(arguments.get(own, DEFAULT_OPTIM))
+        optimizer_name = optimizer_argument(source.reader)
+        optim = str(arguments.get(optimizer_name, DEFAULT_OPTIM))
         if optim in IMPLEMENTATIONS:
             is_offloaded = look_up(config, "zero_optimization.offload_optimizer.device")
             # accelerate swaps it for DeepSpeed's own there (map_pytorch_optim_to_deepspeed).
             if is_offloaded in (None, "none"):
                 knobs["optimizer.implementation"] = IMPLEMENTATIONS[optim]
         else:
-            notes[own] = (optim, None)
+            notes[optimizer_name] = (optim, None)
     return TheirRun(config=config, notes=notes, knobs=knobs)
 
 

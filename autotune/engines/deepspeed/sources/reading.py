@@ -364,8 +364,8 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
     elif isinstance(inner, Mapping):
         section = replace(here, **_held(inner), at=at)
     else:
-        said = "empty" if inner is None else f"{inner!r}"
-        raise NotADsConfigError(here.path, f"its {'.'.join(at)} key is {said}")
+        shown = "empty" if inner is None else f"{inner!r}"
+        raise NotADsConfigError(here.path, f"its {'.'.join(at)} key is {shown}")
     return replace(
         section,
         consumer=Consumer.TRAINER,
@@ -410,7 +410,7 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
     found: list[ReadConfig] = []
     gone = ""
     for at, value in sections_inside(here.config):
-        said = f"the section {'.'.join(at)} of {here.path}"
+        because = f"the section {'.'.join(at)} of {here.path}"
         beside = _at(here.config, at[:-1])
         try:
             if at[-1] == "deepspeed" and has_arguments(beside):
@@ -418,9 +418,9 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
             elif isinstance(value, str) and not _found_near(value, here.path):
                 gone = f"it names {value}, which is not there"
             elif isinstance(value, str):
-                found.append(replace(_named(value, here.path), because=said))
+                found.append(replace(_named(value, here.path), because=because))
             else:
-                found.append(replace(here, **_held(value), at=at, because=said, is_part=True))
+                found.append(replace(here, **_held(value), at=at, because=because, is_part=True))
         except NotADsConfigError as error:
             gone = error.kind
     if not found:
