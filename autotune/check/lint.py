@@ -28,7 +28,6 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import filled
 from autotune.engines.deepspeed.sources.source import Source, auto_that_tells
-from autotune.engines.deepspeed.sources.templates import joined_templates
 from autotune.space.rule import (
     Level,
     NotJudged,
@@ -471,7 +470,7 @@ def _look(
     if mute - unknown:
         past = judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)
-    violations = joined_templates(config, [*huggingface.violations(config, source), *violations])
+    violations = [*huggingface.violations(config, source), *violations]
     if source.not_for:  # nobody reads the configuration, and its YAML alone is refused
         violations = [
             replace(one, consequence="ignored")

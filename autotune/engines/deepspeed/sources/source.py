@@ -31,6 +31,7 @@ from autotune.engines.deepspeed.sources.reading import (
     as_arguments,
     named_path,
     parsed,
+    placeholders,
     sections_of,
     trainer_of,
 )
@@ -414,6 +415,7 @@ def _source(
         is_guessed=is_guessed,
         reader=reader,
         arguments=arguments,
+        unknown=section.unknown | frozenset(placeholders(section.config)),
         own_defaults=None if line.open_words else defaults,
         is_trainers=_is_trainers(consumer, line, script),
         is_tuned=_is_tuned(consumer, line),
