@@ -91,6 +91,8 @@ class ReadConfig:
     config: Mapping[str, Any]
     twice: tuple[str, ...] = ()
     """Keys of its YAML that stand twice in one section, and the line of the last one."""
+    reads_exponents: bool = False
+    """Whether 5e8 in its YAML is a number to its reader."""
     refuses_twice: bool = False
     """Whether its reader refuses such a YAML: OmegaConf does, PyYAML takes the last one."""
     is_made: bool = False
@@ -223,7 +225,8 @@ def sections_of(
     """
     found = parsed(text, path)
     has_exponents = found.syntax == "yaml" and _EXPONENT.search(text) is not None
-    if has_exponents and _reads_exponents(found.data):
+    reads_exponents = has_exponents and _reads_exponents(found.data)
+    if reads_exponents:
         found = parsed(text, path, reads_exponents=True)
     data = found.data
     here = ReadConfig(
@@ -232,6 +235,7 @@ def sections_of(
         syntax=found.syntax,
         config=data,
         twice=found.twice,
+        reads_exponents=reads_exponents,
         refuses_twice=bool(found.twice) and _is_omegaconfs(data),
     )
     as_neox = neox.with_underscores(data)

@@ -22,14 +22,7 @@ def uses_lightnings(path: Path) -> bool:
     It was a plugin until Lightning 1.6.
     """
     tree = _tree(path)
-    modules = (node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-    names = (
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    )
-    if not any("lightning" in (module or "") for module in (*modules, *names)):
+    if not any("lightning" in f"{module}{alias.name}" for module, alias in _imports(tree)):
         return False  # accelerate has a DeepSpeedPlugin, too
     return any(any(_calls(tree, name)) for name in ("DeepSpeedStrategy", "DeepSpeedPlugin"))
 
@@ -43,10 +36,8 @@ def own_defaults(path: Path) -> frozenset[str] | None:
     tree = _tree(path)
     trainers = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers")
-        for alias in node.names
-        if alias.name in _CLASSES
+        for module, alias in _imports(tree)
+        if module.startswith("transformers") and alias.name in _CLASSES
     }
     derived = {
         node.name: node
@@ -71,10 +62,7 @@ def trains_with(path: Path) -> bool | None:
     if any(_calls(tree, "Accelerator")):
         return False
     imported = (
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in _TRAINERS
-        for alias in node.names
+        alias.name for module, alias in _imports(tree) if module.split(".")[0] in _TRAINERS
     )
     named = (
         node.attr
@@ -166,6 +154,14 @@ def _tree(path: Path) -> ast.AST:
 def _parsed(text: str) -> ast.AST:
     """The tree of a text; several questions are asked of one script, and none changes it."""
     return ast.parse(text)
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, ast.alias]]:
+    """The module and what is imported of it; of `import x` the module itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            for alias in node.names:
+                yield (node.module or "") if isinstance(node, ast.ImportFrom) else "", alias
 
 
 def _name(node: ast.AST) -> str:
