@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.base.nested import dotted, leaves, look_up
+from autotune.base.nested import leaves
 from autotune.check.changes import changes_between
 from autotune.check.edit import edit
 from autotune.check.fixes import moved_in
@@ -62,8 +62,9 @@ def is_accelerates(source: Source) -> bool:
 
 def _section(source: Source) -> Mapping[str, Any] | None:
     """The section as it stands in the file; None: it is no mapping there."""
-    here = parsed(source.text, source.path, reads_exponents=source.reads_exponents).data
-    found = look_up(here, dotted(source.at))
+    found: Any = parsed(source.text, source.path, reads_exponents=source.reads_exponents).data
+    for name in source.at:
+        found = found.get(name) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) else None
 
 
