@@ -24,7 +24,7 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
-from autotune.engines.megatron.flags import known_release, newest_release
+from autotune.engines.megatron.flags import known_release, newest_release, release_of
 from autotune.engines.megatron.launched import (
     MegatronLaunch,
     launches_as_written,
@@ -60,6 +60,8 @@ class CheckFlags:
     """The release."""
     megatron_release: str | None = None
     """The release of Megatron Core, for a launch of Megatron-LM."""
+    megatron_path: Path | None = None
+    """A checkout of Megatron-LM, whose release counts, and whose own checks are asked."""
     gpu: str | None = None
     """The kind of GPU that it runs on."""
     choose: Sequence[str] = ()
@@ -183,7 +185,13 @@ def check_file(path: Path, flags: CheckFlags, *, fix: bool = False) -> list[Chec
             )
         environment = _environment(flags.accelerator or "cuda", flags.deepspeed_version)
         return [
-            check_launch(launch, environment, world=flags.world, ignore=flags.ignore)
+            check_launch(
+                launch,
+                environment,
+                world=flags.world,
+                ignore=flags.ignore,
+                checkout=flags.megatron_path,
+            )
             for launch in launches
         ]
     try:
@@ -206,6 +214,8 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
     named = flags.megatron_release and known_release(
         flags.megatron_release, where="--megatron-release"
     )
+    if flags.megatron_path is not None:
+        named = known_release(release_of(flags.megatron_path), where="--megatron-path")
     found: list[MegatronLaunch] = []
     if flags.launch is not None:  # the line in place of the file's own
         found = launches_of(flags.launch, path, release=named or newest_release())

@@ -19,8 +19,7 @@ from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.rules import judge
-from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
-from autotune.engines.deepspeed.rules.parallel import autotp_size
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
 from autotune.engines.deepspeed.rules.sections import AUTO, unreadable
 from autotune.engines.deepspeed.sources import neox

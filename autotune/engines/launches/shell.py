@@ -468,9 +468,9 @@ class _Reader:
             name = text if found is None else found[1]
             if found is not None and self._certain is not False:
                 self._assign(source, token, found)
-            held = self._held.get(name, _Value()).items
-            if is_declared and held is not None:
-                value = [char for item in held for char in item]
+            held = self._held.get(name, _Value())
+            if is_declared and held.items is not None:
+                value = [char for item in held.items for char in item]
                 self.exported[name] = self._word(source, value, token)
         return True
 

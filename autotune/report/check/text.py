@@ -74,7 +74,7 @@ def print_check(
     if report.diff:
         _print_text(console, _above_the_diff(report, fixed=fixed))
         _print_diff(console, report.diff)
-    elif report.not_edited and any(one.violation.changes for one in report.found):
+    elif report.not_edited and report.found:
         console.print(Text(f"no diff: {report.not_edited}"))
     _print_text(console, _conclusion(report, fixed=fixed))
 
