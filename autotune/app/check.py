@@ -33,7 +33,6 @@ from autotune.engines.megatron.launched import (
     on_gpu,
     read_launches,
     sets_arguments,
-    sources_file,
 )
 
 _MOST_ACCELERATORS = 1_000_000
@@ -229,26 +228,14 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
 def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
     """The error about a file that holds arguments of Megatron-LM's, and no training of it."""
     path = error.path
-    if not path.is_file() or not may_launch(path):
+    if not (path.is_file() and may_launch(path) and sets_arguments(read_text(path), path)):
         return error
-    if not sets_arguments(read_text(path), path):
-        return error
-    users = sorted(
-        path_beside.name
-        for path_beside in path.parent.iterdir()
-        if sources_file(path_beside, path)
-    )
-    hint = (
-        f"name {' or '.join(users)}, which sources it"
-        if users
-        else "name a file that starts a pretrain_*.py or train_*.py, and may source this one: no "
-        "other script is known to be Megatron-LM's"
-    )
     return NotADsConfigError(
         path,
         error.kind,
         message=f"{path}: has arguments of Megatron-LM, and starts no training of it",
-        hint=hint,
+        hint="name the file that starts a pretrain_*.py or train_*.py, and may source this one: "
+        "no other script is known to be Megatron-LM's",
     )
 
 
