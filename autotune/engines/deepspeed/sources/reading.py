@@ -429,7 +429,9 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
         except NotADsConfigError as error:
             gone = error.kind
     if not found:
-        raise NotADsConfigError(here.path, gone or kind_of(here.config))
+        is_trainers = has_arguments(here.config)
+        kind = "arguments without a deepspeed key" if is_trainers else kind_of(here.config)
+        raise NotADsConfigError(here.path, gone or kind)
     return list({(one.path, one.at): one for one in found}.values())
 
 

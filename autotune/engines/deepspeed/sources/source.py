@@ -124,7 +124,7 @@ def read_source(path: Path, **how: Any) -> Source:
         places = ", ".join(".".join(one.at) or str(one.path) for one in found)
         raise JobError(
             f"{path}: holds {len(found)} DeepSpeed configurations: {places}",
-            "check a file that holds one of them",
+            "name a file that holds one of them",
         )
     return found[0]
 
