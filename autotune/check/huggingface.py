@@ -260,9 +260,9 @@ def not_compared(source: Source) -> Iterator[NotJudged]:
             why = "the length of the training decides"
         why = why or source.arguments_unread
         by_reason.setdefault(why, []).append(key)
-    for why, those in by_reason.items():
-        names = dict.fromkeys(name for key in those for name in _compared(key))
-        yield NotJudged(what=f"{', '.join(those)} against {', '.join(names)}", why=why)
+    for why, open_keys in by_reason.items():
+        names = dict.fromkeys(name for key in open_keys for name in _compared(key))
+        yield NotJudged(what=f"{', '.join(open_keys)} against {', '.join(names)}", why=why)
 
 
 def _is_defaults(key: str, value: Any, source: Source) -> bool:

@@ -176,11 +176,13 @@ def _launches(shell: ShellText) -> Iterator[tuple[Command, LaunchLine]]:
     for command in shell.commands:
         words = [word.text for word in command.words]
         line = launch_of_words(words)
-        held = {name: word.text for name, word in {**shell.exported, **command.variables}.items()}
+        variables = {
+            name: word.text for name, word in {**shell.exported, **command.variables}.items()
+        }
         line = replace(
             line,
-            accelerator=line.accelerator or accelerator_in(held),
-            visible=line.visible or visible_devices(held),
+            accelerator=line.accelerator or accelerator_in(variables),
+            visible=line.visible or visible_devices(variables),
         )
         names = (line.config, line.named, line.accelerate_config, line.plugin)
         if (line.kind or line.script) and (any(names) or line.uses_deepspeed):
@@ -265,8 +267,8 @@ def _of_line(
             is_made=True,
         )
         return [_source(made, path, line, file, world=world, given=given)]
-    there = _of_named(name, path, line, shell, world=world, given=given)
-    return [_beside(one, arguments) for one in there] if arguments else there
+    sources = _of_named(name, path, line, shell, world=world, given=given)
+    return [_beside(one, arguments) for one in sources] if arguments else sources
 
 
 def _with_lost(source: Source, lost: Command, text: str) -> Source:
@@ -575,8 +577,8 @@ def _another(named: str | None, path: Path) -> str | None:
     """
     if named is None or "$" in named:
         return None
-    there = Path(named)
-    if os.path.isfile(there):
-        is_same = os.path.exists(path) and there.samefile(path)  # standard input is no file
+    file = Path(named)
+    if os.path.isfile(file):
+        is_same = os.path.exists(path) and file.samefile(path)  # standard input is no file
         return None if is_same else named
-    return None if there.name == path.name else named
+    return None if file.name == path.name else named
