@@ -33,7 +33,6 @@ from autotune.engines.megatron.launched import (
     on_gpu,
     read_launches,
     sets_arguments,
-    sources_file,
 )
 
 _MOST_ACCELERATORS = 1_000_000
@@ -223,28 +222,20 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
         found = read_launches(path, release=named)
     elif not found:
         found = launches_as_written(path, installed=version_of("megatron-core") or "")
-    return [replace(each, **flags.on_gpu) for each in found]
+    return [replace(launch, **flags.on_gpu) for launch in found]
 
 
 def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
     """The error about a file that holds arguments of Megatron-LM's, and no training of it."""
     path = error.path
-    if not path.is_file() or not may_launch(path):
+    if not (path.is_file() and may_launch(path) and sets_arguments(read_text(path), path)):
         return error
-    if not sets_arguments(read_text(path), path):
-        return error
-    users = sorted(each.name for each in path.parent.iterdir() if sources_file(each, path))
-    hint = (
-        f"name {' or '.join(users)}, which sources it"
-        if users
-        else "name a file that starts a pretrain_*.py or train_*.py, and may source this one: no "
-        "other script is known to be Megatron-LM's"
-    )
     return NotADsConfigError(
         path,
         error.kind,
         message=f"{path}: has arguments of Megatron-LM, and starts no training of it",
-        hint=hint,
+        hint="name the file that starts a pretrain_*.py or train_*.py, and may source this one: "
+        "no other script is known to be Megatron-LM's",
     )
 
 

@@ -210,7 +210,7 @@ def _questions(
 ) -> Iterator[Question]:
     """The choices that are left, each way out under the number that it keeps."""
     for violation in violations:
-        told = {repr(choice.changes): choice.words for choice in violation.choices}
+        wording = {repr(choice.changes): choice.words for choice in violation.choices}
         ways = [violation.changes, *(choice.changes for choice in violation.choices)]
         known = numbers.setdefault(violation.rule, {})
         options: dict[str, Option] = {}
@@ -221,7 +221,7 @@ def _questions(
             if written := terms.words(config, changes):
                 number = known.setdefault(name, len(known) + 1)
                 options[name] = Option(
-                    number=number, words=told.get(name) or written, changes=changes
+                    number=number, words=wording.get(name) or written, changes=changes
                 )
         if options:
             yield Question(violation=violation, options=tuple(options.values()))
@@ -246,8 +246,8 @@ def _next(
         raise JobError(
             f"--choose {answer} is not open any more: another choice settled it", "leave it out"
         )
-    said = ", ".join(map(str, opened)) or "nothing"
-    raise JobError(f"--choose {answer} is not open", f"to choose from: {said}")
+    open_answers = ", ".join(map(str, opened)) or "nothing"
+    raise JobError(f"--choose {answer} is not open", f"to choose from: {open_answers}")
 
 
 def moved_in(config: Mapping[str, Any], changes: Patch) -> Moves:
@@ -294,10 +294,10 @@ def reworded(config: Mapping[str, Any], changes: Patch, fix: str) -> str:
         changes: What it does.
         fix: As the rule tells it, which does not compare the two.
     """
-    told = in_words(changes)
-    if not changes or not fix.startswith(told):
+    listed_changes = in_words(changes)
+    if not changes or not fix.startswith(listed_changes):
         return fix
-    return in_words(changes, moved_in(config, changes)) + fix.removeprefix(told)
+    return in_words(changes, moved_in(config, changes)) + fix.removeprefix(listed_changes)
 
 
 class _Effects:

@@ -136,7 +136,7 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
     }
     for key, wanted in known.items():
         value = look_up(config, key)
-        if value is None or value in (AUTO, wanted):
+        if value is None or value in (AUTO, wanted) or path_of(key) in source.unknown:
             continue
         yield violation_of(
             "huggingface.mismatch",
@@ -260,9 +260,9 @@ def not_compared(source: Source) -> Iterator[NotJudged]:
             why = "the length of the training decides"
         why = why or source.arguments_unread
         by_reason.setdefault(why, []).append(key)
-    for why, those in by_reason.items():
-        names = dict.fromkeys(name for key in those for name in _compared(key))
-        yield NotJudged(what=f"{', '.join(those)} against {', '.join(names)}", why=why)
+    for why, open_keys in by_reason.items():
+        names = dict.fromkeys(name for key in open_keys for name in _compared(key))
+        yield NotJudged(what=f"{', '.join(open_keys)} against {', '.join(names)}", why=why)
 
 
 def _is_defaults(key: str, value: Any, source: Source) -> bool:
@@ -286,7 +286,8 @@ def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     for key, default in _DEFAULTS.items():
         value, names = look_up(config, key), _compared(key)
         is_given = key in known or _given(key, source)
-        if is_given or value is None or value in (AUTO, default):
+        is_open = value is None or path_of(key) in source.unknown
+        if is_given or is_open or value in (AUTO, default):
             continue
         if own_defaults is None or own_defaults.isdisjoint(names):
             yield violation_of(

@@ -15,14 +15,7 @@ from autotune.space.rule import Violation
 
 Path = tuple[str, ...]
 
-_HJSON = re.compile(
-    r"""(?:\#|//)[^\n]*|/\*.*?\*/       # a comment
-    |(?P<key>"[^"\n]*"|'[^'\n]*'|(?<![^\s:{}\[\],"'\#/])[^\s:{}\[\],"'\#/]++)[ \t]*+:
-     (?:[ \t]*[^\s\d{}\[\]"',\#/tfn-][^\n]*)?  # a text without quotes ends with its line
-    |"(?:\\.|[^"\\\n])*"             # a text
-    |(?P<open>\{)|(?P<close>\})""",
-    re.VERBOSE | re.DOTALL,
-)
+_HJSON_KEY = re.compile(r"""(?:^|[{,])[ \t]*(["']?([A-Za-z_]\w*)["']?)[ \t]*:""", re.MULTILINE)
 
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
 
@@ -44,11 +37,14 @@ class Places:
     """Path of a key from the root of the file -> its offset in the text."""
     at: Path = ()
     """Where the configuration stands in the file: `Source.at`."""
+    has_names_alone: bool = False
+    """Whether a path in `starts` is the last name of a key alone."""
 
     def of(self, violation: Violation) -> TextPlace:
         """The place of the first key that a violation is about, or of the nearest section."""
         for path in _paths(violation):
-            if (offset := self.starts.get((*self.at, *path))) is not None:
+            whole = path[-1:] if self.has_names_alone else (*self.at, *path)
+            if (offset := self.starts.get(whole)) is not None:
                 return self._place(offset)
         for path in _paths(violation) if self.at else ():  # what stands beside the section
             if (offset := self.starts.get((*self.at[:-1], *path))) is not None:
@@ -77,24 +73,11 @@ def places_in(text: str, at: Path, syntax: Syntax) -> Places:
         skipped = len(text) - len(bare)
         starts = {path: start + skipped for path, start in key_starts(root)}
     else:
-        starts = {} if syntax == "shell" else _hjson_starts(text)
+        found = _HJSON_KEY.finditer(text) if syntax == "hjson" else ()
+        starts = {(match[2],): match.start(1) for match in reversed(list(found))}
+        # Hjson's own reader tells no places: of a name that stands twice, the first one is told.
+        return Places(text=text, starts=starts, at=at, has_names_alone=True)
     return Places(text=text, starts=starts, at=at)
-
-
-def _hjson_starts(text: str) -> dict[Path, int]:
-    """The keys by their braces: Hjson's own reader tells no places."""
-    starts: dict[Path, int] = {}
-    path: list[str] = []  # of the root, if it has braces, an empty name
-    last = ""
-    for match in _HJSON.finditer(text):
-        if match["key"] is not None:
-            last = match["key"].strip("\"'")
-            starts.setdefault((*filter(None, path), last), match.start("key"))
-        elif match["open"] is not None:
-            path.append(last)
-        elif match["close"] is not None and path:
-            path.pop()
-    return starts
 
 
 def _paths(violation: Violation) -> Iterator[Path]:

@@ -27,7 +27,6 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import filled
 from autotune.engines.deepspeed.sources.source import Source, auto_that_tells
-from autotune.engines.deepspeed.sources.templates import joined_templates
 from autotune.space.rule import (
     Level,
     NotJudged,
@@ -64,20 +63,20 @@ class Found:
 
     def to_dict(self) -> dict[str, Any]:
         """The form that `--format json` prints."""
-        told = self.violation
+        violation = self.violation
         return {
-            "rule": told.rule,
-            "level": told.level,
+            "rule": violation.rule,
+            "level": violation.level,
             "line": self.place.line,
             "column": self.place.column,
-            "message": told.message,
-            "fix": told.fix,
-            "changes": _for_programs(told.changes),
+            "message": violation.message,
+            "fix": violation.fix,
+            "changes": _for_programs(violation.changes),
             "choices": [
                 {"words": str(choice), "changes": _for_programs(choice.changes)}
-                for choice in told.choices
+                for choice in violation.choices
             ],
-            "consequence": told.consequence,
+            "consequence": violation.consequence,
             "after_fix": self.after_fix,
         }
 
@@ -175,7 +174,8 @@ class CheckReport:
         """Whether it would run; None: nothing refuses it, and not all was judged."""
         if self.is_refused(fixed=fixed):
             return False
-        return None if self.not_judged else True
+        may_fail = any(one.consequence == "may_raise" for one in self.now(fixed=fixed))
+        return None if self.not_judged or may_fail else True
 
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
         """For JSON; `would_run` is about the file as it is after `--fix`, if that was said."""
@@ -297,12 +297,10 @@ def check(
         JobError: What was chosen is not open, or what is to be ignored is no rule.
     """
     report, config = _checked(source, environment, chosen, ignore)
-    if not source.is_guessed or not (told := auto_that_tells(config)):
+    if not source.is_guessed or not (key := auto_that_tells(config)):
         return report
     # A key that has moved tells who reads the file: the fix is for that reader, at once.
-    read = replace(
-        source, consumer=Consumer.TRAINER, because=f'"auto" at {told} once it is mended'
-    )
+    read = replace(source, consumer=Consumer.TRAINER, because=f'"auto" at {key} once it is mended')
     return _checked(read, environment, chosen, ignore)[0]
 
 
@@ -315,23 +313,23 @@ def _checked(
     """The report, and the configuration after what was mended."""
     wishes = _Wishes(source, ignore)
     first = _look(source.config, source, environment)
-    all_around = list(_of_the_file(source))
-    all_found = [*first.violations, *all_around]
-    own, around = wishes.wanted(first.violations), wishes.wanted(all_around)
-    before = [*own, *around]
+    all_of_file = list(_of_the_file(source))
+    all_found = [*first.violations, *all_of_file]
+    of_config, of_file = wishes.wanted(first.violations), wishes.wanted(all_of_file)
+    before = [*of_config, *of_file]
     why_not = not_edited(source)
-    if any(one.rule == _KEY_TWICE for one in all_around):
+    if any(one.rule == _KEY_TWICE for one in all_of_file):
         why_not = "a key stands there twice"
 
     looked_at = source.config
 
     def look(config: Mapping[str, Any]) -> list[Violation]:
         # Whoever mends looks at one configuration several times: a large one takes its time.
-        nonlocal looked_at, own
+        nonlocal looked_at, of_config
         if config is not looked_at:
             again = _look(config, source, environment, world=first.world)
-            looked_at, own = config, wishes.wanted(again.violations)
-        return own
+            looked_at, of_config = config, wishes.wanted(again.violations)
+        return of_config
 
     mended = mend(
         source.config,
@@ -348,7 +346,7 @@ def _checked(
         if text is None:
             why_not = "its text cannot be changed there with every comment and alias kept"
     new = _new(mended.seen, before)
-    told = _Discreet(source.config)
+    discreet = _Discreet(source.config)
     report = CheckReport(
         source=source,
         environment=environment,
@@ -356,16 +354,16 @@ def _checked(
         world_because=first.world_because,
         found=(
             *(
-                Found(violation=told.of(one), place=wishes.place(one), after_fix=False)
+                Found(violation=discreet.of(one), place=wishes.place(one), after_fix=False)
                 for one in before
             ),
             *(
-                Found(violation=told.of(one), place=wishes.place(one), after_fix=True)
+                Found(violation=discreet.of(one), place=wishes.place(one), after_fix=True)
                 for one in new
             ),
         ),
-        left=tuple(before) if why_not else (*mended.left, *around),
-        questions=() if why_not else tuple(map(told.question, mended.questions)),
+        left=tuple(before) if why_not else (*mended.left, *of_file),
+        questions=() if why_not else tuple(map(discreet.question, mended.questions)),
         unknown=tuple(sorted(map(dotted, first.unknown))),
         fixed_text=None if text == source.text else text,
         not_edited=why_not,
@@ -471,7 +469,7 @@ def _look(
     if mute - unknown:
         past = judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)
-    violations = joined_templates(config, [*huggingface.violations(config, source), *violations])
+    violations = [*huggingface.violations(config, source), *violations]
     if source.not_for:  # nobody reads the configuration, and its YAML alone is refused
         violations = [
             replace(one, consequence="ignored")

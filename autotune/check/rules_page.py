@@ -168,11 +168,11 @@ def _mended(witness: Witness, found: Sequence[Finding]) -> Mapping[str, Any] | N
 
 def _also(case: Case) -> dict[str, Any]:
     """Fields of a case that are not the plain one's; it always runs on two ranks at least."""
-    plain = {
-        each.name: each.default if each.default is not MISSING else {} for each in fields(Case)
+    plain = {one.name: one.default if one.default is not MISSING else {} for one in fields(Case)}
+    values = {name: getattr(case, name) for name in plain if name != "ds_config"}
+    return {
+        name.replace("_", " "): value for name, value in values.items() if value != plain[name]
     }
-    told = {name: getattr(case, name) for name in plain if name != "ds_config"}
-    return {name.replace("_", " "): value for name, value in told.items() if value != plain[name]}
 
 
 def _readable(pattern: str) -> str:

@@ -1,12 +1,10 @@
 """How a configuration comes back into its file: as JSON or YAML, in the words of who reads it."""
 
 from collections.abc import Mapping
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from autotune.base.nested import leaves
-from autotune.check.changes import changes_between, same_data
+from autotune.check.changes import changes_between
 from autotune.check.edit import edit
 from autotune.check.fixes import moved_in
 from autotune.engines.deepspeed.rules.base import changed
@@ -30,7 +28,7 @@ def not_edited(source: Source) -> str:
         return ""
     if source.is_made:
         return f"{source.reader} makes the configuration from keys of its own"
-    return "" if _read(source) else "the text does not hold the section as it is read"
+    return "" if _section(source) is not None else "the text holds the section as a text"
 
 
 def text_after(source: Source, config: Mapping[str, Any]) -> str | None:
@@ -38,8 +36,7 @@ def text_after(source: Source, config: Mapping[str, Any]) -> str | None:
 
     None where its own words do not say that, or where a comment would be lost.
     """
-    read = None if not_edited(source) else _read(source)
-    if read is None:
+    if not_edited(source):
         return None
     changes: Patch | None = changes_between(source.config, config)
     if is_accelerates(source):
@@ -48,7 +45,7 @@ def text_after(source: Source, config: Mapping[str, Any]) -> str | None:
         return None
     for name in reversed(source.at):
         changes = {name: changes}
-    return edit(source.text, changes, source.syntax, reads_exponents=read[1])
+    return edit(source.text, changes, source.syntax, reads_exponents=source.reads_exponents)
 
 
 def words_for(source: Source, config: Mapping[str, Any], changes: Patch) -> str:
@@ -63,37 +60,19 @@ def is_accelerates(source: Source) -> bool:
     return source.at == (SECTION,)
 
 
-def _read(source: Source) -> tuple[dict[str, Any], bool] | None:
-    """The file's data, and whether 5e8 in its YAML is a number; None: it has no such section."""
-    for reads_exponents in (False, True):
-        data = _data(source.text, source.path, reads_exponents)
-        there: Any = data
-        for name in source.at:
-            there = there.get(name) if isinstance(there, Mapping) else None
-        is_there = isinstance(there, Mapping) and (
-            same_data(there, source.config)  # of a large file faster than key by key
-            or all(
-                name in there and same_data(there[name], value)
-                for name, value in source.config.items()
-            )
-        )
-        if is_there or is_accelerates(source):
-            return data, reads_exponents
-    return None
-
-
-@lru_cache(maxsize=2)
-def _data(text: str, path: Path, reads_exponents: bool) -> dict[str, Any]:
-    """The data of a text; nobody changes it."""
-    return parsed(text, path, reads_exponents=reads_exponents).data
+def _section(source: Source) -> Mapping[str, Any] | None:
+    """The section as it stands in the file; None: it is no mapping there."""
+    found: Any = parsed(source.text, source.path, reads_exponents=source.reads_exponents).data
+    for name in source.at:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else None
 
 
 def _accelerates(
     source: Source, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Patch | None:
     """Changes between two configurations in accelerate's words; None where it lacks a word."""
-    read = _read(source)
-    written = (read[0].get(SECTION) if read else None) or {}
+    written = _section(source) or {}
     patch: dict[str, Any] = {}
     for path, value in leaves(changes_between(before, after)):
         if value == {}:

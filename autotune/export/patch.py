@@ -35,7 +35,7 @@ from autotune.engines.deepspeed.sources.reading import (
     parsed,
     trainer_of,
 )
-from autotune.engines.deepspeed.sources.source import Source, read_sources
+from autotune.engines.deepspeed.sources.source import Source, read_source
 from autotune.engines.deepspeed.sources.training import (
     AXOLOTL,
     CHECKPOINTING,
@@ -323,21 +323,15 @@ class _DataFile:
     def collect(self) -> None:
         """Collect all that the file and others have to say."""
         path, data = self._path, _data(self._path, self._text)
+        source: Source | None = None
         try:
-            sources = read_sources(path, text=self._text)
+            source = read_source(path, text=self._text)
         except NotADsConfigError:
             if not has_arguments(data):
                 raise
-            sources = []
-        if len(sources) > 1:
-            places = ", ".join(".".join(one.at) or str(one.path) for one in sources)
-            raise JobError(
-                f"{path}: holds {len(sources)} DeepSpeed configurations: {places}",
-                "name a file that holds one of them",
-            )
         is_told = True
-        if sources:
-            is_told = self._of_source(sources[0])
+        if source is not None:
+            is_told = self._of_source(source)
         else:  # a file of arguments that names no ds_config
             for name, value in self.arguments(data, trainer_of(data), has_optimizer=False):
                 self._put(path, (name,), value)

@@ -465,7 +465,7 @@ def test_code_is_told_what_to_say(folder):
 def test_a_file_that_is_none_of_these(folder):
     brought = wanted(folder, zero__stage=3)
     path = write(folder, '{"name": "x", "version": 1, "dependencies": {}}', "package.json")
-    with pytest.raises(JobError, match="npm"):
+    with pytest.raises(JobError, match="no key that only DeepSpeed"):
         patched(path, brought)
     with pytest.raises(JobError, match="standard input"):
         patched(Path("-"), brought)

@@ -63,7 +63,7 @@ from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.transformer_shape import refusal
 
 if TYPE_CHECKING:
-    from autotune.engines.deepspeed.sources.baseline import TheirRun
+    from autotune.engines.deepspeed.sources.baseline import BaselineRun
 
 TEMPLATE = "deepspeed/ds_config.json.j2"
 
@@ -296,7 +296,7 @@ class DeepSpeedEngine(Engine):
         candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
         return engine, candidate
 
-    def _read_run(self, path: Path, *, with_monitors: bool = False) -> "TheirRun":
+    def _read_run(self, path: Path, *, with_monitors: bool = False) -> "BaselineRun":
         from autotune.engines.deepspeed.sources.baseline import read_run  # of a user's file alone
 
         hidden = self._job.model.shape.hidden

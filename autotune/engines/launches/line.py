@@ -66,23 +66,25 @@ def parts_of(words: Sequence[str]) -> LineParts:
     script_at = next(
         (at for at, word in enumerate(words) if _is_script(words, at, word)), len(words)
     )
-    own = range(script_at + 1, len(words))
+    script_flags_at = range(script_at + 1, len(words))
     if script_at < len(words) and PurePath(words[script_at]).name == AXOLOTL:
-        own = range(script_at + 1, next((at for at in own if words[at] == "--"), len(words)))
-        named = dict(flags_of([words[at] for at in own])).get("launcher", "accelerate")
+        script_flags_at = range(
+            script_at + 1, next((at for at in script_flags_at if words[at] == "--"), len(words))
+        )
+        named = dict(flags_of([words[at] for at in script_flags_at])).get("launcher", "accelerate")
         return LineParts(
             kind=_launcher(str(named)),
-            launcher_at=min(own.stop, len(words) - 1),
+            launcher_at=min(script_flags_at.stop, len(words) - 1),
             script_at=script_at,
-            launcher_flags=range(own.stop + 1, len(words)),
-            script_flags=own,
+            launcher_flags=range(script_flags_at.stop + 1, len(words)),
+            script_flags=script_flags_at,
         )
     return LineParts(
         kind=kind,
         launcher_at=launcher_at,
         script_at=script_at,
         launcher_flags=range(script_at),
-        script_flags=own,
+        script_flags=script_flags_at,
     )
 
 

@@ -32,7 +32,7 @@ def variables_of(options: Mapping[str, str]) -> dict[str, str]:
     """Variables that Slurm sets for a job with such options."""
     counts = {name: _count(options.get(name, "")) for name in options}
     gpus = _count(options.get("gpus-per-node", "")) or _gpus_of(options.get("gres", ""))
-    told = {
+    variables = {
         "SLURM_NNODES": counts.get("nodes"),
         "SLURM_JOB_NUM_NODES": counts.get("nodes"),
         "SLURM_NTASKS_PER_NODE": counts.get("ntasks-per-node"),
@@ -40,7 +40,7 @@ def variables_of(options: Mapping[str, str]) -> dict[str, str]:
         "SLURM_GPUS_PER_NODE": gpus,
         "SLURM_GPUS_ON_NODE": gpus,
     }
-    return {name: str(value) for name, value in told.items() if value}
+    return {name: str(value) for name, value in variables.items() if value}
 
 
 def tasks_of(words: Sequence[str], options: Mapping[str, str]) -> tuple[int | None, int | None]:

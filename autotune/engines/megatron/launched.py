@@ -17,7 +17,6 @@ from autotune.base.yaml_file import parse_yaml
 from autotune.engines.launches import slurm
 from autotune.engines.launches.line import parts_of, ranks_of
 from autotune.engines.launches.shell import (
-    SUFFIXES,
     Command,
     ShellText,
     Word,
@@ -172,17 +171,6 @@ def may_launch(path: Path) -> bool:
 def sets_arguments(text: str, path: Path) -> bool:
     """True for a shell file that holds Megatron arguments."""
     return is_shell(text, path) and any(mark in text for mark in _MARKS)
-
-
-def sources_file(path: Path, other: Path) -> bool:
-    """True for a shell file that sources another one."""
-    if path == other or path.suffix not in SUFFIXES or not path.is_file():
-        return False
-    try:
-        shell = read_shell(read_text(path), path, follows=True)
-    except (JobError, RenderError):
-        return False
-    return any(found.resolve() == other.resolve() for found in shell.sourced)
 
 
 def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:

@@ -16,14 +16,14 @@ def github_lines(run: CheckRun) -> Iterator[str]:
     """A command for every finding, for what was not judged, and for every unread file."""
     for report in run.reports:
         for found in report.found:
-            told = found.violation
+            violation = found.violation
             yield _command(
-                _COMMANDS[told.level],
-                f"{told.message}\nfix: {told.fix}",
+                _COMMANDS[violation.level],
+                f"{violation.message}\nfix: {violation.fix}",
                 file=str(report.source.path),
                 line=str(found.place.line),
                 col=str(found.place.column),
-                title=told.rule,
+                title=violation.rule,
             )
         if report.not_judged:
             yield _command(
@@ -38,8 +38,8 @@ def github_lines(run: CheckRun) -> Iterator[str]:
 
 
 def _command(name: str, message: str, **properties: str) -> str:
-    told = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
-    return f"::{name} {told}::{_data(message)}"
+    shown = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
+    return f"::{name} {shown}::{_data(message)}"
 
 
 def _data(text: str) -> str:

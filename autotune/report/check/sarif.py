@@ -30,8 +30,8 @@ def sarif_log(run: CheckRun) -> dict[str, Any]:
         rules.append({"id": _UNREAD, "shortDescription": {"text": "The file cannot be read."}})
     open_ = [report for report in run.reports if report.not_judged]
     if open_:
-        told = "Something that decides whether it runs could not be read."
-        rules.append({"id": _NOT_JUDGED, "shortDescription": {"text": told}})
+        text = "Something that decides whether it runs could not be read."
+        rules.append({"id": _NOT_JUDGED, "shortDescription": {"text": text}})
     results = [_result(report, one, names.index(one.violation.rule)) for report, one in found]
     results += [
         _located(_UNREAD, len(names), "error", str(one), one.path, line=1, column=1)
@@ -56,23 +56,23 @@ def sarif_log(run: CheckRun) -> dict[str, Any]:
 
 def _rule(name: str) -> dict[str, Any]:
     page = page_of(name)
-    said = page.says or next((one.says for one in page.examples if one.says), name)
+    says = page.says or next((one.says for one in page.examples if one.says), name)
     text = markdown_of(page)
     return {
         "id": name,
-        "shortDescription": {"text": said},
+        "shortDescription": {"text": says},
         "help": {"text": text, "markdown": text},
         "defaultConfiguration": {"level": page.level},
     }
 
 
 def _result(report: CheckReport, found: Found, rule_index: int) -> dict[str, Any]:
-    told = found.violation
+    violation = found.violation
     return _located(
-        told.rule,
+        violation.rule,
         rule_index,
-        told.level,
-        f"{told.message}. Fix: {told.fix}",
+        violation.level,
+        f"{violation.message}. Fix: {violation.fix}",
         report.source.path,
         line=found.place.line,
         column=found.place.column,

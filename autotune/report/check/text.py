@@ -61,8 +61,8 @@ def print_check(
         if report.version_note:
             _print_text(console, report.version_note, style="yellow")
         if report.unknown:
-            said = f"{report.unknown_because}: {', '.join(report.unknown)}"
-            _print_text(console, said, style="dim")
+            unknown = f"{report.unknown_because}: {', '.join(report.unknown)}"
+            _print_text(console, unknown, style="dim")
     levels: tuple[Level, ...] = ("error",) if quiet else tuple(_STYLES)
     for level in levels:
         for found in sorted(report.found, key=lambda one: (one.place.line, one.place.column)):
@@ -96,25 +96,25 @@ def _above_the_diff(report: CheckReport, *, fixed: bool) -> str:
 
 def _print_found(console: Console, report: CheckReport, found: Found) -> None:
     """A head line that editors can follow, then what it is and how to mend it."""
-    told, place = found.violation, found.place
-    style = _STYLES[told.level]
+    violation, place = found.violation, found.place
+    style = _STYLES[violation.level]
     where = visible(f"{report.source.path}:{place.line}:{place.column}", whole="\t")
     then = " (seen once the rest is fixed)" if found.after_fix else ""
     head = Text.assemble(
         (visible(where, whole="\t"), "bold"),
         "  ",
-        (told.level, style),
+        (violation.level, style),
         "  ",
-        (told.rule, "cyan"),
+        (violation.rule, "cyan"),
         then,
     )
     console.print(head, soft_wrap=True)
-    if told.level == "note":
-        _print_text(console, told.message, indent="  ")
+    if violation.level == "note":
+        _print_text(console, violation.message, indent="  ")
         return
-    _print_text(console, f"{told.message} ({_THEN[told.consequence]})", indent="  ")
-    if told.fix:
-        _print_text(console, f"fix: {told.fix}", indent="  ")
+    _print_text(console, f"{violation.message} ({_THEN[violation.consequence]})", indent="  ")
+    if violation.fix:
+        _print_text(console, f"fix: {violation.fix}", indent="  ")
 
 
 def _print_questions(console: Console, report: CheckReport) -> None:
@@ -163,17 +163,18 @@ def _print_diff(console: Console, diff: str) -> None:
 def _conclusion(report: CheckReport, *, fixed: bool) -> str:
     """Counts of the findings about the file as it is now, and of those that were mended."""
     now = _counted(report.now(fixed=fixed))
-    said = now or "nothing found"
+    counts = now or "nothing found"
     if report.is_written(fixed=fixed):
         n_fixed = len(report.found) - len(report.left)
-        said = f"{n_fixed} fixed; {now} left" if now else f"{n_fixed} fixed, nothing left"
+        counts = f"{n_fixed} fixed; {now} left" if now else f"{n_fixed} fixed, nothing left"
     if report.ignored:
-        said += f" ({len(report.ignored)} more ignored, as you asked)"
+        counts += f" ({len(report.ignored)} more ignored, as you asked)"
     if report.is_refused(fixed=fixed):
-        return f"{said}: it would not run"
+        return f"{counts}: it would not run"
     if report.not_judged:
-        return f"{said}; not judged: {', '.join(map(str, report.not_judged))}"
-    return f"{said}: it would run"
+        return f"{counts}; not judged: {', '.join(map(str, report.not_judged))}"
+    may_fail = report.would_run(fixed=fixed) is None
+    return f"{counts}: it {'may not' if may_fail else 'would'} run"
 
 
 def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
@@ -182,7 +183,7 @@ def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
     passing = [one for one in run.reports if not one.is_refused(fixed=fixed)]
     warned = sum(one.exit_code(fixed=fixed, strict=True) != CheckExit.PASSES for one in passing)
     fails = len(run.reports) - len(passing)
-    told = [
+    counts = [
         f"{fails} would not run" if fails else "",
         f"{warned} {'has' if warned == 1 else 'have'} warnings{', which fail here' * strict}"
         if warned
@@ -191,11 +192,11 @@ def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
         f"{open_} not judged in full" if open_ else "",
     ]
     n = len(run.reports) + len(run.unread)
-    said = "; ".join(filter(None, told)) or "all would run"
+    summary = "; ".join(filter(None, counts)) or "all would run"
     others = len(run.others)
     more = "1 more file holds" if others == 1 else f"{others} more files hold"
     skipped = f" ({more} no DeepSpeed configuration)" if others else ""
-    return f"{format_count(n, 'configuration')} checked{skipped}: {said}"
+    return f"{format_count(n, 'configuration')} checked{skipped}: {summary}"
 
 
 def _counted(violations: Iterable[Violation]) -> str:

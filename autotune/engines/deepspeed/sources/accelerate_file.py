@@ -107,19 +107,19 @@ def config_of(file: AccelerateFile, flags: Mapping[str, Any]) -> dict[str, Any]:
         file: The YAML.
         flags: Those of the launch line, which come first.
     """
-    told = {**file.section, **flags}
-    said = {name: str(value) for name, value in told.items() if value is not None}
-    accumulation = said.get("gradient_accumulation_steps", AUTO)
-    clipping: Any = said.get("gradient_clipping", AUTO).lower()
+    fields = {**file.section, **flags}
+    texts = {name: str(value) for name, value in fields.items() if value is not None}
+    accumulation = texts.get("gradient_accumulation_steps", AUTO)
+    clipping: Any = texts.get("gradient_clipping", AUTO).lower()
     if clipping != AUTO:
         clipping = _converted(float, clipping)
-    zero: dict[str, Any] = {"stage": _converted(int, said.get("zero_stage", "2"))}
+    zero: dict[str, Any] = {"stage": _converted(int, texts.get("zero_stage", "2"))}
     for kind in ("optimizer", "param"):
-        device = said.get(f"offload_{kind}_device", "none").lower()
+        device = texts.get(f"offload_{kind}_device", "none").lower()
         # The launcher sets no variable for the path, and without one it is this word.
         path = {"nvme_path": "none"} if device == "nvme" else {}
         zero[f"offload_{kind}"] = {"device": device, **path}
-    saves = said.get("zero3_save_16bit_model", "false").lower() == "true"
+    saves = texts.get("zero3_save_16bit_model", "false").lower() == "true"
     config: dict[str, Any] = {
         "train_batch_size": AUTO,
         "train_micro_batch_size_per_gpu": AUTO,

@@ -13,7 +13,7 @@ from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.consumers import Consumer, known_values
 from autotune.engines.deepspeed.sources.filled import filled, with_hidden_sizes
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
-from autotune.engines.deepspeed.sources.source import Source, read_sources
+from autotune.engines.deepspeed.sources.source import Source, read_source
 from autotune.engines.deepspeed.sources.training import (
     DEFAULT_OPTIM,
     completed,
@@ -26,7 +26,7 @@ _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TheirRun:
+class BaselineRun:
     """What a user's file would have trained."""
 
     config: Mapping[str, Any]
@@ -37,7 +37,7 @@ class TheirRun:
     """What the script does that the configuration does not say."""
 
 
-def read_run(path: Path, *, world: int, hidden: int, with_monitors: bool = False) -> TheirRun:
+def read_run(path: Path, *, world: int, hidden: int, with_monitors: bool = False) -> BaselineRun:
     """Read a ds_config.json, or a file in which a consumer of DeepSpeed's is told what to train.
 
     What the consumer fills in is filled in as it does; what only a run can know is left out.
@@ -55,22 +55,15 @@ def read_run(path: Path, *, world: int, hidden: int, with_monitors: bool = False
         JobError: It holds several configurations, starts another number of ranks, or its consumer
             refuses it.
     """
+    source: Source | None = None
     try:
-        sources = read_sources(path)
+        source = read_source(path)
     except NotADsConfigError as error:
         if error.is_known:
-            raise
-        sources = []  # a ds_config may hold little that tells it
-    if len(sources) > 1:
-        places = ", ".join(".".join(one.at) or str(one.path) for one in sources)
-        raise JobError(
-            f"{path}: holds {len(sources)} DeepSpeed configurations: {places}",
-            "name a file that holds one of them",
-        )
-    if not sources or _is_plain(sources[0], path):
+            raise  # else a ds_config may hold little that tells it
+    if source is None or _is_plain(source, path):
         config, notes = read_ds_config(path, with_monitors=with_monitors)
-        return TheirRun(config=config, notes=notes, knobs={})
-    source = sources[0]
+        return BaselineRun(config=config, notes=notes, knobs={})
     if source.world not in (None, world):
         raise JobError(
             f"{path}: starts {source.world} ranks, the job's world is {world}",
@@ -90,13 +83,13 @@ def _is_plain(source: Source, path: Path) -> bool:
     return source.path == path and not source.at and not is_told
 
 
-def _run_of(source: Source, path: Path, hidden: int, *, with_monitors: bool) -> TheirRun:
+def _run_of(source: Source, path: Path, hidden: int, *, with_monitors: bool) -> BaselineRun:
     world = source.world
     assert world is not None, "the caller knows it"
     is_trainers = source.consumer is Consumer.TRAINER
     has_own = source.arguments_path is not None
-    told = is_trainers or has_own or "per_device_train_batch_size" in source.arguments
-    arguments = completed(source.arguments, source.reader, world) if told else {}
+    has_arguments = is_trainers or has_own or "per_device_train_batch_size" in source.arguments
+    arguments = completed(source.arguments, source.reader, world) if has_arguments else {}
     source = replace(source, arguments=arguments) if is_trainers else source
     if is_trainers:
         _refuse_mismatch(source, path)
@@ -104,21 +97,21 @@ def _run_of(source: Source, path: Path, hidden: int, *, with_monitors: bool) -> 
     if source.consumer is Consumer.ACCELERATE:
         if config.get(_ACCUM) == AUTO:
             config[_ACCUM] = 1  # DeepSpeedPlugin.deepspeed_config_process
-        if config.get(_MICRO) == AUTO and told:  # the batch of Trainer's data loader
+        if config.get(_MICRO) == AUTO and has_arguments:  # the batch of Trainer's data loader
             config[_MICRO] = arguments["per_device_train_batch_size"]
     config, notes = usable(config, path, with_monitors=with_monitors)
-    knobs = script_knobs(arguments, source.reader) if told else {}
+    knobs = script_knobs(arguments, source.reader) if has_arguments else {}
     if is_trainers and "optimizer" not in source.config:
-        own = optimizer_argument(source.reader)
-        optim = str(arguments.get(own, DEFAULT_OPTIM))
+        optimizer_name = optimizer_argument(source.reader)
+        optim = str(arguments.get(optimizer_name, DEFAULT_OPTIM))
         if optim in IMPLEMENTATIONS:
             is_offloaded = look_up(config, "zero_optimization.offload_optimizer.device")
             # accelerate swaps it for DeepSpeed's own there (map_pytorch_optim_to_deepspeed).
             if is_offloaded in (None, "none"):
                 knobs["optimizer.implementation"] = IMPLEMENTATIONS[optim]
         else:
-            notes[own] = (optim, None)
-    return TheirRun(config=config, notes=notes, knobs=knobs)
+            notes[optimizer_name] = (optim, None)
+    return BaselineRun(config=config, notes=notes, knobs=knobs)
 
 
 def _refuse_mismatch(source: Source, path: Path) -> None:

@@ -1,20 +1,16 @@
-"""Kinds of files that hold no DeepSpeed configuration, in words."""
+"""The error about a file that holds no DeepSpeed configuration."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.nested import key_in_words
-from autotune.engines.deepspeed.sources.programs import PROGRAMS
 
 _MOST_NAMED = 4
 """Keys that are named of a mapping of no known kind."""
 
 _UNKNOWN = "no key that only DeepSpeed has"
-
-_BY_NAME: Mapping[str, str] = PROGRAMS["files"]["kinds_by_name"]
-_BY_KEYS: Sequence[tuple[Sequence[str], str]] = PROGRAMS["files"]["kinds_by_keys"]
 
 
 class NotADsConfigError(JobError):
@@ -40,20 +36,8 @@ class NotADsConfigError(JobError):
         return not self.kind.startswith(_UNKNOWN)
 
 
-def kind_of(data: Mapping[Any, Any], path: Path) -> str:
-    """Apparent kind of a mapping that is no DeepSpeed configuration."""
-    if path.name in _BY_NAME:
-        return _BY_NAME[path.name]
-    names = {str(name) for name in data}
-    services = data.get("services")
-    if isinstance(services, Mapping) and any(
-        isinstance(one, Mapping) and not {"image", "build"}.isdisjoint(one)
-        for one in services.values()
-    ):
-        return "a Docker Compose file"
-    known = next((kind for keys, kind in _BY_KEYS if names.issuperset(keys)), None)
-    if known is not None:
-        return known
+def kind_of(data: Mapping[Any, Any]) -> str:
+    """What a mapping that is no DeepSpeed configuration holds, in words."""
     if not data:
         return "an empty object"
     shown = ", ".join(key_in_words(name) for name in list(data)[:_MOST_NAMED])

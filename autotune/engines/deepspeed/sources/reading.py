@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.base.errors import JobError, RenderError
+from autotune.base.errors import RenderError
 from autotune.base.user_text import MAX_BYTES, STANDARD_INPUT, read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
@@ -32,7 +32,6 @@ from autotune.engines.deepspeed.sources.sections import (
     own_keys,
     sections_inside,
 )
-from autotune.engines.deepspeed.sources.templates import refuse_template
 from autotune.engines.launches.line import typed
 from autotune.space.rule import Violation
 
@@ -49,6 +48,12 @@ _WORDS = re.compile(
     r"deepspeed|\bds_|zero[_-](optim|allow|stage)|train[_-](micro[_-])?batch|gradient[_-]|(bf|fp)16",
     re.IGNORECASE,
 )
+
+_PLACEHOLDER = re.compile(
+    r"\s*(?:\{\{[^{}\n]*\}\}|\$[A-Za-z_]\w*|<[A-Za-z_][\w .-]*>|@@?[A-Za-z_]\w*@@?|%[A-Za-z_]\w*%"
+    r"|__[A-Za-z]\w*__|[A-Z]+(?:_[A-Z0-9]+)+)\s*,?\s*"
+)
+"""A text that is nothing else; Hjson takes the comma behind a word for a part of it."""
 
 SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 """Other names of a TrainingArguments field: axolotl's."""
@@ -86,6 +91,8 @@ class ReadConfig:
     config: Mapping[str, Any]
     twice: tuple[str, ...] = ()
     """Keys of its YAML that stand twice in one section, and the line of the last one."""
+    reads_exponents: bool = False
+    """Whether 5e8 in its YAML is a number to its reader."""
     refuses_twice: bool = False
     """Whether its reader refuses such a YAML: OmegaConf does, PyYAML takes the last one."""
     is_made: bool = False
@@ -97,7 +104,7 @@ class ReadConfig:
     is_part: bool = False
     """Whether it stands in some program's own file, which may add to it."""
     unknown: frozenset[tuple[str, ...]] = frozenset()
-    """Keys that the reader fills in at run time: "auto" in `config`, or an interpolation."""
+    """Keys that somebody fills in at run time: "auto" in `config`, or a placeholder."""
     consumer: Consumer | None = None
     because: str = ""
     """Evidence for the consumer; empty: there is none."""
@@ -163,14 +170,10 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
             )
     twice: list[str] = []
     is_hjson = False
-    try:
-        if is_yaml:
-            data = parse_yaml(text, path, reads_exponents=reads_exponents, twice=twice)
-        else:
-            data, is_hjson = parse_config(text, path)
-    except (JobError, RenderError) as error:
-        refuse_template(text, path, error, has_words=is_yaml)
-        raise
+    if is_yaml:
+        data = parse_yaml(text, path, reads_exponents=reads_exponents, twice=twice)
+    else:
+        data, is_hjson = parse_config(text, path)
     return Parsed(
         data=data,
         syntax="yaml" if is_yaml else "hjson" if is_hjson else "json",
@@ -222,7 +225,8 @@ def sections_of(
     """
     found = parsed(text, path)
     has_exponents = found.syntax == "yaml" and _EXPONENT.search(text) is not None
-    if has_exponents and _reads_exponents(found.data):
+    reads_exponents = has_exponents and _reads_exponents(found.data)
+    if reads_exponents:
         found = parsed(text, path, reads_exponents=True)
     data = found.data
     here = ReadConfig(
@@ -231,6 +235,7 @@ def sections_of(
         syntax=found.syntax,
         config=data,
         twice=found.twice,
+        reads_exponents=reads_exponents,
         refuses_twice=bool(found.twice) and _is_omegaconfs(data),
     )
     as_neox = neox.with_underscores(data)
@@ -247,7 +252,7 @@ def sections_of(
         return [_of_arguments(here, data, ("deepspeed",))]
     if _is_ds_config(data, path, is_json=found.syntax != "yaml"):
         if found.syntax == "yaml" and data:  # a script reads it, and may add to it
-            return [replace(here, **_held(own_keys(data)), is_part=True)]
+            return [replace(here, config=own_keys(data), is_part=True)]
         return [here]
     return _inside(here)
 
@@ -362,10 +367,10 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
     if isinstance(inner, str):
         section = _named(inner, here.path)
     elif isinstance(inner, Mapping):
-        section = replace(here, **_held(inner), at=at)
+        section = replace(here, config=inner, at=at)
     else:
-        said = "empty" if inner is None else f"{inner!r}"
-        raise NotADsConfigError(here.path, f"its {'.'.join(at)} key is {said}")
+        shown = "empty" if inner is None else f"{inner!r}"
+        raise NotADsConfigError(here.path, f"its {'.'.join(at)} key is {shown}")
     return replace(
         section,
         consumer=Consumer.TRAINER,
@@ -410,7 +415,7 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
     found: list[ReadConfig] = []
     gone = ""
     for at, value in sections_inside(here.config):
-        said = f"the section {'.'.join(at)} of {here.path}"
+        because = f"the section {'.'.join(at)} of {here.path}"
         beside = _at(here.config, at[:-1])
         try:
             if at[-1] == "deepspeed" and has_arguments(beside):
@@ -418,26 +423,24 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
             elif isinstance(value, str) and not _found_near(value, here.path):
                 gone = f"it names {value}, which is not there"
             elif isinstance(value, str):
-                found.append(replace(_named(value, here.path), because=said))
+                found.append(replace(_named(value, here.path), because=because))
             else:
-                found.append(replace(here, **_held(value), at=at, because=said, is_part=True))
+                found.append(replace(here, config=value, at=at, because=because, is_part=True))
         except NotADsConfigError as error:
             gone = error.kind
     if not found:
-        raise NotADsConfigError(here.path, gone or kind_of(here.config, here.path))
+        is_trainers = has_arguments(here.config)
+        kind = "arguments without a deepspeed key" if is_trainers else kind_of(here.config)
+        raise NotADsConfigError(here.path, gone or kind)
     return list({(one.path, one.at): one for one in found}.values())
 
 
-def _held(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration, and where it has an interpolation of OmegaConf's (`${train.batch}`)."""
-    return {"config": config, "unknown": frozenset(_interpolated(config, ()))}
-
-
-def _interpolated(value: Any, at: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def placeholders(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where a configuration has what somebody fills in: `${train.batch}`, `{{ lr }}`, `<LR>`."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _interpolated(inner, (*at, str(name)))
-    elif isinstance(value, str) and "${" in value:
+            yield from placeholders(inner, (*at, str(name)))
+    elif isinstance(value, str) and ("${" in value or _PLACEHOLDER.fullmatch(value)):
         yield at
 
 

@@ -22,14 +22,7 @@ def uses_lightnings(path: Path) -> bool:
     It was a plugin until Lightning 1.6.
     """
     tree = _tree(path)
-    modules = (node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-    names = (
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    )
-    if not any("lightning" in (module or "") for module in (*modules, *names)):
+    if not any("lightning" in f"{module}{alias.name}" for module, alias in _imports(tree)):
         return False  # accelerate has a DeepSpeedPlugin, too
     return any(any(_calls(tree, name)) for name in ("DeepSpeedStrategy", "DeepSpeedPlugin"))
 
@@ -43,10 +36,8 @@ def own_defaults(path: Path) -> frozenset[str] | None:
     tree = _tree(path)
     trainers = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers")
-        for alias in node.names
-        if alias.name in _CLASSES
+        for module, alias in _imports(tree)
+        if module.startswith("transformers") and alias.name in _CLASSES
     }
     derived = {
         node.name: node
@@ -58,8 +49,8 @@ def own_defaults(path: Path) -> frozenset[str] | None:
     taken = [one for one in given if _name(one) in (*derived, *trainers) or _is_named_whole(one)]
     if len(taken) != 1 or any(_calls(tree, "set_defaults")):
         return None
-    own = derived.get(_name(taken[0]))
-    return frozenset(_fields(own)) if own is not None else frozenset()
+    made = derived.get(_name(taken[0]))
+    return frozenset(_fields(made)) if made is not None else frozenset()
 
 
 def trains_with(path: Path) -> bool | None:
@@ -71,10 +62,7 @@ def trains_with(path: Path) -> bool | None:
     if any(_calls(tree, "Accelerator")):
         return False
     imported = (
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in _TRAINERS
-        for alias in node.names
+        alias.name for module, alias in _imports(tree) if module.split(".")[0] in _TRAINERS
     )
     named = (
         node.attr
@@ -111,7 +99,7 @@ def made_arguments(path: Path, given: Mapping[str, Any]) -> MadeArguments | None
     calls = [call for name in _CLASSES for call in _calls(tree, name)]
     if len(calls) != 1 or any(one.arg is None for one in calls[0].keywords):
         return None
-    own = _own_flags(tree, given)
+    flags = _own_flags(tree, given)
     known: dict[str, Any] = {}
     unknown: set[str] = set()
     for keyword in calls[0].keywords:
@@ -119,7 +107,7 @@ def made_arguments(path: Path, given: Mapping[str, Any]) -> MadeArguments | None
         value: Any = keyword.value
         try:
             if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
-                known[name] = own[value.attr]
+                known[name] = flags[value.attr]
             else:
                 known[name] = ast.literal_eval(value)
         except (KeyError, ValueError):
@@ -138,7 +126,7 @@ def _own_flags(tree: ast.AST, given: Mapping[str, Any]) -> dict[str, Any]:
         if not flags:
             continue
         try:
-            kept = ast.literal_eval(options["dest"]) if "dest" in options else (long or flags)[0]
+            name = ast.literal_eval(options["dest"]) if "dest" in options else (long or flags)[0]
             action = ast.literal_eval(options.get("action", ast.Constant("store")))
             default = ast.literal_eval(options.get("default", ast.Constant(None)))
         except ValueError:
@@ -146,11 +134,11 @@ def _own_flags(tree: ast.AST, given: Mapping[str, Any]) -> dict[str, Any]:
         value = next((given[flag] for flag in flags if flag in given), None)
         if action in ("store_true", "store_false"):
             is_on = action == "store_true"
-            found[kept] = is_on if value is not None else not is_on
+            found[name] = is_on if value is not None else not is_on
         elif value is None:
-            found[kept] = default
+            found[name] = default
         elif action == "store" and not (isinstance(value, str) and "$" in value):
-            found[kept] = value
+            found[name] = value
     return found
 
 
@@ -166,6 +154,14 @@ def _tree(path: Path) -> ast.AST:
 def _parsed(text: str) -> ast.AST:
     """The tree of a text; several questions are asked of one script, and none changes it."""
     return ast.parse(text)
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, ast.alias]]:
+    """The module and what is imported of it; of `import x` the module itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            for alias in node.names:
+                yield (node.module or "") if isinstance(node, ast.ImportFrom) else "", alias
 
 
 def _name(node: ast.AST) -> str:

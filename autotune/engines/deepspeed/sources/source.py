@@ -31,6 +31,7 @@ from autotune.engines.deepspeed.sources.reading import (
     as_arguments,
     named_path,
     parsed,
+    placeholders,
     sections_of,
     trainer_of,
 )
@@ -123,7 +124,7 @@ def read_source(path: Path, **how: Any) -> Source:
         places = ", ".join(".".join(one.at) or str(one.path) for one in found)
         raise JobError(
             f"{path}: holds {len(found)} DeepSpeed configurations: {places}",
-            "check a file that holds one of them",
+            "name a file that holds one of them",
         )
     return found[0]
 
@@ -175,11 +176,13 @@ def _launches(shell: ShellText) -> Iterator[tuple[Command, LaunchLine]]:
     for command in shell.commands:
         words = [word.text for word in command.words]
         line = launch_of_words(words)
-        held = {name: word.text for name, word in {**shell.exported, **command.variables}.items()}
+        variables = {
+            name: word.text for name, word in {**shell.exported, **command.variables}.items()
+        }
         line = replace(
             line,
-            accelerator=line.accelerator or accelerator_in(held),
-            visible=line.visible or visible_devices(held),
+            accelerator=line.accelerator or accelerator_in(variables),
+            visible=line.visible or visible_devices(variables),
         )
         names = (line.config, line.named, line.accelerate_config, line.plugin)
         if (line.kind or line.script) and (any(names) or line.uses_deepspeed):
@@ -204,9 +207,9 @@ def world_in(words: Sequence[str], folder: Path) -> int | None:
         with contextlib.suppress(JobError, RenderError):
             for command in read_shell(text, path).commands:
                 line = [word.text for word in command.words]
-                told = {name: word.text for name, word in command.variables.items()}
+                variables = {name: word.text for name, word in command.variables.items()}
                 launch = launch_of_words(line)
-                ranks = (assigned(line) | told).get(RANKS_VARIABLE, "")
+                ranks = (assigned(line) | variables).get(RANKS_VARIABLE, "")
                 world = launch.world or _in_accelerates_file(launch, folder)
                 if world is None and ranks.isdecimal():
                     world = int(ranks)
@@ -264,8 +267,8 @@ def _of_line(
             is_made=True,
         )
         return [_source(made, path, line, file, world=world, given=given)]
-    there = _of_named(name, path, line, shell, world=world, given=given)
-    return [_beside(one, arguments) for one in there] if arguments else there
+    sources = _of_named(name, path, line, shell, world=world, given=given)
+    return [_beside(one, arguments) for one in sources] if arguments else sources
 
 
 def _with_lost(source: Source, lost: Command, text: str) -> Source:
@@ -339,8 +342,8 @@ def _read(
         accelerate = _from_line(line.accelerate_config, path)
     if accelerate is not None and _is_same(accelerate, path):
         accelerate = None
-    told = {} if accelerate is None else parsed(read_text(accelerate), accelerate).data
-    file = AccelerateFile(told, accelerate)
+    accelerate_data = {} if accelerate is None else parsed(read_text(accelerate), accelerate).data
+    file = AccelerateFile(accelerate_data, accelerate)
     return [
         _source(section, asked, line, file, world=world, given=given)
         for section in sections_of(text, path, line, has_accelerate=accelerate is not None)
@@ -392,11 +395,11 @@ def _source(
         reader, because = "Lightning", f"{line.script} has Lightning's DeepSpeed strategy"
     counted, world_because = _counted(world or ranks, line.split if line.reader else section.split)
     made_there = None if script is None else made_arguments(script, line.arguments)
-    own = None if script is None else own_defaults(script)
-    said = line.arguments
+    defaults = None if script is None else own_defaults(script)
+    line_arguments = line.arguments
     if made_there is not None:
-        own, said = made_there.unknown, made_there.known
-    arguments = {**section.arguments, **said}
+        defaults, line_arguments = made_there.unknown, made_there.known
+    arguments = {**section.arguments, **line_arguments}
     layout = section.layout or line.layout or layout_beside(section.path)
     accelerator = (
         layout.accelerator
@@ -407,20 +410,21 @@ def _source(
         ranks // nodes if ranks and nodes and ranks % nodes == 0 else None
     )
     read = {one.name: getattr(section, one.name) for one in fields(section)}
-    told = dict(
+    facts = dict(
         asked=asked,
         consumer=consumer,
         because=because,
         is_guessed=is_guessed,
         reader=reader,
         arguments=arguments,
-        own_defaults=None if line.open_words else own,
+        unknown=section.unknown | frozenset(placeholders(section.config)),
+        own_defaults=None if line.open_words else defaults,
         is_trainers=_is_trainers(consumer, line, script),
         is_tuned=_is_tuned(consumer, line),
         arguments_unread=_why_unread(line, script, reader),
         not_judged=(
             *_unread_filler(line, script, because),
-            *_unread_file(section, consumer, said),
+            *_unread_file(section, consumer, line_arguments),
         ),
         world=counted,
         world_because=world_because,
@@ -445,7 +449,7 @@ def _source(
             ),
         ),
     )
-    return Source(**{**read, **told})
+    return Source(**{**read, **facts})
 
 
 def _is_trainers(consumer: Consumer, line: LaunchLine, script: Path | None) -> bool | None:
@@ -535,15 +539,15 @@ def _consumer(
     if line.consumer in (Consumer.TRAINER, Consumer.DEEPSPEED):
         return line.consumer, "the launch line"
     is_by_accelerate = line.consumer is not None or file.path is not None
-    if told := _trainers_evidence(line, script, by_arguments=is_by_accelerate):
-        return Consumer.TRAINER, told
+    if evidence := _trainers_evidence(line, script, by_arguments=is_by_accelerate):
+        return Consumer.TRAINER, evidence
     if line.consumer is not None:
         return line.consumer, "the launch line"
     if file.path is not None:
         return Consumer.ACCELERATE, f"{file.path}"
     where = section.because and f"{section.because}; "
-    if told := auto_that_tells(section.config):
-        return Consumer.TRAINER, f"{where}{_AUTO_TELLS} {told}"
+    if evidence := auto_that_tells(section.config):
+        return Consumer.TRAINER, f"{where}{_AUTO_TELLS} {evidence}"
     return Consumer.DEEPSPEED, f"{where}{_NOTHING_TELLS}"
 
 
@@ -553,8 +557,8 @@ def _trainers_evidence(line: LaunchLine, script: Path | None, *, by_arguments: b
         return f"{line.script} trains with Trainer" if trainer else ""
     if not by_arguments:
         return ""
-    told = next((name for name in line.arguments if name in _OF_TRAINER_ALONE), "")
-    return f"--{told} of the launch line" if told else ""
+    argument = next((name for name in line.arguments if name in _OF_TRAINER_ALONE), "")
+    return f"--{argument} of the launch line" if argument else ""
 
 
 def auto_that_tells(config: Mapping[str, Any]) -> str:
@@ -562,8 +566,8 @@ def auto_that_tells(config: Mapping[str, Any]) -> str:
 
     Those of zero_optimization tell nothing: DeepSpeed alone runs with them, too.
     """
-    said = (".".join(path) for path in autos(config))
-    return next((name for name in said if name in _TELLING), "")
+    names = (".".join(path) for path in autos(config))
+    return next((name for name in names if name in _TELLING), "")
 
 
 def _another(named: str | None, path: Path) -> str | None:
@@ -573,8 +577,8 @@ def _another(named: str | None, path: Path) -> str | None:
     """
     if named is None or "$" in named:
         return None
-    there = Path(named)
-    if os.path.isfile(there):
-        is_same = os.path.exists(path) and there.samefile(path)  # standard input is no file
+    file = Path(named)
+    if os.path.isfile(file):
+        is_same = os.path.exists(path) and file.samefile(path)  # standard input is no file
         return None if is_same else named
-    return None if there.name == path.name else named
+    return None if file.name == path.name else named

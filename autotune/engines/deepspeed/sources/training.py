@@ -59,10 +59,10 @@ def completed(arguments: Mapping[str, Any], reader: str, world: int) -> dict[str
         world: Ranks.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
-    own = dict(_READERS.get(reader, {}))
-    if given.get("fp16") is True and own.get("bf16") is True:
-        own["bf16"] = False
-    known = {**_TRAINERS, **own, **given}
+    reader_defaults = dict(_READERS.get(reader, {}))
+    if given.get("fp16") is True and reader_defaults.get("bf16") is True:
+        reader_defaults["bf16"] = False
+    known = {**_TRAINERS, **reader_defaults, **given}
     if reader == AXOLOTL:
         known |= _axolotls_batch(given)
     if reader == SWIFT and "gradient_accumulation_steps" not in given:
@@ -131,5 +131,5 @@ def _attention(arguments: Mapping[str, Any], reader: str) -> str | None:
         on = [knob for name, knob in ATTENTION_SWITCHES.items() if arguments.get(name) is True]
         if on:
             return on[0]
-    said = arguments.get("attn_implementation")
-    return said if said in ("eager", "sdpa", "flash_attention_2") else None
+    implementation = arguments.get("attn_implementation")
+    return implementation if implementation in ("eager", "sdpa", "flash_attention_2") else None
