@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.app.exports import export_study
 from autotune.app.metrics import MetricsWriter, check_writable
@@ -25,11 +23,10 @@ from autotune.base.secrecy import scrubbed
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import PRIVATE_MODE, Origin, Outcome
 from autotune.fleet.base import Fleet
-from autotune.record.answer import SearchAnswer
+from autotune.record.answer import Problem, SearchAnswer
 from autotune.record.facts import baseline_of, origin_of
 from autotune.record.study import Study
 from autotune.record.table import write_table
-from autotune.record.worth import Ladder
 from autotune.search.answer import failed_answer
 from autotune.search.base import Observer
 from autotune.search.in_flight import SearchContext
@@ -40,23 +37,6 @@ from autotune.search.recorded import history_of
 from autotune.search.steering import Steering
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchEnding:
-    """How a search that got as far as its study ended."""
-
-    answer: SearchAnswer
-    """The answer as `study.json` keeps it."""
-    error: AutotuneError | None
-    """Why there is no best candidate: nothing is feasible, or the devices failed."""
-    ladder: Ladder | None = None
-    """What each change to the best is worth; None: nobody asked, or there is no gain."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form: the answer, and the ladder where there is one."""
-        data = self.answer.to_dict()
-        return data if self.ladder is None else {**data, "ladder": dataclasses.asdict(self.ladder)}
-
-
 def search(
     session: Session,
     observer: Observer,
@@ -64,8 +44,8 @@ def search(
     fresh: bool,
     metrics_file: Path | None = None,
     knowledge: Path | None = None,
-) -> SearchEnding:
-    """Run the search, or go on with it.
+) -> SearchAnswer:
+    """Run the search, or go on with it; where it found nothing, the answer says why.
 
     Args:
         session: The job and what is legal for it here.
@@ -106,12 +86,12 @@ def search(
         finally:  # also where nothing was feasible: that is a lesson too
             if knowledge is not None:
                 keep(session, metrics.on_note, knowledge)
-        study.write_state({**study.read_state(), "answer": answer.stored()})
+        study.write_state({**study.read_state(), "answer": answer.to_dict()})
         if answer.best is not None and is_measured:
             export_study(study, study.best_folder)
-        return SearchEnding(answer=answer, error=None)
+        return answer
     except (NothingFeasibleError, FleetError) as error:
-        return SearchEnding(answer=_keep_failure(study, error), error=error)
+        return _keep_failure(study, error)
     finally:
         fleet.close()  # once more where the search did not begin
         metrics.close()
@@ -132,8 +112,8 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
     objective = Objective.of(job, session.environment)
     # A name made of figures and a digest looks like a secret, and is the folder's name anyway.
     words = list(job.megatron_arguments)
-    kept = {**scrubbed(dict(session.job_data)), "study": study.name}
-    text = dump_yaml({**kept, **({"megatron_arguments": words} if words else {})})
+    keys = {**scrubbed(dict(session.job_data)), "study": study.name}
+    text = dump_yaml({**keys, **({"megatron_arguments": words} if words else {})})
     mode = PRIVATE_MODE if words else None
     hint = "free some space or mend the permissions, then run the same command again"
     write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False, mode=mode)
@@ -205,9 +185,10 @@ def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:
         baseline_of(facts).passed_over,
     )
     try:
-        study.write_state({**facts, "answer": answer.stored()})
+        study.write_state({**facts, "answer": answer.to_dict()})
     except StudyError as failure:
         error.add_note(failure.message)
+        return dataclasses.replace(answer, problem=Problem.of(error))
     return answer
 
 

@@ -72,10 +72,6 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter, store: RankStore) ->
     from autotune.trial.stopwatch import Stopwatch, TokenCounter, TrialDone
 
     config = driver.read_config(spec, folder)
-    # What an engine delays by more steps than a trial has; most engines delay nothing.
-    bring_forward = getattr(driver, "bring_forward", None)
-    if bring_forward is not None:
-        reporter.report.set_for_trial = bring_forward(config, spec.measure)
     reporter.report.versions = versions()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 

@@ -361,6 +361,9 @@ class Elsewhere(Place):
     def rank_places(self, world: int) -> tuple[str, ...]:
         return rank_places(self.transport, world)
 
+    def node_environments(self) -> list[Environment]:
+        return [node.environment for node in self.transport.inventory.values()]
+
     def nodes_without(self, folder: Path) -> tuple[str, ...]:
         token = os.urandom(8).hex()
         hosts = list(self.transport.inventory)
@@ -382,6 +385,20 @@ class Elsewhere(Place):
             return self.transport.ask(host, FileText, _READER, path).text
         except FleetError:
             return ""
+
+
+def remote_place(place: Place, fleet: str) -> Elsewhere:
+    """A place, if it is of other machines; `fleet` is what the user named.
+
+    Raises:
+        JobError: It is not.
+    """
+    if not isinstance(place, Elsewhere):
+        raise JobError(
+            f"--fleet {fleet} has no nodes to ask",
+            "name a fleet of other machines, such as hostfile:FILE, or leave it out",
+        )
+    return place
 
 
 _NOT_EVERYWHERE = {

@@ -10,7 +10,6 @@ from typing import Any
 
 from autotune.contract import CONFIG_DIR, TrialSpec
 from autotune.trial.engines.base import LiveEngine
-from autotune.trial.phases import bring_forward  # noqa: F401 - a driver's function
 from autotune.trial.transformer_shape import script_settings
 
 CONFIG_FILE = "ds_config.json"
