@@ -462,6 +462,10 @@ def common_environment(transport: RemoteTransport) -> Environment:
     environments = [inventory.environment for inventory in found.values()]
     first = environments[0]
     releases = {environment.megatron_core for environment in environments}
+    everywhere: dict[str, Any] = {
+        flag: all(getattr(environment, flag) for environment in environments)
+        for flag in _NOT_EVERYWHERE
+    }
     return replace(
         first,
         n_devices=min(len(node.devices) for node in nodes),
@@ -476,8 +480,5 @@ def common_environment(transport: RemoteTransport) -> Environment:
         ),
         # Trials of DeepSpeed can do without it, so that it is no reason to refuse the fleet.
         megatron_core=releases.pop() if len(releases) == 1 else "",
-        **{
-            flag: all(getattr(environment, flag) for environment in environments)
-            for flag in _NOT_EVERYWHERE
-        },
+        **everywhere,
     )
