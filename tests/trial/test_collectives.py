@@ -7,7 +7,7 @@ import torch.distributed as dist
 from deepspeed.comm import comm
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from autotune.trial.engines import base, deepspeed_live
+from autotune.trial.engines import deepspeed_live, torch_collectives
 from autotune.trial.engines.torch_collectives import Collectives, TorchCollectives
 
 
@@ -85,7 +85,7 @@ def test_a_call_that_returns_at_once_is_waited_for_and_no_more_afterwards(backen
 
 
 def test_only_so_many_calls_are_kept(backend, monkeypatch):
-    monkeypatch.setattr(base, "MAX_CALLS", 3)
+    monkeypatch.setattr(torch_collectives, "MAX_CALLS", 3)
     log = heard(*[lambda: deepspeed.comm.all_reduce(torch.zeros(8))] * 5)
     assert log.is_cut
     assert [len(call.seconds) for call in log.calls] == [3]
