@@ -261,7 +261,7 @@ class BootedProcess:
             "module": module,
             "arguments": list(arguments),
             "variables": dict(variables),
-            "kept": keeping,
+            "keeping": keeping,
         }
         line.send(json.dumps(header).encode() + b"\n")
 
