@@ -300,7 +300,7 @@ class GangFleet:
         elif event_kind == "failed":
             kind = StudyError if event["error"] == "StudyError" else FleetError
             trial.fail(name, kind(event["message"], event["hint"]))
-        elif event_kind == "ended":
+        elif event_kind in ("ended", "reaped"):
             trial.ended(name, event.get("problem", ""))
 
     def _replace(self, name: str, problem: str, *, was_ready: bool) -> None:
@@ -312,21 +312,21 @@ class GangFleet:
             self._lose(name, problem)
             return
         error = FleetError(problem, f"see whether {name} can run autotune as this machine does")
-        waiting = {(n, f) for n, f in self._reaping if n == name}
-        self._reaping -= waiting
+        reaping = {folder for node, folder in self._reaping if node == name}
+        self._reaping -= {(name, folder) for folder in reaping}
         for folder, trial in [(f, t) for f, t in self._running.items() if name in t.open]:
             if not was_ready:
                 trial.fail(name, error)
-                continue
-            trial.ended(name, problem)
-            if self._transport.is_remote:
+            elif not self._transport.is_remote or folder in reaping:
+                trial.ended(name, problem)
+            else:  # it ends once the next agent has answered, or the node is lost
+                trial.problem = trial.problem or problem
                 try:
                     self._reap(name, folder)
                 except FleetError:
-                    self._reaping.discard((name, folder))
                     self._lose(name, problem)
                     return
-        if waiting:
+        if reaping - self._running.keys():
             raise error
 
     def _lose(self, name: str, problem: str) -> None:

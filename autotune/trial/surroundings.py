@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from autotune.base.keeper import below
 from autotune.contract import Surroundings
 
 _STAT = Path("/proc/stat")
@@ -72,12 +73,7 @@ def _children_ticks() -> int:
     Those that have ended count by their parent, which has waited for them. Source of the
     columns: proc(5).
     """
-    total, left = _times(os.getpid())[1], _children(os.getpid())
-    while left:
-        pid = left.pop()
-        total += sum(_times(pid))
-        left += _children(pid)
-    return total
+    return _times(os.getpid())[1] + sum(sum(_times(pid)) for pid in below(os.getpid()))
 
 
 def _times(pid: int) -> tuple[int, int]:
@@ -85,12 +81,6 @@ def _times(pid: int) -> tuple[int, int]:
     columns = text_of(_PROCESSES / str(pid) / "stat").rpartition(")")[2].split()
     used, waited_for = columns[11:13], columns[13:15]
     return sum(map(int, used)), sum(map(int, waited_for))
-
-
-def _children(pid: int) -> list[int]:
-    """Children of a process, whichever of its threads began them."""
-    tasks = (_PROCESSES / str(pid) / "task").glob("*/children")
-    return [int(word) for task in tasks for word in text_of(task).split()]
 
 
 def _throttled_s() -> float:

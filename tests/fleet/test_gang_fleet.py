@@ -331,8 +331,10 @@ def test_a_connection_that_broke_with_a_node_names_the_node(tmp_path: Path) -> N
     write_json(tmp_path / RANKS_DIR / NODE_FILE.format(node=0), to_dict(NodeReport()))
     rack.agent().say("ended", folder=str(tmp_path), problem="")
     rack.agent(1).code = -9
-    result = trial.poll()
+    assert trial.poll() is None
     assert rack.agent(1).commands[0]["command"] == "reap", "of what files are left there"
+    rack.agent(1).say("reaped", folder=str(tmp_path))
+    result = trial.poll()
     assert result is not None
     assert result.outcome is Outcome.COMM
     evidence = "n1: the agent of the node ended with code -9; Connection closed by peer"

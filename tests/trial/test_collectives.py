@@ -7,7 +7,7 @@ import torch.distributed as dist
 from deepspeed.comm import comm
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from autotune.trial.engines import base, deepspeed_live
+from autotune.trial.engines import deepspeed_live, torch_collectives
 from autotune.trial.engines.torch_collectives import Collectives, TorchCollectives
 
 
@@ -51,7 +51,7 @@ def backend(monkeypatch):
     dist.destroy_process_group()
 
 
-def heard(*calls) -> Collectives:
+def listened(*calls) -> Collectives:
     log = Collectives(deepspeed.comm, "deepspeed.", lambda: None)
     log.start()
     for call in calls:
@@ -61,7 +61,7 @@ def heard(*calls) -> Collectives:
 
 
 def test_every_call_is_kept_with_its_message_and_its_group(backend):
-    log = heard(
+    log = listened(
         *(lambda size=size: deepspeed.comm.all_reduce(torch.zeros(size)) for size in (8, 8, 16)),
         lambda: deepspeed.comm.all_gather_into_tensor(torch.zeros(16), torch.zeros(8)),
         lambda: deepspeed.comm.send(torch.zeros(8), 0),
@@ -79,14 +79,14 @@ def test_every_call_is_kept_with_its_message_and_its_group(backend):
 
 
 def test_a_call_that_returns_at_once_is_waited_for_and_no_more_afterwards(backend):
-    heard(lambda: deepspeed.comm.all_reduce(torch.zeros(8), async_op=True))
+    listened(lambda: deepspeed.comm.all_reduce(torch.zeros(8), async_op=True))
     deepspeed.comm.all_reduce(torch.zeros(8), async_op=True)
     assert [handle.n_waits for handle in backend.handles] == [1, 0]
 
 
 def test_only_so_many_calls_are_kept(backend, monkeypatch):
-    monkeypatch.setattr(base, "MAX_CALLS", 3)
-    log = heard(*[lambda: deepspeed.comm.all_reduce(torch.zeros(8))] * 5)
+    monkeypatch.setattr(torch_collectives, "MAX_CALLS", 3)
+    log = listened(*[lambda: deepspeed.comm.all_reduce(torch.zeros(8))] * 5)
     assert log.is_cut
     assert [len(call.seconds) for call in log.calls] == [3]
 

@@ -86,18 +86,19 @@ def test_processes_below_the_rank_are_counted(machine, tmp_path, monkeypatch):
     monkeypatch.setattr(surroundings, "_PROCESSES", processes)
     machine(user=1)
 
-    def write(pid, *, seconds, ended_s, children=""):
+    monkeypatch.setattr(surroundings, "below", lambda pid: [8])
+
+    def write(pid, *, seconds, ended_s):
         times = [round(s * TICKS_PER_S) for s in (seconds, 0, ended_s, 0)]
-        (processes / str(pid) / "task" / "7").mkdir(parents=True, exist_ok=True)
+        (processes / str(pid)).mkdir(parents=True, exist_ok=True)
         columns = " ".join(map(str, ["S", *([1] * 10), *times]))
         (processes / str(pid) / "stat").write_text(f"{pid} (a ) b) {columns} 0 0")
-        (processes / str(pid) / "task" / "7" / "children").write_text(children)
 
-    write(os.getpid(), seconds=5, ended_s=2, children="8 ")
+    write(os.getpid(), seconds=5, ended_s=2)
     write(8, seconds=1, ended_s=0)
     watch = Watch({1})
     watch.begin()
-    write(os.getpid(), seconds=9, ended_s=2.5, children="8 ")
+    write(os.getpid(), seconds=9, ended_s=2.5)
     write(8, seconds=2, ended_s=0.25)
     seen = watch.end()
     assert seen is not None

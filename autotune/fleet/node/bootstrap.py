@@ -109,7 +109,7 @@ def _main() -> None:
     from autotune.base.guarded_process import temporary_root
 
     keeper = os.path.join(folder, "autotune", "base", "keeper.py")
-    keeping = {**request["kept"], "parent": os.getppid(), "root": temporary_root()}
+    keeping = {**request["keeping"], "parent": os.getppid(), "root": temporary_root()}
     command = [sys.executable, "-P", "-m", request["module"], *request["arguments"]]
     os.execv(sys.executable, [sys.executable, "-I", "-S", keeper, json.dumps(keeping), *command])
 

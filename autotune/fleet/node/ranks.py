@@ -70,30 +70,6 @@ class NoTemplateError(FleetError):
     """A node cannot start its ranks warm, as the other nodes of a trial have."""
 
 
-class ColdProcess:
-    """The launcher of cold ranks, which end with it."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        try:
-            self._ended = os.pidfd_open(process.pid)
-        except OSError:
-            process.kill()
-            process.wait()
-            raise
-
-    def poll(self) -> int | None:
-        code = self._process.poll()
-        if code is not None and self._ended >= 0:
-            os.close(self._ended)
-            self._ended = -1
-        return code
-
-    def fileno(self) -> int:
-        """File descriptor, readable once it has ended; -1: it was told by `poll`."""
-        return self._ended
-
-
 class _EndStage(Enum):
     RUNNING = auto()
     ASKED_FOR_STACKS = auto()
@@ -146,12 +122,14 @@ class LocalRanks:
         return Start.WARM if isinstance(self._launcher, WarmProcess) else Start.COLD
 
     def fileno(self) -> int:
-        """File descriptor, readable once the launcher has ended or said something; -1: none."""
-        return self._launcher.fileno() if self._stage is _EndStage.RUNNING else -1
+        """File descriptor, readable once a warm launcher has ended or said something; -1: none."""
+        if self._stage is not _EndStage.RUNNING or not isinstance(self._launcher, WarmProcess):
+            return -1
+        return self._launcher.fileno()
 
     def look_again_in_s(self) -> float | None:
         """Seconds until `advance` is due though nothing was heard; None: it is not due then."""
-        return LOOK_S if self._stage is not _EndStage.RUNNING or self._until_s else None
+        return LOOK_S if self.fileno() < 0 or self._until_s else None
 
     def end(self, *, hangs: bool) -> None:
         """Begin to end the ranks, if they run; if their time is up, ask for their stacks first."""
@@ -251,7 +229,7 @@ class LocalRanks:
         """The reports of this node's ranks; the processes of others are not here."""
         return read_reports(self.folder, len(self._part.devices), first=self._part.first_rank)
 
-    def _launch(self, start: Callable[[], ColdProcess | WarmProcess]) -> None:
+    def _launch(self, start: Callable[[], subprocess.Popen[bytes] | WarmProcess]) -> None:
         try:
             self._launcher = start()
         except OSError as error:
@@ -261,7 +239,7 @@ class LocalRanks:
                 "free some space or mend the permissions, then run the same command again",
             ) from error
 
-    def _start(self, templates: WarmTemplates) -> ColdProcess | WarmProcess:
+    def _start(self, templates: WarmTemplates) -> subprocess.Popen[bytes] | WarmProcess:
         (self.folder / RANKS_DIR).mkdir(mode=0o700, exist_ok=True)
         spec = self._spec
         if (self._part.start or spec.measure.start) is Start.WARM:
@@ -277,20 +255,18 @@ class LocalRanks:
                 )
         return self._start_cold()
 
-    def _start_cold(self) -> ColdProcess:
+    def _start_cold(self) -> subprocess.Popen[bytes]:
         command = ranks_command(self._part, self.port, "autotune.trial.wrapper", self._part.folder)
         if self._spec.workload.command:
             command = guest_command(self._part, self.port)
         with self._logs("ab") as (stdout, stderr):
-            return ColdProcess(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    env=self._environment,
-                    start_new_session=True,
-                )
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=self._environment,
+                start_new_session=True,
             )
 
     def _was_never_started(self) -> bool:

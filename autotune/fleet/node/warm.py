@@ -47,9 +47,8 @@ class WarmTemplates:
 
     def __init__(self) -> None:
         self._templates: dict[frozenset[tuple[str, str]], _Template] = {}
-        self._retired: list[_Template] = []
-        """Templates that get no more trials, but from which some still run."""
         self._refused = False
+        """True once a template has ended or hung before it was ready: others would, too."""
 
     def launch(
         self,
@@ -70,7 +69,10 @@ class WarmTemplates:
         Raises:
             OSError: No process can be started.
         """
-        self._retire()
+        for key in [key for key, t in self._templates.items() if not t.is_there() or t.is_hanging]:
+            template = self._templates.pop(key)
+            self._refused |= not template.was_ready()
+            template.end()
         if self._refused or _READ_WITH_THE_CORES & environment.keys():
             return None
         of_all = {name: v for name, v in environment.items() if name not in _OF_ONE_TRIAL}
@@ -81,11 +83,12 @@ class WarmTemplates:
         key = frozenset(shared.items())
         if "CUDA_VISIBLE_DEVICES" in environment:  # a template tries the GPU of its first trial
             shared["CUDA_VISIBLE_DEVICES"] = environment["CUDA_VISIBLE_DEVICES"]
-        template = self._templates.pop(key, None)
-        if template is None:
-            self._make_room()
-            template = _Template(shared, spec, logs)
-        self._templates[key] = template  # the last is the one that was used last
+        if key not in self._templates:
+            idle = [other for other, t in self._templates.items() if t.is_idle()]
+            for other in idle[: max(0, len(self._templates) - MAX_TEMPLATES + 1)]:
+                self._templates.pop(other).end()
+            self._templates[key] = _Template(shared, spec, logs)
+        template = self._templates[key] = self._templates.pop(key)  # the last used comes last
         request = {
             "folder": part.folder,
             "rendezvous": asdict(part.rendezvous(port)),
@@ -94,26 +97,9 @@ class WarmTemplates:
         return template.launch(request, logs)
 
     def close(self) -> None:
-        for template in (*self._templates.values(), *self._retired):
+        for template in self._templates.values():
             template.end()
         self._templates.clear()
-        self._retired.clear()
-
-    def _retire(self) -> None:
-        """Retire templates that are of no more use, and end each once no trial runs from it."""
-        for key, template in list(self._templates.items()):
-            if not template.is_there() or template.is_hanging:
-                self._retired.append(self._templates.pop(key))
-                # One that ends before it is ready, or hangs, would do so again.
-                self._refused |= not template.was_ready()
-        for template in [template for template in self._retired if template.is_idle()]:
-            self._retired.remove(template)
-            template.end()
-
-    def _make_room(self) -> None:
-        idle = [key for key, template in self._templates.items() if template.is_idle()]
-        for key in idle[: max(0, len(self._templates) - MAX_TEMPLATES + 1)]:
-            self._templates.pop(key).end()
 
 
 class WarmProcess:

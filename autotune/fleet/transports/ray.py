@@ -148,7 +148,7 @@ class RayDriver:
             code = self._process.poll()
             for event in self._received.events(self._process.receive()):
                 line = self._lines.get(event["line"]) if "line" in event else None
-                if line is not None and event["event"] == "heard":
+                if line is not None and event["event"] == "output":
                     line.received += base64.b64decode(event["data"])
                 elif line is not None and event["event"] == "over":
                     line.received += f"{event['why']}\n".encode() if event["why"] else b""

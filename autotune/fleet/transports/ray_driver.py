@@ -6,7 +6,7 @@ be this one, never the coordinator. Messages are JSON, a line each, over its inp
 | message | answer |
 |---|---|
 | first: `address`, `shape` of what is wanted, `wait_s` | `waiting`, then `held`, or `failed` |
-| `open` a `line` to a `node` with a `command` | `heard` as `data` comes, `over` with a `code` |
+| `open` a `line` to a `node` with a `command` | `output` as `data` comes, `over` with a `code` |
 | `send` a line `data`, in base64 | |
 | `end` a line | `over`, as without it |
 
@@ -196,7 +196,7 @@ class Bridge:
                     data += given or b""
                 received, code = ray.get(programs.exchange.remote(line, data))
                 if received:
-                    self.say("heard", line=line, data=base64.b64encode(received).decode())
+                    self.say("output", line=line, data=base64.b64encode(received).decode())
         except Exception as error:  # whatever it is, this line ends by it and the others go on
             # What a program's start raises is no fault of the actor.
             if isinstance(error, RayError) and not isinstance(error, RayTaskError):

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -261,7 +261,7 @@ class BootedProcess:
             "module": module,
             "arguments": list(arguments),
             "variables": dict(variables),
-            "kept": keeping,
+            "keeping": keeping,
         }
         line.send(json.dumps(header).encode() + b"\n")
 
@@ -439,8 +439,7 @@ def common_environment(transport: RemoteTransport) -> Environment:
     Raises:
         FleetError: None answers; their accelerators differ, or releases of what trains.
     """
-    found = transport.inventory
-    slots = {node.name: len(node.devices) for node in transport.nodes()}
+    found, nodes = transport.inventory, transport.nodes()
     kinds: dict[tuple[str, ...], list[str]] = {}
     for name, inventory in found.items():
         environment = inventory.environment
@@ -462,30 +461,24 @@ def common_environment(transport: RemoteTransport) -> Environment:
         )
     environments = [inventory.environment for inventory in found.values()]
     first = environments[0]
+    releases = {environment.megatron_core for environment in environments}
+    everywhere: dict[str, Any] = {
+        flag: all(getattr(environment, flag) for environment in environments)
+        for flag in _NOT_EVERYWHERE
+    }
     return replace(
         first,
-        n_devices=min(slots.values()),
+        n_devices=min(len(node.devices) for node in nodes),
         device_memory_bytes=min(
-            e.device_memory_bytes
-            * (e.n_devices if first.accelerator == "cpu" else 1)
-            // (max(e.n_devices, slots[name]) if first.accelerator == "cpu" else 1)
-            for name, e in ((name, inventory.environment) for name, inventory in found.items())
+            node.rank_memory_bytes or found[node.name].environment.device_memory_bytes
+            for node in nodes
         ),
         precisions=tuple(
-            p
-            for p in first.precisions
-            if all(p in inventory.precisions for inventory in environments)
+            precision
+            for precision in first.precisions
+            if all(precision in environment.precisions for environment in environments)
         ),
-        has_flash_attention=all(inventory.has_flash_attention for inventory in environments),
-        has_deep_ep=all(inventory.has_deep_ep for inventory in environments),
-        has_transformer_engine=all(inventory.has_transformer_engine for inventory in environments),
-        has_apex=all(inventory.has_apex for inventory in environments),
         # Trials of DeepSpeed can do without it, so that it is no reason to refuse the fleet.
-        megatron_core=_same_everywhere(inventory.megatron_core for inventory in environments),
+        megatron_core=releases.pop() if len(releases) == 1 else "",
+        **everywhere,
     )
-
-
-def _same_everywhere(releases: Iterable[str]) -> str:
-    """The one release that all have; empty: they differ."""
-    found = set(releases)
-    return found.pop() if len(found) == 1 else ""

@@ -8,47 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from autotune.contract import CollectiveCalls, OwnLog, RankReport, TrialSpec
+from autotune.contract import OwnLog, RankReport, TrialSpec
 
-MAX_CALLS = 4000
-"""Calls of collectives of one step that are kept; later ones are ignored."""
-
-
-class CollectiveLog(ABC):
-    """Listens to the collectives of a step between `start` and `stop`."""
-
-    def __init__(self) -> None:
-        self._calls: dict[tuple[str, int, int], list[float]] = {}
-        self._n_calls = 0
-
-    @abstractmethod
-    def start(self) -> None:
-        """Listen from now on."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Listen no more, and leave everything as it was."""
-
-    @property
-    def calls(self) -> list[CollectiveCalls]:
-        """Calls that were heard until now; another thread may ask while this one listens."""
-        return [
-            CollectiveCalls(name=name, message_bytes=size, group_size=group, seconds=list(seconds))
-            for (name, size, group), seconds in list(self._calls.items())
-        ]
-
-    @property
-    def is_cut(self) -> bool:
-        """True if there were more calls than are kept."""
-        return self._n_calls > MAX_CALLS
-
-    def _keep(self, name: str, message_bytes: int, group_size: int, seconds: float) -> None:
-        """Add a call; those beyond the most that are kept are counted alone."""
-        self._n_calls += 1
-        if not self.is_cut:
-            self._calls.setdefault((name, message_bytes, group_size), []).append(seconds)
+if TYPE_CHECKING:  # it imports torch
+    from autotune.trial.engines.torch_collectives import Collectives
 
 
 class LiveEngine(ABC):
@@ -95,7 +60,7 @@ class LiveEngine(ABC):
         return None
 
     @abstractmethod
-    def collective_log(self) -> CollectiveLog:
+    def collective_log(self) -> "Collectives":
         """What listens to the collectives of a step."""
 
     @abstractmethod

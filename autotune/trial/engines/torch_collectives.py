@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from autotune.trial.engines.base import CollectiveLog
+from autotune.contract import CollectiveCalls
 
+MAX_CALLS = 4000
+"""Calls of one step that are kept; later ones are ignored."""
 COLLECTIVES = (
     *("all_reduce", "inference_all_reduce", "all_reduce_coalesced", "reduce", "broadcast"),
     *("reduce_scatter", "reduce_scatter_tensor", "_reduce_scatter_base"),
@@ -28,7 +30,7 @@ _HANDED_IN = ("input_tensor", "input", "input_list", "input_tensor_list", "tenso
 """Arguments that are the message of a rank: a tensor or several."""
 
 
-class Collectives(CollectiveLog):
+class Collectives:
     """Listens between `start` and `stop`; each call is waited for, so that its time is its own."""
 
     def __init__(self, home: ModuleType, users: str, synchronize: Callable[[], None]) -> None:
@@ -39,13 +41,14 @@ class Collectives(CollectiveLog):
             users: How the names begin of modules that may hold them as well.
             synchronize: Waits until the device has done its work.
         """
-        super().__init__()
         self._home = home
         self._users = users
         self._synchronize = synchronize
         self._replaced: list[tuple[Any, str, Any]] = []
         self._is_within = False
         """True in a call, which may make others."""
+        self._calls: dict[tuple[str, int, int], list[float]] = {}
+        self._n_calls = 0
 
     def start(self) -> None:
         watched: dict[int, Any] = {
@@ -66,6 +69,19 @@ class Collectives(CollectiveLog):
         for owner, name, value in self._replaced:
             setattr(owner, name, value)
         self._replaced.clear()
+
+    @property
+    def calls(self) -> list[CollectiveCalls]:
+        """Calls until now; another thread may ask while this one listens."""
+        return [
+            CollectiveCalls(name=name, message_bytes=size, group_size=group, seconds=list(seconds))
+            for (name, size, group), seconds in list(self._calls.items())
+        ]
+
+    @property
+    def is_cut(self) -> bool:
+        """True if there were more calls than are kept."""
+        return self._n_calls > MAX_CALLS
 
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         name = name.strip("_").replace("_base", "_tensor")
@@ -94,7 +110,9 @@ class Collectives(CollectiveLog):
             self._synchronize()
             took_s = time.perf_counter() - began_s
             group_size = 2 if name in PAIRWISE else dist.get_world_size(group)
-            self._keep(name, size, group_size, took_s)
+            self._n_calls += 1
+            if not self.is_cut:
+                self._calls.setdefault((name, size, group_size), []).append(took_s)
             return handle
 
         return call
