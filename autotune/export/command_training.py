@@ -4,7 +4,6 @@ What the user set and no edit touches stays as it is.
 """
 
 import copy
-import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError, RenderError
-from autotune.base.templates import canonical_json
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import KnobValue
@@ -47,8 +45,6 @@ class CommandFiles:
     """Words of the command, `HERE` for the folder of the export."""
     about: Mapping[str, str]
     """File -> what it is, as Markdown for the README."""
-    notes: Sequence[str] = ()
-    """What the user has to know or to do besides, as Markdown of one line each."""
     in_code: Mapping[str, Any] = field(default_factory=dict)
     """What neither the files nor the command carry: the script sets it in its own code."""
 
@@ -340,57 +336,6 @@ class CommandTraining:
             end = words.index("--") if "--" in words else len(words)  # the rest: the launcher's
             return [*_with_flag(words[:end], name.replace("_", "-"), text), *words[end:]]
         return _with_flag(words, name, text)
-
-
-def config_of_command(training: CommandTraining, text: str) -> CommandFiles:
-    """The ds_config of a command, in its file of arguments where nothing else takes it."""
-    files, about = {CONFIG_FILE: canonical_json(training.config)}, {CONFIG_FILE: text}
-    if not training.edits.configuration and not training.edits.arguments:
-        about = {CONFIG_FILE: "your configuration, for you to read"}
-        return CommandFiles(files=files, command=training.words, about=about)
-    reads_arguments = training.script.is_trainer and not training.takes_arguments
-    if (
-        reads_arguments
-        and not training.script.sources_of_config
-        and training.argument_file is not None
-    ):
-        name, edited = training.edited_arguments()
-        return CommandFiles(
-            files={**files, name: edited},
-            command=training.command_with_file(name),
-            about={**about, name: "your file of arguments with the edits"},
-        )
-    return CommandFiles(
-        files=files, command=training.command(), about=about, in_code=dict(training.in_code())
-    )
-
-
-def with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFiles:
-    """The files of a dialect, and beside them those that the script itself reads, edited."""
-    files, about = dict(made.files), dict(made.about)
-    for path, name in training.names_of_files.items():
-        files[name] = training.files_read[path]
-        whose = f"your `{os.path.relpath(path, training.script.folder)}`"
-        is_edited = any(at for at in training.changes_of_files().get(path, ()))
-        about[name] = f"{whose} with the edits" if is_edited else f"{whose}, as it is"
-    return dataclasses.replace(made, files=files, about=about)
-
-
-def without_flags(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Words without some flags and their values; names with underscores."""
-    left: list[str] = []
-    skips = False
-    for word in words:
-        is_flag = word.startswith("--")
-        if skips and not is_flag:
-            skips = False
-            continue
-        name, equals, _ = word.lstrip("-").partition("=")
-        skips = is_flag and name.replace("-", "_") in names
-        if not skips:
-            left.append(word)
-        skips = skips and not equals
-    return left
 
 
 def _with_flag(words: list[str], name: str, text: str) -> list[str]:
