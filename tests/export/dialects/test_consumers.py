@@ -18,7 +18,6 @@ from autotune.export import trainer
 from tests import forked_children
 from tests.clusters.slurm import free_ports
 from tests.examples.environments import EXAMPLES, activated, python_of
-from tests.export.dialects.test_command import TRAINS, exported, handed_out
 from tests.export.handed import GPUS, export, handed
 
 KNOBS = {"zero__stage": 2, "micro_batch": 2, "offload__optimizer": "cpu", "recompute": "full"}
@@ -167,24 +166,6 @@ def test_trainer_reads_what_was_chosen(tmp_path):
     assert (
         values == dict(zip(names, (2, 2, True, True), strict=True)) | {recomputes: True} | others
     )
-
-
-def test_trainer_reads_what_a_command_of_the_user_s_was_tuned_to(tmp_path):
-    """Their own settings and the edits; a number that differs from its argument is refused."""
-    handout = handed_out(tmp_path, TRAINS, "trainer", parses_arguments=True)
-    out = exported(handout, tmp_path, "hf")
-    reader = HF.replace(str(OF_THE_USER), '["--output_dir", "output"]')
-    names = ("per_device_train_batch_size", "learning_rate", "report_to")
-    config, values = as_read(reader, out, *names)
-    assert config["zero_optimization"]["stage"] == 1
-    assert config["train_micro_batch_size_per_gpu"] == 8
-    assert config["gradient_accumulation_steps"] == 1
-    assert config["gradient_clipping"] == 1.0
-    assert values == {
-        "per_device_train_batch_size": 8,
-        "learning_rate": 3e-4,
-        "report_to": ["tensorboard"],
-    }
 
 
 def test_trainer_owns_what_it_compares(tmp_path):
