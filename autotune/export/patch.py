@@ -23,7 +23,6 @@ from autotune.engines.deepspeed.knobs.situation import optimizer_implementation
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.keys import SPELLINGS
 from autotune.engines.deepspeed.rules.sections import AUTO
-from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.engines.deepspeed.sources.accelerate_names import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.filled import with_hidden_sizes
@@ -206,7 +205,6 @@ class Wanted:
         self.config: Mapping[str, Any] = json.loads(handout.files[CONFIG_FILE])
         # Without what a base configuration sets: the files say it themselves.
         self.context = replace(engine.context, base={})
-        self.own = engine.own if isinstance(engine, ScriptEngine) else None
         self.training = training
 
     def alone(self, name: str, value: KnobValue | None) -> KnobValue | None:
@@ -215,18 +213,9 @@ class Wanted:
         given = others if value is None else {**others, name: value}
         return canonical(given, self.context).get(name)
 
-    @property
-    def keeps_batch(self) -> bool:
-        """Whether the batch is that of the command as it is."""
-        return self.own is not None and self.own.micro_batch == self.candidate.micro_batch
-
-    def is_own(self, name: str) -> bool:
-        """Whether a knob is as the user's command has it already."""
-        return self.own is not None and self.candidate.get(name) == self.own.get(name)
-
     def is_untouched(self, name: str) -> bool:
-        """Whether a knob is what it would be if nobody chose it, or what the command has."""
-        return self.is_own(name) or self.candidate.get(name) in (None, self.alone(name, None))
+        """Whether a knob is what it would be if nobody chose it."""
+        return self.candidate.get(name) in (None, self.alone(name, None))
 
     def around(self, *, has_arguments: bool) -> Iterator[Left]:
         """What no file carries, but the script, or the environment of the ranks."""
@@ -255,28 +244,19 @@ class _Plan:
 
 
 def _plan(path: Path, text: str, wanted: Wanted) -> _Plan:
-    is_by_hand, training = _is_by_hand(path, text), wanted.training
-    if training is not None:
-        files = training.changed_files()
-        if is_by_hand or any(_is_same(path, file) for file in files):
-            return _plan_of_command(path, text, files, training, wanted)
-    if is_by_hand:
+    if wanted.training is not None:
+        return _plan_of_command(path, text, wanted.training, wanted)
+    if _is_by_hand(path, text):
         return _plan_by_hand(path, wanted)
     data_file = _DataFile(path, text, wanted)
     data_file.collect()
     return _Plan(changes=data_file.changes, left=data_file.left)
 
 
-def _plan_of_command(
-    path: Path,
-    text: str,
-    files: Mapping[Path, Sequence[tuple[Sequence[str], Any]]],
-    training: CommandTraining,
-    wanted: Wanted,
-) -> _Plan:
-    """The edits of a user's own command: `files` are those that it reads, with theirs."""
+def _plan_of_command(path: Path, text: str, training: CommandTraining, wanted: Wanted) -> _Plan:
+    """The edits of a user's own command, in the files that it reads."""
     data, changes = _data(path, text), []
-    for file, values in files.items():
+    for file, values in training.changed_files().items():
         is_here = _is_same(path, file)
         for at, value in values:
             if not is_here or value_at(data, at) != value:
@@ -390,7 +370,7 @@ class _DataFile:
 
     def _open_sizes(self, source: Source) -> None:
         """Sizes that the consumer's arguments bring, or nobody."""
-        wanted, consumer = self._wanted, source.consumer
+        consumer = source.consumer
         is_trainers = consumer is Consumer.TRAINER
         for key, argument in () if consumer is Consumer.DEEPSPEED else _SIZES.items():
             size = self._sizes()[key]
@@ -403,7 +383,7 @@ class _DataFile:
             elif is_accelerates:
                 place = "the accelerate file, or the script's Accelerator"
                 self._put(source.path, (key,), size, by=place)
-            elif not wanted.keeps_batch:
+            else:
                 place = f"the Trainer's arguments: --{argument} {size}"
                 at = (argument,) if is_trainers else ("micro_batch",)
                 place = place if is_trainers else "the batch_size of the script's data loader"
@@ -539,9 +519,8 @@ class _DataFile:
         sizes = {_SIZES[key]: size for key, size in self._sizes().items()}
         # What is there already may bring the other along.
         for name in sorted(sizes, key=lambda name: name_here(name) not in given):
-            if wanted.keeps_batch or now()[name] == sizes[name]:
-                continue
-            found[name_here(name)] = sizes[name]
+            if now()[name] != sizes[name]:
+                found[name_here(name)] = sizes[name]
         have, asked = script_knobs(now(), reader), dict[str, Any]()
         recompute = str(candidate.get("recompute", "none"))
         if recompute != have["recompute"]:
@@ -549,7 +528,7 @@ class _DataFile:
         attention = candidate.get("attention")
         # By default nobody chose one: the user's stays.
         is_chosen = attention not in (None, "default", have.get("attention"))
-        if is_chosen and not wanted.is_own("attention"):
+        if is_chosen:
             name, value = as_argument_of(framework, ATTENTION_ARGUMENT, attention)
             self._put(self._path, (name,), value, by="where the model is built")
         compiles = candidate.get("compile")
@@ -558,7 +537,7 @@ class _DataFile:
         # Another optimizer than Adam is the user's choice; beside an offload accelerate brings it.
         optim = str(given.get(optimizer_argument(reader), DEFAULT_OPTIM))
         is_offloaded = candidate.get("offload.optimizer", "none") != "none"
-        is_open = not has_optimizer and not is_offloaded and not wanted.is_own(_IMPLEMENTATION)
+        is_open = not has_optimizer and not is_offloaded
         want = candidate.get(_IMPLEMENTATION)
         is_open &= want is not None and optim in IMPLEMENTATIONS
         if is_open and wanted.alone(_IMPLEMENTATION, IMPLEMENTATIONS[optim]) != want:
