@@ -102,8 +102,8 @@ def test_imports_point_one_way() -> None:
     assert not wrong
 
 
-def test_ranks_import_the_contract_and_nothing_else_of_ours() -> None:
-    allowed = {"autotune.contract", "autotune.trial"}
+def test_ranks_import_the_contract_and_the_keeper_and_nothing_else_of_ours() -> None:
+    allowed = {"autotune.contract", "autotune.trial", "autotune.base.keeper"}
     heavy = {"optuna", "pandas", "pydantic", "rich", "typer"}
     modules = sorted((PACKAGE / "trial").rglob("*.py"))
     wrong = [
@@ -230,8 +230,7 @@ STARTS = {
     "fleet/node/warm.py": {"subprocess.Popen"},
     "fleet/transports/ray_driver.py": {"subprocess.Popen"},
     "trial/guest/launcher.py": {"subprocess.Popen"},
-    "trial/forks.py": {"os.fork"},
-    "trial/launcher.py": {"os.execv"},
+    "trial/launcher.py": {"os.execv", "os.fork"},
     "trial/warm.py": {"os.fork"},
 }
 """What starts processes: `GuardedProcess`, a node its ranks, an actor of Ray a node's
@@ -372,12 +371,10 @@ NAMES_DEEPSPEED = {
     "export/trainer.py": "keys of its configuration, which Hugging Face Trainer owns",
     "fleet/node/inventory.py": "its release on a node",
     "job/observed.py": "what such a command showed",
-    "record/answer.py": "a key of study.json",
     "record/soak.py": "a field of soak.json",
     "replay/problem.py": "columns of published runs",
     "space/built_in.py": "a knob of older releases that its script brings into force",
     "space/script.py": "what reaches such a command",
-    "trial/comm_log.py": "listens to its collectives",
     "trial/engines/deepspeed.py": "its driver",
     "trial/engines/deepspeed_live.py": "its live engine, as others see it",
     "trial/imports.py": "what it imports late, for its driver",
@@ -389,7 +386,7 @@ NAMES_DEEPSPEED = {
 }
 """Every other file that names DeepSpeed, and why; an entry goes as soon as its file does not."""
 
-OF_DEEPSPEED = KNOBS.keys() - {knob.name for knob in knobs.KNOBS}
+OF_DEEPSPEED = KNOBS.keys() - knobs.KNOBS.keys()
 """Knobs of no other engine."""
 
 _DEEPSPEED = re.compile(r"deepspeed|ds_config", re.IGNORECASE)

@@ -11,6 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import KnobValue
@@ -22,6 +25,7 @@ from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
 from autotune.space.knobs import describe_candidate
+from autotune.space.rows import CandidateRows
 from autotune.space.rule import Violation
 from autotune.space.space import load_space
 from autotune.space.space_file import Space
@@ -171,6 +175,13 @@ class Engine(ABC):
         Raises:
             RenderError: A template or the base configuration does not render.
         """
+
+    def refused_rows(self, rows: CandidateRows) -> Mapping[str, NDArray[np.bool_]] | None:
+        """Rule -> the candidates of a grid that it refuses, all judged at once.
+
+        None: the rules judge candidates one by one.
+        """
+        return None
 
     @property
     def decided_by(self) -> Mapping[tuple[str, ...], Collection[str]]:
