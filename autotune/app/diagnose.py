@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.app.own_baseline import not_carried
 from autotune.app.own_script import adopt_first_run, open_command_session, own_candidate
 from autotune.app.run import begin_study
 from autotune.app.session import Session
@@ -62,7 +61,7 @@ def diagnose(
         assert job.baseline is not None
         engine, own = session.engine.baseline(job.baseline)
         settings, origins = _settings_of(session, own), {}
-        remarks = tuple(not_carried(engine, own, "your command"))
+        remarks = tuple(engine.not_carried(own, "your command"))
     else:
         engine, own = session.engine, own_candidate(session)
         settings, origins = _settings_of_script(script), script.origins

@@ -5,7 +5,7 @@ a job and an environment; what it gives then is the `Engine` of that job.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -288,6 +288,15 @@ class Engine(ABC):
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Keys of the user's base configuration that a knob overrides: key -> (theirs, ours)."""
         return {}
+
+    def not_carried(self, candidate: Candidate, where: object) -> Iterator[str]:
+        """What trials of a user's own configuration do not carry of it, a key a line.
+
+        `where` is the file or the command that it is of.
+        """
+        for key, (value, ours) in self.overridden(candidate).items():
+            instead = "without it" if ours is None else f"with {ours!r}"
+            yield f"{where}: has {key}={value!r}, and its trials run {instead}"
 
     def probe_memory(self, candidate: Candidate) -> Sequence[RankMemory]:
         """Train single ranks of a candidate on this machine's CPU, each alone, for a step.

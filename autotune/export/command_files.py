@@ -98,16 +98,11 @@ def _config_files(training: CommandTraining, text: str) -> CommandFiles:
     if not training.edits.configuration and not training.edits.arguments:
         about = {CONFIG_FILE: "your configuration, for you to read"}
         return CommandFiles(files=files, command=training.words, about=about)
-    reads_arguments = training.script.is_trainer and not training.takes_arguments
-    if (
-        reads_arguments
-        and not training.script.sources_of_config
-        and training.argument_file is not None
-    ):
+    if training.edits_argument_file:
         name, edited = training.edited_arguments()
         return CommandFiles(
             files={**files, name: edited},
-            command=training.command_with_file(name),
+            command=training.command(),
             about={**about, name: "your file of arguments with the edits"},
         )
     return CommandFiles(

@@ -4,7 +4,6 @@ What the user set and no edit touches stays as it is.
 """
 
 import copy
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import AutotuneError, RenderError
+from autotune.base.errors import AutotuneError
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
+from autotune.check.changes import changes_at
+from autotune.check.edit import edit
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.sources.reading import Parsed, has_arguments, parsed
 from autotune.engines.launches.line import LineParts, flags_of, parts_of
@@ -98,24 +99,24 @@ class CommandTraining:
                 return word, path, found
         return None
 
-    def edited_arguments(self) -> tuple[str, str]:
-        """Name and text of the user's file of arguments with the edits in it.
+    @cached_property
+    def edits_argument_file(self) -> bool:
+        """True if an export has that file with the edits in it, for the command to read."""
+        reads_arguments = self.script.is_trainer and not self.takes_arguments
+        is_read = reads_arguments and not self.script.sources_of_config
+        return is_read and self.argument_file is not None
 
-        Raises:
-            RenderError: The command names no such file.
-        """
-        if self.argument_file is None:
-            raise RenderError("the command names no file of arguments", "leave --to out")
+    def edited_arguments(self) -> tuple[str, str]:
+        """Name and text of that file with the edits, where `edits_argument_file`."""
+        assert self.argument_file is not None, "it is edited"
         _, path, found = self.argument_file
-        framework = self.script.framework
-        wanted = dict(found.data)
-        wanted |= dict(
-            as_argument_of(framework, n, value) for n, value in self.edits.arguments.items()
-        )
-        wanted["deepspeed"] = str(self.folder.resolve() / CONFIG_FILE)
-        is_yaml = found.syntax == "yaml"
-        text = dump_yaml(wanted) if is_yaml else json.dumps(wanted, indent=2) + "\n"
-        return path.name, text
+        named = [
+            as_argument_of(self.script.framework, *one) for one in self.edits.arguments.items()
+        ]
+        changes = dict(named) | {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
+        at = changes_at(((name,), value) for name, value in changes.items())
+        text = edit(read_text(path), at, found.syntax)
+        return path.name, dump_yaml({**found.data, **changes}) if text is None else text
 
     # ------------------------------------------------ the command
 
@@ -146,7 +147,12 @@ class CommandTraining:
         """The user's command with the edits in it."""
         script, edits = self.script, self.edits
         words = self.words
-        if self.names_config:
+        if self.edits_argument_file and self.argument_file is not None:
+            path = self.argument_file[1]
+            words = self._with_file(words, os.path.abspath(path), path.name)
+            if self.is_flag("deepspeed"):  # the command line comes before the file
+                words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
+        elif self.names_config:
             config = script.description["config_file"]
             words = self._with_file(words, config, CONFIG_FILE)
         elif script.sources_of_config:
@@ -156,20 +162,6 @@ class CommandTraining:
             words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
         for name, value in edits.arguments.items():
             if self.takes(name):
-                words = self.with_argument(words, name, value)
-        return words
-
-    def command_with_file(self, name: str) -> list[str]:
-        """The command with a file of the export in place of the user's file of arguments."""
-        assert self.argument_file is not None, "it is edited"
-        user_file = self.argument_file[0]
-        flag = user_file.rpartition("=")[0]
-        ours = f"{flag}=" if flag else ""
-        words = [f"{ours}{HERE}/{name}" if word == user_file else word for word in self.words]
-        changed = {"deepspeed": f"{HERE}/{CONFIG_FILE}", **self.edits.arguments}
-        for name, value in changed.items():
-            # The command line comes before the file.
-            if self.is_flag(name):
                 words = self.with_argument(words, name, value)
         return words
 
