@@ -257,8 +257,8 @@ class Engine(ABC):
     def needs(self, candidate: Candidate) -> Sequence[str]:
         """Packages that the nodes of a candidate must have, with their releases, in words."""
         return [
-            f"{each.title} {self._environment.release_of(each.name)}".rstrip()
-            for each in find_engine(self.name).packages
+            f"{package.title} {self._environment.release_of(package.name)}".rstrip()
+            for package in find_engine(self.name).packages
         ]
 
     def spread_experts(self, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
@@ -377,7 +377,7 @@ class EnginePlugin(ABC):
         return [
             change
             for knob, neutral, change in self.saves_memory
-            if all(each.get(knob, neutral) == neutral for each in tried)
+            if all(candidate.get(knob, neutral) == neutral for candidate in tried)
         ]
 
     def needed(self, job: Job) -> Sequence[EnginePackage]:
@@ -478,7 +478,7 @@ def known_releases(engine: str, environment: Environment) -> list[tuple[str, str
     Nodes that are only described have none of Megatron Core, nor have those of unlike releases.
     """
     packages = find_engine(engine).packages
-    found = [(each.title, environment.release_of(each.name)) for each in packages]
+    found = [(package.title, environment.release_of(package.name)) for package in packages]
     return [(title, release) for title, release in found if release]
 
 

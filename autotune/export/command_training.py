@@ -148,8 +148,8 @@ class CommandTraining:
         script, edits = self.script, self.edits
         words = self.words
         if self.edits_argument_file and self.argument_file is not None:
-            path = self.argument_file[1]
-            words = self._with_file(words, os.path.abspath(path), path.name)
+            _, file, _ = self.argument_file
+            words = self._with_file(words, os.path.abspath(file), file.name)
             if self.is_flag("deepspeed"):  # the command line comes before the file
                 words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
         elif self.names_config:

@@ -329,12 +329,12 @@ class _DataFile:
         place = f"a ds_config that {self._path.name} names under `deepspeed`"
         for key, value in self._config({}, Consumer.TRAINER, self._path).items():
             if key not in BATCH_KEYS:
-                self._put(self._path, (key,), value, by=place)
+                self._put(self._path, (key,), value, place=place)
 
-    def _put(self, path: Path, at: tuple[str, ...], value: Any, *, by: str = "") -> None:
+    def _put(self, path: Path, at: tuple[str, ...], value: Any, *, place: str = "") -> None:
         """A value for a file, or one to tell, with its place."""
-        if by:
-            self.left.append(Left(what=_in_words(".".join(at), value), place=by))
+        if place:
+            self.left.append(Left(what=_in_words(".".join(at), value), place=place))
         else:
             self.changes.append(FileChange(path=path, at=at, value=value))
 
@@ -352,7 +352,7 @@ class _DataFile:
                 self._put(source.path, (*source.at, *key.split(".")), value)
             elif field is None or value is None:
                 place = "a ds_config that deepspeed_config_file names: accelerate has no word for"
-                self._put(source.path, (key,), value, by=f"{place} it")
+                self._put(source.path, (key,), value, place=f"{place} it")
             else:
                 self._put(source.path, (SECTION, field), value)
         has_optimizer = isinstance(source.config.get("optimizer"), Mapping)
@@ -363,7 +363,7 @@ class _DataFile:
                 self._put(source.arguments_path, (*source.arguments_at, name), value)
         elif not has_optimizer and not wanted.is_untouched(_IMPLEMENTATION):
             value = wanted.candidate.get(_IMPLEMENTATION)
-            self._put(source.path, (_IMPLEMENTATION,), value, by="the script's optimizer")
+            self._put(source.path, (_IMPLEMENTATION,), value, place="the script's optimizer")
         if source.arguments_path is None:
             self._open_sizes(source)
         return source.arguments_path is not None
@@ -382,12 +382,12 @@ class _DataFile:
                     self._put(source.path, (SECTION, key), size)
             elif is_accelerates:
                 place = "the accelerate file, or the script's Accelerator"
-                self._put(source.path, (key,), size, by=place)
+                self._put(source.path, (key,), size, place=place)
             else:
                 place = f"the Trainer's arguments: --{argument} {size}"
                 at = (argument,) if is_trainers else ("micro_batch",)
                 place = place if is_trainers else "the batch_size of the script's data loader"
-                self._put(source.path, at, size, by=place)
+                self._put(source.path, at, size, place=place)
 
     def _arguments_in(self, source: Source) -> dict[str, Any]:
         """The arguments of the file that holds them, by the names under which they stand."""
@@ -530,7 +530,7 @@ class _DataFile:
         is_chosen = attention not in (None, "default", have.get("attention"))
         if is_chosen:
             name, value = as_argument_of(framework, ATTENTION_ARGUMENT, attention)
-            self._put(self._path, (name,), value, by="where the model is built")
+            self._put(self._path, (name,), value, place="where the model is built")
         compiles = candidate.get("compile")
         if compiles in ("none", "torch") and compiles != have["compile"]:
             asked["torch_compile"] = compiles == "torch"
@@ -543,7 +543,7 @@ class _DataFile:
         if is_open and wanted.alone(_IMPLEMENTATION, IMPLEMENTATIONS[optim]) != want:
             words = {knob: f"optim {n} in the arguments" for n, knob in IMPLEMENTATIONS.items()}
             place = words.get(str(want), "a section optimizer of the ds_config")
-            self._put(self._path, (_IMPLEMENTATION,), want, by=place)
+            self._put(self._path, (_IMPLEMENTATION,), want, place=place)
         found |= dict(as_argument_of(framework, name, value) for name, value in asked.items())
         yield from ((n, v) for n, v in found.items() if n not in given or given[n] != v)
 
@@ -559,7 +559,7 @@ class _DataFile:
         if every > 1 and (reader in _FRAMEWORKS or not (takes_every or EVERY in options)):
             who = reader or "this release of transformers"
             place = f"the model's code: {who} takes all layers or none"
-            self._put(self._path, ("recompute",), want, by=place)
+            self._put(self._path, ("recompute",), want, place=place)
             return {}
         is_other = want != "none" and options.get(EVERY, 1) != every
         return {name: want != "none"} | (
