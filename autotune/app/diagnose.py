@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.app.own_baseline import not_carried
 from autotune.app.own_script import adopt_first_run, open_command_session, own_candidate
 from autotune.app.run import begin_study
 from autotune.app.session import Session
@@ -60,11 +59,11 @@ def diagnose(
     study, job, script = session.study, session.job, session.job.script
     if script is None:  # its arguments tell what it trains: it is the job's baseline
         assert job.baseline is not None
-        engine, own = session.engine.baseline(job.baseline)
-        settings, origins = _settings_of(session, own), {}
-        remarks = tuple(not_carried(engine, own, "your command"))
+        engine, baseline = session.engine.baseline(job.baseline)
+        settings, origins = _settings_of(session, baseline), {}
+        remarks = tuple(engine.not_carried(baseline, "your command"))
     else:
-        engine, own = session.engine, own_candidate(session)
+        engine, baseline = session.engine, own_candidate(session)
         settings, origins = _settings_of_script(script), script.origins
         remarks = tuple(engine.remarks())
     study.lock()
@@ -72,7 +71,7 @@ def diagnose(
         if not study.next_number():
             begin_study(session, note)
             if script is None:
-                _run_own(session, engine, own, note)
+                _run_own(session, engine, baseline, note)
             else:
                 adopt_first_run(session)
             write_table(study)
@@ -83,7 +82,9 @@ def diagnose(
     notes: list[str] = []
     steering = steer(session, notes.append, None, searches=False)
     history = session.history_to_resume()
-    first = next((t for t in history.trials if t.spec.identity.candidate_hash == own.hash), None)
+    first = next(
+        (t for t in history.trials if t.spec.identity.candidate_hash == baseline.hash), None
+    )
     result = None if first is None else first.result
     if result is None and script is not None:
         result = script.measured
@@ -101,13 +102,13 @@ def diagnose(
         origins=origins,
         result=result,
         row=_row_of(study),
-        memory_bytes=_memory_of(session, own),
+        memory_bytes=_memory_of(session, baseline),
         explanation=explanation,
         remarks=remarks,
         is_predicted=steering is not None,
         changes=()
         if steering is None
-        else tuple(_changes(session, steering, history, own, result)),
+        else tuple(_changes(session, steering, history, baseline, result)),
         notes=tuple(notes),
     )
 
@@ -127,13 +128,13 @@ def _settings_of_script(script: Observed) -> dict[str, Any]:
     }
 
 
-def _settings_of(session: Session, own: Candidate) -> dict[str, Any]:
+def _settings_of(session: Session, baseline: Candidate) -> dict[str, Any]:
     """The same of a command whose arguments tell it."""
     job = session.job
     return {
         "world": job.world,
-        "micro_batch": own.micro_batch,
-        "grad_accum": own.grad_accum,
+        "micro_batch": baseline.micro_batch,
+        "grad_accum": baseline.grad_accum,
         "global_batch": job.global_batch,
         "tokens_per_sample": job.seq_len,
         "precision": job.precision,
@@ -176,7 +177,7 @@ def _row_of(study: Study) -> dict[str, Any]:
 
 
 def _run_own(
-    session: Session, engine: Engine, own: Candidate, note: Callable[[str], None]
+    session: Session, engine: Engine, baseline: Candidate, note: Callable[[str], None]
 ) -> None:
     """Run the command's own layout as trial 0.
 
@@ -186,7 +187,7 @@ def _run_own(
     """
     study, fleet = session.study, session.make_fleet()
     spec = make_spec(
-        Run(candidate=own, role=Role.BASELINE),
+        Run(candidate=baseline, role=Role.BASELINE),
         study=study.name,
         number=0,
         job=session.job,
@@ -194,8 +195,8 @@ def _run_own(
         environment=session.environment,
     )
     try:
-        fleet.prepare(engine.preparation([own]), note)
-        handle = fleet.submit(spec, study.write_spec(spec, engine.files(own)))
+        fleet.prepare(engine.preparation([baseline]), note)
+        handle = fleet.submit(spec, study.write_spec(spec, engine.files(baseline)))
         result = handle.wait(session.job.trial_timeout_s + _SLACK_S)
         if result is None:
             handle.cancel()
@@ -207,12 +208,16 @@ def _run_own(
 
 
 def _changes(
-    session: Session, steering: Steering, history: History, own: Candidate, result: TrialResult
+    session: Session,
+    steering: Steering,
+    history: History,
+    baseline: Candidate,
+    result: TrialResult,
 ) -> list[ProposedChange]:
     """The changes of one knob that are predicted to be worth most."""
     found = []
     for place, candidate in enumerate(session.lattice.candidates):
-        if _n_changed(own, candidate) != 1 or not result.step_time_s:
+        if _n_changed(baseline, candidate) != 1 or not result.step_time_s:
             continue
         if not session.lattice.is_legal(place):
             continue
@@ -223,7 +228,7 @@ def _changes(
         now_s = result.step_time_s
         found.append(
             ProposedChange(
-                settings=describe_difference(candidate, own, session.engine.context),
+                settings=describe_difference(candidate, baseline, session.engine.context),
                 edits=tuple(session.engine.edits_in_words(candidate)),
                 gain=now_s / predicted.step_time_s,
                 gain_low=now_s / predicted.step_time_high_s,
@@ -237,16 +242,16 @@ def _changes(
     return sorted(found, key=lambda change: -change.gain)[:N_CHANGES]
 
 
-def _n_changed(own: Candidate, candidate: Candidate) -> int:
+def _n_changed(baseline: Candidate, candidate: Candidate) -> int:
     """Knobs that act in both and differ; what begins or ceases to act follows from those."""
-    shared = own.values.keys() & candidate.values.keys()
-    return sum(own.values[name] != candidate.values[name] for name in shared)
+    shared = baseline.values.keys() & candidate.values.keys()
+    return sum(baseline.values[name] != candidate.values[name] for name in shared)
 
 
-def _memory_of(session: Session, own: Candidate) -> dict[str, float]:
+def _memory_of(session: Session, baseline: Candidate) -> dict[str, float]:
     shape = session.job.model.shape
     if not (shape.n_layers and shape.hidden and shape.n_heads and shape.vocab):
         return {}
     constants = constants_of(session.environment)
-    said = predict(session.engine.plans([own]), constants).memory
-    return {part: float(getattr(said, f"{part}_bytes")[0]) for part in _PARTS}
+    memory = predict(session.engine.plans([baseline]), constants).memory
+    return {part: float(getattr(memory, f"{part}_bytes")[0]) for part in _PARTS}

@@ -132,8 +132,10 @@ def find_chosen(
         study=study.name,
         study_flags=flags_of(study.folder),
         claim=claim,
-        figures=_with_guard(
-            _figures(answer, trials[number], history_of(recorded, facts).spread),
+        figures=_figures(
+            answer,
+            trials[number],
+            history_of(recorded, facts).spread,
             guards.get(candidate.hash, NOT_COMPARED) if guard_steps_of(facts) else None,
         ),
         soak=_soak_of(study, candidate, engine),
@@ -311,12 +313,6 @@ def _check_guard(study: Study, number: int, guard: GuardVerdict | None) -> None:
         )
 
 
-def _with_guard(
-    figures: MeasuredFigures | None, guard: GuardVerdict | None
-) -> MeasuredFigures | None:
-    return None if figures is None else dataclasses.replace(figures, guard=guard)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StudyPatch:
     """Files of a user's that are to carry a study's configuration."""
@@ -423,7 +419,9 @@ def _check_answers(task: Task, trial: Trial) -> None:
         )
 
 
-def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> MeasuredFigures | None:
+def _figures(
+    answer: SearchAnswer | None, trial: Trial, spread: Spread, guard: GuardVerdict | None
+) -> MeasuredFigures | None:
     """Figures of the final comparison where the trial's candidate took part, else of the trial."""
     number, result = trial.spec.identity.number, trial.result
     standings: list[Standing | None] = []
@@ -443,6 +441,7 @@ def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> Measu
             step_time_s=trial.spec.layout.global_batch / standing.samples_per_s,
             baseline_samples_per_s=None if baseline is None else baseline.samples_per_s,
             substitute_baseline=answer.is_substitute,
+            guard=guard,
         )
     if result is None or not is_figure(result):
         return None
@@ -456,4 +455,5 @@ def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> Measu
         samples_per_s_high=interval.high,
         step_time_s=result.step_time_s,
         peak_memory_bytes=result.peak_memory_bytes,
+        guard=guard,
     )

@@ -257,7 +257,8 @@ def observe(
                 folder=folder,
                 note=note,
             )
-            started = int(seen.get("world", 0)) or _n_ranks(study)
+            reports = (study.folder / FIRST_RUN / RANKS_DIR).glob("[0-9]*.json")
+            started = int(seen.get("world", 0)) or len(list(reports))
             if started not in (0, world):
                 note(f"it starts {started} ranks, not {world}: once more, with as many")
                 world = started
@@ -273,7 +274,7 @@ def observe(
                 "the command, as it is, was measured but did not say what it trains",
                 f"see {study.folder / FIRST_RUN / STDERR_FILE}",
             )
-        read = [one["file"] for one in seen.get("sources") or ()]
+        read = [source["file"] for source in seen.get("sources") or ()]
         sources = sources_of(command, Path(folder), [*read, *seen.get("files", [])])
         script = Observed(
             command=list(command),
@@ -312,19 +313,19 @@ def adopt_first_run(session: Session) -> None:
     limit_bytes = session.job.enforced_limit_bytes(session.environment.device_memory_bytes)
     if script.memory_limit_bytes != limit_bytes:
         return
-    own = own_candidate(session)
+    candidate = own_candidate(session)
     state = study.read_state()
     listed = environments_of(session, state, lambda _: None)
     study.write_state({**state, "environments": listed})
     spec = make_spec(
-        Run(candidate=own, role=Role.BASELINE),
+        Run(candidate=candidate, role=Role.BASELINE),
         study=study.name,
         number=0,
         job=session.job,
         engine=session.engine,
         environment=session.environment,
     )
-    folder = study.write_spec(spec, session.engine.files(own))
+    folder = study.write_spec(spec, session.engine.files(candidate))
     for name in (STDOUT_FILE, STDERR_FILE):
         if (log := study.folder / FIRST_RUN / name).is_file():
             shutil.copy(log, folder / name)  # with its mode
@@ -419,14 +420,9 @@ def _run_once(
 
 def _limit_bytes(flags: Mapping[str, Any], environment: Environment) -> int | None:
     """What a trial of the job may take per device, by its flags: as `Job` has it."""
-    said, room = flags.get("memory_limit"), flags.get("head_room")
-    limit_bytes = None if said is None else parse_bytes(said, where="--memory-limit")
+    text, room = flags.get("memory_limit"), flags.get("head_room")
+    limit_bytes = None if text is None else parse_bytes(text, where="--memory-limit")
     return enforced_limit_bytes(limit_bytes, room or 0.0, environment.device_memory_bytes)
-
-
-def _n_ranks(study: Study) -> int:
-    """Ranks that said something in the first run."""
-    return len(list((study.folder / FIRST_RUN / RANKS_DIR).glob("[0-9]*.json")))
 
 
 def _as_trial(script: Observed, spec: TrialSpec) -> TrialResult:
@@ -449,5 +445,5 @@ def _as_trial(script: Observed, spec: TrialSpec) -> TrialResult:
 
 def _versions(script: Observed) -> dict[str, str]:
     """Releases in the command's own environment, by the fields of `Environment`."""
-    said = script.measured.versions
-    return {f"{name}_version": said[name] for name in VERSIONED if name in said}
+    versions = script.measured.versions
+    return {f"{name}_version": versions[name] for name in VERSIONED if name in versions}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.consent import agree_to_job
-from autotune.app.own_baseline import not_carried
 from autotune.app.own_script import open_command_session, study_name
 from autotune.app.run import search
 from autotune.app.session import (
@@ -217,5 +216,6 @@ def _remarks(session: Session, *, is_named: bool) -> Iterator[str]:
             "training: python -m autotune search -- torchrun train.py --deepspeed ds.json"
         )
     if session.users is not None:
-        yield from not_carried(*session.users, session.job.baseline)
+        engine, candidate = session.users
+        yield from engine.not_carried(candidate, session.job.baseline)
     yield from session.place.remarks(session.job.world)

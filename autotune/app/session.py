@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
-from autotune.app.own_baseline import check_baseline
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.files import try_folder
@@ -15,8 +14,9 @@ from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import Origin
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.engines.base import BOTH, bind_engine, find_engine, installed_engines
-from autotune.export.door import export_handout, handout_of
+from autotune.engines.base import BOTH, Engine, bind_engine, find_engine, installed_engines
+from autotune.export.base import Dialect
+from autotune.export.door import export_handout, find_dialect, handout_of
 from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place, answers_only
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.adapters import with_rank
@@ -204,6 +204,33 @@ def obtained_fleet(
         return
     with plugin.obtain(of, options, say=say, agree=agree) as held:
         yield f"{kind}:{held}"
+
+
+def check_baseline(job: Job, engine: Engine, environment: Environment) -> None:
+    """Refuse a baseline that would not run as it is written, in the words of `check`.
+
+    Something else would be measured in its place, and every gain would be a gain over that.
+
+    Raises:
+        JobError: Its program or a rule refuses it, or it trains something else than the job.
+        RenderError: It cannot be read.
+    """
+    path = job.baseline
+    if path is None:
+        return
+    dialect = find_dialect(find_engine(job.engine).dialect)
+    if isinstance(dialect, Dialect):
+        _refuse(path, dialect.refusals(path, world=job.world, environment=environment))
+    own, candidate = engine.baseline(path)
+    _refuse(path, [(v.message, v.fix) for v in own.judge(candidate)])
+
+
+def _refuse(path: Path, refusals: Sequence[tuple[str, str]]) -> None:
+    if refusals:
+        raise JobError(
+            "\n".join(f"--baseline {path}: {message}" for message, _ in refusals),
+            "; ".join(dict.fromkeys(fix for _, fix in refusals if fix)),
+        )
 
 
 def find_place(

@@ -5,7 +5,7 @@ a job and an environment; what it gives then is the `Engine` of that job.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -257,8 +257,8 @@ class Engine(ABC):
     def needs(self, candidate: Candidate) -> Sequence[str]:
         """Packages that the nodes of a candidate must have, with their releases, in words."""
         return [
-            f"{each.title} {self._environment.release_of(each.name)}".rstrip()
-            for each in find_engine(self.name).packages
+            f"{package.title} {self._environment.release_of(package.name)}".rstrip()
+            for package in find_engine(self.name).packages
         ]
 
     def spread_experts(self, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
@@ -288,6 +288,15 @@ class Engine(ABC):
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Keys of the user's base configuration that a knob overrides: key -> (theirs, ours)."""
         return {}
+
+    def not_carried(self, candidate: Candidate, where: object) -> Iterator[str]:
+        """What trials of a user's own configuration do not carry of it, a key a line.
+
+        `where` is the file or the command that it is of.
+        """
+        for key, (value, ours) in self.overridden(candidate).items():
+            instead = "without it" if ours is None else f"with {ours!r}"
+            yield f"{where}: has {key}={value!r}, and its trials run {instead}"
 
     def probe_memory(self, candidate: Candidate) -> Sequence[RankMemory]:
         """Train single ranks of a candidate on this machine's CPU, each alone, for a step.
@@ -368,7 +377,7 @@ class EnginePlugin(ABC):
         return [
             change
             for knob, neutral, change in self.saves_memory
-            if all(each.get(knob, neutral) == neutral for each in tried)
+            if all(candidate.get(knob, neutral) == neutral for candidate in tried)
         ]
 
     def needed(self, job: Job) -> Sequence[EnginePackage]:
@@ -469,7 +478,7 @@ def known_releases(engine: str, environment: Environment) -> list[tuple[str, str
     Nodes that are only described have none of Megatron Core, nor have those of unlike releases.
     """
     packages = find_engine(engine).packages
-    found = [(each.title, environment.release_of(each.name)) for each in packages]
+    found = [(package.title, environment.release_of(package.name)) for package in packages]
     return [(title, release) for title, release in found if release]
 
 

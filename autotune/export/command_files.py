@@ -1,33 +1,47 @@
 """The files of an export of a user's own command."""
 
 import contextlib
+import dataclasses
 import os
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.base.errors import AutotuneError, RenderError
-from autotune.base.templates import Templates
+from autotune.base.nested import look_up
+from autotune.base.templates import Templates, canonical_json
 from autotune.base.user_text import read_text
+from autotune.base.yaml_file import dump_yaml, parse_yaml
 from autotune.check.changes import changes_at
 from autotune.check.edit import edit
 from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
+from autotune.engines.deepspeed.sources.accelerate_names import FLAGS
 from autotune.engines.deepspeed.sources.reading import parsed
-from autotune.engines.launches.line import in_short
-from autotune.export.accelerate_launch import accelerate_files, with_launch_file
+from autotune.engines.launches.line import flags_of, in_short, text_or_none
 from autotune.export.base import Handout
-from autotune.export.command_training import (
-    HERE,
-    CommandFiles,
-    CommandTraining,
-    config_of_command,
-    with_files_read,
-)
+from autotune.export.command_training import HERE, CommandFiles, CommandTraining
+from autotune.export.launchers.accelerate import YAML_FILE
 from autotune.export.readme import choice_values
 from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
+from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
+
+_LOW_PRECISIONS = ("bf16", "fp16")
+_TRAINERS = ("trainer", "trl", "ms-swift")
+"""Frameworks that `accelerate launch` of the user's own starts."""
+_PRECISION = "mixed_precision"
+_WRITTEN = (
+    "deepspeed",
+    "config_file",
+    "deepspeed_config_file",
+    "use_deepspeed",
+    _PRECISION,
+    *FLAGS,
+)
+"""Flags that the export's files replace."""
 
 
 def files_of_command(handout: Handout, templates: Templates, folder: Path) -> dict[str, str]:
@@ -39,8 +53,8 @@ def files_of_command(handout: Handout, templates: Templates, folder: Path) -> di
         RenderError: The job has no command, or the command cannot be told so.
     """
     training = training_of(handout, folder)
-    made = with_launch_file(training, _of_command(training))
-    made, script = with_files_read(training, made), training.script
+    made = _with_launch_file(training, _of_command(training))
+    made, script = _with_files_read(training, made), training.script
     values = {
         "command": _quoted(made.command),
         "shown": in_short(script.command),
@@ -56,7 +70,6 @@ def files_of_command(handout: Handout, templates: Templates, folder: Path) -> di
         "in_code": sorted(made.in_code.items()),
         "brings": list(made.command) != script.filled({}),
         "about": list(made.about.items()),
-        "notes": list(made.notes),
         **choice_values(handout),
         "knobs": [(n, format_value(training.values[n])) for n in handout.candidate.values],
         "overridden": [],  # they are the changes at the top
@@ -70,13 +83,151 @@ def files_of_command(handout: Handout, templates: Templates, folder: Path) -> di
 def _of_command(training: CommandTraining) -> CommandFiles:
     """The configuration and the command with the edits; what they cannot carry."""
     if training.is_set_up_by_accelerate and any(training.in_file()):
-        return accelerate_files(training)
+        return _accelerate_files(training)
     where = training.script.description.get("config_file") or ""
     whose = f"your `{where}`" if where else "your configuration"
     text = f'{whose} with the edits, every "auto" kept'
     if training.files_read:
         text = "what DeepSpeed gets by them, for you to read"
-    return config_of_command(training, text)
+    return _config_files(training, text)
+
+
+def _config_files(training: CommandTraining, text: str) -> CommandFiles:
+    """The ds_config of a command, in its file of arguments where nothing else takes it."""
+    files, about = {CONFIG_FILE: canonical_json(training.config)}, {CONFIG_FILE: text}
+    if not training.edits.configuration and not training.edits.arguments:
+        about = {CONFIG_FILE: "your configuration, for you to read"}
+        return CommandFiles(files=files, command=training.words, about=about)
+    if training.edits_argument_file:
+        name, edited = training.edited_arguments()
+        return CommandFiles(
+            files={**files, name: edited},
+            command=training.command(),
+            about={**about, name: "your file of arguments with the edits"},
+        )
+    return CommandFiles(
+        files=files, command=training.command(), about=about, in_code=dict(training.in_code())
+    )
+
+
+def _with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFiles:
+    """The files, and beside them those that the script itself reads, edited."""
+    files, about = dict(made.files), dict(made.about)
+    for path, name in training.names_of_files.items():
+        files[name] = training.files_read[path]
+        whose = f"your `{os.path.relpath(path, training.script.folder)}`"
+        is_edited = any(at for at in training.changes_of_files().get(path, ()))
+        about[name] = f"{whose} with the edits" if is_edited else f"{whose}, as it is"
+    return dataclasses.replace(made, files=files, about=about)
+
+
+def _without_flags(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Words without some flags and their values; names with underscores."""
+    left: list[str] = []
+    skips = False
+    for word in words:
+        is_flag = word.startswith("--")
+        if skips and not is_flag:
+            skips = False
+            continue
+        name, equals, _ = word.lstrip("-").partition("=")
+        skips = is_flag and name.replace("-", "_") in names
+        if not skips:
+            left.append(word)
+        skips = skips and not equals
+    return left
+
+
+def _with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandFiles:
+    """The files with accelerate's own settings out of the way of their ds_config.
+
+    accelerate refuses a DeepSpeed file, also one that Trainer is given, beside settings of its own
+    that say the same: those of its file, and the precision in it.
+    """
+    gives_file = any(HERE in word for word in made.command)
+    is_by_settings = training.launcher == "accelerate" and training.script.framework in _TRAINERS
+    has_file = training.names_config or training.script.description.get("config_file")
+    if not gives_file or not is_by_settings or has_file or YAML_FILE in made.files:
+        return made
+    return dataclasses.replace(
+        made,
+        files={
+            **made.files,
+            YAML_FILE: dump_yaml(_accelerate_settings(training, training.config)),
+        },
+        command=_launched(training, made.command),
+        about={
+            **made.about,
+            YAML_FILE: "yours, with `ds_config.json` in place of its own settings",
+        },
+    )
+
+
+def _accelerate_files(training: CommandTraining) -> CommandFiles:
+    """The files of a script that calls accelerate, which its launcher set up by settings."""
+    config, precision = dict(training.config), training.script.precision
+    config.pop("train_batch_size", None)  # it follows, and is refused at stage 3
+    if precision in _LOW_PRECISIONS:
+        config.setdefault(precision, {"enabled": True})  # accelerate's own file may not say
+    return CommandFiles(
+        files={
+            CONFIG_FILE: canonical_json(config),
+            YAML_FILE: dump_yaml(_accelerate_settings(training, config)),
+        },
+        command=_launched(training, training.command()),
+        about={
+            CONFIG_FILE: "your configuration with the edits",
+            YAML_FILE: "the ranks, and the `ds_config.json` that DeepSpeed gets",
+        },
+        in_code=dict(training.arguments_in_code()),
+    )
+
+
+def _accelerate_settings(training: CommandTraining, config: dict[str, Any]) -> dict[str, Any]:
+    """The user's accelerate file, or a new one, in which the `ds_config.json` is named."""
+    launcher = dict(flags_of([training.words[at] for at in training.parts.launcher_flags]))
+    config_file = text_or_none(launcher.get("config_file"))
+    settings: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "machine_rank": 0,
+        "num_machines": 1,
+    }
+    if config_file is not None:
+        path = Path(training.script.folder, config_file)
+        settings = dict(parse_yaml(read_text(path), path))
+        settings.pop(_PRECISION, None)
+    return {
+        **settings,
+        "deepspeed_config": {
+            "deepspeed_config_file": CONFIG_FILE,
+            "zero3_init_flag": look_up(config, "zero_optimization.stage") == 3,
+        },
+        "distributed_type": "DEEPSPEED",
+        "num_processes": training.script.world,
+        "use_cpu": False,
+    }
+
+
+def _launched(training: CommandTraining, words: Sequence[str]) -> list[str]:
+    """The user's script under `accelerate launch`.
+
+    Raises:
+        RenderError: The command does not say which script it starts.
+    """
+    parts = training.parts
+    if parts.script_at >= len(words):
+        raise RenderError(
+            "the command does not show the script that accelerate starts",
+            "give the command itself in place of what starts it",
+        )
+    is_module = list(words[parts.script_at - 1 : parts.script_at]) in (["-m"], ["--module"])
+    flags = [words[at] for at in parts.launcher_flags if at > parts.launcher_at]
+    left = _without_flags(flags, _WRITTEN)
+    if is_module and "-m" not in left:
+        left = [*left, "-m"]
+    files = ["--config_file", f"{HERE}/{YAML_FILE}"]
+    files += ["--deepspeed_config_file", f"{HERE}/{CONFIG_FILE}"]
+    return ["accelerate", "launch", *files, *left, *words[parts.script_at :]]
 
 
 def training_of(handout: Handout, folder: Path) -> CommandTraining:

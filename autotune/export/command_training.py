@@ -4,8 +4,6 @@ What the user set and no edit touches stays as it is.
 """
 
 import copy
-import dataclasses
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import AutotuneError, RenderError
-from autotune.base.templates import canonical_json
+from autotune.base.errors import AutotuneError
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
+from autotune.check.changes import changes_at
+from autotune.check.edit import edit
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.sources.reading import Parsed, has_arguments, parsed
 from autotune.engines.launches.line import LineParts, flags_of, parts_of
@@ -47,8 +46,6 @@ class CommandFiles:
     """Words of the command, `HERE` for the folder of the export."""
     about: Mapping[str, str]
     """File -> what it is, as Markdown for the README."""
-    notes: Sequence[str] = ()
-    """What the user has to know or to do besides, as Markdown of one line each."""
     in_code: Mapping[str, Any] = field(default_factory=dict)
     """What neither the files nor the command carry: the script sets it in its own code."""
 
@@ -102,24 +99,24 @@ class CommandTraining:
                 return word, path, found
         return None
 
-    def edited_arguments(self) -> tuple[str, str]:
-        """Name and text of the user's file of arguments with the edits in it.
+    @cached_property
+    def edits_argument_file(self) -> bool:
+        """True if an export has that file with the edits in it, for the command to read."""
+        reads_arguments = self.script.is_trainer and not self.takes_arguments
+        is_read = reads_arguments and not self.script.sources_of_config
+        return is_read and self.argument_file is not None
 
-        Raises:
-            RenderError: The command names no such file.
-        """
-        if self.argument_file is None:
-            raise RenderError("the command names no file of arguments", "leave --to out")
+    def edited_arguments(self) -> tuple[str, str]:
+        """Name and text of that file with the edits, where `edits_argument_file`."""
+        assert self.argument_file is not None, "it is edited"
         _, path, found = self.argument_file
-        framework = self.script.framework
-        wanted = dict(found.data)
-        wanted |= dict(
-            as_argument_of(framework, n, value) for n, value in self.edits.arguments.items()
-        )
-        wanted["deepspeed"] = str(self.folder.resolve() / CONFIG_FILE)
-        is_yaml = found.syntax == "yaml"
-        text = dump_yaml(wanted) if is_yaml else json.dumps(wanted, indent=2) + "\n"
-        return path.name, text
+        named = [
+            as_argument_of(self.script.framework, *one) for one in self.edits.arguments.items()
+        ]
+        changes = dict(named) | {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
+        at = changes_at(((name,), value) for name, value in changes.items())
+        text = edit(read_text(path), at, found.syntax)
+        return path.name, dump_yaml({**found.data, **changes}) if text is None else text
 
     # ------------------------------------------------ the command
 
@@ -150,7 +147,12 @@ class CommandTraining:
         """The user's command with the edits in it."""
         script, edits = self.script, self.edits
         words = self.words
-        if self.names_config:
+        if self.edits_argument_file and self.argument_file is not None:
+            _, file, _ = self.argument_file
+            words = self._with_file(words, os.path.abspath(file), file.name)
+            if self.is_flag("deepspeed"):  # the command line comes before the file
+                words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
+        elif self.names_config:
             config = script.description["config_file"]
             words = self._with_file(words, config, CONFIG_FILE)
         elif script.sources_of_config:
@@ -160,20 +162,6 @@ class CommandTraining:
             words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
         for name, value in edits.arguments.items():
             if self.takes(name):
-                words = self.with_argument(words, name, value)
-        return words
-
-    def command_with_file(self, name: str) -> list[str]:
-        """The command with a file of the export in place of the user's file of arguments."""
-        assert self.argument_file is not None, "it is edited"
-        user_file = self.argument_file[0]
-        flag = user_file.rpartition("=")[0]
-        ours = f"{flag}=" if flag else ""
-        words = [f"{ours}{HERE}/{name}" if word == user_file else word for word in self.words]
-        changed = {"deepspeed": f"{HERE}/{CONFIG_FILE}", **self.edits.arguments}
-        for name, value in changed.items():
-            # The command line comes before the file.
-            if self.is_flag(name):
                 words = self.with_argument(words, name, value)
         return words
 
@@ -340,57 +328,6 @@ class CommandTraining:
             end = words.index("--") if "--" in words else len(words)  # the rest: the launcher's
             return [*_with_flag(words[:end], name.replace("_", "-"), text), *words[end:]]
         return _with_flag(words, name, text)
-
-
-def config_of_command(training: CommandTraining, text: str) -> CommandFiles:
-    """The ds_config of a command, in its file of arguments where nothing else takes it."""
-    files, about = {CONFIG_FILE: canonical_json(training.config)}, {CONFIG_FILE: text}
-    if not training.edits.configuration and not training.edits.arguments:
-        about = {CONFIG_FILE: "your configuration, for you to read"}
-        return CommandFiles(files=files, command=training.words, about=about)
-    reads_arguments = training.script.is_trainer and not training.takes_arguments
-    if (
-        reads_arguments
-        and not training.script.sources_of_config
-        and training.argument_file is not None
-    ):
-        name, edited = training.edited_arguments()
-        return CommandFiles(
-            files={**files, name: edited},
-            command=training.command_with_file(name),
-            about={**about, name: "your file of arguments with the edits"},
-        )
-    return CommandFiles(
-        files=files, command=training.command(), about=about, in_code=dict(training.in_code())
-    )
-
-
-def with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFiles:
-    """The files of a dialect, and beside them those that the script itself reads, edited."""
-    files, about = dict(made.files), dict(made.about)
-    for path, name in training.names_of_files.items():
-        files[name] = training.files_read[path]
-        whose = f"your `{os.path.relpath(path, training.script.folder)}`"
-        is_edited = any(at for at in training.changes_of_files().get(path, ()))
-        about[name] = f"{whose} with the edits" if is_edited else f"{whose}, as it is"
-    return dataclasses.replace(made, files=files, about=about)
-
-
-def without_flags(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Words without some flags and their values; names with underscores."""
-    left: list[str] = []
-    skips = False
-    for word in words:
-        is_flag = word.startswith("--")
-        if skips and not is_flag:
-            skips = False
-            continue
-        name, equals, _ = word.lstrip("-").partition("=")
-        skips = is_flag and name.replace("-", "_") in names
-        if not skips:
-            left.append(word)
-        skips = skips and not equals
-    return left
 
 
 def _with_flag(words: list[str], name: str, text: str) -> list[str]:

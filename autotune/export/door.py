@@ -190,17 +190,13 @@ def _launch_of_command(
     kind = parts_of(handout.workload.command).kind
     if launcher == kind:
         return ranks
-    nodes = [n for n in plugin_names("launcher") if isinstance(_starter(n), NodeLauncher)]
+    launchers = {name: load_plugin("launcher", name) for name in plugin_names("launcher")}
+    nodes = [name for name, found in launchers.items() if isinstance(found, NodeLauncher)]
     how = f"by {kind}" if kind else "itself"
     raise RenderError(
         f"--launcher {launcher}: your command starts its ranks {how}",
         f"leave --launcher out, or name what starts it on a node: {', '.join(nodes)}",
     )
-
-
-def _starter(name: str) -> Launcher | NodeLauncher:
-    found: Launcher | NodeLauncher = load_plugin("launcher", name)
-    return found
 
 
 def _dialect_of(handout: Handout) -> str:

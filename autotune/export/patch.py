@@ -23,7 +23,6 @@ from autotune.engines.deepspeed.knobs.situation import optimizer_implementation
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.keys import SPELLINGS
 from autotune.engines.deepspeed.rules.sections import AUTO
-from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.engines.deepspeed.sources.accelerate_names import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.filled import with_hidden_sizes
@@ -206,7 +205,6 @@ class Wanted:
         self.config: Mapping[str, Any] = json.loads(handout.files[CONFIG_FILE])
         # Without what a base configuration sets: the files say it themselves.
         self.context = replace(engine.context, base={})
-        self.own = engine.own if isinstance(engine, ScriptEngine) else None
         self.training = training
 
     def alone(self, name: str, value: KnobValue | None) -> KnobValue | None:
@@ -215,18 +213,9 @@ class Wanted:
         given = others if value is None else {**others, name: value}
         return canonical(given, self.context).get(name)
 
-    @property
-    def keeps_batch(self) -> bool:
-        """Whether the batch is that of the command as it is."""
-        return self.own is not None and self.own.micro_batch == self.candidate.micro_batch
-
-    def is_own(self, name: str) -> bool:
-        """Whether a knob is as the user's command has it already."""
-        return self.own is not None and self.candidate.get(name) == self.own.get(name)
-
     def is_untouched(self, name: str) -> bool:
-        """Whether a knob is what it would be if nobody chose it, or what the command has."""
-        return self.is_own(name) or self.candidate.get(name) in (None, self.alone(name, None))
+        """Whether a knob is what it would be if nobody chose it."""
+        return self.candidate.get(name) in (None, self.alone(name, None))
 
     def around(self, *, has_arguments: bool) -> Iterator[Left]:
         """What no file carries, but the script, or the environment of the ranks."""
@@ -255,28 +244,19 @@ class _Plan:
 
 
 def _plan(path: Path, text: str, wanted: Wanted) -> _Plan:
-    is_by_hand, training = _is_by_hand(path, text), wanted.training
-    if training is not None:
-        files = training.changed_files()
-        if is_by_hand or any(_is_same(path, file) for file in files):
-            return _plan_of_command(path, text, files, training, wanted)
-    if is_by_hand:
+    if wanted.training is not None:
+        return _plan_of_command(path, text, wanted.training, wanted)
+    if _is_by_hand(path, text):
         return _plan_by_hand(path, wanted)
     data_file = _DataFile(path, text, wanted)
     data_file.collect()
     return _Plan(changes=data_file.changes, left=data_file.left)
 
 
-def _plan_of_command(
-    path: Path,
-    text: str,
-    files: Mapping[Path, Sequence[tuple[Sequence[str], Any]]],
-    training: CommandTraining,
-    wanted: Wanted,
-) -> _Plan:
-    """The edits of a user's own command: `files` are those that it reads, with theirs."""
+def _plan_of_command(path: Path, text: str, training: CommandTraining, wanted: Wanted) -> _Plan:
+    """The edits of a user's own command, in the files that it reads."""
     data, changes = _data(path, text), []
-    for file, values in files.items():
+    for file, values in training.changed_files().items():
         is_here = _is_same(path, file)
         for at, value in values:
             if not is_here or value_at(data, at) != value:
@@ -343,12 +323,12 @@ class _DataFile:
         place = f"a ds_config that {self._path.name} names under `deepspeed`"
         for key, value in self._config({}, Consumer.TRAINER, self._path).items():
             if key not in BATCH_KEYS:
-                self._put(self._path, (key,), value, by=place)
+                self._put(self._path, (key,), value, place=place)
 
-    def _put(self, path: Path, at: tuple[str, ...], value: Any, *, by: str = "") -> None:
+    def _put(self, path: Path, at: tuple[str, ...], value: Any, *, place: str = "") -> None:
         """A value for a file, or one to tell, with its place."""
-        if by:
-            self.left.append(Left(what=_in_words(".".join(at), value), place=by))
+        if place:
+            self.left.append(Left(what=_in_words(".".join(at), value), place=place))
         else:
             self.changes.append(FileChange(path=path, at=at, value=value))
 
@@ -366,7 +346,7 @@ class _DataFile:
                 self._put(source.path, (*source.at, *key.split(".")), value)
             elif field is None or value is None:
                 place = "a ds_config that deepspeed_config_file names: accelerate has no word for"
-                self._put(source.path, (key,), value, by=f"{place} it")
+                self._put(source.path, (key,), value, place=f"{place} it")
             else:
                 self._put(source.path, (SECTION, field), value)
         has_optimizer = isinstance(source.config.get("optimizer"), Mapping)
@@ -377,14 +357,14 @@ class _DataFile:
                 self._put(source.arguments_path, (*source.arguments_at, name), value)
         elif not has_optimizer and not wanted.is_untouched(_IMPLEMENTATION):
             value = wanted.candidate.get(_IMPLEMENTATION)
-            self._put(source.path, (_IMPLEMENTATION,), value, by="the script's optimizer")
+            self._put(source.path, (_IMPLEMENTATION,), value, place="the script's optimizer")
         if source.arguments_path is None:
             self._open_sizes(source)
         return source.arguments_path is not None
 
     def _open_sizes(self, source: Source) -> None:
         """Sizes that the consumer's arguments bring, or nobody."""
-        wanted, consumer = self._wanted, source.consumer
+        consumer = source.consumer
         is_trainers = consumer is Consumer.TRAINER
         for key, argument in () if consumer is Consumer.DEEPSPEED else _SIZES.items():
             size = self._sizes()[key]
@@ -396,12 +376,12 @@ class _DataFile:
                     self._put(source.path, (SECTION, key), size)
             elif is_accelerates:
                 place = "the accelerate file, or the script's Accelerator"
-                self._put(source.path, (key,), size, by=place)
-            elif not wanted.keeps_batch:
+                self._put(source.path, (key,), size, place=place)
+            else:
                 place = f"the Trainer's arguments: --{argument} {size}"
                 at = (argument,) if is_trainers else ("micro_batch",)
                 place = place if is_trainers else "the batch_size of the script's data loader"
-                self._put(source.path, at, size, by=place)
+                self._put(source.path, at, size, place=place)
 
     def _arguments_in(self, source: Source) -> dict[str, Any]:
         """The arguments of the file that holds them, by the names under which they stand."""
@@ -533,9 +513,8 @@ class _DataFile:
         sizes = {_SIZES[key]: size for key, size in self._sizes().items()}
         # What is there already may bring the other along.
         for name in sorted(sizes, key=lambda name: name_here(name) not in given):
-            if wanted.keeps_batch or now()[name] == sizes[name]:
-                continue
-            found[name_here(name)] = sizes[name]
+            if now()[name] != sizes[name]:
+                found[name_here(name)] = sizes[name]
         have, asked = script_knobs(now(), reader), dict[str, Any]()
         recompute = str(candidate.get("recompute", "none"))
         if recompute != have["recompute"]:
@@ -543,22 +522,22 @@ class _DataFile:
         attention = candidate.get("attention")
         # By default nobody chose one: the user's stays.
         is_chosen = attention not in (None, "default", have.get("attention"))
-        if is_chosen and not wanted.is_own("attention"):
+        if is_chosen:
             name, value = as_argument_of(framework, ATTENTION_ARGUMENT, attention)
-            self._put(self._path, (name,), value, by="where the model is built")
+            self._put(self._path, (name,), value, place="where the model is built")
         compiles = candidate.get("compile")
         if compiles in ("none", "torch") and compiles != have["compile"]:
             asked["torch_compile"] = compiles == "torch"
         # Another optimizer than Adam is the user's choice; beside an offload accelerate brings it.
         optim = str(given.get(optimizer_argument(reader), DEFAULT_OPTIM))
         is_offloaded = candidate.get("offload.optimizer", "none") != "none"
-        is_open = not has_optimizer and not is_offloaded and not wanted.is_own(_IMPLEMENTATION)
+        is_open = not has_optimizer and not is_offloaded
         want = candidate.get(_IMPLEMENTATION)
         is_open &= want is not None and optim in IMPLEMENTATIONS
         if is_open and wanted.alone(_IMPLEMENTATION, IMPLEMENTATIONS[optim]) != want:
             words = {knob: f"optim {n} in the arguments" for n, knob in IMPLEMENTATIONS.items()}
             place = words.get(str(want), "a section optimizer of the ds_config")
-            self._put(self._path, (_IMPLEMENTATION,), want, by=place)
+            self._put(self._path, (_IMPLEMENTATION,), want, place=place)
         found |= dict(as_argument_of(framework, name, value) for name, value in asked.items())
         yield from ((n, v) for n, v in found.items() if n not in given or given[n] != v)
 
@@ -574,7 +553,7 @@ class _DataFile:
         if every > 1 and (reader in _FRAMEWORKS or not (takes_every or EVERY in options)):
             who = reader or "this release of transformers"
             place = f"the model's code: {who} takes all layers or none"
-            self._put(self._path, ("recompute",), want, by=place)
+            self._put(self._path, ("recompute",), want, place=place)
             return {}
         is_other = want != "none" and options.get(EVERY, 1) != every
         return {name: want != "none"} | (

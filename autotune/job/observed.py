@@ -176,10 +176,6 @@ class Observed(Stored):
         return cast(Mapping[str, Any], self.description.get("arguments") or {})
 
     @property
-    def arguments_set(self) -> list[str]:
-        return list(self.description.get("arguments_set") or ())
-
-    @property
     def micro_batch(self) -> int:
         """Samples of a rank and a backward pass, as they arrived."""
         if self._rows and self.rows_per_sample:

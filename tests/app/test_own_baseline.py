@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotune.app.own_baseline import check_baseline
 from autotune.app.searching import run_searches
+from autotune.app.session import check_baseline
 from autotune.base.errors import JobError
 from autotune.engines.base import bind_engine
 from tests.jobs import CPU, tiny_job

@@ -192,7 +192,7 @@ class ScriptEngine(DeepSpeedEngine):
             ds_config=self._edited(candidate),
             sp_by_script=1,
             pipeline_refusal="",
-            brings_cpu_adam=self._brings_cpu_adam,
+            brings_cpu_adam=self._script.framework != "deepspeed",
             # Whether a model can recompute, the script's own framework knows.
             supports_recompute=self._script.is_trainer,
         )
@@ -304,15 +304,18 @@ class ScriptEngine(DeepSpeedEngine):
 
         What nobody foresaw of the user's own settings was read back when the command ran.
         """
-        said = self._script.measured.read_back
+        reported = self._script.measured.read_back
         of_own, asked = self._foretold(self.own), self._foretold(candidate)
         if self._script.accumulates_by_hand:  # DeepSpeed is told what it always was
             asked |= {name: of_own[name] for name in ("micro_batch", "grad_accum")}
         found = {
-            name: said[name] if name in said and of_own.get(name) == value else value
+            name: reported[name] if name in reported and of_own.get(name) == value else value
             for name, value in asked.items()
         }
-        return {**{n: said[n] for n in ("n_params", "n_params_frozen") if n in said}, **found}
+        return {
+            **{n: reported[n] for n in ("n_params", "n_params_frozen") if n in reported},
+            **found,
+        }
 
     def ranks(self, candidate: Candidate) -> RankSettings:
         return replace(super().ranks(candidate), binds_cores=False, may_start_warm=False)
@@ -441,10 +444,6 @@ class ScriptEngine(DeepSpeedEngine):
                 if implementation == chosen:
                     return name
         return str(self._script.arguments.get(OPTIMIZER_ARGUMENT))
-
-    @property
-    def _brings_cpu_adam(self) -> bool:
-        return self._script.framework != "deepspeed"
 
     def _foretold(self, candidate: Candidate) -> dict[str, Any]:
         setup = replace(self.setup(candidate), model=None)

@@ -6,7 +6,6 @@ The script runs as it is. What it hands to DeepSpeed and to its framework is edi
 
 import atexit
 import copy
-import dataclasses
 import faulthandler
 import functools
 import inspect
@@ -16,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
@@ -166,7 +165,6 @@ class Guest:
         """Trainer's arguments: a candidate's values, and nothing that leaves traces."""
         self.seen["arguments"] = _plain(vars(arguments))
         self.seen["arguments_class"] = type(arguments).__name__
-        self.seen["arguments_set"] = list(_set_by_user(arguments))
         for name, value in self.edits.arguments.items():
             if name == frameworks.ATTENTION_ARGUMENT:
                 continue  # none of Trainer's
@@ -270,7 +268,6 @@ class Guest:
             **facts,
             "config": _plain(config),
             "client_optimizer": _class_of(arguments.get("optimizer")),
-            "client_scheduler": _class_of(arguments.get("lr_scheduler")),
             "gives_data": arguments.get("training_data") is not None,
         }
 
@@ -480,18 +477,6 @@ def _built_variables() -> dict[str, str]:
     """Variables that lead to what was built for the Python of this rank; empty: nothing was."""
     built = json.loads(os.environ.get(BUILT_ENV, "{}"))
     return dict(built["variables"]) if built.get("prefix") == sys.prefix else {}
-
-
-def _set_by_user(arguments: Any) -> Iterator[str]:
-    """Fields of a dataclass that are not at their defaults."""
-    for field in dataclasses.fields(arguments):
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        value = getattr(arguments, field.name, default)
-        is_switched_off = value is False and default == "no"  # as HfArgumentParser reads it
-        if field.init and value != default and not is_switched_off:
-            yield field.name
 
 
 def _class_of(value: Any) -> str:

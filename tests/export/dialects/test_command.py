@@ -1,7 +1,6 @@
 """A user's own command with the edits in it: in the words that its program takes."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +170,7 @@ def handed_out(
         "config_written": WRITTEN,
         "config": ARRIVED,
         "config_file": "",
-        **({"arguments": ARGUMENTS, "arguments_set": list(SET)} if is_trainer else {}),
+        **({"arguments": ARGUMENTS} if is_trainer else {}),
         **described,
     }
     script = dataclasses.replace(
@@ -361,13 +360,14 @@ def test_the_readme_tells_a_change_once(tmp_path: Path) -> None:
 
 
 def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path) -> None:
-    given = json.dumps({"output_dir": "out", "per_device_train_batch_size": 4, "d_model": 64})
-    handout = handed_out(tmp_path, "torchrun run.py args.json", "trainer", {"args.json": given})
+    given = "output_dir: out  # mine\nper_device_train_batch_size: 4\nd_model: 64\n"
+    handout = handed_out(tmp_path, "torchrun run.py args.yaml", "trainer", {"args.yaml": given})
     out = exported(handout, tmp_path, "command")
-    written = json.loads((out / "args.json").read_text())
+    assert (out / "args.yaml").read_text().startswith("output_dir: out  # mine\n")
+    written = yaml.safe_load((out / "args.yaml").read_text())
     assert (written["per_device_train_batch_size"], written["d_model"]) == (8, 64)
     assert written["deepspeed"] == str(out / "ds_config.json")
-    assert started(out) == f"torchrun run.py {out}/args.json"
+    assert started(out) == f"torchrun run.py {out}/args.yaml"
 
 
 @pytest.mark.parametrize("brings_plugin", [False, True])
