@@ -246,18 +246,18 @@ def _leading(
     folders = [str(endings[name].answer.study.folder) for name in going]
     kinds = compare_studies(folders, Path(folders[0]).parent).kinds
     leading = [kind.run for kind in leading_kinds(kinds)] if kinds else list(going)
-    for name in (each for each in going if each not in leading):
+    for name in (study for study in going if study not in leading):
         caller.say(f"{name} gets no more trials; those that lead: {', '.join(leading)}")
     return [going[name] for name in leading]
 
 
 def _run_one(call: SearchCall, caller: Caller, share: BudgetShare = WHOLE) -> SearchEnding | None:
     """Show the plan of a search, and run it; None: it was only to be shown."""
-    told: list[str] = []  # the first run of a command has remarks of its own
+    lines: list[str] = []  # the first run of a command has remarks of its own
 
     def tell(line: str) -> None:
-        if line not in told:
-            told.append(line)
+        if line not in lines:
+            lines.append(line)
             caller.say(line)
 
     session = _session(call, replace(caller, say=tell))

@@ -141,9 +141,9 @@ class Chooser:
         is_open = np.append(is_open, np.zeros(len(self.forecast) - len(is_open), bool))
         allowed = self._allowed(is_open)
         if not allowed.any():
-            kept = is_open & ~self.is_dropped
-            kept = kept if kept.any() else is_open
-            return int(np.argmin(np.where(kept, self._overrun, np.inf)))
+            left = is_open & ~self.is_dropped
+            left = left if left.any() else is_open
+            return int(np.argmin(np.where(left, self._overrun, np.inf)))
         n_tried = len(self.shots) + self.n_beside
         score = self._gain()
         if n_tried % EXPLORE_EVERY == EXPLORE_EVERY - 1:

@@ -86,10 +86,12 @@ def _whole(
     fidelities: Sequence[Fidelity], job: Job, environment: Environment
 ) -> Sequence[Fidelity]:
     """Those, where there is a choice, whose gangs are within a node or of whole nodes."""
-    each = min(environment.n_devices, job.world)
+    node = min(environment.n_devices, job.world)
     worlds = [fidelity.world or job.world for fidelity in fidelities]
     pairs = zip(fidelities, worlds, strict=True)
-    whole = [fidelity for fidelity, world in pairs if world <= each or world % each == 0]
+    whole = [
+        fidelity for fidelity, world in pairs if world <= node_world or world % node_world == 0
+    ]
     return whole if len(fidelities) > 1 else fidelities
 
 
@@ -124,7 +126,7 @@ class ReducedTrials:
     ) -> None:
         """Take the forms of `Reductions`, and what chooses among them and is taught."""
         self.forms = forms
-        self.world = min((each[0].world for each in forms.values()), default=context.job.world)
+        self.world = min((form[0].world for form in forms.values()), default=context.job.world)
         """Accelerators of the trial that was asked for last."""
         self._context = context
         self._steering = steering

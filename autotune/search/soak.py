@@ -156,11 +156,11 @@ class Soak:
         shares = []
         for saved, resumed in zip(*(half.reports for half in self.halves), strict=False):
             start = int(saved.checkpoint.get("steps", len(saved.losses)))
-            kept, again = saved.losses[start:][:STEPS_COMPARED], resumed.losses[:STEPS_COMPARED]
-            if min(len(kept), len(again)) < STEPS_COMPARED:
+            before, after = saved.losses[start:][:STEPS_COMPARED], resumed.losses[:STEPS_COMPARED]
+            if min(len(before), len(after)) < STEPS_COMPARED:
                 return None
-            pairs = zip(kept, again, strict=True)
-            shares += [abs(loss - before) / max(abs(before), 1e-12) for before, loss in pairs]
+            pairs = zip(before, after, strict=True)
+            shares += [abs(loss - was) / max(abs(was), 1e-12) for was, loss in pairs]
         return max(shares, default=None)
 
 
