@@ -86,7 +86,7 @@ def _whole(
     fidelities: Sequence[Fidelity], job: Job, environment: Environment
 ) -> Sequence[Fidelity]:
     """Those, where there is a choice, whose gangs are within a node or of whole nodes."""
-    node = min(environment.n_devices, job.world)
+    node_world = min(environment.n_devices, job.world)
     worlds = [fidelity.world or job.world for fidelity in fidelities]
     pairs = zip(fidelities, worlds, strict=True)
     whole = [
