@@ -244,7 +244,7 @@ def make_plan(
         baseline_trials=_baseline_trials(job, history),
         search_trials=search_trials,
         reduced_trials=reduced_trials,
-        no_reduced="" if reductions is None else reductions.describe(),
+        no_reduced="" if reductions is None else reductions.left_out,
         confirm_trials=most.total if is_compared else 0,
         trial_s=trial_s if runs else 0.0,
         confirm_s=one_s.of(most) / most.total if runs else 0.0,

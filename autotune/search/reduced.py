@@ -4,6 +4,7 @@ They come first and teach the forecast, which then chooses the candidates that r
 figure of theirs is never a candidate's.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,36 +37,18 @@ class Reductions:
     """Hash of a candidate -> what its reduced trial may run, on the fewest accelerators first.
 
     The first is legal; the others have not been judged."""
-    refused: Mapping[str, int]
-    """Rule -> candidates whose reduced form it refuses."""
-    example: str
-    """Why one of these is refused; empty: none is."""
-
-    def describe(self) -> str:
-        """How many have no reduced trial, and why; empty where all have one."""
-        n_refused = sum(self.refused.values())
-        if not n_refused:
-            return ""
-        rules = ", ".join(f"{rule} {count}" for rule, count in self.refused.items())
-        n_all = n_refused + len(self.forms)
-        return (
-            f"{n_refused} of {n_all} candidates have no reduced trial ({rules}), such as: "
-            f"{self.example}"
-        )
+    left_out: str = ""
+    """How many candidates have no reduced trial, and why; empty where all have one."""
 
 
 def reduce_lattice(
     job: Job, environment: Environment, lattice: Lattice, engine: Engine
 ) -> Reductions | None:
-    """Reduce every candidate that stays legal; None where the job asks for no reduced trials.
-
-    A candidate that breaks several rules counts for the first.
-    """
+    """Reduce every candidate that stays legal; None where the job asks for no reduced trials."""
     if job.fidelity is None:
         return None
     forms: dict[str, Sequence[Candidate]] = {}
-    refused: dict[str, int] = {}
-    example: Violation | None = None
+    refused: list[Violation] = []
     fidelities = _whole(job.fidelity.fidelities, job, environment)
     for candidate in lattice.candidates:
         for place, fidelity in enumerate(fidelities):
@@ -75,11 +58,16 @@ def reduce_lattice(
                 forms[candidate.hash] = [candidate.reduced(f) for f in fidelities[place:]]
                 break
         else:
-            refused[violations[0].rule] = refused.get(violations[0].rule, 0) + 1
-            example = example or violations[0]
-    return Reductions(
-        forms=forms, refused=refused, example="" if example is None else example.message
+            refused.append(violations[0])
+    if not refused:
+        return Reductions(forms=forms)
+    counts = Counter(violation.rule for violation in refused)
+    rules = ", ".join(f"{rule} {count}" for rule, count in counts.items())
+    left_out = (
+        f"{len(refused)} of {len(lattice.candidates)} candidates have no reduced trial ({rules}), "
+        f"such as: {refused[0].message}"
     )
+    return Reductions(forms=forms, left_out=left_out)
 
 
 def _whole(
@@ -146,8 +134,8 @@ class ReducedTrials:
             f"up to {n_reduced(job.budget.trials)} reduced trials come first, "
             f"{job.fidelity.describe()} each: they are in no ranking"
         )
-        if refused := reductions.describe():
-            context.note(refused)
+        if reductions.left_out:
+            context.note(reductions.left_out)
         return cls(context, reductions.forms, steering)
 
     def next(self, history: History, *, used_s: float) -> tuple[Candidate, Candidate] | None:
