@@ -10,6 +10,7 @@ from autotune.search.answer import RecordStandings, nothing_feasible
 from autotune.search.base import Snapshot, Stage, StopReason
 from autotune.search.history import results
 from autotune.search.in_flight import POLL_S, SearchContext, TrialsInFlight
+from autotune.search.race import COLD, MIN_ROUNDS, N_CONFIRM
 from autotune.search.sharing import slowed_by_others
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
 from autotune.search.stop import n_done
@@ -110,11 +111,15 @@ class _StagedSearch:
                     context.note("no time left to compare again: the recorded comparison counts")
                 else:
                     self._no_comparison = "no time was left for it"
-                    context.note(
-                        "no time left for the final comparison: figures are those of single "
-                        f"trials. {format_seconds(max(0.0, left_s([])))} are left: the same "
-                        "command with a larger --budget goes on with it"
-                    )
+                    context.note("no time left for the final comparison: figures are of one trial")
+                    if context.job.budget.time_s is not None:
+                        one_s = confirm.run_seconds(self.flight.history, COLD).cold
+                        least_s = MIN_ROUNDS * N_CONFIRM * one_s
+                        context.note(
+                            f"its shortest form takes up to {format_seconds(least_s)}, and "
+                            f"{format_seconds(max(0.0, left_s([])))} are left: the same command "
+                            "with a larger --budget goes on with it"
+                        )
                 return
             self._comparison = ComparisonStage(context, self.flight, planned)
             if self._comparison.missing:
