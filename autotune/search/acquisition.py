@@ -19,7 +19,6 @@ from autotune.cost.residual import (
     MEMORY_PRIOR,
     TIME_PRIOR,
     Calibration,
-    ErrorFits,
     Features,
     Seen,
     calibrate,
@@ -52,58 +51,46 @@ class Shot:
     is_running: bool = False
 
 
-class Lessons:
-    """Errors of a forecast that trials saw, here and elsewhere, fitted when they are asked for."""
-
-    def __init__(
-        self, forecast: Forecast, shots: Sequence[Shot], known: Recalled | None = None
-    ) -> None:
-        """Take trials.
-
-        Args:
-            forecast: The forecast of their candidates.
-            shots: The trials.
-            known: Errors that other trials saw.
-        """
-        self.n_measured = sum(shot.seconds is not None for shot in shots)
-        self._forecast, self._shots, self._known = forecast, shots, known
-
-    @cached_property
-    def seconds(self) -> Seen:
-        """Errors of the seconds, one by one."""
-        seen = seen_times(self._forecast, self._shots)
-        return seen if self._known is None else Seen.join(seen, self._known.times)
-
-    @cached_property
-    def times(self) -> ErrorFits:
-        """Errors of the seconds, fitted."""
-        return learn(self.seconds, TIME_PRIOR)
-
-    @cached_property
-    def peaks(self) -> ErrorFits:
-        """Errors of the peaks, fitted."""
-        seen = seen_peaks(self._forecast, self._shots)
-        known = self._known
-        return learn(seen if known is None else Seen.join(seen, known.peaks), MEMORY_PRIOR)
-
-
 class Posterior:
     """Candidates as they are expected to be, by a forecast and the errors that trials saw."""
 
-    def __init__(self, forecast: Forecast, lessons: Lessons) -> None:
-        """Take the candidates' forecast, and lessons of these or others."""
+    def __init__(
+        self,
+        forecast: Forecast,
+        shots: Sequence[Shot] = (),
+        known: Recalled | None = None,
+        *,
+        of_shots: Forecast | None = None,
+    ) -> None:
+        """Take candidates, and what teaches about them.
+
+        Args:
+            forecast: The forecast of the candidates.
+            shots: Trials of this search.
+            known: Errors that other trials saw.
+            of_shots: The forecast of what the trials ran; None: they are of these candidates.
+        """
         self.forecast = forecast
-        self.lessons = lessons
+        self.n_measured = sum(shot.seconds is not None for shot in shots)
+        self._of_shots, self._shots, self._known = of_shots or forecast, shots, known
+
+    @cached_property
+    def seen_seconds(self) -> Seen:
+        """Errors of the seconds, one by one."""
+        seen = seen_times(self._of_shots, self._shots)
+        return seen if self._known is None else Seen.join(seen, self._known.times)
 
     @cached_property
     def time(self) -> Calibration:
         """Belief about the error of the seconds."""
-        return self.lessons.times.at(self.forecast.features)
+        return learn(self.seen_seconds, TIME_PRIOR).at(self.forecast.features)
 
     @cached_property
     def memory(self) -> Calibration:
         """Belief about the error of the peak."""
-        return self.lessons.peaks.at(memory_features(self.forecast))
+        seen = seen_peaks(self._of_shots, self._shots)
+        seen = seen if self._known is None else Seen.join(seen, self._known.peaks)
+        return learn(seen, MEMORY_PRIOR).at(memory_features(self.forecast))
 
     @cached_property
     def log_seconds(self) -> Floats:
@@ -154,9 +141,9 @@ class Chooser:
         is_open = np.append(is_open, np.zeros(len(self.forecast) - len(is_open), bool))
         allowed = self._allowed(is_open)
         if not allowed.any():
-            kept = is_open & ~self.is_dropped
-            kept = kept if kept.any() else is_open
-            return int(np.argmin(np.where(kept, self._overrun, np.inf)))
+            left = is_open & ~self.is_dropped
+            left = left if left.any() else is_open
+            return int(np.argmin(np.where(left, self._overrun, np.inf)))
         n_tried = len(self.shots) + self.n_beside
         score = self._gain()
         if n_tried % EXPLORE_EVERY == EXPLORE_EVERY - 1:
@@ -191,13 +178,13 @@ class Chooser:
         if not len(running):
             return believed
         pretended = Seen.here(features.take(running), believed.mean[running])
-        seen = Seen.join(self._posterior.lessons.seconds, pretended)
+        seen = Seen.join(self._posterior.seen_seconds, pretended)
         with_them = calibrate(features, seen, TIME_PRIOR)
         return Calibration(mean=believed.mean, deviation=with_them.deviation)
 
     @cached_property
     def _posterior(self) -> Posterior:
-        return Posterior(self.forecast, Lessons(self.forecast, self.shots, self.known))
+        return Posterior(self.forecast, self.shots, self.known)
 
     @cached_property
     def risk(self) -> Floats:

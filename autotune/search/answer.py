@@ -48,7 +48,8 @@ class RecordStandings:
         """Hashes of the candidates that are not handed out since the guard fails them."""
         if self._context.job.allow_loss_drift:
             return set()
-        return {key for key, said in self.guards(baseline).items() if said.is_drift}
+        guards = self.guards(baseline)
+        return {key for key, verdict in guards.items() if verdict.is_drift}
 
     def drifted_best(
         self, baseline: Candidate | None, comparison: confirm.Comparison
@@ -133,7 +134,8 @@ class RecordStandings:
         self, guards: Mapping[str, GuardVerdict], whole: Mapping[str, Standing], best: str | None
     ) -> Drifted | None:
         """The best of those that the guard fails, where it is better than what is handed out."""
-        among = {k: whole[k] for k, said in guards.items() if said.is_drift and k in whole}
+        drifted = (key for key, verdict in guards.items() if verdict.is_drift)
+        among = {key: whole[key] for key in drifted if key in whole}
         if best is not None:
             among[best] = whole[best]
         wanted = self._objective.best(among)

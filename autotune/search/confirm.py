@@ -43,9 +43,6 @@ in any case."""
 OWN_STEPS = CONFIRM_MEASURE.warmup_steps + CONFIRM_MEASURE.min_steps
 """Steps that a run takes at the least where nothing is guarded."""
 
-SHORTEST = RunCount(cold=2 * N_CONFIRM)
-"""Runs of the shortest comparison: a round of two, and both once more, all cold."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
@@ -345,7 +342,7 @@ def drifted_before(history: History, guards: Mapping[str, GuardVerdict]) -> froz
 
 def n_drifted(history: History, guards: Mapping[str, GuardVerdict]) -> int:
     """Comparisons with a member that the guard fails."""
-    drifting = {key for key, said in guards.items() if said.is_drift}
+    drifting = {key for key, verdict in guards.items() if verdict.is_drift}
     trials = [t for t in history.trials if t.spec.identity.candidate_hash in drifting]
     return len({first_round_of(number_of(t)) for t in trials if number_of(t) >= 0})
 

@@ -22,8 +22,6 @@ MAX_RETRIES = 2
 MAX_DEATHS = 20
 """Deaths of the coordinator while a candidate ran that are nobody's fault. Whoever starts a search
 over and over again without a look at it would never be done with one that ends the coordinator."""
-_SET_BACK_S = 60.0
-"""Trials are submitted in the order of their numbers; less than this may be how times are told."""
 MANY_TRIALS = 6
 """Measured trials from which on a disturbed majority counts as the machine's normal state: to
 repeat each would double a search's price and find no quiet moment either."""
@@ -371,23 +369,6 @@ def busy_s(intervals: Iterable[tuple[float, float]]) -> float:
 def intervals(
     trials: Iterable[Trial], running: Mapping[int, tuple[float, float]] | None = None
 ) -> list[tuple[float, float]]:
-    """When trials ran, as (start, end) in Unix seconds: the ended ones, and by number the running.
-
-    A trial that began before one of a lower number shows that the clock was set back between two
-    sessions. It counts from where the record had got to, and so does what follows: taken at their
-    word, both sessions would be one.
-    """
-    times = [(r.number, r.started_at_s, r.started_at_s + r.wall_s) for r in results(trials)]
-    times += [(number, *times_s) for number, times_s in (running or {}).items()]
-    found: list[tuple[float, float]] = []
-    shift_s, begun_s, reached_s = 0.0, -math.inf, -math.inf
-    for _, start, end in sorted(times):
-        if start == end:
-            continue  # it took no time
-        if start + shift_s < begun_s - _SET_BACK_S:
-            shift_s = reached_s - start
-        begun_s, ended_s = start + shift_s, end + shift_s
-        found.append((begun_s, ended_s))
-        if ended_s > reached_s:
-            reached_s = ended_s
-    return found
+    """When trials ran, as (start, end) in Unix seconds: the ended ones, and those running."""
+    ended = [(r.started_at_s, r.started_at_s + r.wall_s) for r in results(trials)]
+    return [*ended, *(running or {}).values()]

@@ -13,9 +13,11 @@ from autotune.fleet.base import Fleet, Handle
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Trial, lost_result
 from autotune.search.base import Observer, Running
+from autotune.search.confirm import run_seconds
 from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.interrupt import CANCEL_WAIT_S, Interrupt
 from autotune.search.objective import Objective
+from autotune.search.race import COLD, WARM
 from autotune.search.recorded import Task
 from autotune.search.steering import Steering
 from autotune.search.trial_spec import Run, make_spec, may_start_warm
@@ -72,6 +74,14 @@ class SearchContext(Task):
         if candidate is None:
             return False
         return may_start_warm(self.job, self.engine_of(candidate), candidate, self.environment)
+
+    def comparison_s(self, history: History, baseline: Candidate | None) -> float:
+        """Seconds that a usual final comparison takes; 0: there is none."""
+        if self.no_comparison:
+            return 0.0
+        rules = WARM if self.may_start_warm(baseline) else COLD
+        one_s = run_seconds(history, rules, self.job.guard_steps)
+        return one_s.of(rules.usual_runs)
 
     @property
     def capacity(self) -> int:
@@ -136,7 +146,7 @@ class TrialsInFlight:
     def used_s(self, without: Sequence[Trial] = ()) -> float:
         """Wall-clock seconds with a trial in flight, earlier sessions included; these left out."""
         now = unix_now_s()
-        running = {each.number: (now - each.elapsed_s, now) for each in self.running()}
+        running = {trial.number: (now - trial.elapsed_s, now) for trial in self.running()}
         counted = [trial for trial in self.history.recorded if trial not in without]
         return busy_s(intervals(counted, running))
 
@@ -250,10 +260,10 @@ class TrialsInFlight:
 
     def _say_overridden(self, spec: TrialSpec) -> None:
         """Say once which keys of the user's own configuration do not run as written."""
-        for key, (theirs, ours) in spec.engine.overridden.items():
-            instead = "without it" if ours is None else f"with {ours!r}"
+        for key, (given, runs) in spec.engine.overridden.items():
+            instead = "without it" if runs is None else f"with {runs!r}"
             text = (
-                f"your configuration has {key}={theirs!r}: trial {spec.identity.number} runs "
+                f"your configuration has {key}={given!r}: trial {spec.identity.number} runs "
                 f"{instead}, as its candidate needs"
             )
             self._context.note_once(f"overridden {key}", text)

@@ -1,6 +1,5 @@
 """The coordinator: baseline, search, final comparison; one thread, no state but the record."""
 
-import math
 import time
 
 from autotune.base.units import format_seconds
@@ -11,7 +10,7 @@ from autotune.search.answer import RecordStandings, nothing_feasible
 from autotune.search.base import Snapshot, Stage, StopReason
 from autotune.search.history import results
 from autotune.search.in_flight import POLL_S, SearchContext, TrialsInFlight
-from autotune.search.race import COLD, WARM
+from autotune.search.race import COLD, MIN_ROUNDS, N_CONFIRM
 from autotune.search.sharing import slowed_by_others
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
 from autotune.search.stop import n_done
@@ -112,7 +111,15 @@ class _StagedSearch:
                     context.note("no time left to compare again: the recorded comparison counts")
                 else:
                     self._no_comparison = "no time was left for it"
-                    context.note(self._no_time(left_s([])))
+                    context.note("no time left for the final comparison: figures are of one trial")
+                    if context.job.budget.time_s is not None:
+                        one_s = confirm.run_seconds(self.flight.history, COLD).cold
+                        least_s = MIN_ROUNDS * N_CONFIRM * one_s
+                        context.note(
+                            f"its shortest form takes up to {format_seconds(least_s)}, and "
+                            f"{format_seconds(max(0.0, left_s([])))} are left: the same command "
+                            "with a larger --budget goes on with it"
+                        )
                 return
             self._comparison = ComparisonStage(context, self.flight, planned)
             if self._comparison.missing:
@@ -132,18 +139,6 @@ class _StagedSearch:
                 context.note(f"{confirm.MAX_COMPARISONS} comparisons drifted: no further one")
                 return
             drifting |= {m.hash for m in planned.members} & self._standings.drifting(baseline)
-
-    def _no_time(self, left_s: float) -> str:
-        text = "no time left for the final comparison: figures are those of single trials"
-        if math.isinf(left_s):  # without a budget there is nobody to compare
-            return text
-        one_s = confirm.run_seconds(self.flight.history, COLD, self._context.job.guard_steps)
-        least_s = one_s.of(confirm.SHORTEST)
-        return (
-            f"{text}. Its shortest form takes up to {format_seconds(least_s)}, and "
-            f"{format_seconds(max(0.0, left_s))} are left: the same command with a larger "
-            "--budget goes on with it"
-        )
 
     def _drive(self, stage: SearchStage) -> None:
         """Start what a stage asks for, as many at a time as it may, until it asks no more."""
@@ -239,12 +234,11 @@ class _StagedSearch:
 
     def _comparison_left_s(self) -> float:
         """Seconds that the final comparison takes, as far as one can know: it is a race."""
-        history, steps = self.flight.history, self._context.job.guard_steps
-        if self._context.no_comparison:
+        context, history = self._context, self.flight.history
+        if context.no_comparison:
             return 0.0
         if self._comparison is None:
-            warm = self._context.may_start_warm(self._baseline.candidate)
-            rules = WARM if warm else COLD
-            return confirm.run_seconds(history, rules, steps).of(rules.usual_runs)
-        one_s = confirm.run_seconds(history, self._comparison.planned.rules, steps)
+            return context.comparison_s(history, self._baseline.candidate)
+        rules = self._comparison.planned.rules
+        one_s = confirm.run_seconds(history, rules, context.job.guard_steps)
         return sum(one_s.one(cold=run.cold) for run in self._comparison.missing)

@@ -89,8 +89,8 @@ class Objective:
         if self.wish.name == "samples_per_s":
             return fastest
         floor = self.wish.floor * figures[fastest].samples_per_s
-        kept = [key for key, figure in figures.items() if figure.samples_per_s >= floor]
-        return min(kept, key=lambda key: peak_of(figures[key]))
+        fast = [key for key, figure in figures.items() if figure.samples_per_s >= floor]
+        return min(fast, key=lambda key: peak_of(figures[key]))
 
     def contenders(self, figures: Mapping[str, Standing]) -> list[str]:
         """Keys of the figures that could be the best one, given their intervals; best first.
@@ -133,8 +133,12 @@ class Objective:
         rate = 0.0 if result is None else result.samples_per_s or 0.0
         peak = None if result is None else result.peak_memory_bytes
         peak_bytes = worst_peak_bytes if peak is None else float(peak)
-        told = {"samples_per_s": [rate], "peak_memory": [peak_bytes], "pareto": [rate, peak_bytes]}
-        return told[self.wish.name]
+        values = {
+            "samples_per_s": [rate],
+            "peak_memory": [peak_bytes],
+            "pareto": [rate, peak_bytes],
+        }
+        return values[self.wish.name]
 
     def constraints(self, tried: Tried, best_samples_per_s: float) -> dict[str, float]:
         """How far a settled candidate is from feasible; 0 or less: feasible in that respect.

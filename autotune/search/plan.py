@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from autotune.base.plugins import load_plugin
@@ -18,7 +17,6 @@ from autotune.record.study import Study
 from autotune.record.tried import is_tried, recorded, warning
 from autotune.search.confirm import (
     GUARD_S,
-    MAX_COMPARISONS,
     MAX_FINALISTS,
     OWN_STEPS,
     guard_s,
@@ -28,7 +26,7 @@ from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.prospect import Prospect
 from autotune.search.race import COLD, MIN_ROUNDS, WARM, Rules
 from autotune.search.reduced import Reductions, n_reduced
-from autotune.search.rounds import RunCount, RunSeconds
+from autotune.search.rounds import RunSeconds
 from autotune.search.stop import n_done
 from autotune.space.ranks import describe_places, describe_reach
 from autotune.space.workload import Reach
@@ -75,17 +73,8 @@ class Plan:
     """Seconds that one run of the final comparison takes, on average over warm and cold ones."""
     guard_steps: int = 0
     """First steps whose losses the convergence guard compares; 0: it is off."""
-    guard_runs: int = 0
-    """Runs of the final comparison that take steps for the guard, at most."""
-    guard_more_steps: int = 0
-    """Steps that each of these takes for the guard alone, at most."""
-    guard_run_s: float = 0
-    """Seconds of these steps, at most."""
-    guard_is_measured: bool
-    """Whether these are of steps in the record, and part of `confirm_s`; else of no step at all:
-    the most that the guard ever takes."""
-    guard_trials: int = 0
-    """Runs of the comparisons that follow where the guard fails the best, at most."""
+    guard_s: float = 0
+    """Seconds that these steps take beside those that run anyway, at most."""
     at_once: int
     """Trials of the search that run at the same time."""
     is_measured: bool
@@ -129,16 +118,6 @@ class Plan:
         return self.job.world * work_s / 3600
 
     @property
-    def guard_s(self) -> float:
-        """Seconds that the guard's steps add to the final comparison, at most."""
-        return self.guard_runs * self.guard_run_s
-
-    @property
-    def guard_trials_s(self) -> float:
-        """Seconds of the comparisons that follow where the guard fails the best, at most."""
-        return self.guard_trials * self.confirm_s
-
-    @property
     def price(self) -> float | None:
         """Price of those hours; None where nobody said what one costs."""
         price = self.job.price_per_hour
@@ -169,42 +148,43 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """The form that `--json` prints."""
-        job, lattice = self.job, self.lattice
-
-        def facts(holder: object, *names: str) -> dict[str, Any]:
-            return {name: getattr(holder, name) for name in names}
-
-        figures = partial(facts, self)
-
+        job, lattice, environment = self.job, self.lattice, self.environment
+        figures = {name: getattr(self, name) for name in _FIGURES}
         return {
             "study": self.study.name,
             "folder": str(self.study.folder),
             "model": job.model.name,
-            **facts(job.model.shape, "n_params", "n_params_frozen"),
+            "n_params": job.model.shape.n_params,
+            "n_params_frozen": job.model.shape.n_params_frozen,
             "seq_len": job.seq_len,
             "has_tokens": self.has_tokens,
             "lengths": job.lengths.describe(job.global_batch),
-            **facts(job, "global_batch", "world", "precision"),
-            **facts(self.environment, "accelerator", "device_name", "deepspeed_version"),
+            "global_batch": job.global_batch,
+            "world": job.world,
+            "precision": job.precision,
+            "accelerator": environment.accelerator,
+            "device_name": environment.device_name,
+            "deepspeed_version": environment.deepspeed_version,
             "memory_limit_bytes": job.memory_limit_bytes,
             "space": "" if lattice.is_laid_out else job.space,
             "grid_size": lattice.grid_size,
             "lattice_size": len(lattice.candidates),
             "is_counted": lattice.is_counted,
             "refused": dict(lattice.refused.most_common()),
-            **figures("reasons", "untried", "lacks", "baseline", "n_recorded", "origin"),
-            "prospect": None if self.prospect is None else dataclasses.asdict(self.prospect),
-            **figures("baseline_trials", "search_trials", "reduced_trials"),
             "fidelity": "" if job.fidelity is None else job.fidelity.describe(),
-            **figures("no_reduced", "confirm_trials", "trial_s", "confirm_s"),
-            **figures("guard_steps", "guard_runs", "guard_more_steps", "guard_run_s"),
-            **figures("guard_is_measured", "guard_trials", "at_once", "is_measured"),
             "budget_s": job.budget.time_s,
-            "used_s": self.used_s,
             "price_per_hour": job.price_per_hour,
-            **figures("ranks", "command", "ways", "left_out", "trials", "total_s"),
-            **figures("accelerator_hours", "price", "guard_s", "guard_trials_s"),
+            **figures,
+            "prospect": None if self.prospect is None else dataclasses.asdict(self.prospect),
         }
+
+
+_FIGURES = (
+    *("reasons", "untried", "lacks", "baseline", "n_recorded", "origin", "baseline_trials"),
+    *("search_trials", "reduced_trials", "no_reduced", "confirm_trials", "trial_s", "confirm_s"),
+    *("guard_steps", "guard_s", "at_once", "is_measured", "used_s", "ranks", "command", "ways"),
+    *("left_out", "trials", "total_s", "accelerator_hours", "price"),
+)
 
 
 def make_plan(
@@ -238,13 +218,19 @@ def make_plan(
         n_left = n_reduced(job.budget.trials) - len(history.reduced.tried)
         reduced_trials = max(0, min(n_left, len(reductions.forms)))
     search_trials = max(0, min(job.budget.trials - n_done(history), untried + reduced_trials))
-    finalists = min(_most_finalists(job), max(1, search_trials))
+    most_finalists = 1 if job.compare == "best" else MAX_FINALISTS
+    finalists = min(most_finalists, max(1, search_trials))
     is_confirmed = any(trial.spec.identity.role is Role.CONFIRM for trial in history.trials)
     rules = _rules_of(job, environment, history)
     is_compared = origin is not Origin.REPLAYED and (search_trials > 0 or not is_confirmed)
     most = rules.most_runs(finalists + 1)
     known_s = run_seconds(history, rules, job.guard_steps)
     one_s = RunSeconds(warm=known_s.warm or trial_s, cold=known_s.cold or trial_s)
+    # The cold runs take steps for the guard, and one of the baseline that shows its repeat.
+    is_guarded = runs and is_compared and job.guard_steps > 0
+    one_guard_s = guard_s(history, job.guard_steps)
+    if one_guard_s is None:
+        one_guard_s = GUARD_S * max(0, job.guard_steps - OWN_STEPS) / max(1, job.guard_steps)
     return Plan(
         job=job,
         environment=environment,
@@ -258,7 +244,7 @@ def make_plan(
         baseline_trials=_baseline_trials(job, history),
         search_trials=search_trials,
         reduced_trials=reduced_trials,
-        no_reduced="" if reductions is None else reductions.describe(),
+        no_reduced="" if reductions is None else reductions.left_out,
         confirm_trials=most.total if is_compared else 0,
         trial_s=trial_s if runs else 0.0,
         confirm_s=one_s.of(most) / most.total if runs else 0.0,
@@ -267,7 +253,8 @@ def make_plan(
         used_s=_used_s(job, history) if runs else 0.0,
         ranks=tuple(_ranks(lattice, places)),
         **_reach_of(job, environment, lattice),
-        **_guard_of(job, history, search_trials, most if runs and is_compared else None, rules),
+        guard_steps=job.guard_steps if is_guarded else 0,
+        guard_s=min(most.total, most.cold + 1) * one_guard_s if is_guarded else 0.0,
     )
 
 
@@ -277,10 +264,6 @@ def _rules_of(job: Job, environment: Environment, history: History) -> Rules:
     if ended:
         return WARM if all(result.start is Start.WARM for result in ended) else COLD
     return WARM if environment.accelerator == "cpu" and job.script is None else COLD
-
-
-def _most_finalists(job: Job) -> int:
-    return 1 if job.compare == "best" else MAX_FINALISTS
 
 
 def _ranks(lattice: Lattice, places: Sequence[str]) -> Iterator[str]:
@@ -296,35 +279,6 @@ def _ranks(lattice: Lattice, places: Sequence[str]) -> Iterator[str]:
                 yield f"groups of {name}={degree}: {describe_reach(degree, stride, places)}"
 
 
-def _guard_of(
-    job: Job, history: History, search_trials: int, runs: RunCount | None, rules: Rules
-) -> dict[str, Any]:
-    """What the convergence guard adds to a final comparison of so many runs; None: there is none.
-
-    Another comparison follows only where one without those that drift has a new member: all that
-    were tried may be in the first one, and then nothing runs again.
-    """
-    known_s = guard_s(history, job.guard_steps)
-    if runs is None:
-        return {"guard_is_measured": known_s is not None}
-    more_steps = max(0, job.guard_steps - OWN_STEPS)
-    assumed_s = more_steps * GUARD_S / job.guard_steps if job.guard_steps else 0.0
-    n_others = search_trials + max(0, len(history.explored.tried) - 1)
-    may_drift = job.guard_steps > 0 and not job.allow_loss_drift
-    n_again = MAX_COMPARISONS - 1 if may_drift and n_others > 1 else 0
-    most = _most_finalists(job)
-    sizes = [1 + min(most, n_others - n) for n in range(1, n_again + 1) if n_others > n]
-    return {
-        "guard_steps": job.guard_steps,
-        # The cold runs, and one of the baseline that shows its repeat.
-        "guard_runs": min(runs.total, runs.cold + 1),
-        "guard_more_steps": more_steps,
-        "guard_run_s": assumed_s if known_s is None else known_s,
-        "guard_is_measured": known_s is not None,
-        "guard_trials": sum(rules.most_runs(size).total for size in sizes),
-    }
-
-
 def _used_s(job: Job, history: History) -> float:
     """Seconds of the budget that trials of the record took, as a search counts them."""
     if history.recorded or job.script is None:
@@ -337,13 +291,13 @@ def _reach_of(job: Job, environment: Environment, lattice: Lattice) -> dict[str,
     if job.script is None:
         return {}
     reach: Reach = load_plugin("workload", job.workload).reach(job)
-    own = next(iter(bind_engine(job, environment).ladder()))[0]
+    command = next(iter(bind_engine(job, environment).ladder()))[0]
 
     def is_changed(name: str) -> bool:
         """Whether candidates differ in a knob, or all of them from the command as it is."""
-        theirs = own.values.get(name)
+        value = command.values.get(name)
         used = lattice.table.used(name) - {None}
-        return name in lattice.values or (theirs is not None and used - {theirs} != set())
+        return name in lattice.values or (value is not None and used - {value} != set())
 
     changed = filter(is_changed, lattice.context.knobs)
     return {

@@ -69,40 +69,43 @@ def prospect_of(steering: Steering, history: History, job: Job, engine: Engine) 
         JobError: The model's sizes cannot be seen.
     """
     taught, steering = steering, steering.untaught
-    own: Sequence[Candidate] = steering.lattice.candidates
+    lattice: Sequence[Candidate] = steering.lattice.candidates
     rungs: list[Candidate] = []
     if job.baseline is None:
         rungs = [c for rung in engine.ladder() for c in rung if not engine.judge(c)]
+    parts = [part for part in (lattice, rungs) if part]
+    forecasts = [steering.forecast(part) for part in parts]
+    seconds = np.concatenate([forecast.seconds for forecast in forecasts])
+    peaks = [f.peak_bytes if f.peak_bytes is not None else np.zeros(len(f)) for f in forecasts]
+    peaks_bytes = np.concatenate(peaks)
+    risk = np.concatenate([steering.risk(history, part) for part in parts])
+    fits = risk <= 1 - MIN_FIT
 
     def at_row(row: int) -> Candidate:
         """The candidate of a row: a lattice makes those alone that are asked for."""
-        return own[row] if row < len(own) else rungs[row - len(own)]
+        return lattice[row] if row < len(lattice) else rungs[row - len(lattice)]
 
-    forecasts = [steering.forecast(each) for each in (own, rungs) if each]
-    seconds = np.concatenate([each.seconds for each in forecasts])
-    peaks = np.concatenate(
-        [np.zeros(len(each)) if each.peak_bytes is None else each.peak_bytes for each in forecasts]
-    )
-    risk = np.concatenate([steering.risk(history, own), steering.risk(history, rungs)])
-    fits = risk <= 1 - MIN_FIT
     rows = np.flatnonzero(fits) if fits.any() else np.arange(len(seconds))
     steps_s = seconds[rows]
     typical = int(rows[np.argsort(steps_s)[len(rows) // 2]])
-    correction = _correction(taught, history, at_row(typical), predicted_s=float(seconds[typical]))
-    allowed_bytes = steering.objective.allowed_bytes
+    correction = 1.0
+    if taught.recalled is not None or history.tried:
+        measured_s = taught.predict(history, at_row(typical)).step_time_s
+        correction = measured_s / float(seconds[typical])
     found = Prospect(
-        n_fit=int(fits[: len(own)].sum()),
-        n_candidates=len(own),
-        least_peak_bytes=float(peaks.min()),
-        allowed_bytes=allowed_bytes,
+        n_fit=int(fits[: len(lattice)].sum()),
+        n_candidates=len(lattice),
+        least_peak_bytes=float(peaks_bytes.min()),
+        allowed_bytes=steering.objective.allowed_bytes,
         step_s=float(np.median(steps_s)) * correction,
         fastest_step_s=float(steps_s.min()),
     )
     if any(tried.measured is not None for tried in history.tried):
         return found  # one has succeeded
-    is_above = found.least_peak_bytes >= MODEL_MARGIN * allowed_bytes
-    if steering.knows_memory and risk.min() >= CERTAIN and (is_above or _is_host(steering)):
-        least = at_row(int(peaks.argmin()))
+    is_above = found.least_peak_bytes >= MODEL_MARGIN * found.allowed_bytes
+    is_host = len(steering.above_host) == len(lattice)
+    if steering.knows_memory and risk.min() >= CERTAIN and (is_above or is_host):
+        least = at_row(int(peaks_bytes.argmin()))
         return dataclasses.replace(
             found,
             problem=_too_large(found, steering, history, least),
@@ -125,19 +128,6 @@ def prospect_of(steering: Steering, history: History, job: Job, engine: Engine) 
             ),
         )
     return found
-
-
-def _is_host(steering: Steering) -> bool:
-    return len(steering.above_host) == len(steering.lattice.candidates)
-
-
-def _correction(
-    steering: Steering, history: History, typical: Candidate, *, predicted_s: float
-) -> float:
-    """Factor by which measured steps, here and in other studies, differ from the forecast."""
-    if steering.recalled is None and not history.tried:
-        return 1.0
-    return steering.predict(history, typical).step_time_s / predicted_s
 
 
 def _too_large(found: Prospect, steering: Steering, history: History, least: Candidate) -> str:

@@ -94,11 +94,11 @@ class Task:
         """
         job, environment = self.job, self.environment
         candidate = candidate_of(trial.spec)
-        own = Candidate.of(candidate.values, world=job.world, global_batch=job.global_batch)
+        current = Candidate.of(candidate.values, world=job.world, global_batch=job.global_batch)
         if trial.spec.identity.fidelity is not None:
-            own = own.reduced(trial.spec.identity.fidelity)
-        ran, runs = trial.spec.workload, workload_of(job, own)
-        layouts = trial.spec.layout, layout_of(own, environment.accelerator)
+            current = current.reduced(trial.spec.identity.fidelity)
+        ran, runs = trial.spec.workload, workload_of(job, current)
+        layouts = trial.spec.layout, layout_of(current, environment.accelerator)
         limits = (
             trial.spec.measure.memory_limit_bytes,
             job.enforced_limit_bytes(environment.device_memory_bytes),

@@ -4,6 +4,7 @@ They come first and teach the forecast, which then chooses the candidates that r
 figure of theirs is never a candidate's.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,36 +37,18 @@ class Reductions:
     """Hash of a candidate -> what its reduced trial may run, on the fewest accelerators first.
 
     The first is legal; the others have not been judged."""
-    refused: Mapping[str, int]
-    """Rule -> candidates whose reduced form it refuses."""
-    example: str
-    """Why one of these is refused; empty: none is."""
-
-    def describe(self) -> str:
-        """How many have no reduced trial, and why; empty where all have one."""
-        n_refused = sum(self.refused.values())
-        if not n_refused:
-            return ""
-        rules = ", ".join(f"{rule} {count}" for rule, count in self.refused.items())
-        n_all = n_refused + len(self.forms)
-        return (
-            f"{n_refused} of {n_all} candidates have no reduced trial ({rules}), such as: "
-            f"{self.example}"
-        )
+    left_out: str = ""
+    """How many candidates have no reduced trial, and why; empty where all have one."""
 
 
 def reduce_lattice(
     job: Job, environment: Environment, lattice: Lattice, engine: Engine
 ) -> Reductions | None:
-    """Reduce every candidate that stays legal; None where the job asks for no reduced trials.
-
-    A candidate that breaks several rules counts for the first.
-    """
+    """Reduce every candidate that stays legal; None where the job asks for no reduced trials."""
     if job.fidelity is None:
         return None
     forms: dict[str, Sequence[Candidate]] = {}
-    refused: dict[str, int] = {}
-    example: Violation | None = None
+    refused: list[Violation] = []
     fidelities = _whole(job.fidelity.fidelities, job, environment)
     for candidate in lattice.candidates:
         for place, fidelity in enumerate(fidelities):
@@ -75,21 +58,28 @@ def reduce_lattice(
                 forms[candidate.hash] = [candidate.reduced(f) for f in fidelities[place:]]
                 break
         else:
-            refused[violations[0].rule] = refused.get(violations[0].rule, 0) + 1
-            example = example or violations[0]
-    return Reductions(
-        forms=forms, refused=refused, example="" if example is None else example.message
+            refused.append(violations[0])
+    if not refused:
+        return Reductions(forms=forms)
+    counts = Counter(violation.rule for violation in refused)
+    rules = ", ".join(f"{rule} {count}" for rule, count in counts.items())
+    left_out = (
+        f"{len(refused)} of {len(lattice.candidates)} candidates have no reduced trial ({rules}), "
+        f"such as: {refused[0].message}"
     )
+    return Reductions(forms=forms, left_out=left_out)
 
 
 def _whole(
     fidelities: Sequence[Fidelity], job: Job, environment: Environment
 ) -> Sequence[Fidelity]:
     """Those, where there is a choice, whose gangs are within a node or of whole nodes."""
-    each = min(environment.n_devices, job.world)
+    node_world = min(environment.n_devices, job.world)
     worlds = [fidelity.world or job.world for fidelity in fidelities]
     pairs = zip(fidelities, worlds, strict=True)
-    whole = [fidelity for fidelity, world in pairs if world <= each or world % each == 0]
+    whole = [
+        fidelity for fidelity, world in pairs if world <= node_world or world % node_world == 0
+    ]
     return whole if len(fidelities) > 1 else fidelities
 
 
@@ -124,7 +114,7 @@ class ReducedTrials:
     ) -> None:
         """Take the forms of `Reductions`, and what chooses among them and is taught."""
         self.forms = forms
-        self.world = min((each[0].world for each in forms.values()), default=context.job.world)
+        self.world = min((form[0].world for form in forms.values()), default=context.job.world)
         """Accelerators of the trial that was asked for last."""
         self._context = context
         self._steering = steering
@@ -144,8 +134,8 @@ class ReducedTrials:
             f"up to {n_reduced(job.budget.trials)} reduced trials come first, "
             f"{job.fidelity.describe()} each: they are in no ranking"
         )
-        if refused := reductions.describe():
-            context.note(refused)
+        if reductions.left_out:
+            context.note(reductions.left_out)
         return cls(context, reductions.forms, steering)
 
     def next(self, history: History, *, used_s: float) -> tuple[Candidate, Candidate] | None:

@@ -5,11 +5,10 @@ Its runs have the fleet for themselves, so its members were measured both ways.
 
 import math
 import statistics
-from collections.abc import Iterable
 
 from autotune.base.units import format_count
 from autotune.contract import Role, TrialResult
-from autotune.search.history import History, Tried, results
+from autotune.search.history import History, results
 
 LEAST_SHARE = 0.05
 """Share by which steps beside others are slower, at the least, to be worth a word."""
@@ -22,17 +21,16 @@ def slowed_by_others(history: History) -> str:
     well, such as the baseline, shows by how much, and the others are taken relative to it.
     """
     ended = [r for tried in history.tried for r in results(tried.trials) if r.wall_s]
-    beside: list[float] = []
-    alone: list[float] = []
+    ratios: dict[bool, list[float]] = {False: [], True: []}
     for tried in history.tried:
-        compared = [r.step_time_s for r in _confirmed(tried) if r.step_time_s]
+        confirmed = [r for r in results(tried.trials) if r.role is Role.CONFIRM]
+        compared = [r.step_time_s for r in confirmed if r.outcome.is_measured and r.step_time_s]
         first = tried.measured
-        if not compared or first is None or not first.step_time_s:
-            continue
-        ratio = first.step_time_s / statistics.median(compared)
-        (beside if _overlaps(first, ended) else alone).append(ratio)
-    drift = statistics.median(alone) if alone else 1.0
-    slower = [ratio / drift for ratio in beside]
+        if compared and first is not None and first.step_time_s:
+            is_beside = any(_overlap(first, other) for other in ended)
+            ratios[is_beside].append(first.step_time_s / statistics.median(compared))
+    drift = statistics.median(ratios[False]) if ratios[False] else 1.0
+    slower = [ratio / drift for ratio in ratios[True]]
     if min(slower, default=0.0) < 1.0 + LEAST_SHARE:
         return ""
     return (
@@ -42,19 +40,7 @@ def slowed_by_others(history: History) -> str:
     )
 
 
-def _confirmed(tried: Tried) -> list[TrialResult]:
-    return [
-        result
-        for result in results(tried.trials)
-        if result.role is Role.CONFIRM and result.outcome.is_measured
-    ]
-
-
-def _overlaps(one: TrialResult, others: Iterable[TrialResult]) -> bool:
-    end_s = one.started_at_s + one.wall_s
-    return any(
-        other.number != one.number
-        and max(one.started_at_s, other.started_at_s)
-        < min(end_s, other.started_at_s + other.wall_s) - math.ulp(end_s)
-        for other in others
-    )
+def _overlap(one: TrialResult, other: TrialResult) -> bool:
+    begin_s = max(one.started_at_s, other.started_at_s)
+    end_s = min(one.started_at_s + one.wall_s, other.started_at_s + other.wall_s)
+    return one.number != other.number and begin_s < end_s - math.ulp(end_s)

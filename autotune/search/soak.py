@@ -2,7 +2,8 @@
 
 Two trials of half the time each. The first saves a checkpoint when its time is over and trains a
 few steps more; the second resumes it in fresh processes: its first steps see the same data, so
-their losses must be the same. Then it trains on for the other half.
+their losses must be the same. Then it trains on for the other half. Each is a round of one trial
+(`autotune.search.rounds`).
 """
 
 import dataclasses
@@ -28,7 +29,8 @@ from autotune.contract import (
 )
 from autotune.fleet.reports import read_reports
 from autotune.record.soak import Growth, Resumed
-from autotune.search.rounds import Runner
+from autotune.record.study import Trial
+from autotune.search.rounds import Round, Runner, run_rounds
 from autotune.trial.statistics import MIN_SAMPLES
 
 STEPS_COMPARED = 4
@@ -154,11 +156,11 @@ class Soak:
         shares = []
         for saved, resumed in zip(*(half.reports for half in self.halves), strict=False):
             start = int(saved.checkpoint.get("steps", len(saved.losses)))
-            theirs, ours = saved.losses[start:], resumed.losses
-            if min(len(theirs), len(ours)) < STEPS_COMPARED:
+            before, after = saved.losses[start:][:STEPS_COMPARED], resumed.losses[:STEPS_COMPARED]
+            if min(len(before), len(after)) < STEPS_COMPARED:
                 return None
-            pairs = zip(theirs[:STEPS_COMPARED], ours[:STEPS_COMPARED], strict=True)
-            shares += [abs(mine - other) / max(abs(other), 1e-12) for other, mine in pairs]
+            pairs = zip(before, after, strict=True)
+            shares += [abs(loss - was) / max(abs(was), 1e-12) for was, loss in pairs]
         return max(shares, default=None)
 
 
@@ -166,6 +168,8 @@ def soak_trials(
     spec: TrialSpec, files: Mapping[str, str], *, minutes: float, runner: Runner
 ) -> Soak | None:
     """Run both halves; the second only if the first ended well.
+
+    Where the user ended the second half, the same call goes on with it.
 
     Args:
         spec: The configuration; its number, role, length and time limit become the soak's.
@@ -180,34 +184,60 @@ def soak_trials(
         StudyError: The record cannot be written.
         FleetError: No gang is free.
     """
-    record = runner.record
+    record, key = runner.record, spec.identity.candidate_hash
+    folder = record.folder.resolve() / "checkpoint"
+    saving = Checkpoint(folder=str(folder), steps_after=STEPS_COMPARED)
+    begun = [
+        trial
+        for trial in (record.trials() if folder.exists() else ())
+        if trial.spec == _half_of(spec, trial.spec.identity.number, minutes, saving)
+        and record.read_files(trial) == files
+    ]
+    runs = {(key, 0): begun} if begun else {}
 
-    def run(checkpoint: Checkpoint) -> Half | None:
+    def first() -> Half | None:
+        """The first half, if it ended well."""
+        ended = [_half(trial) for trial in runs.get((key, 0), ())]
+        return next((half for half in ended if half.result.outcome.is_measured), None)
+
+    def rule(n_rounds: int) -> Round | None:
+        is_asked = n_rounds == 0 or (n_rounds == 1 and first() is not None)
+        return Round(keys=(key,), cold=True) if is_asked else None
+
+    def run(_: str, number: int) -> Trial | None:
+        checkpoint, before = saving, first()
+        if before is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            runner.note(f"soak: {format_seconds(minutes * 30)}, then a checkpoint")
+        else:
+            runner.note(
+                f"soak: a checkpoint of {format_bytes(_size_bytes(folder))}; fresh processes "
+                f"resume it and train for {format_seconds(minutes * 30)}"
+            )
+            steps = int(before.reports[0].checkpoint["steps"])
+            checkpoint = Checkpoint(folder=str(folder), resumes_at=steps)
         half = _half_of(spec, record.next_number(), minutes, checkpoint)
-        trial = runner.run(half, files, name="soak")
-        if trial is None or trial.result is None:
-            return None
-        reports = read_reports(trial.folder, half.layout.world)
-        return Half(spec=half, result=trial.result, reports=reports)
+        return runner.run(half, files, name="soak")
 
-    folder = record.trial_folder(record.next_number()).resolve() / "checkpoint"
+    size_bytes, is_over = 0, True
     try:
-        runner.note(f"soak: {format_seconds(minutes * 30)}, then a checkpoint")
-        first = run(Checkpoint(folder=str(folder), steps_after=STEPS_COMPARED))
-        if first is None:
-            return None
-        if not first.result.outcome.is_measured:
-            return Soak(halves=[first])
-        size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        runner.note(
-            f"soak: a checkpoint of {format_bytes(size_bytes)}; fresh processes resume it and "
-            f"train for {format_seconds(minutes * 30)}"
-        )
-        steps = int(first.reports[0].checkpoint["steps"])
-        second = run(Checkpoint(folder=str(folder), resumes_at=steps))
-        return None if second is None else Soak(halves=[first, second], size_bytes=size_bytes)
+        is_over = run_rounds(rule, runs, run, seed=0)
+        size_bytes = _size_bytes(folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if is_over or first() is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    halves = [_half(trials[-1]) for _, trials in sorted(runs.items())]
+    return Soak(halves=halves, size_bytes=size_bytes) if is_over else None
+
+
+def _half(trial: Trial) -> Half:
+    assert trial.result is not None, "it has ended"
+    reports = read_reports(trial.folder, trial.spec.layout.world)
+    return Half(spec=trial.spec, result=trial.result, reports=reports)
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def check_space(folder: Path, n_params: int) -> None:
@@ -238,16 +268,16 @@ def _growth_on(report: RankReport) -> list[Growth]:
         return []
     hours = [sample["elapsed_s"] / 3600 for sample in samples]
     watched = hours[-1] - hours[0]
-    sizes = {name: [s[name] for s in samples] for name in samples[0] if name != "elapsed_s"}
+    meters = {name: [s[name] for s in samples] for name in samples[0] if name != "elapsed_s"}
     return [
         Growth(
             meter=meter,
-            slope_bytes_per_hour=_slope(hours, its),
-            allowed_bytes_per_hour=max(GROWTH_SHARE * statistics.median(its), GROWTH_BYTES)
+            slope_bytes_per_hour=_slope(hours, sizes),
+            allowed_bytes_per_hour=max(GROWTH_SHARE * statistics.median(sizes), GROWTH_BYTES)
             / watched,
             watched_s=watched * 3600,
         )
-        for meter, its in sizes.items()
+        for meter, sizes in meters.items()
     ]
 
 

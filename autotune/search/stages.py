@@ -13,7 +13,6 @@ from autotune.search.base import Stage, StopReason
 from autotune.search.climb import Rung, UntriedError, climb
 from autotune.search.history import History, Tried, owed_repeat, results
 from autotune.search.in_flight import SearchContext, TrialsInFlight
-from autotune.search.race import COLD, WARM
 from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.sampler import Request, Sampler
 from autotune.search.stop import has_time, n_done, searched, weigh_trial, why_stop
@@ -109,11 +108,11 @@ class BaselineStage(SearchStage):
 
     def next_run(self) -> Run | None:
         """The next rung of the ladder that the record does not answer for."""
-        context, theirs = self._context, self.users
+        context, users = self._context, self.users
         self.passed_over.clear()  # with more answers the same way is taken again
         try:
-            if theirs is not None:
-                self.candidate = theirs if self._ask(theirs) is Rung.RUNS else None
+            if users is not None:
+                self.candidate = users if self._ask(users) is Rung.RUNS else None
             else:
                 self.candidate = self._climb()
         except UntriedError as untried:
@@ -180,8 +179,8 @@ class BaselineStage(SearchStage):
         context, why = self._context, ""
         if violations := context.engine_of(candidate).judge(candidate):
             why = violations[0].message
-            if theirs := context.job.baseline:
-                context.note(f"{theirs}: {why}; {violations[0].fix}")
+            if file := context.job.baseline:
+                context.note(f"{file}: {why}; {violations[0].fix}")
         self._refusals[candidate.hash] = why
         return why
 
@@ -277,10 +276,7 @@ class ProposalStage(SearchStage):
         used_s = kept_s = 0.0
         if budget.time_s is not None:  # else nothing asks for it, and it goes through the record
             used_s = self._flight.used_s()
-            rules = WARM if context.may_start_warm(self._baseline.candidate) else COLD
-            if not context.no_comparison:
-                one_s = confirm.run_seconds(history, rules, context.job.guard_steps)
-                kept_s = one_s.of(rules.usual_runs)
+            kept_s = context.comparison_s(history, self._baseline.candidate)
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for owed in (tried.candidate for tried in history.owed):
                 # Rules may have changed since: an upgraded engine, another override.

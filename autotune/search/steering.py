@@ -7,7 +7,7 @@ candidates the one that is nearest to what Optuna's TPE proposes.
 
 import math
 from collections.abc import Callable, Collection, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import starmap
 
@@ -41,7 +41,6 @@ from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.search.acquisition import (
     Chooser,
-    Lessons,
     Posterior,
     Shot,
     seen_peaks,
@@ -95,8 +94,6 @@ class Steering:
     """Errors of the forecast that other studies saw."""
     host: HostMemory | None = None
     """Memory of the node that runs the ranks; None: nobody knows it."""
-    _learned: "dict[_Kind, tuple[object, Lessons]]" = field(init=False, default_factory=dict)
-    """What was learned last for a kind of candidates, and from what."""
 
     @property
     def steers(self) -> bool:
@@ -164,9 +161,9 @@ class Steering:
         row_of = {key: int(groups.which[place]) for key, place in places.items()}
         row_of |= {stray.hash: row for row, stray in enumerate(strays, start=len(groups.keys))}
         feasible = self.objective.figures(history)
-        said = groups.forecast
+        predicted = groups.forecast
         return Chooser(
-            forecast=Forecast.join(said, self.forecast(strays)) if strays else said,
+            forecast=Forecast.join(predicted, self.forecast(strays)) if strays else predicted,
             shots=[
                 _shot(row_of[key], t, is_feasible=key in feasible)
                 for t in history.tried
@@ -190,7 +187,7 @@ class Steering:
         believed = self._believed(history, [candidate])
         # The difference between runs adds to the uncertainty of the figure itself.
         run = math.hypot(VARIATION, history.spread.variance**0.5)
-        n_measured = believed.lessons.n_measured
+        n_measured = believed.n_measured
         time_deviation, peak_deviation = believed.time.deviation, believed.memory.deviation
         reach = float(np.exp(reach_of(time_deviation, run, n_measured=n_measured)[0]))
         memory_reach = float(
@@ -217,9 +214,10 @@ class Steering:
         if not candidates or not self.knows_memory:
             return np.zeros(len(candidates))
         believed = self._believed(history, candidates)
-        overrun, said = believed.overrun(self.objective.allowed_bytes), believed.forecast
-        assert said.peak_bytes is not None, "asked for only where memory decides"
-        is_near = said.peak_bytes >= self.objective.allowed_bytes / MODEL_MARGIN
+        overrun = believed.overrun(self.objective.allowed_bytes)
+        peak_bytes = believed.forecast.peak_bytes
+        assert peak_bytes is not None, "asked for only where memory decides"
+        is_near = peak_bytes >= self.objective.allowed_bytes / MODEL_MARGIN
         if self.host is not None:
             needed_bytes = self.host.needed(candidates)
             is_near |= needed_bytes >= self.host.memory_bytes / MODEL_MARGIN
@@ -269,19 +267,14 @@ class Steering:
 
     def _believed(self, history: History, candidates: Sequence[Candidate]) -> Posterior:
         """The calibrated forecast of some candidates of one kind."""
-        said = self.forecast(candidates)
-        kind, told = _kind(candidates[0]), _telling(history)
-        seen = [(t.candidate.hash, _shot(0, t)) for t in told]
-        before, lessons = self._learned.get(kind, (None, None))
-        if lessons is None or before != seen:
-            own = [t for t in told if _kind(t.candidate) == kind]
-            lessons = Lessons(
-                self.forecast([t.candidate for t in own]) if own else said,
-                [_shot(row, t) for row, t in enumerate(own)],
-                self._known(history, candidates[0]),
-            )
-            self._learned[kind] = seen, lessons
-        return Posterior(said, lessons)
+        kind = _kind(candidates[0])
+        tried = [t for t in _telling(history) if _kind(t.candidate) == kind]
+        return Posterior(
+            self.forecast(candidates),
+            [_shot(row, t) for row, t in enumerate(tried)],
+            self._known(history, candidates[0]),
+            of_shots=self.forecast([t.candidate for t in tried]) if tried else None,
+        )
 
     def alike(self, hashes: Collection[str]) -> set[str]:
         """Hashes of the lattice's candidates that the model does not tell from some of these."""
@@ -302,10 +295,10 @@ class Steering:
                 kinds.setdefault(_kind(tried.candidate), []).append(tried)
         first = 1 if known is None else 1 + max(*known.times.study, *known.peaks.study, 0)
         for number, tries in enumerate(kinds.values(), start=first):
-            said = self.forecast([t.candidate for t in tries])
+            predicted = self.forecast([t.candidate for t in tries])
             shots = [_shot(row, t) for row, t in enumerate(tries)]
             times, peaks = (
-                seen(said, shots).elsewhere(number, kinship=STUDY_KINSHIP)
+                seen(predicted, shots).elsewhere(number, kinship=STUDY_KINSHIP)
                 for seen in (seen_times, seen_peaks)
             )
             if known is not None:
@@ -328,31 +321,31 @@ class Steering:
 
     @cached_property
     def _lattice_forecast(self) -> Forecast:
-        """What is said of the lattice, which may be large: worked out once."""
+        """The forecast of the lattice, which may be large: worked out once."""
         return self._limited(self.forecaster(self.lattice.candidates))
 
-    def _limited(self, said: Forecast) -> Forecast:
-        return replace(said, limit_bytes=self.objective.allowed_bytes)
+    def _limited(self, predicted: Forecast) -> Forecast:
+        return replace(predicted, limit_bytes=self.objective.allowed_bytes)
 
     @cached_property
     def _groups(self) -> "_Groups":
         """The lattice by known choice; worked out once."""
         candidates = self.lattice.candidates
         found = answers_of(candidates, self._key)
-        said = self.forecast(candidates)
+        predicted = self.forecast(candidates)
         # Groups stand in the order of their first candidates: the first of equals is proposed.
         groups, first = np.unique(found.which, return_index=True)
         at = np.argsort(first)
         place = np.empty(len(found.distinct), np.intp)
         place[groups[at]] = np.arange(len(at))
         which = place[found.which]
-        order = np.lexsort((said.seconds, which))
+        order = np.lexsort((predicted.seconds, which))
         lowest = order[np.searchsorted(which[order], np.arange(len(at)))]
         return _Groups(
             keys=tuple(found.distinct[group] for group in groups[at].tolist()),
             which=which,
             sizes=np.bincount(which),
-            forecast=said.take(lowest),
+            forecast=predicted.take(lowest),
         )
 
     def _open_rows(self, history: History, closed: Collection[str]) -> NDArray[np.bool_]:
@@ -435,11 +428,11 @@ def steering_of(
     def needed(candidates: Sequence[Candidate]) -> Floats:
         """Bytes of the host; CPU ranks are in its memory whole, with what their imports take."""
         plans = engine.plans(candidates)
-        said = predict(plans, constants)
+        predicted = predict(plans, constants)
         if environment.accelerator != "cpu":
-            return said.host_memory_bytes
-        own_bytes = (said.peak_memory_bytes + IMPORTS_BYTES) * plans.devices_per_node
-        whole_bytes: Floats = own_bytes + said.host_memory_bytes
+            return predicted.host_memory_bytes
+        ranks_bytes = (predicted.peak_memory_bytes + IMPORTS_BYTES) * plans.devices_per_node
+        whole_bytes: Floats = ranks_bytes + predicted.host_memory_bytes
         return whole_bytes
 
     forecaster = forecaster or analytic
@@ -472,11 +465,10 @@ def lessons_of(
         FleetError: As `steering_of`.
         JobError: As `steering_of`.
     """
-    told = _telling(history)
-    if not told:
+    tried = _telling(history)
+    if not tried:
         return []
-    ran = [t.candidate for t in told]
-    plans = bind_engine(job, environment).plans(ran)
+    plans = bind_engine(job, environment).plans([t.candidate for t in tried])
     situation = situation_of(job, environment)
     limit_bytes = Objective.of(job, environment).allowed_bytes
     return [
@@ -490,5 +482,5 @@ def lessons_of(
             is_out_of_memory=shot.is_out_of_memory,
             limit_bytes=limit_bytes,
         )
-        for shot in starmap(_shot, enumerate(told))
+        for shot in starmap(_shot, enumerate(tried))
     ]

@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.devices.hardware import VERSIONED, Environment
+from autotune.devices.hardware import Environment
 from autotune.record.facts import BaselineFacts, PassedOver
-from autotune.record.study import Study, Trial
+from autotune.record.study import Study
 from autotune.search.in_flight import SearchContext
 from autotune.search.recorded import Task
 from autotune.space.candidate import Candidate
@@ -60,7 +60,7 @@ def environments_of(
     """Where a study's trials ran: each environment with the number of the first trial there.
 
     They are those that the facts list, and the one at hand if it is new. Where the facts say
-    nothing, the trials are asked: `study.json` may be lost.
+    nothing, since `study.json` is lost, the trials are taken for those of the one at hand.
 
     Raises:
         StudyError: The record cannot be read.
@@ -68,41 +68,15 @@ def environments_of(
     here = _as_json(task.environment)
     listed = facts.get("environments")
     known = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
-    if not known and (trials := task.study.trials()):
-        note("study.json does not say where the trials ran: read from the trials' own results")
-        known = _recorded_by(trials, task)
+    if not known and task.study.trials():
+        note("study.json does not say where the trials ran: taken for here")
+        known = [{"since_trial": 0, **here}]
     changed = [key for key in here if known and known[-1].get(key) != here[key]]
     if changed:
         note(f"{', '.join(changed)} changed since the last trials: --fresh starts anew")
     if changed or not known:
         known = [*known, {"since_trial": task.study.next_number(), **here}]
     return known
-
-
-def _recorded_by(trials: Iterable[Trial], task: Task) -> list[dict[str, Any]]:
-    """Where trials ran as far as they say so themselves.
-
-    The versions are those that its ranks reported, or those of the trial before. The devices are
-    taken for those at hand unless the trial names another accelerator or, where that is theirs,
-    another memory limit: then an entry without devices says that nobody knows.
-    """
-    job, environment = task.job, task.environment
-    here = _as_json(environment)
-    limit_bytes = job.enforced_limit_bytes(environment.device_memory_bytes)
-    found: list[dict[str, Any]] = []
-    told: dict[str, str] = {}
-    last: dict[str, Any] | None = None
-    for trial in trials:
-        spec, versions = trial.spec, {} if trial.result is None else trial.result.versions
-        told |= {f"{p}_version": versions[p] for p in VERSIONED if p in versions}
-        is_here = spec.layout.accelerator == environment.accelerator and (
-            job.memory_limit_bytes is not None or spec.measure.memory_limit_bytes == limit_bytes
-        )
-        entry = {**here, **told} if is_here else {}
-        if entry != last:
-            found.append({"since_trial": spec.identity.number, **entry})
-            last = entry
-    return found
 
 
 def _as_json(environment: Environment) -> dict[str, Any]:

@@ -78,8 +78,8 @@ class Run:
         """How the trial is smaller than the job asks for; None: it is not."""
         if self.reduced_of is None:
             return None
-        ours, full = self.candidate, self.reduced_of
-        return Fidelity(layers=ours.layers, world=None if ours.world == full.world else ours.world)
+        form, full = self.candidate, self.reduced_of
+        return Fidelity(layers=form.layers, world=None if form.world == full.world else form.world)
 
 
 def may_start_warm(

@@ -30,7 +30,6 @@ from autotune.report.verdict import verdict_of
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan
-from autotune.search.race import WARM
 from autotune.space.knob import Context
 from tests.observed import job_of, observed
 from tests.report.told import cells_of, facts_of
@@ -534,7 +533,7 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
         changed, history = make(**changes), History(trials[:n_trials])
         return make_plan(changed, ENVIRONMENT, lattice_of(job), study, history)
 
-    def said(plan: Plan) -> str:
+    def guard_line(plan: Plan) -> str:
         console = Console(file=io.StringIO(), width=600, color_system=None)
         print_plan(console, plan, reasons=False)
         assert isinstance(console.file, io.StringIO)
@@ -542,11 +541,8 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
         return " ".join(lines)
 
     new = priced(0)
-    assert new.guard_more_steps == 8
     assert new.guard_s == 3 * 16.0, "8 of the 20 steps that take 40 s, in 3 runs"
-    assert new.guard_trials == 2 * WARM.most_runs(5).total
-    assert "8 more steps in 3 runs of the comparison, 48.0 s in all (on top" in said(new)
-    assert "if the best drifts, at most 54 runs more, 13 min 30 s" in said(new)
+    assert "up to 48.0 s more in the final comparison" in guard_line(new)
 
     measured = [t.result.step_time_s for t in trials if t.result and t.result.step_time_s]
     n_first = next(n for n, t in enumerate(trials, 1) if t.result and t.result.step_time_s)
@@ -554,14 +550,10 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
     assert begun.guard_s == pytest.approx(3 * 8 * step_s)
     longer_s = begun.confirm_s - priced(n_first, guard_steps=0).confirm_s
     assert longer_s * begun.confirm_trials == pytest.approx(2 * 8 * step_s)
-    assert "in the price" in said(begun)
 
-    assert said(priced(0, guard_steps=0)) == ""
-    assert "as many steps anyway" in said(priced(0, guard_steps=12))
-    assert priced(0, allow_loss_drift=True).guard_trials == 0
-    assert priced(0, trials=1).guard_trials == 0, "the baseline alone is left: nothing runs again"
-    assert priced(0, trials=3).guard_trials == WARM.most_runs(3).total + WARM.most_runs(2).total
-    assert said(priced(len(trials))) == "", "no comparison is left to run"
+    assert guard_line(priced(0, guard_steps=0)) == ""
+    assert guard_line(priced(0, guard_steps=12)).endswith("the first 12 losses are compared")
+    assert guard_line(priced(len(trials))) == "", "no comparison is left to run"
 
 
 def test_after_an_upgrade_the_releases_are_those_of_the_figures(tmp_path: Path) -> None:

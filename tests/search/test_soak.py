@@ -23,7 +23,7 @@ from autotune.record.soak import SOAK_FILE, SoakResult, digest_of, read_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
 from autotune.search.soak import STEPS_COMPARED, Soak, _slope, check_space, soak_trials
-from tests.search.scripted import GIB, ScriptedFleet, fault, ok, runner_of
+from tests.search.scripted import GIB, Patient, ScriptedFleet, fault, ok, runner_of
 from tests.trials import ds_config, files, spec
 
 MIB = 2**20
@@ -221,6 +221,20 @@ def test_an_interrupt_ends_what_runs_and_the_record_says_so(tmp_path: Path):
     assert fleet.running == []
     results = [trial.result for trial in Study(tmp_path, "soak").trials()]
     assert [r.outcome for r in results if r is not None] == [Outcome.CANCELLED]
+
+
+def test_a_soak_that_was_interrupted_goes_on_with_its_second_half(tmp_path: Path):
+    kept, fleet = record(tmp_path), SoakFleet(steady, n_polls=3)
+    given = (spec(), files(ds_config()))
+    runner = runner_of(kept, fleet, Patient(3))
+    assert soak_trials(*given, minutes=1.0, runner=runner) is None
+    assert [s.measure.checkpoint.resumes_at for s in fleet.specs] == [None, SOAKED]
+    again = SoakFleet(steady)
+    ran = soak_trials(*given, minutes=1.0, runner=runner_of(kept, again))
+    assert ran is not None
+    assert [s.measure.checkpoint.resumes_at for s in again.specs] == [SOAKED]
+    assert (len(ran.halves), ran.failures, ran.size_bytes) == (2, [], 1000)
+    assert not list(kept.folder.rglob("weights"))
 
 
 def test_a_disk_without_room_is_said_before_minutes_are_spent(tmp_path: Path):

@@ -62,12 +62,12 @@ def _usage(
     """
     total = np.zeros(len(is_tried))
     n_acting = np.zeros(len(is_tried))
-    for own in columns.values():
-        acts = np.array([value is not None for value in own])
+    for column in columns.values():
+        acts = np.array([value is not None for value in column])
         n_tried = max(1, int((acts & is_tried).sum()))
-        values = {value for value in own if value is not None}
+        values = {value for value in column if value is not None}
         for value in values:
-            has = np.array([mine == value for mine in own])
+            has = np.array([entry == value for entry in column])
             total += has * ((has & is_tried).sum() * len(values) / n_tried)
         n_acting += acts
     return total / np.maximum(1, n_acting)
