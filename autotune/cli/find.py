@@ -146,11 +146,9 @@ def diagnose(
     from it.
     """
     from autotune.app.diagnose import diagnose as run
-    from autotune.fleet.options import options_of
     from autotune.report.terminal.study import print_script_diagnosis
 
-    options = options_of(fleet_option or ())
-    with obtained_fleet(fleet, options) as held:
+    with obtained_fleet(fleet, fleet_option) as (held, options):
         found = run(
             command, flags, results=results, fresh=fresh, note=say, fleet=held, options=options
         )

@@ -130,13 +130,11 @@ def soak(
     """
     from autotune.app.soak import soak_export, soak_study
     from autotune.app.studies import find_study
-    from autotune.fleet.options import options_of
     from autotune.report.terminal.overview import print_soak
 
     if export is not None and study is not None:
         raise JobError("--study and --from are both given", "name one of them")
-    options = options_of(fleet_option or ())
-    with obtained_fleet(fleet, options) as held:
+    with obtained_fleet(fleet, fleet_option) as (held, options):
         if export is not None:
             found = soak_export(export, minutes=minutes, note=say, fleet=held, options=options)
         else:
@@ -166,11 +164,9 @@ def ladder(
     """
     from autotune.app.studies import find_study
     from autotune.app.worth import run_ladder
-    from autotune.fleet.options import options_of
     from autotune.report.terminal.worth import print_ladder
 
-    options = options_of(fleet_option or ())
-    with obtained_fleet(fleet, options) as held:
+    with obtained_fleet(fleet, fleet_option) as (held, options):
         found = run_ladder(
             find_study(results, study),
             note=say,
@@ -197,7 +193,7 @@ def doctor(
     if fleet != "local":
         if build:
             raise JobError("--build and --fleet are both given", "a search builds on its nodes")
-        _examine_fleet(fleet, fleet_option or (), measures_links=links, as_json=as_json)
+        _examine_fleet(fleet, fleet_option, measures_links=links, as_json=as_json)
         return
     if links:
         raise JobError(
@@ -223,17 +219,15 @@ def doctor(
 
 
 def _examine_fleet(
-    fleet: str, options: Sequence[str], *, measures_links: bool, as_json: bool
+    fleet: str, fleet_option: Sequence[str] | None, *, measures_links: bool, as_json: bool
 ) -> None:
     from autotune.app.session import find_far_place
     from autotune.doctor import Level
     from autotune.doctor.fleet import diagnose_fleet
-    from autotune.fleet.options import options_of
     from autotune.report.terminal.overview import print_fleet
 
-    chosen = options_of(options)
-    with obtained_fleet(fleet, chosen) as held:
-        transport = find_far_place(held, chosen).transport
+    with obtained_fleet(fleet, fleet_option) as (held, options):
+        transport = find_far_place(held, options).transport
         found = diagnose_fleet(transport, measures_links=measures_links, note=say)
     print_json(found.to_dict()) if as_json else print_fleet(DATA, found)
     if found.level is Level.FAIL:
