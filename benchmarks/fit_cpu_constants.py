@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from wall_clock_searches import Table
 
 from autotune.app.session import open_session
-from autotune.cost.calibrate import TIME_PRIORS, calibrate_constants
 from autotune.cost.constants import SHIPPED_CPU, Constants, constants_of, load_constants
 from autotune.cost.plans import Plans
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.job.job import JobText
+from benchmarks.calibrate import TIME_PRIORS, calibrate_constants
 
 START = dataclasses.replace(
     load_constants(),

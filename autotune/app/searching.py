@@ -15,7 +15,7 @@ from autotune.app.run import search
 from autotune.app.session import (
     Session,
     both_engines,
-    find_far_place,
+    find_place,
     obtained_fleet,
     open_session,
     plan_search,
@@ -195,10 +195,10 @@ def _of_each_kind(
             f"fleet_option kind={options.kind}: that is a search for each kind of device",
             "search once for each, such as with kind==H100, then compare the studies",
         )
-    inventory = find_far_place(fleet, replace(options, kind="")).transport.inventory
+    place = find_place(fleet, None, {}, replace(options, kind=""))
     kinds: dict[str, Environment] = {}
-    for node in inventory.values():
-        kinds.setdefault(node.environment.device_name, node.environment)
+    for environment in place.node_environments():
+        kinds.setdefault(environment.device_name, environment)
     for kind, environment in kinds.items():
         name = flags.get("study")
         if name is None and command:

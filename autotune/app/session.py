@@ -19,7 +19,6 @@ from autotune.engines.base import BOTH, bind_engine, find_engine, installed_engi
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place, answers_only
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.fleet.transports.remote import Elsewhere
 from autotune.job.adapters import with_rank
 from autotune.job.job import (
     Job,
@@ -231,21 +230,6 @@ def find_running_place(fleet: str, options: FleetOptions) -> Place:
     place = find_place(fleet, None, {}, options)
     if place.origin is not Origin.MEASURED:
         raise answers_only()
-    return place
-
-
-def find_far_place(fleet: str, options: FleetOptions) -> Elsewhere:
-    """The place of a fleet of other machines, asked of nothing yet.
-
-    Raises:
-        JobError: There is no such fleet, or it is none of other machines.
-    """
-    place = find_place(fleet, None, {}, options)
-    if not isinstance(place, Elsewhere):
-        raise JobError(
-            f"--fleet {fleet} has no nodes to ask",
-            "name a fleet of other machines, such as hostfile:FILE, or leave it out",
-        )
     return place
 
 

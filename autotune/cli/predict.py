@@ -31,7 +31,8 @@ def probe(
     are slower than others are warned of. With --fleet the nodes of a fleet measure together.
     """
     from autotune.app.probe import probe_fleet, probe_machine
-    from autotune.app.session import find_far_place
+    from autotune.app.session import find_place
+    from autotune.fleet.transports.remote import remote_place
     from autotune.probe.hardware_file import write_hardware
     from autotune.report.terminal.probe import print_probe
 
@@ -40,7 +41,7 @@ def probe(
         found = probe_machine(out, world=world, disk=disk, is_quick=quick)
     else:
         with obtained_fleet(fleet, fleet_option) as (held, options):
-            far = find_far_place(held, options)
+            far = remote_place(find_place(held, None, {}, options), held)
             found = probe_fleet(out, far, world=world, disk=disk, is_quick=quick, note=say)
     # Before it is written: a disk that has filled up meanwhile takes no figure away.
     if as_json:

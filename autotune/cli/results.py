@@ -21,7 +21,7 @@ from autotune.cli.base import (
 
 if TYPE_CHECKING:
     from autotune.app.exports import StudyPatch
-    from autotune.export.patch import Patched
+    from autotune.export.base import Patched
 
 
 @cli.command(epilog="autotune status")

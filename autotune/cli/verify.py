@@ -44,6 +44,7 @@ def check(
     accelerator: str | None = None,
     deepspeed_version: str | None = None,
     megatron_release: str | None = None,
+    megatron_path: Path | None = None,
     gpu: str | None = None,
     fix: bool = False,
     choose: list[str] | None = None,
@@ -58,7 +59,7 @@ def check(
     Ends with 2 if a file would not run, with 3 if one cannot be read, else with 0.
     """
     from autotune.app.check import CheckFlags, check_files
-    from autotune.report.check.text import asker, print_run
+    from autotune.report.check.text import print_run
 
     form = CheckFormat.JSON if as_json else form
     flags = CheckFlags(
@@ -69,12 +70,12 @@ def check(
         accelerator=accelerator,
         deepspeed_version=deepspeed_version,
         megatron_release=megatron_release,
+        megatron_path=megatron_path,
         gpu=gpu,
         choose=choose or (),
         ignore=ignore or (),
     )
-    ask = asker(DATA) if fix and form is CheckFormat.TEXT else None
-    found = check_files(files, flags, fix=fix, ask=ask)
+    found = check_files(files, flags, fix=fix)
     if form is CheckFormat.TEXT:
         print_run(DATA, found, fixed=fix, quiet=quiet, strict=strict)
     else:
@@ -210,7 +211,7 @@ def doctor(
                 load_plugin("engine", engine).build(accelerator, say, on_progress)
         return
     from autotune.doctor import Level, diagnose
-    from autotune.report.terminal.overview import print_diagnosis
+    from autotune.report.terminal.doctor import print_diagnosis
 
     diagnosis = diagnose(measure=measure, note=say)
     print_json(diagnosis.to_dict()) if as_json else print_diagnosis(DATA, diagnosis)
@@ -221,13 +222,14 @@ def doctor(
 def _examine_fleet(
     fleet: str, fleet_option: Sequence[str] | None, *, measures_links: bool, as_json: bool
 ) -> None:
-    from autotune.app.session import find_far_place
+    from autotune.app.session import find_place
     from autotune.doctor import Level
     from autotune.doctor.fleet import diagnose_fleet
-    from autotune.report.terminal.overview import print_fleet
+    from autotune.fleet.transports.remote import remote_place
+    from autotune.report.terminal.doctor import print_fleet
 
     with obtained_fleet(fleet, fleet_option) as (held, options):
-        transport = find_far_place(held, options).transport
+        transport = remote_place(find_place(held, None, {}, options), held).transport
         found = diagnose_fleet(transport, measures_links=measures_links, note=say)
     print_json(found.to_dict()) if as_json else print_fleet(DATA, found)
     if found.level is Level.FAIL:

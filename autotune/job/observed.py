@@ -41,17 +41,6 @@ _READ_BACK = {
     "offload.optimizer": "offload_optimizer",
 }
 """Knobs that a placeholder may name -> what is read back of them."""
-FRAMEWORKS: Mapping[str, str] = {
-    "deepspeed": "a script that calls deepspeed.initialize itself",
-    "accelerate": "accelerate",
-    "lightning": "Lightning",
-    "trainer": "Hugging Face Trainer",
-    "trl": "TRL",
-    "llama-factory": "LLaMA-Factory",
-    "axolotl": "axolotl",
-    "ms-swift": "ms-swift",
-}
-"""What a command may train by -> in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Recorded, Study, Trial
 from autotune.trial.scripts.lengths import batch_lengths, is_drawn
 
-TABLE_VERSION = 3
+TABLE_VERSION = 4
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
 
 _YEAR_3000_S = 32_503_680_000.0

@@ -69,7 +69,6 @@ def _facts(knob: Knob, runs: Sequence[RecordedRun]) -> dict[str, str]:
         "acts": knob.scope,
         "changes training": knob.changes_training,
         "needs CUDA": _listed(knob.needs_cuda),
-        "releases": f"before {knob.gone_since}" if knob.gone_since else "",
         "tried on": tried_on(knob, runs),
         "decided in": f"`{knob.source}`",
     }
@@ -89,7 +88,6 @@ _GROUPS = {
     "memory": "Recomputation and offload",
     "overlap": "Overlap",
     "compute": "Computation",
-    "compression": "Compression in older releases",
     "process": "Processes",
     "communication": "Communication",
 }

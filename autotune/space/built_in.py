@@ -26,7 +26,7 @@ _NEUTRAL: dict[str, KnobValue] = {
 class BuiltIn(WorkloadPlugin):
     """A trial runs the script, and an export carries it as it is."""
 
-    applies = dict.fromkeys((*_NEUTRAL, "pp", "sp", "compression.weight_bits"), "code")
+    applies = dict.fromkeys((*_NEUTRAL, "pp", "sp"), "code")
 
     def workload(self, job: Job, candidate: Candidate) -> Workload:
         """See `WorkloadPlugin.workload`."""

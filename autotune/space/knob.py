@@ -136,9 +136,6 @@ class Knob:
     """Where it acts, for people."""
     needs_cuda: tuple[KnobValue, ...] = ()
     """Values that only a CUDA device can run."""
-    gone_since: str = ""
-    """First release of the engine that lacks it; empty: the newest one has it. Such a knob acts at
-    no value that leaves it off, so that it makes no other candidate of any."""
     changes_training: str = ""
     """Effect on the numbers that are trained; empty: it decides speed and memory alone."""
     asks: str = ""
@@ -198,8 +195,8 @@ class Knob:
         typed = _read(value, self.kind)
         if typed is None:
             spelled = spelled_otherwise(value, is_switch=self.kind == "bool")
-            said = f"{value!r} is not {_KINDS[self.kind]}{spelled}"
-            raise JobError(f"{where}: {self.name}: {said}", self.menu)
+            complaint = f"{value!r} is not {_KINDS[self.kind]}{spelled}"
+            raise JobError(f"{where}: {self.name}: {complaint}", self.menu)
         if self.pattern and re.fullmatch(self.pattern, str(typed)):
             return typed
         if self.choices and typed not in self.choices:

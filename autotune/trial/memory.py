@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import torch
 
-from autotune.trial.descent import below
+from autotune.base.keeper import below
 from autotune.trial.faults import OutOfMemoryError
 from autotune.trial.nvml import DeviceMemory
 

@@ -78,8 +78,6 @@ def read_back(engine: Any, asked: Iterable[str]) -> dict[str, Any]:
             "zenflow_topk_ratio": optimizer.topk_ratio,
             "zenflow_select_interval": engine.select_interval // engine.update_interval,
         }
-    if bits := _weight_bits(engine.module):
-        found["weight_bits"] = bits
     if isinstance(optimizer, BF16_Optimizer):
         found["grad_accum_dtype"] = _dtype_name(optimizer.grad_acc_dtype)
     if isinstance(optimizer, DeepSpeedZeroOptimizer):
@@ -203,7 +201,6 @@ def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict
     # Both values are private to the coordinator, which is what prefetches and releases.
     private = {name.rpartition("__")[2]: value for name, value in vars(coordinator).items()}
     masters = optimizer.fp32_partitioned_groups_flat
-    is_mics = "MiCS" in type(optimizer).__name__
     return (
         _read_dtypes(optimizer, masters)
         | _read_swapping(engine, optimizer)
@@ -214,9 +211,6 @@ def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict
             "quantized_weights": bool(private["zero_quantized_weights"]),
             "quantized_gradients": optimizer.all2all_process_group is not None,
             "super_offload": "SuperOffload" in type(optimizer).__name__,
-            # Before 0.19.7 and 0.19.8; a MiCS optimizer partitions over its group alone.
-            "mics_shard_size": int(optimizer.partition_count) if is_mics else 0,
-            "loco": getattr(optimizer, "zeropp_loco_param", None) is not None,
             "offload_optimizer": _offload(optimizer.offload_optimizer, optimizer.swap_optimizer),
             "offload_param": _offload(
                 parameters.offload_device is not None, optimizer.params_in_nvme_and_cpu
@@ -274,16 +268,6 @@ def _hpz_partition_size() -> int:
     """Ranks of the group that holds a second copy of the parameters; 1: there is none."""
     group = groups._get_zero_param_intra_parallel_group()
     return 1 if group is None else int(dist.get_world_size(group=group))
-
-
-def _weight_bits(module: torch.nn.Module) -> int:
-    """Bits that DeepSpeed's compression rounds weights to in the forward pass; 0: it does not."""
-    rounding = (
-        layer.weight.target_bits
-        for layer in module.modules()
-        if getattr(layer, "weight_quantization_enabled_in_forward", False)
-    )
-    return int(next(rounding, 0))
 
 
 def _overlaps(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> bool:

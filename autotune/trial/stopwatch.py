@@ -16,7 +16,6 @@ from autotune.contract import Measure, Phase
 from autotune.trial.course import Course
 from autotune.trial.engines.base import LiveEngine
 from autotune.trial.faults import NonFiniteLossError
-from autotune.trial.phases import Delay, first_step_of
 from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.train import IGNORED
 
@@ -76,12 +75,9 @@ class Stopwatch:
         self._are_shares = False
         self._applied = 0
         self._skipped = 0
-        self._delay: Delay | None = None
 
     def attach(self, live: LiveEngine) -> None:
         live.on_losses(self._note_loss)
-        if delayed := self._reporter.report.set_for_trial:
-            self._delay = Delay(live.engine, first_step_of(delayed))
         live.on_steps(lambda: self._on_step(live))
         self._reporter.enter(Phase.WARM_UP)
         self._restart()
@@ -102,11 +98,8 @@ class Stopwatch:
     ) -> None:
         """Go on by a step that the ranks have agreed on; `n_later` more have ended since."""
         self._check(loss_is_finite, applied, at=len(self._reporter.report.losses) - 1 - n_later)
-        is_early = self._delay is not None and not self._delay.has_begun
-        if self._delay is not None:
-            self._delay.look()
         if applied:
-            self._count(step_time_s, is_early=is_early)
+            self._count(step_time_s)
 
     def _agree(
         self, rank_time_s: float, was_applied: bool, *, device: str
@@ -151,20 +144,16 @@ class Stopwatch:
                     f"{self._applied} applied"
                 )
 
-    def _count(self, step_time_s: float, *, is_early: bool = False) -> None:
+    def _count(self, step_time_s: float) -> None:
         report = self._reporter.report
         self._applied += 1
         if self._applied == 1:
             self._listener.on_first_step()
-        is_warm_up = self._applied <= self._measure.warmup_steps
-        if is_warm_up or is_early:
-            (report.warmup_step_times_s if is_warm_up else report.early_step_times_s).append(
-                step_time_s
-            )
+        if self._applied <= self._measure.warmup_steps:
+            report.warmup_step_times_s.append(step_time_s)
             if self._applied == 1:
                 self._reporter.write()  # cut off from here on, it was slow; before, it hung
-            has_begun = self._delay is None or self._delay.has_begun
-            if self._applied >= self._measure.warmup_steps and has_begun:
+            if self._applied >= self._measure.warmup_steps:
                 self._listener.on_warm()
                 self._reporter.enter(Phase.MEASURED)
             return

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autotune.base.keeper import end_with_parent
 from autotune.contract import (
     PARENT_ENV,
     RANKS_DIR,
@@ -28,7 +29,6 @@ from autotune.contract import (
 )
 from autotune.trial.aftermath import Aftermath
 from autotune.trial.communication import listen
-from autotune.trial.descent import end_with_parent
 from autotune.trial.engines.base import Driver, driver_of
 from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
 from autotune.trial.rendezvous import RankStore
@@ -72,10 +72,6 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter, store: RankStore) ->
     from autotune.trial.stopwatch import Stopwatch, TokenCounter, TrialDone
 
     config = driver.read_config(spec, folder)
-    # What an engine delays by more steps than a trial has; most engines delay nothing.
-    bring_forward = getattr(driver, "bring_forward", None)
-    if bring_forward is not None:
-        reporter.report.set_for_trial = bring_forward(config, spec.measure)
     reporter.report.versions = versions()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 

@@ -35,7 +35,6 @@ FEW_WORLDS = {
     "cpu": (2, 8),
     "full": (2, 8),
     "compile": (1, 8),
-    "compression": (2, 8),
     "long_context": (2, 6, 8),
     "lossy": (2, 8),
     "moe": (2, 6, 8),
@@ -290,20 +289,8 @@ def read_from(parsed, text):
         "zeropp.hpz_partition_size": zero.zero_hpz_partition_size,
         "zeropp.quantized_weights": zero.zero_quantized_weights,
         "zeropp.quantized_gradients": zero.zero_quantized_gradients,
-        **of_older_releases(parsed),
         "communication_dtype": _dtype(parsed.communication_data_type),
         "optimizer.implementation": implementation if params.get("torch_adam") else "deepspeed",
-    }
-
-
-def of_older_releases(parsed):
-    """Knobs that newer releases lost; a CPU lattice has those alone that a CPU runs."""
-    rounding = getattr(parsed, "compression_config", {}).get("weight_quantization", {})
-    shared, groups = (rounding.get(name, {}) for name in ("shared_parameters", "different_groups"))
-    bits = [group["params"]["target_bits"] for group in groups.values()]
-    return {
-        "compression.weight_bits": bits[0] if shared.get("enabled") else 0,
-        "compression.schedule_offset": shared.get("schedule_offset"),
     }
 
 

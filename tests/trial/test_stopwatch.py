@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -122,19 +121,3 @@ def test_a_steps_loss_is_the_one_whose_gradient_it_follows(tmp_path, monkeypatch
         engine.backward(torch.tensor(of_micro_batch), **asked)
     stopwatch._agree(0.1, was_applied=True, device="cpu")
     assert stopwatch._reporter.report.losses == [loss]
-
-
-def test_the_steps_before_compression_are_measured_and_are_not_the_figure(tmp_path):
-    warm_after = []
-    stopwatch = make(tmp_path, on_warm=lambda: warm_after.append(stopwatch._applied))
-    stopwatch._delay = SimpleNamespace(has_begun=False)
-    for _ in range(4):
-        stopwatch._count(0.3, is_early=True)
-    stopwatch._delay.has_begun = True  # as the engine said after the fifth
-    stopwatch._count(0.3, is_early=True)
-    count_all(stopwatch, [0.1] * 6)
-    report = stopwatch._reporter.report
-    assert warm_after == [5]
-    assert report.warmup_step_times_s == [0.3] * 2
-    assert report.early_step_times_s == [0.3] * 3
-    assert report.step_times_s == [0.1] * 6

@@ -26,9 +26,6 @@ MONITORS = ("comet", "csv_monitor", "tensorboard", "wandb")
 SECTIONS = ("offload.optimizer", "offload.param")
 """Knobs whose key is a section that other knobs, and the user's own options, stand in."""
 
-_OF_THE_TYPE = ("optimizer.compression", "optimizer.freeze_step")
-"""Knobs that are read off the type of the optimizer, whose section is looked at as a whole."""
-
 OF_THE_JOB = ("precision",)
 """Knobs that a file chooses nothing by: what it trains in is the job's (`precision_of`)."""
 
@@ -113,7 +110,7 @@ def leftover(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     rest = dict(config)
     batch = ("train_batch_size", "gradient_accumulation_steps")
-    names = KNOBS.keys() - {*SECTIONS, *_OF_THE_TYPE, *OF_THE_JOB}
+    names = KNOBS.keys() - {*SECTIONS, *OF_THE_JOB}
     governed = [key for name in names for key in KNOBS[name].keys]
     for key in (*batch, *governed):
         rest = without(rest, key)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.base.data import installed_files
 from autotune.base.errors import JobError, RenderError
@@ -39,12 +39,6 @@ from autotune.engines.deepspeed.expected import (
     recompute_interval,
 )
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.knobs.compression import (
-    LOCO,
-    compressed,
-    plain_optimizer,
-    weight_quantization,
-)
 from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.engines.deepspeed.knobs.situation import ADAM, optimizer_implementation
 from autotune.engines.deepspeed.ladder import ladder
@@ -59,7 +53,6 @@ from autotune.engines.deepspeed.rules import DECIDED_BY, judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
-from autotune.engines.deepspeed.sources.baseline import read_run
 from autotune.job.job import DEFAULT_OPTIMIZER, DEFAULT_SPACE, Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
@@ -68,6 +61,9 @@ from autotune.space.rows import answers_of
 from autotune.space.rule import Violation
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.transformer_shape import refusal
+
+if TYPE_CHECKING:
+    from autotune.engines.deepspeed.sources.baseline import TheirRun
 
 TEMPLATE = "deepspeed/ds_config.json.j2"
 
@@ -155,11 +151,8 @@ class DeepSpeedEngine(Engine):
 
     @property
     def optimizer(self) -> str:
-        """Type of the optimizer that trains, in lower case: the job's, else that of the base.
-
-        Of one that compresses it is the type without compression, which is a knob.
-        """
-        return str(plain_optimizer(self._optimizer_section).get("type", "")).lower()
+        """Type of the optimizer that trains, in lower case: the job's, else that of the base."""
+        return str(self._optimizer_section.get("type", "")).lower()
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         """The rules that a candidate breaks; see `Engine.judge`."""
@@ -251,8 +244,7 @@ class DeepSpeedEngine(Engine):
             theirs, notes = read_ds_config(job.base_config, with_monitors=True)
             engine._use_base(theirs, notes)
         elif job.baseline is not None:
-            hidden = job.model.shape.hidden
-            run = read_run(job.baseline, world=job.world, hidden=hidden, with_monitors=True)
+            run = self._read_run(job.baseline, with_monitors=True)
             theirs, notes, optimizer = run.config, run.notes, self._optimizer_section
             # What trained in another one's place was measured, and stays.
             if _same_type(optimizer, own := theirs.get("optimizer", {})):
@@ -282,7 +274,7 @@ class DeepSpeedEngine(Engine):
             RenderError: The file cannot be read.
             JobError: It trains something else than the job: another batch, precision or world.
         """
-        theirs = read_run(path, world=self._job.world, hidden=self._job.model.shape.hidden)
+        theirs = self._read_run(path)
         config, notes = theirs.config, theirs.notes
         # Wrong values first: a file that means nothing trains in no precision either.
         tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
@@ -298,13 +290,17 @@ class DeepSpeedEngine(Engine):
         for name, value in chosen.items():
             if (ours := knobs.get(name)) != value and name not in SECTIONS:
                 notes[KNOBS[name].key or name] = (value, ours)  # it changes nothing, or folds
-        if (loco := look_up(config, "zero_optimization.zeropp_loco_param")) not in (None, LOCO):
-            notes["zero_optimization.zeropp_loco_param"] = (loco, LOCO)
         engine = copy(self)
         engine._base_knobs = {}
         engine._use_base(leftover(config), notes, optimizer=self._optimizer_section)
         candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
         return engine, candidate
+
+    def _read_run(self, path: Path, *, with_monitors: bool = False) -> "TheirRun":
+        from autotune.engines.deepspeed.sources.baseline import read_run  # of a user's file alone
+
+        hidden = self._job.model.shape.hidden
+        return read_run(path, world=self._job.world, hidden=hidden, with_monitors=with_monitors)
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
         """See `Engine.plans`."""
@@ -353,9 +349,8 @@ class DeepSpeedEngine(Engine):
             "nvme_path": None if self._job.nvme_path is None else str(self._job.nvme_path),
             "largest_param": self._job.model.shape.largest_param,
             "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
-            "loco": LOCO,
         }
-        self._optimizer, self._implementation = dict(plain_optimizer(ours)), None
+        self._optimizer, self._implementation = dict(ours), None
         if self.optimizer in ADAM:
             # The knob chooses among the implementations.
             self._implementation = optimizer_implementation(ours.get("params"))
@@ -394,7 +389,6 @@ class DeepSpeedEngine(Engine):
                 **self._constants,
                 "precision": candidate.precision(self._job.precision),
                 "optimizer": self._implemented(knobs),
-                "weight_quantization": weight_quantization(knobs),
                 "autoep_preset": AUTOEP_PRESETS.get(_model_type(self._job), ""),
                 "expert_blocks": self._job.model.expert_blocks,
                 "seq_len": self._job.seq_len,
@@ -414,8 +408,7 @@ class DeepSpeedEngine(Engine):
         _refuse_auto(tuned)
         _check_obeyed(tuned, candidate)
         has_base = self._base or self._notes
-        config, notes = self._over_base(tuned, candidate) if has_base else (tuned, {})
-        return config, {**notes, **self._uncompressed(tuned)}
+        return self._over_base(tuned, candidate) if has_base else (tuned, {})
 
     def _partition(self, candidate: Candidate) -> Mapping[str, Any] | None:
         """What AutoTP splits of a mixture beside AutoEP; None where transformers' plan says it."""
@@ -423,16 +416,8 @@ class DeepSpeedEngine(Engine):
             return None
         return partition_config(self._job.model.shape)
 
-    def _uncompressed(self, tuned: Mapping[str, Any]) -> dict[str, Note]:
-        """The type of the user's optimizer, where it compresses and the candidate does not."""
-        theirs, ours = self._optimizer_section.get("type"), look_up(tuned, "optimizer.type")
-        is_same = str(theirs).lower() == str(ours).lower()
-        return {} if is_same else {"optimizer.type": (theirs, ours)}
-
     def _implemented(self, knobs: Mapping[str, KnobValue]) -> Mapping[str, Any]:
-        """The optimizer section, with the implementation or compression that is chosen."""
-        if "optimizer.compression" in knobs:
-            return compressed(self._optimizer_section, self._optimizer, knobs)
+        """The optimizer section, with the implementation that is chosen."""
         chosen = str(knobs.get("optimizer.implementation", self._implementation))
         switches = _IMPLEMENTATIONS.get(chosen)
         return merge(self._optimizer, {"params": switches}) if switches else self._optimizer
@@ -476,17 +461,14 @@ def _plain(knobs: Mapping[str, KnobValue]) -> dict[str, dict[str, KnobValue]]:
 def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
     """Keys of the base that give way even where the rendered configuration is silent.
 
-    They are the keys of the layout, of the candidate's knobs, of knobs that cannot act at its
-    stage, and of those that act only where they are chosen; another key that merely changes
-    nothing here stays as the user wrote it.
+    They are the keys of the layout, of the candidate's knobs, and of knobs that cannot act at its
+    stage; another key that merely changes nothing here stays as the user wrote it.
     """
     stage = KNOBS["zero.stage"].read(tuned)
     ours = [
         knob
         for name, knob in KNOBS.items()
-        if name in candidate.values
-        or stage not in knob.when.get("zero.stage", (stage,))
-        or knob.gone_since
+        if name in candidate.values or stage not in knob.when.get("zero.stage", (stage,))
     ]
     return [*_LAYOUT, *(key for knob in ours for key in knob.keys)]
 
@@ -540,10 +522,7 @@ def _same_type(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 def _chosen_by(job: Job) -> Mapping[str, KnobValue]:
     """The knobs that the job's own optimizer section chooses."""
     implementation = optimizer_implementation(job.optimizer.get("params"))
-    found: dict[str, KnobValue | None] = {"optimizer.implementation": implementation}
-    for name in ("optimizer.compression", "optimizer.freeze_step"):
-        found[name] = KNOBS[name].read({"optimizer": job.optimizer})
-    return {name: value for name, value in found.items() if value is not None}
+    return {} if implementation is None else {"optimizer.implementation": implementation}
 
 
 def _check_obeyed(tuned: Mapping[str, Any], candidate: Candidate) -> None:

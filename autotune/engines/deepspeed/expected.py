@@ -9,18 +9,10 @@ from typing import Any
 from autotune.contract import KnobValue
 from autotune.engines.communication.variables import expected_of
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.knobs.offload import ZENFLOW
+from autotune.engines.deepspeed.knobs.readers import ZENFLOW
 from autotune.engines.deepspeed.mixtures import experts_elsewhere
 from autotune.engines.deepspeed.rules.base import Setup
-from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
 from autotune.job.model import ModelShape
-
-COMPRESSING: Mapping[str, str] = {
-    "onebitadam": "OnebitAdam",
-    "onebitlamb": "OnebitLamb",
-    "zerooneadam": "ZeroOneAdam",
-}
-"""Type of an optimizer that compresses -> the name of its class."""
 
 DEFAULT_GRADIENT_CLIPPING = 1.0
 """DeepSpeed's own (its runtime/constants.py); written out, because older releases had 0."""
@@ -55,18 +47,14 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
         found["optimizer"] = optimizer_class(setup)
         if setup.optimizer_params.get("torch_adam") is True:
             found["optimizer_fused"] = setup.optimizer_params.get("fused") is True
-    elif setup.optimizer in COMPRESSING:
-        found["optimizer"] = COMPRESSING[setup.optimizer]
     if setup.tp > 1 and setup.pp == 1:
         if config_value(config, "tp.overlap_comm"):
             found["tp_overlap_comm"] = True
         if (head := config_value(config, "tp.head")) != "default":
             found["head_is_split"] = head == "split"
-    if bits := config_value(config, "compression.weight_bits"):
-        found["weight_bits"] = bits
     if stage > 0:
         found["grad_accum_dtype"] = _dtype(config, "grad_accum_dtype", precision)
-    if stage == 0 or uses_bf16_optimizer(setup):
+    if stage == 0 or setup.uses_bf16_optimizer:
         return found
     return found | _as_written(setup) | _derived(setup)
 
@@ -134,10 +122,6 @@ def _derived(setup: Setup) -> dict[str, Any]:
     if stage == 3:
         size = int(config_value(config, "zeropp.hpz_partition_size"))
         found["hpz_partition_size"] = max(1, min(size, setup.world))
-        if shard := config_value(config, "mics.shard_size"):
-            found["mics_shard_size"] = min(int(shard), setup.world)
-        if config_value(config, "zeropp.loco"):
-            found["loco"] = True
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.contract import CONFIG_DIR, Measure, TrialSpec
+from autotune.contract import CONFIG_DIR, TrialSpec
 from autotune.trial.engines.base import LiveEngine
 from autotune.trial.transformer_shape import script_settings
 
@@ -58,13 +58,6 @@ def read_config(spec: TrialSpec, folder: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((folder / CONFIG_DIR / CONFIG_FILE).read_text("utf-8"))
     preload(config, spec.workload.model)
     return config
-
-
-def bring_forward(config: dict[str, Any], measure: Measure) -> dict[str, list[Any]]:
-    """See `autotune.trial.phases.bring_forward`."""
-    from autotune.trial import phases
-
-    return phases.bring_forward(config, measure)
 
 
 def join_ranks() -> None:

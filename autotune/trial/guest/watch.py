@@ -176,8 +176,8 @@ class GuestStopwatch(Stopwatch):
         """How many of the next steps are agreed on together; all ranks find the same."""
         report = self._reporter.report
         times_s = report.step_times_s
-        is_plain = not self._is_loss_scaled and self._delay is None
-        if report.phase is not Phase.MEASURED or not is_plain or len(times_s) < _ALONE:
+        is_measured = report.phase is Phase.MEASURED
+        if not is_measured or self._is_loss_scaled or len(times_s) < _ALONE:
             return 1
         fitting = int(_TOGETHER_S / statistics.median(times_s[-_ALONE:]))
         return max(1, min(fitting, len(times_s) // 4))

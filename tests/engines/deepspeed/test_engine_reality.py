@@ -93,8 +93,6 @@ def runs_here(name: str, value: Any) -> bool:
         return False
     if name == "precision":
         return value in ("default", *cpu_precisions())
-    if is_gone(name) and value != KNOBS[name].default:
-        return False
     return value not in KNOBS[name].needs_cuda and (name, value) != ("compile", "torch")
 
 
@@ -145,17 +143,8 @@ def copies_to_disk(knobs: dict[str, Any]) -> bool:
     return knobs.get("offload.param") == "nvme" and knobs.get("zeropp.hpz_partition_size", 1) > 1
 
 
-def is_gone(name: str) -> bool:
-    """Whether the installed release has lost a knob."""
-    gone_since = KNOBS[name].gone_since
-    return bool(gone_since) and is_at_least(INSTALLED, gone_since)
-
-
 def listed(space: Space) -> set[tuple[str, Any]]:
-    """Every (knob, value) of a space that two ranks can run.
-
-    A knob that newer releases lost acts at no value that leaves it off.
-    """
+    """Every (knob, value) of a space that two ranks can run."""
     return {
         (name, value)
         for name, domain in space.domains.items()
@@ -164,7 +153,6 @@ def listed(space: Space) -> set[tuple[str, Any]]:
         if KNOBS[name].group not in ("process", "communication")
         and name != "precision"
         and runs_here(name, value)
-        and not (KNOBS[name].gone_since and value == KNOBS[name].default)
         and (SWAPS or name not in ONLY_SWAPPING)
         and acts_here(name)
     }

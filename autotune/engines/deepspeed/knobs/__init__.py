@@ -1,37 +1,36 @@
-"""DeepSpeed's knobs: a file for each section of the documentation; here all of them, in order.
+"""DeepSpeed's knobs: a row each of `knobs.json`, and those of communication after them.
 
-Adding one is an entry in a file of this folder. The evidence in the entries is DeepSpeed 0.19.8,
-but for those of `compression.py`, which it has not.
+A row has the fields of `DeepSpeedKnob`; what it calls `acts`, `fold` or `reader` is a function of
+`effects.py`, `readers.py` or `situation.py`. The evidence in the rows is DeepSpeed 0.19.8.
 """
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import replace
+from pathlib import Path
 
-from autotune.engines.deepspeed.knobs import (
-    communication,
-    compression,
-    compute,
-    layout,
-    offload,
-    precision,
-    process,
-    zero,
-)
+from autotune.engines.communication.knobs import KNOBS as COMMUNICATION_KNOBS
+from autotune.engines.deepspeed.knobs import effects, readers, situation
 from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
+from autotune.space import knob as shared
+from autotune.space.knob import Knob
+from autotune.space.knob_rows import read_knobs
 
-_GROUPS = (
-    ("layout", layout.ENTRIES),
-    ("offload", offload.ENTRIES),
-    ("precision", precision.ENTRIES),
-    ("zero", zero.ENTRIES),
-    ("zeropp", zero.ZEROPP),
-    ("offload", offload.DETAILS),
-    ("compute", compute.ENTRIES),
-    ("compression", compression.ENTRIES),
-    ("process", process.ENTRIES),
-    ("communication", communication.ENTRIES),
-)
+_STAGES = {"nccl.all_gather": (1, 2, 3), "nccl.reduce_scatter": (3,)}
+"""Collectives -> the stages that use them: parameters are gathered from stage 1 on; gradients are
+all-reduced below stage 3 and reduce-scattered at it (stage_1_and_2.py: allreduce_and_scatter)."""
+
+
+def _of_communication(knob: Knob) -> DeepSpeedKnob:
+    fields = {field.name: getattr(knob, field.name) for field in dataclasses.fields(knob)}
+    if stages := _STAGES.get(knob.name):
+        fields["when"] = {"zero.stage": stages}
+    return DeepSpeedKnob(**{**fields, "group": "communication"})
+
+
+_FUNCTIONS = (shared, situation, effects, readers)
+
 KNOBS: Mapping[str, DeepSpeedKnob] = {
-    knob.name: replace(knob, group=group) for group, entries in _GROUPS for knob in entries
+    **read_knobs(Path(__file__).with_name("knobs.json"), DeepSpeedKnob, *_FUNCTIONS),
+    **{name: _of_communication(knob) for name, knob in COMMUNICATION_KNOBS.items()},
 }
 """Knobs by name, in an order in which a knob comes after those that it looks at."""

@@ -11,11 +11,6 @@ from autotune.space.knob import Context, Knobs
 ADAM = ("adam", "adamw")
 
 
-def at_stages(*stages: int) -> dict[str, tuple[KnobValue, ...]]:
-    """ZeRO stages at which a knob can act at all (`Knob.when`)."""
-    return {"zero.stage": stages}
-
-
 def optimizer_implementation(params: object) -> str | None:
     """The value of `optimizer.implementation` that a user's `optimizer.params` chooses.
 

@@ -4,15 +4,10 @@ from collections.abc import Mapping
 
 from autotune.engines.communication.rules import RULES as COMMUNICATION_RULES
 from autotune.engines.deepspeed.rules import (
-    attention,
     batch,
     compile,
-    compression,
     data,
-    dtypes,
-    elasticity,
     experts,
-    loss,
     model,
     nvme,
     offload,
@@ -25,11 +20,10 @@ from autotune.engines.deepspeed.rules import (
     sequence,
     surroundings,
     version,
-    zenflow,
     zero,
-    zeropp,
 )
 from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.rows import ROWS
 from autotune.engines.deepspeed.rules.sections import as_read, is_plain
 from autotune.space.rule import Rule, Violation, judge_by, rules_of
 
@@ -46,14 +40,16 @@ __all__ = [
 
 _KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)
 
-_ABOUT_VALUES = rules_of(
+_IN_CODE = rules_of(
     *(version, batch, precision, optimizer, scheduler, zero, offload, parallel, pipeline),
-    *(sequence, experts, model, zeropp, zenflow, nvme, dtypes, attention, loss, compile),
-    *(compression, elasticity),
+    *(sequence, experts, model, nvme, compile, data, surroundings),
 )
-VALUE_RULES = tuple(rule for rule in _ABOUT_VALUES if rule not in version.KEY_RULES)
+_ABOUT_SECTIONS = ("data.", "surroundings.")
+_ABOUT_VALUES = tuple(rule for rule in (*_IN_CODE, *ROWS) if rule not in version.KEY_RULES)
 
-_SECTION_RULES = rules_of(data, surroundings)
+VALUE_RULES = tuple(rule for rule in _ABOUT_VALUES if not rule.name.startswith(_ABOUT_SECTIONS))
+
+_SECTION_RULES = tuple(rule for rule in _ABOUT_VALUES if rule.name.startswith(_ABOUT_SECTIONS))
 """Rules about sections that no template of the search has: `is_plain` answers for them."""
 
 ALL_RULES: tuple[Rule[Setup], ...] = (

@@ -8,10 +8,12 @@ from typing import Any
 from autotune.base.nested import merge
 from autotune.devices.hardware import Environment
 from autotune.engines.communication.base import Communication
+from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.spelling import guesses
+from autotune.engines.deepspeed.rules.values import CANONICAL, ELEMENTS
 from autotune.job.model_shape import ModelShape
-from autotune.space.rule import Finding, Patch
+from autotune.space.rule import Finding, Patch, UnknownFactError
 
 BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 
@@ -201,6 +203,108 @@ class Setup:
         return isinstance(passes, list) and "autosp" in passes
 
     @cached_property
+    def autotp_size(self) -> int:
+        """Tensor parallel degree that the configuration switches on."""
+        return autotp_size(self.ds_config)
+
+    @property
+    def tp_asked(self) -> int:
+        """The same, or the layout's where it is more."""
+        return max(self.tp, self.autotp_size)
+
+    @cached_property
+    def uses_bf16_optimizer(self) -> bool:
+        """Whether DeepSpeed takes its BF16_Optimizer, and with it none of ZeRO's settings."""
+        accumulates = self.section("data_types").get("grad_accum_dtype")
+        return is_bf16_optimizer(
+            stage=self.stage,
+            precision=self.dtype,
+            grad_accum_dtype=CANONICAL.get(str(accumulates), self.dtype),
+            optimizer_offload=self.optimizer_offload,
+        )
+
+    @property
+    def uses_cpu_adam(self) -> bool:
+        """Whether an offloaded optimizer is DeepSpeedCPUAdam.
+
+        Without an optimizer section the script brings its own, which cannot be known here: the
+        answer is yes. ZenFlow's is a subclass, and DeepSpeed asks for the exact type.
+        Source: engine.py, _configure_basic_optimizer.
+        """
+        if not self.optimizer:
+            return True
+        is_adam = self.optimizer in ("adam", "adamw") and self.zero.get("zenflow") is None
+        return is_adam and not self.optimizer_params.get("torch_adam", False)
+
+    @property
+    def bf16_masters(self) -> bool:
+        """Whether master weights in bf16 are asked for."""
+        return self.bf16.get("bf16_master_weights_and_grads") is True
+
+    @property
+    def bf16_states(self) -> bool:
+        """Whether optimizer states in bf16 are asked for."""
+        return self.bf16.get("bf16_optimizer_states") is True
+
+    @property
+    def training_precision(self) -> str:
+        """The job's precision, or that of the configuration."""
+        return self.precision or self.dtype
+
+    @property
+    def reduces_by(self) -> str:
+        """How gradients of ranks are put together: `mean` or `sum`."""
+        return str(self.ds_config.get("gradient_allreduce_op", "mean")).lower()
+
+    @property
+    def second_copy_ranks(self) -> Any:
+        """Ranks that share a second copy of the weights (ZeRO++); 1: there is none."""
+        return self.zero.get("zero_hpz_partition_size", 1)
+
+    @property
+    def whole_nodes(self) -> int | None:
+        """Nodes that the ranks fill; None where the devices of a node are not known."""
+        devices = self.environment.n_devices
+        return self.world // devices if devices else None
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters train beside frozen weights (LoRA)."""
+        return self.model is not None and self.model.n_params_frozen > 0
+
+    @property
+    def pipeline_layers(self) -> int | None:
+        """Layers that stages are made of (autotune/trial/scripts/transformer.py: layer_specs).
+
+        The blocks, the embeddings and the output head; learned positions, and the last norm where
+        the head is the embeddings' weight, are layers of their own.
+        """
+        model = self.model
+        if model is None:
+            return None
+        return model.n_layers + 2 + (model.max_seq_len is not None) + model.tied_embeddings
+
+    @property
+    def grad_accum_asked(self) -> Any:
+        """Accumulation steps that the configuration names; 1 where it is silent."""
+        return self.ds_config.get("gradient_accumulation_steps") or 1
+
+    @property
+    def runs_zenflow(self) -> bool:
+        """Whether the device is one that ZenFlow runs on at the stage."""
+        return self.stage < 3 or self.accelerator == "cuda"
+
+    @property
+    def zenflow_update_interval(self) -> Any:
+        """ZenFlow's interval of updates, which is DeepSpeed's to choose by default."""
+        return self.zero_section("zenflow").get("update_interval", "auto")
+
+    @property
+    def zenflow_select_interval(self) -> Any:
+        """The same of its selections."""
+        return self.zero_section("zenflow").get("select_interval", "auto")
+
+    @cached_property
     def batch_ranks(self) -> int:
         """Ranks that DeepSpeed divides the batch by (runtime/config.py).
 
@@ -220,10 +324,15 @@ class Setup:
     def batch(self) -> tuple[int, int, int] | None:
         """micro_batch, grad_accum and train_batch_size as DeepSpeed fills in what is left out.
 
+        Raises:
+            UnknownFactError: Elasticity, of an older release, makes sizes of its own.
+
         It divides, rounding down, by `batch_ranks`, also where tensor parallelism leaves fewer
         replicas (runtime/config.py: _set_batch_related_parameters). None where there is nothing
         to fill in from, or a size is not a whole number above 0.
         """
+        if self.elasticity:
+            raise UnknownFactError("elasticity")
         micro, accum, total = given = [self.ds_config.get(name) for name in BATCH_KEYS]
         if any(size is not None and (type(size) is not int or size < 1) for size in given):
             return None
@@ -248,6 +357,12 @@ class Setup:
         if device in ("cpu", "nvme"):
             return str(device)
         return "cpu" if self.zero.get(deprecated) is True else "none"
+
+
+def autotp_size(ds_config: Mapping[str, Any]) -> int:
+    """Tensor parallel degree that a configuration switches on; 1 for what is no size."""
+    size: Any = as_section(ds_config.get("tensor_parallel")).get("autotp_size")
+    return max(1, int(size)) if ELEMENTS.accepts(size) else 1
 
 
 def zero(stage: Any = None, **keys: Any) -> dict[str, Any]:

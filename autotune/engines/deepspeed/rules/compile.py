@@ -6,19 +6,6 @@ from autotune.space.rule import Finding, rule
 _OFFLOADS = ("offload_parameters", "offload_opt_states", "offload_activation")
 
 
-@rule("compile/util.py: is_deepcompile_supported")
-def _deepcompile_needs_cuda(setup: Setup) -> Finding | None:
-    if setup.section("compile").get("deepcompile") is not True:
-        return None
-    if setup.accelerator == "cuda" or setup.compile == "none":
-        return None
-    return Finding(
-        message="compile.deepcompile=true: its passes need a CUDA device, the accelerator is "
-        f"{setup.accelerator}",
-        changes={"compile": {"deepcompile": None}},
-    )
-
-
 @rule("compile/init_z3.py: init_z3")
 def _several_offloads(setup: Setup) -> Finding | None:
     if not _compiles_stage_3(setup):
@@ -30,19 +17,6 @@ def _several_offloads(setup: Setup) -> Finding | None:
         message=f"compile.{' and compile.'.join(found)}: each pass plans for the whole memory by "
         "itself, so one at a time",
         changes={"compile": dict.fromkeys(found[1:])},
-    )
-
-
-@rule("compile/init_z3.py: init_z3")
-def _states_offloaded_twice(setup: Setup) -> Finding | None:
-    if not _compiles_stage_3(setup) or setup.optimizer_offload == "none":
-        return None
-    if "offload_opt_states" not in _offloads(setup):
-        return None
-    return Finding(
-        message="compile.offload_opt_states=true with offload_optimizer.device="
-        f"{setup.optimizer_offload}: both manage the same states",
-        changes={"compile": {"offload_opt_states": None}},
     )
 
 

@@ -23,18 +23,3 @@ def _pipeline_buffers(setup: Setup) -> Finding | None:
         f"{_TENSORS} * (1 + {len(ways)}) = {needed} are in use at once",
         changes=zero(offload_optimizer={"buffer_count": needed}),
     )
-
-
-@rule(
-    "runtime/zero/partition_parameters.py: _partition_param_sec makes the second copy on the "
-    "device of the offload, and torch has none of that name"
-)
-def _second_copy_on_disk(setup: Setup) -> Finding | None:
-    size = setup.zero.get("zero_hpz_partition_size", 1)
-    if setup.stage != 3 or setup.param_offload != "nvme" or size <= 1:
-        return None
-    return Finding(
-        message=f"zero_optimization.zero_hpz_partition_size={size:.0f} with offload_param to "
-        "nvme: the second copy of the weights cannot stand on a disk",
-        changes=zero(zero_hpz_partition_size=None),
-    )

@@ -1,12 +1,25 @@
 """Offload: where optimizer states and parameters live, and which stage can do it."""
 
-from autotune.engines.deepspeed.rules.adam import (
-    adam_in_words,
-    cpu_adam_by,
-    uses_cpu_adam,
-)
-from autotune.engines.deepspeed.rules.base import Setup, offload, zero
-from autotune.space.rule import Choice, Finding, Patch, rule
+from autotune.engines.deepspeed.rules.base import Setup, params, zero
+from autotune.space.rule import Finding, Patch, rule
+
+CPU_ADAM = params(torch_adam=None)
+"""Keys that, laid over a configuration that offloads an Adam, make it DeepSpeed's own."""
+
+
+def cpu_adam_by(setup: Setup) -> Patch:
+    """The change that makes an offloaded optimizer DeepSpeedCPUAdam; empty if none would."""
+    if setup.optimizer not in ("adam", "adamw") or setup.zero.get("zenflow") is not None:
+        return {}
+    return CPU_ADAM
+
+
+def adam_in_words(setup: Setup) -> str:
+    """All that decides which Adam it is."""
+    torch_adam = str(bool(setup.optimizer_params.get("torch_adam"))).lower()
+    zenflow = "" if setup.zero.get("zenflow") is None else ", with ZenFlow's own Adam"
+    kind = setup.optimizer or "the script's own"
+    return f"optimizer.type={kind}, torch_adam={torch_adam}{zenflow}"
 
 
 def _removal(setup: Setup, *names: str) -> Patch:
@@ -15,10 +28,6 @@ def _removal(setup: Setup, *names: str) -> Patch:
 
 def _ratio(setup: Setup) -> float:
     return float(setup.zero_section("offload_optimizer").get("ratio", 1))
-
-
-def _is_super(setup: Setup) -> bool:
-    return setup.zero_section("offload_optimizer").get("super_offload") is True
 
 
 @rule(
@@ -50,28 +59,6 @@ def _optimizer_at_stage_0(setup: Setup) -> Finding | None:
     )
 
 
-@rule("runtime/engine.py: _configure_optimizer")
-def _script_optimizer(setup: Setup) -> Finding | None:
-    """A note: which optimizer the script has is not known here."""
-    if setup.optimizer_offload == "none" or setup.stage == 0 or setup.optimizer:
-        return None
-    forces = setup.ds_config.get("zero_force_ds_cpu_optimizer") is not False
-    if not forces or setup.brings_cpu_adam or setup.section("optimizer"):
-        return None
-    return Finding(
-        message="zero_optimization.offload_optimizer without a section optimizer: DeepSpeed takes "
-        "DeepSpeedCPUAdam and DeepSpeedCPULion from the script, and refuses torch's AdamW",
-        at=("zero_optimization.offload_optimizer",),
-        choices=(
-            Choice(changes={"optimizer": {"type": "AdamW"}}),
-            Choice(changes={"zero_force_ds_cpu_optimizer": False}),
-        ),
-        advice="make deepspeed.ops.adam.DeepSpeedCPUAdam in the script, or set optimizer.type to "
-        "AdamW, or zero_force_ds_cpu_optimizer to false",
-        is_note=True,
-    )
-
-
 @rule("runtime/zero/partition_parameters.py:1225-1230")
 def _nvme_without_path(setup: Setup) -> Finding | None:
     if setup.stage != 3:
@@ -91,33 +78,11 @@ def _nvme_without_path(setup: Setup) -> Finding | None:
     )
 
 
-@rule("runtime/zero/stage_1_and_2.py:220", consequence="differs")
-def _nvme_needs_stage_3(setup: Setup) -> Finding | None:
-    if setup.optimizer_offload != "nvme" or setup.stage not in (1, 2):
-        return None
-    return Finding(
-        message=f"zero_optimization.offload_optimizer.device=nvme at stage {setup.stage}: only "
-        "stage 3 swaps to a disk, the states stay in the host's memory",
-        changes=offload(),
-    )
-
-
-@rule("runtime/zero/config.py:396-400")
-def _ratio_needs_stage_3(setup: Setup) -> Finding | None:
-    if _ratio(setup) >= 1 or setup.stage == 3:
-        return None
-    return Finding(
-        message=f"zero_optimization.offload_optimizer.ratio={_ratio(setup):g} at stage "
-        f"{setup.stage}: partial offload needs stage 3",
-        changes=zero(offload_optimizer={"ratio": 1.0}),
-    )
-
-
 @rule("runtime/zero/stage3.py:313-316")
 def _ratio_needs_cpu_adam(setup: Setup) -> Finding | None:
     if _ratio(setup) >= 1 or setup.stage != 3:
         return None
-    if setup.optimizer_offload == "none" or uses_cpu_adam(setup):
+    if setup.optimizer_offload == "none" or setup.uses_cpu_adam:
         return None
     is_adam = setup.optimizer in ("adam", "adamw")
     return Finding(
@@ -125,26 +90,4 @@ def _ratio_needs_cpu_adam(setup: Setup) -> Finding | None:
         f"CPU Adam, which this is not: {adam_in_words(setup)}",
         changes=cpu_adam_by(setup) or zero(offload_optimizer={"ratio": 1.0}),
         advice="" if is_adam else "or set optimizer.type to AdamW",
-    )
-
-
-@rule("runtime/engine.py: super_offload is asked at stage 3 only", consequence="ignored")
-def _super_needs_stage_3(setup: Setup) -> Finding | None:
-    if not _is_super(setup) or setup.stage == 3:
-        return None
-    return Finding(
-        message=f"zero_optimization.offload_optimizer.super_offload=true at stage {setup.stage} "
-        "is ignored: it acts at stage 3",
-        changes=zero(offload_optimizer={"super_offload": None}),
-    )
-
-
-@rule("runtime/superoffload/superoffload_stage3.py:20-24")
-def _super_needs_cuda(setup: Setup) -> Finding | None:
-    if not _is_super(setup) or setup.stage != 3 or setup.accelerator == "cuda":
-        return None
-    return Finding(
-        message="zero_optimization.offload_optimizer.super_offload=true needs CUDA, the "
-        f"accelerator is {setup.accelerator}",
-        changes=zero(offload_optimizer={"super_offload": None}),
     )

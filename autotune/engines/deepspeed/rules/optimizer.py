@@ -5,7 +5,6 @@ from autotune.engines.deepspeed.rules.base import (
     Setup,
     params,
     unknown_type,
-    zero,
 )
 from autotune.engines.deepspeed.rules.constructors import (
     TAKEN_OUT,
@@ -13,11 +12,7 @@ from autotune.engines.deepspeed.rules.constructors import (
     optimizer_of,
     schedule_decides,
 )
-from autotune.engines.deepspeed.rules.version import (
-    OPTIMIZERS_REMOVED_IN,
-    REMOVED_OPTIMIZERS,
-    uncompressed,
-)
+from autotune.engines.deepspeed.rules.version import OPTIMIZERS_REMOVED_IN, REMOVED_OPTIMIZERS
 from autotune.space.rule import Choice, Finding, rule
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
@@ -40,23 +35,6 @@ def _unknown_type(setup: Setup) -> Finding | None:
     if given in torchs:
         return None
     return unknown_type("optimizer", given, (*_MAY_TRAIN, *torchs), "AdamW", "torch.optim")
-
-
-@rule("runtime/config.py: get_optimizer_name", consequence="ignored")
-def _no_type(setup: Setup) -> Finding | None:
-    section = setup.section("optimizer")
-    if not section or section.get("type") is not None:
-        return None
-    return Finding(
-        message="optimizer without a type: DeepSpeed ignores the section and trains with the "
-        "optimizer of the script",
-        at=("optimizer",),
-        choices=(
-            Choice(changes={"optimizer": {"type": "AdamW"}}),
-            Choice(changes={"optimizer": None}),
-        ),
-        advice="set optimizer.type, such as AdamW, or remove optimizer where the script has one",
-    )
 
 
 @rule("the constructors' signatures, in constructors.json")
@@ -200,46 +178,3 @@ def _needs_cuda(setup: Setup) -> Finding | None:
 def _removed(setup: Setup) -> bool:
     """Whether the installed release lacks the optimizer, of which another rule speaks."""
     return setup.optimizer in REMOVED_OPTIMIZERS and setup.is_at_least(OPTIMIZERS_REMOVED_IN)
-
-
-@rule("runtime/engine.py: _do_sanity_check")
-def _lamb_needs_dynamic_scale(setup: Setup) -> Finding | None:
-    scale = setup.section("fp16").get("loss_scale", 0)
-    if setup.optimizer not in ("lamb", "onebitlamb") or type(scale) not in (int, float):
-        return None
-    if scale == 0 or _removed(setup):
-        return None
-    return Finding(
-        message=f"optimizer.type={setup.section('optimizer')['type']} with "
-        f"fp16.loss_scale={scale}: it needs dynamic loss scaling",
-        at=("fp16.loss_scale",),
-        choices=(Choice(changes={"fp16": {"loss_scale": 0}}),),
-        advice="set fp16.loss_scale to 0, which makes it dynamic",
-    )
-
-
-@rule("runtime/zero/stage3.py:360")
-def _muon_scatters(setup: Setup) -> Finding | None:
-    scatters = setup.zero.get("reduce_scatter") is not False
-    if setup.optimizer != "muon" or setup.stage != 3 or not scatters:
-        return None
-    return Finding(
-        message="optimizer.type=Muon at stage 3 with zero_optimization.reduce_scatter=true (the "
-        "default)",
-        changes=zero(reduce_scatter=False),
-    )
-
-
-@rule("runtime/engine.py before 0.19.7: _configure_basic_optimizer")
-def _one_bit_with_zero(setup: Setup) -> Finding | None:
-    if setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage == 0:
-        return None
-    if setup.is_at_least(OPTIMIZERS_REMOVED_IN):
-        return None
-    return Finding(
-        message=f"optimizer.type={setup.section('optimizer')['type']} with "
-        f"zero_optimization.stage={setup.stage}: it compresses gradients that ZeRO would have "
-        "sharded",
-        changes=uncompressed(setup) if setup.accelerator == "cpu" else zero(0),
-        advice="choose another optimizer.type, such as AdamW",
-    )

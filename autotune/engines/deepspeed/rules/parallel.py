@@ -5,22 +5,11 @@ no head at all, and trains the same losses as the whole model (seen with DeepSpe
 without clipping: test_witnesses.py of these rules). So only the world has to divide.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from autotune.engines.deepspeed.rules.base import (
     BATCH_KEYS,
     Setup,
-    as_section,
 )
-from autotune.engines.deepspeed.rules.values import ELEMENTS
 from autotune.space.rule import Finding, rule
-
-
-def autotp_size(ds_config: Mapping[str, Any]) -> int:
-    """Tensor parallel degree that a configuration switches on; 1 for what is no size."""
-    size: Any = as_section(ds_config.get("tensor_parallel")).get("autotp_size")
-    return max(1, int(size)) if ELEMENTS.accepts(size) else 1
 
 
 @rule("utils/groups.py: _init_tp_mesh_device; ranks left over raise, the others train")
@@ -40,7 +29,7 @@ def _world(setup: Setup) -> Finding | None:
 
 @rule("runtime/engine.py: autotp_size", consequence="differs")
 def _degree(setup: Setup) -> Finding | None:
-    size = autotp_size(setup.ds_config)
+    size = setup.autotp_size
     # The layers of a pipeline are split as they are built, and not by AutoTP.
     wanted = setup.tp if setup.pp == 1 else 1
     if size == wanted:
@@ -59,7 +48,7 @@ def _tp_sizes(setup: Setup) -> Finding | None:
         return None
     name = "tp" if "tp" in section else "tensor_parallel"
     size = section.get(name, {}).get("tp_size", 1)
-    if size in (1, autotp_size(setup.ds_config)):
+    if size in (1, setup.autotp_size):
         return None
     given = section.get("autotp_size")
     against = f"against autotp_size={given}"
@@ -72,38 +61,10 @@ def _tp_sizes(setup: Setup) -> Finding | None:
     )
 
 
-@rule("module_inject/auto_tp.py")
-def _model(setup: Setup) -> Finding | None:
-    section = setup.section("tensor_parallel")
-    says_how = section.get("partition_config") or section.get("preset_model")
-    if setup.tp == 1 or setup.supports_tp or setup.pp > 1 or says_how:
-        return None
-    return Finding(
-        message=f"tp={setup.tp}: AutoTP cannot split this model (Hugging Face architectures with "
-        "a tp_plan can be)",
-        advice="set tp to 1",
-    )
-
-
-@rule(
-    "module_inject/auto_tp.py: _replace_module; peft's layers show the frozen weight as their own"
-)
-def _adapters(setup: Setup) -> Finding | None:
-    if setup.tp == 1 or setup.pp > 1:  # a pipeline has a rule of its own
-        return None
-    if setup.model is None or not setup.model.n_params_frozen:
-        return None
-    return Finding(
-        message=f"tp={setup.tp} with LoRA: AutoTP takes an adapted layer for a linear one and "
-        "puts a split layer in its place, without the adapters, so nothing is left to train",
-        advice="set tp to 1",
-    )
-
-
 @rule("runtime/engine.py: _apply_autotp_partitioning")
 def _liger_loss(setup: Setup) -> Finding | None:
     section = setup.section("tensor_parallel")
-    if section.get("vocab_parallel_ce_backend") != "liger" or autotp_size(setup.ds_config) == 1:
+    if section.get("vocab_parallel_ce_backend") != "liger" or setup.autotp_size == 1:
         return None
     tied = setup.model is not None and setup.model.tied_embeddings
     head = section.get("vocab_parallel_lm_head")

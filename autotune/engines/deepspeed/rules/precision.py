@@ -1,21 +1,14 @@
 """Number formats: of the model, of accumulated and communicated gradients, of master weights."""
 
-from autotune.engines.deepspeed.rules.adam import (
-    adam_in_words,
-    cpu_adam_by,
-    uses_cpu_adam,
-)
 from autotune.engines.deepspeed.rules.base import (
     Setup,
 )
-from autotune.engines.deepspeed.rules.dtypes import (
-    MASTERS,
-    OFFLOADED_STATES_SINCE,
-    STATES,
-    uses_bf16_optimizer,
-)
+from autotune.engines.deepspeed.rules.offload import adam_in_words, cpu_adam_by
 from autotune.engines.deepspeed.rules.values import CANONICAL
 from autotune.space.rule import Choice, Finding, Patch, rule
+
+MASTERS, STATES = "bf16_master_weights_and_grads", "bf16_optimizer_states"
+_OFFLOADED_STATES_SINCE = "0.19.1"  # DeepSpeed's pull request 8010
 
 
 @rule("runtime/config.py:511")
@@ -28,17 +21,6 @@ def _fp16_and_bf16(setup: Setup) -> Finding | None:
         return Finding(message=message, advice="switch one of them off", choices=tuple(off))
     loser = "fp16" if setup.precision == "bf16" else setup.bf16_name
     return Finding(message=message, changes={loser: {"enabled": False}})
-
-
-@rule("runtime/precision_config.py: get_bfloat16_config", consequence="ignored")
-def _bfloat16_beside_bf16(setup: Setup) -> Finding | None:
-    if setup.ds_config.get("bf16") is not None and "bfloat16" in setup.ds_config:
-        return Finding(
-            message="bf16 and bfloat16 are the same section: DeepSpeed reads bf16 and ignores "
-            "bfloat16",
-            changes={"bfloat16": None},
-        )
-    return None
 
 
 @rule("runtime/engine.py: the sections decide, nothing else", consequence="differs")
@@ -136,7 +118,7 @@ def _accumulation_at_stage_0(setup: Setup) -> Finding | None:
 
 def _low_masters(setup: Setup) -> tuple[str, str] | None:
     """The section and key that ask for 16-bit master weights."""
-    if setup.bf16.get(MASTERS) is True:
+    if setup.bf16_masters:
         return setup.bf16_name, MASTERS
     if setup.section("fp16").get("fp16_master_weights_and_grads") is True:
         return "fp16", "fp16_master_weights_and_grads"
@@ -160,10 +142,10 @@ def _master_weights_offload(setup: Setup) -> Finding | None:
         return None
     section, key = found
     is_bf16, is_offloaded = section != "fp16", setup.optimizer_offload != "none"
-    is_asked = is_offloaded and setup.is_at_least(OFFLOADED_STATES_SINCE)
-    if is_bf16 and setup.bf16.get(STATES) is True and not is_asked:
+    is_asked = is_offloaded and setup.is_at_least(_OFFLOADED_STATES_SINCE)
+    if is_bf16 and setup.bf16_states and not is_asked:
         return None
-    if uses_bf16_optimizer(setup) or (is_offloaded and uses_cpu_adam(setup)):
+    if setup.uses_bf16_optimizer or (is_offloaded and setup.uses_cpu_adam):
         return None
     if is_bf16 and not is_offloaded:
         changes: Patch = {section: {STATES: True}}
@@ -174,14 +156,4 @@ def _master_weights_offload(setup: Setup) -> Finding | None:
         message=f"{section}.{key} needs offload_optimizer and DeepSpeed's CPU Adam: the offload "
         f"is to {setup.optimizer_offload}, {adam_in_words(setup)}",
         changes=changes,
-    )
-
-
-@rule("runtime/config.py:714")
-def _optimizer_states_alone(setup: Setup) -> Finding | None:
-    if setup.bf16.get(STATES) is not True or setup.bf16.get(MASTERS) is True:
-        return None
-    return Finding(
-        message=f"{setup.bf16_name}.{STATES} without {MASTERS}",
-        changes={setup.bf16_name: {MASTERS: True}},
     )

@@ -40,23 +40,6 @@ def _unknown_type(setup: Setup) -> Finding | None:
     return unknown_type("scheduler", name, known, "WarmupDecayLR", "torch.optim.lr_scheduler")
 
 
-@rule("runtime/config.py: get_scheduler_name", consequence="ignored")
-def _no_type(setup: Setup) -> Finding | None:
-    section = setup.section("scheduler")
-    if not section or section.get("type") is not None or not section.get("params"):
-        return None
-    return Finding(
-        message="scheduler without a type: DeepSpeed ignores the section, the learning rate stays "
-        "as it is",
-        at=("scheduler",),
-        choices=(
-            Choice(changes={"scheduler": {"type": "WarmupLR"}}),
-            Choice(changes={"scheduler": None}),
-        ),
-        advice="set scheduler.type, such as WarmupLR, or remove scheduler",
-    )
-
-
 @rule("runtime/engine.py: _scheduler_from_config, runtime/lr_schedules.py")
 def _missing_params(setup: Setup) -> Finding | None:
     section = setup.section("scheduler")

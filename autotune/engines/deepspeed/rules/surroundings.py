@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from autotune.devices.hardware import is_importable
-from autotune.engines.deepspeed.rules.base import Setup, as_section
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.space.rule import Choice, Finding, rule
 
 PACKAGES: Mapping[str, str] = {
@@ -41,29 +41,4 @@ def _datastates(setup: Setup) -> Finding | None:
         choices=(Choice(changes={"datastates_ckpt": False}),),
         advice="install datastates where it trains, or set datastates_ckpt to false",
         is_note=True,
-    )
-
-
-@rule("runtime/model_checkpointing/data_parallel_writer_factory.py; launcher/launch.py")
-def _checkpoint_writer(setup: Setup) -> Finding | None:
-    if as_section(setup.section("checkpoint")).get("writer") is None:
-        return None
-    return Finding(
-        message="checkpoint.writer: DeepSpeed asks the environment for CROSS_SIZE then, which its "
-        "own launcher sets and torchrun does not",
-        at=("checkpoint.writer",),
-        choices=(Choice(changes={"checkpoint": {"writer": None}}),),
-        advice="start it with the deepspeed launcher, or remove checkpoint.writer",
-        is_note=True,
-    )
-
-
-@rule("runtime/hybrid_engine.py: builds the inference kernels")
-def _hybrid_engine_on_cpu(setup: Setup) -> Finding | None:
-    if setup.accelerator != "cpu" or setup.section("hybrid_engine").get("enabled") is not True:
-        return None
-    return Finding(
-        message="hybrid_engine.enabled=true: DeepSpeed has no inference kernels for a CPU",
-        at=("hybrid_engine.enabled",),
-        changes={"hybrid_engine": {"enabled": False}},
     )

@@ -11,7 +11,6 @@ from autotune.engines.deepspeed.rules.base import (
 )
 from autotune.engines.deepspeed.rules.constructors import TAKEN_OUT, takes
 from autotune.engines.deepspeed.rules.keys import SECTIONS
-from autotune.engines.deepspeed.rules.parallel import autotp_size
 from autotune.engines.deepspeed.rules.sections import dotted, known_items, sections
 from autotune.engines.deepspeed.rules.values import Key
 from autotune.space.rule import Choice, Finding, Patch, rule
@@ -28,15 +27,11 @@ REMOVED_OPTIMIZERS: Mapping[str, tuple[str, Sequence[str]]] = {
 1-bit Adams decay weights as AdamW does (0.19.6, runtime/fp16/onebit)."""
 OPTIMIZERS_REMOVED_IN = "0.19.7"
 AUTOTP_BY_CONFIG_SINCE = "0.18.6"
-AUTOTP_AT_STAGE_3_SINCE = "0.19.4"
 _AUTOTP_UNEVEN_SINCE = "0.19.7"
 PLAIN_BF16_SINCE = "0.17.6"
-_FP16_MASTERS_SINCE = "0.18.3"
-_ZENFLOW_SUPPORTED_SINCE = "0.19.4"
 _CPU_PINS_SINCE = "0.19.6"
 _KEPT_IN_MEMORY = 1_000_000_000
 """Elements that stay in memory where `offload_param.max_in_cpu` is not set."""
-_FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 
 
 def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> Iterator[tuple[str, str, Any]]:
@@ -142,12 +137,12 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
         f"optimizer.type={setup.section('optimizer')['type']} is gone from DeepSpeed "
         f"{OPTIMIZERS_REMOVED_IN} on; this is {setup.version}"
     )
-    changes = uncompressed(setup)
+    changes = _uncompressed(setup)
     advice = "" if changes else "choose another optimizer.type, such as AdamW"
     return Finding(message=message, changes=changes, advice=advice)
 
 
-def uncompressed(setup: Setup) -> Patch:
+def _uncompressed(setup: Setup) -> Patch:
     """The change to the optimizer that it is without compression; empty where none trains here."""
     heir, known = REMOVED_OPTIMIZERS[setup.optimizer]
     if heir == "Lamb" and setup.accelerator == "cpu":
@@ -156,38 +151,9 @@ def uncompressed(setup: Setup) -> Patch:
     return {"optimizer": {"type": heir, "params": params} if params else {"type": heir}}
 
 
-@rule("__init__.py of 0.16.9 and 0.17.6: only tp_model_init splits; DeepSpeed PR 7806")
-def _autotp_by_script(setup: Setup) -> Finding | None:
-    size = max(setup.tp, autotp_size(setup.ds_config))
-    if size == 1 or setup.is_at_least(AUTOTP_BY_CONFIG_SINCE):
-        return None
-    # What a GPU does was read, not run; CPU ranks get no further than comparing their inputs.
-    return Finding(
-        message=f"tensor_parallel.autotp_size={size}: DeepSpeed {setup.version} does not split a "
-        f"model by its configuration ({AUTOTP_BY_CONFIG_SINCE} and later do; before, only a "
-        f"script that calls deepspeed.tp_model_init): {size} GPUs would each train the whole "
-        "model on the same data, CPU ranks fail in the first step",
-        advice=f"set tp to 1, or install deepspeed>={AUTOTP_BY_CONFIG_SINCE}",
-    )
-
-
-@rule("runtime/engine.py:514 of 0.18.9: _configure_tensor_parallel_states")
-def _autotp_at_stage_3(setup: Setup) -> Finding | None:
-    size = autotp_size(setup.ds_config)
-    is_whole = size == 1 or setup.stage != 3
-    if is_whole or not setup.is_at_least(AUTOTP_BY_CONFIG_SINCE, before=AUTOTP_AT_STAGE_3_SINCE):
-        return None
-    return Finding(
-        message=f"tensor_parallel.autotp_size={size} at stage 3: DeepSpeed {setup.version} takes "
-        f"tensor parallelism at stages 0 to 2 ({AUTOTP_AT_STAGE_3_SINCE} and later at 3 too)",
-        changes=zero(2),
-        advice=f"or install deepspeed>={AUTOTP_AT_STAGE_3_SINCE}",
-    )
-
-
 @rule("module_inject/layers.py of 0.18.9, 0.19.6; DeepSpeed PR 8185")
 def _autotp_uneven_heads(setup: Setup) -> Finding | None:
-    size, model = autotp_size(setup.ds_config), setup.model
+    size, model = setup.autotp_size, setup.model
     if model is None or not setup.is_at_least(AUTOTP_BY_CONFIG_SINCE, before=_AUTOTP_UNEVEN_SINCE):
         return None
     if model.n_heads % size == 0 and model.n_kv_heads % size == 0:
@@ -197,33 +163,6 @@ def _autotp_uneven_heads(setup: Setup) -> Finding | None:
         f"{model.n_kv_heads} key-value heads: DeepSpeed {setup.version} splits no head "
         f"({_AUTOTP_UNEVEN_SINCE} and later give ranks unequal numbers of them)",
         advice=f"choose a tp that divides them, or install deepspeed>={_AUTOTP_UNEVEN_SINCE}",
-    )
-
-
-@rule("runtime/engine.py:1041, 1370 of 0.16.9; DeepSpeed PR 7515", consequence="differs")
-def _bf16_without_zero(setup: Setup) -> Finding | None:
-    if setup.dtype != "bf16" or setup.stage or setup.is_at_least(PLAIN_BF16_SINCE):
-        return None
-    return Finding(
-        message=f"bf16 at stage 0: DeepSpeed {setup.version} shards the optimizer states all the "
-        f"same (its BF16_Optimizer; {PLAIN_BF16_SINCE} and later do not)",
-        changes=zero(1),
-        advice=f"or install deepspeed>={PLAIN_BF16_SINCE}",
-    )
-
-
-@rule("runtime/zero/stage_1_and_2.py:413 of 0.18.9; DeepSpeed PR 7828, mended by 7948")
-def _flat_buffer_on_cpu(setup: Setup) -> Finding | None:
-    if setup.accelerator != "cpu" or setup.stage not in (1, 2) or setup.dp == 1:
-        return None
-    if not setup.is_at_least(_FLAT_BUFFER_BROKEN_IN, before=_FLAT_BUFFER_MENDED_IN):
-        return None
-    return Finding(
-        message=f"stage {setup.stage} over {setup.dp} CPU ranks: DeepSpeed "
-        f"{_FLAT_BUFFER_BROKEN_IN} and later fail in the first step there, until "
-        f"{_FLAT_BUFFER_MENDED_IN} (this is {setup.version})",
-        advice="set zero_optimization.stage to 0 or 3, or install "
-        f"deepspeed>={_FLAT_BUFFER_MENDED_IN}",
     )
 
 
@@ -246,37 +185,6 @@ def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
         if n_params <= _KEPT_IN_MEMORY * setup.dp
         else zero(offload_param=None),
         advice=f"or install deepspeed>={_CPU_PINS_SINCE}",
-    )
-
-
-@rule("runtime/zero/utils.py of 0.18.6, 0.19.0 and 0.19.4: ZERO_SUPPORTED_OPTIMIZERS")
-def _zenflow_untested(setup: Setup) -> Finding | None:
-    is_allowed = setup.ds_config.get("zero_allow_untested_optimizer") is True
-    if is_allowed or not setup.zero_section("zenflow") or setup.stage == 0:
-        return None
-    if setup.is_at_least(_ZENFLOW_SUPPORTED_SINCE):
-        return None
-    return Finding(
-        message=f"zero_optimization.zenflow: DeepSpeed {setup.version} does not count ZenFlow's "
-        f"own optimizer among those that ZeRO supports ({_ZENFLOW_SUPPORTED_SINCE} and later do)",
-        # Allowed by zero_allow_untested_optimizer, 0.18.6 trained to NaN in the second step.
-        changes=zero(zenflow=None),
-        advice=f"or install deepspeed>={_ZENFLOW_SUPPORTED_SINCE}",
-    )
-
-
-@rule("runtime/config.py of 0.16.9: _do_error_check; DeepSpeed PR 7700")
-def _fp16_masters(setup: Setup) -> Finding | None:
-    asked = setup.section("fp16").get("fp16_master_weights_and_grads") is True
-    if not asked or setup.dtype != "fp16" or setup.stage not in (1, 3):
-        return None
-    if setup.is_at_least(_FP16_MASTERS_SINCE):
-        return None
-    return Finding(
-        message=f"fp16.fp16_master_weights_and_grads at stage {setup.stage}: DeepSpeed "
-        f"{setup.version} has it at stage 2 alone ({_FP16_MASTERS_SINCE} and later at 1 and 3 "
-        "too)",
-        changes={"fp16": {"fp16_master_weights_and_grads": False}},
     )
 
 

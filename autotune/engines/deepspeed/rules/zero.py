@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup, zero
-from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
 from autotune.engines.deepspeed.rules.sections import shown
 from autotune.space.rule import Finding, rule
 
@@ -56,14 +55,6 @@ def inert_keys(zero: Mapping[str, Any]) -> list[str]:
     return [name for name in zero if name in inert] if inert else []
 
 
-def _sums(setup: Setup) -> bool:
-    return str(setup.ds_config.get("gradient_allreduce_op")).lower() == "sum"
-
-
-def _has_deepcompile(setup: Setup) -> bool:
-    return setup.section("compile").get("deepcompile") is True
-
-
 @rule(
     "runtime/engine.py: _configure_zero_optimizer passes each stage its own keys",
     consequence="ignored",
@@ -83,22 +74,12 @@ def _inert_key(setup: Setup) -> Finding | None:
     )
 
 
-@rule("runtime/config.py: parsed; runtime/engine.py: no reader", consequence="ignored")
-def _disable_allgather(setup: Setup) -> Finding | None:
-    if setup.ds_config.get("disable_allgather") is not True:
-        return None
-    return Finding(
-        message="disable_allgather=true: DeepSpeed parses it and never reads it",
-        changes={"disable_allgather": None},
-    )
-
-
 @rule("runtime/zero/stage_1_and_2.py:389")
 def _odd_allgather_bucket(setup: Setup) -> Finding | None:
     size = setup.zero.get("allgather_bucket_size")
     if size is None or setup.stage not in _BUCKETS or size % 2 == 0:
         return None
-    if uses_bf16_optimizer(setup):
+    if setup.uses_bf16_optimizer:
         return None
     return Finding(
         message=f"zero_optimization.allgather_bucket_size={size:.0f} is odd: {size:.0f} % 2 = 1, "
@@ -107,40 +88,11 @@ def _odd_allgather_bucket(setup: Setup) -> Finding | None:
     )
 
 
-@rule("runtime/engine.py:2650")
-def _legacy_stage_1(setup: Setup) -> Finding | None:
-    if setup.zero.get("legacy_stage1") is not True or setup.stage == 0:
-        return None
-    return Finding(
-        message="zero_optimization.legacy_stage1=true: gone since DeepSpeed 0.5.9",
-        changes=zero(legacy_stage1=None),
-    )
-
-
-@rule("runtime/zero/config.py:389-393, stage_1_and_2.py:212-218, engine.py:2307")
-def _no_gradient_norm(setup: Setup) -> Finding | None:
-    if setup.zero.get("compute_grad_norm") is not False:
-        return None
-    changes = zero(compute_grad_norm=True)
-    if setup.stage not in _BUCKETS:
-        what = f"at stage {setup.stage}: only stages 1 and 2 can leave the norm out"
-    elif setup.optimizer_offload != "none":
-        what = f"with the optimizer offloaded to {setup.optimizer_offload}"
-    elif uses_bf16_optimizer(setup):
-        what = "with bf16 parameters and fp32 accumulation at stage 1"
-    elif setup.clipping > 0:
-        what = f"with gradient_clipping={setup.clipping:g}, which needs it"
-        changes = {"gradient_clipping": 0}
-    else:
-        return None
-    return Finding(message=f"zero_optimization.compute_grad_norm=false {what}", changes=changes)
-
-
 @rule("runtime/zero/stage_1_and_2.py:346-351, stage3.py:392-396")
 def _prescaled_scatter(setup: Setup) -> Finding | None:
     if setup.stage < 2 or setup.zero.get("reduce_scatter") is False:
         return None
-    if setup.stage == 2 and _sums(setup):
+    if setup.stage == 2 and setup.reduces_by == "sum":
         return None  # stage_1_and_2.py asks only when it averages
     found = {}
     if setup.ds_config.get("prescale_gradients") is True:
@@ -155,40 +107,6 @@ def _prescaled_scatter(setup: Setup) -> Finding | None:
         "default)",
         changes=dict.fromkeys(found),
         advice="or set zero_optimization.reduce_scatter to false",
-    )
-
-
-@rule("runtime/config.py: _do_error_check")
-def _sum(setup: Setup) -> Finding | None:
-    against = {
-        "at stage 3": setup.stage == 3,
-        "with zero_optimization.zenflow": setup.zero.get("zenflow") is not None,
-        "with compile.deepcompile=true": _has_deepcompile(setup),
-    }
-    found = [what for what, is_so in against.items() if is_so]
-    if not found or not _sums(setup):
-        return None
-    return Finding(
-        message=f"gradient_allreduce_op=sum {' and '.join(found)}",
-        changes={"gradient_allreduce_op": "mean"},
-    )
-
-
-@rule("runtime/engine.py:2030-2036")
-def _unmanaged_accumulation(setup: Setup) -> Finding | None:
-    if setup.ds_config.get("managed_gradient_accumulation") is not False:
-        return None
-    if _has_deepcompile(setup):
-        return Finding(
-            message="managed_gradient_accumulation=false with compile.deepcompile=true",
-            changes={"compile": {"deepcompile": None}},
-        )
-    if setup.stage >= 2 or setup.zero.get("overlap_comm") is not True:
-        return None
-    return Finding(
-        message="managed_gradient_accumulation=false with overlap_comm=true at stage "
-        f"{setup.stage}: needs stage 2 or 3",
-        changes=zero(overlap_comm=False),
     )
 
 

@@ -1,7 +1,6 @@
 """The table of keys against the configuration classes of the installed DeepSpeed."""
 
 import contextlib
-import random
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from autotune.engines.deepspeed.rules.elasticity import elastic_sizes
 from autotune.engines.deepspeed.rules.keys import SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.values import REFUSED, Key, as_pydantic
-from tests.engines.deepspeed.rules.cases import setup
 
 pytestmark = pytest.mark.real
 
@@ -210,38 +207,3 @@ def test_top_level_keys_are_read_by_the_installed_release(installed):
     ):
         if hasattr(constants, name) or name.lower() not in absent:
             assert getattr(constants, name) in SECTIONS[""].keys
-
-
-def test_elastic_batches_are_deepspeeds_own(installed):
-    """Sizes, or none where the world cannot share them, of sections drawn at random."""
-    release, _ = installed
-    if is_at_least(release, "0.19.8"):
-        pytest.skip(f"DeepSpeed {release} has no elasticity")
-    from deepspeed.elasticity import compute_elastic_config
-
-    draw = random.Random(0)
-    for _ in range(300):
-        section = drawn_section(draw)
-        world = draw.choice([1, 2, 4, 8])
-        theirs = None
-        with contextlib.suppress(Exception):
-            total, _, micro = compute_elastic_config(
-                {"elasticity": section}, release, world_size=world
-            )
-            theirs = (micro, total // (micro * world), total)
-        ours = elastic_sizes(setup({"elasticity": section}, version=release, world=world))
-        assert ours == theirs, (section, world)
-
-
-def drawn_section(draw: random.Random) -> dict[str, object]:
-    """Some elasticity, in either of its versions."""
-    fewest = draw.choice([1, 1, 2, 5])
-    return {
-        "enabled": True,
-        "version": draw.choice([0.1, 0.2]),
-        "max_train_batch_size": draw.randint(1, 600),
-        "micro_batch_sizes": [draw.randint(1, 20) for _ in range(draw.randint(1, 4))],
-        "min_gpus": fewest,
-        "max_gpus": draw.randint(fewest, 40),
-        "prefer_larger_batch": draw.random() < 0.7,
-    }

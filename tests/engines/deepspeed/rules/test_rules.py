@@ -23,10 +23,6 @@ NEEDS_SOMEBODY = {
     "attention.flash",  # the script, or the environment
     "batch.no_size",  # no size follows from nothing
     "batch.product",  # where no accumulation gives way, which size is wrong
-    "compression.one_bit_needs_cuda",  # LAMB has no kernel there either
-    "compression.rounded_groups",  # which modules
-    "elasticity.other_batch",  # which sizes
-    "elasticity.world",
     "loss.chunks_of_another_loss",  # the script
     "loss.chunks_of_another_mlp",  # the script
     "model.inputs_on_host",  # the script, or the environment
@@ -43,7 +39,6 @@ NEEDS_SOMEBODY = {
     "optimizer.never_trains",
     "optimizer.nesterov",  # which momentum
     "optimizer.no_type",  # the script's, or one of the file
-    "optimizer.one_bit_with_zero",  # LAMB has no kernel on a CPU
     "optimizer.param_value",  # which value
     "optimizer.unknown_param",  # which was meant
     "optimizer.unknown_type",

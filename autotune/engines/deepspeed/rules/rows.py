@@ -1,0 +1,133 @@
+"""Rules of the form "A needs B" and "A excludes B": the rows of `rows.json`.
+
+A row has cases, of which the first that holds is told. `where` names facts with what each has to
+be: `@name` is an attribute of `Setup`, any other name a dotted key of the configuration. A fact is
+
+- one value, or a list of which it is one (`null`: it is not there);
+- `{"not": ...}`, none of these;
+- `{"above": ...}` or `{"below": ...}`, a number or the name of another fact;
+- `{"truth": ...}`, something or nothing as Python asks it;
+- `{"from": ..., "before": ...}`, a release of DeepSpeed.
+
+The other entries of a case are those of a `Finding`; `{name}` in one stands for a fact.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter, gt, lt, ne
+from pathlib import Path
+from typing import Any
+
+from autotune.engines.deepspeed.rules.base import Setup, section_at
+from autotune.space.rule import Choice, Finding, Rule
+
+_NAME = r"@?[a-z_0-9.]+"
+_PLACE = re.compile(rf"\{{({_NAME})(?::([^}}]+))?\}}")
+
+_Read = Callable[[Setup], Any]
+_Condition = tuple[_Read, Sequence[Any], bool]
+"""A fact, values, and whether it has to be one of these or none."""
+
+
+def _reader(name: str) -> _Read:
+    """Finds a fact in a setup; a lattice asks many, so the shortest way to each."""
+    if name.startswith("@model."):
+        size = name.removeprefix("@model.")
+        return lambda setup: getattr(setup.model, size, None)
+    if name.startswith("@"):
+        return attrgetter(name.removeprefix("@"))
+    section, _, key = name.rpartition(".")
+    if not section:
+        return lambda setup: setup.ds_config.get(key)
+    if section == "zero_optimization":
+        return lambda setup: setup.zero.get(key)
+    return lambda setup: section_at(setup.ds_config, section).get(key)
+
+
+def _condition(name: str, wanted: Any) -> _Condition:
+    read = _reader(name)
+    if not isinstance(wanted, Mapping):
+        return read, _listed(wanted), True
+    if {"from", "before"} & wanted.keys():
+        first, end = wanted.get("from", "0"), wanted.get("before", "")
+        return lambda setup: setup.is_at_least(first, before=end), (True,), True
+    ((kind, value),) = wanted.items()
+    if kind == "truth":
+        return lambda setup: bool(read(setup)), (value,), True
+    other = _reader(value) if _is_name(value) else None
+    if kind == "not" and other is None:
+        return read, _listed(value), False
+    compares = {"above": gt, "below": lt, "not": ne}[kind]
+    return (
+        lambda setup: _compared(read(setup), other(setup) if other else value, compares),
+        (True,),
+        True,
+    )
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and ("." in value or value.startswith("@"))
+
+
+def _compared(one: Any, other: Any, compares: Callable[[Any, Any], bool]) -> bool:
+    if compares is not ne and not {type(one), type(other)} <= {int, float}:
+        return False
+    return bool(compares(one, other))
+
+
+def _filled(value: Any, setup: Setup) -> Any:
+    """An entry of a case with the facts in their places; a place alone keeps the fact's type."""
+    if isinstance(value, Mapping):
+        return {_filled(name, setup): _filled(inner, setup) for name, inner in value.items()}
+    if isinstance(value, list):
+        return tuple(_filled(item, setup) for item in value)
+    if not isinstance(value, str):
+        return value
+    if (alone := _PLACE.fullmatch(value)) and alone[2] is None:
+        return _reader(alone[1])(setup)
+    return _PLACE.sub(lambda place: format(_reader(place[1])(setup), place[2] or ""), value)
+
+
+def _check(
+    cases: Sequence[tuple[Sequence[_Condition], Mapping[str, Any]]], setup: Setup
+) -> Finding | None:
+    for conditions, entries in cases:
+        for read, values, is_one in conditions:
+            if (read(setup) in values) is not is_one:
+                break
+        else:
+            told = {name: _filled(value, setup) for name, value in entries.items()}
+            choices = tuple(Choice(**choice) for choice in told.pop("choices", ()))
+            return Finding(choices=choices, **told)
+    return None
+
+
+def _rule(name: str, row: Mapping[str, Any]) -> Rule[Setup]:
+    cases = [
+        (
+            [_condition(fact, wanted) for fact, wanted in case["where"].items()],
+            {entry: value for entry, value in case.items() if entry != "where"},
+        )
+        for case in row["cases"]
+    ]
+    return Rule(
+        name=name,
+        check=partial(_check, cases),
+        source=row["source"],
+        consequence=row.get("consequence", "raised"),
+    )
+
+
+def _rules() -> Sequence[Rule[Setup]]:
+    text = Path(__file__).with_name("rows.json").read_text(encoding="utf-8")
+    return tuple(_rule(name, row) for name, row in json.loads(text).items())
+
+
+ROWS = _rules()
+"""A rule for each row."""
