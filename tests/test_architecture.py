@@ -361,6 +361,7 @@ NAMES_DEEPSPEED = {
     "engines/megatron/launched.py": "flags of Megatron-DeepSpeed, which it leaves alone",
     "export/accelerate_launch.py": "the configuration of a user's command under accelerate",
     "export/command_files.py": "the configuration of a user's command",
+    "export/dialects/accelerate.py": "keys of its configuration, which accelerate reads",
     "export/dialects/command.py": "the dialect of such a command",
     "export/dialects/deepspeed.py": "its dialect",
     "export/dialects/hf.py": "its configuration, which Trainer and what is built on it read",
