@@ -111,36 +111,39 @@ def run_searches(
                 return open_command_session(command, wanted, fresh=fresh, note=say, **on)
             return open_session(text, wanted, study_ending=ending, **on)
 
+        def run_one(session: Session, taken: FleetOptions) -> Found | None:
+            is_named = bool(command) or "model" in given_keys(text, session.place.flags)
+            for remark in _remarks(session, is_named=is_named):
+                say(remark)
+            expected = prospect(session, fresh=begins_anew, knowledge=knowledge)
+            if not dry_run and session.study.folder.exists():
+                session.study.lock()  # whoever cannot have it is told before the plan
+                session.study.unlock()
+            show_plan(plan_search(session, expected, fresh=begins_anew))
+            if dry_run:
+                return None
+            is_hopeful = expected is None or not expected.problem or force
+            if not confirm(is_hopeful) and expected is not None:
+                raise NothingFeasibleError(expected.problem, f"{expected.nearest}; or --force")
+            with watch(session) as observer:
+                answer = search(
+                    session,
+                    observer,
+                    fresh=begins_anew,
+                    metrics_file=metrics_file,
+                    knowledge=knowledge,
+                )
+            if not (with_ladder and answer.has_gain_to_explain):
+                return answer, None
+            return answer, run_ladder(answer.study, note=say, fleet=held, options=taken)
+
         for of_kind, taken in _of_each_kind(flags, text, command, held, options, is_one=is_one):
             for wanted, ending in _of_each_engine(text, of_kind, command, is_one=is_one):
-                session = open_one(wanted, taken, ending)
-                is_named = bool(command) or "model" in given_keys(text, session.place.flags)
-                for remark in _remarks(session, is_named=is_named):
-                    say(remark)
-                expected = prospect(session, fresh=begins_anew, knowledge=knowledge)
-                if not dry_run and session.study.folder.exists():
-                    session.study.lock()  # whoever cannot have it is told before the plan
-                    session.study.unlock()
-                show_plan(plan_search(session, expected, fresh=begins_anew))
-                if dry_run:
-                    continue
-                is_hopeful = expected is None or not expected.problem or force
-                if not confirm(is_hopeful) and expected is not None:
-                    raise NothingFeasibleError(expected.problem, f"{expected.nearest}; or --force")
-                with watch(session) as observer:
-                    answer = search(
-                        session,
-                        observer,
-                        fresh=begins_anew,
-                        metrics_file=metrics_file,
-                        knowledge=knowledge,
-                    )
-                ladder = None
-                if with_ladder and answer.has_gain_to_explain:
-                    ladder = run_ladder(answer.study, note=say, fleet=held, options=taken)
-                found.append((answer, ladder))
-                if answer.interrupted:
-                    return found
+                one = run_one(open_one(wanted, taken, ending), taken)
+                if one is not None:
+                    found.append(one)
+                    if one[0].interrupted:
+                        return found
     return found
 
 

@@ -1,7 +1,6 @@
 """Files that a reader sees whole: the old one or the new one, never a part."""
 
 import errno
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.private import refuse_prepared
-from autotune.contract import NotAFileError, aside_prefix, mode_of, open_regular
+from autotune.contract import NotAFileError, open_regular, write_aside
 
 _HEAD_BYTES = 8192
 
@@ -96,27 +95,11 @@ def writing(path: Path, *, hint: str, error: type[AutotuneError] = StudyError) -
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, mode: int | None = None) -> None:
-    """Have a file written aside, then move it.
-
-    Args:
-        path: The file.
-        write: Writes it, at the path that it is given.
-        mode: Its permissions; None: those of the file that is there, or the usual ones.
+    """Have a file written as `write_aside` does, in no folder that another user has prepared.
 
     Raises:
         PreparedError: Another user made the folder where everybody may write.
-        OSError: The disk is full or the folder cannot be written; the old file still stands.
+        OSError: As `write_aside`.
     """
     refuse_prepared(path.parent)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=aside_prefix(path))
-    os.close(handle)
-    try:
-        write(Path(aside))
-        # On the disk before it is in place: a power cut leaves no empty file under the old name.
-        with Path(aside).open("rb") as file:
-            os.fsync(file.fileno())
-        Path(aside).chmod(mode_of(path) if mode is None else mode)
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    write_aside(path, write, mode=mode)

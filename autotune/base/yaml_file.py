@@ -283,7 +283,7 @@ def refuse_other_spelling(value: Any) -> Any:
         ValueError: As `refuse_switch`; or it is text that is no such number.
     """
     if isinstance(value, str) and number_of(value.strip()) is None:
-        raise ValueError(f"should be a number{spelled_otherwise(value)}")
+        raise ValueError("should be a number, as YAML 1.2 writes it")
     return refuse_switch(value)
 
 
@@ -295,34 +295,7 @@ def only_switch(value: Any) -> bool:
     """
     if isinstance(value, bool):
         return value
-    raise ValueError(f"should be true or false{spelled_otherwise(value, is_switch=True)}")
-
-
-def spelled_otherwise(value: Any, *, is_switch: bool = False) -> str:
-    """How to write what somebody wrote as YAML 1.1 has it; empty where that is no riddle.
-
-    Args:
-        value: As it was read.
-        is_switch: Whether true or false belongs there, else a number.
-    """
-    if not isinstance(value, str):
-        return ""
-    text = value.strip()
-    switch = _SWITCHES.get(text.lower())
-    if switch is not None:
-        return f": {text} is text in YAML 1.2{f', write {switch}' if is_switch else ''}"
-    if _SEPARATED.fullmatch(text):
-        return f": write it without underscores, as {text.replace('_', '')}"
-    if _SIXTIES.fullmatch(text):
-        return ": YAML 1.2 knows no numbers to the base of sixty, write it out"
-    return ""
-
-
-_SWITCHES = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(
-    ("no", "off", "n", "false"), "false"
-)
-_SEPARATED = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?", re.ASCII)
-_SIXTIES = re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?", re.ASCII)
+    raise ValueError("should be true or false")
 
 
 def _too_deep(path: Path) -> JobError:

@@ -20,7 +20,7 @@ from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.base.text import bounded, one_line
 from autotune.cli.flags import described, is_debugging
 from autotune.cli.help import HelpfulCommand, HelpfulGroup
-from autotune.fleet.options import FleetOptions
+from autotune.fleet.options import FleetOptions, options_of
 from autotune.report.terminal.console import console_on
 
 
@@ -74,12 +74,16 @@ RESULTS = Path("results")
 
 
 @contextmanager
-def obtained_fleet(fleet: str, options: FleetOptions) -> Iterator[str]:
-    """Hold the nodes that a fleet has to ask for, once the user has agreed; its name then."""
+def obtained_fleet(fleet: str, typed: Sequence[str] | None) -> Iterator[tuple[str, FleetOptions]]:
+    """Name and options of a fleet; the nodes that it has to ask for are held, once that is agreed.
+
+    `typed` is what was said of it by --fleet-option.
+    """
     from autotune.app import session
 
+    options = options_of(typed or ())
     with session.obtained_fleet(fleet, options, say=say, agree=ask_for_nodes) as held:
-        yield held
+        yield held, options
 
 
 def ask_for_nodes(request: str, *, yes: bool = False, dry_run: bool = False) -> None:

@@ -23,7 +23,6 @@ from autotune.cli.base import (
     say,
 )
 from autotune.cli.flags import fleet_flags, job_file, takes_job
-from autotune.cli.help import HelpfulCommand
 
 if TYPE_CHECKING:
     from autotune.app.searching import Found
@@ -32,21 +31,7 @@ if TYPE_CHECKING:
     from autotune.search.plan import Plan
 
 
-class _SearchCommand(HelpfulCommand):
-    """`search`, whose help ends with what its knobs were never tried on."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Only here: no other command should wait for the registry of the knobs."""
-        from autotune.record.tried import summary
-
-        super().format_epilog(ctx, formatter)
-        formatter.write_paragraph()
-        with formatter.indentation():
-            formatter.write_text(summary())
-
-
 @cli.command(
-    cls=_SearchCommand,
     epilog="autotune search --model llama-3.2-1b --seq-len 2048 --global-batch 32\n"
     "autotune search -- torchrun --nproc-per-node 2 train.py --deepspeed ds.json",
 )
@@ -146,11 +131,9 @@ def diagnose(
     from it.
     """
     from autotune.app.diagnose import diagnose as run
-    from autotune.fleet.options import options_of
     from autotune.report.terminal.study import print_script_diagnosis
 
-    options = options_of(fleet_option or ())
-    with obtained_fleet(fleet, options) as held:
+    with obtained_fleet(fleet, fleet_option) as (held, options):
         found = run(
             command, flags, results=results, fresh=fresh, note=say, fleet=held, options=options
         )

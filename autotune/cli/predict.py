@@ -32,7 +32,6 @@ def probe(
     """
     from autotune.app.probe import probe_fleet, probe_machine
     from autotune.app.session import find_place
-    from autotune.fleet.options import options_of
     from autotune.fleet.transports.remote import remote_place
     from autotune.probe.hardware_file import write_hardware
     from autotune.report.terminal.probe import print_probe
@@ -41,8 +40,7 @@ def probe(
     if fleet == "local":
         found = probe_machine(out, world=world, disk=disk, is_quick=quick)
     else:
-        options = options_of(fleet_option or ())
-        with obtained_fleet(fleet, options) as held:
+        with obtained_fleet(fleet, fleet_option) as (held, options):
             far = remote_place(find_place(held, None, {}, options), held)
             found = probe_fleet(out, far, world=world, disk=disk, is_quick=quick, note=say)
     # Before it is written: a disk that has filled up meanwhile takes no figure away.

@@ -131,13 +131,11 @@ def soak(
     """
     from autotune.app.soak import soak_export, soak_study
     from autotune.app.studies import find_study
-    from autotune.fleet.options import options_of
     from autotune.report.terminal.overview import print_soak
 
     if export is not None and study is not None:
         raise JobError("--study and --from are both given", "name one of them")
-    options = options_of(fleet_option or ())
-    with obtained_fleet(fleet, options) as held:
+    with obtained_fleet(fleet, fleet_option) as (held, options):
         if export is not None:
             found = soak_export(export, minutes=minutes, note=say, fleet=held, options=options)
         else:
@@ -167,11 +165,9 @@ def ladder(
     """
     from autotune.app.studies import find_study
     from autotune.app.worth import run_ladder
-    from autotune.fleet.options import options_of
     from autotune.report.terminal.worth import print_ladder
 
-    options = options_of(fleet_option or ())
-    with obtained_fleet(fleet, options) as held:
+    with obtained_fleet(fleet, fleet_option) as (held, options):
         found = run_ladder(
             find_study(results, study),
             note=say,
@@ -198,7 +194,7 @@ def doctor(
     if fleet != "local":
         if build:
             raise JobError("--build and --fleet are both given", "a search builds on its nodes")
-        _examine_fleet(fleet, fleet_option or (), measures_links=links, as_json=as_json)
+        _examine_fleet(fleet, fleet_option, measures_links=links, as_json=as_json)
         return
     if links:
         raise JobError(
@@ -224,18 +220,16 @@ def doctor(
 
 
 def _examine_fleet(
-    fleet: str, options: Sequence[str], *, measures_links: bool, as_json: bool
+    fleet: str, fleet_option: Sequence[str] | None, *, measures_links: bool, as_json: bool
 ) -> None:
     from autotune.app.session import find_place
     from autotune.doctor import Level
     from autotune.doctor.fleet import diagnose_fleet
-    from autotune.fleet.options import options_of
     from autotune.fleet.transports.remote import remote_place
     from autotune.report.terminal.doctor import print_fleet
 
-    chosen = options_of(options)
-    with obtained_fleet(fleet, chosen) as held:
-        transport = remote_place(find_place(held, None, {}, chosen), held).transport
+    with obtained_fleet(fleet, fleet_option) as (held, options):
+        transport = remote_place(find_place(held, None, {}, options), held).transport
         found = diagnose_fleet(transport, measures_links=measures_links, note=say)
     print_json(found.to_dict()) if as_json else print_fleet(DATA, found)
     if found.level is Level.FAIL:

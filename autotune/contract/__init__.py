@@ -22,7 +22,6 @@ from autotune.contract.files import STDOUT_FILE as STDOUT_FILE
 from autotune.contract.files import TRIAL_ENV as TRIAL_ENV
 from autotune.contract.files import ContractError as ContractError
 from autotune.contract.files import NotAFileError as NotAFileError
-from autotune.contract.files import aside_prefix as aside_prefix
 from autotune.contract.files import from_json as from_json
 from autotune.contract.files import is_count as is_count
 from autotune.contract.files import mode_of as mode_of
@@ -31,6 +30,7 @@ from autotune.contract.files import read_bounded as read_bounded
 from autotune.contract.files import read_json as read_json
 from autotune.contract.files import read_tail as read_tail
 from autotune.contract.files import read_text as read_text
+from autotune.contract.files import write_aside as write_aside
 from autotune.contract.files import write_json as write_json
 from autotune.contract.plausible import METER_SLACK as METER_SLACK
 from autotune.contract.plausible import ROUNDING as ROUNDING

@@ -95,25 +95,36 @@ def write_json(path: Path, data: dict[str, Any], *, is_private: bool = False) ->
         OSError: The disk is full or the folder cannot be written; the old file still stands.
     """
     text = json.dumps(data, indent=2, sort_keys=True, allow_nan=True) + "\n"
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=aside_prefix(path))
+    mode = PRIVATE_MODE if is_private else None
+    write_aside(path, lambda aside: aside.write_text(text, encoding="utf-8"), mode=mode)
+
+
+def write_aside(path: Path, write: Callable[[Path], object], *, mode: int | None = None) -> None:
+    """Have a file written under another name, then move it.
+
+    Args:
+        path: The file.
+        write: Writes it, at the path that it is given.
+        mode: Its permissions; None: those of the file that is there, or the usual ones.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written; the old file still stands.
+    """
+    # Cut short, since the name with what follows has to fit where the path's own just does.
+    name = os.fsdecode(os.fsencode(path.name)[:_LONGEST_ASIDE])
+    handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{name}.")
+    os.close(handle)
+    aside = Path(made)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+        write(aside)
+        # On the disk before it is in place: a power cut leaves no empty file under the old name.
+        with aside.open("rb") as file:
             os.fsync(file.fileno())
-        os.chmod(aside, PRIVATE_MODE if is_private else mode_of(path))
+        aside.chmod(mode_of(path) if mode is None else mode)
         os.replace(aside, path)
     except BaseException:
-        Path(aside).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
-
-
-def aside_prefix(path: Path) -> str:
-    """How the name begins under which a file is written before it is moved to a path.
-
-    Cut short, since the name with what follows has to fit where the path's own just does.
-    """
-    return f".{os.fsdecode(os.fsencode(path.name)[:_LONGEST_ASIDE])}."
 
 
 def mode_of(path: Path) -> int:

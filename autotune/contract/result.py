@@ -171,16 +171,16 @@ class OwnLog:
     @property
     def disagreement(self) -> str:
         """What both say where it is not the same; empty: they agree."""
-        said = []
-        ours_s, theirs_s = self.measured_step_time_s, self.step_time_s
-        if abs(theirs_s - ours_s) > OWN_LOG_TIME_SHARE * ours_s:
-            said.append(f"{theirs_s:.4g} s a step, measured {ours_s:.4g} s")
-        ours, theirs = self.measured_loss, self.loss
-        if ours is None or theirs is None:
-            return "; ".join(said)
-        if abs(theirs - ours) > OWN_LOG_LOSS_SHARE * abs(ours):
-            said.append(f"loss {theirs:.6g}, seen {ours:.6g}")
-        return "; ".join(said)
+        differences = []
+        measured_s, logged_s = self.measured_step_time_s, self.step_time_s
+        if abs(logged_s - measured_s) > OWN_LOG_TIME_SHARE * measured_s:
+            differences.append(f"{logged_s:.4g} s a step, measured {measured_s:.4g} s")
+        measured, logged = self.measured_loss, self.loss
+        if measured is None or logged is None:
+            return "; ".join(differences)
+        if abs(logged - measured) > OWN_LOG_LOSS_SHARE * abs(measured):
+            differences.append(f"loss {logged:.6g}, seen {measured:.6g}")
+        return "; ".join(differences)
 
 
 @dataclass(kw_only=True)

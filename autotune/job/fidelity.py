@@ -17,7 +17,7 @@ from pydantic import (
 
 from autotune.base.errors import JobError
 from autotune.base.units import format_count
-from autotune.base.yaml_file import number_of, refuse_other_spelling, spelled_otherwise
+from autotune.base.yaml_file import number_of, refuse_other_spelling
 from autotune.contract import Fidelity
 from autotune.job.model_shape import ModelShape
 
@@ -58,7 +58,7 @@ def _world(value: Any) -> int | Literal["smallest"] | None:
         return SMALLEST
     number = number_of(value.strip()) if isinstance(value, str) else value
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ValueError(f"should be a number above 0, or {SMALLEST}{spelled_otherwise(value)}")
+        raise ValueError(f"should be a number above 0, or {SMALLEST}")
     return number
 
 

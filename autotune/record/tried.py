@@ -121,19 +121,6 @@ def never_run(knob: Knob, runs: Iterable[RecordedRun] | None = None) -> list[Kno
     return [v for v in others if not any(is_tried(knob, v, kind, found) for kind in kinds)]
 
 
-def summary() -> str:
-    """The hardware of the recorded runs and how many values have none, for `--help`."""
-    runs = recorded()
-    hardware = ", ".join(sorted({run.hardware for run in runs})) or "nothing"
-    gpu = "" if any(run.accelerator == "cuda" for run in runs) else ", and none on a GPU yet"
-    text = f"Knobs have recorded runs on {hardware}{gpu}"
-    n_never = sum(len(never_run(knob)) for knob in knobs_of(DEFAULT_ENGINE).values())
-    if not n_never:
-        return f"{text} ({PAGE})."
-    never = format_count(n_never, "value has", "values have")
-    return f"{text}. {never} none: {PAGE} says which, and so does a plan that tries them."
-
-
 def run_of(
     trained: Iterable[Mapping[str, KnobValue]],
     *,

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
-from autotune.base.yaml_file import number_of, spelled_otherwise
+from autotune.base.yaml_file import number_of
 from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment
 from autotune.job.job import DEFAULT_WORKLOAD, Job
@@ -194,8 +194,7 @@ class Knob:
         """
         typed = _read(value, self.kind)
         if typed is None:
-            spelled = spelled_otherwise(value, is_switch=self.kind == "bool")
-            complaint = f"{value!r} is not {_KINDS[self.kind]}{spelled}"
+            complaint = f"{value!r} is not {_KINDS[self.kind]}"
             raise JobError(f"{where}: {self.name}: {complaint}", self.menu)
         if self.pattern and re.fullmatch(self.pattern, str(typed)):
             return typed

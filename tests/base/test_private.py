@@ -86,14 +86,6 @@ def test_what_others_have_prepared_is_passed_over(around, tmp_path, kind):
     assert now == before, "nothing was made where they said"
 
 
-@is_root
-def test_where_there_is_no_other_the_error_names_the_owner(around, monkeypatch, tmp_path):
-    prepare_folder(expected_folder(around))
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/none")
-    with pytest.raises(PreparedError, match=rf"belongs to user {OTHER}, not to you"):
-        private_folder()
-
-
 @pytest.mark.parametrize(
     ("mode", "is_used"), [(0o700, True), (0o755, False), (0o777, False), (0o750, False)]
 )
@@ -105,12 +97,6 @@ def test_the_runtime_folder_counts_where_it_is_private(
     runtime.chmod(mode)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     assert private_folder() == (runtime / "autotune" if is_used else expected_folder(around))
-
-
-@pytest.mark.parametrize("named", ["", "relative", "/nowhere/at/all"])
-def test_a_runtime_folder_that_is_none_is_passed_over(around, monkeypatch, named):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", named)
-    assert private_folder() == expected_folder(around)
 
 
 def test_a_temporary_directory_without_its_sticky_bit_is_passed_over(around, tmp_path):
@@ -223,20 +209,3 @@ def test_what_is_new_is_in_place_of_what_was_there(tmp_path, monkeypatch, kind):
     assert (tmp_path / "log").read_text() == "new"
     assert victim.read_text() == "precious"
     assert not (tmp_path / "new").exists()
-
-
-@is_root
-@pytest.mark.parametrize("below", ["", "deep", "deep/er"])
-def test_whatever_lies_below_another_s_folder_is_theirs(around, below):
-    prepared = around / "theirs"
-    (prepared / "deep").mkdir(parents=True)
-    belongs_to_another(prepared)
-    with pytest.raises(PreparedError, match=rf"theirs belongs to user {OTHER}"):
-        refuse_prepared(prepared / below)
-
-
-@is_root
-def test_a_temporary_directory_of_another_is_passed_over(around, tmp_path):
-    around.chmod(0o755)
-    belongs_to_another(around)
-    assert private_folder() == tmp_path / "cache" / "autotune" / "run"

@@ -139,19 +139,9 @@ def test_what_is_written_is_read_back_the_same_by_both(tmp_path_factory, data):
     assert repr(yaml.safe_load(text)) == repr(data)
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("yes", "yes is text in YAML 1.2, write true"),
-        ("Off", "Off is text in YAML 1.2, write false"),
-        ("true", "write true"),
-        ("maybe", "should be true or false$"),
-        (1, "should be true or false$"),
-        (None, "should be true or false$"),
-    ],
-)
-def test_what_is_no_switch_is_told_how_to_write_one(value, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("value", ["yes", "true", 1, None])
+def test_what_is_no_switch_is_refused(value):
+    with pytest.raises(ValueError, match="should be true or false"):
         only_switch(value)
 
 

@@ -128,22 +128,16 @@ def test_a_number_of_a_job_is_one_of_yaml_1_2(tmp_path: Path, text: str, read: i
 @pytest.mark.parametrize(
     ("key", "text", "said"),
     [
-        ("seq_len", "1:04", "no numbers to the base of sixty"),
-        ("seq_len", "1_024", "without underscores, as 1024"),
-        ("seq_len", "2024-01-01", "should be a number"),
-        ("seq_len", "\u0666\u0664", "should be a number"),
-        ("seq_len", "yes", "should be a number: yes is text in YAML 1.2"),
+        ("seq_len", "1_024", "should be a number"),
+        ("seq_len", "yes", "should be a number"),
         ("seq_len", "true", "should not be true or false"),
-        ("head_room", "off", "should be a number"),
-        ("price", "1_0.5", "without underscores, as 10.5"),
-        ("diagnose", "yes", "should be true or false: yes is text in YAML 1.2, write true"),
-        ("diagnose", "'off'", "write false"),
+        ("diagnose", "yes", "should be true or false"),
         ("diagnose", "1", "should be true or false"),
-        ("finetune", "{method: lora, rank: 1_6}", "without underscores, as 16"),
+        ("finetune", "{method: lora, rank: 1_6}", "should be a number"),
         ("fidelity", "{layers: 0b1}", "should be a number"),
     ],
 )
-def test_what_only_yaml_1_1_knows_is_told_how_to_write_it(
+def test_what_only_yaml_1_1_knows_is_refused(
     tmp_path: Path, key: str, text: str, said: str
 ) -> None:
     path = tmp_path / "job.yaml"

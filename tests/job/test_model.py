@@ -217,23 +217,6 @@ def test_a_preset_is_found_by_both_of_its_names(name: str) -> None:
     assert preset_of_repository(PUBLISHED[name].repository) == name
 
 
-@pytest.mark.parametrize(
-    ("text", "preset"),
-    [
-        ("Qwen3_235B_a22B", "qwen3-235b-a22b"),
-        ("Qwen3 MoE 30B", "qwen3-30b-a3b"),
-        ("LLAMA3-70B", "llama-3-70b"),
-        ("Llama4-Maverick-400B", "llama-4-maverick"),
-        ("DeepSeek-V3-67B", None),
-        ("GPT-175B", None),
-        ("Llama3-70B, 2 nodes", None),
-        ("", None),
-    ],
-)
-def test_a_preset_is_found_however_a_table_spells_it(text: str, preset: str | None) -> None:
-    assert preset_spelled(text) == preset
-
-
 @pytest.mark.parametrize("name", ["org/a--b", "org/a..b", "org/model.git", f"org/{'x' * 100}"])
 def test_what_no_repository_is_called_is_named(name: str) -> None:
     with pytest.raises(JobError, match="no name of a repository"):
@@ -467,28 +450,6 @@ def test_an_unknown_preset_answers_with_the_nearest() -> None:
     with pytest.raises(JobError) as caught:
         load_model("lama-3-8b")
     assert "did you mean llama-3-8b" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 32, "num_hidden_layers": 2},
-        {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
-    ],
-)
-def test_other_architectures_are_counted_as_built(config: dict[str, Any]) -> None:
-    sizes = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = {**sizes, "max_position_embeddings": 64, "moe_intermediate_size": 8, **config}
-    shape = ModelShape(**built(config))
-    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    assert shape.n_params == sum(p.numel() for p in module.parameters())
-    assert shape.n_layers == 2
-    if config["model_type"] == "opt":
-        assert (shape.max_seq_len, shape.ffn_hidden, shape.tied_embeddings) == (64, 64, True)
-    else:
-        experts = 2 * 4 * 3 * 32 * 8  # layers, experts, matrices, hidden, width
-        assert shape.n_params - shape.n_params_active == experts // 2
-        assert shape.ffn_hidden == 8
 
 
 def test_a_factory_is_built_and_counted_in_its_own_process(

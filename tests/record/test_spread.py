@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from autotune.base.student_t import t_quantile
@@ -111,26 +110,3 @@ def test_a_damaged_rate_is_no_figure(damage: float | None):
     assert not spread_of(damaged).knows_repeats
     odd = replace(result_of(sound[0]), samples_per_s_low=damage)
     assert Spread().interval([odd]).rate == pytest.approx(100.0)
-
-
-@pytest.mark.parametrize("deviation", [0.005, 0.02, 0.06])
-@pytest.mark.parametrize("n_repeated", [0, 10])
-def test_a_re_run_is_where_the_interval_says(deviation: float, n_repeated: int):
-    """Also where processes differ three times as much as assumed, once some were repeated."""
-    rng = np.random.default_rng(int(1000 * deviation) + n_repeated)
-    covered, own = [], 0.01
-
-    def draw(number: int, candidate: str) -> Trial:
-        off = rng.normal(0, deviation) + rng.normal(0, own)
-        return run(number, 100 * math.exp(off), candidate=candidate, steps=own)
-
-    for _ in range(300):
-        repeats = [draw(n, f"r{n % n_repeated}") for n in range(3 * n_repeated)]
-        interval = spread_of(repeats).interval([result_of(draw(0, "x"))])
-        covered.append(
-            interval.low <= (result_of(draw(1, "x")).samples_per_s or 0) <= interval.high
-        )
-    if deviation <= 0.02 or n_repeated:
-        assert np.mean(covered) >= 0.9
-    else:
-        assert np.mean(covered) < 0.9, "what nothing was repeated of cannot be known"

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 from dataclasses import replace
 
 import pytest
@@ -14,9 +13,7 @@ from autotune.record.tried import (
     is_tried,
     never_run,
     recorded,
-    run_of,
     run_of_study,
-    summary,
 )
 from autotune.report.knobs_page import tried_on
 from tests.report.samples import CONTEXT
@@ -53,18 +50,6 @@ def write_trial(study, knobs, outcome=Outcome.OK, differences=()):
         ),
     )
     return made
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "ranks", "nodes", "words"),
-    [
-        ("cpu", 2, 1, "2 CPU ranks"),
-        ("cuda", 1, 1, "1 GPU"),
-        ("cuda", 16, 2, "16 GPUs on 2 nodes"),
-    ],
-)
-def test_hardware_is_told_in_words(accelerator, ranks, nodes, words):
-    assert run(accelerator, ranks, nodes).hardware == words
 
 
 def test_a_choice_is_tried_value_by_value_and_on_its_own_kind_of_hardware():
@@ -117,34 +102,12 @@ def test_a_knob_that_acts_nowhere_waits_for_nothing():
 
 def test_what_needs_a_gpu_is_not_claimed_from_cpu_ranks():
     for record in recorded():
-        for name, values in record.trained.items():
-            for value in values:
-                knob = KNOBS[name]
+        for name in record.trained.keys() & KNOBS.keys():  # a record outlives a knob
+            knob = KNOBS[name]
+            for value in record.trained[name]:
                 assert knob.check(value, where="record") == value
                 assert record.accelerator == "cuda" or value not in knob.needs_cuda
     assert recorded(), "results/recorded/knobs-*.json"
-
-
-def test_help_counts_what_nobody_has_run():
-    n_never = sum(len(never_run(knob)) for knob in KNOBS.values())
-    assert n_never
-    assert f"{n_never} values have none: autotune knobs NAME says which" in summary()
-
-
-def test_a_record_is_read_back_as_it_was_written():
-    made = run_of(
-        [{"zero.stage": 3, "overlap_comm": True}, {"zero.stage": 0, "recompute": "every_2"}],
-        knobs=KNOBS,
-        started_at_s=0.0,
-        accelerator="cuda",
-        device_name="a card",
-        ranks=8,
-        nodes=1,
-        versions=VERSIONS,
-    )
-    assert made.trained["zero.stage"] == [0, 3]
-    assert made.date == "1970-01-01"
-    assert RecordedRun(**json.loads(made.to_json())) == made
 
 
 def test_a_study_is_evidence_of_its_measured_trials_alone(tmp_path):

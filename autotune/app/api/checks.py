@@ -51,6 +51,7 @@ def check(
     accelerator: str | None = None,
     deepspeed_version: str | None = None,
     megatron_release: str | None = None,
+    megatron_path: str | Path | None = None,
     gpu: str | None = None,
     fix: bool = False,
     choose: str | Sequence[str] = (),
@@ -68,6 +69,7 @@ def check(
         accelerator: Where they will run: `cuda` or `cpu`.
         deepspeed_version: The release; None: the installed one.
         megatron_release: The release, for a launch of Megatron-LM.
+        megatron_path: A checkout of Megatron-LM, whose own checks are asked.
         gpu: Its GPUs, such as `A100`, for a launch of Megatron-LM.
         fix: Whether to write the fixes into the files.
         choose: Choices to take, `RULE=N` each.
@@ -85,6 +87,7 @@ def check(
         accelerator=accelerator,
         deepspeed_version=deepspeed_version,
         megatron_release=megatron_release,
+        megatron_path=None if megatron_path is None else Path(megatron_path),
         gpu=gpu,
         choose=each_of(choose),
         ignore=each_of(ignore),
