@@ -86,56 +86,36 @@ def test_a_failed_build_names_its_log(folder, monkeypatch):
 
 
 CAUSES = {
-    "full": (
-        "c++: fatal error: error writing to cpu_adam.o: No space left on device",
-        "make room",
-    ),
-    "full, by Python": ("OSError: [Errno 28] No space left on device: 'x'", "make room"),
-    "quota": ("ld: final link failed: Disk quota exceeded", "quota"),
-    "only read": ("OSError: [Errno 30] Read-only file system: 'x'", "mount it for writing"),
-    "no right": ("PermissionError: [Errno 13] Permission denied: 'x'", "right to write"),
-    "no memory": ("c++: fatal error: Killed signal terminated program cc1plus", "memory"),
-    "too many files": ("OSError: [Errno 24] Too many open files: 'x'", "ulimit -n"),
-    "no compiler": ("FileNotFoundError: [Errno 2] No such file or directory: 'c++'", "g++"),
+    "full": "c++: fatal error: error writing to cpu_adam.o: No space left on device",
+    "by Python": "OSError: [Errno 30] Read-only file system: 'x'",
+    "quota": "ld: final link failed: Disk quota exceeded",
+    "no memory": "c++: fatal error: Killed signal terminated program cc1plus",
 }
 
 
-@pytest.mark.parametrize(("line", "advice"), CAUSES.values(), ids=CAUSES)
-def test_the_advice_for_a_failed_build_fits_its_cause(line, advice, folder, monkeypatch):
+@pytest.mark.parametrize("line", CAUSES.values(), ids=CAUSES)
+def test_a_failed_build_says_the_line_that_tells_the_cause(line, folder, monkeypatch):
     (folder / "cpu_adam" / BUILT_FILE).unlink()
     script = folder / "fails"
     script.write_text(f"#!/bin/sh\necho 'start'\necho \"{line}\"\necho 'ninja: stopped'\nexit 1\n")
     script.chmod(0o755)
     monkeypatch.setattr(extensions.sys, "executable", str(script))
-    with pytest.raises(FleetError) as told:
+    with pytest.raises(FleetError) as caught:
         extensions.build("cpu", lambda _: None)
-    assert advice in told.value.hint
-    assert ("g++" in told.value.hint) == (advice == "g++")
+    assert line in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("number", "advice"),
-    [
-        (errno.ENOSPC, "make room"),
-        (errno.EDQUOT, "quota"),
-        (errno.EROFS, "mount it"),
-        (errno.EACCES, "right to write"),
-        (errno.ENOTDIR, "move it away"),
-        (errno.ELOOP, "TORCH_EXTENSIONS_DIR"),
-    ],
-)
-def test_a_folder_that_refuses_is_told_by_its_cause(number, advice, folder, monkeypatch):
+def test_a_folder_that_refuses_is_named(folder, monkeypatch):
     (folder / "cpu_adam" / BUILT_FILE).unlink()
 
     def refuses(*_, **__):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(extensions, "open_lock", refuses)
-    with pytest.raises(FleetError) as told:
+    with pytest.raises(FleetError, match="Read-only file system") as caught:
         extensions.build("cpu", lambda _: None)
-    assert advice in told.value.hint
-    assert "g++" not in told.value.hint
-    assert str(folder) in told.value.message
+    assert "TORCH_EXTENSIONS_DIR" in caught.value.hint
+    assert str(folder) in caught.value.message
 
 
 def test_the_folder_depends_on_the_environment(monkeypatch, tmp_path):
