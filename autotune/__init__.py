@@ -2,22 +2,13 @@
 
 `search`, `plan`, `explain`, `estimate`, `check`, `compare` and `load` are the commands of these
 names as functions (docs/api.md). Nothing is imported here before it is needed: ranks of a trial
-import `autotune.trial` and pay for everything that is loaded with this file.
+import `autotune.trial` and pay for everything that is loaded with this file. `__init__.pyi` beside
+it has their types.
 """
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from autotune.app.api.checks import check as check
-    from autotune.app.api.predictions import estimate as estimate
-    from autotune.app.api.predictions import estimate_rows as estimate_rows
-    from autotune.app.api.predictions import explain as explain
-    from autotune.app.api.predictions import plan as plan
-    from autotune.app.api.records import compare as compare
-    from autotune.app.api.records import load as load
-    from autotune.app.api.searches import search as search
+from typing import Any
 
 __version__ = "0.1.0"
 

@@ -174,7 +174,7 @@ def old_answer(machine: Machine, own: Mapping[str, float]) -> Answer:
 def race_answer(machine: Machine, own: Mapping[str, float], rules: Rules) -> Answer:
     """The race."""
     peaks = {key: float(place) for place, key in enumerate(machine.draw.permutation(sorted(own)))}
-    racers = tuple(Racer(key=key, peak_bytes=peaks[key], own_log=own[key]) for key in own)
+    racers = tuple(Racer(key=key, peak_bytes=peaks[key], trial_log=own[key]) for key in own)
     logs: dict[str, dict[int, float]] = {key: {} for key in own}
     order = sorted(own)
     machine.draw.shuffle(order)

@@ -19,11 +19,11 @@ import yaml
 from numpy.typing import NDArray
 from published_runs import SPLIT, Runs, read_runs
 
-from autotune.cost.calibrate import calibrate_constants, calibrate_with_shares
 from autotune.cost.constants import SHIPPED, Constants, load_constants
 from autotune.cost.plans import Column
 from autotune.cost.predict import Prediction, predict
 from autotune.devices import accelerators
+from benchmarks.calibrate import calibrate_constants, calibrate_with_shares
 
 Values = NDArray[np.float64]
 
@@ -75,7 +75,7 @@ _START = Constants(
     heap_share=0.6,
     workspace_bytes=3e8,
 )
-"""What is known before any run: `autotune/cost/calibrate.py` says how well."""
+"""What is known before any run: `benchmarks/calibrate.py` says how well."""
 _SIGMA = 0.06
 """Noise of a published step, with what the model leaves out."""
 _WEIGHT = 40.0

@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from wall_clock_searches import Table
 
 from autotune.app.session import open_session
-from autotune.cost.calibrate import TIME_PRIORS, calibrate_constants
 from autotune.cost.constants import SHIPPED_CPU, Constants, constants_of, load_constants
 from autotune.cost.plans import Plans
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.plans import plans_of
+from autotune.job.job import JobText
+from benchmarks.calibrate import TIME_PRIORS, calibrate_constants
 
 START = dataclasses.replace(
     load_constants(),
@@ -127,7 +128,7 @@ def main() -> None:
 
 def read_study(folder: Path) -> Measured:
     """What a study measured, and what the model is told of it."""
-    session = open_session(folder / "job.yaml", {}, results=folder.parent)
+    session = open_session(JobText.read(folder / "job.yaml"), {}, results=folder.parent)
     environment = Environment(**session.study.read_state()["environment"])
     session = dataclasses.replace(session, environment=environment)
     rows = [row for row in Table.of(session).rows.values() if row.samples_per_s is not None]

@@ -122,9 +122,9 @@ def measured(
         },
         results=options.out,
     )
-    ending = search(session, Progress(family), fresh=False)
-    if ending.error is not None:
-        raise ending.error
+    answer = search(session, Progress(family), fresh=False)
+    if answer.problem is not None:
+        raise answer.problem.error
     ran = [
         (row, row.samples_per_s, row.result.peak_memory_bytes)
         for row in Table.of(session).rows.values()

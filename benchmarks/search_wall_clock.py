@@ -126,9 +126,9 @@ def measure_all(job: dict[str, Any], out: Path) -> tuple[Session, Table]:
         None, {**job, "sampler": "grid", "study": "every-candidate"}, results=out
     )
     print(f"{len(session.lattice.candidates)} legal candidates", file=sys.stderr)
-    ending = search(session, Progress("every candidate"), fresh=False)
-    if ending.error is not None:
-        raise ending.error
+    answer = search(session, Progress("every candidate"), fresh=False)
+    if answer.problem is not None:
+        raise answer.problem.error
     return session, Table.of(session)
 
 
@@ -238,10 +238,10 @@ def side_by_side(job: dict[str, Any], table: Table, options: argparse.Namespace)
     session = open_session(
         None, {**job, "trials": options.trials, "study": "ours"}, results=options.out
     )
-    ending = search(session, Progress("our search"), fresh=True)
-    if ending.error is not None:
-        raise ending.error
-    ours = chosen_by_us(session, ending.answer.best.trial)
+    answer = search(session, Progress("our search"), fresh=True)
+    if answer.problem is not None:
+        raise answer.problem.error
+    ours = chosen_by_us(session, answer.best.trial)
     trials = results(session.study.trials())
     seconds = max(r.started_at_s + r.wall_s for r in trials) - trials[0].started_at_s
     print(f"our search: {len(trials)} trials, {seconds:.0f} s: {said_of(session, ours)}")

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from autotune.base.keeper import end_with_parent
 from autotune.fleet.node.ports import remove_segments
-from autotune.trial.descent import end_with_parent
 from autotune.trial.rendezvous import LOOPBACK, RankStore, Rendezvous, listen_on
 
 Answer = dict[str, Any]

@@ -2,7 +2,10 @@
 
 import ast
 import re
+import subprocess
 import sys
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,7 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@cache
 def imports_of(path: Path) -> list[tuple[int, str]]:
     """Every module that a file imports, at any depth, as (line, dotted name)."""
     found = []
@@ -98,8 +102,8 @@ def test_imports_point_one_way() -> None:
     assert not wrong
 
 
-def test_ranks_import_the_contract_and_nothing_else_of_ours() -> None:
-    allowed = {"autotune.contract", "autotune.trial"}
+def test_ranks_import_the_contract_and_the_keeper_and_nothing_else_of_ours() -> None:
+    allowed = {"autotune.contract", "autotune.trial", "autotune.base.keeper"}
     heavy = {"optuna", "pandas", "pydantic", "rich", "typer"}
     modules = sorted((PACKAGE / "trial").rglob("*.py"))
     wrong = [
@@ -148,6 +152,64 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     assert not graph, f"a circle among {sorted(graph)}"
 
 
+MOST_OF_A_SEARCH = 220
+"""Modules of the package that a search may load before it is asked for an engine and a fleet."""
+
+_LOADS = """
+import importlib, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in {blocked!r} or name.startswith(tuple(f"{{room}}." for room in {blocked!r})):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Absent())
+for name in {names!r}:
+    importlib.import_module(name)
+print(*[name for name in sys.modules if name.split(".")[0] == "autotune"])
+"""
+
+
+def loaded_by(*names: str, blocked: Sequence[str] = ()) -> set[str]:
+    """Modules of the package that a fresh Python loads with some, where rooms are not there."""
+    code = _LOADS.format(names=names, blocked=[f"autotune.{room}" for room in blocked])
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return set(ended.stdout.split())
+
+
+def reached_from(module: str) -> set[str]:
+    """Modules of the package that one imports at any depth, inside of functions too."""
+    files = {dotted(path): path for path in MODULES}
+    found, waiting = set[str](), [module]
+    while waiting:
+        name = waiting.pop()
+        if name in files and name not in found:
+            found.add(name)
+            parents = [name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)]
+            waiting += [*parents, *(target for _, target in ours(files[name]))]
+    return found
+
+
+def test_a_search_loads_few_modules() -> None:
+    """Plug-ins bring what only some searches need, such as an engine or a transport."""
+    root = "autotune.app.api.searches"
+    assert len(loaded_by(root)) <= MOST_OF_A_SEARCH
+    assert len(reached_from(root)) <= MOST_OF_A_SEARCH
+
+
+def test_an_engine_loads_no_reader_of_others_files() -> None:
+    names = ("autotune.engines.deepspeed.plugin", "autotune.engines.deepspeed.engine")
+    readers = ("autotune.engines.deepspeed.sources", "autotune.engines.launches")
+    assert not [name for name in loaded_by(*names) if name.startswith(readers)]
+
+
+def test_check_and_its_readers_stand_alone() -> None:
+    names = [name for name in KNOWN if room(name) == "check"]
+    names += [name for name in KNOWN if name.startswith("autotune.engines.deepspeed.sources")]
+    loaded_by(*sorted(names), blocked=("search", "fleet", "record", "report"))
+
+
 def test_data_is_never_code() -> None:
     banned = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "pickle.load", "pickle.loads"}
     wrong = [
@@ -168,8 +230,7 @@ STARTS = {
     "fleet/node/warm.py": {"subprocess.Popen"},
     "fleet/transports/ray_driver.py": {"subprocess.Popen"},
     "trial/guest/launcher.py": {"subprocess.Popen"},
-    "trial/forks.py": {"os.fork"},
-    "trial/launcher.py": {"os.execv"},
+    "trial/launcher.py": {"os.execv", "os.fork"},
     "trial/warm.py": {"os.fork"},
 }
 """What starts processes: `GuardedProcess`, a node its ranks, an actor of Ray a node's
@@ -294,7 +355,6 @@ DEEPSPEED = ("engines/deepspeed/", "trial/guest/", "check/")
 NAMES_DEEPSPEED = {
     "__init__.py": "the engine where nobody names one",
     "app/check.py": "the check of ds_config files",
-    "app/own_script.py": "of a user's command, which trains by it",
     "app/soak.py": "a field of soak.json",
     "cost/traits.py": "frameworks of published runs, by their names",
     "engines/launches/line.py": "its launcher",
@@ -313,12 +373,10 @@ NAMES_DEEPSPEED = {
     "export/trainer.py": "keys of its configuration, which Hugging Face Trainer owns",
     "fleet/node/inventory.py": "its release on a node",
     "job/observed.py": "what such a command showed",
-    "record/answer.py": "a key of study.json",
     "record/soak.py": "a field of soak.json",
     "replay/problem.py": "columns of published runs",
     "space/built_in.py": "a knob of older releases that its script brings into force",
     "space/script.py": "what reaches such a command",
-    "trial/comm_log.py": "listens to its collectives",
     "trial/engines/deepspeed.py": "its driver",
     "trial/engines/deepspeed_live.py": "its live engine, as others see it",
     "trial/imports.py": "what it imports late, for its driver",

@@ -184,8 +184,7 @@ def test_the_wheel_searches_from_another_folder(wheel: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["counts"]["ok"] >= 1
-    assert (elsewhere / answer["best"]["ds_config"]).is_file()
-    assert (elsewhere / answer["paths"]["export"] / "ds_config.json").is_file()
+    assert (elsewhere / "results" / answer["study"] / "best" / "ds_config.json").is_file()
 
 
 def _copy(source: Path, target: Path) -> None:

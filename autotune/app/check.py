@@ -1,7 +1,7 @@
 """`check`: read a configuration with what goes with it, judge it, write the fix."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from autotune.base.files import write_text
 from autotune.base.names import did_you_mean
 from autotune.base.user_text import read_text
 from autotune.check import CheckReport, NotADsConfigError, Source, check, read_sources
-from autotune.check.fixes import Option, Question, Reply, parse_chosen
+from autotune.check.fixes import parse_chosen
 from autotune.check.ignored import known_rules
 from autotune.check.run import CheckRun, Unread
 from autotune.check.targets import targets_of
@@ -24,7 +24,7 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
-from autotune.engines.megatron.flags import known_release, newest_release
+from autotune.engines.megatron.flags import known_release, newest_release, release_of
 from autotune.engines.megatron.launched import (
     MegatronLaunch,
     launches_as_written,
@@ -60,6 +60,8 @@ class CheckFlags:
     """The release."""
     megatron_release: str | None = None
     """The release of Megatron Core, for a launch of Megatron-LM."""
+    megatron_path: Path | None = None
+    """A checkout of Megatron-LM, whose release counts, and whose own checks are asked."""
     gpu: str | None = None
     """The kind of GPU that it runs on."""
     choose: Sequence[str] = ()
@@ -105,20 +107,13 @@ class CheckFlags:
             read_launch(self.launch)
 
 
-Ask = Callable[[Question], Option | None]
-"""Puts a question to the user, who answers with an option or leaves it open."""
-
-
-def check_files(
-    names: Sequence[str], flags: CheckFlags, *, fix: bool = False, ask: Ask | None = None
-) -> CheckRun:
+def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -> CheckRun:
     """Judge files.
 
     Args:
         names: Files, folders, patterns, or `-` for standard input.
         flags: What is said of all of them.
         fix: Whether to write the fixes.
-        ask: Asked only where a file does not pass without an answer.
 
     Raises:
         JobError: A flag is not one of its values, or a name stands for no file.
@@ -135,7 +130,7 @@ def check_files(
         )
     for target in targets:
         try:
-            reports += check_file(target.path, flags, fix=fix, ask=ask)
+            reports += check_file(target.path, flags, fix=fix)
         except NotADsConfigError as error:
             if target.is_named:
                 unread.append(Unread(path=target.path, error=error))
@@ -165,16 +160,14 @@ def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:
         ) from error
     path = Path(_NO_FILE)
     try:
-        reports = [_judged(source, flags, None) for source in _read(path, flags, text=text)]
+        reports = [_judged(source, flags) for source in _read(path, flags, text=text)]
     except (NotADsConfigError, RenderError) as error:
         unread = Unread(path=path, error=error)
         return CheckRun(reports=[], unread=[unread], is_one_file=True)
     return CheckRun(reports=reports, is_one_file=True)
 
 
-def check_file(
-    path: Path, flags: CheckFlags, *, fix: bool = False, ask: Ask | None = None
-) -> list[CheckReport]:
+def check_file(path: Path, flags: CheckFlags, *, fix: bool = False) -> list[CheckReport]:
     """Judge the configurations of one file; the arguments are those of `check_files`.
 
     Raises:
@@ -192,7 +185,13 @@ def check_file(
             )
         environment = _environment(flags.accelerator or "cuda", flags.deepspeed_version)
         return [
-            check_launch(launch, environment, world=flags.world, ignore=flags.ignore)
+            check_launch(
+                launch,
+                environment,
+                world=flags.world,
+                ignore=flags.ignore,
+                checkout=flags.megatron_path,
+            )
             for launch in launches
         ]
     try:
@@ -201,7 +200,7 @@ def check_file(
         raise _of_megatron(error) from error
     reports = []
     for number in range(len(sources)):
-        report = _judged(sources[number], flags, ask)
+        report = _judged(sources[number], flags)
         reports.append(report)
         if fix and write_fix(report) and number + 1 < len(sources):
             sources = _read(path, flags)  # the text of the others has moved
@@ -215,6 +214,8 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
     named = flags.megatron_release and known_release(
         flags.megatron_release, where="--megatron-release"
     )
+    if flags.megatron_path is not None:
+        named = known_release(release_of(flags.megatron_path), where="--megatron-path")
     found: list[MegatronLaunch] = []
     if flags.launch is not None:  # the line in place of the file's own
         found = launches_of(flags.launch, path, release=named or newest_release())
@@ -258,21 +259,11 @@ def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Sou
     )
 
 
-def _judged(source: Source, flags: CheckFlags, ask: Ask | None) -> CheckReport:
-    """The report of one configuration, after the answers to what it asks."""
+def _judged(source: Source, flags: CheckFlags) -> CheckReport:
+    """The report of one configuration."""
     where = flags.accelerator or source.accelerator or "cuda"
     environment = _environment(where, flags.deepspeed_version)
-    chosen = [parse_chosen(text) for text in flags.choose]
-    report = check(source, environment, chosen, flags.ignore)
-    asked: set[str] = set()
-    while ask is not None and (
-        open_ := [q for q in report.needed if q.violation.message not in asked]
-    ):
-        asked.add(open_[0].violation.message)
-        if (option := ask(open_[0])) is not None:
-            chosen.append(Reply(rule=open_[0].violation.rule, number=option.number))
-            report = check(source, environment, chosen, flags.ignore)
-    return report
+    return check(source, environment, list(map(parse_chosen, flags.choose)), flags.ignore)
 
 
 def write_fix(report: CheckReport) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.job.job import read_job_file
+from autotune.job.job import JobText, given_keys
 from autotune.job.origin import code_of, deeds_of, is_inside, is_ours
 
 
@@ -16,7 +16,7 @@ def agree_to_job(
     is_trusted: bool,
     say: Callable[[str], None],
     ask: Callable[[str], bool] | None,
-) -> dict[str, Any] | None:
+) -> JobText | None:
     """Say which code a job imports; ask where the job's file is none of the working folder.
 
     Args:
@@ -27,21 +27,20 @@ def agree_to_job(
         ask: Takes a question; None: nobody is there to answer.
 
     Returns:
-        What the file said, for `read_job`: another file may stand there a moment later.
+        What the file holds.
 
     Raises:
         JobError: The file cannot be read, or is not trusted.
     """
-    data = None if job_file is None else read_job_file(job_file)
-    given = {**(data or {}), **flags}
-    if job_file is not None and data is not None and not is_trusted:
+    text = None if job_file is None else JobText.read(job_file)
+    if text is not None and not is_trusted:
         folder = Path.cwd()
-        deeds = [] if is_inside(job_file, folder) else deeds_of(data, without=flags)
+        deeds = [] if is_inside(text.path, folder) else deeds_of(text.keys, without=flags)
         if deeds:
-            _ask_for(job_file, folder, deeds, say, ask)
-    if (code := code_of(given.get("model"))) is not None:
+            _ask_for(text.path, folder, deeds, say, ask)
+    if (code := code_of(given_keys(text, flags).get("model"))) is not None:
         say(f"model: {code}, to count its parameters")
-    return data
+    return text
 
 
 def refuse_code_of_others(job_file: Path, model: object) -> None:

@@ -100,8 +100,9 @@ def estimate_rows(
     if out.exists() and out.samefile(rows):
         raise JobError(f"--out {out}: is the input itself", "name another file")
     read = reader(table, accelerators_with(accelerators))
-    cells = _predicted(read, constants)
-    _write(out, header, table, cells)
+    frame = _beside(pd.DataFrame(table, columns=list(header)), _predicted(read, constants))
+    hint = "name another file, or free some space"
+    write_text(out, csv_text(frame.fillna("")), error=JobError, hint=hint)
     return Estimate(
         out=out,
         rows=len(table),
@@ -130,11 +131,17 @@ def predict_frame(
         values = rows.astype(object).itertuples(index=False, name=None)
         table = [dict(zip(names, map(_text, row), strict=True)) for row in values]
     cells = _predicted(rows_to_plans(table, accelerators_with(accelerators)), constants)
-    found = pd.DataFrame(cells, columns=list(_COLUMNS), index=rows.index)
+    found = _beside(rows, cells).fillna({"assumed": "", "reason": ""})
     figures = [name for name in _COLUMNS if name.startswith("pred_")]
     found[figures] = found[figures].apply(pd.to_numeric)
-    kept = [name for name in rows.columns if str(name) not in _COLUMNS]
-    return pd.concat([rows[kept], found.fillna({"assumed": "", "reason": ""})], axis="columns")
+    return found
+
+
+def _beside(rows: pd.DataFrame, cells: list[dict[str, str]]) -> pd.DataFrame:
+    """The input's columns first; of the same name, the prediction's win."""
+    columns = [name for name in rows.columns if str(name) not in _COLUMNS]
+    predicted = pd.DataFrame(cells, columns=list(_COLUMNS), index=rows.index)
+    return pd.concat([rows[columns], predicted], axis="columns")
 
 
 def _check_known(columns: Iterable[str], source: str) -> None:
@@ -210,13 +217,3 @@ def _shown_peaks(predicted: Prediction, meters: Sequence[Meter]) -> NDArray[np.f
     by_meter = [getattr(predicted.memory, meter) for meter in METERS]
     found: NDArray[np.float64] = np.choose([METERS.index(meter) for meter in meters], by_meter)
     return found
-
-
-def _write(
-    out: Path, header: tuple[str, ...], table: list[dict[str, str]], cells: list[dict[str, str]]
-) -> None:
-    """The input's columns first; of the same name, the prediction's win."""
-    names = [*(name for name in header if name not in _COLUMNS), *_COLUMNS]
-    rows = [{**row, **values} for row, values in zip(table, cells, strict=True)]
-    text = csv_text(pd.DataFrame(rows, columns=names))
-    write_text(out, text, error=JobError, hint="name another file, or free some space")

@@ -12,11 +12,15 @@ from autotune.base.errors import StudyError
 from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
-from autotune.export.base import Handout, MeasuredFigures, RecordDialect
-from autotune.export.command_files import with_own_files
-from autotune.export.door import export_handout, export_record, find_dialect, handout_of
-from autotune.export.patch import Patched, Wanted, patched_all, write_patched
-from autotune.fleet.transports.local import HERE
+from autotune.export.base import Handout, MeasuredFigures, Patched, RecordDialect
+from autotune.export.door import (
+    export_handout,
+    export_record,
+    find_dialect,
+    handout_of,
+    patched,
+)
+from autotune.fleet.base import THIS_MACHINE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
 from autotune.job.observed import OBSERVED_FILE, Observed, file_digest, text_digest
@@ -136,7 +140,7 @@ def find_chosen(
         hosts=_hosts_of(trials[number]),
     )
     if job.script is not None:
-        handout = with_own_files(handout, engine, carried=_carried_in(trials[number]))
+        handout = dataclasses.replace(handout, carried=_carried_in(trials[number]))
     if claim:
         note(_about(answer, claim, is_asked_for=trial is not None))
     return Chosen(trial=trials[number], engine=engine, handout=handout)
@@ -249,7 +253,7 @@ def _hosts_of(trial: Trial) -> list[str]:
     """Other machines that a trial ran on, in the order of its ranks."""
     devices = trial.result.devices if trial.result is not None else []
     names = dict.fromkeys(device.rpartition(":")[0] for device in devices)
-    return [name for name in names if name != HERE]
+    return [name for name in names if name != THIS_MACHINE]
 
 
 def export_study(
@@ -342,7 +346,7 @@ class StudyPatch:
             )
             # First: a patch that nobody knows of would lock the study.
             write_patches(self.study.folder, {**read_patches(self.study.folder), name: one})
-        write_patched(patch)
+        patch.write()
 
 
 def patch_study(
@@ -371,7 +375,7 @@ def patch_study(
     """
     chosen = find_chosen(study, trial=trial, project=project, note=note)
     return StudyPatch(
-        files=patched_all(files, Wanted(chosen.handout, chosen.engine)),
+        files=patched(files, chosen.handout, chosen.engine),
         study=study,
         chosen=chosen,
     )

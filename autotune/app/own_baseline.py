@@ -1,22 +1,15 @@
 """A user's own baseline before anything runs: whether it is sound, and what it loses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
-from autotune.base.nested import look_up
-from autotune.check import NotADsConfigError, Source, check, read_sources
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
+from autotune.engines.base import Engine, find_engine
+from autotune.export.base import Dialect
+from autotune.export.door import find_dialect
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
-from autotune.space.rule import Violation
-
-_BY_THE_JOB = "batch."
-"""Rules about what the job decides as well: reading the baseline compares the two."""
-_MISSPELT = "schema.unknown_"
-"""Rules about keys that DeepSpeed passes over; one like a key of its own was meant to be that."""
 
 
 def check_baseline(job: Job, engine: Engine, environment: Environment) -> None:
@@ -31,13 +24,9 @@ def check_baseline(job: Job, engine: Engine, environment: Environment) -> None:
     path = job.baseline
     if path is None:
         return
-    if job.engine == DEFAULT_ENGINE:
-        try:
-            sources = read_sources(path, world=job.world)
-        except NotADsConfigError:
-            sources = []  # it may hold little that tells what it is
-        for source in sources:
-            _refuse(path, list(_broken(source, environment)))
+    dialect = find_dialect(find_engine(job.engine).dialect)
+    if isinstance(dialect, Dialect):
+        _refuse(path, dialect.refusals(path, world=job.world, environment=environment))
     own, candidate = engine.baseline(path)
     _refuse(path, [(v.message, v.fix) for v in own.judge(candidate)])
 
@@ -55,26 +44,9 @@ def not_carried(engine: Engine, candidate: Candidate, where: object) -> Iterator
         yield f"{where}: has {key}={theirs!r}, and its trials run {instead}"
 
 
-def _broken(source: Source, environment: Environment) -> Iterator[tuple[str, str]]:
-    """What is wrong with a configuration as it is written, each with its fix."""
-    for found in check(source, environment).found:
-        one = found.violation
-        if not found.after_fix and not one.rule.startswith(_BY_THE_JOB) and _is_fatal(one):
-            yield f"{found.place.line}: {one.message}", one.fix
-    rate = look_up(source.config, "optimizer.params.lr")
-    if isinstance(rate, int | float) and rate < 0:
-        yield f"optimizer.params.lr={rate} is negative", "write a learning rate from 0 up"
-
-
-def _is_fatal(one: Violation) -> bool:
-    is_renamed = any(value is not None for value in one.changes.values())
-    return one.level == "error" or (one.rule.startswith(_MISSPELT) and is_renamed)
-
-
-def _refuse(path: Path, broken: list[tuple[str, str]]) -> None:
-    if not broken:
-        return
-    raise JobError(
-        "\n".join(f"--baseline {path}: {message}" for message, _ in broken),
-        "; ".join(dict.fromkeys(fix for _, fix in broken if fix)),
-    )
+def _refuse(path: Path, refusals: Sequence[tuple[str, str]]) -> None:
+    if refusals:
+        raise JobError(
+            "\n".join(f"--baseline {path}: {message}" for message, _ in refusals),
+            "; ".join(dict.fromkeys(fix for _, fix in refusals if fix)),
+        )

@@ -34,10 +34,8 @@ from autotune.contract import (
     to_dict,
 )
 from autotune.devices.hardware import VERSIONED, Environment
-from autotune.engines.base import find_engine
-from autotune.engines.deepspeed.sources.source import RANKS_VARIABLE, world_in
+from autotune.engines.base import CommandJob, find_engine, installed_engines
 from autotune.engines.launches.line import in_short, is_launch, parts_of
-from autotune.engines.megatron.own_command import MegatronCommand, is_megatrons, read_command
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import (
@@ -119,13 +117,12 @@ def open_command_session(
         )
     check_command(command)
     study = Study(results, str(flags.get("study") or study_name(command, str(folder))))
-    is_read = flags.get("engine") == "megatron" or is_megatrons(command, folder)
-    told = read_command(command, folder) if is_read else None
+    job = _job_in_words(command, folder, flags.get("engine"))
     if fresh and (aside := study.set_aside()) is not None:
         note(f"the old study is kept as {aside}")
     versions: dict[str, str] = {}
-    if told is not None:
-        keys = _keys_of_arguments(told, command, study, note)
+    if job is not None:
+        keys = _keys_of_arguments(job, command, study, note)
     else:
         script = _observed(command, flags, study, fleet=fleet, options=options, note=note)
         keys, versions = _keys_of_script(script, study, flags), _versions(script)
@@ -139,23 +136,29 @@ def open_command_session(
     )
 
 
+def _job_in_words(command: Sequence[str], folder: Path, named: object) -> CommandJob | None:
+    """The job of a command, by the engine that reads it in its words; None: none does."""
+    jobs = (
+        engine.read_command(command, folder, is_named=engine.name == named)
+        for engine in installed_engines()
+    )
+    return next((job for job in jobs if job is not None), None)
+
+
 def _keys_of_arguments(
-    told: MegatronCommand, command: Sequence[str], study: Study, note: Note
+    job: CommandJob, command: Sequence[str], study: Study, note: Note
 ) -> dict[str, Any]:
-    """Keys of the job of a command of Megatron-LM, whose files are written into its study."""
-    if told.left_out:
-        note(f"left out in trials: {', '.join(told.left_out)}")
+    """Keys of the job of a command whose words tell it; its files are written into its study."""
+    if job.left_out:
+        note(f"left out in trials: {', '.join(job.left_out)}")
     try_folder(study.folder, named=study.folder, hint=_OTHER_FOLDER)
     study.folder.mkdir(parents=True, exist_ok=True)
-    texts = {COMMAND_FILE: f"{as_typed(command)}\n", MODEL_FILE: canonical_json(told.config)}
+    texts = {COMMAND_FILE: f"{as_typed(command)}\n", MODEL_FILE: canonical_json(job.model)}
     for name, text in texts.items():
         mode = PRIVATE_MODE if name == COMMAND_FILE else None
         write_text(study.folder / name, text, error=StudyError, hint=_OTHER_FOLDER, mode=mode)
     return {
-        **told.keys,
-        "engine": "megatron",
-        "megatron_path": str(told.checkout),
-        "megatron_arguments": list(told.words),
+        **job.keys,
         "model": str(study.folder / MODEL_FILE),
         "baseline": str(study.folder / COMMAND_FILE),
     }
@@ -233,11 +236,11 @@ def observe(
         StudyError: The study cannot be written.
         FleetError: The devices are not there.
     """
-    world = flags.get("world") or world_of(command, place.environment)
+    named_world = flags.get("world") or ranks_in_words(command)
+    world = named_world or default_world(place.environment)
     try_folder(study.folder, named=study.folder, hint=_OTHER_FOLDER)
     note(f"first, the command runs as it is for a few steps: {in_short(command)}")
-    is_told = flags.get("world") or world_in(filled_in(list(command), {}), Path.cwd())
-    for remark in place.remarks(world if is_told else 1):  # else the first run tells how many
+    for remark in place.remarks(named_world or 1):  # else the first run tells how many
         note(remark)
     is_new = not study.folder.exists()
     try:
@@ -336,13 +339,14 @@ def own_candidate(session: Session) -> Candidate:
     return next(iter(session.engine.ladder()))[0]
 
 
-def world_of(command: Sequence[str], environment: Environment) -> int:
-    """How many ranks a command is likely to start; the first run tells."""
-    if said := world_in(filled_in(list(command), {}), Path.cwd()):
-        return said
-    named = os.environ.get(RANKS_VARIABLE, "")
-    if named.isdecimal() and int(named):
-        return int(named)
+def ranks_in_words(command: Sequence[str]) -> int | None:
+    """Ranks that a command says it starts."""
+    words = filled_in(list(command), {})
+    return find_engine(DEFAULT_ENGINE).ranks_of_command(words, Path.cwd())
+
+
+def default_world(environment: Environment) -> int:
+    """Ranks that a command is likely to start, where it does not say; the first run tells."""
     return CPU_WORLD if environment.accelerator == "cpu" else environment.n_devices
 
 

@@ -1,19 +1,17 @@
 """What the cost model says of a job's candidates on a fleet, here or described; nothing runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.app.consent import agree_to_job
 from autotune.app.session import check_space_is_read, read_job_on
-from autotune.app.steering import what_predicts
-from autotune.base.errors import JobError, StudyError
+from autotune.base.errors import JobError
 from autotune.base.units import format_count
-from autotune.cost.knowledge import Lesson, read_lessons
+from autotune.cost.knowledge import Lesson
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.door import export_handout, handout_of
-from autotune.job.job import Job
+from autotune.job.job import Job, JobText
 from autotune.planning.lattice import lattice_of
 from autotune.planning.outlook import PLAN_SPACE, FleetWishes, Outlook
 from autotune.planning.ranking import Ranking
@@ -21,21 +19,19 @@ from autotune.report.candidates.ranking import ranking_as_dict
 
 
 def open_outlook(
-    job_file: Path | None,
+    job_file: JobText | None,
     flags: Mapping[str, Any],
     wishes: FleetWishes,
     *,
-    agreed: Mapping[str, Any] | None = None,
     lessons: Sequence[Lesson] = (),
     ranks_all: bool = True,
 ) -> Outlook:
     """Read the job, and find out what is legal for it on the fleet.
 
     Args:
-        job_file: YAML, or None.
+        job_file: The job's file, or None.
         flags: Keys of the job that come before the file's.
         wishes: The fleet.
-        agreed: As of `open_session`.
         lessons: What trials on this machine taught; those on such devices correct predictions.
         ranks_all: Whether a job that names no space ranks all that can be predicted well, and not
             what a search tries by default.
@@ -49,7 +45,7 @@ def open_outlook(
     if (engine := flags.get("engine")) is not None:
         find_engine(engine, where="--engine")
     wishes.links()  # a wrong rate is said before anything is computed
-    job, keys, environment = read_job_on(wishes, job_file, flags, agreed=agreed)
+    job, keys, environment = read_job_on(wishes, job_file, flags)
     if ranks_all and keys.get("space") is None and job.script is None:
         job = _over_all(job)
     lattice = lattice_of(job, bind_engine(job, environment), for_plan=True)
@@ -62,51 +58,6 @@ def open_outlook(
 def _over_all(job: Job) -> Job:
     """A job whose user names no space: all that the program can predict well is ranked."""
     return job if find_engine(job.engine).lays_out else replace(job, space=PLAN_SPACE)
-
-
-def open_agreed_outlook(
-    job_file: Path | None,
-    flags: Mapping[str, Any],
-    wishes: FleetWishes,
-    *,
-    knowledge: Path | None,
-    is_trusted: bool,
-    say: Callable[[str], None],
-    ask: Callable[[str], bool] | None,
-    ranks_all: bool = True,
-) -> Outlook:
-    """The same, once the user has agreed to what the job runs and reads, as of `agree_to_job`.
-
-    Says what the predictions go by where the user named a table, and which model they are about
-    where the user named none. `knowledge` is the file of what
-    trials taught; None: nothing corrects the predictions.
-    """
-    agreed = agree_to_job(job_file, flags, is_trusted=is_trusted, say=say, ask=ask)
-    lessons = () if knowledge is None else _lessons(knowledge, say)
-    outlook = open_outlook(
-        job_file,
-        flags,
-        wishes,
-        agreed=agreed,
-        lessons=lessons,
-        ranks_all=ranks_all,
-    )
-    if "model" not in {**(agreed or {}), **flags}:
-        say(
-            f"no --model is given: this is about the built-in {outlook.job.model.name}; "
-            "a study's own job is --job results/STUDY/job.yaml"
-        )
-    if outlook.job.accelerators is not None:
-        say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
-    return outlook
-
-
-def _lessons(knowledge: Path, say: Callable[[str], None]) -> Sequence[Lesson]:
-    try:
-        return read_lessons(knowledge)
-    except StudyError as error:
-        say(f"predictions are not corrected by trials: {error.message}")
-        return ()
 
 
 def export_ranked(
@@ -131,7 +82,9 @@ def export_ranked(
         )
     place = int(ranking.choices.firsts[rank - 1])
     if not ranking.outlook.lattice.is_legal(place):
-        why = "; ".join(each.message for each in outlook.engine.judge(ranking.candidates[place]))
+        why = "; ".join(
+            violation.message for violation in outlook.engine.judge(ranking.candidates[place])
+        )
         raise JobError(
             f"--rank {rank}: the rules refuse it: {why}",
             f"give --top {rank} as well: the rules judge the first rows, and then rank the others",

@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.app.exports import export_study
 from autotune.app.metrics import MetricsWriter, check_writable
@@ -25,11 +23,10 @@ from autotune.base.secrecy import scrubbed
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import PRIVATE_MODE, Origin, Outcome
 from autotune.fleet.base import Fleet
-from autotune.record.answer import SearchAnswer
+from autotune.record.answer import Problem, SearchAnswer
 from autotune.record.facts import baseline_of, origin_of
 from autotune.record.study import Study
 from autotune.record.table import write_table
-from autotune.record.worth import Ladder
 from autotune.search.answer import failed_answer
 from autotune.search.base import Observer
 from autotune.search.in_flight import SearchContext
@@ -40,23 +37,6 @@ from autotune.search.recorded import history_of
 from autotune.search.steering import Steering
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchEnding:
-    """How a search that got as far as its study ended."""
-
-    answer: SearchAnswer
-    """The answer as `study.json` keeps it."""
-    error: AutotuneError | None
-    """Why there is no best candidate: nothing is feasible, or the devices failed."""
-    ladder: Ladder | None = None
-    """What each change to the best is worth; None: nobody asked, or there is no gain."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form: the answer, and the ladder where there is one."""
-        data = self.answer.to_dict()
-        return data if self.ladder is None else {**data, "ladder": dataclasses.asdict(self.ladder)}
-
-
 def search(
     session: Session,
     observer: Observer,
@@ -64,9 +44,8 @@ def search(
     fresh: bool,
     metrics_file: Path | None = None,
     knowledge: Path | None = None,
-    no_comparison: str = "",
-) -> SearchEnding:
-    """Run the search, or go on with it.
+) -> SearchAnswer:
+    """Run the search, or go on with it; where it found nothing, the answer says why.
 
     Args:
         session: The job and what is legal for it here.
@@ -74,7 +53,6 @@ def search(
         fresh: Whether to set an old study aside.
         metrics_file: Where the metrics stand besides the study's folder; None: nowhere.
         knowledge: What earlier studies taught, and where this one's lessons go; None: nowhere.
-        no_comparison: Why the best does not run again beside the baseline; empty: it does.
 
     Raises:
         FleetError: The devices are not there; nothing was opened.
@@ -104,16 +82,16 @@ def search(
         knowledge = knowledge if is_measured else None  # no other figures are learned from
         steering = steer(session, metrics.on_note, knowledge)
         try:
-            answer = _run(session, fleet, metrics, steering, no_comparison)
+            answer = _run(session, fleet, metrics, steering)
         finally:  # also where nothing was feasible: that is a lesson too
             if knowledge is not None:
                 keep(session, metrics.on_note, knowledge)
-        study.write_state({**study.read_state(), "answer": answer.stored()})
+        study.write_state({**study.read_state(), "answer": answer.to_dict()})
         if answer.best is not None and is_measured:
             export_study(study, study.best_folder)
-        return SearchEnding(answer=answer, error=None)
+        return answer
     except (NothingFeasibleError, FleetError) as error:
-        return SearchEnding(answer=_keep_failure(study, error), error=error)
+        return _keep_failure(study, error)
     finally:
         fleet.close()  # once more where the search did not begin
         metrics.close()
@@ -134,8 +112,8 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
     objective = Objective.of(job, session.environment)
     # A name made of figures and a digest looks like a secret, and is the folder's name anyway.
     words = list(job.megatron_arguments)
-    kept = {**scrubbed(dict(session.job_data)), "study": study.name}
-    text = dump_yaml({**kept, **({"megatron_arguments": words} if words else {})})
+    keys = {**scrubbed(dict(session.job_data)), "study": study.name}
+    text = dump_yaml({**keys, **({"megatron_arguments": words} if words else {})})
     mode = PRIVATE_MODE if words else None
     hint = "free some space or mend the permissions, then run the same command again"
     write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False, mode=mode)
@@ -159,9 +137,9 @@ def _run(
     fleet: Fleet,
     observer: Observer,
     steering: Steering | None,
-    no_comparison: str,
 ) -> SearchAnswer:
     interrupt = Interrupt()
+    no_comparison = ""
     if not session.place.compares:
         no_comparison = "recorded or simulated answers would only repeat themselves"
     with interrupt.on_signals(), _table_at_the_end(session.study), closing(fleet):
@@ -207,9 +185,10 @@ def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:
         baseline_of(facts).passed_over,
     )
     try:
-        study.write_state({**facts, "answer": answer.stored()})
+        study.write_state({**facts, "answer": answer.to_dict()})
     except StudyError as failure:
         error.add_note(failure.message)
+        return dataclasses.replace(answer, problem=Problem.of(error))
     return answer
 
 

@@ -1,24 +1,21 @@
-"""One call of a search, from a terminal or from Python: what it asks, plans, runs and returns."""
+"""Searches as somebody asks for them, from a terminal or from Python: planned, agreed to, run."""
 
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.app.consent import agree_to_job
-from autotune.app.kinds import WHOLE, BudgetShare, Rounds
 from autotune.app.own_baseline import not_carried
 from autotune.app.own_script import open_command_session, study_name
-from autotune.app.pages import compare_studies
-from autotune.app.run import SearchEnding
-from autotune.app.run import search as run
+from autotune.app.run import search
 from autotune.app.session import (
     Session,
     both_engines,
-    find_far_place,
+    find_place,
     obtained_fleet,
     open_session,
     plan_search,
@@ -27,87 +24,69 @@ from autotune.app.session import (
 from autotune.app.steering import prospect
 from autotune.app.worth import run_ladder
 from autotune.base.errors import JobError, NothingFeasibleError
-from autotune.cost.knowledge import file_for
 from autotune.devices.hardware import Environment
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.report.compare.kinds import leading_kinds
-from autotune.search.base import Observer, Snapshot
+from autotune.job.job import JobText, given_keys
+from autotune.record.answer import SearchAnswer
+from autotune.record.worth import Ladder
+from autotune.search.base import Observer
 from autotune.search.plan import Plan
 
-
-@dataclass(frozen=True, kw_only=True)
-class SearchCall:
-    """What somebody asks of a search, in the words of the command's flags."""
-
-    flags: Mapping[str, Any]
-    """Keys of the job; they come before the file's."""
-    job_file: Path | None = None
-    agreed: Mapping[str, Any] | None = None
-    """What that file held when the user was asked about it."""
-    command: Sequence[str] = ()
-    """The user's own training command; empty: the job says what is trained."""
-    results: Path
-    """Folder of all studies."""
-    fleet: str = "local"
-    options: FleetOptions = NO_OPTIONS
-    fresh: bool = False
-    """Whether an old study is set aside."""
-    dry_run: bool = False
-    """Whether to end with the plan."""
-    force: bool = False
-    """Whether to search even where no trial is predicted to succeed."""
-    trust_job: bool = False
-    """Whether a job from outside this folder may run and read what it names."""
-    with_ladder: bool = False
-    """Whether a gain is explained change by change."""
-    metrics_file: Path | None = None
-    knowledge: Path | None = None
-    """File of what earlier studies taught; None: the one in the user's cache."""
-    no_knowledge: bool = False
-    is_one: bool = False
-    """Whether only one search may come of it, of one engine and on one kind of device."""
-    study_ending: str = ""
-    """See `open_session`."""
-    is_first: bool = True
-    """Whether it is the first of its call: what holds for all of them is said with it."""
+Found = tuple[SearchAnswer, Ladder | None]
+"""The answer of a search; and what each change to the best is worth, where that was asked for."""
+Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Caller:
-    """Whoever calls a search, and what they are told and asked; by default nothing."""
-
-    say: Callable[[str], None] = lambda _: None
-    """Told what is worth a line."""
-    trust: Callable[[str], bool] | None = None
-    """Asked whether a job is to be trusted; None: nobody is there to answer."""
-    ask_for_nodes: Callable[[str], None] | None = None
-    """Told what is asked of a cluster, before it is; may raise. None: it is said."""
-    show_plan: Callable[[Plan], None] = lambda _: None
-    """Shown each search before it runs."""
-    confirm: Callable[[bool], bool] = lambda is_hopeful: is_hopeful
-    """Asked to run what was shown, and told whether any trial is predicted to succeed. Raises
-    where somebody says no; without anybody to ask, what is hopeless does not run."""
-    watch: Callable[[Session], AbstractContextManager[Observer]] = field(
-        default=lambda _: nullcontext(Silent())
-    )
-    """Makes what is shown the search."""
-
-
-class Silent(Observer):
-    """An observer that shows nothing."""
-
-    def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Nothing to do."""
-
-    def on_note(self, note: str) -> None:
-        """Nothing to do."""
-
-
-def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
-    """Run the searches that a call asks for, or go on with them: mostly one.
+def run_searches(
+    flags: Mapping[str, Any],
+    *,
+    results: Path,
+    watch: Callable[[Session], AbstractContextManager[Observer]],
+    command: Sequence[str] = (),
+    job_file: Path | None = None,
+    fleet: str = "local",
+    options: FleetOptions = NO_OPTIONS,
+    fresh: bool = False,
+    dry_run: bool = False,
+    force: bool = False,
+    trust_job: bool = False,
+    with_ladder: bool = False,
+    metrics_file: Path | None = None,
+    knowledge: Path | None = None,
+    is_one: bool = False,
+    say: Say = lambda _: None,
+    ask: Callable[[str], bool] | None = None,
+    ask_for_nodes: Say | None = None,
+    show_plan: Callable[[Plan], None] = lambda _: None,
+    confirm: Callable[[bool], bool] = lambda is_hopeful: is_hopeful,
+) -> list[Found]:
+    """Run the searches that somebody asks for, or go on with them: mostly one.
 
     There is one for each kind of device or engine where that is asked for. An interrupted one is
     the last. Of a dry run there are none.
+
+    Args:
+        flags: Keys of the job; they come before the file's.
+        results: Folder of all studies.
+        watch: Makes what is shown a search.
+        command: The user's own training command; empty: the job says what is trained.
+        job_file: YAML, or None.
+        fleet: As of `open_session`.
+        options: As of `open_session`.
+        fresh: Whether an old study is set aside.
+        dry_run: Whether to end with the plan.
+        force: Whether to search even where no trial is predicted to succeed.
+        trust_job: Whether a job from outside this folder may run and read what it names.
+        with_ladder: Whether a gain is explained change by change.
+        metrics_file: Where Prometheus metrics are kept as well.
+        knowledge: File of what earlier studies taught; None: nothing is learned or taught.
+        is_one: Whether only one search may come of it, of one engine and on one kind of device.
+        say: Told what is worth a line, once.
+        ask: Asked whether a job is to be trusted; None: nobody is there to answer.
+        ask_for_nodes: Told what is asked of a cluster, before it is; may raise. None: it is said.
+        show_plan: Shown each search before it runs.
+        confirm: Asked to run what was shown, and told whether any trial is predicted to succeed.
+            Raises where somebody says no; without anybody to ask, what is hopeless does not run.
 
     Raises:
         JobError: A flag, the job, the space, the fleet or a file that it names is not valid.
@@ -117,187 +96,122 @@ def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
         NothingFeasibleError: The rules refuse every candidate, or no trial is predicted to
             succeed and nobody wants to try.
     """
-    if call.command and call.job_file is not None:
+    say = _once(say)
+    if command and job_file is not None:
         raise JobError("--job: your command says what it trains", "leave --job out")
-    if not call.command:
-        agreed = agree_to_job(
-            call.job_file,
-            call.flags,
-            is_trusted=call.trust_job,
-            say=caller.say,
-            ask=caller.trust,
-        )
-        call = replace(call, agreed=agreed)
-    endings: list[SearchEnding] = []
-    agree = caller.ask_for_nodes or caller.say
-    with obtained_fleet(call.fleet, call.options, say=caller.say, agree=agree) as held:
-        calls = _single_searches(replace(call, fleet=held))
-        if call.options.chooses_kind:
-            return _run_in_rounds(list(calls), caller)
-        for one in calls:
-            ending = _run_one(one, caller)
-            if ending is not None:
-                endings.append(ending)
-                if ending.answer.interrupted:
-                    break
-    return endings
+    text = None
+    if not command:
+        text = agree_to_job(job_file, flags, is_trusted=trust_job, say=say, ask=ask)
+    begins_anew = fresh and not command  # a command's study is set aside before it runs
+    found: list[Found] = []
+    with obtained_fleet(fleet, options, say=say, agree=ask_for_nodes or say) as held:
+
+        def open_one(wanted: Mapping[str, Any], taken: FleetOptions, ending: str) -> Session:
+            on: dict[str, Any] = {"results": results, "fleet": held, "options": taken}
+            if command:
+                return open_command_session(command, wanted, fresh=fresh, note=say, **on)
+            return open_session(text, wanted, study_ending=ending, **on)
+
+        for of_kind, taken in _of_each_kind(flags, text, command, held, options, is_one=is_one):
+            for wanted, ending in _of_each_engine(text, of_kind, command, is_one=is_one):
+                session = open_one(wanted, taken, ending)
+                is_named = bool(command) or "model" in given_keys(text, session.place.flags)
+                for remark in _remarks(session, is_named=is_named):
+                    say(remark)
+                expected = prospect(session, fresh=begins_anew, knowledge=knowledge)
+                if not dry_run and session.study.folder.exists():
+                    session.study.lock()  # whoever cannot have it is told before the plan
+                    session.study.unlock()
+                show_plan(plan_search(session, expected, fresh=begins_anew))
+                if dry_run:
+                    continue
+                is_hopeful = expected is None or not expected.problem or force
+                if not confirm(is_hopeful) and expected is not None:
+                    raise NothingFeasibleError(expected.problem, f"{expected.nearest}; or --force")
+                with watch(session) as observer:
+                    answer = search(
+                        session,
+                        observer,
+                        fresh=begins_anew,
+                        metrics_file=metrics_file,
+                        knowledge=knowledge,
+                    )
+                ladder = None
+                if with_ladder and answer.has_gain_to_explain:
+                    ladder = run_ladder(answer.study, note=say, fleet=held, options=taken)
+                found.append((answer, ladder))
+                if answer.interrupted:
+                    return found
+    return found
 
 
-def _single_searches(call: SearchCall) -> Iterator[SearchCall]:
-    """The call once for each kind of device and each engine that it asks for."""
-    is_first = True
-    for of_kind in _of_each_kind(call):
-        engines = [(dict(of_kind.flags), "")]
-        if not call.command:
-            engines = both_engines(call.job_file, of_kind.flags, call.agreed)
-        if call.is_one and len(engines) > 1:
-            names = " and ".join(str(flags["engine"]) for flags, _ in engines)
-            raise JobError(
-                f"engine both: that is a search for each of {names}",
-                "search once for each, then compare the studies",
-            )
-        for flags, ending in engines:
-            yield replace(of_kind, flags=flags, study_ending=ending, is_first=is_first)
-            is_first = False
+def answer_as_dict(answer: SearchAnswer, ladder: Ladder | None) -> dict[str, Any]:
+    """What `search --json` prints: the answer, and the ladder where there is one."""
+    data = answer.to_dict()
+    return data if ladder is None else {**data, "ladder": asdict(ladder)}
 
 
-def _of_each_kind(call: SearchCall) -> Iterator[SearchCall]:
-    """The call for each kind of device that it asks for; a study is named after job and kind."""
-    if not call.options.is_of_each_kind:
-        yield call
-        return
-    if call.is_one:
+def _once(say: Say) -> Say:
+    """Says no line twice: a command's first run and several searches have the same remarks."""
+    lines: set[str] = set()
+
+    def say_once(line: str) -> None:
+        if line not in lines:
+            lines.add(line)
+            say(line)
+
+    return say_once
+
+
+def _of_each_engine(
+    text: JobText | None, flags: Mapping[str, Any], command: Sequence[str], *, is_one: bool
+) -> list[tuple[dict[str, Any], str]]:
+    """The flags of a search of each engine that is asked for, as of `both_engines`."""
+    engines = [(dict(flags), "")] if command else both_engines(text, flags)
+    if is_one and len(engines) > 1:
+        names = " and ".join(str(wanted["engine"]) for wanted, _ in engines)
         raise JobError(
-            f"fleet_option kind={call.options.kind}: that is a search for each kind of device",
+            f"engine both: that is a search for each of {names}",
+            "search once for each, then compare the studies",
+        )
+    return engines
+
+
+def _of_each_kind(
+    flags: Mapping[str, Any],
+    text: JobText | None,
+    command: Sequence[str],
+    fleet: str,
+    options: FleetOptions,
+    *,
+    is_one: bool,
+) -> Iterator[tuple[Mapping[str, Any], FleetOptions]]:
+    """Flags and options for each kind of device; a study is named after job and kind."""
+    if not options.is_of_each_kind:
+        yield flags, options
+        return
+    if is_one:
+        raise JobError(
+            f"fleet_option kind={options.kind}: that is a search for each kind of device",
             "search once for each, such as with kind==H100, then compare the studies",
         )
-    inventory = find_far_place(call.fleet, replace(call.options, kind="")).transport.inventory
+    place = find_place(fleet, None, {}, replace(options, kind=""))
     kinds: dict[str, Environment] = {}
-    for node in inventory.values():
-        kinds.setdefault(node.environment.device_name, node.environment)
+    for environment in place.node_environments():
+        kinds.setdefault(environment.device_name, environment)
     for kind, environment in kinds.items():
-        name = call.flags.get("study")
-        if name is None and call.command:
-            name = study_name(call.command, os.getcwd())
+        name = flags.get("study")
+        if name is None and command:
+            name = study_name(command, os.getcwd())
         elif name is None:
-            job, _ = read_job(call.job_file, call.flags, environment, agreed=call.agreed)
-            name = job.study
+            name = read_job(text, flags, environment)[0].study
         study = f"{name}-{re.sub(r'[^a-z0-9]+', '-', kind.lower()).strip('-')}"
-        options = replace(call.options, kind=f"={kind}")
-        yield replace(call, flags={**call.flags, "study": study}, options=options)
+        yield {**flags, "study": study}, replace(options, kind=f"={kind}")
 
 
-def _run_in_rounds(calls: Sequence[SearchCall], caller: Caller) -> list[SearchEnding]:
-    """Run searches of several kinds with one budget, which goes to the kinds that lead.
-
-    Each kind has a study of its own, since baseline, memory limit and forecast are of one kind
-    of device. After a round the better half goes on, with all that are not proven to be behind;
-    where none has found anything in its share, all of them.
-    """
-    rounds = Rounds(len(calls))
-    endings: dict[str, SearchEnding] = {}
-    hopeless: NothingFeasibleError | None = None
-    while calls:
-        share = rounds.next(len(calls))
-        going: dict[str, SearchCall] = {}
-        without: dict[str, SearchCall] = {}
-        if not endings and len(calls) > 1:
-            caller.say(
-                f"one budget for {len(calls)} searches: each gets {share.of_budget:.0%} of it "
-                "first, and those that lead get the rest"
-            )
-        for one in calls:
-            try:
-                ending = _run_one(one, caller, share)
-            except NothingFeasibleError as error:
-                caller.say(f"{one.options.kind.removeprefix('=')} is left out: {error.message}")
-                hopeless = error
-                rounds.give_back()
-                continue
-            if ending is None:
-                continue
-            name = ending.answer.study.name
-            endings[name] = ending
-            if ending.answer.interrupted:
-                return list(endings.values())
-            if ending.error is None:
-                going[name] = replace(one, fresh=False, is_first=False)
-            elif isinstance(ending.error, NothingFeasibleError):
-                without[name] = replace(one, fresh=False, is_first=False)
-        if share.is_last or not (going or without):
-            break
-        if going:
-            for name in without:
-                caller.say(f"{name} gets no more trials: nothing ran in its share")
-        calls = _leading(going, endings, caller) if going else list(without.values())
-        # Each was shown and agreed to when it began.
-        caller = replace(caller, show_plan=lambda _: None, confirm=lambda _: True)
-    if not endings and hopeless is not None:
-        raise hopeless
-    return list(endings.values())
-
-
-def _leading(
-    going: Mapping[str, SearchCall], endings: Mapping[str, SearchEnding], caller: Caller
-) -> list[SearchCall]:
-    """The searches, by study, that go on after a round; says which do not."""
-    if len(going) == 1:
-        return list(going.values())
-    folders = [str(endings[name].answer.study.folder) for name in going]
-    kinds = compare_studies(folders, Path(folders[0]).parent).kinds
-    leading = [kind.run for kind in leading_kinds(kinds)] if kinds else list(going)
-    for name in (each for each in going if each not in leading):
-        caller.say(f"{name} gets no more trials; those that lead: {', '.join(leading)}")
-    return [going[name] for name in leading]
-
-
-def _run_one(call: SearchCall, caller: Caller, share: BudgetShare = WHOLE) -> SearchEnding | None:
-    """Show the plan of a search, and run it; None: it was only to be shown."""
-    told: list[str] = []  # the first run of a command has remarks of its own
-
-    def tell(line: str) -> None:
-        if line not in told:
-            told.append(line)
-            caller.say(line)
-
-    session = _session(call, replace(caller, say=tell))
-    if call.is_first:
-        for remark in _remarks(session, call):
-            tell(remark)
-    fresh = call.fresh and not call.command  # a command's study was set aside before it ran
-    knowledge = file_for(call.knowledge, is_used=not call.no_knowledge)
-    # By the whole budget, which later rounds may give.
-    expected = prospect(session, fresh=fresh, knowledge=knowledge)
-    job = replace(session.job, budget=share.apply(session.job.budget))
-    session = replace(session, job=job)
-    if not call.dry_run and session.study.folder.exists():
-        session.study.lock()  # whoever cannot have it is told before the plan
-        session.study.unlock()
-    caller.show_plan(plan_search(session, expected, fresh=fresh))
-    if call.dry_run:
-        return None
-    is_hopeful = expected is None or not expected.problem or call.force
-    if not caller.confirm(is_hopeful) and expected is not None:
-        raise NothingFeasibleError(expected.problem, f"{expected.nearest}; or --force")
-    with caller.watch(session) as observer:
-        ending = run(
-            session,
-            observer,
-            fresh=fresh,
-            metrics_file=call.metrics_file,
-            knowledge=knowledge,
-            no_comparison="" if share.is_last else "the best of each kind come first",
-        )
-    if not (call.with_ladder and share.is_last and ending.answer.has_gain_to_explain):
-        return ending
-    study = ending.answer.study
-    climbed = run_ladder(study, note=tell, fleet=call.fleet, options=call.options)
-    return replace(ending, ladder=climbed)
-
-
-def _remarks(session: Session, call: SearchCall) -> Iterator[str]:
+def _remarks(session: Session, *, is_named: bool) -> Iterator[str]:
     """What to know before the plan: whose model it is, and what its figures will be worth."""
-    if not call.command and "model" not in {**(call.agreed or {}), **session.place.flags}:
+    if not is_named:
         yield (
             f"no --model is given: the built-in {session.job.model.name} is tuned. For your own "
             "training: python -m autotune search -- torchrun train.py --deepspeed ds.json"
@@ -305,25 +219,3 @@ def _remarks(session: Session, call: SearchCall) -> Iterator[str]:
     if session.users is not None:
         yield from not_carried(*session.users, session.job.baseline)
     yield from session.place.remarks(session.job.world)
-
-
-def _session(call: SearchCall, caller: Caller) -> Session:
-    if call.command:
-        return open_command_session(
-            call.command,
-            call.flags,
-            results=call.results,
-            fleet=call.fleet,
-            options=call.options,
-            fresh=call.fresh,
-            note=caller.say,
-        )
-    return open_session(
-        call.job_file,
-        call.flags,
-        results=call.results,
-        fleet=call.fleet,
-        options=call.options,
-        agreed=call.agreed,
-        study_ending=call.study_ending,
-    )

@@ -19,14 +19,14 @@ from autotune.engines.base import BOTH, bind_engine, find_engine, installed_engi
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place, answers_only
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.fleet.transports.remote import Elsewhere
 from autotune.job.adapters import with_rank
 from autotune.job.job import (
     Job,
+    JobText,
+    accelerators_of,
+    given_keys,
     keys_of,
     make_job,
-    read_accelerators_of,
-    read_job_file,
     resolve_paths,
 )
 from autotune.job.price import price_for
@@ -76,25 +76,23 @@ class Session(Task):
 
 
 def open_session(
-    job_file: Path | None,
+    job_file: JobText | None,
     flags: Mapping[str, Any],
     *,
     results: Path,
     fleet: str = "local",
     options: FleetOptions = NO_OPTIONS,
-    agreed: Mapping[str, Any] | None = None,
     versions: Mapping[str, str] | None = None,
     study_ending: str = "",
 ) -> Session:
     """Read the job, and find out what is legal for it on a fleet.
 
     Args:
-        job_file: YAML, or None.
+        job_file: The job's file, or None.
         flags: Keys of the job that come before the file's.
         results: Folder of all studies.
         fleet: Name of an installed one, and after a colon what it takes: `simulate:8xH100`.
         options: What was said of the fleet besides.
-        agreed: What the file said when the user was asked about it, as of `agree_to_job`.
         versions: Releases that its trials run with, by the fields of `Environment`, where they
             are none of this Python's.
         study_ending: What the study's name ends in, unless there is only one without it: that
@@ -108,12 +106,11 @@ def open_session(
             such devices.
         NothingFeasibleError: The rules refuse every candidate.
     """
-    place = find_place(fleet, job_file, flags, options)
+    path = None if job_file is None else job_file.path
+    place = find_place(fleet, path, flags, options)
     known: dict[str, Any] = {**(versions or {})}
     place.environment = replace(place.environment, **known)
-    job, data = place.finish_job(
-        *read_job(job_file, place.flags, place.environment, agreed=agreed)
-    )
+    job, data = place.finish_job(*read_job(job_file, place.flags, place.environment))
     if study_ending:
         ended = job.study + study_ending
         names = (ended, job.study)
@@ -158,22 +155,19 @@ def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
 
 
 def both_engines(
-    job_file: Path | None, flags: Mapping[str, Any], agreed: Mapping[str, Any] | None
+    job_file: JobText | None, flags: Mapping[str, Any]
 ) -> list[tuple[dict[str, Any], str]]:
     """The flags of each search that is asked for: of one engine, or of all that run trials.
 
     A key that is one engine's goes to no other. Beside the flags stands what the study's name has
     to end in, as of `open_session`.
     """
-    file = (
-        dict(agreed or {}) if job_file is None or agreed is not None else read_job_file(job_file)
-    )
-    asked = flags.get("engine") or file.get("engine")
-    if asked != BOTH:
+    keys = given_keys(job_file, flags)
+    if keys.get("engine") != BOTH:
         return [(dict(flags), "")]
-    study = flags.get("study") or file.get("study")
+    study = keys.get("study")
     found = []
-    for plugin in sorted(installed_engines(), key=lambda each: each.name != DEFAULT_ENGINE):
+    for plugin in sorted(installed_engines(), key=lambda one: one.name != DEFAULT_ENGINE):
         if not plugin.is_driven:
             continue
         others = {
@@ -239,21 +233,6 @@ def find_running_place(fleet: str, options: FleetOptions) -> Place:
     return place
 
 
-def find_far_place(fleet: str, options: FleetOptions) -> Elsewhere:
-    """The place of a fleet of other machines, asked of nothing yet.
-
-    Raises:
-        JobError: There is no such fleet, or it is none of other machines.
-    """
-    place = find_place(fleet, None, {}, options)
-    if not isinstance(place, Elsewhere):
-        raise JobError(
-            f"--fleet {fleet} has no nodes to ask",
-            "name a fleet of other machines, such as hostfile:FILE, or leave it out",
-        )
-    return place
-
-
 def plan_search(session: Session, prospect: Prospect | None = None, *, fresh: bool) -> Plan:
     """What a search would run and what it costs, by what is predicted of its trials.
 
@@ -281,7 +260,7 @@ def plan_search(session: Session, prospect: Prospect | None = None, *, fresh: bo
 
 
 def render(
-    job_file: Path | None,
+    job_file: JobText | None,
     flags: Mapping[str, Any],
     settings: Sequence[str],
     out: Path,
@@ -289,13 +268,12 @@ def render(
     to: str | None,
     launcher: str | None = None,
     wishes: FleetWishes | None = None,
-    agreed: Mapping[str, Any] | None = None,
 ) -> tuple[list[Path], list[str]]:
     """Write the files of the candidate of some `knob=value` settings, by the dialect `to`.
 
     By default that is the engine's own, and the launcher the dialect's. Other knobs are at the
     base configuration's value or the engine's default. `wishes` describes the fleet that will
-    train; without a GPU in it, it is this machine. `agreed` is as of `open_session`.
+    train; without a GPU in it, it is this machine.
 
     Returns:
         The files, and what has to be said of them.
@@ -306,7 +284,7 @@ def render(
     """
     wishes = wishes or FleetWishes()
     is_described = wishes.gpu is not None
-    job, _, environment = read_job_on(wishes, job_file, flags, agreed=agreed)
+    job, _, environment = read_job_on(wishes, job_file, flags)
     engine = bind_engine(job, environment)
     context = engine.context
     values = parse_settings(settings, context.knobs)
@@ -332,19 +310,15 @@ def render(
     if environment.accelerator == "cpu" and not is_described:
         notes.append("written for CPU ranks, as this machine has them; for GPUs add --gpu H100")
     notes += [
-        f"{key}: {theirs!r} in your base configuration "
+        f"{key}: {value!r} in your base configuration "
         + ("is left out" if ours is None else f"gives way to {ours!r}")
-        for key, (theirs, ours) in handout.overridden.items()
+        for key, (value, ours) in handout.overridden.items()
     ]
     return files, notes
 
 
 def read_job_on(
-    wishes: FleetWishes,
-    job_file: Path | None,
-    flags: Mapping[str, Any],
-    *,
-    agreed: Mapping[str, Any] | None = None,
+    wishes: FleetWishes, job_file: JobText | None, flags: Mapping[str, Any]
 ) -> tuple[Job, dict[str, Any], Environment]:
     """Read a job for a fleet that is described, or for this machine where no GPU is named.
 
@@ -359,20 +333,16 @@ def read_job_on(
             f"--per-node {wishes.per_node}: of accelerators that no --gpu names",
             "name them, such as --gpu H100",
         )
-    table = read_accelerators_of(job_file, flags.get("accelerators"), agreed=agreed)
+    table = accelerators_of(given_keys(job_file, flags))
     environment = detect_environment() if wishes.gpu is None else described(wishes, table)
-    job, keys = read_job(job_file, flags, environment, agreed=agreed)
+    job, keys = read_job(job_file, flags, environment)
     return job, keys, environment
 
 
 def read_job(
-    job_file: Path | None,
-    flags: Mapping[str, Any],
-    environment: Environment,
-    *,
-    agreed: Mapping[str, Any] | None = None,
+    job_file: JobText | None, flags: Mapping[str, Any], environment: Environment
 ) -> tuple[Job, dict[str, Any]]:
-    """Read a job, with the defaults of some devices; `agreed` is as of `open_session`.
+    """Read a job, with the defaults of some devices.
 
     Returns:
         The job, and how YAML says it, readable from any folder.
@@ -380,19 +350,17 @@ def read_job(
     Raises:
         JobError: It is not valid.
     """
-    given = dict(flags)
-    theirs: Mapping[str, Any] = {}
-    if job_file is not None:
-        theirs = read_job_file(job_file) if agreed is None else agreed
+    given, path = dict(flags), "" if job_file is None else str(job_file.path)
     if "lora_rank" in given:
-        given["finetune"] = with_rank(theirs.get("finetune"), given.pop("lora_rank"))
-    theirs = {**theirs, **given}
-    price = theirs.get("price")
+        written = given_keys(job_file, {}).get("finetune")
+        given["finetune"] = with_rank(written, given.pop("lora_rank"))
+    keys = given_keys(job_file, given)
+    price = keys.get("price")
     if isinstance(price, str) and ("price" in given or "=" in price):
-        where = "--price" if "price" in given else f"{job_file}: price"
-        theirs["price"] = price_for(price, environment.device_name, where=where)
-    data = {**_defaults(theirs, environment), **theirs}
-    job = make_job(data, where="" if job_file is None else str(job_file), flags=given)
+        where = "--price" if "price" in given else f"{path}: price"
+        keys["price"] = price_for(price, environment.device_name, where=where)
+    data = {**_defaults(keys, environment), **keys}
+    job = make_job(data, where=path, flags=given)
     readable = resolve_paths(data, Path.cwd())
     return job, {**readable, "study": job.study, "lengths": job.lengths.as_yaml()}
 

@@ -46,19 +46,11 @@ def steer(
     Raises:
         StudyError: The study's folder cannot be written.
     """
-    job, environment = session.job, session.environment
+    job = session.job
     follows = searches and load_plugin("sampler", job.sampler).goes_by_forecast
     lessons = () if knowledge is None else _lessons_for(session, note, knowledge)
     try:
-        steering = steering_of(
-            job,
-            environment,
-            session.lattice,
-            lessons=lessons,
-            study=study_name(session.study.folder),
-            forecaster=session.place.forecaster,
-            host_memory_bytes=session.place.host_memory_bytes,
-        )
+        steering = _forecast(session, lessons, study=study_name(session.study.folder))
     except AutotuneError as error:
         instead = "TPE proposes, for " if follows else ""
         note(f"{instead}nothing can be predicted: {error.message}")
@@ -94,35 +86,38 @@ def prospect(session: Session, *, fresh: bool, knowledge: Path | None) -> Prospe
     """
     if session.place.origin is Origin.REPLAYED:
         return None  # nothing runs, and the table knows better
-    job, environment = session.job, session.environment
     history = History() if fresh else session.history_to_resume()
     lessons: Sequence[Lesson] = ()
     if knowledge is not None and session.place.origin is Origin.MEASURED:
         with contextlib.suppress(StudyError):  # the search says so when it begins
             lessons = read_lessons(knowledge)
     try:
-        steering = steering_of(
-            job,
-            environment,
-            session.lattice,
-            lessons=lessons,
-            # What a record holds teaches by itself, unless it is set aside.
-            study="" if fresh else study_name(session.study.folder),
-            forecaster=session.place.forecaster,
-            host_memory_bytes=session.place.host_memory_bytes,
-        )
-        return prospect_of(steering, history, job, session.engine)
+        # What a record holds teaches by itself, unless it is set aside.
+        study = "" if fresh else study_name(session.study.folder)
+        steering = _forecast(session, lessons, study=study)
+        return prospect_of(steering, history, session.job, session.engine)
     except AutotuneError:
         return None  # the search says why when it begins
 
 
+def _forecast(session: Session, lessons: Sequence[Lesson], *, study: str) -> Steering:
+    return steering_of(
+        session.job,
+        session.environment,
+        session.lattice,
+        lessons=lessons,
+        study=study,
+        forecaster=session.place.forecaster,
+        host_memory_bytes=session.place.host_memory_bytes,
+    )
+
+
 def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None:
     """Leave what the trials taught for other studies, however their search ended."""
-    job, environment = session.job, session.environment
     name = study_name(session.study.folder)
     try:
         history = session.history_to_resume()
-        lessons = lessons_of(history, job, environment, study=name)
+        lessons = lessons_of(history, session.job, session.environment, study=name)
         if lessons:
             keep_lessons(knowledge, name, lessons)
     except AutotuneError as error:

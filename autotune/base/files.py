@@ -3,7 +3,8 @@
 import errno
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.base.errors import AutotuneError, StudyError
@@ -62,14 +63,11 @@ def write_text(
     Its folder is made where it is not there, unless it is one that only somebody who moved it
     away can have taken.
     """
-    try:
+    with writing(path, hint=hint, error=error):
         if makes_folder:
             refuse_prepared(path.parent)
             path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda aside: aside.write_bytes(text.encode("utf-8")), mode=mode)
-    except OSError as failure:
-        reason = failure.strerror or failure
-        raise error(f"{path}: cannot be written: {reason}", _fix(failure, hint)) from failure
 
 
 def try_folder(folder: Path, *, named: Path, hint: str) -> None:
@@ -78,19 +76,23 @@ def try_folder(folder: Path, *, named: Path, hint: str) -> None:
     Raises:
         StudyError: `named` cannot be written.
     """
-    try:
+    with writing(named, hint=hint):
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with tempfile.NamedTemporaryFile(dir=there, prefix=".probe-") as aside:
             aside.write(b"a byte")
             aside.flush()
-    except OSError as error:
-        reason = error.strerror or error
-        raise StudyError(f"{named}: cannot be written: {reason}", _fix(error, hint)) from error
 
 
-def _fix(error: OSError, hint: str) -> str:
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "free some space there, then run the same command again" if is_full else hint
+@contextmanager
+def writing(path: Path, *, hint: str, error: type[AutotuneError] = StudyError) -> Iterator[None]:
+    """Raise `error`, with what helps, where something cannot be written at a path meanwhile."""
+    try:
+        yield
+    except OSError as failure:
+        is_full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "free some space there, then run the same command again" if is_full else hint
+        reason = failure.strerror or failure
+        raise error(f"{path}: cannot be written: {reason}", fix) from failure
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, mode: int | None = None) -> None:

@@ -24,10 +24,6 @@ _LONGEST_ROOT = 45
 and a folder of ours, one of multiprocessing and a name come after it."""
 
 
-_FOLDERS: set[str] = set()
-"""Folders for temporary files of this process: if it is killed, its keepers remove them."""
-
-
 class GuardedProcess(subprocess.Popen[Any]):
     """A command under a keeper, which ends with all that it started: see `autotune.base.keeper`.
 
@@ -68,7 +64,6 @@ class GuardedProcess(subprocess.Popen[Any]):
             "is_tmpdir": is_tmpdir,
             "parent_env": PARENT_ENV,
             "scratch_env": SCRATCH_ENV,
-            "folders": sorted(_FOLDERS),
         }
         started = [sys.executable, "-I", "-S", keeper.__file__, json.dumps(request), *command]
         super().__init__(started, start_new_session=True, **options)
@@ -123,17 +118,15 @@ def run_guarded(
 def scratch_folder() -> Iterator[Path]:
     """A private folder for temporary files.
 
-    If this process is killed, the keepers of what it starts meanwhile remove it, or the next one.
+    If this process is killed, the next one that makes such a folder removes it.
 
     Raises:
         OSError: It cannot be made.
     """
     scratch = keeper.Scratch(os.environ.get(SCRATCH_ENV) or temporary_root())
-    _FOLDERS.add(scratch.path)
     try:
         yield Path(scratch.path).resolve()
     finally:
-        _FOLDERS.discard(scratch.path)
         scratch.remove()
 
 

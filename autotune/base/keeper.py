@@ -18,6 +18,7 @@ killed or stopped, the other ends the rest.
 import contextlib
 import ctypes
 import fcntl
+import functools
 import json
 import os
 import resource
@@ -72,7 +73,7 @@ def sweep(root: str) -> None:
                 _remove_if_left(path)
 
 
-def _remove_if_left(path: str, made_within_s: float = _MADE_WITHIN_S) -> None:
+def _remove_if_left(path: str) -> None:
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         return  # none that was made here
@@ -80,7 +81,7 @@ def _remove_if_left(path: str, made_within_s: float = _MADE_WITHIN_S) -> None:
         lock = os.open(os.path.join(path, _LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         # It is being made just now, or who removed it was killed at the last step.
-        if time.time() - status.st_mtime > made_within_s:
+        if time.time() - status.st_mtime > _MADE_WITHIN_S:
             os.rmdir(path)
         return
     try:
@@ -107,12 +108,10 @@ def _remove_tree(path: str) -> None:
 def main() -> NoReturn:
     """Keep the command: `keeper.py OPTIONS COMMAND ...`; for both see `guarded_process.py`."""
     options, command = json.loads(sys.argv[1]), sys.argv[2:]
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "prctl"):  # not Linux: the command has to end by itself
+    if not sys.platform.startswith("linux"):  # the command has to end by itself
         os.execvp(command[0], command)
     parent = _pidfd_of_parent(options["parent"])
     if parent is None:
-        _remove_folders_of_parent(options)
         os._exit(1)
     scratch = Scratch(options["root"])
     outer = os.getpid()
@@ -122,18 +121,12 @@ def main() -> NoReturn:
         above = _pidfd_of_parent(outer)
         if above is None:
             scratch.remove()
-            _remove_folders_of_parent(options)
             os._exit(1)
         inner = os.getpid()
-        _keep(
-            lambda: _become(command, options, scratch.path, inner, libc),
-            [parent, above],
-            scratch,
-            options,
-            libc,
-        )
+        become = functools.partial(_become, command, options, scratch.path, inner)
+        _keep(become, [parent, above], scratch, options)
 
-    _keep(keep_too, [parent], scratch, options, libc)
+    _keep(keep_too, [parent], scratch, options)
 
 
 def _pidfd_of_parent(parent: int) -> int | None:
@@ -151,7 +144,6 @@ def _keep(
     watched: list[int],
     scratch: Scratch,
     options: dict[str, Any],
-    libc: Any,
 ) -> NoReturn:
     """Fork what is kept, and end with it; it ends with this process and with those watched."""
     woken, wake = os.pipe()
@@ -162,34 +154,21 @@ def _keep(
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     child = os.fork()
     if child == 0:
         become()
     _let_go_of_pipes()
     status = _wait(child, watched, woken, asked, options)
-    found = _end_all(child)
+    ended = end_all_below()
     scratch.remove()
-    _remove_folders_of_parent(options)
-    _end_as(found if status is None else status)
+    _end_as(ended.get(child, signal.SIGKILL.value) if status is None else status)
 
 
-def _remove_folders_of_parent(options: dict[str, Any]) -> None:
-    """Remove the parent's own folders where it has ended: then their locks are free."""
-    for folder in options["folders"]:
-        with contextlib.suppress(OSError):
-            # None is being made. The other keeper may have been killed at the last step.
-            _remove_if_left(folder, made_within_s=0.0)
-
-
-def _become(
-    command: list[str], options: dict[str, Any], scratch: str, keeper: int, libc: Any
-) -> NoReturn:
+def _become(command: list[str], options: dict[str, Any], scratch: str, keeper: int) -> NoReturn:
     """Turn the forked process into the command, tied to the keeper."""
     try:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != keeper:
-            os._exit(1)
+        end_with_parent(keeper)
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
@@ -249,56 +228,93 @@ def _wait(
     return None
 
 
-def _end_all(child: int) -> int:
-    """Kill every descendant and wait until all are gone; the child's status, where it is known."""
-    found = signal.SIGKILL.value
-    deadline = time.monotonic() + END_WAIT_S
-    while time.monotonic() < deadline:
-        for pid in descendants(os.getpid()):
+def end_all_below() -> dict[int, int]:
+    """Kill all that this process has started or adopted, and wait until it is gone.
+
+    Returns:
+        Exit statuses by process id.
+    """
+    statuses: dict[int, int] = {}
+    deadline_s = time.monotonic() + END_WAIT_S
+    while time.monotonic() < deadline_s:
+        for pid in below(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
-            for pid, status in _reaped(raises=True):
-                found = status if pid == child else found
+            for pid, status in _reaped():
+                statuses[pid] = status
         except ChildProcessError:
             break
         time.sleep(LOOK_S)
-    return found
+    return statuses
 
 
-def _reaped(*, raises: bool = False) -> Iterator[tuple[int, int]]:
-    """Children that have ended, with their status."""
+def _reaped() -> Iterator[tuple[int, int]]:
+    """Children that have ended, with their status.
+
+    Raises:
+        ChildProcessError: There are no children.
+    """
     while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            if raises:
-                raise
-            return
+        pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
         yield pid, status
 
 
-def descendants(root: int) -> list[int]:
-    """Process ids of all that a process started, directly or not, and that are there."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                children.setdefault(_parent_of(int(name)), []).append(int(name))
-    found, unseen = [], [root]
-    while unseen:
-        started = children.pop(unseen.pop(), [])
-        found += started
-        unseen += started
+def below(pid: int) -> Iterator[int]:
+    """All that a process has started, directly or not, and what it has adopted."""
+    for child in children_of(pid):
+        yield child
+        yield from below(child)
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes whose parent a process is; none, if it has ended."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += [int(child) for child in file.read().split()]
     return found
 
 
-def _parent_of(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        # A command's name may hold anything: the fields come after the last parenthesis.
-        return int(file.read().rpartition(b")")[2].split()[1])
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, be it that its parent has not asked for its exit code yet."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # A command's name may hold anything: the fields come after the last parenthesis.
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return True
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent ends.
+
+    Killing a launcher alone leaves its ranks alive and holding their devices, so every process of
+    a trial asks for this.
+
+    Args:
+        parent: Process id that the parent should have; if it is another one, the parent ended
+            before this call and the process ends at once. Whoever adopts orphans, and the parent
+            itself, may have any id.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        return  # not Linux: the sweep for orphans is what is left
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what this process's children orphan, in whatever session it is.
+
+    A daemon that has cleared its environment bears no mark, and is found by its descent alone.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):  # not Linux: marks are what is left
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end_as(status: int) -> NoReturn:

@@ -8,7 +8,6 @@ so that nothing can hide. HTML is escaped by the templates (`Templates.text`), J
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # most who need a safe line need no table
@@ -49,40 +48,15 @@ def visible(text: str, *, whole: str = "") -> str:
     return "".join(c if c in whole or _is_seen(c) else _escaped(c) for c in text)
 
 
-TEXTLESS = frozenset({int, float, bool, type(None)})
-"""Types of what holds no text: most of a record is such."""
-FEW_KEYS = 128
-"""Keys of a section up to which what is found of them is kept for the next one with the same."""
-
-
 def texts_on_one_line(data: Any) -> Any:
     """A JSON value with every text made safe by `one_line`, keys included."""
-    if type(data) in TEXTLESS:
-        return data
     if isinstance(data, str):
         return one_line(data)
     if isinstance(data, Mapping):
-        if len(data) > FEW_KEYS or not _are_visible(tuple(data)):
-            return {
-                texts_on_one_line(key): texts_on_one_line(value) for key, value in data.items()
-            }
-        return {
-            key: value if type(value) in TEXTLESS else texts_on_one_line(value)
-            for key, value in data.items()
-        }
+        return {texts_on_one_line(key): texts_on_one_line(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        if TEXTLESS.issuperset(map(type, data)):  # step times and the like, by the thousand
-            return list(data)
         return [texts_on_one_line(item) for item in data]
     return data
-
-
-@lru_cache(maxsize=1024)
-def _are_visible(keys: tuple[Any, ...]) -> bool:
-    """True if keys are safe as they are: thousands of records have the same few."""
-    return all(
-        type(key) in TEXTLESS or (type(key) is str and key == one_line(key)) for key in keys
-    )
 
 
 def markdown(text: str) -> str:

@@ -123,8 +123,9 @@ class _EditedText:
     def _spliced(self, start: int, end: int, text: str) -> str:
         return self._text[:start] + text + self._text[end:]
 
-    def _dumped(self, value: Any, newline: str) -> str:
-        text: str = self._language.dumped(value, self._spelled, newline, self._unit)
+    def _dumped(self, value: Any, newline: str, unit: str = "") -> str:
+        unit = unit or self._unit
+        text: str = self._language.dumped(value, self._spelled, newline, unit)
         return text
 
     def _named(self, name: Any, is_quoted: bool) -> str:
@@ -153,7 +154,8 @@ class _EditedText:
         gap = gap if "\n" in gap and not gap.strip() else " "
         newline = gap if "\n" in gap and self._language is json_text else ""
         at = members[-1].value.end
-        member = f"{self._named(name, False)}: {self._dumped(value, newline)}"
+        step = newline.removeprefix(outer) if newline.startswith(outer) else ""
+        member = f"{self._named(name, False)}: {self._dumped(value, newline, step)}"
         return self._spliced(at, at, f",{gap}{member}")
 
     def _without(self, section: TextNode, above: Member | None, member: Member) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 from autotune.base.errors import JobError
 from autotune.base.nested import leaves, merge, value_at
 from autotune.check.changes import changes_at, same_data
+from autotune.check.numbers_read import as_read
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
-from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.space.rule import Moves, Patch, Violation, in_words
 
 KeyPath = tuple[str, ...]
@@ -37,17 +37,14 @@ _TRAINED: tuple[KeyPath, ...] = (
 """Keys and sections that decide what is trained; one that is added there changes it, unless it
 says what holds without it."""
 
-_HEIRS = frozenset(
-    {
-        ("max_grad_norm", "gradient_clipping"),
-        ("cpu_offload", "device"),
-        ("cpu_offload_param", "device"),
-    }
+_MOVING = frozenset(
+    (
+        *("schema.unknown_key", "schema.unknown_top_level_key", "schema.unknown_plain_key"),
+        *("schema.deprecated_name", "schema.deprecated_with_new", "optimizer.max_grad_norm"),
+        *("version.removed_key", "huggingface.auto_not_filled", "huggingface.old_bf16"),
+    )
 )
-"""Last names of a key and of the one that says the same elsewhere, where they are not alike."""
-
-_AS_A_DEVICE = {True: "cpu", False: "none"}
-"""`cpu_offload` in the words of the section that took its place."""
+"""Rules whose changes bring what they take away to another place, as far as they add anything."""
 
 _MISSING = object()
 
@@ -167,7 +164,7 @@ def _step(
     config: Mapping[str, Any], violations: Sequence[Violation], terms: Terms
 ) -> Mapping[str, Any] | None:
     """The configuration after the next fixes that need nobody; None where there is none."""
-    effects = [_Effects(config, one.changes) for one in violations]
+    effects = [_Effects(config, one) for one in violations]
     effects = [one for one in effects if one.pieces and terms.words(config, one.changes)]
     sure = [one for one in effects if one.is_free(sure=True)]
     after = config
@@ -253,25 +250,40 @@ def _next(
     raise JobError(f"--choose {answer} is not open", f"to choose from: {said}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Move:
-    """A key or a section that goes, and where its values come again."""
-
-    old: KeyPath
-    to: Mapping[KeyPath, KeyPath]
-    """Each value's place below `old` -> its new place in the configuration."""
-
-
 def moved_in(config: Mapping[str, Any], changes: Patch) -> Moves:
-    """The keys and sections that changes bring to another place just as they are."""
+    """The keys and sections that changes bring to another place, whole; nulls go along."""
+    gone = [(path, old) for path, old, new in _pieces(config, changes) if new is _MISSING]
+    places = list(_places(changes)) if gone else []
     found: dict[KeyPath, KeyPath] = {}
-    for move in _Effects(config, changes).moves:
-        places = {to[: len(to) - len(below)] for below, to in move.to.items()}
-        place = places.pop()
-        is_whole = not places and all(place + below == to for below, to in move.to.items())
-        if is_whole and same_data(value_at(config, move.old), value_at(changes, place)):
-            found[move.old] = place
+    for path, old in gone:
+        value = _without_nulls(old)
+        same = (
+            place
+            for place, new in places
+            if new not in (None, {}) and _is_the_same(value, _without_nulls(new))
+        )
+        if (place := next(same, None)) is not None:
+            found[path] = place
     return found
+
+
+def _is_the_same(value: Any, new: Any) -> bool:
+    if isinstance(value, Mapping) or isinstance(new, Mapping):
+        return same_data(as_read(value), as_read(new))
+    return is_same(value, new)
+
+
+def _places(changes: Patch, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    for name, value in changes.items():
+        yield (*at, name), value
+        if isinstance(value, Mapping):
+            yield from _places(value, (*at, name))
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return value
 
 
 def reworded(config: Mapping[str, Any], changes: Patch, fix: str) -> str:
@@ -291,10 +303,10 @@ def reworded(config: Mapping[str, Any], changes: Patch, fix: str) -> str:
 class _Effects:
     """What the changes of a violation do to a configuration."""
 
-    def __init__(self, config: Mapping[str, Any], changes: Patch) -> None:
-        self.config, self.changes = config, changes
-        self.pieces = list(_pieces(config, changes))
-        gone = [(path, old) for path, old, new in self.pieces if new is _MISSING]
+    def __init__(self, config: Mapping[str, Any], violation: Violation) -> None:
+        self.config, self.changes = config, violation.changes
+        self.pieces = list(_pieces(config, violation.changes))
+        self.has_lost = any(new is _MISSING for _, _, new in self.pieces)
         self.added = {
             path: new
             for path, old, new in self.pieces
@@ -305,24 +317,18 @@ class _Effects:
             for path, old, new in self.pieces
             if new is not _MISSING and path not in self.added
         ]
-        self.moves = list(_moves(gone, self.added))
-        moved = {move.old for move in self.moves}
-        self.lost = [path for path, _ in gone if path not in moved]
-        self.arrived = {path for move in self.moves for path in move.to.values()}
-        self.came_along = {to[0] for to in self.arrived} & _NEW
+        self.moves = violation.rule in _MOVING and self.has_lost and bool(self.added)
 
     def is_free(self, *, sure: bool, knows_world: bool = False) -> bool:
         """Whether all of them need nobody; `sure`: as moves, and as values that were meant so."""
         return (
-            not self.lost
+            (self.moves or not self.has_lost)
             and all(
                 is_same(old, new) or (not sure and self._gives_way(path, knows_world))
                 for path, old, new in self.replaced
             )
             and all(
-                path in self.arrived
-                or path[0] in self.came_along
-                or (not sure and self._may_add(path, value, knows_world))
+                self.moves or (not sure and self._may_add(path, value, knows_world))
                 for path, value in self.added.items()
             )
         )
@@ -341,10 +347,6 @@ class _Effects:
         if path[-1] == "enabled" and value is False:
             return True  # as without it
         return not any(path[: len(key)] == key for key in _TRAINED)
-
-
-_NEW = frozenset({"data_efficiency"})
-"""Sections whose own switches come along with what moves there."""
 
 
 def is_same(old: Any, new: Any) -> bool:
@@ -404,61 +406,9 @@ def _pieces(
             yield path, old, new
 
 
-def _moves(gone: Sequence[tuple[KeyPath, Any]], added: Mapping[KeyPath, Any]) -> Iterator[_Move]:
-    free = dict(added)
-    for old, value in gone:
-        if _is_read(old) and (old[-1], "gradient_clipping") not in _HEIRS:
-            continue  # where it stands it says something, and elsewhere something else
-        to: dict[KeyPath, KeyPath] = {}
-        for below, leaf in leaves(value):
-            if leaf is None:
-                continue  # comes along, see `_after`
-            place = next(
-                (new for new, there in free.items() if _says(old + below, leaf, new, there)), None
-            )
-            if place is None:
-                break
-            to[below] = place
-            del free[place]
-        else:
-            if to:
-                yield _Move(old=old, to=to)
-                continue
-        free |= {place: added[place] for place in to.values()}
-
-
-def _is_read(path: KeyPath) -> bool:
-    """Whether some release of DeepSpeed reads a key where it stands, under its present name."""
-    section = SECTIONS.get(".".join(path[:-1]))
-    if section is None:
-        return len(path) > 1 and _is_read(path[:-1])
-    key = section.keys.get(path[-1])
-    is_old = path[-1] in ("bfloat16", *DEPRECATED, *SPELLINGS)
-    return key is not None and not key.removed_in and not is_old
-
-
-def _says(old: KeyPath, value: Any, new: KeyPath, there: Any) -> bool:
-    """Whether a value that is added says, at its place, what one that goes said."""
-    if (old[-1], new[-1]) in _HEIRS:
-        is_device = new[-1] == "device"
-        return there == _AS_A_DEVICE.get(_switch(value)) if is_device else is_same(value, there)
-    guarded = [next((k for k in _TRAINED if path[: len(k)] == k), None) for path in (old, new)]
-    is_renamed = "bfloat16" in (old[0], new[0]) or guarded[0] == ("curriculum_learning",)
-    if None not in guarded and guarded[0] != guarded[1] and not is_renamed:
-        return False  # from one precision to another, say
-    return is_same(value, there)
-
-
-def _switch(value: Any) -> Any:
-    return next((truth for truth in (True, False) if is_same(value, truth)), None)
-
-
 def _after(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:
-    """A configuration after changes; what is null in a section that moves goes along."""
+    """A configuration after changes; what moves stays as it was written, with its nulls."""
     after = changed(config, changes)
-    for move in _Effects(config, changes).moves:
-        nulls = [below for below, leaf in leaves(value_at(config, move.old)) if leaf is None]
-        tops = {to[: len(to) - len(b)] for b, to in move.to.items() if to[len(to) - len(b) :] == b}
-        for below in nulls if len(tops) == 1 else ():
-            after = merge(changes_at([((*next(iter(tops)), *below), None)]), after)
+    for old, place in moved_in(config, changes).items():
+        after = merge(after, changes_at([(place, value_at(config, old))]))
     return after

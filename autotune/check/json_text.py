@@ -62,34 +62,6 @@ def _duplicates(node: TextNode, path: str) -> Iterator[str]:
             yield from _duplicates(member.value, f"{path}{member.name}.")
 
 
-def key_starts(text: str) -> dict[tuple[str, ...], int]:
-    """Path of every key of a JSON text -> where it begins; of a key twice, the last one.
-
-    A place in a list is a key such as `[0]`.
-    """
-    bare = text.removeprefix(BYTE_ORDER_MARK)
-    skipped = len(text) - len(bare)
-    return {path: start + skipped for path, start in _starts(bare, root(bare), ())}
-
-
-def _starts(
-    text: str, node: TextNode, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], int]]:
-    for member in node.members or ():
-        yield (*path, member.name), member.start
-        yield from _starts(text, member.value, (*path, member.name))
-    if text[node.start] != "[" or text.find("{", node.start, node.end) < 0:
-        return
-    at, index = _skip(text, node.start + 1), 0
-    while text[at] != "]":
-        item, here = _node(text, at), (*path, f"[{index}]")
-        yield here, at
-        yield from _starts(text, item, here)
-        at, index = _skip(text, item.end), index + 1
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-
-
 @lru_cache(maxsize=1)
 def root(text: str) -> TextNode:
     """The object that a text is; its places, its keys that are there twice and its edits ask."""
@@ -98,7 +70,15 @@ def root(text: str) -> TextNode:
 
 def _node(text: str, start: int) -> TextNode:
     if text[start] != "{":
-        return TextNode(start, _DECODER.raw_decode(text, start)[1])
+        end = _DECODER.raw_decode(text, start)[1]
+        if text[start] != "[" or text.find("{", start, end) < 0:
+            return TextNode(start, end)
+        items, at = [], _skip(text, start + 1)
+        while text[at] != "]":
+            items.append(_node(text, at))
+            at = _skip(text, items[-1].end)
+            at = _skip(text, at + 1) if text[at] == "," else at
+        return TextNode(start, end, items=tuple(items))
     members = []
     at = _skip(text, start + 1)
     while text[at] != "}":

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import yaml
-
 from autotune.base.nested import leaves, path_of
-from autotune.check.json_text import key_starts
+from autotune.check import json_text, yaml_text
+from autotune.check.text_nodes import key_starts
+from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.sources.reading import Syntax
 from autotune.space.rule import Violation
 
@@ -23,8 +23,6 @@ _HJSON = re.compile(
     |(?P<open>\{)|(?P<close>\})""",
     re.VERBOSE | re.DOTALL,
 )
-
-_MERGE = "tag:yaml.org,2002:merge"
 
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
 
@@ -73,33 +71,14 @@ class Places:
 
 def places_in(text: str, at: Path, syntax: Syntax) -> Places:
     """The keys of a file that was read without an error."""
-    if syntax == "yaml":
-        starts = dict(_yaml_starts(yaml.compose(text, Loader=yaml.SafeLoader), ()))
-    elif syntax == "shell":
-        starts = {}
-    elif syntax == "json":
-        starts = key_starts(text)
+    if syntax in ("json", "yaml"):
+        bare = text.removeprefix(BYTE_ORDER_MARK)
+        root = json_text.root(bare) if syntax == "json" else yaml_text.root(bare)
+        skipped = len(text) - len(bare)
+        starts = {path: start + skipped for path, start in key_starts(root)}
     else:
-        starts = _hjson_starts(text)
+        starts = {} if syntax == "shell" else _hjson_starts(text)
     return Places(text=text, starts=starts, at=at)
-
-
-def _yaml_starts(node: yaml.Node | None, path: Path) -> Iterator[tuple[Path, int]]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:  # what is merged in, under its own names
-            if key.tag == _MERGE:
-                several = value.value if isinstance(value, yaml.SequenceNode) else [value]
-                for one in reversed(several):  # the first one counts
-                    yield from _yaml_starts(one, path)
-        for key, value in node.value:
-            here = (*path, str(key.value))
-            yield here, key.start_mark.index
-            yield from _yaml_starts(value, here)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            place = (*path, f"[{index}]")
-            yield place, item.start_mark.index
-            yield from _yaml_starts(item, place)
 
 
 def _hjson_starts(text: str) -> dict[Path, int]:

@@ -8,12 +8,13 @@ from typing import Any
 
 from autotune.base.nested import dotted, leaves, look_up
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
-from autotune.check import huggingface, numbers_read
+from autotune.check import huggingface
 from autotune.check.diff import text_diff
 from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
 from autotune.check.json_text import duplicates
 from autotune.check.key_positions import Places, TextPlace, places_in
+from autotune.check.numbers_read import as_read
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
@@ -23,6 +24,7 @@ from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
 from autotune.engines.deepspeed.rules.sections import AUTO, unreadable
 from autotune.engines.deepspeed.sources import neox
 from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import filled
 from autotune.engines.deepspeed.sources.source import Source, auto_that_tells
 from autotune.engines.deepspeed.sources.templates import joined_templates
@@ -38,6 +40,8 @@ from autotune.space.rule import (
 WITHOUT_WORLD = NotJudged(what="what the number of ranks decides", why="give it with --world")
 """What rules about ranks leave open where nobody says how many there are."""
 _KEY_TWICE = "file.key_twice"
+_ADDED_BY_SCRIPTS = frozenset({"scheduler.missing_params", "optimizer.missing_params"})
+"""Rules about what is missing: a script that reads a file of its own may add it."""
 
 
 class CheckExit(IntEnum):
@@ -443,22 +447,27 @@ def _look(
     world: int | None = None,
 ) -> _Looked:
     """Judge once, past values that nobody can read; `world`: as an earlier look took it."""
-    after, unknown = filled(config, source)
+    filled_in, unknown = filled(config, source)
+    after: Mapping[str, Any] = filled_in
+    if _may_read_itself(source):
+        after = as_read(after)
     mute = {*unknown, *unreadable(after)}
     taken, because = _world(after, source, mute)
     world = world or taken
     setup = _setup(after, source, environment, world, unknown)
     unknown_facts: set[str] = set()
     violations = judge(setup, unknown_facts)
-    if _may_read_itself(source) and (whole := numbers_read.as_read(after)) is not after:
-        read = judge(_setup(whole, source, environment, world, unknown))
-        violations = numbers_read.joined(read, violations)
     if "bf16" not in config:  # but in what accelerate adds, of which `huggingface` tells
         violations = [one for one in violations if one.rule != "precision.bfloat16_beside_bf16"]
     if source.reader == neox.READER:
         violations = list(map(neox.as_its_own, violations))
     if source.unasked:
         violations = [one for one in violations if not _is_unasked(one, source)]
+    if source.is_part:
+        violations = [
+            replace(one, consequence="may_raise") if one.rule in _ADDED_BY_SCRIPTS else one
+            for one in violations
+        ]
     if mute - unknown:
         past = judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)
@@ -559,12 +568,7 @@ def _of_the_file(source: Source) -> Iterator[Violation]:
     yield from source.refused
     reads_itself = _may_read_itself(source)
     if source.syntax != "yaml" and not reads_itself and source.text.startswith(BYTE_ORDER_MARK):
-        yield Violation(
-            rule="file.byte_order_mark",
-            message=f"{source.path} begins with a byte order mark: DeepSpeed reads past it, "
-            f"{source.consumer} does not",
-            fix="save it as UTF-8 without the mark",
-        )
+        yield violation_of("file.byte_order_mark", path=source.path, consumer=source.consumer)
     names = duplicates(source.text) if source.syntax == "json" else source.twice
     if names:
         # DeepSpeed refuses it in a file that it reads itself (runtime/config.py: DeepSpeedConfig);
@@ -572,18 +576,11 @@ def _of_the_file(source: Source) -> Iterator[Violation]:
         # PyYAML takes the last one, and OmegaConf refuses the file.
         is_refused = reads_itself or source.refuses_twice
         who = "DeepSpeed" if reads_itself else source.reader or "OmegaConf"
-        then = f"{who} refuses the file" if is_refused else "the last one counts"
-        yield Violation(
-            rule=_KEY_TWICE,
-            message=f"{listed(names, ', ')}: written twice in one section, and {then}",
-            fix="keep one of them; no other fix is written before",
+        yield violation_of(
+            _KEY_TWICE,
             consequence="raised" if is_refused else "ignored",
+            names=listed(names, ", "),
+            then=f"{who} refuses the file" if is_refused else "the last one counts",
         )
     if source.launched is not None:
-        yield Violation(
-            rule="file.not_launched",
-            message=f"the launch line names {source.launched}, this is {source.path}: the program "
-            "that it starts does not read this file",
-            fix=f"check {source.launched}, or name {source.path} in the line",
-            consequence="ignored",
-        )
+        yield violation_of("file.not_launched", launched=source.launched, path=source.path)

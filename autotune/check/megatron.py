@@ -3,24 +3,30 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from autotune.check.ignored import MEGATRON_PREFIX, ignored_in
 from autotune.check.key_positions import TextPlace
 from autotune.check.lint import WITHOUT_WORLD, CheckReport, Found
-from autotune.check.rule_list import FileRule
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.file_rules import FileRule
 from autotune.engines.deepspeed.sources.source import Source
-from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
-from autotune.engines.megatron.argument_rules.computed import CONNECTIONS, asks_for_connections
-from autotune.engines.megatron.argument_rules.making import flag_name
+from autotune.engines.megatron.argument_rules import (
+    ARGUMENT_RULES,
+    CONNECTIONS,
+    asks_for_connections,
+    flag_name,
+)
 from autotune.engines.megatron.launch_rules import judge_launch
 from autotune.engines.megatron.launched import MegatronLaunch
+from autotune.engines.megatron.pretrain_gpt import check_arguments
 from autotune.engines.megatron.rules import RULES
 from autotune.space.rule import NotJudged, Rule, Violation, level_of
 
 _READER = "megatron-lm"
+_CHECKOUT_RULE = "checkout.refuses"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
 _PARSER = "megatron/training/arguments.py, parse_args"
@@ -41,6 +47,11 @@ _WORD_RULES: Mapping[str, FileRule] = {
     ),
     "flags.value": FileRule(
         says="A value that its parser does not take.", level="error", source=_PARSER
+    ),
+    _CHECKOUT_RULE: FileRule(
+        says="Arguments that the checks of the checkout refuse which --megatron-path names.",
+        level="error",
+        source="megatron/training/arguments.py, validate_args",
     ),
     "flags.stray_word": FileRule(
         says="A word that is neither a flag nor a flag's value.", level="error", source=_PARSER
@@ -93,6 +104,7 @@ def check_launch(
     *,
     world: int | None,
     ignore: Sequence[str],
+    checkout: Path | None = None,
 ) -> MegatronReport:
     """Judge a launch of a file.
 
@@ -101,9 +113,10 @@ def check_launch(
         environment: Where it will run.
         world: Ranks; counts before what the line says.
         ignore: Rules that the user does not want, besides those that the file names.
+        checkout: Megatron-LM whose own checks are asked as well.
 
     Raises:
-        JobError: What the file ignores is no rule.
+        JobError: What the file ignores is no rule, or the checkout cannot be asked.
     """
     if world is not None:
         launch = replace(launch, world=world)
@@ -112,7 +125,7 @@ def check_launch(
     unknown_facts: set[str] = set()
     judged = [
         replace(violation, rule=f"{MEGATRON_PREFIX}{violation.rule}")
-        for violation in judge_launch(launch, unknown_facts)
+        for violation in (*judge_launch(launch, unknown_facts), *_refused_by(checkout, launch))
     ]
     found: list[Found] = []
     unwanted: list[str] = []
@@ -131,13 +144,30 @@ def check_launch(
         left=tuple(one.violation for one in found),
         questions=(),
         unknown=tuple(sorted(launch.unknown)),
-        not_judged=tuple(_not_judged(launch, unknown_facts)),
+        not_judged=tuple(_not_judged(launch, unknown_facts, checkout)),
         fixed_text=None,
         not_edited=_BY_HAND,
         ignored=tuple(unwanted),
         release=launch.release,
         release_because=launch.release_because,
     )
+
+
+def _can_be_asked(launch: MegatronLaunch) -> bool:
+    """True if a checkout can be asked of all words of a launch."""
+    is_known = not (launch.unknown or launch.is_partial or launch.problems)
+    return is_known and launch.world is not None and bool(launch.words)
+
+
+def _refused_by(checkout: Path | None, launch: MegatronLaunch) -> list[Violation]:
+    """What a checkout's own checks say of a launch."""
+    if checkout is None or launch.world is None or not _can_be_asked(launch):
+        return []
+    refused = check_arguments(checkout, [launch.words], world=launch.world)
+    return [
+        Violation(rule=_CHECKOUT_RULE, message=why, fix="change what it names")
+        for why in refused.values()
+    ]
 
 
 def _world_because(launch: MegatronLaunch) -> str:
@@ -161,8 +191,13 @@ def megatron_rules() -> Mapping[str, FileRule]:
     return {f"{MEGATRON_PREFIX}{name}": rule for name, rule in found.items()}
 
 
-def _not_judged(launch: MegatronLaunch, unknown_facts: set[str]) -> Iterator[NotJudged]:
+def _not_judged(
+    launch: MegatronLaunch, unknown_facts: set[str], checkout: Path | None
+) -> Iterator[NotJudged]:
     """What Megatron asks for, and the file does not tell."""
+    if checkout is not None and not _can_be_asked(launch):
+        what = f"what {checkout} itself says"
+        yield NotJudged(what=what, why="it is asked of a line without open words and errors")
     why = "; ".join(("only the shell knows it", *launch.unread))
     for start, word in launch.open_words.items():
         number = launch.text.count("\n", 0, start) + 1

@@ -1,33 +1,9 @@
 """Every rule of `check` by its name: of DeepSpeed, of the file itself, of other consumers."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-
 from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
 from autotune.engines.deepspeed.rules import ALL_RULES, COMMUNICATION_RULES
-from autotune.space.rule import Level
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileRule:
-    """Description of a rule that is not about what DeepSpeed reads."""
-
-    says: str
-    level: Level
-    source: str
-    """Source of the rule in the consumer's code."""
-
-
-FILE_RULES: Mapping[str, FileRule] = {
-    name: FileRule(**row)
-    for name, row in json.loads(
-        Path(__file__).with_name("file_rules.json").read_text(encoding="utf-8")
-    ).items()
-}
-"""Rules about the file itself, and about consumers other than DeepSpeed."""
+from autotune.engines.deepspeed.sources.file_rules import FILE_RULES
 
 
 def rule_names() -> list[str]:

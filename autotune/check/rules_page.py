@@ -14,12 +14,13 @@ from typing import Any
 from autotune.base.nested import merge
 from autotune.check.fixes import reworded
 from autotune.check.ignored import MEGATRON_PREFIX
-from autotune.check.rule_list import FILE_RULES, FileRule, no_such_rule, rule_names
+from autotune.check.rule_list import no_such_rule, rule_names
 from autotune.engines.deepspeed.rules import ALL_RULES, COMMUNICATION_RULES, Rule
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.plain import setup_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.witnesses import Case, Witness, witnesses_of
+from autotune.engines.deepspeed.sources.file_rules import FILE_RULES, FileRule
 from autotune.space.rule import Finding, Level
 
 _MOST_EXAMPLES = 4

@@ -1,5 +1,6 @@
 """What an edit knows of a text: where its mappings, their keys and their values stand."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -19,6 +20,8 @@ class TextNode(NamedTuple):
     """What stands before the keys of a mapping without braces; None: it has them."""
     is_fixed: bool = False
     """Whether nothing is put in its place: it is written over several lines, or elsewhere."""
+    items: "tuple[TextNode, ...]" = ()
+    """Items of a list, as far as they hold mappings."""
 
 
 class Member(NamedTuple):
@@ -30,3 +33,20 @@ class Member(NamedTuple):
     end: int
     """One past it."""
     value: TextNode
+
+
+def key_starts(
+    node: TextNode, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Path of every key below a node and where it begins; of a key twice the last comes last.
+
+    A place in a list is a key such as `[0]`.
+    """
+    for member in node.members or ():
+        here = (*path, member.name)
+        yield here, member.start
+        yield from key_starts(member.value, here)
+    for index, item in enumerate(node.items):
+        here = (*path, f"[{index}]")
+        yield here, item.start
+        yield from key_starts(item, here)

@@ -80,7 +80,8 @@ def _node(node: yaml.Node) -> TextNode:
     is_block = isinstance(node, yaml.CollectionNode) and not node.flow_style
     is_fixed = is_block or getattr(node, "style", None) in ("|", ">")
     if not isinstance(node, yaml.MappingNode):
-        return TextNode(start, end, is_fixed=is_fixed)
+        items = map(_node, node.value) if isinstance(node, yaml.SequenceNode) else ()
+        return TextNode(start, end, is_fixed=is_fixed, items=tuple(items))
     members = []
     for key, value in node.value:
         if key.tag == _MERGE or not isinstance(key, yaml.ScalarNode):

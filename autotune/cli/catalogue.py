@@ -1,23 +1,17 @@
 """`models` and `knobs`: what can be named."""
 
 from dataclasses import asdict
-from typing import Annotated
-
-import typer
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
-from autotune.cli.base import DATA, Debug, Json, cli, print_json
+from autotune.cli.base import DATA, cli, print_json
 
 
 @cli.command(epilog="autotune models qwen3")
 def models(
-    name: Annotated[
-        str | None, typer.Argument(help="Part of a name; without one all are listed.")
-    ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    name: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """List the models that --model knows by name, with their sources.
 
@@ -28,19 +22,14 @@ def models(
     from autotune.report.terminal.models import print_models
 
     found = find_presets(name or "")
-    print_json([asdict(each) for each in found]) if as_json else print_models(DATA, found)
+    print_json([asdict(preset) for preset in found]) if as_json else print_models(DATA, found)
 
 
 @cli.command(epilog="autotune knobs zero")
 def knobs(
-    name: Annotated[
-        str | None, typer.Argument(help="Part of a name; without one all are listed.")
-    ] = None,
-    engine: Annotated[str, typer.Option(help="What trains: deepspeed or megatron.")] = (
-        DEFAULT_ENGINE
-    ),
-    as_json: Json = False,
-    debug: Debug = False,
+    name: str | None = None,
+    engine: str = (DEFAULT_ENGINE),
+    as_json: bool = False,
 ) -> None:
     """List the knobs of an engine: what --set takes, and what a search may change."""
     from autotune.engines.base import find_engine

@@ -2,44 +2,33 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from autotune.base.errors import ExitCode
-from autotune.base.private import KNOWLEDGE_ENV
 from autotune.cli.base import (
     DATA,
     PROGRESS,
     RESULTS,
-    Debug,
-    Dialect,
-    Exclusive,
-    FleetName,
-    FleetOption,
-    Json,
-    LauncherName,
-    Results,
     ask_for_nodes,
     asker,
     cli,
     confirm,
     explain,
-    fleet_flags,
     is_answered,
-    job_file,
     obtained_fleet,
-    option,
     print_files,
     print_json,
     say,
-    takes_job,
 )
+from autotune.cli.flags import fleet_flags, job_file, takes_job
 from autotune.cli.help import HelpfulCommand
-from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
-    from autotune.app.run import SearchEnding
+    from autotune.app.searching import Found
+    from autotune.record.answer import SearchAnswer
+    from autotune.record.worth import Ladder
     from autotune.search.plan import Plan
 
 
@@ -63,65 +52,22 @@ class _SearchCommand(HelpfulCommand):
 )
 @takes_job(job_file)
 def search(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- COMMAND]",
-            help="The command that starts your own training, after --; it is tuned unchanged.",
-        ),
-    ] = None,
+    command: list[str] | None = None,
     *,
     flags: dict[str, Any],
-    results: Results = RESULTS,
-    fresh: Annotated[
-        bool,
-        option(Topic.OUTPUT, "--fresh", help="Start anew; the old study is kept beside it."),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        option(Topic.OUTPUT, "--dry-run", help="Show the plan and its price, and run no trial."),
-    ] = False,
-    metrics_file: Annotated[
-        Path | None,
-        option(Topic.OUTPUT, help="File for a copy of the Prometheus metrics."),
-    ] = None,
-    knowledge: Annotated[
-        Path | None,
-        option(
-            Topic.OUTPUT,
-            help="File of what earlier studies taught; in your cache by default, wherever "
-            "--results are.",
-            envvar=KNOWLEDGE_ENV,
-        ),
-    ] = None,
-    fleet: FleetName = "local",
-    fleet_option: FleetOption = None,
-    exclusive: Exclusive = False,
-    no_knowledge: Annotated[
-        bool,
-        option(
-            Topic.OUTPUT,
-            "--no-knowledge",
-            help="Learn from no other study, and teach none: without it a study under any "
-            "--results teaches your cache.",
-        ),
-    ] = False,
-    yes: Annotated[bool, option(Topic.OUTPUT, "--yes", "-y", help="Do not ask.")] = False,
-    force: Annotated[
-        bool,
-        option(
-            Topic.OUTPUT, "--force", help="Search even where no trial is predicted to succeed."
-        ),
-    ] = False,
-    with_ladder: Annotated[
-        bool,
-        option(Topic.CHECKS, "--ladder", help="Afterwards measure what each change is worth."),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        option(Topic.OUTPUT, "--json", help="Print one JSON object as the last line on stdout."),
-    ] = False,
-    debug: Debug = False,
+    results: Path = RESULTS,
+    fresh: bool = False,
+    dry_run: bool = False,
+    metrics_file: Path | None = None,
+    knowledge: Path | None = None,
+    fleet: str = "local",
+    fleet_option: list[str] | None = None,
+    exclusive: bool = False,
+    no_knowledge: bool = False,
+    yes: bool = False,
+    force: bool = False,
+    with_ladder: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Search for the fastest configuration.
 
@@ -129,7 +75,8 @@ def search(
     of this machine.
     """
     from autotune.app.run import exit_code
-    from autotune.app.searching import Caller, SearchCall, run_searches
+    from autotune.app.searching import run_searches
+    from autotune.cost.knowledge import file_for
     from autotune.fleet.options import options_of
     from autotune.report.terminal.live import view_for
     from autotune.report.terminal.study import print_plan
@@ -145,10 +92,11 @@ def search(
     def may_run(is_hopeful: bool) -> bool:
         return _agrees("Run it?", default=is_hopeful) if _asks(yes) else is_hopeful
 
-    call = SearchCall(
-        job_file=flags.pop("job", None),
-        trust_job=flags.pop("trust_job"),
-        flags=flags,
+    job, is_trusted = flags.pop("job", None), flags.pop("trust_job")
+    found = run_searches(
+        flags,
+        job_file=job,
+        trust_job=is_trusted,
         command=command or (),
         results=results,
         fleet=fleet,
@@ -158,12 +106,9 @@ def search(
         force=force,
         with_ladder=with_ladder,
         metrics_file=metrics_file,
-        knowledge=knowledge,
-        no_knowledge=no_knowledge,
-    )
-    caller = Caller(
+        knowledge=file_for(knowledge, is_used=not no_knowledge),
         say=say,
-        trust=asker(),
+        ask=asker(),
         ask_for_nodes=lambda request: ask_for_nodes(request, yes=yes, dry_run=dry_run),
         show_plan=show_plan,
         confirm=may_run,
@@ -171,14 +116,13 @@ def search(
             PROGRESS, session.lattice.context, session.job.objective.name
         ),
     )
-    ended = run_searches(call, caller)
-    if len(ended) > 1:
-        _show_endings(ended, as_json=as_json)
-    elif ended:
-        _show_ending(ended[0], as_json=as_json)
-    if ended:
-        codes = [exit_code(ending.answer) for ending in ended]
-        raise typer.Exit(codes[-1] if ended[-1].answer.interrupted else min(codes))
+    if len(found) > 1:
+        _show_several(found, as_json=as_json)
+    elif found:
+        _show_one(found[0], as_json=as_json)
+    if found:
+        codes = [exit_code(answer) for answer, _ in found]
+        raise typer.Exit(codes[-1] if found[-1][0].interrupted else min(codes))
 
 
 @cli.command(
@@ -186,23 +130,14 @@ def search(
 )
 @takes_job()
 def diagnose(
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="-- COMMAND", help="The command that starts your own training, after --."
-        ),
-    ],
+    command: list[str],
     *,
     flags: dict[str, Any],
-    results: Results = RESULTS,
-    fresh: Annotated[
-        bool,
-        option(Topic.OUTPUT, "--fresh", help="Run it anew; the old study is kept beside it."),
-    ] = False,
-    fleet: FleetName = "local",
-    fleet_option: FleetOption = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    results: Path = RESULTS,
+    fresh: bool = False,
+    fleet: str = "local",
+    fleet_option: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Run your own training command for a few steps, and say what it does.
 
@@ -229,18 +164,12 @@ def diagnose(
 @takes_job(job_file, fleet_flags, without={"network", "nvlink"})
 def render(
     *,
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: Path,
     flags: dict[str, Any],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KNOB=VALUE", help="A setting, such as zero.stage=2; repeat it."
-        ),
-    ] = None,
-    to: Dialect = None,
-    launcher: LauncherName = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    settings: list[str] | None = None,
+    to: str | None = None,
+    launcher: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Write the files of one candidate.
 
@@ -253,62 +182,65 @@ def render(
 
     job, is_trusted = flags.pop("job", None), flags.pop("trust_job")
     wishes = FleetWishes(gpu=flags.pop("gpu", None), per_node=flags.pop("per_node", None))
-    agreed = agree_to_job(job, flags, is_trusted=is_trusted, say=say, ask=asker())
+    text = agree_to_job(job, flags, is_trusted=is_trusted, say=say, ask=asker())
     files, notes = write(
-        job,
+        text,
         flags,
         settings or [],
         out,
         to=to,
         launcher=launcher,
         wishes=wishes,
-        agreed=agreed,
     )
     for note in notes:
         say(note)
     print_files(files, as_json=as_json)
 
 
-def _show_ending(ending: "SearchEnding", *, as_json: bool) -> None:
+def _show_one(found: "Found", *, as_json: bool) -> None:
     """Print a search's answer with its ladder, and raise why there is none."""
+    from autotune.app.searching import answer_as_dict
+
+    answer, _ = found
     if as_json:
-        print_json(ending.to_dict(), indent=None)
-    if ending.error is not None:
-        raise ending.error
+        print_json(answer_as_dict(*found), indent=None)
+    if answer.problem is not None:
+        raise answer.problem.error
     if not as_json:
-        _print_answer(ending)
+        _print_answer(*found)
 
 
-def _print_answer(ending: "SearchEnding") -> None:
+def _print_answer(answer: "SearchAnswer", ladder: "Ladder | None") -> None:
     from autotune.report.story import read_story
     from autotune.report.terminal.study import print_report
     from autotune.report.terminal.worth import print_ladder
 
-    print_report(DATA, read_story(ending.answer.study))
-    if ending.ladder is not None:
+    print_report(DATA, read_story(answer.study))
+    if ladder is not None:
         DATA.print()
-        print_ladder(DATA, ending.ladder)
+        print_ladder(DATA, ladder)
 
 
-def _show_endings(endings: "Sequence[SearchEnding]", *, as_json: bool) -> None:
+def _show_several(found: "Sequence[Found]", *, as_json: bool) -> None:
     """Print what each search found, and the comparison: of kinds of devices, or of engines."""
     from autotune.app.pages import compare_studies
+    from autotune.app.searching import answer_as_dict
     from autotune.report.compare.terminal import print_comparison
 
-    errors = [ending.error for ending in endings if ending.error is not None]
-    if len(errors) == len(endings):
+    answers = [answer for answer, _ in found]
+    errors = [answer.problem.error for answer in answers if answer.problem is not None]
+    if len(errors) == len(answers):
         raise errors[-1]
     for error in errors:
         explain(error)
-    answers = [ending.answer for ending in endings]
     folders = [str(answer.study.folder) for answer in answers]
     comparison = compare_studies(folders, answers[0].study.root)
     if as_json:
-        answers_as_dicts = [ending.to_dict() for ending in endings]
-        print_json({"answers": answers_as_dicts, "comparison": comparison.as_dict()}, indent=None)
+        data = [answer_as_dict(*one) for one in found]
+        print_json({"answers": data, "comparison": comparison.as_dict()}, indent=None)
     else:
-        for ending in endings:
-            _print_answer(ending)
+        for one in found:
+            _print_answer(*one)
         print_comparison(DATA, comparison)
 
 

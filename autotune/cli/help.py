@@ -130,24 +130,24 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
             error.option_name, known, most=2, alike=0.6
         )
         return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
-    said = error.format_message().rstrip(".")
+    text = error.format_message().rstrip(".")
     if isinstance(error, BadParameter):
         allowed = f"`{ctx.command_path} --help` says what is allowed"
         flag, value = _typed_for(error.param, typed)
         if not flag or not error.message.startswith(_SHOULD):
-            return JobError(said, allowed)
+            return JobError(text, allowed)
         number = next((word for key, word in _NUMBERS.items() if key in error.message), "")
         if number:
             return JobError(f"{flag}: {value!r} is not a {number}", f"give a {number}; {allowed}")
         limit = error.message.removeprefix(_SHOULD).rstrip(".")
         return JobError(f"{flag}: {value!r} is not allowed: should {limit}", allowed)
     flags = {*_flags(ctx)}
-    if "unexpected extra argument" in said:
-        if "--set" in flags and "=" in said:
+    if "unexpected extra argument" in text:
+        if "--set" in flags and "=" in text:
             listed = f"write --set before each setting, as --set zero.stage=2; {listed}"
         elif "--study" in flags:
             listed = f"write --study before the name of a study; {listed}"
-    return JobError(f"{ctx.command_path}: {said}", listed)
+    return JobError(f"{ctx.command_path}: {text}", listed)
 
 
 _ELSEWHERE = {
@@ -166,8 +166,8 @@ def _flags(ctx: Any) -> Iterator[str]:
 
 def _typed_for(param: Any, typed: Sequence[str]) -> tuple[str, str]:
     """A flag as it was typed last, and its value; empty: the parameter is no flag."""
-    own = typed[: typed.index("--")] if "--" in typed else typed
-    for word, following in reversed([*zip_longest(own, own[1:], fillvalue="")]):
+    words = typed[: typed.index("--")] if "--" in typed else typed
+    for word, following in reversed([*zip_longest(words, words[1:], fillvalue="")]):
         flag, equals, value = word.partition("=")
         if flag in getattr(param, "opts", ()):
             return flag, value if equals else following

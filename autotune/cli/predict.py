@@ -2,32 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from autotune.base.errors import JobError
 from autotune.base.private import KNOWLEDGE_ENV
-from autotune.cli.base import (
-    DATA,
-    Debug,
-    Dialect,
-    FleetName,
-    FleetOption,
-    Json,
-    LauncherName,
-    asker,
-    cli,
-    fleet_flags,
-    job_file,
-    obtained_fleet,
-    option,
-    print_files,
-    print_json,
-    say,
-    takes_job,
-)
-from autotune.job.keys import Topic
+from autotune.cli.base import DATA, asker, cli, obtained_fleet, print_files, print_json, say
+from autotune.cli.flags import fleet_flags, job_file, lesson_flags, takes_job
 
 if TYPE_CHECKING:
     from autotune.app.api.values import Shown
@@ -37,26 +17,13 @@ _MOST_REASONS = 10
 
 @cli.command(epilog="autotune probe --out hardware.yaml")
 def probe(
-    world: Annotated[
-        int | None,
-        option(
-            Topic.JOB, help="Devices to measure on a node; as many as a search uses by default."
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="File to write, for --accelerators.")] = Path(
-        "hardware.yaml"
-    ),
-    nvme: Annotated[
-        Path | None, typer.Option(help="Folder whose disk is measured too, for offload to nvme.")
-    ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Measure fewer sizes and repeat less: sooner, less exact."),
-    ] = False,
-    fleet: FleetName = "local",
-    fleet_option: FleetOption = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    world: int | None = None,
+    out: Path = Path("hardware.yaml"),
+    nvme: Path | None = None,
+    quick: bool = False,
+    fleet: str = "local",
+    fleet_option: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Measure the devices and the links between them.
 
@@ -64,8 +31,9 @@ def probe(
     are slower than others are warned of. With --fleet the nodes of a fleet measure together.
     """
     from autotune.app.probe import probe_fleet, probe_machine
-    from autotune.app.session import find_far_place
+    from autotune.app.session import find_place
     from autotune.fleet.options import options_of
+    from autotune.fleet.transports.remote import remote_place
     from autotune.probe.hardware_file import write_hardware
     from autotune.report.terminal.probe import print_probe
 
@@ -75,7 +43,7 @@ def probe(
     else:
         options = options_of(fleet_option or ())
         with obtained_fleet(fleet, options) as held:
-            far = find_far_place(held, options)
+            far = remote_place(find_place(held, None, {}, options), held)
             found = probe_fleet(out, far, world=world, disk=disk, is_quick=quick, note=say)
     # Before it is written: a disk that has filled up meanwhile takes no figure away.
     if as_json:
@@ -85,24 +53,6 @@ def probe(
     write_hardware(out, found.entry, found.about)
     if not as_json:
         say(f"wrote {out}")
-
-
-def _lesson_flags(
-    *,
-    knowledge: Annotated[
-        Path | None,
-        option(
-            Topic.OUTPUT,
-            help="File of what trials on this machine taught; one in the user's cache by default.",
-            envvar=KNOWLEDGE_ENV,
-        ),
-    ] = None,
-    no_knowledge: Annotated[
-        bool,
-        option(Topic.OUTPUT, "--no-knowledge", help="Predict by the cost model alone."),
-    ] = False,
-) -> None:
-    """The flags of what trials taught, for `takes_job`."""
 
 
 def _show(found: "Shown[Any]", *, as_json: bool) -> None:
@@ -118,38 +68,19 @@ def _is_typed(knowledge: Path | None) -> bool:
     epilog="autotune plan --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100"
 )
-@takes_job(job_file, fleet_flags, _lesson_flags)
+@takes_job(job_file, fleet_flags, lesson_flags)
 def plan(
     *,
     flags: dict[str, Any],
-    top: Annotated[
-        int, typer.Option(help="Best rows to show; the best of each kind follow.", min=1)
-    ] = 10,
-    min_fit: Annotated[
-        float,
-        typer.Option(help="Candidates that fit with a lower probability come last.", min=0, max=1),
-    ] = 0.9,
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Compare with another fleet: bandwidth=20Gbps, nvlink=900GB/s, gpu=H200, "
-            "memory=40GiB, per_node=4, oversubscription=4, rails=4, nodes_per_group=16, "
-            "topology=dragonfly; repeat it.",
-        ),
-    ] = None,
-    count: Annotated[
-        bool,
-        typer.Option("--count", help="Judge every candidate, to say how many are legal."),
-    ] = False,
-    export: Annotated[
-        Path | None, typer.Option(help="Write the files of the best candidate to this folder.")
-    ] = None,
-    rank: Annotated[int, typer.Option(help="Write those of this rank instead.", min=1)] = 1,
-    to: Dialect = None,
-    launcher: LauncherName = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    top: int = 10,
+    min_fit: float = 0.9,
+    what_if: list[str] | None = None,
+    count: bool = False,
+    export: Path | None = None,
+    rank: int = 1,
+    to: str | None = None,
+    launcher: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Rank the candidates for a fleet by the cost model, with no trial.
 
@@ -184,18 +115,12 @@ def plan(
     epilog="autotune explain zero.stage=1 micro_batch=4 --model llama-3-8b \\\n"
     "    --seq-len 4096 --global-batch 256 --world 64 --gpu H100"
 )
-@takes_job(job_file, fleet_flags, _lesson_flags)
+@takes_job(job_file, fleet_flags, lesson_flags)
 def explain(
     *,
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KNOB=VALUE]...", help="Settings, such as zero.stage=2 micro_batch=4."
-        ),
-    ] = None,
+    settings: list[str] | None = None,
     flags: dict[str, Any],
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: bool = False,
 ) -> None:
     """Explain why a candidate is refused or ranked where it is.
 
@@ -213,40 +138,17 @@ def explain(
     epilog="autotune estimate --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100 --set zero.stage=3"
 )
-@takes_job(job_file, fleet_flags, _lesson_flags)
+@takes_job(job_file, fleet_flags, lesson_flags)
 def estimate(
     *,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KNOB=VALUE", help="A setting of the candidate; repeat it."),
-    ] = None,
+    settings: list[str] | None = None,
     flags: dict[str, Any],
-    trace: Annotated[
-        bool,
-        typer.Option(
-            "--trace",
-            help="Also trace the memory of a step of the model's own code, with fake tensors.",
-        ),
-    ] = False,
-    probe_memory: Annotated[
-        bool,
-        typer.Option(
-            "--probe-memory",
-            help="Also train single ranks of Megatron on this CPU, and say what each allocates.",
-        ),
-    ] = False,
-    rows: Annotated[
-        Path | None,
-        typer.Option(help="Instead, a CSV of runs: model, hardware, layout."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="CSV to write: those rows with predictions.")
-    ] = None,
-    constants: Annotated[
-        Path | None, typer.Option(help="YAML with other constants of the model, for --rows.")
-    ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    trace: bool = False,
+    probe_memory: bool = False,
+    rows: Path | None = None,
+    out: Path | None = None,
+    constants: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Predict step time and memory of one candidate of a job, or of runs in a CSV.
 

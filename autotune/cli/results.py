@@ -3,39 +3,29 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from autotune.base.errors import JobError
 from autotune.cli.base import (
     DATA,
     RESULTS,
-    Csv,
-    Debug,
-    Json,
-    LauncherName,
-    Results,
-    StudyName,
     cli,
     confirm,
     emit,
     is_answered,
-    option,
     print_files,
     print_json,
     refuse_several,
     say,
 )
-from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.exports import StudyPatch
-    from autotune.export.patch import Patched
+    from autotune.export.base import Patched
 
 
 @cli.command(epilog="autotune status")
-def status(results: Results = RESULTS, as_json: Json = False, debug: Debug = False) -> None:
+def status(results: Path = RESULTS, as_json: bool = False) -> None:
     """Show all studies: outcomes, best, state."""
     from autotune.app.studies import state_of, studies
     from autotune.report.terminal.overview import print_states
@@ -46,20 +36,13 @@ def status(results: Results = RESULTS, as_json: Json = False, debug: Debug = Fal
 
 @cli.command(epilog="autotune report --study llama-3.2-1b --html report.html")
 def report(
-    study: StudyName = None,
-    results: Results = RESULTS,
-    as_json: Json = False,
-    as_csv: Csv = False,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a Markdown table, for a README.")
-    ] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Write one HTML file that needs no network.")
-    ] = None,
-    trial: Annotated[
-        int | None, typer.Option(help="Explain one trial: where its time went, what bounds it.")
-    ] = None,
-    debug: Debug = False,
+    study: str | None = None,
+    results: Path = RESULTS,
+    as_json: bool = False,
+    as_csv: bool = False,
+    as_markdown: bool = False,
+    html: Path | None = None,
+    trial: int | None = None,
 ) -> None:
     """Show a study's table, its best and the gain."""
     from autotune.app.studies import find_study
@@ -102,18 +85,11 @@ def report(
 
 @cli.command(epilog="autotune compare before after --html compare.html")
 def compare(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Studies, by name or by folder.")
-    ],
-    results: Results = RESULTS,
-    as_json: Json = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print the candidates that they share as CSV.")
-    ] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Write one HTML file that needs no network.")
-    ] = None,
-    debug: Debug = False,
+    runs: list[str],
+    results: Path = RESULTS,
+    as_json: bool = False,
+    as_csv: bool = False,
+    html: Path | None = None,
 ) -> None:
     """Compare studies: outcomes, bests, gains, shared candidates.
 
@@ -139,48 +115,17 @@ def compare(
 
 @cli.command(epilog="autotune export --to hf --launcher slurm --out tuned")
 def export(
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write; for optuna, the file.")
-    ] = None,
-    patch: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Edit your file instead: a ds_config, an accelerate YAML, a file of training "
-            "arguments, as JSON or YAML; of a shell file or code, say what to change. May be "
-            "repeated.",
-        ),
-    ] = None,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose files: a dialect, by default the engine's own; or optuna: a study for its "
-            "dashboard."
-        ),
-    ] = None,
-    launcher: LauncherName = None,
-    study: StudyName = None,
-    trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
-    allow_loss_drift: Annotated[
-        bool,
-        option(
-            Topic.CHECKS,
-            "--allow-loss-drift",
-            help="Export the fastest even if its losses drift.",
-        ),
-    ] = False,
-    project: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Where your command's folder is now, if you have moved it."
-        ),
-    ] = None,
-    results: Results = RESULTS,
-    yes: Annotated[
-        bool, option(Topic.OUTPUT, "--yes", "-y", help="With --patch: write, and do not ask.")
-    ] = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    out: Path | None = None,
+    patch: list[Path] | None = None,
+    to: str | None = None,
+    launcher: str | None = None,
+    study: str | None = None,
+    trial: int | None = None,
+    allow_loss_drift: bool = False,
+    project: Path | None = None,
+    results: Path = RESULTS,
+    yes: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Write the best configuration's files, or the study for Optuna.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,23 +12,14 @@ from autotune.base.errors import ExitCode, JobError
 from autotune.cli.base import (
     DATA,
     RESULTS,
-    Debug,
-    DevicesName,
-    FleetName,
-    FleetOption,
-    Json,
-    Results,
-    StudyName,
     cli,
     emit,
     explain,
     in_place,
     obtained_fleet,
-    option,
     print_json,
     say,
 )
-from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.check.run import CheckRun
@@ -45,71 +36,30 @@ class CheckFormat(StrEnum):
 
 @cli.command(epilog="autotune check ds_config.json --fix")
 def check(
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            help="ds_config.json, accelerate YAML, a file with a DeepSpeed section, a launch "
-            "script; a folder, a pattern, or - for standard input."
-        ),
-    ],
-    world: Annotated[
-        int | None,
-        option(Topic.JOB, help="Accelerators of the run; as the files say by default."),
-    ] = None,
-    accelerate: Annotated[
-        Path | None, typer.Option(help="The accelerate YAML that goes with the file.")
-    ] = None,
-    launch: Annotated[
-        str | None, typer.Option(help="The line that starts the training, quoted.")
-    ] = None,
-    consumer: Annotated[
-        str | None,
-        typer.Option(help="Who reads the file: deepspeed, trainer or accelerate."),
-    ] = None,
-    accelerator: Annotated[
-        str | None,
-        typer.Option(help="Where it will run: cuda or cpu."),
-    ] = None,
-    deepspeed_version: Annotated[
-        str | None,
-        typer.Option(help="Release of DeepSpeed, such as 0.18.9; the installed one by default."),
-    ] = None,
-    megatron_release: Annotated[
-        str | None,
-        typer.Option(
-            help="Release of Megatron Core, such as 0.16; by default an export's own, else the "
-            "installed one, or the newest that takes the file's flags."
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        option(Topic.DEVICES, help="For a launch of Megatron-LM: its GPUs, such as A100."),
-    ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Write the fix into the file.")] = False,
-    choose: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RULE=N", help="Take a choice that check lists; repeat it."),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RULE", help="Leave out a rule, or several: zero.*; repeat it."),
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.")] = False,
-    form: Annotated[
-        CheckFormat, typer.Option("--format", help="For people, programs, or other tools.")
-    ] = CheckFormat.TEXT,
-    as_json: Annotated[
-        bool, option(Topic.OUTPUT, "--json", help="The same as --format json.")
-    ] = False,
-    debug: Debug = False,
+    files: list[str],
+    world: int | None = None,
+    accelerate: Path | None = None,
+    launch: str | None = None,
+    consumer: str | None = None,
+    accelerator: str | None = None,
+    deepspeed_version: str | None = None,
+    megatron_release: str | None = None,
+    megatron_path: Path | None = None,
+    gpu: str | None = None,
+    fix: bool = False,
+    choose: list[str] | None = None,
+    ignore: list[str] | None = None,
+    strict: bool = False,
+    quiet: bool = False,
+    form: CheckFormat = CheckFormat.TEXT,
+    as_json: bool = False,
 ) -> None:
     """Say what is wrong with any ds_config.json, and the fix.
 
     Ends with 2 if a file would not run, with 3 if one cannot be read, else with 0.
     """
     from autotune.app.check import CheckFlags, check_files
-    from autotune.report.check.text import asker, print_run
+    from autotune.report.check.text import print_run
 
     form = CheckFormat.JSON if as_json else form
     flags = CheckFlags(
@@ -120,12 +70,12 @@ def check(
         accelerator=accelerator,
         deepspeed_version=deepspeed_version,
         megatron_release=megatron_release,
+        megatron_path=megatron_path,
         gpu=gpu,
         choose=choose or (),
         ignore=ignore or (),
     )
-    ask = asker(DATA) if fix and form is CheckFormat.TEXT else None
-    found = check_files(files, flags, fix=fix, ask=ask)
+    found = check_files(files, flags, fix=fix)
     if form is CheckFormat.TEXT:
         print_run(DATA, found, fixed=fix, quiet=quiet, strict=strict)
     else:
@@ -152,11 +102,7 @@ def _print_for_tools(found: "CheckRun", form: CheckFormat, *, fixed: bool) -> No
 
 @cli.command(epilog="autotune rule batch.product")
 def rule(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="Name of a rule, such as batch.product; without one all are listed."),
-    ] = None,
-    debug: Debug = False,
+    name: str | None = None,
 ) -> None:
     """Explain a rule of check: what breaks it, and what the engine does then."""
     from autotune.check.rules_page import all_names, markdown_of, page_of
@@ -170,18 +116,13 @@ def rule(
 
 @cli.command(epilog="autotune soak --minutes 30")
 def soak(
-    study: StudyName = None,
-    export: Annotated[
-        Path | None, typer.Option("--from", help="Folder of an export, instead of a study.")
-    ] = None,
-    minutes: Annotated[
-        float, typer.Option(help="Minutes of training, both halves together.")
-    ] = 10.0,
-    results: Results = RESULTS,
-    fleet: DevicesName = "local",
-    fleet_option: FleetOption = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    study: str | None = None,
+    export: Path | None = None,
+    minutes: float = 10.0,
+    results: Path = RESULTS,
+    fleet: str = "local",
+    fleet_option: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Train the best configuration for minutes.
 
@@ -211,21 +152,13 @@ def soak(
 
 @cli.command(epilog="autotune ladder --set zero.stage=3")
 def ladder(
-    study: StudyName = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KNOB=VALUE",
-            help="Go from the baseline to these settings, not to the best; repeat it.",
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="Runs of each configuration.")] = 3,
-    results: Results = RESULTS,
-    fleet: DevicesName = "local",
-    fleet_option: FleetOption = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    study: str | None = None,
+    settings: list[str] | None = None,
+    rounds: int = 3,
+    results: Path = RESULTS,
+    fleet: str = "local",
+    fleet_option: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Say what each change from the baseline to the best configuration is worth.
 
@@ -254,20 +187,12 @@ def ladder(
 
 @cli.command(epilog="autotune doctor")
 def doctor(
-    build: Annotated[
-        bool, typer.Option("--build", help="Build the extensions that trials load, and end.")
-    ] = False,
-    measure: Annotated[
-        bool, typer.Option(help="Run a matrix product and an all-reduce on the devices.")
-    ] = True,
-    links: Annotated[
-        bool,
-        typer.Option("--links", help="Measure the links between devices and nodes of a fleet."),
-    ] = False,
-    fleet: FleetName = "local",
-    fleet_option: FleetOption = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    build: bool = False,
+    measure: bool = True,
+    links: bool = False,
+    fleet: str = "local",
+    fleet_option: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Say what would not work on this machine, or on each node of a fleet, and why."""
     if fleet != "local":
@@ -290,7 +215,7 @@ def doctor(
                 load_plugin("engine", engine).build(accelerator, say, on_progress)
         return
     from autotune.doctor import Level, diagnose
-    from autotune.report.terminal.overview import print_diagnosis
+    from autotune.report.terminal.doctor import print_diagnosis
 
     diagnosis = diagnose(measure=measure, note=say)
     print_json(diagnosis.to_dict()) if as_json else print_diagnosis(DATA, diagnosis)
@@ -301,15 +226,16 @@ def doctor(
 def _examine_fleet(
     fleet: str, options: Sequence[str], *, measures_links: bool, as_json: bool
 ) -> None:
-    from autotune.app.session import find_far_place
+    from autotune.app.session import find_place
     from autotune.doctor import Level
     from autotune.doctor.fleet import diagnose_fleet
     from autotune.fleet.options import options_of
-    from autotune.report.terminal.overview import print_fleet
+    from autotune.fleet.transports.remote import remote_place
+    from autotune.report.terminal.doctor import print_fleet
 
     chosen = options_of(options)
     with obtained_fleet(fleet, chosen) as held:
-        transport = find_far_place(held, chosen).transport
+        transport = remote_place(find_place(held, None, {}, chosen), held).transport
         found = diagnose_fleet(transport, measures_links=measures_links, note=say)
     print_json(found.to_dict()) if as_json else print_fleet(DATA, found)
     if found.level is Level.FAIL:

@@ -230,8 +230,8 @@ class Stored:
             ContractError: A field is missing, unknown, of another type or no such figure, or the
                 schema is another.
         """
-        if (theirs := data.get("schema_version")) != cls.VERSION:
-            raise ContractError(f"{cls.__name__}: schema {theirs!r}, this is {cls.VERSION}")
+        if (version := data.get("schema_version")) != cls.VERSION:
+            raise ContractError(f"{cls.__name__}: schema {version!r}, this is {cls.VERSION}")
         found = from_json(cls, data)
         found.check()
         return found
@@ -261,8 +261,8 @@ def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
         try:
             made[name] = known[name](value)
         except TypeError as error:
-            said = f"{cls.__name__}: {name}: {str(value)[:60]!r} is of another type"
-            raise ContractError(said) from error
+            problem = f"{cls.__name__}: {name}: {str(value)[:60]!r} is of another type"
+            raise ContractError(problem) from error
         except ValueError as error:
             raise ContractError(f"{cls.__name__}: {name}: {error}") from error
     return cls(**made)

@@ -276,15 +276,6 @@ class NodeReport(Stored):
     """Ranks that a signal or a debugger had stopped when the time was up: they did not hang."""
     oom_killed: bool = False
     """Whether the kernel killed a process of this node's group for memory meanwhile."""
-    over_limit: str = ""
-    """What went over a rank's memory limit where no allocation fails for it, in words: shared
-    memory, or child processes; empty: nothing did. The node ended the trial for it."""
-    over_limit_rank: int = 0
-    children_bytes: dict[str, int] = field(default_factory=dict)
-    """Most that the child processes of a rank held, by rank; only of those that had any."""
-    held_bytes: dict[str, int] = field(default_factory=dict)
-    """Most that a rank held with shared memory and children, as the node saw it, by rank; only of
-    those that had either."""
     undrained_bytes: int = 0
     """Device memory that was in use after the trial and not before it."""
     log_bytes_left_out: int = 0

@@ -218,8 +218,8 @@ def settings_of(workload: Workload, layout: Layout) -> dict[str, Any]:
     shared = dataclasses.asdict(layout)
     del shared["micro_batch"], shared["grad_accum"]  # DeepSpeed's configuration says them
     model = {key: value for key, value in workload.model.items() if key != "config"}
-    said = {name: getattr(workload, name) for name in _SAID}
-    return {**model, **said, **workload.settings, **shared}
+    fields = {name: getattr(workload, name) for name in _SAID}
+    return {**model, **fields, **workload.settings, **shared}
 
 
 def parts_of(
@@ -237,10 +237,10 @@ def parts_of(
         KeyError: One is missing.
     """
     model = {name: settings[name] for name in _MODEL if name in settings}
-    own = {name: settings[name] for name in _SETTINGS}
-    own |= {name: settings[name] for name in more}
-    said = {name: settings[name] for name in _SAID}
-    workload = {**said, "model": model, "settings": own, "digest": digest}
+    script_settings = {name: settings[name] for name in _SETTINGS}
+    script_settings |= {name: settings[name] for name in more}
+    fields = {name: settings[name] for name in _SAID}
+    workload = {**fields, "model": model, "settings": script_settings, "digest": digest}
     return from_json(Workload, workload), from_json(Layout, _picked(Layout, settings))
 
 

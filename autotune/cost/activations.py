@@ -75,14 +75,16 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
     ):
         if np.any(layers):
             everything = _layer_bytes(p, s, kind)
-            kept = _kept_bytes(p, s, kind, everything)
+            kept_bytes = _kept_bytes(p, s, kind, everything)
             gradients = 2.0 * p.hidden / s.norm_split
             inner = (1.0 + p.gated_mlp) * inner_width(p, s, kind)
             gradients = gradients + _tile_share(p, s) * (1.0 - p.mlp_grads_in_place) * inner
             gradients = p.activation_bytes * s.tokens * gradients
-            again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept)
+            again = np.greater(p.recompute, Recompute.NONE) * np.maximum(
+                0.0, everything - kept_bytes
+            )
             again = again + s.tokens * _tile_bytes(p, s, kind)
-            found.append((kept, gradients + again))
+            found.append((kept_bytes, gradients + again))
         else:
             found.append((0.0, 0.0))
     (dense, dense_working), (mixture, mixture_working) = found
@@ -272,9 +274,9 @@ def _kept_bytes(p: Plans, s: Sizes, kind: LayerKind, everything: Column) -> Colu
         part = part + p.recomputes_expert_act * _expert_act_bytes(p, s)
         dropped = dropped + np.where(p.recomputes_experts, _mlp_bytes(p, s, kind), part)
     kinds = (Recompute.FULL, Recompute.SELECTIVE, Recompute.OPERATORS)
-    kept: NDArray[np.float64] = np.select(
+    layer_bytes: NDArray[np.float64] = np.select(
         [np.equal(p.recompute, recompute) for recompute in kinds],
         [full, everything - s.tokens * dropped, operators],
         everything,
     )
-    return kept
+    return layer_bytes

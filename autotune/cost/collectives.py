@@ -234,7 +234,7 @@ def all_reduce_s(g: RankGroup, size_bytes: Column, calls: Column = 1.0) -> Colum
     """
     ring_s, tree_s = ring_all_reduce_s(g, size_bytes), tree_all_reduce_s(g, size_bytes)
     chosen_s = np.where(g.is_measured, _measured_s(g, size_bytes), np.minimum(ring_s, tree_s))
-    forced = [np.equal(g.algorithm, each) for each in (Algorithm.RING, Algorithm.TREE)]
+    forced = [np.equal(g.algorithm, algorithm) for algorithm in (Algorithm.RING, Algorithm.TREE)]
     return calls * np.select(forced, [ring_s, tree_s], default=chosen_s)
 
 

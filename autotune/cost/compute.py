@@ -174,8 +174,8 @@ def _kernels(p: Plans, s: Sizes, c: Constants, is_full: Column, kind: LayerKind)
         kernels = kernels + c.routing_kernels * (1.0 - 0.25 * p.fused_routing)
         kernels = kernels + _SHARED_KERNELS * np.greater(p.shared_expert_hidden, 0)
         alone = 1.0 - p.grouped_experts
-        each = alone * _KERNELS_OF_AN_EXPERT + _adds_biases(p) * _BIAS_KERNELS
-        kernels = kernels + each * s.expert_share
+        of_experts = alone * _KERNELS_OF_AN_EXPERT + _adds_biases(p) * _BIAS_KERNELS
+        kernels = kernels + of_experts * s.expert_share
     waits = p.waits_for_stages * np.greater(p.pp, 1) * np.greater(p.tp, 1)
     waits = waits * np.greater(s.world, p.devices_per_node)
     skew = c.skew_share * (p.tp - 1.0) + _STAGE_SKEW * waits * p.tp

@@ -142,9 +142,9 @@ class RunKinds:
     @classmethod
     def of(cls, *words: tuple[tuple[str, ...], NDArray[Any]]) -> Self:
         """Kinds of one word each of several sets: the position of each row's there."""
-        there, which = _combinations([(len(each), place) for each, place in words])
+        there, which = _combinations([(len(kinds), place) for kinds, place in words])
         names = tuple(
-            " ".join(each[at] for (each, _), at in zip(words, places, strict=True))
+            " ".join(kinds[at] for (kinds, _), at in zip(words, places, strict=True))
             for places in there
         )
         return cls(names=names, which=which)
@@ -256,10 +256,10 @@ class Margin(PlanColumns):
         """What the intervals of one prediction are learned from; empty: trials."""
         return "" if self.which_kind is None else self.kinds[self.which_kind[index]]
 
-    def judge(self, said: Prediction) -> Prediction:
+    def judge(self, prediction: Prediction) -> Prediction:
         """Predictions with the probability that each fits."""
-        fits = self.peak_memory.below(said.plans.memory_bytes, said.peak_memory_bytes)
-        return replace(said, fit_probability=fits)
+        fits = self.peak_memory.below(prediction.plans.memory_bytes, prediction.peak_memory_bytes)
+        return replace(prediction, fit_probability=fits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,10 +329,10 @@ class Errors(BaseModel):
         )
 
     def reach(
-        self, said: Prediction, facts: RunFacts, meters: Sequence[str] | None = None
+        self, prediction: Prediction, facts: RunFacts, meters: Sequence[str] | None = None
     ) -> Margin:
         """How far each prediction reaches; peaks by their meters, by default everything's."""
-        return self.reach_of(basis_of(said, facts), meters)
+        return self.reach_of(basis_of(prediction, facts), meters)
 
     def reach_of(self, basis: ForecastBasis, meters: Sequence[str] | None = None) -> Margin:
         """How far predictions reach by what they rest on."""
@@ -367,9 +367,9 @@ def is_among(peak_flops: float, known_tflops: Sequence[float]) -> bool:
     return any(abs(math.log(peak_flops / (1e12 * known))) < _ALIKE for known in known_tflops)
 
 
-def basis_of(said: Prediction, facts: RunFacts) -> ForecastBasis:
+def basis_of(prediction: Prediction, facts: RunFacts) -> ForecastBasis:
     """What predictions rest on."""
-    p, shape = said.plans, said.step_time_s.shape
+    p, shape = prediction.plans, prediction.step_time_s.shape
 
     def column(values: Column | NDArray[np.bool_]) -> Values:
         return np.broadcast_to(np.asarray(values, np.float64), shape)
@@ -377,21 +377,21 @@ def basis_of(said: Prediction, facts: RunFacts) -> ForecastBasis:
     is_mixture = column(p.n_experts) > 1
     is_natural = is_mixture & (column(p.ep) > 1) & (column(p.expert_imbalance) <= 1)
     is_natural = is_natural & (column(p.forced_balance) == 0)
-    layer_s = said.step_time_s * column(p.pp) / (column(p.grad_accum) * column(p.n_layers))
+    layer_s = prediction.step_time_s * column(p.pp) / (column(p.grad_accum) * column(p.n_layers))
     parts = {
         "experts": column(is_mixture),
-        "doubt": doubt_of(said),
+        "doubt": doubt_of(prediction),
         "small_layers": 1.0 / (1.0 + layer_s / _HALF_LAYER_S),
-        "small_peak": 1.0 / (1.0 + said.peak_memory_bytes / _HALF_BYTES),
+        "small_peak": 1.0 / (1.0 + prediction.peak_memory_bytes / _HALF_BYTES),
         "new_framework": column(facts.new_framework),
         "new_accelerator": column(facts.new_accelerator),
     }
-    open_time, open_memory = _open_distances(said, facts)
+    open_time, open_memory = _open_distances(prediction, facts)
     return ForecastBasis(
         is_mixture=is_mixture,
         is_known=facts.is_known,
         layer_s=layer_s,
-        peak_bytes=said.peak_memory_bytes,
+        peak_bytes=prediction.peak_memory_bytes,
         parts=parts,
         is_natural=is_natural,
         open_time=open_time,
@@ -399,14 +399,14 @@ def basis_of(said: Prediction, facts: RunFacts) -> ForecastBasis:
     )
 
 
-def doubt_of(said: Prediction) -> Values:
+def doubt_of(prediction: Prediction) -> Values:
     """Share of each step that depends on networks and hosts, of which tables say least."""
-    times = said.times
+    times = prediction.times
     doubtful = (
         *(times.tensor_comm_s, times.expert_comm_s, times.context_comm_s, times.pipeline_comm_s),
         *(times.data_comm_s, times.host_s, times.offload_s),
     )
-    share = np.sum([np.asarray(part) for part in doubtful], axis=0) / said.step_time_s
+    share = np.sum([np.asarray(part) for part in doubtful], axis=0) / prediction.step_time_s
     found: Values = np.clip(share, 0.0, 1.0)
     return found
 
@@ -428,15 +428,15 @@ class _Distances:
 
 
 def _open_distances(
-    said: Prediction, facts: RunFacts
+    prediction: Prediction, facts: RunFacts
 ) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
     """Distances to the ends of time and memory by what is left open.
 
     They reach what would be predicted if it were the other way.
     """
-    n = len(said.step_time_s)
+    n = len(prediction.step_time_s)
     time, memory = (_Distances(np.zeros(n), np.zeros(n)) for _ in range(2))
-    p = said.plans
+    p = prediction.plans
     offloads = np.greater(p.optimizer_tier, 0) | np.greater(p.param_tier, 0)
     offloads = offloads | np.greater(p.offloaded_activations, 0)
     offloads = offloads | np.greater(p.optimizer_host_share, 0)
@@ -445,23 +445,23 @@ def _open_distances(
     for distance in (unknown_price, age):
         time.reach(distance)
         time.reach(-distance)
-    for name, column, value in _other_ways(said, facts):
+    for name, column, value in _other_ways(prediction, facts):
         rows = np.flatnonzero(facts.open.get(name, np.zeros(n, bool)))
         if not len(rows):
             continue
         values = np.broadcast_to(np.asarray(value, np.float64), (n,))[rows]
-        other = predict(replace(p.take(rows), **{column: values}), said.constants)
+        other = predict(replace(p.take(rows), **{column: values}), prediction.constants)
         log_time, log_peak = np.zeros(n), np.zeros(n)
-        log_time[rows] = np.log(other.step_time_s / said.step_time_s[rows])
-        log_peak[rows] = np.log(other.peak_memory_bytes / said.peak_memory_bytes[rows])
+        log_time[rows] = np.log(other.step_time_s / prediction.step_time_s[rows])
+        log_peak[rows] = np.log(other.peak_memory_bytes / prediction.peak_memory_bytes[rows])
         time.reach(log_time)
         memory.reach(log_peak)
     return time.ends(), memory.ends()
 
 
-def _other_ways(said: Prediction, facts: RunFacts) -> list[tuple[str, str, Column]]:
+def _other_ways(prediction: Prediction, facts: RunFacts) -> list[tuple[str, str, Column]]:
     """What is open, with the column of `Plans` that says it and its value the other way."""
-    p = said.plans
+    p = prediction.plans
     recomputes = np.greater(p.recompute, 0)
     stage = np.asarray(p.zero_stage)
     other_stage = np.where(stage <= 1, 1.0 - stage, stage)

@@ -94,9 +94,9 @@ def default_file() -> Path:
     return Path(named) if named else user_cache() / "knowledge.json"
 
 
-def file_for(knowledge: Path | None, *, is_used: bool) -> Path | None:
+def file_for(knowledge: str | Path | None, *, is_used: bool) -> Path | None:
     """The file that a call learns from: the one that is named, else the user's own; or none."""
-    return (knowledge or default_file()) if is_used else None
+    return Path(knowledge or default_file()) if is_used else None
 
 
 def study_name(folder: Path) -> str:
@@ -197,12 +197,12 @@ def is_of_job(lesson: Lesson, job: Plans, situation: Situation) -> bool:
     """Whether a lesson is of a job's own candidates, on the same devices by the same releases."""
     if lesson.situation != situation:
         return False
-    own = columns_of(job, 0)
-    same = all(lesson.plan.get(name, own[name]) == own[name] for name in _OF_JOB)
+    job_plan = columns_of(job, 0)
+    same = all(lesson.plan.get(name, job_plan[name]) == job_plan[name] for name in _OF_JOB)
     products = (
         math.prod(plan.get(name, 1.0) for name in names)
         for names in (_WORLD, _GLOBAL_BATCH)
-        for plan in (lesson.plan, own)
+        for plan in (lesson.plan, job_plan)
     )
     return same and next(products) == next(products) and next(products) == next(products)
 
@@ -224,14 +224,14 @@ def recall_lessons(
     if not used:
         return None
     with np.errstate(all="ignore"):
-        said = forecast(Plans.of_rows([lesson.plan for lesson in used]), constants)
-        sizes = np.log(said.seconds), np.log(np.asarray(said.peak_bytes, np.float64))
+        forecasts = forecast(Plans.of_rows([lesson.plan for lesson in used]), constants)
+        sizes = np.log(forecasts.seconds), np.log(np.asarray(forecasts.peak_bytes, np.float64))
     # A damaged plan may mean anything, and one figure that is not a number would spoil all others.
     sound = np.flatnonzero(np.isfinite(sizes[0]) & np.isfinite(sizes[1]))
     if not len(sound):
         return None
     used = [used[row] for row in sound.tolist()]
-    said = said.take(sound)
+    forecasts = forecasts.take(sound)
     numbers = {name: n for n, name in enumerate(dict.fromkeys(o.study for o in used), start=1)}
     is_here = np.array([job is not None and is_of_job(o, job, situation) for o in used])
 
@@ -254,14 +254,14 @@ def recall_lessons(
     return Recalled(
         times=errors(
             [lesson.seconds or math.nan for lesson in used],
-            said.seconds,
-            said.features,
+            forecasts.seconds,
+            forecasts.features,
             is_bound=[False] * len(used),
         ),
         peaks=errors(
             [lesson.peak_bytes or limit for lesson, limit in zip(used, limits, strict=True)],
-            said.peak_bytes,
-            said.memory_features,
+            forecasts.peak_bytes,
+            forecasts.memory_features,
             is_bound=[lesson.peak_bytes is None for lesson in used],
         ),
         n_trials=len(used),
@@ -278,8 +278,8 @@ def _kinship_by_study(lessons: Sequence[Lesson], situation: Situation) -> np.nda
     """One kinship per study, as `Seen.kinship` asks: that of its least akin lesson."""
     least: dict[str, float] = {}
     for lesson in lessons:
-        its = situation.kinship(lesson.situation)
-        least[lesson.study] = min(its, least.get(lesson.study, 1.0))
+        kinship = situation.kinship(lesson.situation)
+        least[lesson.study] = min(kinship, least.get(lesson.study, 1.0))
     return np.array([least[lesson.study] for lesson in lessons])
 
 

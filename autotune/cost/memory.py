@@ -77,9 +77,16 @@ def memory_of(
         ends.append((s.fullest, fullest, a.middle_stage_bytes, 0.0))
     parts = [
         _stage(
-            p, s, c, dense, stage.expert_params, kept=kept, working=a.working_bytes, logits=logits
+            p,
+            s,
+            c,
+            dense,
+            stage.expert_params,
+            kept_bytes=kept_bytes,
+            working=a.working_bytes,
+            logits=logits,
         )
-        for stage, dense, kept, logits in ends
+        for stage, dense, kept_bytes, logits in ends
     ]
     worst = parts[0]
     for other in parts[1:]:
@@ -120,7 +127,7 @@ def memory_of_traced(p: Plans, c: Constants, held: Held) -> Memory:
         c,
         held.n_params,
         0.0,
-        kept=held.activations_bytes,
+        kept_bytes=held.activations_bytes,
         working=0.0,
         logits=held.logits_bytes,
         traced_grads_share=held.grads_share,
@@ -138,7 +145,7 @@ def _stage(
     dense: Column,
     experts: Column,
     *,
-    kept: Column,
+    kept_bytes: Column,
     working: Column,
     logits: Column,
     traced_grads_share: Column | None = None,
@@ -166,12 +173,12 @@ def _stage(
     kept_share = optimizer_on_device * (1.0 - p.optimizer_host_share)
     optimizer = updated * p.optimizer_bytes * kept_share
     buckets, gathered = _buffers(p, s, whole)
-    kept = kept * (1.0 + _PINNED_SHARE * p.graph_share)
+    kept_bytes = kept_bytes * (1.0 + _PINNED_SHARE * p.graph_share)
     is_loss = np.greater_equal(logits, working)
-    activations = np.where(is_loss, kept, kept + working)
+    activations = np.where(is_loss, kept_bytes, kept_bytes + working)
     loss_bytes = logits
     logits = np.where(is_loss, logits, 0.0)
-    varying = kept + np.maximum(loss_bytes, working) + gathered
+    varying = kept_bytes + np.maximum(loss_bytes, working) + gathered
     moves = varying - p.fixed_gather * gathered
     spilled = c.fragmentation * (moves + buckets)
     temporary = p.optimizer_temporary_bytes * updated * kept_share

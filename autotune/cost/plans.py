@@ -100,11 +100,11 @@ class PlanColumns:
     def join(self, other: Self) -> Self:
         """The rows of both; what is alike for all rows is the first's."""
         found = self.columns()
-        for name, theirs in other.columns().items():
+        for name, added in other.columns().items():
             if isinstance(found[name], np.ndarray):
-                found[name] = None if theirs is None else np.concatenate([found[name], theirs])
+                found[name] = None if added is None else np.concatenate([found[name], added])
             elif isinstance(found[name], PlanColumns):
-                found[name] = None if theirs is None else found[name].join(theirs)
+                found[name] = None if added is None else found[name].join(added)
         return type(self)(**found)
 
     def __len__(self) -> int:

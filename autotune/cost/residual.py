@@ -302,8 +302,8 @@ class _AtBounds:
 def _weights(log_evidence: Floats) -> Floats:
     """Weights of the draws; they add up to 1."""
     likely = np.exp(log_evidence - log_evidence.max())
-    kept = np.where(likely < _LEAST_WEIGHT, 0.0, likely)
-    weights: Floats = kept / kept.sum()
+    weighty = np.where(likely < _LEAST_WEIGHT, 0.0, likely)
+    weights: Floats = weighty / weighty.sum()
     return weights
 
 
@@ -435,10 +435,10 @@ class _Fits:
             _Alike.of(self._seen.features, at.features), _Kinship.of(self._seen, at)
         )
         whitened = np.linalg.solve(self._root, inflation * across).transpose(0, 2, 1)
-        own = self._across(_Alike.of(at.features, at.features), _Kinship.of(at, at))
-        own *= inflation
+        prior = self._across(_Alike.of(at.features, at.features), _Kinship.of(at, at))
+        prior *= inflation
         mean: Floats = (whitened @ self._whitened[:, :, None])[:, :, 0]
-        return mean, own - whitened @ whitened.transpose(0, 2, 1)
+        return mean, prior - whitened @ whitened.transpose(0, 2, 1)
 
     def _across(self, alike: _Alike, kinship: _Kinship) -> Floats:
         """Covariance of the errors of trials, each in its own study."""
@@ -481,8 +481,8 @@ class _Fit:
         across += prior.study**2 * is_here[:, None]
         across *= self.inflation
         whitened = np.linalg.solve(self.root, across)
-        own = prior.everywhere**2 + prior.study**2 + scales.rough**2
-        own = own + scales.share**2 * np.square(at.shares).sum(axis=1)
-        own = own + scales.position**2 * np.square(at.position).sum(axis=1)
-        variance = self.inflation * own - np.square(whitened).sum(axis=0)
+        prior_variance = prior.everywhere**2 + prior.study**2 + scales.rough**2
+        prior_variance = prior_variance + scales.share**2 * np.square(at.shares).sum(axis=1)
+        prior_variance = prior_variance + scales.position**2 * np.square(at.position).sum(axis=1)
+        variance = self.inflation * prior_variance - np.square(whitened).sum(axis=0)
         return whitened.T @ self.whitened, np.maximum(variance, _LEAST_VARIANCE)

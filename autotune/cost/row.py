@@ -116,7 +116,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         **(traits.fp16_columns if precision == "fp16" else {}),
         **_dtypes(cells, precision, traits),
         **_zero(cells, traits, layout, precision),
-        **_kept(cells, traits),
+        **_recompute_and_offload(cells, traits),
     }
     if layout["tp"] > 1 and traits.parallel_logit_bytes:
         columns["logit_bytes"] = traits.parallel_logit_bytes
@@ -405,7 +405,7 @@ def _zero(
     return columns
 
 
-def _kept(cells: Cells, traits: Traits) -> dict[str, float]:
+def _recompute_and_offload(cells: Cells, traits: Traits) -> dict[str, float]:
     """Columns of recomputation and offload."""
     text = cells.text("recompute")
     every = re.fullmatch(r"every_([1-9]\d{0,8})", text)

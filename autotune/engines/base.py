@@ -11,6 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import KnobValue
@@ -22,6 +25,7 @@ from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
 from autotune.space.knobs import describe_candidate
+from autotune.space.rows import CandidateRows
 from autotune.space.rule import Violation
 from autotune.space.space import load_space
 from autotune.space.space_file import Space
@@ -98,6 +102,17 @@ class Exported:
     """Keys of the user's own file that are not as written: key -> (theirs, ours)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommandJob:
+    """The job that somebody's own command is, by its words."""
+
+    keys: Mapping[str, Any]
+    model: Mapping[str, Any]
+    """A Hugging Face config."""
+    left_out: Sequence[str] = ()
+    """Flags of the command that trials leave out, besides those that a knob governs."""
+
+
 class Engine(ABC):
     """A training engine for one job in one environment; most answers have a default of nothing."""
 
@@ -160,6 +175,13 @@ class Engine(ABC):
         Raises:
             RenderError: A template or the base configuration does not render.
         """
+
+    def refused_rows(self, rows: CandidateRows) -> Mapping[str, NDArray[np.bool_]] | None:
+        """Rule -> the candidates of a grid that it refuses, all judged at once.
+
+        None: the rules judge candidates one by one.
+        """
+        return None
 
     @property
     def decided_by(self) -> Mapping[tuple[str, ...], Collection[str]]:
@@ -352,6 +374,31 @@ class EnginePlugin(ABC):
     def needed(self, job: Job) -> Sequence[EnginePackage]:
         """The packages that a job's trials need; fewer where it brings the engine itself."""
         return self.packages
+
+    def read_command(
+        self, command: Sequence[str], folder: Path, *, is_named: bool
+    ) -> CommandJob | None:
+        """The job of a command that a user starts in a folder, if its words tell it.
+
+        None: it is none of the engine's, or only a run of it tells what it trains.
+
+        Args:
+            command: Its words.
+            folder: Where it is started.
+            is_named: Whether the user says that it is of this engine.
+
+        Raises:
+            JobError: It is the engine's, and cannot be searched.
+        """
+        return None
+
+    def ranks_of_command(self, command: Sequence[str], folder: Path) -> int | None:
+        """Ranks that a command starts, by its words and its files; None: they do not say.
+
+        Raises:
+            JobError: A count in it is none.
+        """
+        return None
 
     def updates_on_host(self, knobs: Mapping[str, KnobValue]) -> bool:
         """Whether the optimizer of a candidate with these knobs runs on the host."""

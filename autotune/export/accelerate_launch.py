@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.base.errors import RenderError
 from autotune.base.nested import look_up
+from autotune.base.templates import canonical_json
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml, parse_yaml
 from autotune.engines.deepspeed.sources.accelerate_names import FLAGS
@@ -52,6 +53,26 @@ def with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandFi
     )
 
 
+def accelerate_files(training: CommandTraining) -> CommandFiles:
+    """The files of a script that calls accelerate, which its launcher set up by settings."""
+    config, precision = dict(training.config), training.script.precision
+    config.pop("train_batch_size", None)  # it follows, and is refused at stage 3
+    if precision in LOW_PRECISIONS:
+        config.setdefault(precision, {"enabled": True})  # accelerate's own file may not say
+    return CommandFiles(
+        files={
+            CONFIG_FILE: canonical_json(config),
+            YAML_FILE: dump_yaml(settings_of(training, config)),
+        },
+        command=launched(training, training.command()),
+        about={
+            CONFIG_FILE: "your configuration with the edits",
+            YAML_FILE: "the ranks, and the `ds_config.json` that DeepSpeed gets",
+        },
+        in_code=dict(training.arguments_in_code()),
+    )
+
+
 def settings_of(training: CommandTraining, config: dict[str, Any]) -> dict[str, Any]:
     """The user's accelerate file, or a new one, in which the `ds_config.json` is named."""
     launcher = dict(flags_of([training.words[at] for at in training.parts.launcher_flags]))
@@ -79,9 +100,7 @@ def settings_of(training: CommandTraining, config: dict[str, Any]) -> dict[str, 
     }
 
 
-def launched(
-    training: CommandTraining, words: Sequence[str], *, drops: Sequence[str] = ()
-) -> list[str]:
+def launched(training: CommandTraining, words: Sequence[str]) -> list[str]:
     """The user's script under `accelerate launch`.
 
     Raises:
@@ -90,15 +109,14 @@ def launched(
     parts = training.parts
     if parts.script_at >= len(words):
         raise RenderError(
-            "--to accelerate: the command does not show the script that it starts",
-            "give the command itself in place of what starts it, or leave --to out",
+            "the command does not show the script that accelerate starts",
+            "give the command itself in place of what starts it",
         )
     is_module = list(words[parts.script_at - 1 : parts.script_at]) in (["-m"], ["--module"])
     flags = [words[at] for at in parts.launcher_flags if at > parts.launcher_at]
     left = without_flags(flags, _WRITTEN) if training.launcher == "accelerate" else []
     if is_module and "-m" not in left:
         left = [*left, "-m"]
-    script = without_flags(words[parts.script_at :], drops)
     files = ["--config_file", f"{HERE}/{YAML_FILE}"]
     files += ["--deepspeed_config_file", f"{HERE}/{CONFIG_FILE}"]
-    return ["accelerate", "launch", *files, *left, *script]
+    return ["accelerate", "launch", *files, *left, *words[parts.script_at :]]

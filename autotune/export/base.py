@@ -4,17 +4,20 @@ A dialect writes the files of one consumer, a launcher what starts them. Both ar
 by name under the entry-point groups `autotune.dialects` and `autotune.launchers`.
 """
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from autotune.base.errors import JobError
+from autotune.base.errors import JobError, RenderError
+from autotune.base.files import write_text
 from autotune.base.templates import Templates
-from autotune.contract import Layout, Measure, TrialSpec, Workload
+from autotune.base.user_text import read_text
+from autotune.contract import ContractError, Layout, Measure, TrialSpec, Workload
 from autotune.devices.hardware import Environment
-from autotune.export.command_training import CommandFiles, CommandTraining
+from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.record.guard import GuardVerdict
 from autotune.record.soak import SoakResult
@@ -85,8 +88,6 @@ class Handout:
     """Keys of the user's configuration that do not run as written: key -> (user's value, ours)."""
     carried: Collection[str] = ()
     """Keys of the configuration of a user's command that its trial saw arrive from their files."""
-    files_read: Mapping[str, str] = field(default_factory=dict)
-    """Path of a file that the command reads its configuration from -> its text with the edits."""
     hosts: Sequence[str] = ()
     """Names of the nodes on which its figures were measured, as their fleet reaches them; empty:
     they are this machine's, or nobody's."""
@@ -107,6 +108,61 @@ class Handout:
     def n_nodes(self) -> int:
         """Machines that the world takes."""
         return self.candidate.world // self.per_node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What a file cannot carry."""
+
+    what: str
+    place: str
+    """Where it belongs."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.place}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patched:
+    """A file of a user's, and what it is to hold."""
+
+    path: Path
+    before: str
+    after: str
+    diff: str
+    """The change as a unified diff, secrets masked; empty where there is none."""
+    changes: Sequence[str]
+    left: Sequence[Left]
+    """What it cannot carry, and where that belongs; of a shell file or code, all of it."""
+    is_by_hand: bool
+    """Whether it is a shell file or code, of which is told what to change."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to write."""
+        return self.before != self.after
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "file": str(self.path),
+            "diff": self.diff,
+            "changes": list(self.changes),
+            "left": [{"what": one.what, "place": one.place} for one in self.left],
+        }
+
+    def write(self) -> None:
+        """Write it in place of the file that was read.
+
+        Raises:
+            RenderError: The folder cannot be written to, or the file changed meanwhile.
+        """
+        path = self.path.resolve()
+        if read_text(path) != self.before:
+            raise RenderError(f"{self.path}: changed since its diff was made", "run it again")
+        write_text(
+            path, self.after, error=RenderError, hint="check the folder", makes_folder=False
+        )
 
 
 class Launcher(ABC):
@@ -172,8 +228,6 @@ class Dialect(ABC):
     node where that starts nodes."""
     only_launcher: ClassVar[str] = ""
     """Why no other launcher of ranks can start the script; empty: others can."""
-    frameworks: ClassVar[tuple[str, ...]] = ()
-    """Frameworks whose scripts read its files, as `Observed.framework` names them."""
 
     @abstractmethod
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
@@ -183,13 +237,41 @@ class Dialect(ABC):
             RenderError: A template does not render.
         """
 
-    def of_command(self, training: CommandTraining) -> CommandFiles:
-        """A user's own command in the consumer's words; asked of those of `frameworks` alone.
+    def files_of_command(
+        self, handout: Handout, templates: Templates, folder: Path
+    ) -> dict[str, str]:
+        """The files of an export of a user's own command, by the dialect of its workload.
+
+        No `launch.sh` where the command and the files cannot carry all that was measured.
 
         Raises:
             RenderError: The command cannot be told so.
         """
-        raise NotImplementedError(f"{type(self).__name__} names frameworks, and writes none of it")
+        raise NotImplementedError(f"{type(self).__name__} is the dialect of no command")
+
+    def patched(
+        self, paths: Sequence[Path], handout: Handout, engine: Engine
+    ) -> Sequence[Patched]:
+        """Files of one training that the user has, with a configuration in them.
+
+        Raises:
+            RenderError: A file cannot be read, or its text cannot be changed.
+            JobError: A file is none that is patched.
+        """
+        raise JobError(
+            f"--patch: a configuration of {handout.engine} is not written into others' files",
+            "export it to a new folder with --out",
+        )
+
+    def refusals(
+        self, path: Path, *, world: int, environment: Environment
+    ) -> Sequence[tuple[str, str]]:
+        """What is wrong with a consumer's file as it is written, each with its fix.
+
+        Raises:
+            RenderError: It cannot be read.
+        """
+        return ()
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> "Subject":
         """An export read back, for a soak of it.
@@ -231,3 +313,19 @@ class RecordDialect(ABC):
         Raises:
             StudyError: The record cannot be read.
         """
+
+
+@contextlib.contextmanager
+def reading_export(folder: Path, dialect: str) -> Iterator[None]:
+    """Read an export back inside: whatever its files lack is an error of the folder.
+
+    Raises:
+        JobError: A file is missing or damaged, or says something that no export does.
+    """
+    try:
+        yield
+    except (ContractError, KeyError, TypeError, ValueError) as error:
+        raise JobError(
+            f"{folder}: not an export of autotune: {error}",
+            f"name a folder that `autotune export --to {dialect}` wrote, or a study",
+        ) from error

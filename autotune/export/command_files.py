@@ -1,11 +1,9 @@
-"""The files of an export of a user's own command, whatever the dialect."""
+"""The files of an export of a user's own command."""
 
 import contextlib
-import json
 import os
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from autotune.base.errors import AutotuneError, RenderError
@@ -17,19 +15,22 @@ from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.engines.launches.line import in_short
-from autotune.export.accelerate_launch import with_launch_file
-from autotune.export.base import Dialect, Handout
-from autotune.export.command_training import HERE, CommandTraining, with_files_read
+from autotune.export.accelerate_launch import accelerate_files, with_launch_file
+from autotune.export.base import Handout
+from autotune.export.command_training import (
+    HERE,
+    CommandFiles,
+    CommandTraining,
+    config_of_command,
+    with_files_read,
+)
 from autotune.export.readme import choice_values
 from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
-from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
 
 
-def files_of_command(
-    dialect: Dialect, handout: Handout, templates: Templates, folder: Path
-) -> dict[str, str]:
+def files_of_command(handout: Handout, templates: Templates, folder: Path) -> dict[str, str]:
     """The files of an export of a user's own command: path below the folder -> text.
 
     No `launch.sh` where the command and the files cannot carry all that was measured.
@@ -38,7 +39,7 @@ def files_of_command(
         RenderError: The job has no command, or the command cannot be told so.
     """
     training = training_of(handout, folder)
-    made = with_launch_file(training, dialect.of_command(training))
+    made = with_launch_file(training, _of_command(training))
     made, script = with_files_read(training, made), training.script
     values = {
         "command": _quoted(made.command),
@@ -66,6 +67,18 @@ def files_of_command(
     return files
 
 
+def _of_command(training: CommandTraining) -> CommandFiles:
+    """The configuration and the command with the edits; what they cannot carry."""
+    if training.is_set_up_by_accelerate and any(training.in_file()):
+        return accelerate_files(training)
+    where = training.script.description.get("config_file") or ""
+    whose = f"your `{where}`" if where else "your configuration"
+    text = f'{whose} with the edits, every "auto" kept'
+    if training.files_read:
+        text = "what DeepSpeed gets by them, for you to read"
+    return config_of_command(training, text)
+
+
 def training_of(handout: Handout, folder: Path) -> CommandTraining:
     """A handout whose job has a command.
 
@@ -79,17 +92,17 @@ def training_of(handout: Handout, folder: Path) -> CommandTraining:
         )
     engine: Engine = bind_engine(handout.job, handout.environment)
     assert isinstance(engine, ScriptEngine), "the job has a command"
+    edits = engine.edits(handout.candidate)
     return CommandTraining(
         script=script.here,
-        edits=engine.edits(handout.candidate),
-        arrived=json.loads(handout.files[CONFIG_FILE]),
+        edits=edits,
         values={
             **engine.as_written(handout.candidate),
             "grad_accum": handout.candidate.grad_accum,
         },
         folder=folder,
         carried=frozenset(handout.carried),
-        files_read=handout.files_read,
+        files_read=_edited_files(script.here, edits, handout.carried),
     )
 
 
@@ -101,21 +114,6 @@ def _quoted(words: Sequence[str]) -> str:
         text = shlex.quote(before) if before or not here else ""
         quoted.append(f'{text}"$here"{shlex.quote(after)}' if here else text)
     return " ".join(quoted)
-
-
-def with_own_files(handout: Handout, engine: Engine, *, carried: Collection[str]) -> Handout:
-    """A handout of a user's command with the files that its script reads, the edits in them.
-
-    Args:
-        handout: It.
-        engine: Bound to its job.
-        carried: Keys that a trial saw arrive from the files.
-    """
-    script = handout.job.script
-    if script is None or not isinstance(engine, ScriptEngine):
-        return handout
-    files = _edited_files(script.here, engine.edits(handout.candidate), carried)
-    return replace(handout, carried=carried, files_read=files)
 
 
 def _edited_files(script: Observed, edits: Edits, carried: Collection[str]) -> dict[str, str]:

@@ -10,18 +10,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError, RenderError
-from autotune.base.nested import look_up
 from autotune.base.templates import canonical_json
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.sources.reading import Parsed, has_arguments, parsed
 from autotune.engines.launches.line import LineParts, flags_of, parts_of
-from autotune.export.trainer_keys import AUTO, FOLLOWING, OWNED
+from autotune.export.trainer_keys import AUTO
 from autotune.job.observed import Observed, is_text_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
@@ -60,8 +59,6 @@ class CommandTraining:
 
     script: Observed
     edits: Edits
-    arrived: Mapping[str, Any]
-    """DeepSpeed's configuration as the candidate's trial has it, every "auto" filled in."""
     values: Mapping[str, KnobValue]
     folder: Path
     carried: frozenset[str] = frozenset()
@@ -84,49 +81,7 @@ class CommandTraining:
                 config[key] = AUTO
         return config
 
-    @cached_property
-    def config_for_trainer(self) -> dict[str, Any]:
-        """With "auto" wherever Trainer owns the key: its arguments hold the same value."""
-        config = copy.deepcopy(self.config)
-        config.pop("train_batch_size", None)  # see `trainer.family_config`
-        owned = [
-            key
-            for key, names in OWNED.items()
-            if look_up(config, key) is not None
-            and all(name in self.script.arguments for name in names)
-        ]
-        Edits(configuration=dict.fromkeys(owned, AUTO)).apply(config, drops_product=False)
-        return config
-
-    @cached_property
-    def config_in_numbers(self) -> dict[str, Any]:
-        """With no "auto" but for what follows from the length of the training."""
-        config = copy.deepcopy(self.config)
-        # A trial is told another number of steps than the training has.
-        found = {key: look_up(self.arrived, key) for key in autos(config) if key not in FOLLOWING}
-        known = {key: value for key, value in found.items() if value is not None}
-        Edits(configuration=known).apply(config, drops_product=False)
-        for key in _BATCH:
-            if key in self.arrived:
-                config[key] = self.arrived[key]
-        # With one of them missing, that one follows from the product.
-        if all(key in config for key in _BATCH):
-            config.pop("train_batch_size", None)
-        return config
-
     # ------------------------------------------------ Trainer's arguments
-
-    @cached_property
-    def arguments(self) -> dict[str, Any]:
-        """Fields of TrainingArguments that the user set, or that the candidate changes."""
-        script = self.script
-        given = {name: script.arguments[name] for name in script.arguments_set}
-        for key, names in OWNED.items():
-            if look_up(self.config, key) is not None:
-                given |= {n: script.arguments[n] for n in names if n in script.arguments}
-        given |= self.edits.arguments
-        given.pop("deepspeed", None)
-        return {"deepspeed": CONFIG_FILE, **given}
 
     @cached_property
     def argument_file(self) -> tuple[str, Path, Parsed] | None:
@@ -147,8 +102,8 @@ class CommandTraining:
                 return word, path, found
         return None
 
-    def edited_arguments(self, **more: Any) -> tuple[str, str]:
-        """Name and text of the user's file of arguments with the edits, and more keys, in it.
+    def edited_arguments(self) -> tuple[str, str]:
+        """Name and text of the user's file of arguments with the edits in it.
 
         Raises:
             RenderError: The command names no such file.
@@ -162,7 +117,6 @@ class CommandTraining:
             as_argument_of(framework, n, value) for n, value in self.edits.arguments.items()
         )
         wanted["deepspeed"] = str(self.folder.resolve() / CONFIG_FILE)
-        wanted |= more
         is_yaml = found.syntax == "yaml"
         text = dump_yaml(wanted) if is_yaml else json.dumps(wanted, indent=2) + "\n"
         return path.name, text
@@ -260,6 +214,27 @@ class CommandTraining:
         brought = {key: value for key, value in edits.items() if self._arrives_from(key)}
         found = self.script.in_files(brought)
         return {one["file"]: found.get(one["file"], []) for one in self.script.sources_of_config}
+
+    def changed_files(self) -> dict[Path, list[tuple[list[str], Any]]]:
+        """The same, and edits of the file of the framework's arguments."""
+        found = {Path(file): [*values] for file, values in self.changes_of_files().items()}
+        if self.argument_file is not None:
+            _, path, _ = self.argument_file
+            outside = self.arguments_outside_files()
+            for name, value in self.edits.arguments.items():
+                if name not in outside:
+                    named, there = as_argument_of(self.script.framework, name, value)
+                    found.setdefault(path, []).append(([named], there))
+        return found
+
+    def arguments_outside_files(self) -> dict[str, KnobValue]:
+        """Edits of Trainer's arguments that no file of arguments brings."""
+        is_in_file = self.argument_file is not None
+        return {
+            name: value
+            for name, value in self.edits.arguments.items()
+            if not is_in_file or self.is_flag(name)
+        }
 
     def left_to_code(self) -> dict[str, Any]:
         """Edits of the configuration that neither a file nor a word of the command brings."""
@@ -367,11 +342,9 @@ class CommandTraining:
         return _with_flag(words, name, text)
 
 
-def config_of_command(
-    training: CommandTraining, config: Mapping[str, Any], text: str
-) -> CommandFiles:
-    """A ds_config for the command, in its file of arguments where nothing else takes it."""
-    files, about = {CONFIG_FILE: canonical_json(config)}, {CONFIG_FILE: text}
+def config_of_command(training: CommandTraining, text: str) -> CommandFiles:
+    """The ds_config of a command, in its file of arguments where nothing else takes it."""
+    files, about = {CONFIG_FILE: canonical_json(training.config)}, {CONFIG_FILE: text}
     if not training.edits.configuration and not training.edits.arguments:
         about = {CONFIG_FILE: "your configuration, for you to read"}
         return CommandFiles(files=files, command=training.words, about=about)
@@ -403,34 +376,6 @@ def with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFil
     return dataclasses.replace(made, files=files, about=about)
 
 
-def file_of_command(training: CommandTraining, name: str) -> CommandFiles:
-    """A user's file of arguments with the edits, beside a ds_config that they fill in.
-
-    Args:
-        training: The command.
-        name: Name of the file in the export; of JSON its ending is another.
-    """
-    files = {CONFIG_FILE: canonical_json(training.config_for_trainer)}
-    about = {CONFIG_FILE: '"auto" wherever the arguments hold the value'}
-    if training.argument_file is None:
-        fields = {**training.arguments, "deepspeed": str(training.folder.resolve() / CONFIG_FILE)}
-        return CommandFiles(
-            files={**files, name: dump_yaml(fields)},
-            command=training.command(),
-            about={**about, name: "the fields that you set or that change"},
-            notes=[f"your command reads no file: `launch.sh` gives the same by flags, not {name}"],
-            in_code=dict(training.in_code()),
-        )
-    user_file, text = training.edited_arguments()
-    name = str(PurePath(name).with_suffix(PurePath(user_file).suffix))
-    return CommandFiles(
-        files={**files, name: text},
-        command=training.command_with_file(name),
-        about={**about, name: f"your {user_file} with the edits"},
-        notes=[f"{name} names this folder: export again where that moves"],
-    )
-
-
 def without_flags(words: Sequence[str], names: Sequence[str]) -> list[str]:
     """Words without some flags and their values; names with underscores."""
     left: list[str] = []
@@ -458,12 +403,3 @@ def _with_flag(words: list[str], name: str, text: str) -> list[str]:
         if word.partition("=")[0] in flags and "=" in word:
             return [*words[:index], f"{word.partition('=')[0]}={text}", *words[index + 1 :]]
     return [*words, flags[0], text]
-
-
-def autos(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted keys whose value is "auto"."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from autos(value, f"{prefix}{name}.")
-        elif value == AUTO:
-            yield f"{prefix}{name}"

@@ -24,14 +24,13 @@ from autotune.export.base import (
     Launcher,
     MeasuredFigures,
     NodeLauncher,
+    Patched,
     RecordDialect,
     Subject,
+    reading_export,
 )
-from autotune.export.command_files import files_of_command
-from autotune.export.material import reading_export
 from autotune.export.readme import README_FILE, figures_file, with_claim
 from autotune.job.job import Job
-from autotune.job.observed import FRAMEWORKS, Observed
 from autotune.record.soak import SoakResult
 from autotune.record.study import Study
 from autotune.record.tried import warning
@@ -117,7 +116,8 @@ def export_handout(
         RenderError: The dialect does not write configurations of that engine, a template does
             not render, the folder cannot be written, or holds such files of somebody else's.
     """
-    to = to or _dialect_of(handout)
+    default = _dialect_of(handout)
+    to = to or default
     dialect = find_dialect(to)
     if isinstance(dialect, RecordDialect):
         raise RenderError(
@@ -138,8 +138,12 @@ def export_handout(
     templates = Templates(handout.job.templates)
     launch: Launch | None
     if handout.job.script is not None:
-        _check_reads(dialect, handout.job.script, to)
-        files = files_of_command(dialect, handout, templates, folder)
+        if to != default:
+            raise RenderError(
+                f"--to {to}: your own command is exported by its own words and files",
+                "leave --to out, or put the settings into files of yours with --patch FILE",
+            )
+        files = dialect.files_of_command(handout, templates, folder)
         script = files.get("launch.sh", "")
         launch = _launch_of_command(handout, script, templates, launcher=launcher)
         if script:
@@ -170,27 +174,6 @@ def export_handout(
     # Words of the user's own run as they are, and stand where nobody else can read them.
     is_private = handout.job.script is not None or bool(handout.job.megatron_arguments)
     return write_export(folder, files, marker=marker, is_private=is_private)
-
-
-def _check_reads(dialect: Dialect, script: Observed, to: str) -> None:
-    """Refuse a dialect whose files nothing in a user's own command reads."""
-    if script.framework in dialect.frameworks:
-        return
-    fits = [name for name in plugin_names("dialect") if _is_read_in(name, script.framework)]
-    readers = (
-        " or ".join(FRAMEWORKS.get(name, name) for name in dialect.frameworks) or "no command"
-    )
-    raise RenderError(
-        f"--to {to}: its files are read by {readers}, and your command trains by "
-        f"{FRAMEWORKS.get(script.framework, script.framework)}, which reads none of them",
-        f"name one of those that it reads: {', '.join(fits)}; or put the settings into your own "
-        "files with --patch FILE",
-    )
-
-
-def _is_read_in(name: str, framework: str) -> bool:
-    dialect = load_plugin("dialect", name)
-    return isinstance(dialect, Dialect) and framework in dialect.frameworks
 
 
 def _launch_of_command(
@@ -224,6 +207,16 @@ def _dialect_of(handout: Handout) -> str:
     """The dialect where nobody names one: the workload's, or else the engine's."""
     workload: WorkloadPlugin = load_plugin("workload", handout.workload.name)
     return workload.dialect or find_engine(handout.engine).dialect
+
+
+def patched(paths: Sequence[Path], handout: Handout, engine: Engine) -> Sequence[Patched]:
+    """Files that a user has with a configuration in them, by the dialect of its engine.
+
+    Raises:
+        RenderError, JobError: As of `Dialect.patched`.
+    """
+    dialect: Dialect = load_plugin("dialect", _dialect_of(handout))
+    return dialect.patched(paths, handout, engine)
 
 
 def read_export(folder: Path, environment: Environment, *, measure: Measure) -> Subject:

@@ -1,14 +1,13 @@
 """Files that exports for other consumers share: the built-in workload beside their own script."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import JobError, RenderError
+from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import ContractError, read_bounded, settings_of
+from autotune.contract import read_bounded, settings_of
 from autotune.export.base import Handout, Launch
 from autotune.export.readme import choice_values
 from autotune.trial.scripts.lengths import is_drawn
@@ -126,19 +125,3 @@ def training_script(handout: Handout) -> str:
 def trial_script(name: str) -> str:
     """The trials' own script, as it is: nothing in it imports the rest of ours."""
     return (resources.files("autotune.trial.scripts") / name).read_text(encoding="utf-8")
-
-
-@contextlib.contextmanager
-def reading_export(folder: Path, dialect: str) -> Iterator[None]:
-    """Read an export back inside: whatever its files lack is an error of the folder.
-
-    Raises:
-        JobError: A file is missing or damaged, or says something that no export does.
-    """
-    try:
-        yield
-    except (ContractError, KeyError, TypeError, ValueError) as error:
-        raise JobError(
-            f"{folder}: not an export of autotune: {error}",
-            f"name a folder that `autotune export --to {dialect}` wrote, or a study",
-        ) from error

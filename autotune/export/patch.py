@@ -4,12 +4,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
-from autotune.base.files import write_text
 from autotune.base.nested import look_up
 from autotune.base.secrecy import withheld
 from autotune.base.user_text import STANDARD_INPUT, read_text
@@ -26,7 +24,7 @@ from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.keys import SPELLINGS
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.script import ScriptEngine
-from autotune.engines.deepspeed.sources.accelerate_names import FIELDS, FLAGS, SECTION
+from autotune.engines.deepspeed.sources.accelerate_names import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.filled import with_hidden_sizes
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
@@ -50,8 +48,8 @@ from autotune.engines.deepspeed.sources.training import (
     script_knobs,
 )
 from autotune.engines.launches.shell import is_shell
-from autotune.export.base import Handout
-from autotune.export.command_files import training_of
+from autotune.export.base import Handout, Left, Patched
+from autotune.export.command_training import CommandTraining
 from autotune.export.trainer import recompute_names
 from autotune.space.knobs import canonical
 from autotune.space.script import IMPLEMENTATIONS
@@ -104,59 +102,9 @@ class FileChange:
         return _in_words(".".join(self.at), self.value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Left:
-    """What a file cannot carry."""
-
-    what: str
-    place: str
-    """Where it belongs."""
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.place}"
-
-
 def _in_words(name: str, value: Any, joint: str = "=") -> str:
     shown = str(value).lower() if isinstance(value, bool) else value
     return f"{name} is left out" if value is None else f"{name}{joint}{shown}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patched:
-    """A file, and what it is to hold."""
-
-    path: Path
-    before: str
-    after: str
-    changes: tuple[FileChange, ...]
-    left: tuple[Left, ...]
-    """What it cannot carry, and where that belongs; of a shell file or code, all of it."""
-    known: tuple[str, ...] = ()
-    """Secrets that stand in it."""
-
-    @property
-    def is_by_hand(self) -> bool:
-        """Whether it is a shell file or code, of which is told what to change."""
-        return _is_by_hand(self.path, self.before)
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether there is anything to write."""
-        return self.before != self.after
-
-    @cached_property
-    def diff(self) -> str:
-        """The change as a unified diff, secrets masked; empty where there is none."""
-        return text_diff(str(self.path), self.before, self.after, self.known)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "file": str(self.path),
-            "diff": self.diff,
-            "changes": [str(change) for change in self.changes],
-            "left": [{"what": one.what, "place": one.place} for one in self.left],
-        }
 
 
 def patched(path: Path, wanted: "Wanted", *, others: Sequence[Path] = ()) -> Patched:
@@ -164,7 +112,7 @@ def patched(path: Path, wanted: "Wanted", *, others: Sequence[Path] = ()) -> Pat
 
     Args:
         path: A ds_config, an accelerate YAML or a file of arguments, as JSON or YAML; of a shell
-            file and of code, what to change by hand is told.
+            file and of code, what they have to say is told.
         wanted: The candidate.
         others: Files that are patched, too: what belongs there is not told.
 
@@ -175,9 +123,9 @@ def patched(path: Path, wanted: "Wanted", *, others: Sequence[Path] = ()) -> Pat
     if path == STANDARD_INPUT:
         raise JobError("--patch -: standard input is no file to write", "name a file")
     before = read_text(path)
-    here = [one for one in _PatchPlan(path, before, wanted).changes if _is_same(one.path, path)]
+    here = [one for one in _plan(path, before, wanted).changes if _is_same(one.path, path)]
     after = _edited(path, before, here)
-    plan = _PatchPlan(path, after, wanted)
+    plan = _plan(path, after, wanted)
     if unsaid := [one for one in plan.changes if _is_same(one.path, path)]:
         raise RenderError(
             f"{path}: after the change it still does not say {unsaid[0]}",
@@ -192,9 +140,10 @@ def patched(path: Path, wanted: "Wanted", *, others: Sequence[Path] = ()) -> Pat
         path=path,
         before=before,
         after=after,
-        changes=tuple(here),
+        diff=text_diff(str(path), before, after, tuple(withheld(_data(path, before)))),
+        changes=tuple(map(str, here)),
         left=tuple(dict.fromkeys([*plan.left, *elsewhere])),
-        known=tuple(withheld(_data(path, before))),
+        is_by_hand=_is_by_hand(path, before),
     )
 
 
@@ -212,18 +161,6 @@ def patched_all(paths: Sequence[Path], wanted: "Wanted") -> list[Patched]:
         else replace(one, left=tuple(left for left in one.left if left in telling.left))
         for one in found
     ]
-
-
-def write_patched(patch: Patched) -> None:
-    """Write a file that was patched in place of the one that was read.
-
-    Raises:
-        RenderError: The folder cannot be written to, or the file changed meanwhile.
-    """
-    path = patch.path.resolve()
-    if read_text(path) != patch.before:
-        raise RenderError(f"{patch.path}: changed since its diff was made", "run it again")
-    write_text(path, patch.after, error=RenderError, hint="check the folder", makes_folder=False)
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -263,52 +200,14 @@ def _edited(path: Path, text: str, changes: Sequence[FileChange]) -> str:
 class Wanted:
     """A candidate to put into files."""
 
-    def __init__(self, handout: Handout, engine: Engine) -> None:
-        """What a handout brings; `engine` is bound to its job.
-
-        Raises:
-            JobError: It configures an engine whose files are not patched.
-        """
-        if CONFIG_FILE not in handout.files:
-            raise JobError(
-                f"--patch: a configuration of {handout.engine} is not written into others' files",
-                "export it to a new folder with --out",
-            )
+    def __init__(self, handout: Handout, engine: Engine, training: CommandTraining | None) -> None:
+        """What a handout brings; `engine` is bound to its job, `training` is its own command."""
         self.candidate, self.variables = handout.candidate, handout.variables
         self.config: Mapping[str, Any] = json.loads(handout.files[CONFIG_FILE])
         # Without what a base configuration sets: the files say it themselves.
         self.context = replace(engine.context, base={})
         self.own = engine.own if isinstance(engine, ScriptEngine) else None
-        self._training = None if self.own is None else training_of(handout, Path())
-
-    @cached_property
-    def own_files(self) -> Mapping[Path, Sequence[FileChange]]:
-        """Files that a user's command takes its configuration from -> what changes in them."""
-        training = self._training
-        if training is None or not (
-            training.script.framework == "deepspeed" or training.script.sources_of_config
-        ):
-            return {}
-        return {
-            Path(file): [FileChange(path=Path(file), at=tuple(at), value=v) for at, v in changes]
-            for file, changes in training.changes_of_files().items()
-        }
-
-    def own_left(self) -> Iterator[Left]:
-        """What none of those files brings."""
-        if self._training is None:
-            return
-        for key, value in self._training.left_to_code().items():
-            where, name = self._training.script.place_outside_files(key)
-            place = where if name == key else f"{where}: {name}"
-            yield Left(what=_in_words(key, value), place=place)
-
-    def is_in_code(self, argument: str) -> bool:
-        """Whether the script of a user's command sets one of Trainer's arguments itself."""
-        training = self._training
-        return training is not None and (
-            argument in training.edits.arguments and not training.takes(argument)
-        )
+        self.training = training
 
     def alone(self, name: str, value: KnobValue | None) -> KnobValue | None:
         """What a knob is with a file's value, or none, the others being the candidate's."""
@@ -331,14 +230,15 @@ class Wanted:
 
     def around(self, *, has_arguments: bool) -> Iterator[Left]:
         """What no file carries, but the script, or the environment of the ranks."""
-        for name, chosen in {} if self._training is None else self._training.in_words.items():
-            place = f"the word of your command that the search got as {{{name}=...}}"
-            yield Left(what=f"{name}={chosen}", place=place)
         for name, how in _BY_SCRIPT.items():
             is_told = name in _BY_ARGUMENTS and has_arguments
             value = self.candidate.get(name)
             if not self.is_untouched(name) and (not is_told or value == "deepcompile"):
                 yield Left(what=f"{name}={value}", place=f"the script: {how}")
+        yield from self.around_ranks()
+
+    def around_ranks(self) -> Iterator[Left]:
+        """What belongs to the start of the ranks."""
         for name, text in self.variables.items():
             yield Left(what=f"{name}={text}", place="the environment of the ranks")
         if self.candidate.get("core_binding") == "ranks":
@@ -346,58 +246,110 @@ class Wanted:
             yield Left(what="core_binding=ranks", place=f"{place}--bind_cores_to_rank")
 
 
-class _PatchPlan:
-    """Where each value belongs, by what a file and those that it names say."""
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """Where each value of a candidate belongs."""
+
+    changes: Sequence[FileChange]
+    left: Sequence[Left]
+
+
+def _plan(path: Path, text: str, wanted: Wanted) -> _Plan:
+    is_by_hand, training = _is_by_hand(path, text), wanted.training
+    if training is not None:
+        files = training.changed_files()
+        if is_by_hand or any(_is_same(path, file) for file in files):
+            return _plan_of_command(path, text, files, training, wanted)
+    if is_by_hand:
+        return _plan_by_hand(path, wanted)
+    data_file = _DataFile(path, text, wanted)
+    data_file.collect()
+    return _Plan(changes=data_file.changes, left=data_file.left)
+
+
+def _plan_of_command(
+    path: Path,
+    text: str,
+    files: Mapping[Path, Sequence[tuple[Sequence[str], Any]]],
+    training: CommandTraining,
+    wanted: Wanted,
+) -> _Plan:
+    """The edits of a user's own command: `files` are those that it reads, with theirs."""
+    data, changes = _data(path, text), []
+    for file, values in files.items():
+        is_here = _is_same(path, file)
+        for at, value in values:
+            if not is_here or value_at(data, at) != value:
+                changes.append(
+                    FileChange(path=path if is_here else file, at=tuple(at), value=value)
+                )
+    left = [
+        Left(
+            what=f"{name}={chosen}",
+            place=f"the word of your command that the search got as {{{name}=...}}",
+        )
+        for name, chosen in training.in_words.items()
+    ]
+    for key, value in training.left_to_code().items():
+        where, name = training.script.place_outside_files(key)
+        place = where if name == key else f"{where}: {name}"
+        left.append(Left(what=_in_words(key, value), place=place))
+    for name, value in training.arguments_outside_files().items():
+        place = "your command" if training.takes(name) else "your code, which sets it"
+        left.append(Left(what=_in_words(name, value), place=place))
+    return _Plan(changes=changes, left=[*left, *wanted.around_ranks()])
+
+
+def _plan_by_hand(path: Path, wanted: Wanted) -> _Plan:
+    """What a shell file or code has to say, as Trainer's arguments and keys of DeepSpeed's."""
+    settings = _DataFile(path, "", wanted)
+    is_code = path.suffix == ".py"
+    for name, value in settings.arguments({}, "", has_optimizer=False):
+        what = _in_words(name, value) if is_code else _in_words(f"--{name}", value, " ")
+        place = f"TrainingArguments in {path.name}" if is_code else f"the launch in {path.name}"
+        settings.left.append(Left(what=what, place=place))
+    settings.tell_configuration()
+    return _Plan(changes=(), left=[*settings.left, *wanted.around(has_arguments=True)])
+
+
+class _DataFile:
+    """Where each value belongs, by what a file of JSON or YAML and those that it names say."""
 
     def __init__(self, path: Path, text: str, wanted: Wanted) -> None:
         self._path, self._text, self._wanted = path, text, wanted
         self.changes: list[FileChange] = []
         self.left: list[Left] = []
-        is_told = self._made()
-        self.left += wanted.around(has_arguments=is_told)
 
-    def _made(self) -> bool:
-        """Collect all; says whether arguments of Trainer's carry what they can."""
-        path, text, wanted = self._path, self._text, self._wanted
-        is_line, is_code = is_shell(text, path), path.suffix == ".py"
-        is_own = any(_is_same(path, file) for file in wanted.own_files)
+    def collect(self) -> None:
+        """Collect all that the file and others have to say."""
+        path, data = self._path, _data(self._path, self._text)
         try:
-            sources = [] if is_own or is_code else read_sources(path, text=text)
+            sources = read_sources(path, text=self._text)
         except NotADsConfigError:
-            is_own = is_line and bool(wanted.own_files)  # the line that starts the command
-            if not is_own and (is_line or not has_arguments(_data(path, text))):
+            if not has_arguments(data):
                 raise
             sources = []
-        if is_own:
-            return self._of_own_files()
         if len(sources) > 1:
             places = ", ".join(".".join(one.at) or str(one.path) for one in sources)
             raise JobError(
                 f"{path}: holds {len(sources)} DeepSpeed configurations: {places}",
                 "name a file that holds one of them",
             )
+        is_told = True
         if sources:
-            return self._of_source(sources[0], is_line=is_line)
-        # A file of arguments that names no ds_config, or a script.
-        data = _data(path, text)
-        for name, value in self._arguments(data, trainer_of(data), has_optimizer=False):
-            self._put(path, (name,), value, by=f"TrainingArguments in {path.name}" * is_code)
-        place = f"a ds_config that {path.name} names under `deepspeed`"
-        for key, value in self._config({}, Consumer.TRAINER, path).items():
-            if key not in BATCH_KEYS:
-                self._put(path, (key,), value, by=place)
-        return True
+            is_told = self._of_source(sources[0])
+        else:  # a file of arguments that names no ds_config
+            for name, value in self.arguments(data, trainer_of(data), has_optimizer=False):
+                self._put(path, (name,), value)
+            self.tell_configuration()
+        self.left += self._wanted.around(has_arguments=is_told)
 
-    def _of_own_files(self) -> bool:
-        """The files that a command of the user's takes its configuration from, by any flag."""
-        data = _data(self._path, self._text)
-        for file, changes in self._wanted.own_files.items():
-            is_here = _is_same(self._path, file)
-            for one in changes:
-                if not is_here or value_at(data, one.at) != one.value:
-                    self.changes.append(replace(one, path=self._path if is_here else file))
-        self.left += self._wanted.own_left()
-        return True
+    def tell_configuration(self) -> None:
+        """Tell the keys of a ds_config that the file does not name."""
+        place = f"a ds_config that {self._path.name} names under `deepspeed`"
+        for key, value in self._config({}, Consumer.TRAINER, self._path).items():
+            if key not in BATCH_KEYS:
+                self._put(self._path, (key,), value, by=place)
 
     def _put(self, path: Path, at: tuple[str, ...], value: Any, *, by: str = "") -> None:
         """A value for a file, or one to tell, with its place."""
@@ -406,49 +358,37 @@ class _PatchPlan:
         else:
             self.changes.append(FileChange(path=path, at=at, value=value))
 
-    def _flag(self, name: str, value: Any) -> None:
-        place = f"the launch in {self._path.name}"
-        self.left.append(Left(what=_in_words(f"--{name}", value, " "), place=place))
-
-    def _of_source(self, source: Source, *, is_line: bool) -> bool:
-        if source.syntax not in ("shell", "hjson") and (why := not_edited(source)):
+    def _of_source(self, source: Source) -> bool:
+        """Whether arguments of Trainer's carry what they can."""
+        if source.syntax != "hjson" and (why := not_edited(source)):
             raise JobError(
                 f"{self._path}: {why}",
                 "name the ds_config itself, or export to a new folder with --out",
             )
         wanted, consumer = self._wanted, source.consumer
-        is_flags = source.syntax == "shell"
         for key, value in self._config(source.config, consumer, source.path).items():
             field = FIELDS.get(key)
             if not source.is_made:
                 self._put(source.path, (*source.at, *key.split(".")), value)
-            elif field is None or value is None or (is_flags and field not in FLAGS):
+            elif field is None or value is None:
                 place = "a ds_config that deepspeed_config_file names: accelerate has no word for"
                 self._put(source.path, (key,), value, by=f"{place} it")
-            elif is_flags:
-                self._flag(field, value)
             else:
                 self._put(source.path, (SECTION, field), value)
-        is_told = source.arguments_path is not None or (
-            is_line and (consumer is Consumer.TRAINER or has_arguments(source.arguments))
-        )
         has_optimizer = isinstance(source.config.get("optimizer"), Mapping)
-        if is_told:
-            inside = self._inside(source)
-            given = {**inside, **(source.arguments if is_line else {})}
-            found = self._arguments(given, source.reader, has_optimizer=has_optimizer)
+        if source.arguments_path is not None:
+            given = self._arguments_in(source)
+            found = self.arguments(given, source.reader, has_optimizer=has_optimizer)
             for name, value in found:
-                if source.arguments_path is None or inside.get(name) != given.get(name):
-                    self._flag(name, value)
-                else:
-                    self._put(source.arguments_path, (*source.arguments_at, name), value)
+                self._put(source.arguments_path, (*source.arguments_at, name), value)
         elif not has_optimizer and not wanted.is_untouched(_IMPLEMENTATION):
             value = wanted.candidate.get(_IMPLEMENTATION)
             self._put(source.path, (_IMPLEMENTATION,), value, by="the script's optimizer")
-        self._open_sizes(source, is_told=is_told)
-        return is_told
+        if source.arguments_path is None:
+            self._open_sizes(source)
+        return source.arguments_path is not None
 
-    def _open_sizes(self, source: Source, *, is_told: bool) -> None:
+    def _open_sizes(self, source: Source) -> None:
         """Sizes that the consumer's arguments bring, or nobody."""
         wanted, consumer = self._wanted, source.consumer
         is_trainers = consumer is Consumer.TRAINER
@@ -458,25 +398,21 @@ class _PatchPlan:
             if not is_trainers and source.config.get(key) != AUTO:
                 continue
             if is_accelerates and source.is_made:
-                if size != 1 and source.syntax == "shell":  # 1 is as without it
-                    self._flag(key, size)
-                elif size != 1:
+                if size != 1:  # as without it
                     self._put(source.path, (SECTION, key), size)
-            elif is_accelerates and not is_told:
+            elif is_accelerates:
                 place = "the accelerate file, or the script's Accelerator"
                 self._put(source.path, (key,), size, by=place)
-            elif not is_told and not wanted.keeps_batch:
+            elif not wanted.keeps_batch:
                 place = f"the Trainer's arguments: --{argument} {size}"
-                place = "your code, which sets it" if wanted.is_in_code(argument) else place
                 at = (argument,) if is_trainers else ("micro_batch",)
                 place = place if is_trainers else "the batch_size of the script's data loader"
                 self._put(source.path, at, size, by=place)
 
-    def _inside(self, source: Source) -> dict[str, Any]:
+    def _arguments_in(self, source: Source) -> dict[str, Any]:
         """The arguments of the file that holds them, by the names under which they stand."""
         file = source.arguments_path
-        if file is None:
-            return {}
+        assert file is not None, "it names a file of arguments"
         inside = _data(file, self._text if _is_same(file, self._path) else read_text(file))
         for name in source.arguments_at:
             inside = inside[name]
@@ -585,7 +521,7 @@ class _PatchPlan:
 
     # -------------------------------------------- arguments of Trainer's, and of its readers
 
-    def _arguments(
+    def arguments(
         self, given: Mapping[str, Any], reader: str, *, has_optimizer: bool
     ) -> Iterator[tuple[str, Any]]:
         """What has to change in arguments, by the names under which they stand."""
@@ -605,10 +541,7 @@ class _PatchPlan:
         for name in sorted(sizes, key=lambda name: name_here(name) not in given):
             if wanted.keeps_batch or now()[name] == sizes[name]:
                 continue
-            if name_here(name) not in given and wanted.is_in_code(name):
-                self._put(self._path, (name,), sizes[name], by="your code, which sets it")
-            else:
-                found[name_here(name)] = sizes[name]
+            found[name_here(name)] = sizes[name]
         have, asked = script_knobs(now(), reader), dict[str, Any]()
         recompute = str(candidate.get("recompute", "none"))
         if recompute != have["recompute"]:

@@ -113,6 +113,10 @@ class Fleet(Protocol):
         """End everything that still runs."""
 
 
+THIS_MACHINE = "localhost"
+"""Name of this machine among the nodes of a fleet."""
+
+
 class Place(ABC):
     """A place that runs the trials of a search or answers for them; nothing is started yet."""
 
@@ -182,6 +186,14 @@ class Place(ABC):
             FleetError: The devices are not there.
         """
         return ()
+
+    def node_environments(self) -> Sequence[Environment]:
+        """The environment of each node.
+
+        Raises:
+            FleetError: A node does not answer.
+        """
+        return [self.environment]
 
     def nodes_without(self, folder: Path) -> tuple[str, ...]:
         """Nodes that do not see a folder of this machine under the same name.

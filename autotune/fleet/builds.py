@@ -1,10 +1,10 @@
-"""Programs that prepare nodes, one on each, and what comes of them."""
+"""A program that prepares nodes, run on all of them at once."""
 
 import time
 from collections.abc import Callable, Sequence
 
-from autotune.base.errors import AutotuneError, FleetError
-from autotune.fleet.transports.base import Node, NodeProcess, Transport
+from autotune.base.errors import FleetError
+from autotune.fleet.transports.base import JsonLines, Node, NodeProcess, Transport
 
 END = b'{"command": "end"}\n'
 """Line on the standard input of a build that ends it."""
@@ -28,81 +28,58 @@ def started(transport: Transport, node: Node, module: str, *arguments: str) -> N
         ) from error
 
 
-class Builds:
-    """A build on each of some nodes. All are waited for, whatever becomes of one."""
+def build_on_nodes(
+    transport: Transport,
+    command: Sequence[str],
+    note: Callable[[str], None],
+    *,
+    meanwhile: Callable[[], None],
+) -> None:
+    """Run a build on every node; all are waited for, whatever becomes of one.
 
-    def __init__(self, note: Callable[[str], None], *, names_nodes: bool) -> None:
-        self._note = note
-        self._names_nodes = names_nodes
-        self._running: list[_NodeBuild] = []
-        self._error: AutotuneError | None = None
-        self._was_interrupted = False
+    What ends the wait (an interrupt, or what `meanwhile` raises) ends the builds as well.
 
-    def start(self, transport: Transport, node: Node, command: Sequence[str]) -> None:
-        """Start one more, unless one before it could not be started."""
-        if self._error is not None:
-            return
+    Raises:
+        FleetError: One failed: the first of these.
+    """
+    nodes = transport.nodes()
+    builds: list[_NodeBuild] = []
+    errors: list[FleetError] = []
+    for node in nodes:
         try:
             process = started(transport, node, *command)
         except FleetError as error:
-            self._error = error
-        else:
-            where = f"{node.name}: " if self._names_nodes else ""
-            self._running.append(_NodeBuild(process, where))
-
-    def wait(self, meanwhile: Callable[[], None]) -> None:
-        """Wait until all have ended, and call `meanwhile` all the time.
-
-        The first interrupt waits for their end. The second one asks them to end, and kills those
-        that have not after `_END_WAIT_S`.
-
-        Raises:
-            FleetError: One failed: the first of these.
-            KeyboardInterrupt: It came before they had ended.
-        """
-        while self._running:
-            try:
-                self._listen()
-                meanwhile()
-                time.sleep(_PERIOD_S)
-            except AutotuneError as error:
-                self._fail(error)
-            except KeyboardInterrupt:
-                if self._was_interrupted:
-                    self._end()
-                    raise
-                self._was_interrupted = True
-                self._note("ending once the build is done; Ctrl-C again ends it at once")
-        if self._was_interrupted:
-            raise KeyboardInterrupt
-        if self._error is not None:
-            raise self._error
-
-    def _end(self) -> None:
-        running, until_s = self._running, time.monotonic() + _END_WAIT_S
-        for build in running:
-            build.process.send(END)
-        while running and time.monotonic() < until_s:
+            errors.append(error)
+            break
+        builds.append(_NodeBuild(process, f"{node.name}: " if len(nodes) > 1 else ""))
+    try:
+        while running := [build for build in builds if build.code is None]:
             time.sleep(_PERIOD_S)
+            meanwhile()
             for build in running:
-                build.hear()
-            running = [build for build in running if build.code is None]
+                for line in build.hear():
+                    note(line)
+                if build.code:
+                    errors.append(build.error())
+    except BaseException:
+        _end(builds)
+        raise
+    if errors:
+        raise errors[0]
+
+
+def _end(builds: Sequence["_NodeBuild"]) -> None:
+    running = [build for build in builds if build.code is None]
+    for build in running:
+        build.process.send(END)
+    until_s = time.monotonic() + _END_WAIT_S
+    while running and time.monotonic() < until_s:
+        time.sleep(_PERIOD_S)
         for build in running:
-            build.process.end()
-
-    def _listen(self) -> None:
-        for build in list(self._running):
-            for line in build.hear():
-                self._note(line)
-            if build.code is not None:
-                self._running.remove(build)
-            if build.code:
-                self._fail(build.error())
-
-    def _fail(self, error: AutotuneError) -> None:
-        if self._error is None and self._running:
-            self._note(f"{error.message}: ending once the other nodes are done")
-        self._error = self._error or error
+            build.hear()
+        running = [build for build in running if build.code is None]
+    for build in running:
+        build.process.end()
 
 
 class _NodeBuild:
@@ -110,14 +87,14 @@ class _NodeBuild:
         self.code: int | None = None
         self.process = process
         self._where = where
-        self._unread = b""
+        self._lines = JsonLines()
         self._last = ""
         """Its last line: of one that fails, its error."""
 
     def hear(self) -> list[str]:
+        """Lines that it has written since, but for the error of one that fails."""
         self.code = self.process.poll()
-        *lines, self._unread = (self._unread + self.process.receive()).split(b"\n")
-        texts = [f"{self._where}{x.decode(errors='replace')}" for x in lines if x.strip()]
+        texts = [self._where + text for text in self._lines.texts(self.process.receive())]
         if texts:
             # It may have come before its end was seen.
             self._last = texts.pop() if self.code else texts[-1]

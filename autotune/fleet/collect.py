@@ -93,7 +93,11 @@ def collect(
     # It is shown before the record is read again; a training script may print anything.
     evidence = one_line(scrubbed_text(evidence))
     first = reports[0] if reports else RankReport(rank=0)
-    memory_bytes = _highest_by_meter(reports, ending.nodes)
+    meters = {meter for report in reports for meter in report.memory_bytes}
+    memory_bytes = {
+        meter: max(r.memory_bytes[meter] for r in reports if meter in r.memory_bytes)
+        for meter in sorted(meters)
+    }
     if undrained_bytes := max(node.undrained_bytes for node in ending.nodes):
         memory_bytes["undrained"] = undrained_bytes
     result = TrialResult(
@@ -135,11 +139,6 @@ def collect(
 def _outcome(
     spec: TrialSpec, folder: Path, reports: list[RankReport], ending: Ending
 ) -> tuple[Outcome, str, str]:
-    for node in ending.nodes:
-        if node.over_limit:
-            phases = {r.rank: r.phase for r in reports}
-            phase = phases.get(node.over_limit_rank, Phase.SPAWN)
-            return Outcome.OOM, node.over_limit, f"rank {node.over_limit_rank} in {phase}"
     # What came after all steps were measured costs no figure.
     if len(reports) == spec.layout.world and all(
         r.phase in (Phase.DIAGNOSE, Phase.TEARDOWN) and r.outcome is None and r.step_times_s
@@ -324,20 +323,3 @@ def _phases(reports: list[RankReport], ending: Ending) -> dict[str, float]:
     after_s = max(0.0, ending.wall_s - reports[0].ended_at_s)
     phases["teardown"] = phases.get("teardown", 0.0) + after_s
     return phases
-
-
-def _highest_by_meter(
-    reports: Sequence[RankReport], nodes: Sequence[NodeReport]
-) -> dict[str, int]:
-    ranks = [dict(r.memory_bytes) for r in reports]
-    children = {rank: held for node in nodes for rank, held in node.children_bytes.items()}
-    held = {rank: held for node in nodes for rank, held in node.held_bytes.items()}
-    for report, memory in zip(reports, ranks, strict=True):
-        rank = str(report.rank)
-        if rank in children:
-            memory["children"] = children[rank]
-            memory["peak"] = memory.get("peak", 0) + children[rank]
-        if rank in held:
-            memory["peak"] = max(memory.get("peak", 0), held[rank])
-    meters = sorted({meter for memory in ranks for meter in memory})
-    return {m: max(memory[m] for memory in ranks if m in memory) for m in meters}

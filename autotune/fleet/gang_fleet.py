@@ -9,13 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from autotune.base.clock import machine, unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.contract import (
-    RANKS_DIR,
     NodeReport,
     Outcome,
     Phase,
@@ -24,7 +22,7 @@ from autotune.contract import (
     TrialSpec,
 )
 from autotune.fleet.base import Handle, Progress
-from autotune.fleet.builds import Builds, started
+from autotune.fleet.builds import build_on_nodes, started
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.node.files import Incoming, packed
@@ -32,11 +30,9 @@ from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.node.processes import NodePart
 from autotune.fleet.node.ranks import NoTemplateError
 from autotune.fleet.reports import read_node_report, read_reports
-from autotune.fleet.transports.base import Node, NodeProcess, Transport
+from autotune.fleet.transports.base import JsonLines, Node, NodeProcess, Transport
 
 AGENT = "autotune.fleet.node.agent"
-_MOST_LOST = 3
-"""Agents that a trial may lose: what ends them every time is not mended by another."""
 _END_WAIT_S = 60.0
 """Time after which a node is given up that was asked to end a trial and does not say that it did:
 twice what its steps may take together."""
@@ -46,8 +42,6 @@ _OTHERS_WAIT_S = 10.0
 _PERIOD_S = 0.02
 _SHARE_OF_TIME = 0.02
 """Share of the time that looks at the nodes take."""
-_WHY_S = 1.0
-"""Time for a transport to say whether its nodes are gone for good, before others are looked at."""
 LEASE_S = 60.0
 """Time without a word after which a far node ends what it runs, and is given up here: it is dead,
 or its network is."""
@@ -88,21 +82,23 @@ class GangFleet:
         self._running: dict[str, GangTrial] = {}
         self._waiting: list[GangTrial] = []
         """Trials for which no gang is free yet, in the order in which they were submitted."""
-        self._last_wall_s = 0.0
-        """Wall time of the trial that ended last: what those that run are expected to take."""
         self._reaping: set[tuple[str, str]] = set()
         self._cold: set[str] = set()
         """Nodes that could not fork ranks beside those of others: trials with them start cold."""
         self._lost: dict[str, _Lost] = {}
         self._lost_problems: Mapping[str, str] = {}
         """Those of them that were lost while not all nodes were, each with its problem."""
-        self.end_of_all = _EndOfAll(transport)
+        self.end_of_all = ""
+        """Why all nodes are gone for good; empty: they are not, or that is not known."""
 
     def capacity(self, world: int) -> int:
         capacity = self._allocator.capacity(world)
         if not capacity and self._lost:
-            if ended := self.end_of_all.waited_for():
-                raise FleetError(ended, "run the same command again on other nodes: it resumes")
+            self._ask_for_end()
+            if self.end_of_all:
+                raise FleetError(
+                    self.end_of_all, "run the same command again on other nodes: it resumes"
+                )
             why = "; ".join(lost.problem for lost in self._lost.values())
             raise FleetError(
                 f"{len(self._lost)} of {len(self._nodes)} nodes are lost, and a gang of {world} "
@@ -113,7 +109,7 @@ class GangFleet:
 
     def absent(self) -> Mapping[str, str]:
         """Where all nodes are gone for good, none is for the time being."""
-        if not self.end_of_all.is_asked and not self.end_of_all.why:
+        if not self.end_of_all:
             self._lost_problems = {name: lost.problem for name, lost in self._lost.items()}
         return self._lost_problems
 
@@ -136,24 +132,16 @@ class GangFleet:
             self.hear()
 
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
-        """The first interrupt waits for the end of its builds, the second one ends them.
-
-        The first interrupt waits for its end, and so does a build that fails for those of other
-        nodes. The second interrupt ends it.
-        """
+        """A build that fails waits for those of other nodes; an interrupt ends them all."""
         for problem in self._transport.problems():
             note(problem)
         if command:
-            builds = Builds(note, names_nodes=len(self._nodes) > 1)
-            for node in self._nodes.values():
-                builds.start(self._transport, node, command)
-            builds.wait(self.hear)
+            build_on_nodes(self._transport, command, note, meanwhile=self.hear)
 
     def submit(self, spec: TrialSpec, folder: Path) -> "GangTrial":
         """What a node says against its start is raised by `poll`.
 
-        Where no gang is free the trial waits for one. Smaller ones that come after it may start
-        before it, on slots that are not kept for it.
+        Where no gang is free the trial waits for one, and those after it wait behind it.
         """
         self.hear()  # an agent that is gone meanwhile is not told anything
         world, per_node = spec.layout.world, self._allocator.per_node(spec.layout.world)
@@ -210,20 +198,13 @@ class GangFleet:
             self._waiting.remove(trial)
 
     def _admit(self) -> None:
-        """Start trials that wait, as far as gangs are free.
-
-        The first for which there is none has slots kept for it, so that smaller ones behind it do
-        not hold it up for ever. Source: Lifka, The ANL/IBM SP Scheduling System (1995), without
-        its estimates of when the smaller ones end.
-        """
-        reserved: frozenset[Slot] = frozenset()
-        for trial in tuple(self._waiting):
-            size = trial.spec.layout.world
+        """Start trials that wait, in their order, as far as gangs are free."""
+        while self._waiting:
+            trial = self._waiting[0]
             try:
-                gang = self._allocator.allocate(size, reserved=reserved)
+                gang = self._allocator.allocate(trial.spec.layout.world)
             except FleetError:
-                reserved = reserved or self._allocator.reserve(size, self._free_at_s())
-                continue
+                return
             self._waiting.remove(trial)
             self._running[str(trial.folder)] = trial
             trial.begin(gang)
@@ -233,16 +214,7 @@ class GangFleet:
             except AutotuneError as error:
                 trial.fail(first, error)
 
-    def _free_at_s(self) -> dict[Slot, float]:
-        """When the slots that are taken are expected to be free, by the monotonic clock."""
-        return {
-            slot: trial.submitted_at_s + self._last_wall_s
-            for trial in self._running.values()
-            for slot in trial.gang.slots
-        }
-
-    def judge(self, trial: "GangTrial", outcome: Outcome, wall_s: float) -> None:
-        self._last_wall_s = wall_s
+    def judge(self, trial: "GangTrial", outcome: Outcome) -> None:
         if outcome is not Outcome.CANCELLED:
             ran, is_fault = trial.spec.identity.candidate_hash, outcome.is_platform_fault
             self._allocator.judge(trial.gang, ran, is_fault=is_fault)
@@ -299,7 +271,7 @@ class GangFleet:
         self.agents[name].tell("reap", folder=folder, **far)
 
     def _take(self, name: str, event: dict[str, Any]) -> None:
-        event_kind, folder = event["said"], event.get("folder", "")
+        event_kind, folder = event["event"], event.get("folder", "")
         trial = self._running.get(folder)
         if event_kind == "reaped":
             self._reaping.discard((name, folder))
@@ -328,32 +300,33 @@ class GangFleet:
         elif event_kind == "failed":
             kind = StudyError if event["error"] == "StudyError" else FleetError
             trial.fail(name, kind(event["message"], event["hint"]))
-        elif event_kind in ("ended", "reaped"):
+        elif event_kind == "ended":
             trial.ended(name, event.get("problem", ""))
 
     def _replace(self, name: str, problem: str, *, was_ready: bool) -> None:
-        """An agent is gone: another reaps what its trials left, if there can be one."""
+        """An agent is gone, and all that it ran: see `autotune.base.keeper`.
+
+        On another machine the next one removes what files are left.
+        """
         if not was_ready and self._transport.is_remote:
             self._lose(name, problem)
             return
         error = FleetError(problem, f"see whether {name} can run autotune as this machine does")
-        for trial in [t for t in self._running.values() if name in t.open]:
-            trial.n_lost += 1
-            if not was_ready or trial.n_lost > _MOST_LOST:
+        waiting = {(n, f) for n, f in self._reaping if n == name}
+        self._reaping -= waiting
+        for folder, trial in [(f, t) for f, t in self._running.items() if name in t.open]:
+            if not was_ready:
                 trial.fail(name, error)
                 continue
-            trial.problem = trial.problem or problem
-            try:
-                self._reap(name, str(trial.folder))
-            except FleetError as refused:
-                self._reaping.discard((name, str(trial.folder)))
-                if self._transport.is_remote:
+            trial.ended(name, problem)
+            if self._transport.is_remote:
+                try:
+                    self._reap(name, folder)
+                except FleetError:
+                    self._reaping.discard((name, folder))
                     self._lose(name, problem)
                     return
-                trial.fail(name, refused)
-        waiting = {(n, f) for n, f in self._reaping if n == name and f not in self._running}
         if waiting:
-            self._reaping -= waiting
             raise error
 
     def _lose(self, name: str, problem: str) -> None:
@@ -369,41 +342,10 @@ class GangFleet:
         self._reaping = {(n, f) for n, f in self._reaping if n != name}
         for trial in [t for t in self._running.values() if name in t.open]:
             trial.ended(name, trial.problem or problem)
-        self.end_of_all.ask()
+        self._ask_for_end()
 
-
-class _EndOfAll:
-    """Asks a transport whether all its nodes are gone for good.
-
-    Slurm's controller may be slow, and nodes that are there need to hear from here meanwhile.
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        self.why = ""
-        """Why they are gone; empty: they are not, or that is not known."""
-        self._transport = transport
-        self._thread: Thread | None = None
-
-    @property
-    def is_asked(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def ask(self) -> None:
-        """Ask, unless that is known or being asked; waits for a quick answer alone."""
-        if not self.why and not self.is_asked:
-            self._thread = Thread(target=self._ask, daemon=True)
-            self._thread.start()
-            self._thread.join(_WHY_S)
-
-    def waited_for(self) -> str:
-        """`why`, after an answer of now."""
-        self.ask()
-        if self._thread is not None:
-            self._thread.join()
-        return self.why
-
-    def _ask(self) -> None:
-        self.why = self._transport.ended()
+    def _ask_for_end(self) -> None:
+        self.end_of_all = self.end_of_all or self._transport.ended()
 
 
 @dataclass(kw_only=True)
@@ -433,15 +375,11 @@ class GangTrial(Handle):
         """Names of the nodes that have not said that its ranks there have ended."""
         self.problem = ""
         """Problem of a node that was lost."""
-        self.n_lost = 0
-        """How many agents were lost that had a part in it."""
         self.asked_to_end_s: float | None = None
         """Seconds after which its nodes were asked to end its ranks."""
         self._fleet = fleet
         self._incoming = Incoming(folder)
         self._one_ended_s: float | None = None
-        self._phase = (0, Phase.SPAWN)
-        """When a report last came, and the phase then."""
         self._ended_after_s = 0.0
         """Seconds until its last rank had ended, once it has."""
         self._was_cancelled = False
@@ -470,10 +408,8 @@ class GangTrial(Handle):
             self._fleet.release(self)
             if self._error is not None:
                 raise self._error
-            if self.problem and self._fleet.end_of_all.is_asked:
-                return None
             self._result = self._collect()
-            self._fleet.judge(self, self._result.outcome, self._result.wall_s)
+            self._fleet.judge(self, self._result.outcome)
         return self._result
 
     @cached_property
@@ -492,16 +428,10 @@ class GangTrial(Handle):
             self.problem = self.problem or f"{node} sent a file that is left out: {error}"
 
     def progress(self) -> Progress:
-        # Reports are moved to their place, which the folder's time tells: with a thousand trials
-        # in flight it is too much to read all of them twice a second.
-        with suppress(FileNotFoundError):
-            changed_ns = (self.folder / RANKS_DIR).stat().st_mtime_ns
-            if changed_ns != self._phase[0]:
-                reports = read_reports(self.folder, self.spec.layout.world)
-                order = list(Phase)
-                phase = min((r.phase for r in reports), key=order.index, default=Phase.SPAWN)
-                self._phase = changed_ns, phase
-        return Progress(phase=self._phase[1], elapsed_s=self._elapsed_s())
+        order = list(Phase)
+        phases = [r.phase for r in read_reports(self.folder, self.spec.layout.world)]
+        phase = min(phases, key=order.index, default=Phase.SPAWN)
+        return Progress(phase=phase, elapsed_s=self._elapsed_s())
 
     def cancel(self) -> None:
         self._was_cancelled |= self.asked_to_end_s is None
@@ -527,7 +457,7 @@ class GangTrial(Handle):
         elapsed_s = self._elapsed_s()
         if self.asked_to_end_s is not None:
             if elapsed_s - self.asked_to_end_s > _END_WAIT_S:
-                self.asked_to_end_s = elapsed_s  # the agents that take their place have as long
+                self.asked_to_end_s = elapsed_s
                 for name in self.open:
                     self._fleet.agents[name].kill()
         elif elapsed_s > self.spec.measure.timeout_s and self.open:
@@ -554,7 +484,7 @@ class GangTrial(Handle):
             was_cancelled=self._was_cancelled and was_ended,
             timed_out_after_s=self._timed_out_after_s if was_ended else None,
             # What ended all nodes is why this one was lost.
-            problem=self.problem and (self._fleet.end_of_all.why or self.problem),
+            problem=self.problem and (self._fleet.end_of_all or self.problem),
         )
         devices = [slot.name for slot in self.gang.slots]
         reports = read_reports(self.folder, self.spec.layout.world)
@@ -605,9 +535,8 @@ class _AgentLine:
         self._transport = transport
         self._node = node
         self._process: NodeProcess | None = None
-        self._unread = b""
+        self._lines = JsonLines()
         self._was_ready = False
-        self._last_words = ""
         self._received_at_s = 0.0
         self._sent_at_s = 0.0
         self._gave_up = ""
@@ -623,8 +552,7 @@ class _AgentLine:
         if self._process is None:
             if command == "close":
                 return
-            self._unread, self._was_ready = b"", False
-            self._last_words = self._gave_up = ""
+            self._lines, self._was_ready, self._gave_up = JsonLines(), False, ""
             self._received_at_s = now_s
             lease = ("--lease", str(LEASE_S)) if self._transport.is_remote else ()
             self._process = started(self._transport, self._node, AGENT, *lease)
@@ -639,21 +567,15 @@ class _AgentLine:
             return
         code = process.poll()  # first: what it said before it went is there then
         received = process.receive()
-        *lines, self._unread = (self._unread + received).split(b"\n")
-        for line in lines:
-            try:
-                event = json.loads(line)
-                self._was_ready |= event["said"] == "ready"
-            except (ValueError, TypeError, KeyError):
-                self._last_words = line.decode(errors="replace").strip() or self._last_words
-                continue
+        for event in self._lines.events(received):
+            self._was_ready |= event["event"] == "ready"
             yield event
         if code is not None:
             self._process = None
-            reason = self._gave_up or self._last_words
+            reason = self._gave_up or self._lines.last_words
             problem = f"{self._node.name}: the agent of the node ended with code {code}"
             yield {
-                "said": "gone",
+                "event": "gone",
                 "problem": f"{problem}: {reason}" if reason else problem,
                 "was_ready": self._was_ready,
             }
@@ -667,7 +589,9 @@ class _AgentLine:
             self._received_at_s = now_s
         elif now_s - self._received_at_s > LEASE_S:
             since = "it was reached" if self._was_ready else "it was asked to start"
-            self._gave_up = self._last_words or f"not a word for {LEASE_S:.0f} s since {since}"
+            self._gave_up = (
+                self._lines.last_words or f"not a word for {LEASE_S:.0f} s since {since}"
+            )
             self._received_at_s = now_s
             process.end()
         elif self._was_ready and now_s - self._sent_at_s > _ALIVE_S:

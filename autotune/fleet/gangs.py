@@ -1,8 +1,7 @@
 """Gives out gangs: n nodes x k slots, all or nothing; slots that fail are left out."""
 
-import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -84,7 +83,7 @@ class GangAllocator:
             self._capacities[size] = self._count(size)
         return self._capacities[size]
 
-    def allocate(self, size: int, *, reserved: Collection[Slot] = ()) -> Gang:
+    def allocate(self, size: int) -> Gang:
         """Take a gang: where nothing went wrong last, in whole domains, on the fullest nodes.
 
         So a trial that the platform ended is tried again elsewhere, if there is room; and what is
@@ -93,7 +92,7 @@ class GangAllocator:
         Raises:
             FleetError: Fewer slots are free than asked for.
         """
-        free = self._free(self._taken | {*reserved})
+        free = self._free(self._taken)
         if (gang := self._gang(size, free)) is None:
             raise FleetError(
                 f"a gang of {size} slots was asked for, {len(free)} of "
@@ -102,30 +101,6 @@ class GangAllocator:
             )
         self._taken.update(gang.slots)
         return gang
-
-    def reserve(self, size: int, free_at_s: Mapping[Slot, float]) -> frozenset[Slot]:
-        """Slots to keep for a gang that does not fit now: those that are free soonest.
-
-        While they are kept, smaller gangs take what is left and never hold this one up.
-
-        Args:
-            size: Slots of the gang.
-            free_at_s: When each slot that is taken is expected to be free; others are now.
-
-        Returns:
-            The slots; none where no such gang fits at all.
-        """
-        k = self.per_node(size)
-        parts = []
-        for slots in _by_node(self._healthy()).values():
-            soonest = sorted(slots, key=lambda slot: free_at_s.get(slot, -math.inf))[:k]
-            if len(soonest) == k:
-                parts.append(soonest)
-        parts.sort(key=lambda part: max(free_at_s.get(s, -math.inf) for s in part))
-        n_nodes = size // k
-        return frozenset(
-            slot for part in parts[:n_nodes] for slot in part if len(parts) >= n_nodes
-        )
 
     def release(self, gang: Gang) -> None:
         self._taken -= set(gang.slots)

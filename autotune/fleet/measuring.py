@@ -15,7 +15,7 @@ from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV, read_bounded, r
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.ports import lease_port
 from autotune.fleet.node.processes import NodePart, kill_all, ranks_command
-from autotune.fleet.reports import exit_codes
+from autotune.fleet.reports import exit_codes, read_reports
 from autotune.trial.rendezvous import LOOPBACK
 
 
@@ -91,7 +91,7 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
             )
         code = process.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
-        reason = _first_failure(folder) or _last_line(errors)
+        reason = _first_failure(part) or _last_line(errors)
         raise FleetError(f"no answer after {timeout_s:.0f} s: {reason}", _HINT) from error
     finally:
         # Ctrl-C comes this way too: the ranks are in a session of their own, and know nothing.
@@ -101,7 +101,7 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
         if lease is not None:
             lease.release()
     if code:
-        reason = _killed(folder, part.node) or _first_failure(folder)
+        reason = _killed(folder, part.node) or _first_failure(part)
         raise FleetError(reason or f"exit code {code}: {_last_line(errors)}", _HINT)
 
 
@@ -128,11 +128,12 @@ def _killed(folder: Path, node: int) -> str:
     )
 
 
-def _first_failure(folder: Path) -> str:
-    """Last words of the rank that failed first; the others fail because of it."""
-    texts = [read_text(file) for file in folder.glob("*.error")]
-    times = {text: when for when, _, text in (line.partition(" ") for line in texts)}
-    return min(times, key=lambda text: float(times[text]), default="")
+def _first_failure(part: NodePart) -> str:
+    """Evidence of the rank that failed first; the others fail because of it."""
+    reports = read_reports(Path(part.folder), len(part.devices), first=part.first_rank)
+    failed = [report for report in reports if report.outcome is not None]
+    first = min(failed, key=lambda report: report.ended_at_s, default=None)
+    return "" if first is None else f"rank {first.rank}: {first.evidence}"
 
 
 def _last_line(errors: Path) -> str:

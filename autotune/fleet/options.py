@@ -8,8 +8,6 @@ from autotune.base.names import did_you_mean
 
 EACH_KIND = "each"
 """Option `kind` where every kind is searched, one after the other."""
-ANY_KIND = "any"
-"""Option `kind` where the kind is a choice as well: one budget, and the best of all kinds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +25,7 @@ class FleetOptions:
     """Environment variables of this machine that trials get besides those that change speed."""
     kind: str = ""
     """Words of the device's name: only nodes that have it are taken; after `=` they are the whole
-    name; `each`: a search of each kind; `any`: likewise, with one budget for all; empty: all
-    nodes, which must be alike."""
+    name; `each`: a search of each kind; empty: all nodes, which must be alike."""
     ssh: str = "ssh"
     """Command that logs in, with its own options, such as `ssh -F FILE`."""
     wait: str = ""
@@ -39,13 +36,8 @@ class FleetOptions:
 
     @property
     def is_of_each_kind(self) -> bool:
-        """Whether a search of each kind of device is asked for, with one budget for all or not."""
-        return self.kind in (EACH_KIND, ANY_KIND)
-
-    @property
-    def chooses_kind(self) -> bool:
-        """Whether these searches share one budget, which goes to the kinds that lead."""
-        return self.kind == ANY_KIND
+        """Whether a search of each kind of device is asked for."""
+        return self.kind == EACH_KIND
 
     def takes(self, device_name: str) -> bool:
         """Whether nodes with a device of this name are taken."""

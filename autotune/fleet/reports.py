@@ -14,7 +14,7 @@ from autotune.contract import (
     is_count,
     read_json,
 )
-from autotune.trial.forks import EXIT_FILE
+from autotune.trial.launcher import EXIT_FILE
 
 
 def read_reports(folder: Path, n_ranks: int, *, first: int = 0) -> list[RankReport]:

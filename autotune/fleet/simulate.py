@@ -26,7 +26,7 @@ from autotune.engines.base import Engine
 from autotune.fleet.base import Place
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.without_devices import Answer, AnsweringFleet, result_of
-from autotune.job.job import Job, read_accelerators_of
+from autotune.job.job import Job, accelerators_of, read_job_file
 from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described
 from autotune.space.candidate import Candidate, candidate_of
@@ -68,7 +68,8 @@ class Simulate:
             per_node = None if found[1] is None else int(found[1])
             if per_node == 0:
                 raise JobError(f"--fleet simulate:{of}: no devices", "name at least one: 8xH100")
-            table = read_accelerators_of(job_file, flags.get("accelerators"))
+            keys = {} if job_file is None else read_job_file(job_file)
+            table = accelerators_of({**keys, **flags})
             wishes = FleetWishes(gpu=found[2], per_node=per_node)
             environment = dataclasses.replace(described(wishes, table), **versions_here())
         return _SimulatedPlace(environment, flags)

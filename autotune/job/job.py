@@ -587,20 +587,32 @@ def read_job_file(path: Path) -> dict[str, Any]:
     return data
 
 
-def read_accelerators_of(
-    job_file: Path | None, given: str | Path | None, *, agreed: Mapping[str, Any] | None = None
-) -> tuple[Accelerator, ...]:
-    """The table that a job's devices are described and predicted by, before the job is made.
+@dataclass(frozen=True)
+class JobText:
+    """A job's file as it was read, once: another may stand there a moment later."""
 
-    `given` is the table that a flag names; it comes before the job's. `agreed` is what the job's
-    file said when the user was asked about it.
+    path: Path
+    keys: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> "JobText":
+        """Read a job's file; raises as `read_job_file`."""
+        return cls(path, read_job_file(path))
+
+
+def given_keys(job_file: JobText | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a job: those of its file, where no flag comes before them."""
+    return {**(job_file.keys if job_file is not None else {}), **flags}
+
+
+def accelerators_of(keys: Mapping[str, Any]) -> tuple[Accelerator, ...]:
+    """The table that a job's devices are described and predicted by, before the job is made.
 
     Raises:
         JobError: A file cannot be read, or the table is not one.
     """
-    if given is None and job_file is not None:
-        given = (read_job_file(job_file) if agreed is None else agreed).get("accelerators")
-    return accelerators_with(Path(given) if isinstance(given, str | Path) else None)
+    named = keys.get("accelerators")
+    return accelerators_with(Path(named) if isinstance(named, str | Path) else None)
 
 
 def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:

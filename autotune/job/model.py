@@ -190,8 +190,8 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
     """Cached: a trial asks for it several times, and what has to be built to count takes long."""
     source: dict[str, Any] = json.loads(source_json)
     config: dict[str, Any] = source["config"]
-    said = {key for key in _LAYERS_KEYS if key in config}
-    cut = {**config, **dict.fromkeys(said or _LAYERS_KEYS[:1], n_layers)}
+    layer_keys = {key for key in _LAYERS_KEYS if key in config}
+    cut = {**config, **dict.fromkeys(layer_keys or _LAYERS_KEYS[:1], n_layers)}
     for key, value in config.items():
         if key in _INDEX_KEYS and isinstance(value, list):
             cut[key] = [index for index in value if index < n_layers]

@@ -41,17 +41,6 @@ _READ_BACK = {
     "offload.optimizer": "offload_optimizer",
 }
 """Knobs that a placeholder may name -> what is read back of them."""
-FRAMEWORKS: Mapping[str, str] = {
-    "deepspeed": "a script that calls deepspeed.initialize itself",
-    "accelerate": "accelerate",
-    "lightning": "Lightning",
-    "trainer": "Hugging Face Trainer",
-    "trl": "TRL",
-    "llama-factory": "LLaMA-Factory",
-    "axolotl": "axolotl",
-    "ms-swift": "ms-swift",
-}
-"""What a command may train by -> in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,16 +208,16 @@ class Observed(Stored):
     @property
     def _stated_micro_batch(self) -> int:
         """Samples in a micro-batch, as who makes the batches was told; 0: that is not known."""
-        said = self.description
+        description = self.description
         named = placeholders_of(self.command).get("micro_batch")
         if named is not None:
             return int(named) if named.isdecimal() else 0
-        if self.is_trainer or said.get("gives_data") or said.get("asks_micro_batch"):
+        if self.is_trainer or description.get("gives_data") or description.get("asks_micro_batch"):
             return int(self.measured.read_back.get("micro_batch", 0))
         stated = int(self.measured.read_back.get("micro_batch", 0))
         # Beside another model, twice as many rows are a preference's two answers, or a real
         # sample and a generated one.
-        has_other = int(said.get("engines", 1)) > 1
+        has_other = int(description.get("engines", 1)) > 1
         return stated if has_other and self._rows == 2 * stated else 0
 
     @property
@@ -246,16 +235,16 @@ class Observed(Stored):
     def placeholders(self) -> dict[str, str]:
         """Placeholders of the command whose value is what its run had: name -> that value."""
         named, ran = placeholders_of(self.command), self._ran
-        return {n: own for n, own in named.items() if n not in ran or is_text_of(own, ran[n])}
+        return {n: text for n, text in named.items() if n not in ran or is_text_of(text, ran[n])}
 
     @property
     def placeholders_left_alone(self) -> dict[str, str]:
         """The other placeholders: name -> what its value is not."""
         ran, what = self._ran, {"micro_batch": "samples that arrive", "grad_accum": "passes"}
         return {
-            name: f"{{{name}={own}}} in the command is left alone: its run had {ran[name]} "
+            name: f"{{{name}={text}}} in the command is left alone: its run had {ran[name]} "
             f"{what.get(name, '')}".rstrip()
-            for name, own in placeholders_of(self.command).items()
+            for name, text in placeholders_of(self.command).items()
             if name not in self.placeholders
         }
 
@@ -308,15 +297,17 @@ class Observed(Stored):
         """Where each setting came from: a file, an argument, or the script itself."""
         written = self.description.get("config_written") or {}
         file = Path(str(self.description.get("config_file") or "")).name
-        own = "accelerate's settings" if self.framework == "accelerate" else "the script's code"
+        by_default = (
+            "accelerate's settings" if self.framework == "accelerate" else "the script's code"
+        )
 
         def by_file(key: str) -> str:
             if file or not self.sources_of_config:
-                return file or own
+                return file or by_default
             if (place := self.place_of(key)) is not None:
                 return Path(place[0]).name
             where, word = self.place_outside_files(key)
-            return own if word == key else f"{where}, {word}"
+            return by_default if word == key else f"{where}, {word}"
 
         loader = "the script's own batches" if not self.is_trainer else "Trainer's default"
         accumulates = "DeepSpeed's default"
@@ -352,9 +343,11 @@ class Observed(Stored):
         section = written.get(self.precision) or {}
         by_switch = section.get("enabled") is True
         by_key = by_file(f"{self.precision}.enabled")
-        found["precision"] = by_key if by_switch else by_argument(self.precision, own)
+        found["precision"] = by_key if by_switch else by_argument(self.precision, by_default)
         brings = "optimizer" not in self.config
-        found["optimizer"] = by_argument("optim", own) if brings else by_file("optimizer.type")
+        found["optimizer"] = (
+            by_argument("optim", by_default) if brings else by_file("optimizer.type")
+        )
         return found
 
     def digest(self) -> str:
@@ -385,7 +378,7 @@ class Observed(Stored):
         """The same with every path below its folder as it is now."""
         if not self.now_in:
             return self
-        found = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return Observed(**{**_moved(found, self.folder, self.now_in), "now_in": ""})
 
     def model(self, path: Path) -> Model:
@@ -393,15 +386,15 @@ class Observed(Stored):
 
         What cannot be seen of a model that is none of Hugging Face's is 0 there.
         """
-        said = self.description
+        description = self.description
         counts: dict[str, Any] = {
-            "n_params": int(said["n_params"]),
-            "n_params_frozen": int(said.get("n_params_frozen", 0)),
-            "largest_param": int(said.get("largest_param", 0)),
+            "n_params": int(description["n_params"]),
+            "n_params_frozen": int(description.get("n_params_frozen", 0)),
+            "largest_param": int(description.get("largest_param", 0)),
         }
-        config = dict(said.get("model_config") or {})
-        name = str(said.get("model_class") or "model")
-        shape = _shape_by_sizes(said, counts)
+        config = dict(description.get("model_config") or {})
+        name = str(description.get("model_class") or "model")
+        shape = _shape_by_sizes(description, counts)
         # What tells it from another model; no path, for a study may be moved.
         source: dict[str, Any] = {"observed": f"{name}, {counts['n_params']}", "vocab": 0}
         if config.get("model_type"):
@@ -474,10 +467,10 @@ def filled_in(command: list[str], values: Mapping[str, KnobValue]) -> list[str]:
     """
 
     def value(match: re.Match[str]) -> str:
-        name, own = match.groups()
+        name, default = match.groups()
         chosen = values.get(name)
-        if chosen is None or (own is not None and is_text_of(own, chosen)):
-            return str(own if own is not None else match[0])
+        if chosen is None or (default is not None and is_text_of(default, chosen)):
+            return str(default if default is not None else match[0])
         return str(chosen)
 
     return [PLACEHOLDER.sub(value, part) for part in command]
@@ -495,12 +488,12 @@ def is_text_of(text: str, value: KnobValue) -> bool:
 
 def placeholders_of(command: list[str]) -> dict[str, str]:
     """Names in the placeholders of a command, each with its own value; empty where it has none."""
-    return {name: own for part in command for name, own in PLACEHOLDER.findall(part)}
+    return {name: text for part in command for name, text in PLACEHOLDER.findall(part)}
 
 
-def _shape_by_sizes(said: Mapping[str, Any], counts: Mapping[str, Any]) -> ModelShape:
+def _shape_by_sizes(description: Mapping[str, Any], counts: Mapping[str, Any]) -> ModelShape:
     names = ("n_layers", "hidden", "ffn_hidden", "n_heads", "vocab")
-    seen = said.get("sizes") or {}
+    seen = description.get("sizes") or {}
     sizes: dict[str, Any] = {name: int(seen.get(name, 0)) for name in names}
     return ModelShape(
         **sizes,

@@ -48,21 +48,21 @@ def deeds_of(data: Mapping[str, Any], *, without: Collection[str] = ()) -> list[
         without: Keys that something else sets.
     """
     found = []
-    told = {key: value for key, value in data.items() if key not in without}
-    model = told.get("model")
+    keys = {key: value for key, value in data.items() if key not in without}
+    model = keys.get("model")
     if (code := code_of(model)) is not None:
         found.append(f"model: {code}")
     elif isinstance(model, str) and model not in presets() and is_path(model):
         found.append(f"model: reads {model}")
     for name, key in declared_keys().items():
-        if key.deed and told.get(name) is not None:
-            found.append(f"{name}: {key.deed} {told[name]}")
-    if words := told.get("megatron_arguments"):
+        if key.deed and keys.get(name) is not None:
+            found.append(f"{name}: {key.deed} {keys[name]}")
+    if words := keys.get("megatron_arguments"):
         found.append(f"megatron_arguments: hands on {words}")
     # A shipped space has a name; `resolve_paths` has made a path of any other.
-    if os.sep in str(told.get("space", "")):
-        found.append(f"space: reads {told['space']}")
-    if (file := file_of(told.get("lengths"))) is not None:
+    if os.sep in str(keys.get("space", "")):
+        found.append(f"space: reads {keys['space']}")
+    if (file := file_of(keys.get("lengths"))) is not None:
         found.append(f"lengths: reads {file}")
     return found
 

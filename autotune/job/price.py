@@ -31,4 +31,4 @@ def price_for(text: str, device_name: str, *, where: str = "--price") -> float |
             "a number, or one for each kind of accelerator: H100=2.5,A100=1.2",
         )
     name = device_name.casefold()
-    return next((prices[each] for each in sorted(prices, key=len)[::-1] if each in name), None)
+    return next((prices[word] for word in sorted(prices, key=len)[::-1] if word in name), None)

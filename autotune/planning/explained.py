@@ -126,13 +126,13 @@ def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
         JobError: A setting is not one.
     """
     candidate, notes = outlook.read(settings)
-    own, reach = outlook.predict_plans(outlook.plans([candidate]))
+    prediction, reach = outlook.predict_plans(outlook.plans([candidate]))
     return Estimated(
         outlook=outlook,
         candidate=candidate,
         notes=notes,
         violations=tuple(outlook.engine.judge(candidate)),
-        prediction=own,
+        prediction=prediction,
         reach=reach,
     )
 
@@ -150,13 +150,13 @@ def explain_candidate(
     candidate, notes = outlook.read(settings)
     outlook, found, _, _ = legal_rows(outlook, min_fit=min_fit)
     candidates = outlook.lattice.candidates
-    own, reach = outlook.predict_plans(outlook.plans([candidate]))
+    prediction, reach = outlook.predict_plans(outlook.plans([candidate]))
     violations = tuple(outlook.engine.judge(candidate))
     is_in = not violations and candidate in candidates
     index = candidates.index(candidate) if is_in else None
     # Outside the lattice it is ranked behind its equals.
     choices = choices_of(
-        found if index is not None else _beside(found, own),
+        found if index is not None else _beside(found, prediction),
         min_fit=min_fit,
         splits=outlook.is_space_named,
     )
@@ -165,19 +165,19 @@ def explain_candidate(
     first = int(choices.firsts[place - 1])
     if first != at:
         inside = [first, *choices.variants(place).tolist()]
-        first = next(each for each in inside if each == at or outlook.lattice.is_legal(each))
-    first_s = own.step_time_s[0] if first == at else found.step_time_s[first]
+        first = next(place for place in inside if place == at or outlook.lattice.is_legal(place))
+    first_s = prediction.step_time_s[0] if first == at else found.step_time_s[first]
     return Explained(
         outlook=outlook,
         candidate=candidate,
         notes=notes,
         violations=violations,
-        prediction=own,
+        prediction=prediction,
         reach=reach,
         place=place,
         n_ranked=len(choices),
         first="" if first == at else outlook.engine.describe(candidates[first]),
-        slower_than_first=float(own.step_time_s[0] / first_s),
+        slower_than_first=float(prediction.step_time_s[0] / first_s),
         is_in_lattice=index is not None,
         min_fit=min_fit,
         neighbours=_neighbours(outlook, candidate),

@@ -160,12 +160,12 @@ def _memory_in_words(outlook: Outlook, allowed_bytes: float, device_bytes: float
     if job.memory_limit_bytes and allowed_bytes / (1 - job.head_room) <= there:
         return f"--memory-limit {typed_bytes(allowed_bytes / (1 - job.head_room))}"
     larger = [
-        each
-        for each in outlook.table
-        if each.memory_bytes >= device_bytes
-        and each.name != "CPU"
-        and job.precision in (*each.peak_flops, "fp32")
+        accelerator
+        for accelerator in outlook.table
+        if accelerator.memory_bytes >= device_bytes
+        and accelerator.name != "CPU"
+        and job.precision in (*accelerator.peak_flops, "fp32")
     ]
-    smallest = min(larger, key=lambda each: each.memory_bytes, default=None)
+    smallest = min(larger, key=lambda accelerator: accelerator.memory_bytes, default=None)
     named = "" if smallest is None else f", such as --gpu {smallest.name}"
     return f"accelerators of {format_bytes(device_bytes)} or more{named}"

@@ -295,14 +295,22 @@ def build_lattice(space: Space, engine: Engine, *, most_counted: int = MOST_COUN
     counts: Counter[str] = Counter()
     examples: dict[str, tuple[Candidate, Violation]] = {}
     broken = np.zeros(len(rows), np.intp)
-    if len(rows) > MOST_COUNTED:
+    is_large = len(rows) > MOST_COUNTED
+    refused = engine.refused_rows(rows) if is_large else None
+    for rule, those in (refused or {}).items():
+        broken += those
+        if n_refused := int(those.sum()):
+            counts[rule] += n_refused
+            first = rows[int(np.argmax(those))]
+            examples[rule] = next((first, v) for v in engine.judge(first) if v.rule == rule)
+    if is_large and refused is None:
         for knobs, rules in engine.decided_by.items():
             broken += _broken(rows, engine, knobs, rules, counts, examples)
     lattice = Lattice(
         candidates=rows.take(np.flatnonzero(broken == 0)),
         context=engine.context,
         grid_size=len(rows),
-        judge=engine.judge,
+        judge=engine.judge if refused is None else None,
         refused=counts,
         examples=examples,
     )

@@ -224,16 +224,16 @@ class Outlook:
 
     def predict_plans(self, plans: Plans) -> tuple[Prediction, Margin]:
         """Predictions, and how far measured figures may be from them."""
-        said = predict(plans, constants_of(self.environment))
+        prediction = predict(plans, constants_of(self.environment))
         if self.learned is not None:
-            return self.learned.correct(said)
-        errors, n = errors_of(self.environment), len(said.step_time_s)
+            return self.learned.correct(prediction)
+        errors, n = errors_of(self.environment), len(prediction.step_time_s)
         accelerator = accelerator_of(self.environment, self.table)
         # Releases that are installed say how old the software is; nobody says it of other nodes.
         is_old = np.full(n, not self.environment.torch_version)
         facts = errors.facts_of([self.job.engine] * n, [accelerator] * n, {"software": is_old})
-        margin = errors.reach(said, facts)
-        return margin.judge(said), margin
+        margin = errors.reach(prediction, facts)
+        return margin.judge(prediction), margin
 
     def _candidate(self, values: Mapping[str, KnobValue]) -> Candidate:
         return Candidate.of(

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from autotune import DEFAULT_ENGINE
+from autotune.base.errors import AutotuneError, ExitCode, FleetError, NothingFeasibleError
 from autotune.base.plugins import load_plugin
 from autotune.contract import CONFIG_DIR, METER_SLACK, Origin, Outcome
 from autotune.record.facts import PassedOver, read_fact
@@ -82,6 +83,24 @@ class Problem:
 
     message: str
     fix: str
+    exit_code: ExitCode = ExitCode.NOTHING_FEASIBLE
+    notes: tuple[str, ...] = ()
+    """What went wrong besides."""
+
+    @classmethod
+    def of(cls, error: AutotuneError) -> "Problem":
+        """The problem of an error."""
+        notes = tuple(getattr(error, "__notes__", ()))
+        return cls(message=error.message, fix=error.hint, exit_code=error.exit_code, notes=notes)
+
+    @property
+    def error(self) -> AutotuneError:
+        """The error that the search ended with."""
+        is_of_fleet = self.exit_code is ExitCode.FLEET_UNAVAILABLE
+        error = (FleetError if is_of_fleet else NothingFeasibleError)(self.message, self.fix)
+        for note in self.notes:
+            error.add_note(note)
+        return error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,80 +179,31 @@ class SearchAnswer:
         return self.baseline is not None and any(p.by_platform for p in self.passed_over)
 
     @property
-    def table(self) -> Path:
-        return self.study.table_file
-
-    @property
     def export(self) -> Path | None:
         """Folder of the files that are handed out; None: there are none."""
         has_files = self.best is not None and self.origin is Origin.MEASURED
         return self.study.best_folder if has_files else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: what `search --json` prints.
+        """What `study.json` keeps and `search --json` prints: the fields, and what they mean.
 
         Returns:
-            `study`, `counts` by outcome, `baseline` and `best` (null where there is none),
-            `ties`, `proven_gain` (whether the best is proven to be better than the baseline),
-            `handed_out` (the trial whose files `paths.export` holds: without a proven gain that
-            of the baseline; null: nothing is), `speedup` with its 95% interval `speedup_low` to
-            `speedup_high` (null if no baseline was compared), `guard` (what the convergence guard
-            says of `best`: `verdict`, `why`, `tolerance`, `deviation` in `step`, the `losses` and
-            `baseline_losses` of each step; null where it is off), `drifted` (what was better and
-            is not handed out since the guard fails it, with its own `guard`; null: nothing was),
-            `passed_over` (what the baseline was to be and is not, the first choice first:
-            `candidate`, its `trial`, `why`, and whether the platform is to blame: `by_platform`),
-            `substitute_baseline` (whether one of those is), `stop_reason`, `origin` (of the
-            figures: see `Origin`), `problem` (null, or `message` and `fix`), `interrupted`,
-            `paths`; with the Pareto objective also `front`, fastest first, and `rule`, which says
-            how `best` was chosen of it.
+            The fields of the answer, `study` by name; `proven_gain` (whether the best is proven to
+            be better than the baseline) and `handed_out` (the trial whose files are exported:
+            without a proven gain the baseline's; null: none).
         """
-        speedup, problem, drifted = self.speedup, self.problem, self.drifted
-        front = {}
-        if self.front is not None:
-            front = {"front": [self._shown(point) for point in self.front], "rule": self.rule}
         return {
+            **asdict(self),
             "study": self.study.name,
-            "counts": {outcome.value: count for outcome, count in self.counts.items()},
-            "baseline": self.baseline and self._shown(self.baseline),
-            "best": self.best and self._shown(self.best),
-            "ties": [self._shown(tie) for tie in self.ties],
+            "counts": dict(self.counts),
             "proven_gain": self.has_proven_gain,
             "handed_out": self.handed_out and self.handed_out.trial,
-            "speedup": speedup and speedup.ratio,
-            "speedup_low": speedup and speedup.low,
-            "speedup_high": speedup and speedup.high,
-            "guard": self.guard and asdict(self.guard),
-            "drifted": drifted
-            and {**self._shown(drifted.standing), "guard": asdict(drifted.guard)},
-            "passed_over": [vars(passed) for passed in self.passed_over],
-            "substitute_baseline": self.is_substitute,
-            "stop_reason": str(self.stop_reason),
-            "origin": self.origin.value,
-            "problem": problem and vars(problem),
-            "interrupted": self.interrupted,
-            "paths": {
-                "table": str(self.table),
-                "export": None if self.export is None else str(self.export),
-            },
-            **front,
         }
-
-    def stored(self) -> dict[str, Any]:
-        """What `study.json` keeps."""
-        data = {**asdict(self), "counts": dict(self.counts)}
-        del data["study"]  # it may be moved
-        return data
 
     def config_of(self, standing: Standing) -> Path:
         """The configuration file of the trial that stands for a candidate."""
         name: str = load_plugin("engine", self.engine).config_file
         return self.study.trial_folder(standing.trial) / CONFIG_DIR / name
-
-    def _shown(self, standing: Standing) -> dict[str, Any]:
-        candidate = dict(standing.candidate.values)
-        config = str(self.config_of(standing))
-        return {**asdict(standing), "candidate": candidate, "ds_config": config}
 
 
 def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:

@@ -59,15 +59,19 @@ class Blocks:
         """
         if self.degrees < 1 or any(name not in self.names for name in weights):
             return None
+        middle, error = self.contrast(weights)
+        half = t_quantile(1 - missed / 2 / max(1, of_many), self.degrees) * error
+        return Speedup(
+            ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half)
+        )
+
+    def contrast(self, weights: Mapping[str, float]) -> tuple[float, float]:
+        """A weighted sum of the configurations' log samples/s, and its standard error."""
         row = np.zeros(len(self.effects))
         for name, weight in weights.items():
             row[self.names[name]] += weight
         error = math.sqrt(max(0.0, float(row @ self.covariance @ row)) * self.variance)
-        confidence = 1 - missed / 2 / max(1, of_many)
-        middle, half = float(row @ self.effects), t_quantile(confidence, self.degrees) * error
-        return Speedup(
-            ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half)
-        )
+        return float(row @ self.effects), error
 
 
 def blocks_of(runs: Sequence[BlockRun]) -> Blocks:

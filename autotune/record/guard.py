@@ -112,64 +112,66 @@ def guards_of(
         if explores and identity.candidate_hash == baseline_hash and _ran(trial):
             own_trials = [trial]  # the last one: a repeat takes the first one's place
         if identity.role is Role.CONFIRM and identity.confirm_round is not None and _ran(trial):
-            own = runs.setdefault(identity.candidate_hash, {})
-            own[identity.confirm_round] = trial  # a repeat takes the first one's place
-    theirs = list(runs.get(baseline_hash or "", {}).values())
+            by_round = runs.setdefault(identity.candidate_hash, {})
+            by_round[identity.confirm_round] = trial  # a repeat takes the first one's place
+    baseline_runs = list(runs.get(baseline_hash or "", {}).values())
     # A run of round 0 trains in the same order, so that both would show no rounding.
-    others = [t for t in theirs if t.spec.identity.confirm_round]
+    others = [t for t in baseline_runs if t.spec.identity.confirm_round]
     if own_trials and _n_losses(own_trials[0]) >= n_steps and others:
-        theirs = [*own_trials, *others]
+        baseline_runs = [*own_trials, *others]
     return {
         key: GuardVerdict(verdict=Convergence.PASS, why="it is the baseline itself")
         if key == baseline_hash
-        else guard(list(own.values()), theirs, n_steps)
-        for key, own in runs.items()
+        else guard(list(by_round.values()), baseline_runs, n_steps)
+        for key, by_round in runs.items()
     }
 
 
-def guard(ours: Sequence[Trial], theirs: Sequence[Trial], n_steps: int) -> GuardVerdict:
+def guard(ours: Sequence[Trial], baseline: Sequence[Trial], n_steps: int) -> GuardVerdict:
     """Compare the runs of a candidate with those of the baseline; all have to be measured.
 
     A study may go on with another seed: only runs with that of the candidate's last one count.
     """
     seed = ours[-1].spec.workload.seed
-    ours, theirs = ([t for t in runs if t.spec.workload.seed == seed] for runs in (ours, theirs))
-    if len(theirs) < MIN_RUNS:
-        said = "once" if theirs else "never"
-        return _unknown(f"the baseline ran {said} in the comparison, and the guard needs two runs")
-    if why := _why_not(ours[0].spec, theirs[0].spec):
+    ours, baseline = (
+        [t for t in runs if t.spec.workload.seed == seed] for runs in (ours, baseline)
+    )
+    if len(baseline) < MIN_RUNS:
+        times = "once" if baseline else "never"
+        return _unknown(f"the baseline ran {times} in the comparison, and the guard needs two")
+    if why := _why_not(ours[0].spec, baseline[0].spec):
         return _unknown(why)
     # Runs that only measured took fewer steps than those that are to be compared.
-    longest = max(map(_n_losses, ours)), sorted(map(_n_losses, theirs))[-MIN_RUNS]
+    longest = max(map(_n_losses, ours)), sorted(map(_n_losses, baseline))[-MIN_RUNS]
     n_common = min(n_steps, *longest)
-    kept = [
+    losses_of = [
         [t.result.losses[:n_steps] for t in runs if t.result and _n_losses(t) >= n_common]
-        for runs in (ours, theirs)
+        for runs in (ours, baseline)
     ]
     if n_common < MIN_STEPS:
         return _unknown(f"the losses of {n_common} steps are known, {MIN_STEPS} are needed")
-    own, base = ([losses[:n_common] for losses in runs] for runs in kept)
+    candidate, base = ([losses[:n_common] for losses in runs] for runs in losses_of)
     spec = ours[0].spec
-    skipped = max(t.result.losses_skipped for t in (*ours, *theirs) if t.result is not None)
+    skipped = max(t.result.losses_skipped for t in (*ours, *baseline) if t.result is not None)
     if skipped and not _is_ours(spec):
         return _unknown(
             f"the loss scale skipped {skipped} of the first steps, and the script went on to "
             "other samples meanwhile"
         )
     return compare_losses(
-        own,
+        candidate,
         base,
         roundoff=roundoff_of(spec),
         is_same_start=_is_ours(spec) and "config" in spec.workload.model,
         is_seeded=_is_ours(spec),
-        lags=_steps_at_the_start(ours[0]) != _steps_at_the_start(theirs[0]),
+        lags=_steps_at_the_start(ours[0]) != _steps_at_the_start(baseline[0]),
     )
 
 
 def _steps_at_the_start(trial: Trial) -> bool:
     """Whether its engine began with a step of gradients of zero."""
-    said = {} if trial.result is None else trial.result.read_back
-    return said.get("optimizer_wrapper") in _STEPS_AT_THE_START
+    read_back = {} if trial.result is None else trial.result.read_back
+    return read_back.get("optimizer_wrapper") in _STEPS_AT_THE_START
 
 
 def _n_losses(trial: Trial) -> int:
@@ -178,7 +180,7 @@ def _n_losses(trial: Trial) -> int:
 
 def compare_losses(
     ours: Sequence[Sequence[float]],
-    theirs: Sequence[Sequence[float]],
+    baseline: Sequence[Sequence[float]],
     *,
     roundoff: float,
     is_same_start: bool,
@@ -202,27 +204,27 @@ def compare_losses(
 
     Args:
         ours: Losses by run and step, as many steps in each.
-        theirs: The baseline's, of `MIN_RUNS` at least.
+        baseline: The baseline's, of `MIN_RUNS` at least.
         roundoff: Error of rounding a loss once, as a share.
         is_same_start: Whether both are known to begin with the same weights and samples.
         is_seeded: Whether the baseline is known to train the same samples in each of its runs.
         lags: Whether one of the two is behind the other by a part of an update.
     """
-    if not all(math.isfinite(loss) for runs in (ours, theirs) for one in runs for loss in one):
+    if not all(math.isfinite(loss) for runs in (ours, baseline) for one in runs for loss in one):
         return GuardVerdict(verdict=Convergence.FAIL, why="a loss is not finite")
-    mean, base = _by_step(ours, statistics.fmean), _by_step(theirs, statistics.fmean)
+    mean, base = _by_step(ours, statistics.fmean), _by_step(baseline, statistics.fmean)
     rounding = 2 * roundoff * max(map(abs, base))
-    first = [losses[0] for losses in theirs]
+    first = [losses[0] for losses in baseline]
     if not is_seeded and max(first) - min(first) > rounding:
         return _unknown(
             f"the baseline's own runs begin with the losses {_listed(first)}: the samples, their "
             "order or the initial weights differ from run to run; give them a seed"
         )
-    spread = max(_by_step(theirs, statistics.stdev))
-    errors = spread * math.sqrt(1 / len(ours) + 1 / len(theirs))
+    spread = max(_by_step(baseline, statistics.stdev))
+    errors = spread * math.sqrt(1 / len(ours) + 1 / len(baseline))
     learned = max(base) - min(base)
     sources = {
-        "by the baseline's own repeat": t_quantile(CONFIDENCE, len(theirs) - 1) * errors,
+        "by the baseline's own repeat": t_quantile(CONFIDENCE, len(baseline) - 1) * errors,
         "by rounding": rounding,
         f"{LEARNED_SHARE:.0%} of what the baseline's loss moved": LEARNED_SHARE * learned,
     }
@@ -283,9 +285,9 @@ def roundoff_of(spec: TrialSpec) -> float:
     return roundoff / math.sqrt(n_tokens) + _SUMMED
 
 
-def _why_not(ours: TrialSpec, theirs: TrialSpec) -> str:
+def _why_not(ours: TrialSpec, baseline: TrialSpec) -> str:
     """Why the losses of two trials cannot be compared to the last digits; empty: they can."""
-    padded = [spec.engine.expected.get(PADDED_VOCAB) for spec in (ours, theirs)]
+    padded = [spec.engine.expected.get(PADDED_VOCAB) for spec in (ours, baseline)]
     if None not in padded and padded[0] != padded[1]:
         return (
             f"the vocabulary is padded to {padded[0]} and {padded[1]} token ids, a multiple that "
@@ -293,9 +295,9 @@ def _why_not(ours: TrialSpec, theirs: TrialSpec) -> str:
         )
     if not _is_ours(ours):
         return ""
-    if (ours.layout.pp > 1) != (theirs.layout.pp > 1):
+    if (ours.layout.pp > 1) != (baseline.layout.pp > 1):
         return "a pipeline has layers of its own, which begin with other weights"
-    sizes = [spec.layout.micro_batch for spec in (ours, theirs)]
+    sizes = [spec.layout.micro_batch for spec in (ours, baseline)]
     if is_drawn(ours.workload.lengths) and sizes[0] != sizes[1]:
         return (
             f"samples differ in length, and micro-batches of {sizes[0]} and of {sizes[1]} samples "

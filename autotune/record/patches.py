@@ -4,16 +4,13 @@ A study of a user's command knows it by the text of its files. What the study it
 makes the command no other one.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.base.errors import StudyError
-from autotune.contract import ContractError, read_json, write_json
-from autotune.record.facts import read_fact
+from autotune.record.found import read_found, write_found
 
-PATCHES_FILE = "patches.json"
+_FILE = "patches.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +26,15 @@ class WrittenPatch:
     candidate_hash: str
 
 
-def read_patches(folder: Path) -> dict[str, WrittenPatch]:
-    """The files that a study patched, by name; what is unreadable counts as not there."""
-    try:
-        data = read_json(folder / PATCHES_FILE)
-    except ContractError:
-        return {}
-    found = {name: read_fact(WrittenPatch, each) for name, each in data.items()}
-    return {name: each for name, each in found.items() if each is not None}
+@dataclass(frozen=True, kw_only=True)
+class _Patches:
+    files: Mapping[str, WrittenPatch]
+
+
+def read_patches(folder: Path) -> Mapping[str, WrittenPatch]:
+    """The files that a study patched, by name; none where the file is unreadable."""
+    found = read_found(_Patches, folder / _FILE)
+    return {} if found is None else found.files
 
 
 def write_patches(folder: Path, patches: Mapping[str, WrittenPatch]) -> None:
@@ -45,11 +43,4 @@ def write_patches(folder: Path, patches: Mapping[str, WrittenPatch]) -> None:
     Raises:
         StudyError: The folder cannot be written.
     """
-    path = folder / PATCHES_FILE
-    try:
-        write_json(path, {name: dataclasses.asdict(each) for name, each in patches.items()})
-    except OSError as error:
-        raise StudyError(
-            f"{path}: cannot be written: {error.strerror}",
-            "free some space or mend the permissions, then patch again",
-        ) from error
+    write_found(folder / _FILE, _Patches(files=dict(patches)))

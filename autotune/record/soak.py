@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autotune.base.units import format_bytes, format_count
-from autotune.contract import METER_SLACK
 from autotune.record.found import read_found
 
 SOAK_FILE = "soak.json"
@@ -97,27 +96,8 @@ def digest_of(files: dict[str, str]) -> str:
 
 
 def read_soak(folder: Path) -> SoakResult | None:
-    """The last soak of a folder; None if there was none, or if it is unreadable or cannot be."""
-    soak = read_found(SoakResult, folder / SOAK_FILE)
-    if soak is None or soak.passed == bool(soak.problems) or (soak.passed and soak.too_short):
-        return None
-    return soak if not soak.passed or _can_have_passed(soak) else None
-
-
-def _can_have_passed(soak: SoakResult) -> bool:
-    """Whether what has to be seen was seen, and stayed within its limits."""
-    peak, limit, checkpoint = soak.peak_memory_bytes, soak.memory_limit_bytes, soak.checkpoint
-    return (
-        soak.steps > 0
-        and soak.samples_per_s is not None
-        and (peak is None or limit is None or peak <= limit * (1 + METER_SLACK))
-        and all(each.slope_bytes_per_hour <= each.allowed_bytes_per_hour for each in soak.growth)
-        and checkpoint is not None
-        and checkpoint.load_s is not None
-        and checkpoint.steps_compared > 0
-        and checkpoint.loss_deviation is not None
-        and checkpoint.loss_deviation <= checkpoint.loss_tolerance
-    )
+    """The last soak of a folder; None if there was none, or if it is unreadable."""
+    return read_found(SoakResult, folder / SOAK_FILE)
 
 
 def describe_soak(soak: SoakResult) -> str:

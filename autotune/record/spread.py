@@ -91,11 +91,11 @@ class Spread:
         The steps of one run count as the degrees of freedom that their independent ones have,
         what is typical as `PRIOR_DEGREES`: few steps say little of their own variance.
         """
-        own = variance_of_steps(run)
+        variance = variance_of_steps(run)
         if self.of_steps is None or not run.step_times_s:
-            return own
+            return variance
         degrees = max(0.0, n_effective(run.step_times_s) - 1.0)
-        return (PRIOR_DEGREES * self.of_steps + degrees * own) / (PRIOR_DEGREES + degrees)
+        return (PRIOR_DEGREES * self.of_steps + degrees * variance) / (PRIOR_DEGREES + degrees)
 
     def half_width(self, own_variance: float = 0.0, *, n_runs: int = 1) -> float:
         """How far a re-run may be from the mean of some runs, in log samples/s.
@@ -138,11 +138,11 @@ def pooled(groups: Iterable[Sequence[TrialResult]]) -> Spread:
     known = list(groups)
     squares, degrees = between(known)
     prior = PRIOR_DEGREES * PRIOR_DEVIATION**2
-    own = [variance_of_steps(run) for runs in known for run in runs if run.step_times_s]
+    variances = [variance_of_steps(run) for runs in known for run in runs if run.step_times_s]
     return Spread(
         variance=(prior + max(0.0, squares)) / (PRIOR_DEGREES + degrees),
         degrees=PRIOR_DEGREES + degrees,
-        of_steps=statistics.median(own) if len(own) >= _ENOUGH_RUNS else None,
+        of_steps=statistics.median(variances) if len(variances) >= _ENOUGH_RUNS else None,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from autotune.base.errors import JobError, StudyError
+from autotune.base.files import writing
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
 from autotune.base.secrecy import scrubbed, scrubbed_document
 from autotune.base.text import texts_on_one_line
@@ -117,33 +118,34 @@ class Study:
             StudyError: Another coordinator holds it, another user prepared it, or the folder
                 cannot be written.
         """
+        with _writing(self.folder):
+            try:
+                for folder in (self.root, self.folder, self.trials_folder):
+                    refuse_prepared(folder)
+                self.trials_folder.mkdir(parents=True, exist_ok=True)
+                lock = open_lock(self.folder / LOCK_FILE, 0o666)  # others may ask who searches
+            except PreparedError as error:
+                hint = "remove it, or name a folder that is yours with --results"
+                raise StudyError(str(error.strerror), hint) from error
         try:
-            for folder in (self.root, self.folder, self.trials_folder):
-                refuse_prepared(folder)
-            self.trials_folder.mkdir(parents=True, exist_ok=True)
-            lock = open_lock(self.folder / LOCK_FILE, 0o666)  # others may ask who searches
-        except PreparedError as error:
-            raise StudyError(
-                str(error.strerror),
-                "remove it, or name a folder that is yours with --results",
-            ) from error
-        except OSError as error:
-            raise _cannot_write(self.folder, error) from error
+            with _writing(self.folder):
+                self._hold(lock)
+        except StudyError:
+            os.close(lock)
+            raise
+        self._lock = lock
+
+    def _hold(self, lock: int) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, str(os.getpid()).encode(), 0)
         except BlockingIOError as error:
-            os.close(lock)
             raise StudyError(
                 f"{self.folder}: another search holds this study (process "
                 f"{self.holder() or 'unknown'})",
                 "wait for it, end it, or give this one its own --study NAME",
             ) from error
-        except OSError as error:
-            os.close(lock)
-            raise _cannot_write(self.folder, error) from error
-        self._lock = lock
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
 
     def holder(self) -> int | None:
         """The process that took the study last, as its lock says; None where that is damaged."""
@@ -204,9 +206,8 @@ class Study:
         while os.path.lexists(aside := self.root / f"{self.name}.old-{number}"):
             number += 1
         try:
-            self.folder.rename(aside)
-        except OSError as error:
-            raise _cannot_write(self.folder, error) from error
+            with _writing(self.folder):
+                self.folder.rename(aside)
         finally:
             self.unlock()
         return aside
@@ -219,8 +220,8 @@ class Study:
         """
         found = [_read_trial(self.trial_folder(n)) for n in self._numbers()]
         return Recorded(
-            trials=tuple(each for each in found if isinstance(each, Trial)),
-            unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
+            trials=tuple(one for one in found if isinstance(one, Trial)),
+            unreadable=tuple(one for one in found if isinstance(one, Unreadable)),
         )
 
     def trials(self) -> tuple[Trial, ...]:
@@ -257,7 +258,7 @@ class Study:
             StudyError: The disk is full or the folder cannot be written.
         """
         folder = self.trial_folder(spec.identity.number)
-        try:
+        with _writing(folder):
             # The folder above was made with the study's lock: one that is gone was moved away, and
             # what goes on in its place would be a second study.
             folder.mkdir()
@@ -266,8 +267,6 @@ class Study:
                 clean = scrubbed_document(name, text)
                 (folder / CONFIG_DIR / name).write_text(clean, encoding="utf-8")
             write_spec_file(folder, spec)
-        except OSError as error:
-            raise _cannot_write(folder, error) from error
         return folder
 
     def read_files(self, trial: Trial) -> dict[str, str]:
@@ -287,12 +286,10 @@ class Study:
             StudyError: The disk is full or the folder cannot be written.
         """
         path = folder / RESULT_FILE
-        try:
+        with _writing(folder):
             if os.path.lexists(path):
                 path.replace(folder / f"{RESULT_FILE}.damaged")
             write_json(path, scrubbed(to_dict(result)))
-        except OSError as error:
-            raise _cannot_write(folder, error) from error
 
     def take_result(self, folder: Path, spec: TrialSpec, result: TrialResult) -> TrialResult:
         """Write what a fleet says of a trial; returns what the record makes of it.
@@ -324,10 +321,8 @@ class Study:
         Raises:
             StudyError: The disk is full or the folder cannot be written.
         """
-        try:
+        with _writing(self.folder):
             write_json(self.state_file, scrubbed(state))
-        except OSError as error:
-            raise _cannot_write(self.folder, error) from error
 
     def _numbers(self) -> list[int]:
         """Numbers of the trials' folders, in their order."""
@@ -467,8 +462,6 @@ def _read_known(path: Path, known: int) -> dict[str, Any]:
     return data
 
 
-def _cannot_write(folder: Path, error: OSError) -> StudyError:
-    return StudyError(
-        f"{folder}: cannot be written: {error.strerror}",
-        "free some space or mend the permissions, then run the same command again: it resumes",
-    )
+def _writing(folder: Path) -> contextlib.AbstractContextManager[None]:
+    hint = "mend the permissions, then run the same command again: it resumes"
+    return writing(folder, hint=hint)

@@ -17,8 +17,7 @@ from typing import Any
 import pandas as pd
 
 from autotune import DEFAULT_ENGINE
-from autotune.base.errors import StudyError
-from autotune.base.files import write_whole
+from autotune.base.files import write_whole, writing
 from autotune.base.plugins import load_plugin
 from autotune.base.text import csv_text
 from autotune.contract import TrialResult, TrialSpec
@@ -160,7 +159,7 @@ def extrapolations(trials: Iterable[Trial]) -> dict[int, int]:
     """
     reduced: dict[str, int] = {}
     found: dict[int, int] = {}
-    for trial in sorted(trials, key=lambda each: each.spec.identity.number):
+    for trial in sorted(trials, key=lambda one: one.spec.identity.number):
         identity, result = trial.spec.identity, trial.result
         if result is None or not is_figure(result):
             continue
@@ -172,8 +171,8 @@ def extrapolations(trials: Iterable[Trial]) -> dict[int, int]:
 
 
 def _extrapolated_cells(reduced: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    said, measured = row["predicted_step_time_s"], row["step_time_s"]
-    error = said / measured - 1 if measured else None
+    predicted, measured = row["predicted_step_time_s"], row["step_time_s"]
+    error = predicted / measured - 1 if measured else None
     return {"extrapolated_from": reduced, "extrapolation_error": error}
 
 
@@ -184,17 +183,12 @@ def write_table(study: Study) -> pd.DataFrame:
         StudyError: The record cannot be read, or the files cannot be written.
     """
     frame = load_table(study.folder)
-    try:
+    with writing(study.table_file, hint="mend the permissions; the record is complete without it"):
         write_whole(study.table_file, lambda path: frame.to_parquet(path, index=False))
         write_whole(
             study.table_file.with_suffix(".csv"),
             lambda path: path.write_text(csv_text(frame), encoding="utf-8"),
         )
-    except OSError as error:
-        raise StudyError(
-            f"{study.table_file}: cannot be written: {error.strerror or error}",
-            "free some space or mend the permissions; the record is complete without it",
-        ) from error
     return frame
 
 

@@ -126,12 +126,12 @@ def summary() -> str:
     runs = recorded()
     hardware = ", ".join(sorted({run.hardware for run in runs})) or "nothing"
     gpu = "" if any(run.accelerator == "cuda" for run in runs) else ", and none on a GPU yet"
-    told = f"Knobs have recorded runs on {hardware}{gpu}"
+    text = f"Knobs have recorded runs on {hardware}{gpu}"
     n_never = sum(len(never_run(knob)) for knob in knobs_of(DEFAULT_ENGINE).values())
     if not n_never:
-        return f"{told} ({PAGE})."
+        return f"{text} ({PAGE})."
     never = format_count(n_never, "value has", "values have")
-    return f"{told}. {never} none: {PAGE} says which, and so does a plan that tries them."
+    return f"{text}. {never} none: {PAGE} says which, and so does a plan that tries them."
 
 
 def run_of(

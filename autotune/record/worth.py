@@ -92,16 +92,10 @@ class Ladder:
 
 
 def read_ladder(folder: Path) -> Ladder | None:
-    """The last ladder of a study; None if there is none, or it is unreadable or cannot be."""
+    """The last ladder of a study; None if there is none, or it is unreadable."""
     ladder = read_found(Ladder, folder / LADDER_FILE)
-    return ladder if ladder is not None and _can_be(ladder) else None
-
-
-def _can_be(ladder: Ladder) -> bool:
+    if ladder is None:
+        return None
     steps = (*ladder.up, *ladder.alone, *ladder.out)
-    gains = [step.gain for step in steps] + [ladder.gain]
-    gains += [each.factor for each in ladder.interactions]
-    n = len(ladder.configurations)
-    return all(step.place < n and step.before < n for step in steps) and all(
-        gain is None or 0 <= gain.low <= gain.ratio <= gain.high < math.inf for gain in gains
-    )
+    places = [place for step in steps for place in (step.place, step.before)]
+    return ladder if max(places, default=0) < len(ladder.configurations) else None

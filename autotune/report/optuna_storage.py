@@ -181,9 +181,11 @@ def _attributes(report: Story, tried: Tried, row: Row) -> dict[str, Any]:
 
 
 def _study_attributes(report: Story) -> dict[str, Any]:
-    attributes = {"objective": report.objective.wish.name}
+    attributes: dict[str, Any] = {"objective": report.objective.wish.name}
     if report.answer is not None:
-        answer = report.answer.to_dict()
-        keys = ("speedup", "speedup_low", "speedup_high", "stop_reason")
-        attributes |= {key: answer[key] for key in keys}
+        gain = report.answer.speedup
+        ends = (None, None, None) if gain is None else (gain.ratio, gain.low, gain.high)
+        names = ("speedup", "speedup_low", "speedup_high")
+        attributes |= dict(zip(names, ends, strict=True))
+        attributes["stop_reason"] = report.answer.stop_reason
     return attributes

@@ -140,7 +140,7 @@ class Chooser:
     """Deviation of log seconds by choices that the forecast does not know: they are made after a
     candidate was chosen."""
 
-    def choose(self, is_open: Flags, n_since: int = 0) -> int:
+    def choose(self, is_open: Flags) -> int:
         """The row to try next.
 
         Among the open candidates whose risk is allowed, it has the highest expected gain in log
@@ -150,7 +150,6 @@ class Chooser:
 
         Args:
             is_open: By row, at least one is; those behind the last are not.
-            n_since: Trials that were made since the shots, of which nothing is known.
         """
         is_open = np.append(is_open, np.zeros(len(self.forecast) - len(is_open), bool))
         allowed = self._allowed(is_open)
@@ -158,7 +157,7 @@ class Chooser:
             kept = is_open & ~self.is_dropped
             kept = kept if kept.any() else is_open
             return int(np.argmin(np.where(kept, self._overrun, np.inf)))
-        n_tried = len(self.shots) + self.n_beside + n_since
+        n_tried = len(self.shots) + self.n_beside
         score = self._gain()
         if n_tried % EXPLORE_EVERY == EXPLORE_EVERY - 1:
             # To explore is to go by how little is known of a row; among equals the faster.

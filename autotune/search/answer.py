@@ -212,7 +212,7 @@ def failed_answer(
         origin=origin,
         counts=history.counts,
         stop_reason="nothing is feasible" if nothing else "the devices failed: search again",
-        problem=Problem(message=error.message, fix=error.hint),
+        problem=Problem.of(error),
         passed_over=passed_over,
     )
 

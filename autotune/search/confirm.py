@@ -142,29 +142,29 @@ class Comparison:
         best and the baseline are confirmed cold before anything else.
         """
         one_s = run_seconds(self.history, self.rules, guard_steps)
-        confirmed_s = N_CONFIRM * one_s.cold
 
-        def cost_s(asked: Round, n_runs: int) -> float:
-            return n_runs * one_s.one(cold=asked.cold)
+        def cost_s(asked: Round | None, n_runs: int) -> float:
+            return 0.0 if asked is None else n_runs * one_s.one(cold=asked.cold)
 
         at = self._progress
+        last = self._race_after(at.number).confirmation
+        is_confirming = last is None or (at.round is not None and at.round.cold)
+        kept_s = 0.0 if is_confirming else N_CONFIRM * one_s.cold
         again = progress_of(self._round_after, self._runs, self.history.to_repeat)
-        if again != at and again.round is not None:
-            planned_s = cost_s(at.round, len(at.missing)) if at.round and at.is_begun else 0.0
-            is_confirming = at.round is not None and at.round.cold
-            if not is_confirming and self._race_after(at.number).confirmation is not None:
-                planned_s += confirmed_s
-            if planned_s + cost_s(again.round, 1) <= left_s:
+        if again != at:
+            begun_s = cost_s(at.round, len(at.missing)) if at.is_begun else 0.0
+            if begun_s + kept_s + cost_s(again.round, 1) <= left_s:
                 at = again
         asked, missing = at.round, at.missing
-        if asked is not None and not at.is_begun:
-            last = self._race_after(at.number).confirmation
-            if not asked.cold and at.number and last is not None:
-                after_it_s = cost_s(asked, len(missing)) + confirmed_s
-                is_short = cost_s(asked, len(missing)) <= left_s < after_it_s
-                asked, missing = (last, last.keys) if is_short else (asked, missing)
-            if cost_s(asked, len(missing)) > left_s:
-                return []
+        if (
+            not at.is_begun
+            and at.number
+            and last
+            and cost_s(asked, len(missing)) + kept_s > left_s
+        ):
+            asked, missing = last, last.keys
+        if asked is None or (not at.is_begun and cost_s(asked, len(missing)) > left_s):
+            return []
         members = {member.hash: member for member in self.members}
         return [
             Run(
@@ -174,7 +174,7 @@ class Comparison:
                 cold=asked.cold,
             )
             for key in in_turn(members, at.number, seed)
-            if asked is not None and key in missing
+            if key in missing
         ]
 
     @cached_property
@@ -229,7 +229,7 @@ class Comparison:
             Racer(
                 key=key,
                 peak_bytes=peak_of(self.figures[key]) if key in self.figures else math.inf,
-                own_log=math.log(explored[key].samples_per_s) if key in explored else None,
+                trial_log=math.log(explored[key].samples_per_s) if key in explored else None,
             )
             for key in (member.hash for member in self.members)
             if not self._is_out(key)

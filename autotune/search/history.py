@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,36 +151,21 @@ class History:
         self._given_to_repeat = to_repeat
         self._of_reduced = of_reduced
         self._answers: dict[Hashable, Any] = {}
-        self._of_each: dict[Hashable, tuple[Callable[[Tried], Any], dict[str, Any]]] = {}
+        self._before: Mapping[str, Tried] = {}
+        self._explored_before: Mapping[str, Tried] = {}
 
     def with_trial(self, trial: Trial) -> "History":
         """This list with one more trial, or with one that now has its result.
 
-        The other candidates are handed on, with all that was asked of them; where a trial comes
-        late or is a reduced one, the list is made anew.
+        Candidates to which nothing is new are handed on, with all that was asked of them.
         """
-        made = History(to_repeat=self._given_to_repeat, of_reduced=self._of_reduced)
-        made.recorded = _put(self.recorded, trial)
-        is_last_or_known = made.recorded[-1] is trial or len(made.recorded) == len(self.recorded)
-        if is_reduced(trial) or not is_last_or_known:
-            return made
-        key, known = trial.spec.identity.candidate_hash, vars(made)
-        known["trials"] = _put(self.trials, trial)
-        known["reduced"] = self.reduced
-        known["_groups"] = {**self._groups, key: _put(self._groups.get(key, ()), trial)}
-        if trial.result is None:
-            known["to_repeat"] = self.to_repeat
-        if (made.to_repeat, made.spread) == (self.to_repeat, self.spread):
-            tried = made._made(key)
-            known["_by_hash"] = {**self._by_hash, key: tried}
-            made._of_each = {
-                question: (answer, {**found, key: answer(tried)})
-                for question, (answer, found) in self._of_each.items()
-            }
-            if self._given_to_repeat is None:
-                is_explored = trial.spec.identity.role is not Role.CONFIRM
-                explored = self.explored.with_trial(trial) if is_explored else self.explored
-                known["explored"] = explored
+        others = (known for known in self.recorded if _number(known) != _number(trial))
+        made = History(
+            (*others, trial), to_repeat=self._given_to_repeat, of_reduced=self._of_reduced
+        )
+        made._before = self._by_hash
+        if explored := vars(self).get("explored"):
+            made._explored_before = vars(explored).get("_by_hash", {})
         return made
 
     def once(self, question: Hashable, answer: Callable[[], T]) -> T:
@@ -190,13 +174,6 @@ class History:
             self._answers[question] = answer()
         found: T = self._answers[question]
         return found
-
-    def of_each(self, question: Hashable, answer: Callable[[Tried], T]) -> Mapping[str, T]:
-        """What a function makes of each candidate, by hash; only of a new one it is asked anew."""
-        if question not in self._of_each:
-            found = {key: answer(tried) for key, tried in self._by_hash.items()}
-            self._of_each[question] = answer, found
-        return self._of_each[question][1]
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
@@ -215,8 +192,10 @@ class History:
         The whole record still decides what deserves a repeat: without the comparison's runs a
         trial could be owed here and settled there.
         """
-        explored = (t for t in self.trials if t.spec.identity.role is not Role.CONFIRM)
-        return History(explored, to_repeat=self.to_repeat)
+        trials = (t for t in self.trials if t.spec.identity.role is not Role.CONFIRM)
+        explored = History(trials, to_repeat=self.to_repeat)
+        explored._before = self._explored_before
+        return explored
 
     @cached_property
     def tried(self) -> tuple[Tried, ...]:
@@ -255,16 +234,21 @@ class History:
 
     @cached_property
     def _by_hash(self) -> Mapping[str, Tried]:
-        return {key: self._made(key) for key in self._groups}
-
-    def _made(self, key: str) -> Tried:
-        trials = self._groups[key]
-        return Tried(
-            candidate=candidate_of(trials[0].spec),
-            trials=trials,
-            to_repeat=self.to_repeat and self.to_repeat.intersection(map(_number, trials)),
-            spread=self.spread,
-        )
+        found = {}
+        for key, trials in self._groups.items():
+            to_repeat = self.to_repeat and self.to_repeat.intersection(map(_number, trials))
+            known = self._before.get(key)
+            if known is None or (known.trials, known.to_repeat, known.spread) != (
+                trials,
+                to_repeat,
+                self.spread,
+            ):
+                candidate = candidate_of(trials[0].spec) if known is None else known.candidate
+                known = Tried(
+                    candidate=candidate, trials=trials, to_repeat=to_repeat, spread=self.spread
+                )
+            found[key] = known
+        return found
 
     @cached_property
     def spread(self) -> Spread:
@@ -322,14 +306,6 @@ class History:
 
 def _number(trial: Trial) -> int:
     return trial.spec.identity.number
-
-
-def _put(trials: tuple[Trial, ...], trial: Trial) -> tuple[Trial, ...]:
-    """Trials by number with one more, or with one in the place of what was known of it."""
-    number = _number(trial)
-    place = bisect_left(trials, number, key=_number)
-    is_known = place < len(trials) and _number(trials[place]) == number
-    return (*trials[:place], trial, *trials[place + is_known :])
 
 
 def is_reduced(trial: Trial) -> bool:

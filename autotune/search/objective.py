@@ -48,10 +48,8 @@ class Objective:
 
     def figures(self, history: History) -> Mapping[str, Standing]:
         """The figures of all candidates that have one, by hash."""
-        figures = history.of_each(("figure", self), self.figure)
-        return history.once(
-            ("figures", self), lambda: {k: f for k, f in figures.items() if f is not None}
-        )
+        figures = ((t.candidate.hash, self.figure(t)) for t in history.tried)
+        return history.once(("figures", self), lambda: {k: f for k, f in figures if f is not None})
 
     def losing_step_time_s(self, history: History, global_batch: int) -> float | None:
         """The step time above which a trial has clearly lost, for it to stop early; None: never.

@@ -16,11 +16,9 @@ from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.contract import KnobValue
-from autotune.search.history import History, Tried
+from autotune.search.history import History
 from autotune.search.objective import Objective
 
-MOST_TOLD = 500
-"""Candidates that a sampler is told of; Optuna copies all of them for every proposal."""
 _MAX_STARTUP_TRIALS = 10
 """Random proposals before a sampler has enough to model (Optuna's default, which the constraint
 handling was measured with)."""
@@ -78,16 +76,12 @@ def ask(
     objective: Objective,
     *,
     is_whole: bool = False,
-    most: int = MOST_TOLD,
 ) -> dict[str, KnobValue]:
-    """A value of every knob, as a sampler of Optuna's proposes; arguments as of `frozen_trials`.
-
-    It is told of at most so many trials: the better half of what was measured, and the last ones.
-    """
+    """A value of every knob, as a sampler of Optuna's proposes; see `frozen_trials`."""
     # It would warn of every knob that acts only at some stages and so is sampled on its own.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(directions=objective.directions, sampler=sampler)
-    study.add_trials(frozen_trials(axes, history, objective, is_whole=is_whole, most=most))
+    study.add_trials(frozen_trials(axes, history, objective, is_whole=is_whole))
     trial = study.ask({name: axis.distribution for name, axis in axes.items()})
     return {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
 
@@ -98,7 +92,6 @@ def frozen_trials(
     objective: Objective,
     *,
     is_whole: bool = False,
-    most: int = MOST_TOLD,
 ) -> list[FrozenTrial]:
     """The record in Optuna's terms, one trial per candidate.
 
@@ -113,17 +106,13 @@ def frozen_trials(
         is_whole: Whether every trial names every knob. For TPE a knob that does not act is left
             out, since TPE models it where it acts. A Gaussian process sees only the knobs that all
             trials have and draws the others blindly, so there the knob stands at its first value.
-        most: Candidates at most: half of them the best, the others those that were tried last.
     """
-    if not most:
-        return []
-    tried_candidates = _most_telling(history.tried, most)
     rates = [figure.samples_per_s for figure in objective.figures(history).values()]
     peaks = [t.measured.peak_memory_bytes or 0 for t in history.tried if t.measured is not None]
     worst_peak_bytes = max([objective.allowed_bytes, *peaks])
     idle = {name: axis.values[0] for name, axis in axes.items()} if is_whole else {}
-    told = []
-    for tried in tried_candidates:
+    trials = []
+    for tried in history.tried:
         values = {**idle, **tried.candidate.values}
         active = {name: axis for name, axis in axes.items() if name in values}
         facts: dict[str, Any] = {
@@ -136,20 +125,8 @@ def frozen_trials(
         else:
             facts["values"] = objective.values(tried, worst_peak_bytes)
             facts["constraints"] = objective.constraints(tried, max(rates, default=0.0))
-        told.append(create_trial(**facts))
-    return told
-
-
-def _most_telling(tried: Sequence[Tried], most: int) -> list[Tried]:
-    """At most so many candidates, in their order."""
-    if len(tried) <= most:
-        return list(tried)
-    n_best = most // 2
-    last = tried[len(tried) - (most - n_best) :]
-    before = tried[: len(tried) - len(last)]
-    rates = [-(t.measured.samples_per_s or 0.0) if t.measured else math.inf for t in before]
-    best = sorted(sorted(range(len(before)), key=rates.__getitem__)[:n_best])
-    return [*(before[at] for at in best), *last]
+        trials.append(create_trial(**facts))
+    return trials
 
 
 def tpe_sampler(n_budget: int, seed: int) -> TPESampler:

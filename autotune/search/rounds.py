@@ -2,8 +2,9 @@
 
 A rule names the members of a round from what the rounds before it measured. A round is over when
 the record holds its trials, so whoever starts again goes on where the record ends. The final
-comparison (`autotune.search.confirm`) and the ladder of changes (`autotune.search.worth`) are two
-rules; a plan asks the rule of the comparison how many runs it takes at most.
+comparison (`autotune.search.confirm`), the ladder of changes (`autotune.search.worth`) and the two
+halves of a soak (`autotune.search.soak`) are rules; a plan asks the rule of the comparison how
+many runs it takes at most.
 """
 
 import itertools
@@ -77,6 +78,29 @@ def progress_of(rule: Rule, runs: Runs, to_repeat: Collection[int] = ()) -> Open
         if asked is None or missing:
             return OpenRound(number=number, round=asked, missing=missing)
     raise AssertionError("unreachable")
+
+
+def run_rounds(
+    rule: Rule,
+    runs: dict[tuple[str, int], list[Trial]],
+    run_once: Callable[[str, int], Trial | None],
+    seed: int,
+) -> bool:
+    """Run what a rule asks for from where the record ends; False if the user ended it.
+
+    Args:
+        rule: Names the members of each round.
+        runs: The record's trials, to which those that run are added.
+        run_once: Runs a candidate in a round; None: the user ended it.
+        seed: Of the order in a round.
+    """
+    while (at := progress_of(rule, runs)).round is not None:
+        order = in_turn(at.round.keys, at.number, seed)
+        key = next(key for key in order if key in at.missing)
+        if (trial := run_once(key, at.number)) is None:
+            return False
+        runs.setdefault((key, at.number), []).append(trial)
+    return True
 
 
 def runs_of(trials: Iterable[Trial], first_round: int = 0) -> dict[tuple[str, int], list[Trial]]:

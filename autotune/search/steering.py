@@ -30,12 +30,10 @@ from autotune.cost.predict import predict
 from autotune.cost.problem import situation_of
 from autotune.cost.residual import (
     MEMORY_VARIATION,
-    MOST_SEEN,
     VARIATION,
     Calibration,
     Seen,
     reach_of,
-    spread_over,
 )
 from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
@@ -62,12 +60,6 @@ MiB with torch 2.13, DeepSpeed 0.19.8 and transformers 5 (psutil's `uss`)."""
 MODEL_MARGIN = 1.5
 """Factor by which the model may be wrong before any trial: further than for nearly all published
 runs that it had not seen (`benchmarks/accuracy.py`)."""
-_LEARNS_EVERY = 16
-"""Trials after which more is learned where a record holds more than `MOST_SEEN`: that takes longer
-than to start one, and hundreds are not outvoted by a few."""
-_REUSED_SHARE = 1 / 16
-"""Trials after which a proposal rests on a new fit where a record holds more than `MOST_SEEN`, as
-a share of it: a fit takes longer than to start a trial, and so few of so many teach little."""
 Forecaster = Callable[[Sequence[Candidate]], Forecast]
 """Predictions of a model for candidates, in their order."""
 
@@ -105,8 +97,6 @@ class Steering:
     """Memory of the node that runs the ranks; None: nobody knows it."""
     _learned: "dict[_Kind, tuple[object, Lessons]]" = field(init=False, default_factory=dict)
     """What was learned last for a kind of candidates, and from what."""
-    _fits: "list[_ProposalFit]" = field(init=False, default_factory=list)
-    """What the last proposal rested on; at most one."""
 
     @property
     def steers(self) -> bool:
@@ -134,41 +124,28 @@ class Steering:
         is_open = self._open_rows(history, closed)
         if not is_open.any():
             return None
-        fit = self._fit(history, n_budget=n_budget, seed=seed)
-        n_since = len(history.tried) - fit.n_tried
+        chooser, values = self._chooser(history), dict(self.lattice.constants)
+        if self._unknown:
+            sampler = tpe_sampler(n_budget, sampler_seed(seed, history))
+            axes = make_axes(self._unknown, history)
+            values |= ask(sampler, axes, history, self.objective)
         # Those whose reduced trial is why their row is chosen.
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
         while is_open.any():
-            row = fit.chooser.choose(is_open, n_since)
+            row = chooser.choose(is_open)
             is_chosen = self._groups.which == row
             for place in np.flatnonzero(is_chosen).tolist() if ran else ():
                 candidate = self.lattice.candidates[place]
                 if candidate.hash in ran - closed and self.lattice.is_legal(place):
                     return candidate
             known = zip(self.knobs, self._groups.keys[row], strict=True)
-            wanted = fit.values | {name: value for name, value in known if value is not None}
+            wanted = values | {name: value for name, value in known if value is not None}
             if (found := self.lattice.nearest(wanted, closed, is_chosen)) is not None:
                 return found
             # The rules refuse all that was open of the row, which is closed from now on.
             is_open = self._open_rows(history, closed)
             assert not is_open[row], "an open row has an open candidate"
         return None
-
-    def _fit(self, history: History, *, n_budget: int, seed: int) -> "_ProposalFit":
-        """What is believed of the rows, and what TPE proposes besides; kept in a long record."""
-        n_tried = len(history.tried)
-        for fit in self._fits:
-            is_recent = 0 <= n_tried - fit.n_tried < fit.n_tried * _REUSED_SHARE
-            if fit.n_tried > MOST_SEEN and is_recent:
-                return fit
-        values = dict(self.lattice.constants)
-        if self._unknown:
-            sampler = tpe_sampler(n_budget, sampler_seed(seed, history))
-            axes = make_axes(self._unknown, history)
-            values |= ask(sampler, axes, history, self.objective)
-        fit = _ProposalFit(n_tried=n_tried, chooser=self._chooser(history), values=values)
-        self._fits[:] = [fit]
-        return fit
 
     def expected_gain(self, history: History, closed: Collection[str]) -> float:
         """Expected gain of another trial over the best step time, as a share of it.
@@ -391,17 +368,6 @@ class Steering:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _ProposalFit:
-    """What proposals rest on."""
-
-    n_tried: int
-    """Candidates that were tried then."""
-    chooser: Chooser
-    values: dict[str, KnobValue]
-    """Values of the knobs that the model does not know, as TPE proposes them."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class _Groups:
     keys: tuple[_Key, ...]
     which: NDArray[np.intp]
@@ -413,14 +379,9 @@ class _Groups:
 
 
 def _telling(history: History) -> list[Tried]:
-    """Candidates that ran or ran out of memory, reduced or not; of very many, some."""
+    """Candidates that ran or ran out of memory, reduced or not."""
     tried = (*history.tried, *history.reduced.tried)
-    telling = [t for t in tried if t.measured is not None or t.is_out_of_memory]
-    if len(telling) <= MOST_SEEN:
-        return telling
-    # The same ones for a while, so that what was learned from them serves as long.
-    n_chosen_of = len(telling) - len(telling) % _LEARNS_EVERY
-    return [telling[at] for at in spread_over(n_chosen_of, MOST_SEEN // 2).tolist()]
+    return [t for t in tried if t.measured is not None or t.is_out_of_memory]
 
 
 def _kind(candidate: Candidate) -> _Kind:

@@ -151,7 +151,7 @@ def format_value(value: KnobValue | None) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     digits = str(value)
-    told = digits.rstrip("0")
-    if isinstance(value, int) and value >= 1_000_000 and len(told) <= 2:
-        return f"{'.'.join(told)}e{len(digits) - 1}"
+    significant = digits.rstrip("0")
+    if isinstance(value, int) and value >= 1_000_000 and len(significant) <= 2:
+        return f"{'.'.join(significant)}e{len(digits) - 1}"
     return digits

@@ -137,9 +137,9 @@ def _settled(
     settled: Table, name: str, knob: Knob, chosen: Table, base: Mapping[str, KnobValue]
 ) -> Table:
     """The chosen value, else the base configuration's, else the default."""
-    own, codes = chosen.levels.get(name, (None,)), chosen.codes.get(name)
-    if None not in own:
-        return settled.with_column(name, own, codes)
+    named, codes = chosen.levels.get(name, (None,)), chosen.codes.get(name)
+    if None not in named:
+        return settled.with_column(name, named, codes)
     if name in base:
         levels: tuple[KnobValue, ...] = (base[name],)
         otherwise: Indices = np.zeros(settled.n, np.intp)
@@ -153,8 +153,8 @@ def _settled(
         levels, otherwise = found.distinct, found.which
     if codes is None:
         return settled.with_column(name, levels, otherwise.astype(np.int16))
-    is_open = codes == own.index(None)
-    values = [value for value in own if value is not None]
+    is_open = codes == named.index(None)
+    values = [value for value in named if value is not None]
     merged = (*values, *(value for value in levels if value not in values))
     places = np.array([merged.index(value) for value in levels], np.int16)
     return settled.with_column(name, merged, np.where(is_open, places[otherwise], codes))

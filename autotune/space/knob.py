@@ -195,8 +195,8 @@ class Knob:
         typed = _read(value, self.kind)
         if typed is None:
             spelled = spelled_otherwise(value, is_switch=self.kind == "bool")
-            said = f"{value!r} is not {_KINDS[self.kind]}{spelled}"
-            raise JobError(f"{where}: {self.name}: {said}", self.menu)
+            complaint = f"{value!r} is not {_KINDS[self.kind]}{spelled}"
+            raise JobError(f"{where}: {self.name}: {complaint}", self.menu)
         if self.pattern and re.fullmatch(self.pattern, str(typed)):
             return typed
         if self.choices and typed not in self.choices:

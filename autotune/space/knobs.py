@@ -120,11 +120,11 @@ def describe_candidate(candidate: Candidate, context: Context) -> str:
 
 def describe_difference(candidate: Candidate, baseline: Candidate, context: Context) -> str:
     """Changes of the baseline that a user would make, without knobs that do not act."""
-    ours, theirs = settings_of(candidate, context), settings_of(baseline, context)
+    ours, baseline_settings = settings_of(candidate, context), settings_of(baseline, context)
     changes = {
         name: value
         for name, value in candidate.values.items()
-        if ours.get(name) != theirs.get(name)
+        if ours.get(name) != baseline_settings.get(name)
     }
     return describe_settings(changes, context.knobs) or "the baseline itself"
 
@@ -165,20 +165,20 @@ def steps_of(
             yield name, value
 
 
-def _steps(knob: Knob, own: KnobValue | None) -> Iterator[KnobValue]:
+def _steps(knob: Knob, current: KnobValue | None) -> Iterator[KnobValue]:
     """Values beside a knob's own; none where it does not act."""
-    if own is None:
+    if current is None:
         return
     is_int = knob.kind == "int"
     wanted: Iterable[KnobValue] = ()  # a share has no step that means the same everywhere
     if knob.choices and is_int:
-        wanted = (v for v in knob.choices if abs(int(v) - int(own)) == 1)
+        wanted = (v for v in knob.choices if abs(int(v) - int(current)) == 1)
     elif knob.choices:
-        wanted = (v for v in knob.choices if v != own)
+        wanted = (v for v in knob.choices if v != current)
     elif knob.kind == "bool":
-        wanted = (not own,)
+        wanted = (not current,)
     elif is_int:
-        wanted = _number_steps(int(own))
+        wanted = _number_steps(int(current))
     for value in wanted:
         try:
             yield knob.check(value, where="explain")
@@ -186,12 +186,12 @@ def _steps(knob: Knob, own: KnobValue | None) -> Iterator[KnobValue]:
             continue  # beyond the knob's range
 
 
-def _number_steps(own: int) -> tuple[int, ...]:
+def _number_steps(current: int) -> tuple[int, ...]:
     """Twice as much, half of it, and the powers of two on both sides of a count."""
-    steps = (own * _STEP, own // _STEP)
-    if not 0 < own <= _LARGEST_COUNT or own & (own - 1) == 0:
+    steps = (current * _STEP, current // _STEP)
+    if not 0 < current <= _LARGEST_COUNT or current & (current - 1) == 0:
         return steps
-    above = 1 << own.bit_length()
+    above = 1 << current.bit_length()
     return tuple(dict.fromkeys((above, above // 2, *steps)))
 
 

@@ -63,11 +63,11 @@ class CandidateRows(Sequence[Candidate]):
         if candidate.layers is not None or not values.keys() <= levels.keys():
             return None
         left = np.arange(len(self))
-        for name, own in levels.items():
-            if (value := values.get(name)) not in own:
+        for name, column_values in levels.items():
+            if (value := values.get(name)) not in column_values:
                 return None
             if (codes := self.table.codes.get(name)) is not None:
-                left = left[codes[left] == own.index(value)]
+                left = left[codes[left] == column_values.index(value)]
         return int(left[0]) if len(left) else None
 
     def take(self, rows: Indices) -> "CandidateRows":

@@ -115,23 +115,26 @@ def reach_of(script: Observed) -> Reach:
 
 def layout_of(script: Observed) -> dict[str, int]:
     """How a command splits its model over its ranks, as was read back, if at all."""
-    said = script.measured.read_back
-    return {name: int(said[name]) for name in LAYOUT if said.get(name, 1) > 1}
+    read_back = script.measured.read_back
+    return {name: int(read_back[name]) for name in LAYOUT if read_back.get(name, 1) > 1}
 
 
 def attention_of(script: Observed) -> str:
     """The attention implementation that was read back; empty: none that the knob has."""
-    said = script.measured.read_back.get("attention")
-    return str(said) if said in FACTORY_ATTENTION else ""
+    attention = script.measured.read_back.get("attention")
+    return str(attention) if attention in FACTORY_ATTENTION else ""
 
 
 def implementation_of(script: Observed) -> str:
     """Whose Adam Trainer made by its argument `optim`; empty: the optimizer is another's."""
-    said = script.description
+    description = script.description
     if not script.is_trainer or script.config.get("optimizer"):
         return ""
     # Of another class where states are offloaded: accelerate puts DeepSpeed's in its place.
-    if not said.get("optimizer_by_arguments") or said.get("client_optimizer") != "AdamW":
+    if (
+        not description.get("optimizer_by_arguments")
+        or description.get("client_optimizer") != "AdamW"
+    ):
         return ""
     return IMPLEMENTATIONS.get(str(script.arguments.get("optim")), "")
 
@@ -167,11 +170,11 @@ _BATCH_FLAG = re.compile(r"batch|[-_]m?bsz?$|^-b$")
 def _way_of_micro_batch(script: Observed) -> Way | None:
     if script.is_trainer:
         return "arguments"
-    said = script.description
+    description = script.description
     if (
-        said.get("gives_data")
-        or said.get("asks_micro_batch")
-        or said.get("engine") == ("PipelineEngine")
+        description.get("gives_data")
+        or description.get("asks_micro_batch")
+        or description.get("engine") == ("PipelineEngine")
     ):
         return "configuration"
     return None

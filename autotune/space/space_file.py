@@ -164,10 +164,10 @@ def _validated(model: type[M], data: object, where: str) -> M:
         known = list(model.model_fields)
         found: list[Mapping[str, Any]] = [*error.errors(include_url=False)]
         guesses = [
-            did_you_mean(str(each["loc"][-1]), known, most=1)
-            if each["type"] == "extra_forbidden"
+            did_you_mean(str(problem["loc"][-1]), known, most=1)
+            if problem["type"] == "extra_forbidden"
             else ""
-            for each in found
+            for problem in found
         ]
         # A misspelt key comes first: it is why another one is missing.
         at = next((n for n, guess in enumerate(guesses) if guess), 0)
@@ -192,8 +192,8 @@ _COMPLAINTS = {
 
 def _complaint(item: Mapping[str, Any]) -> str:
     given = _short(item["input"])
-    said = item["msg"].replace("Input should", "{given} should").removeprefix("Value error, ")
-    return str(_COMPLAINTS.get(item["type"], said)).replace("{given}", given)
+    complaint = item["msg"].replace("Input should", "{given} should").removeprefix("Value error, ")
+    return str(_COMPLAINTS.get(item["type"], complaint)).replace("{given}", given)
 
 
 def _domain(knob: Knob, written: object, where: str, knobs: Catalogue) -> Domain:

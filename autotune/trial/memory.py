@@ -3,37 +3,43 @@
 CPU ranks: private data of the process (VmData) above the base after imports. The kernel counts
 `RLIMIT_DATA` in the same unit, and an allocation above it fails cleanly, with a typed error. Both
 are virtual memory: a bucket that is allocated and never touched counts, as it would on a GPU.
-Memory that was filled and then protected from writing, or lies where a stack grows, is no private
-data to the kernel, nor under its limit: it is seen by what is resident, and looked at as shared
-memory is. Shared memory is added as far as it is resident, without the buffers that the engine's
-own collectives have there: those are no more the configuration's than code is. Its limit is looked
-at between steps; the node sees it as well, and the rank's child processes: see
-`autotune.fleet.node.memory`.
+Shared memory is added as far as it is resident, without the buffers that the engine's own
+collectives have there: those are no more the configuration's than code is. So is what child
+processes, such as those that load data, have to themselves (`smaps_rollup`). No allocation fails
+for either: their limit is looked at between steps.
 
 GPU: what the allocator reserved, plus what the process holds on the device besides it (context,
 NCCL buffers) by NVML. A limit is handed to the allocator less that rest.
 """
 
+import contextlib
 import functools
+import glob
 import os
 import resource
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 
+from autotune.base.keeper import below
 from autotune.trial.faults import OutOfMemoryError
 from autotune.trial.nvml import DeviceMemory
-from autotune.trial.shared_memory import LIFTED, SharedMemory
 
 _AT_LIMIT = 0.97
 _NOTICED_BYTES = 8 * 2**20
-"""Resident memory beyond what private data has grown by that counts; a stack is less, too."""
+"""Memory outside of private data that counts: code, stacks, and programs such as `uname` are
+less."""
+_OUTSIDE_PERIOD_S = 0.25
+"""Time between two looks at shared memory and child processes: to look at a child costs
+milliseconds, in which it may wait."""
 _PAGE_BYTES = resource.getpagesize()
-_RESIDENT, _SHARED, _PRIVATE_DATA = 1, 2, 5
-"""Fields of statm, in pages; private data is what RLIMIT_DATA counts, plus the stack. Shared are
-files as well, of which most are code."""
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`, whatever the block size of the file system."""
+_RESIDENT, _PRIVATE_DATA = 1, 5
+"""Fields of statm, in pages; private data is what RLIMIT_DATA counts, plus the stack."""
 
 
 class Meter(ABC):
@@ -73,7 +79,7 @@ class Meter(ABC):
 
 
 class CpuMeter(Meter):
-    """Private data above the base after imports, and shared memory, sampled by a thread."""
+    """Private data above the base after imports, and what is outside, sampled by a thread."""
 
     close_period_s = 0.002
     """Time between two readings of the thread, until `settle`."""
@@ -83,27 +89,23 @@ class CpuMeter(Meter):
     to 1.029 of their time, by configuration (`benchmarks/meter_cost.py EXPORT --period 0.005`)."""
 
     def __init__(self, segments: Sequence[str] = ()) -> None:
+        self._segments = segments
         self._period_s = self.close_period_s
         self._base_bytes = 0
-        self._resident_base_bytes = 0
         self._has_base = threading.Event()
-        self._peak_bytes = 0
-        """Highest private data above the base."""
-        self._shared = SharedMemory("self", segments)
-        self._shared_peak_bytes = 0
-        self._total_peak_bytes = 0
-        """Highest sum of private data and shared memory, while there was any of the latter."""
-        self._over = ""
-        """Memory that went over the limit, in words; empty: none did."""
-        self._is_lifted = False
         self._limit_bytes: int | None = None
+        self._is_lifted = False
+        self._peaks: dict[str, int] = {"peak": 0, "private_data": 0}
+        """Highest figures so far: of private data above the base, of what was seen outside of it,
+        and of their sum (`peak`)."""
+        self._outside: dict[str, int] = {}
+        """Bytes outside of private data when last looked at, by meter."""
+        self._looked_s = 0.0
 
     def start(self, limit_bytes: int | None) -> None:
         # Its stack is part of the base.
         threading.Thread(target=self._watch, name="memory-meter", daemon=True).start()
-        fields = _statm_fields()
-        self._base_bytes = int(fields[_PRIVATE_DATA]) * _PAGE_BYTES
-        self._resident_base_bytes = _resident_bytes(fields)
+        self._base_bytes = _statm_bytes(_PRIVATE_DATA)
         self._limit_bytes = limit_bytes
         if limit_bytes is not None:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)  # none may raise its own
@@ -117,31 +119,30 @@ class CpuMeter(Meter):
 
     def lift(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        lifted = LIFTED if hard == resource.RLIM_INFINITY else hard
-        resource.setrlimit(resource.RLIMIT_DATA, (lifted, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
         self._is_lifted = True
 
     def read(self) -> dict[str, int]:
         """Adds the highest resident set of the process."""
         self._sample()
-        found = {
-            "peak": max(self._peak_bytes, self._total_peak_bytes),
-            "private_data": self._peak_bytes,
-            "host_rss": peak_rss_bytes(),
-        }
-        if self._shared_peak_bytes:
-            found["shared"] = self._shared_peak_bytes
-        return found
+        return {**self._peaks, "host_rss": peak_rss_bytes()}
 
     def now(self) -> dict[str, int]:
         private_bytes = _statm_bytes(_PRIVATE_DATA) - self._base_bytes
         return {"private_data": private_bytes, "host_rss": _statm_bytes(_RESIDENT)}
 
     def check(self) -> None:
-        if not self._is_lifted:
-            self._sample()
-        if self._over:
-            raise OutOfMemoryError(self._over)
+        if self._is_lifted or self._limit_bytes is None:
+            return
+        self._sample()
+        outside_bytes, peak_bytes = sum(self._outside.values()), self._peaks["peak"]
+        # Private data alone has its limit, and may stand above it by the stack.
+        if outside_bytes and peak_bytes > self._limit_bytes:
+            raise OutOfMemoryError(
+                f"out of memory: private data, shared memory and child processes came to "
+                f"{peak_bytes} bytes, {outside_bytes} of them outside of private data: over the "
+                f"limit of {self._limit_bytes} bytes"
+            )
 
     def explains(self, error: BaseException) -> bool:
         """At the limit the interpreter and C code fail in ways of their own.
@@ -153,30 +154,25 @@ class CpuMeter(Meter):
         return self.read()["peak"] >= _AT_LIMIT * self._limit_bytes
 
     def _sample(self) -> None:
-        fields = _statm_fields()
-        private_bytes = self._private_bytes(fields)
-        self._peak_bytes = max(self._peak_bytes, private_bytes)
-        shared_bytes = self._shared.read_if_grown(int(fields[_SHARED]) * _PAGE_BYTES)
-        total_bytes = private_bytes + shared_bytes
-        if shared_bytes:
-            self._shared_peak_bytes = max(self._shared_peak_bytes, shared_bytes)
-            self._total_peak_bytes = max(self._total_peak_bytes, total_bytes)
-        if self._limit_bytes is None or self._is_lifted:
-            return
-        # Private data alone may stand above by the stack, to which its limit does not apply.
-        margin_bytes = 0 if shared_bytes else _NOTICED_BYTES
-        if total_bytes > self._limit_bytes + margin_bytes and not self._over:
-            self._over = (
-                f"out of memory: private data and shared memory came to {total_bytes} bytes, "
-                f"{shared_bytes} of them shared: over the limit of {self._limit_bytes} bytes"
-            )
+        private_bytes = max(0, _statm_bytes(_PRIVATE_DATA) - self._base_bytes)
+        if time.monotonic() - self._looked_s >= _OUTSIDE_PERIOD_S:
+            self._looked_s = time.monotonic()
+            held = {"shared": self._shared_bytes(), "children": _children_bytes()}
+            self._outside = {name: size for name, size in held.items() if size > _NOTICED_BYTES}
+        total_bytes = private_bytes + sum(self._outside.values())
+        seen = {"peak": total_bytes, "private_data": private_bytes, **self._outside}
+        for name, size in seen.items():
+            self._peaks[name] = max(self._peaks.get(name, 0), size)
 
-    def _private_bytes(self, fields: list[bytes]) -> int:
-        """Private data above the base, or the resident part, if that has grown by more."""
-        data_bytes = int(fields[_PRIVATE_DATA]) * _PAGE_BYTES - self._base_bytes
-        resident_bytes = _resident_bytes(fields) - self._resident_base_bytes
-        is_hidden = resident_bytes - data_bytes > _NOTICED_BYTES
-        return max(0, resident_bytes if is_hidden else data_bytes)
+    def _shared_bytes(self) -> int:
+        """Shared memory that this process has mapped and touched, without the engine's own."""
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+            lines = [line for line in file if line.startswith("RssShmem:")]
+        found = sum(int(line.split()[1]) * 1024 for line in lines)
+        for path in (path for name in self._segments for path in glob.iglob(f"/dev/shm/{name}")):
+            with contextlib.suppress(OSError):
+                found -= os.stat(path).st_blocks * _BLOCK_BYTES
+        return max(0, found)
 
     def _watch(self) -> None:
         self._has_base.wait()
@@ -252,17 +248,22 @@ def _device_name(local_rank: int) -> str:
     return visible[local_rank] if visible else str(local_rank)
 
 
-def _resident_bytes(fields: list[bytes]) -> int:
-    """Resident memory of a process that no file is behind, and that it shares with none."""
-    return (int(fields[_RESIDENT]) - int(fields[_SHARED])) * _PAGE_BYTES
+def _children_bytes() -> int:
+    """Memory that the processes below this one have written and share with nobody."""
+    total = 0
+    for pid in below(os.getpid()):
+        with (
+            contextlib.suppress(OSError, ValueError, IndexError),  # it has ended
+            open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file,
+        ):
+            total += sum(
+                int(line.split()[1]) * 1024 for line in file if line.startswith("Private_Dirty:")
+            )
+    return total
 
 
 def _statm_bytes(field: int) -> int:
-    return int(_statm_fields()[field]) * _PAGE_BYTES
-
-
-def _statm_fields() -> list[bytes]:
-    return os.pread(_statm(), 256, 0).split()
+    return int(os.pread(_statm(), 256, 0).split()[field]) * _PAGE_BYTES
 
 
 @functools.cache

@@ -1,21 +1,20 @@
 """A rank that measures the machine and trains nothing: what it found goes to one file.
 
 `python -m MODULE FOLDER ACCELERATOR DEVICES ...` under a launcher; DEVICES are core numbers where
-the accelerator is `cpu`. The findings go to `FOLDER/RANK.json`, a failure to `FOLDER/RANK.error`,
-after the time by the machine's monotonic clock.
+the accelerator is `cpu`. The findings go to `FOLDER/RANK.json`, a failure to a report as a trial's
+rank writes it.
 """
 
-import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autotune.contract import PARENT_ENV
-from autotune.trial.descent import end_with_parent
+from autotune.base.keeper import end_with_parent
+from autotune.contract import PARENT_ENV, write_json
 from autotune.trial.rendezvous import RankStore
+from autotune.trial.reporter import Reporter
 
 
 def report(measure: Callable[[str, int], dict[str, Any]]) -> NoReturn:
@@ -35,11 +34,8 @@ def report(measure: Callable[[str, int], dict[str, Any]]) -> NoReturn:
         store.open()
         found = measure(accelerator, local_rank)
     except Exception as error:
-        text = f"rank {rank}: {type(error).__name__}: {' '.join(str(error).split())}"
-        aside = folder / f"{rank}.error.new"  # moved, so that nobody reads a part of it
-        aside.write_text(f"{time.monotonic():.6f} {text[:500]}", encoding="utf-8")
-        aside.replace(folder / f"{rank}.error")
+        Reporter(folder, rank, submitted_at_s=0.0).fail(error)
         os._exit(1)
-    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    write_json(folder / f"{rank}.json", found)
     store.leave()
     os._exit(0)

@@ -17,11 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autotune.base.keeper import adopt_orphans, end_all_below, end_with_parent
 from autotune.contract import PARENT_ENV, TRIAL_ENV
 from autotune.trial import wrapper
-from autotune.trial.descent import adopt_orphans, end_all_below, end_with_parent
 from autotune.trial.engines.base import driver_of
-from autotune.trial.forks import in_a_child, run_ranks
+from autotune.trial.launcher import in_a_child, run_ranks
 from autotune.trial.rendezvous import Rendezvous
 
 READY = b"ready"

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autotune.base.keeper import end_with_parent
 from autotune.contract import (
     PARENT_ENV,
     RANKS_DIR,
@@ -28,7 +29,6 @@ from autotune.contract import (
 )
 from autotune.trial.aftermath import Aftermath
 from autotune.trial.communication import listen
-from autotune.trial.descent import end_with_parent
 from autotune.trial.engines.base import Driver, driver_of
 from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
 from autotune.trial.rendezvous import RankStore

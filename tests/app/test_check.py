@@ -219,29 +219,6 @@ def test_without_a_terminal_nothing_is_written_until_it_is_chosen(tmp_path):
     assert (done.returncode, path.read_bytes()) == (ExitCode.FOUND, once)
 
 
-def asked_of(path, answers):
-    """The report after answers to the questions, and the rules that were asked for."""
-    asked = []
-
-    def ask(question):
-        asked.append(question.violation.rule)
-        answer = answers.pop(0)
-        return next((o for o in question.options if o.number == answer), None)
-
-    (report,) = check_file(path, CheckFlags(world=8, deepspeed_version="0.19.8"), ask=ask)
-    return report, asked
-
-
-def test_only_what_the_file_cannot_pass_without_is_asked_and_once(tmp_path):
-    path = write(tmp_path, SIXTEEN | {"somebody_elses": 1, "amp": {"enabled": True}})
-    report, asked = asked_of(path, [0, 2])
-    assert (asked, report.passes) == (["version.removed_key", "batch.product"], False)
-    report, asked = asked_of(path, [1, 2])
-    assert report.passes
-    after = json.loads(report.fixed_text)
-    assert (after["train_batch_size"], after["somebody_elses"], "amp" in after) == (128, 1, False)
-
-
 @pytest.mark.parametrize("has_fp16", [True, False])
 def test_fp16_on_this_machines_processor(tmp_path, monkeypatch, has_fp16):
     monkeypatch.setattr("autotune.devices.hardware.cpu_has_fp16", lambda: has_fp16)

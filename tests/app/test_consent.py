@@ -51,12 +51,12 @@ def test_without_anybody_to_ask_it_is_refused_and_the_flag_named(theirs: Path) -
         agree(theirs)
     assert "model: imports evil from" in refused.value.message
     assert "--trust-job" in refused.value.hint
-    assert agree(theirs, is_trusted=True)[0]["model"] == "evil:build"
+    assert agree(theirs, is_trusted=True)[0].keys["model"] == "evil:build"
 
 
 def test_somebody_is_asked_and_shown_what_for(theirs: Path) -> None:
     data, said, asked = agree(theirs, True)
-    assert data["model"] == "evil:build"
+    assert data.keys["model"] == "evil:build"
     assert asked == ["Trust it?"]
     assert f"--job {theirs}" in said[0]
     assert "imports evil from" in said[0]
@@ -86,7 +86,7 @@ def test_what_was_agreed_to_is_what_is_read(theirs: Path) -> None:
     theirs.write_text(JOB.replace("evil:build", "gpt2"))
     data, *_ = agree(theirs)
     theirs.write_text(JOB)
-    job, _ = read_job(theirs, {}, CPU, agreed=data)
+    job, _ = read_job(data, {}, CPU)
     assert job.model.name == "gpt2"
 
 

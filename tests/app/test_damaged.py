@@ -55,7 +55,7 @@ def test_sound_facts_are_read(study: Study) -> None:
     assert environment_at(facts, 0) == environment_of(facts)
     answer = answer_of(facts, study)
     assert answer is not None
-    assert json.loads(json.dumps(answer.stored())) == facts["answer"], (
+    assert json.loads(json.dumps(answer.to_dict())) == facts["answer"], (
         "from the loop to the disk and back"
     )
     assert "Unfinished" not in shown(read_story(study))

@@ -21,7 +21,7 @@ def simulate(tmp_path: Path, **flags: Any) -> tuple[Study, Notebook]:
         None, {**SMALL, **flags}, fleet="simulate:2xCPU", results=tmp_path / "results"
     )
     notebook = Notebook()
-    assert search(session, notebook, fresh=False).error is None
+    assert search(session, notebook, fresh=False).problem is None
     return session.study, notebook
 
 

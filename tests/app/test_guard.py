@@ -65,15 +65,6 @@ def test_the_report_names_both(study: Study) -> None:
     assert "drifted" in render_markdown(report)
 
 
-def test_the_first_screen_names_the_one_that_is_not_handed_out(study: Study) -> None:
-    page = render_page(read_story(study), Templates())
-    number = drifted_trial(study)
-    assert f"Trial {number} was " in page
-    assert "leave the baseline&#x27;s: it is not handed out." in page
-    row = page.partition(f'<tr data-trial="{number}"')[2].partition("</tr>")[0]
-    assert '<span class="tag t-drifts">drifts</span>' in row
-
-
 @pytest.mark.parametrize(
     ("high", "missed"),
     [
@@ -95,25 +86,6 @@ def test_a_baseline_that_noise_may_have_kept_first_says_what_was_missed(
     report = dataclasses.replace(report, answer=noisy)
     assert missed in render_page(report, Templates())
     assert missed in dict(facts_of(report))["verdict"]
-
-
-def test_the_page_lays_the_losses_beside_the_baselines(study: Study) -> None:
-    page = render_page(read_story(study), Templates())
-    answer = read_story(study).answer
-    assert answer is not None
-    assert answer.guard is not None
-    chart = losses(read_story(study))
-    assert chart is not None
-    assert [key.text for key in chart.keys] == ["best", "drifted", "baseline", "allowed"]
-    above, below = ({line.tone: line.path for line in each.lines} for each in chart.panels)
-    assert above["best"] == above["baseline"]
-    flat = below["best"].split("L")
-    assert len({point.split()[1] for point in flat}) == 1, "as the baseline's"
-    assert len(flat) == 20
-    assert below["limit"] != below["best"], "the one that drifted"
-    assert "drifted: 10 to 10; baseline: 10 to 9.05" in page
-    assert f"{answer.guard.tolerance:.2g} to either side is allowed" in page
-    assert f"<dd>trial {drifted_trial(study)}, fail: in step 20 of 20 the loss is 10" in page
 
 
 def test_the_table_says_it_of_every_trial_of_the_candidate(study: Study) -> None:

@@ -84,20 +84,6 @@ def test_a_search_of_such_a_model_is_refused_at_once(tmp_path):
     assert "of all heads together" in " ".join(done.stderr.split())
 
 
-def test_no_two_layouts_read_alike(outlook):
-    told = [outlook.engine.describe(one) for one in outlook.lattice.candidates]
-    assert len(told) == len(set(told))
-
-
-def test_another_fleet_ranks_the_same_layouts(outlook):
-    found = rank_lattice(outlook, what_if=["bandwidth=10Gbps", "memory=40GiB", "gpu=A100-80GB"])
-    slow, small, other = found.variants
-    best_s = found.prediction.step_time_s[found.order[0]]
-    assert slow.step_time_s > best_s
-    assert other.step_time_s > best_s
-    assert small.same_fit_probability <= found.prediction.fit_probability[found.order[0]]
-
-
 def test_a_memory_limit_and_links_reach_the_prediction():
     tight = rank_lattice(opened(memory_limit="40GiB"))
     slow = rank_lattice(opened(FleetWishes(gpu="H100", network="10Gbps")))
@@ -105,13 +91,6 @@ def test_a_memory_limit_and_links_reach_the_prediction():
     assert tight.n_likely < wide.n_likely
     best = int(slow.order[0])
     assert slow.prediction.step_time_s[best] > wide.prediction.step_time_s[best]
-
-
-@pytest.mark.parametrize("world", [1, 100_000])
-def test_one_accelerator_and_a_hundred_thousand(world):
-    found = rank_lattice(opened(world=world, global_batch=100_000))
-    assert len(found.candidates) > 50
-    assert np.isfinite(found.prediction.step_time_s).all()
 
 
 def test_a_layout_is_explained_by_its_rank_and_its_neighbours(outlook):
@@ -214,26 +193,6 @@ def test_a_model_without_layers_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(JobError, match="num_hidden_layers"):
         opened(model=str(tmp_path / "config.json"))
-
-
-def test_the_commands_take_the_engine(tmp_path):
-    flags = ["--engine", "megatron", "--model", "llama-3-8b", "--seq-len", "4096"]
-    flags += ["--global-batch", "64", "--world", "8", "--gpu", "H100"]
-    done = autotune("plan", *flags, "--top", "2", folder=tmp_path)
-    assert done.returncode == ExitCode.FOUND, done.stderr
-    assert "predicted, nothing was run" in done.stdout
-    done = autotune("explain", "tp=16", *flags, folder=tmp_path)
-    assert done.returncode == ExitCode.FOUND, done.stderr
-    assert "tp.domain" in done.stdout
-    done = autotune("estimate", "--set", "tp=2", *flags, "--json", folder=tmp_path)
-    assert json.loads(done.stdout)["candidate"]["tp"] == 2
-    done = autotune("plan", "--engine", "horses", folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "deepspeed, megatron" in done.stderr
-    done = autotune(
-        "estimate", "--engine", "megatron", "--rows", "a", "--out", "b", folder=tmp_path
-    )
-    assert "the rows say" in done.stderr
 
 
 LAUNCH = """#!/bin/bash

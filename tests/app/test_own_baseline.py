@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.app.own_baseline import check_baseline
-from autotune.app.searching import Caller, SearchCall, run_searches
+from autotune.app.searching import run_searches
 from autotune.base.errors import JobError
 from autotune.engines.base import bind_engine
 from tests.jobs import CPU, tiny_job
+from tests.search.scripted import Notebook
 
 SOUND = {
     "train_micro_batch_size_per_gpu": 2,
@@ -59,14 +61,15 @@ def test_what_a_trial_does_not_carry_is_said_before_the_search(tmp_path: Path) -
     kept = {"wandb": {"enabled": True}, "gradient_clipping": 0.5}
     path.write_text(json.dumps({**SOUND, **kept}), encoding="utf-8")
     flags = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2}
-    call = SearchCall(
-        flags={**flags, "baseline": path, "precision": "bf16"},
+    said: list[str] = []
+    run_searches(
+        {**flags, "baseline": path, "precision": "bf16"},
         results=tmp_path / "results",
         fleet="simulate:2xH100",
         dry_run=True,
+        watch=lambda _: nullcontext(Notebook()),
+        say=said.append,
     )
-    said: list[str] = []
-    run_searches(call, Caller(say=said.append))
     about = [line for line in said if line.startswith(str(path))]
     assert any("optimizer.params.lr=0.0003" in line and "0.0001" in line for line in about)
     assert any("wandb" in line and "without it" in line for line in about)

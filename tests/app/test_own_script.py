@@ -21,8 +21,8 @@ from autotune.app.own_script import (
     observe,
     open_command_session,
     own_candidate,
+    ranks_in_words,
     refuse_missing_script,
-    world_of,
 )
 from autotune.app.run import begin_study
 from autotune.app.session import plan_search
@@ -51,14 +51,14 @@ from tests.observed import RAW, TRAINER, observed
         ("axolotl train x.yaml --launcher torchrun -- --nproc-per-node 3", "", 3),
         ("torchrun --nproc-per-node {world=3} train.py", "", 3),
         ("llamafactory-cli train x.yaml", "3", 3),
-        ("python train.py", "", 2),
+        ("python train.py", "", None),
     ],
 )
 def test_the_ranks_that_a_command_is_expected_to_start(
-    monkeypatch: pytest.MonkeyPatch, command: str, variable: str, world: int
+    monkeypatch: pytest.MonkeyPatch, command: str, variable: str, world: int | None
 ) -> None:
     monkeypatch.setenv("NPROC_PER_NODE", variable)
-    assert world_of(command.split(), CPU) == world
+    assert ranks_in_words(command.split()) == world
 
 
 @pytest.fixture
@@ -97,9 +97,8 @@ def test_a_study_of_a_command_may_be_moved(
     folder = tmp_path / "project"
     (tmp_path / "results").rename(tmp_path / "elsewhere")
     study = find_study(tmp_path / "elsewhere", "own")
-    files = export_study(study, tmp_path / "tuned", to="hf", trial=0)
-    assert tmp_path / "tuned" / "train.args" in files
-    assert "per_device_train_batch_size" in (tmp_path / "tuned" / "train.args").read_text()
+    files = export_study(study, tmp_path / "tuned", trial=0)
+    assert tmp_path / "tuned" / "ds_config.json" in files
     (patched,) = patch_study(study, [written(folder / "ds.json")], trial=0).files
     assert not patched.is_changed, "it is the command as it is"
     assert not patched.left
@@ -191,7 +190,7 @@ def test_what_a_study_s_own_patch_wrote_makes_it_no_other_study(tuned: Study) ->
     assert json.loads(Path("ds.json").read_text())["zero_optimization"]["stage"] == 1
     assert not patch(tuned, "ds.json"), "a second run changes nothing"
     patch(tuned, "run.sh")
-    export_study(tuned, out, to="hf", trial=1)
+    export_study(tuned, out, trial=1)
     after = Path("ds.json").read_text()
     project = Path.cwd().rename(tuned.root / "moved")
     export_study(tuned, out, trial=1, project=project)

@@ -87,16 +87,14 @@ def test_a_search_without_a_best_still_answers(
     out, err = capfd.readouterr()
     answer = json.loads(out.splitlines()[-1])
     assert (answer["best"], answer["baseline"], answer["speedup"]) == (None, None, None)
-    assert answer["paths"] == {"table": str(session.study.table_file), "export": None}
     assert sum(answer["counts"].values()) == len(
         [trial for trial in session.study.trials() if trial.result is not None]
     )
     assert words in err
     metrics = session.study.metrics_file.read_text()
     assert 'autotune_stage{study="scripted",stage="done"} 1.0' in metrics
-    kept = answer_of(session.study.read_state(), session.study)
-    assert kept is not None
-    assert kept.to_dict() == answer
+    assert session.study.read_state()["answer"] == answer
+    assert answer_of(session.study.read_state(), session.study) is not None
     state = state_of(session.study)
     assert state.stop_reason == answer["stop_reason"]
     text = shown(read_story(session.study))
@@ -111,10 +109,10 @@ def test_the_search_s_error_comes_before_the_table_s(
         raise StudyError("the table cannot be written: disk full")
 
     monkeypatch.setattr(run, "write_table", full)
-    ending = run.search(session_of(tmp_path, never, monkeypatch), Notebook(), fresh=False)
-    assert ending.error is not None
-    assert ending.error.exit_code == ExitCode.NOTHING_FEASIBLE
-    assert ending.error.__notes__ == ["the table cannot be written: disk full"]
+    answer = run.search(session_of(tmp_path, never, monkeypatch), Notebook(), fresh=False)
+    assert answer.problem is not None
+    assert answer.problem.error.exit_code == ExitCode.NOTHING_FEASIBLE
+    assert answer.problem.error.__notes__ == ["the table cannot be written: disk full"]
     with pytest.raises(StudyError, match="disk full"):
         run.search(session_of(tmp_path / "b", realistic, monkeypatch), Notebook(), fresh=False)
 
@@ -176,13 +174,14 @@ def test_a_search_in_which_nothing_fits_teaches_that(
 ) -> None:
     file = tmp_path / "knowledge.json"
     session = session_of(tmp_path, never, monkeypatch)
-    ending = run.search(session, Notebook(), fresh=False, knowledge=file)
-    assert isinstance(ending.error, NothingFeasibleError)
+    answer = run.search(session, Notebook(), fresh=False, knowledge=file)
+    assert answer.problem is not None
+    assert isinstance(answer.problem.error, NothingFeasibleError)
     lessons = read_lessons(file)
     assert lessons
     assert all(lesson.is_out_of_memory for lesson in lessons)
     notebook = Notebook()
     other = session_of(tmp_path / "b", realistic, monkeypatch)
-    assert run.search(other, notebook, fresh=False, knowledge=file).error is None
+    assert run.search(other, notebook, fresh=False, knowledge=file).problem is None
     assert f"{len(lessons)} trials of other studies correct the forecast" in notebook.notes
     assert str(tmp_path) not in file.read_text(encoding="utf-8")

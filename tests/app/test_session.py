@@ -1,40 +1,24 @@
 """The job where nobody names one, and the job that a study keeps."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from autotune.app.searching import Caller, SearchCall, run_searches
-from autotune.app.session import DEMO, _defaults, read_job
+from autotune.app.searching import run_searches
+from autotune.app.session import Session, read_job
 from autotune.base.errors import StudyError
 from autotune.base.units import format_count
 from autotune.base.yaml_file import dump_yaml
-from autotune.devices.hardware import Environment, detect_environment
-from autotune.job.job import make_job
+from autotune.devices.hardware import detect_environment
+from autotune.job.job import JobText, make_job
 from autotune.record.study import Study
 from autotune.search.plan import Plan
 from tests.jobs import CPU, TINY
 from tests.replay.tables import sweep, write
-
-
-@pytest.mark.parametrize("accelerator", sorted(DEMO))
-@pytest.mark.parametrize("world", [1, 2, 3, 6, 8])
-def test_the_small_job_fits_every_world_and_ends_in_minutes(accelerator: str, world: int) -> None:
-    environment = Environment(
-        accelerator=accelerator,
-        n_devices=world,
-        device_name="any",
-        device_memory_bytes=2**34,
-        peak_flops=None,
-        deepspeed_version="0",
-        torch_version="0",
-    )
-    job = make_job(_defaults({"world": world}, environment), where="test")
-    assert job.world == world
-    assert job.global_batch % world == 0
-    assert job.budget.time_s == {"cpu": 480, "cuda": 360}[accelerator]
 
 
 def test_the_job_of_a_study_holds_from_any_folder(
@@ -61,15 +45,25 @@ def test_a_price_by_kind_is_read_from_a_flag_and_from_a_file(
     assert read_job(None, {**keys, "price": price}, environment)[0].price_per_hour == expected
     file = tmp_path / "job.yaml"
     file.write_text(dump_yaml({**keys, "price": price if "=" in price else expected}))
-    assert read_job(file, {}, environment)[0].price_per_hour == expected
+    assert read_job(JobText.read(file), {}, environment)[0].price_per_hour == expected
+
+
+def planned_alone(
+    flags: Mapping[str, Any], results: Path, fleet: str, *, dry_run: bool = True, **about: Any
+) -> None:
+    """Plan a search, and run nothing."""
+    run_searches(flags, results=results, fleet=fleet, dry_run=dry_run, watch=nobody, **about)
+
+
+def nobody(_: Session) -> Any:
+    raise AssertionError("it ran")
 
 
 def test_studies_of_both_engines_are_named_after_them_and_older_ones_go_on(tmp_path: Path) -> None:
     def planned(**flags: str) -> list[str]:
         shown: list[Plan] = []
         job = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, **flags}
-        call = SearchCall(flags=job, results=tmp_path, fleet="simulate:2xH100", dry_run=True)
-        run_searches(call, Caller(show_plan=shown.append))
+        planned_alone(job, tmp_path, "simulate:2xH100", show_plan=shown.append)
         return [plan.study.name for plan in shown]
 
     alone = [planned(engine=engine)[0] for engine in ("deepspeed", "megatron")]
@@ -91,8 +85,7 @@ def test_studies_of_both_engines_are_named_after_them_and_older_ones_go_on(tmp_p
 def said_of(folder: Path, fleet: str = "local", **flags: object) -> list[str]:
     """What is said before the plans of a search that does not run."""
     said: list[str] = []
-    call = SearchCall(flags=flags, results=folder, fleet=fleet, dry_run=True)
-    run_searches(call, Caller(say=said.append))
+    planned_alone(flags, folder, fleet, say=said.append)
     return said
 
 
@@ -133,8 +126,8 @@ def test_a_study_that_another_search_holds_is_told_before_the_plan(tmp_path: Pat
     held = Study(tmp_path, "held")
     held.lock()
     shown: list[Plan] = []
-    call = SearchCall(flags={**NAMED, "study": "held"}, results=tmp_path, fleet="simulate:2xH100")
+    flags = {**NAMED, "study": "held"}
     with pytest.raises(StudyError, match="another search holds this study"):
-        run_searches(call, Caller(show_plan=shown.append))
+        planned_alone(flags, tmp_path, "simulate:2xH100", show_plan=shown.append, dry_run=False)
     assert not shown
     held.unlock()

@@ -1,6 +1,5 @@
 """Nothing that was started outlives its parent, its own end or its time, however it hangs."""
 
-import json
 import os
 import shutil
 import signal
@@ -387,41 +386,6 @@ def test_a_folder_for_temporary_files_goes_with_its_use(tmp_path, monkeypatch):
         assert folder.parent == tmp_path
         (folder / "x").touch()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("is_killed", [True, False])
-def test_the_folder_of_a_killed_parent_goes_with_what_it_started(is_killed, tmp_path):
-    script = (
-        "import os, sys\n"
-        "from autotune.base.guarded_process import GuardedProcess, scratch_folder\n"
-        "with scratch_folder() as folder:\n"
-        "    (folder / 'x').touch(); process = GuardedProcess(['sleep', '600'])\n"
-        "    ended = GuardedProcess(['true']).wait(); print(folder.exists(), flush=True)\n"
-        "    if sys.argv[1] == 'True': os.kill(os.getpid(), 9)\n"
-        "print(process.poll(), flush=True); process.kill(); process.wait()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(is_killed)],
-        env={**os.environ, SCRATCH_ENV: str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split() == (["True"] if is_killed else ["True", "None"])
-    wait_until(lambda: list(tmp_path.iterdir()) == [])
-
-
-@pytest.mark.parametrize("has_lock", [True, False])
-def test_the_folder_of_a_parent_that_ended_before_its_keeper_began_goes_too(has_lock, tmp_path):
-    left = left_behind(tmp_path)
-    if not has_lock:
-        (left / ".held").unlink()  # who removed it was killed at the last step
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    request = {"parent": ended.pid, "root": str(tmp_path), "folders": [str(left)]}
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", keeper.__file__, json.dumps(request), "touch", tmp_path / "x"]
-    )
-    assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
 
 
 def test_a_folder_with_a_long_name_leaves_no_room_for_sockets(monkeypatch):

@@ -30,11 +30,6 @@ def test_an_undefined_variable_is_named_with_its_line(folder):
     assert "'absent' is undefined" in caught.value.message
 
 
-def test_an_undefined_attribute_is_named(folder):
-    with pytest.raises(RenderError, match=r"line 1: .*has no attribute 'absent'"):
-        render(folder, '{"b": {{ a.absent | tojson }}}', a={})
-
-
 @pytest.mark.parametrize("text", ['{"a": {{ a }}}', '{"a": "{{ a ~ 1 }}"}'])
 def test_a_value_that_nothing_encodes_is_refused(folder, text):
     with pytest.raises(RenderError, match=r"line 1: the value .*\| tojson"):
@@ -124,18 +119,6 @@ def test_the_users_folder_comes_first_and_the_shipped_one_still_serves(folder):
 def test_a_missing_template_says_where_it_was_looked_for(folder):
     with pytest.raises(RenderError, match=r"no/such.j2: not found in .*templates"):
         Templates(folder).text("no/such.j2", {})
-
-
-def test_a_missing_folder_is_refused(folder):
-    with pytest.raises(RenderError, match="no such folder of templates"):
-        Templates(folder / "absent")
-
-
-def test_canonical_json_is_one_text_for_equal_configurations():
-    assert canonical_json({"b": 1, "a": {"d": 1, "c": 2}}) == canonical_json(
-        {"a": {"c": 2, "d": 1}, "b": 1}
-    )
-    assert canonical_json({"a": 1}) == '{\n  "a": 1\n}\n'
 
 
 @pytest.mark.parametrize(

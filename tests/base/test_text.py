@@ -1,6 +1,5 @@
 import csv
 import io
-import json
 import math
 import re
 
@@ -9,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.base.templates import Templates
 from autotune.base.text import (
     bounded,
     cell,
@@ -107,12 +105,6 @@ def test_markdown_of_others_is_no_link_no_formula_and_no_letter_by_number(text):
     assert re.search(r"(?<!\\)[$&]|https?:|www\.", line, re.IGNORECASE) is None
 
 
-def test_code_in_markdown_ends_where_it_should():
-    assert markdown_code("a=1") == "`a=1`"
-    assert markdown_code("a`b") == "`` a`b ``"
-    assert markdown_code("a|b\nc") == "`a\\|b c`"
-
-
 FORMULAS = [
     "=1+1",
     "+cmd|' /C calc'!A0",
@@ -158,20 +150,6 @@ def test_a_table_as_csv_holds_no_formula_and_keeps_its_numbers():
         ["4", "", "", "False"],
     ]
     assert list(frame.columns) == ["n", "x", "=name", "flag"]
-
-
-@pytest.mark.parametrize("text", ACTING.values(), ids=ACTING)
-def test_pages_and_documents_show_it_too(text, tmp_path):
-    folder = tmp_path / "templates"
-    folder.mkdir()
-    (folder / "one.j2").write_text("{{ x | html }}{{ x | text }}", encoding="utf-8")
-    rendered = Templates(folder).text("one.j2", {"x": f"a{text}b"})
-    assert rendered.isprintable()
-
-
-@pytest.mark.parametrize("text", ACTING.values(), ids=ACTING)
-def test_json_escapes_by_itself(text):
-    assert json.dumps(text).isascii()
 
 
 def test_lists_in_messages_end():

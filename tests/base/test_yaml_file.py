@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.errors import JobError
-from autotune.base.yaml_file import dump_yaml, number_of, only_switch, parse_yaml, read_yaml
+from autotune.base.yaml_file import dump_yaml, only_switch, parse_yaml, read_yaml
 
 CORE = {
     "0": 0,
@@ -106,10 +106,6 @@ def test_an_alias_is_what_it_names(file):
     assert read(file, "a: &x [1]\nb: *x") == {"a": [1], "b": [1]}
 
 
-def test_a_merge_key_is_a_key(file):
-    assert read(file, "<<: {a: 1}") == {"<<": {"a": 1}}
-
-
 def test_what_another_program_reads_is_read_as_it_does(file):
     text = "a: 010\nb: on\nc: 1:04\nd: 5e8\n"
     assert parse_yaml(text, file) == {"a": 8, "b": True, "c": 64, "d": "5e8"}
@@ -141,22 +137,6 @@ def test_what_is_written_is_read_back_the_same_by_both(tmp_path_factory, data):
     text = dump_yaml(data)
     assert repr(read(file, text)) == repr(data)
     assert repr(yaml.safe_load(text)) == repr(data)
-
-
-def test_a_value_that_stands_twice_is_written_twice(file):
-    same = {"b": [1, 2]}
-    assert read(file, dump_yaml({"x": same, "y": same})) == {"x": same, "y": same}
-
-
-@pytest.mark.parametrize("text", [text for text in CORE if isinstance(CORE[text], int | float)])
-def test_text_is_a_number_as_yaml_has_it(text):
-    is_switch = isinstance(CORE[text], bool)
-    assert number_of(text) == (None if is_switch else CORE[text])
-
-
-@pytest.mark.parametrize("text", [*TEXT, "9" * 5000])
-def test_no_other_text_is_a_number(text):
-    assert number_of(text) is None
 
 
 @pytest.mark.parametrize(

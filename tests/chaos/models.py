@@ -3,7 +3,6 @@
 Ranks import this, never the suite itself. The last rank is the victim; the others are well.
 """
 
-import ctypes
 import itertools
 import json
 import mmap
@@ -33,12 +32,8 @@ _MEASURED_FROM = 3
 _FOREVER_S = 3600
 _HIDDEN_BYTES = 320 * 2**20
 """Memory that is hidden from its own meter, above the limit of those trials."""
-_SEEN_S = 0.3
-"""Time in which a rank's own meter looks, also while steps are measured."""
-_NAMED_S = 2.0
-"""Time in which a node has surely looked once."""
-_LOOKED_AT_S = 60.0
-"""Time in which a node looks, on the busiest machine; the rank is killed long before."""
+_LOOKED_AT_S = 3.0
+"""Time in which the meter of a rank looks at its child processes, also on a busy machine."""
 _KEPT = []
 
 
@@ -212,14 +207,6 @@ def shares(loss):
     return loss
 
 
-def shares_briefly(loss):
-    """The same, gone before the step is over."""
-    mapping = _filled(mmap.mmap(-1, _HIDDEN_BYTES))
-    time.sleep(_SEEN_S)
-    mapping.close()
-    return loss
-
-
 def has_a_memfd(loss):
     file = os.memfd_create("hidden")
     os.ftruncate(file, _HIDDEN_BYTES)
@@ -243,53 +230,6 @@ def spawns(loss):
     return loss
 
 
-def orphans(loss):
-    """A child's child, whose parent ends."""
-    child = os.fork()
-    if child == 0:
-        if os.fork() == 0:
-            os.setsid()
-            _hoard_in_a_child()
-        os._exit(0)
-    os.waitpid(child, 0)
-    time.sleep(_LOOKED_AT_S)
-    return loss
-
-
-def keeps_in_children(loss):
-    """A mapping that the rank itself has closed."""
-    mapping = mmap.mmap(-1, _HIDDEN_BYTES)
-    for _ in range(2):
-        if os.fork() == 0:
-            _filled(mapping)
-            time.sleep(_FOREVER_S)
-    mapping.close()
-    time.sleep(_LOOKED_AT_S)
-    return loss
-
-
-def protects(loss):
-    """Pieces that are filled and then only read: no private data to the kernel any more."""
-    libc = ctypes.CDLL(None)
-    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    n_pieces = 10
-    for _ in range(n_pieces):
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        piece = _filled(mmap.mmap(-1, _HIDDEN_BYTES // n_pieces, flags=private))
-        at = ctypes.addressof(ctypes.c_char.from_buffer(piece))
-        must_be_zero = libc.mprotect(at, len(piece), mmap.PROT_READ)
-        assert must_be_zero == 0
-        _KEPT.append(piece)
-    return loss
-
-
-def has_a_daemon(loss):
-    """A child in a session of its own, without a parent or an environment."""
-    _start_daemon(f"import time; x = bytearray({_HIDDEN_BYTES}); time.sleep(600)")
-    time.sleep(_LOOKED_AT_S)
-    return loss
-
-
 def leaves_a_daemon(loss):
     """The same, small, and the trial ends well."""
     told = str(_trial_file(LITTER))
@@ -307,20 +247,6 @@ def leaves_a_daemon_and_kills_the_launcher(loss):
     leaves_a_daemon(loss)
     os.kill(os.getppid(), signal.SIGKILL)
     return loss
-
-
-def names_in_memory(loss):
-    """A file in /dev/shm, as a queue of tensors leaves one."""
-    file = tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="chaos-", delete=False)  # noqa: SIM115
-    _KEPT.append(file)
-    _trial_file(LITTER).write_text(file.name)
-    time.sleep(_NAMED_S)
-    return loss
-
-
-def names_in_memory_and_is_killed(loss):
-    names_in_memory(loss)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _start_daemon(script):
@@ -388,18 +314,11 @@ _ACTIONS = {
     "fill": fills_the_disk,
     "nospace": meets_a_full_disk,
     "shares": shares,
-    "sharesbriefly": shares_briefly,
     "memfd": has_a_memfd,
     "forks": forks,
     "spawns": spawns,
-    "orphans": orphans,
-    "keepsinchildren": keeps_in_children,
-    "protects": protects,
-    "daemon": has_a_daemon,
     "leavesdaemon": leaves_a_daemon,
     "leavesdaemonandkills": leaves_a_daemon_and_kills_the_launcher,
-    "names": names_in_memory,
-    "namesandkill": names_in_memory_and_is_killed,
     "litter": litters,
     "litterandkill": litters_and_is_killed,
 }

@@ -17,10 +17,7 @@ from tests.searches import Search
 from tests.trials import TESTS, wait_until
 
 _LIMIT_BYTES = 200 * 2**20
-_HIDDEN = (
-    *("shares", "sharesbriefly", "memfd", "forks", "spawns", "orphans", "keepsinchildren"),
-    *("protects", "daemon"),
-)
+_HIDDEN = ("shares", "memfd", "forks", "spawns")
 """Ways to hold memory that no allocation of the rank's own fails for."""
 _STARTED = (
     ("the model is built", "autotune.job.model_probe"),
@@ -40,18 +37,13 @@ def faults() -> Iterator[Fault]:
                 yield Fault(
                     name=f"memory that hides: {action} in {place}, {start}",
                     inject=functools.partial(_hides, f"{action}_in_{place}", start),
-                    in_short=(action, place, start) == ("orphans", "forward", Start.WARM),
+                    in_short=(action, place, start) == ("forks", "forward", Start.WARM),
                 )
         for action in ("litter", "litterandkill"):
             yield Fault(
                 name=f"temporary files: {action} in forward, {start}",
                 inject=functools.partial(_litters, f"{action}_in_forward", start),
                 in_short=(action, start) == ("litterandkill", Start.WARM),
-            )
-        for action in ("names", "namesandkill"):
-            yield Fault(
-                name=f"temporary files: {action} in forward, {start}",
-                inject=functools.partial(_names_in_memory, f"{action}_in_forward", start),
             )
         for action in ("leavesdaemon", "leavesdaemonandkills"):
             yield Fault(
@@ -85,12 +77,6 @@ def _litters(factory: str, start: Start, ground: Ground) -> None:
     litter = Path(_told_by(factory, start, ground))
     must(not litter.exists(), f"{litter} is left")
     must(not litter.parent.exists(), f"{litter.parent} is left")
-    ground.arena.check()
-
-
-def _names_in_memory(factory: str, start: Start, ground: Ground) -> None:
-    name = Path(_told_by(factory, start, ground))
-    must(not name.exists(), f"{name} is left")
     ground.arena.check()
 
 

@@ -1,12 +1,9 @@
-"""YAML with anchors, or several documents: read, and written only beside what is shared."""
+"""YAML with anchors: read, and written only beside what is shared."""
 
-import pytest
 import yaml
 
-from autotune.app.check import CheckFlags, check_file, write_fix
-from autotune.check import NotADsConfigError
+from autotune.app.check import write_fix
 from tests.check.files import checked, messages, rules, write
-from tests.engines.deepspeed.rules.cases import NEWEST
 
 SHARED = """\
 common: &common
@@ -19,10 +16,10 @@ small:
 """
 
 
-def test_what_is_merged_in_is_judged_where_it_stands(tmp_path):
+def test_what_is_merged_in_is_judged_where_it_is_used(tmp_path):
     report = checked(write(tmp_path, SHARED, "a.yaml"))
     places = {found.violation.at[0]: found.place.line for found in report.found}
-    assert places == {"gradient_cliping": 3, "zero_optimization.overlap_com": 7}
+    assert places == {"gradient_cliping": 5, "zero_optimization.overlap_com": 7}
 
 
 def test_a_fix_of_what_is_shared_is_told_and_not_written(tmp_path):
@@ -85,19 +82,3 @@ deepspeed:
     overlap_com: true
 ...
 """
-
-
-def test_each_document_is_checked_and_none_is_written(tmp_path):
-    path = write(tmp_path, DOCUMENTS, "several.yaml")
-    first, second = check_file(path, CheckFlags(deepspeed_version=NEWEST), fix=True)
-    assert rules(first) == []
-    (found,) = second.found
-    assert (found.violation.rule, found.place.line) == ("schema.unknown_key", 10)
-    assert second.not_edited == "it is document 3 of 3 of the file"
-    assert path.read_text() == DOCUMENTS
-
-
-def test_documents_of_others_hold_no_configuration(tmp_path):
-    path = write(tmp_path, "kind: Service\n---\nkind: Pod\n", "others.yaml")
-    with pytest.raises(NotADsConfigError):
-        checked(path)

@@ -193,7 +193,7 @@ def test_a_world_without_a_node_is_not_taken_for_one_node(tmp_path, how, found):
 
 def test_a_value_that_is_converted_is_written_as_it_is_meant(tmp_path):
     config = {
-        "train_batch_size": 16.0,
+        "train_batch_size": 16,
         "wall_clock_breakdown": 1,
         "zero_optimization": {"stage": 2, "reduce_scatter": 0},
     }

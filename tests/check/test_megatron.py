@@ -10,6 +10,7 @@ from rich.console import Console
 from autotune.app import check
 from autotune.app.check import CheckFlags, check_files
 from autotune.base.errors import JobError
+from autotune.check import megatron
 from autotune.check.rules_page import page_of
 from autotune.devices import accelerators
 from autotune.engines.megatron.flags import newest_release
@@ -57,7 +58,7 @@ def test_a_launch_is_read_and_the_change_is_printed(tmp_path):
     report = checked(tmp_path / "run.sh", SCRIPT, fix=True)
     assert (tmp_path / "run.sh").read_text() == SCRIPT
     fixes = {one.violation.rule: one.violation.fix for one in report.found}
-    assert fixes["megatron.tp.heads"] == "set --tensor-model-parallel-size to 4"
+    assert fixes["megatron.tp.heads"] == "take a --tensor-model-parallel-size that divides 8"
     console = Console(file=StringIO(), width=200)
     print_check(console, report, fixed=True)
     assert "the file is read, not written" in console.file.getvalue()
@@ -296,3 +297,25 @@ def test_a_line_that_decides_is_named_once(tmp_path):
     launch = LINE.format(micro=1, tp=3, pp=1, more="").strip()
     report = checked(tmp_path / "run.sh", text, launch=launch)
     assert "megatron.tp.heads" in dict(found_in(report))
+
+
+def test_a_checkout_is_asked_what_no_rule_here_says(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        megatron,
+        "check_arguments",
+        lambda checkout, lines, *, world: asked.append((lines, world)) or {0: "two schedules"},
+    )
+    package = tmp_path / "megatron/core/package_info.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("MAJOR = 0\nMINOR = 16\n")
+    line = LINE.format(micro=1, tp=1, pp=1, more="--train-iters 1 --train-samples 2")
+    report = checked(tmp_path / "run.sh", line, megatron_path=tmp_path, megatron_release=None)
+    assert [(one.violation.rule, one.violation.message) for one in report.found] == [
+        ("megatron.checkout.refuses", "two schedules")
+    ]
+    (((words,), world),) = asked
+    assert (words[:2], world) == (["--num-layers", "24"], 8)
+    report = checked(tmp_path / "run.sh", line.replace("24", "$N"), megatron_path=tmp_path)
+    assert len(asked) == 1
+    assert f"what {tmp_path} itself says" in [one.what for one in report.not_judged]

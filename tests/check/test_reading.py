@@ -638,21 +638,6 @@ def test_a_file_that_a_section_names_is_read(tmp_path, key):
     assert source.path.name == "ds.json"
 
 
-def test_a_group_of_hydras_has_its_numbers(tmp_path):
-    """OmegaConf reads 1e9 as a number; PyYAML, which reads for others, as text."""
-    text = yaml.safe_dump(RAW) + "steps_per_print: 1e2\n"
-    folder = tmp_path / "configs" / "deepspeed"
-    folder.mkdir(parents=True)
-    alone = write(folder, text, "zero3.yaml")
-    assert read_source(alone).config["steps_per_print"] == "1e2"
-    write(tmp_path / "configs", "defaults:\n  - model: small\n", "config.yaml")
-    assert read_source(alone).config["steps_per_print"] == "1e2"
-    write(tmp_path / "configs", "defaults:\n  - _self_\n  - deepspeed: zero3\n", "config.yaml")
-    assert read_source(alone).config["steps_per_print"] == 100
-    says_so = write(tmp_path, f"# @package ds\n{text}", "ds.yaml")
-    assert read_source(says_so).config["steps_per_print"] == 100
-
-
 def test_determined_reads_exponents(tmp_path):
     write(tmp_path, AUTO, "ds.json")
     arguments = "  args:\n    learning_rate: 1e-5\n    deepspeed: ds.json\n"

@@ -148,47 +148,10 @@ def test_what_a_user_gets_wrong_is_named_without_a_traceback(
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "allowed"),
-    [
-        ("--global-batch", "999999999999999999999", "1 to 2147483647"),
-        ("--world", "0", "1 to 2147483647"),
-        ("--seed", "-1", "0 to 2147483647"),
-        ("--head-room", "1.5", "to below 1"),
-        ("--memory-limit", "9" * 400 + "GiB", "too large"),
-        ("--results", "/proc/x", "such as --results"),
-    ],
-)
-def test_a_value_out_of_range_is_named_with_what_is_allowed(
-    flag: str, value: str, allowed: str, tmp_path: Path
-) -> None:
-    done = autotune("search", *SMALL, flag, value, "--dry-run", folder=tmp_path, COLUMNS="2000")
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert value in done.stderr
-    assert allowed in done.stderr
-    assert "lists them" not in done.stderr
-    assert len(done.stderr.splitlines()) == 2
-    assert not list(tmp_path.iterdir())
-
-
-def test_malformed_yaml_names_the_place(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("model: [unclosed\nseq_len: 3\n", encoding="utf-8")
-    done = autotune("search", "--job", "job.yaml", folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "job.yaml:2:" in done.stderr
-
-
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     done = autotune("search", *SMALL, "--model", "nothing", "--debug", folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT
     assert "Traceback" in done.stderr
-
-
-def test_a_world_that_the_batch_cannot_fill_is_nothing_feasible(tmp_path: Path) -> None:
-    odd = ("--global-batch", "7", "--space", "smoke")
-    done = autotune("search", *SMALL, *odd, "--yes", folder=tmp_path)
-    assert done.returncode == ExitCode.NOTHING_FEASIBLE
-    assert "fix:" in done.stderr
 
 
 def test_a_device_that_is_not_there_is_fleet_unavailable(tmp_path: Path) -> None:
@@ -213,26 +176,6 @@ def test_render_writes_the_files_of_one_candidate(tmp_path: Path) -> None:
     assert config["gradient_accumulation_steps"] == 2
 
 
-@pytest.mark.parametrize(
-    ("setting", "expected"),
-    [
-        ("zero.stge=2", "did you mean zero.stage"),
-        ("zero.stage=9", "zero.stage"),
-        ("micro_batch=3", "3"),
-        ("zero.stage", "not name=value"),
-    ],
-)
-def test_render_refuses_what_would_not_run(setting: str, expected: str, tmp_path: Path) -> None:
-    job = "model: tiny-llama\nseq_len: 64\nglobal_batch: 8\nworld: 2\n"
-    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
-    done = autotune(
-        "render", "--job", "job.yaml", "--set", setting, "--out", "out", folder=tmp_path
-    )
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert expected in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 def test_render_says_which_settings_change_nothing(tmp_path: Path) -> None:
     job = "model: tiny-llama\nseq_len: 64\nglobal_batch: 8\nworld: 2\n"
     (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
@@ -249,10 +192,6 @@ def test_without_a_study_the_next_step_is_named(command: tuple[str, ...], tmp_pa
     done = autotune(*command, folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT
     assert "autotune search" in done.stderr
-
-
-def test_status_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
-    assert json.loads(autotune("status", "--json", folder=tmp_path).stdout) == []
 
 
 def test_the_doctor_answers_in_json(tmp_path: Path) -> None:

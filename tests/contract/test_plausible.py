@@ -13,15 +13,12 @@ from autotune.contract import (
     Role,
     check_result,
     read_json,
-    to_dict,
 )
 from autotune.record.study import Study
 from autotune.search.history import History
 from tests.search.scripted import (
-    ENVIRONMENT,
     GIB,
     Notebook,
-    fault,
     make,
     ok,
     realistic,
@@ -126,11 +123,6 @@ def test_what_can_be_passes(changes):
     check_result(dataclasses.replace(GOOD, **changes), SPEC)
 
 
-@pytest.mark.parametrize("outcome", [o for o in Outcome if not o.is_measured])
-def test_a_trial_without_a_figure_needs_none(outcome):
-    check_result(dataclasses.replace(fault(SPEC, outcome), peak_memory_bytes=0), SPEC)
-
-
 LIES = {
     "five thousand samples a second": {"samples_per_s": 5000.0},
     "less than nothing": {"peak_memory_bytes": -1, "memory_bytes": {"peak": -1}},
@@ -184,15 +176,3 @@ def test_a_fleet_that_says_what_cannot_be_is_not_believed(tmp_path, lie):
     found = History(study.trials()).find(answer.best.candidate)
     assert found.measured.samples_per_s < 1000
     assert answer.best.trial != lied[0]
-
-
-def test_what_is_written_is_read_back_as_it_was(tmp_path):
-    """Nothing that a search records itself is refused."""
-    study = Study(tmp_path, "s")
-    search(study, make(trials=4))
-    assert not [t.problem for t in study.trials() if t.problem]
-    assert (
-        ENVIRONMENT.device_memory_bytes == study.read_state()["environment"]["device_memory_bytes"]
-    )
-    for trial in study.trials():
-        assert to_dict(trial.result) == read_json(trial.folder / "result.json")

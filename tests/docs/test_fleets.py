@@ -12,7 +12,7 @@ OVER_SSH = (
     "test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here"
 )
 EXAMINED = f"{TRANSPORTS}/test_hostfile.py::test_the_nodes_are_examined_and_probed_together"
-KINDS = "test_the_budget_goes_to_the_kind_of_device_that_does_most_for_the_money"
+KINDS = "test_each_kind_of_device_is_searched_and_the_best_for_the_money_is_named"
 IN_JOB = "test_a_search_in_an_allocation_leaves_it_and_answers_as_here"
 ASKING = "test_a_search_that_asks_for_nodes_gives_them_back_however_it_ends"
 ON_RAY = f"{TRANSPORTS}/test_ray.py::test_a_search_outlives_its_coordinator_and_answers_as_here"
@@ -20,7 +20,6 @@ ON_RAY = f"{TRANSPORTS}/test_ray.py::test_a_search_outlives_its_coordinator_and_
 RUN_BY = {
     "doctor --fleet hostfile:": EXAMINED,
     "search --fleet hostfile:hostfile --model": OVER_SSH,
-    "--fleet-option kind=any": f"{TRANSPORTS}/test_ssh_faults.py::{KINDS}",
     "--fleet-option kind=each": f"{TRANSPORTS}/test_ssh_faults.py::{KINDS}",
     "soak --fleet hostfile:": OVER_SSH,
     "export --launcher deepspeed": OVER_SSH,

@@ -19,7 +19,7 @@ from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.options import NO_OPTIONS
 from autotune.fleet.transports.base import NodeProcess
 from autotune.fleet.transports.remote import Host, RemoteTransport
-from autotune.report.terminal.overview import print_fleet
+from autotune.report.terminal.doctor import print_fleet
 from tests.jobs import A100, CPU
 
 GOOD = Inventory(

@@ -15,9 +15,10 @@ from autotune.base.nested import leaves
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.script import ScriptEngine
-from autotune.export.command_files import with_own_files
+from autotune.export.command_files import training_of
 from autotune.export.door import export_handout, handout_of
-from autotune.export.patch import Wanted, patched, patched_all, write_patched
+from autotune.export.door import patched as patched_by_dialect
+from autotune.export.patch import Wanted, patched, patched_all
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
 from tests.engines.deepspeed.sources.test_baseline import made_by_trainer
@@ -112,7 +113,7 @@ def wanted(folder, **knobs):
     engine = DeepSpeedEngine(job, CPU)
     candidate = canonical_candidate(job, **knobs)
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
-    return Wanted(handout, engine)
+    return Wanted(handout, engine, None)
 
 
 def write(folder, text, name):
@@ -126,7 +127,7 @@ def apply(paths, brought):
     made = patched_all(paths, brought)
     for one in made:
         if one.is_changed:
-            write_patched(one)
+            one.write()
     assert not any(one.is_changed for one in patched_all(paths, brought))
     return made
 
@@ -171,7 +172,7 @@ def test_an_export_and_a_patched_file_agree_key_by_key(folder, name, key, chosen
     candidate = canonical_candidate(job, **chosen)
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
     exported = json.loads(handout.exported["ds_config.json"])
-    changed = json.loads(patched(path, Wanted(handout, engine)).after)
+    changed = json.loads(patched(path, Wanted(handout, engine, None)).after)
     check_same(exported, changed, folder, tiny_job(folder))
 
 
@@ -224,7 +225,8 @@ def test_the_export_of_a_command_and_its_patched_file_agree_key_by_key(tmp_path,
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
     export_handout(handout, tmp_path / "best", to="command")
     exported = json.loads((tmp_path / "best" / "ds_config.json").read_text())
-    changed = json.loads(patched(path, Wanted(handout, engine)).after)
+    brought = Wanted(handout, engine, training_of(handout, Path()))
+    changed = json.loads(patched(path, brought).after)
     check_same(exported, changed, tmp_path, replace(job, script=None))
 
 
@@ -352,8 +354,7 @@ def test_a_launch_line_with_accelerates_file_and_one_of_arguments(folder):
     brought = wanted(folder, zero__stage=3, micro_batch=2)
     made = apply([path, accelerate, arguments], brought)
     assert path.read_text() == line
-    adam = "optimizer.implementation=deepspeed: a section optimizer of the ds_config"
-    assert said(made[0]) == [adam]  # Trainer's own is torch's
+    assert made[0].is_by_hand
     data = yaml.safe_load(arguments.read_text())
     assert data["per_device_train_batch_size"] == 2
     assert data["gradient_accumulation_steps"] == 2
@@ -452,20 +453,6 @@ def test_a_launch_line_is_told_and_not_written(folder):
     assert made.is_by_hand
 
 
-def test_accelerates_flags_are_told(folder):
-    text = (
-        "accelerate launch --use_deepspeed --zero_stage 2 --mixed_precision bf16 "
-        "--num_processes 2 \\\n  train.py --lr 1\n"
-    )
-    path = write(folder, text, "run.sh")
-    brought = wanted(folder, zero__stage=3, micro_batch=2, offload__optimizer="cpu")
-    made = patched(path, brought)
-    flags = [one.what for one in made.left if "launch in run.sh" in one.place]
-    assert "--zero_stage 3" in flags
-    assert "--offload_optimizer_device cpu" in flags
-    assert "--gradient_accumulation_steps 2" in flags
-
-
 def test_code_is_told_what_to_say(folder):
     path = write(folder, "print()", "train.py")
     made = patched(path, wanted(folder, zero__stage=3, micro_batch=2))
@@ -477,12 +464,6 @@ def test_code_is_told_what_to_say(folder):
 
 def test_a_file_that_is_none_of_these(folder):
     brought = wanted(folder, zero__stage=3)
-    path = write(folder, "echo hello\n", "hello.sh")
-    with pytest.raises(JobError, match="without a launch line"):
-        patched(path, brought)
-    path = write(folder, LAUNCH + LAUNCH, "two.sh")
-    with pytest.raises(JobError, match="2 DeepSpeed configurations"):
-        patched(path, brought)
     path = write(folder, '{"name": "x", "version": 1, "dependencies": {}}', "package.json")
     with pytest.raises(JobError, match="npm"):
         patched(path, brought)
@@ -495,7 +476,7 @@ def test_a_file_that_changed_meanwhile_is_not_written(folder):
     made = patched(path, wanted(folder, zero__stage=3))
     path.write_text(PLAIN + "\n")
     with pytest.raises(RenderError, match="changed since"):
-        write_patched(made)
+        made.write()
     assert path.read_text() == PLAIN + "\n"
 
 
@@ -618,7 +599,7 @@ def test_another_engine_is_told(folder):
     candidate = canonical_candidate(job)
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
     with pytest.raises(JobError, match="megatron"):
-        Wanted(replace(handout, engine="megatron", files={}), engine)
+        patched_by_dialect([Path("x.sh")], replace(handout, engine="megatron"), engine)
 
 
 READ = """\
@@ -643,7 +624,8 @@ def own_of(folder: Path, **said: Any) -> Wanted:
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
     edits = engine.edits(candidate)
     carried = [key for key in edits.configuration if not key.startswith("gradient")]
-    return Wanted(with_own_files(handout, engine, carried=carried), engine)
+    handout = replace(handout, carried=carried)
+    return Wanted(handout, engine, training_of(handout, Path()))
 
 
 def test_a_file_that_a_command_reads_under_any_flag_gets_what_arrives_from_it(folder):

@@ -262,22 +262,3 @@ def test_a_rank_that_was_stopped_from_outside_is_the_platforms_fault(tmp_path):
     assert result.outcome is Outcome.CRASH
     assert "SIGSTOP" in result.evidence
     assert result.evidence_source == "rank 1 in measured"
-
-
-def test_memory_that_a_node_saw_over_the_limit_ends_in_oom_whatever_the_ranks_say(tmp_path):
-    crashed = report(0, outcome=Outcome.COMM, evidence="closed by peer")
-    seen = {"over_limit": "out of memory: 9", "over_limit_rank": 1, "held_bytes": {"1": 700}}
-    result = result_of(tmp_path, [crashed, report(1)], ending(exit_codes={"1": -9}, **seen))
-    assert (result.outcome, result.evidence) == (Outcome.OOM, "out of memory: 9")
-    assert result.evidence_source == "rank 1 in engine_init"
-    assert result.peak_memory_bytes == 700
-
-
-def test_child_processes_count_with_their_rank(tmp_path):
-    steps = {"step_times_s": [0.1] * 6, "phase": Phase.TEARDOWN}
-    memory = [{"peak": 500, "private_data": 500}, {"peak": 600, "private_data": 600}]
-    ranks = [report(r, memory_bytes=memory[r], **steps) for r in (0, 1)]
-    seen = ending(children_bytes={"0": 300}, held_bytes={"0": 750})
-    result = result_of(tmp_path, ranks, seen)
-    assert result.outcome is Outcome.OK
-    assert result.memory_bytes == {"peak": 800, "private_data": 600, "children": 300}

@@ -190,19 +190,6 @@ def test_what_two_nodes_call_the_same_is_not_shared():
     assert [slot.node for gang in gangs for slot in gang.slots] == ["n0", "n1"]
 
 
-def test_slots_are_kept_for_a_large_gang_and_small_ones_take_the_rest():
-    allocator = rack(2, 2, 2)
-    running = [allocator.allocate(2) for _ in range(3)]
-    free_at_s = {slot: 10.0 * (n + 1) for n, gang in enumerate(running) for slot in gang.slots}
-    reserved = allocator.reserve(4, free_at_s)
-    assert {slot.node for slot in reserved} == {"n0", "n1"}
-    for gang in running:
-        allocator.release(gang)
-    assert {slot.node for slot in allocator.allocate(1, reserved=reserved).slots} == {"n2"}
-    assert {slot.node for slot in allocator.allocate(4).slots} == {"n0", "n1"}
-    assert allocator.reserve(8, {}) == frozenset()
-
-
 def test_a_node_that_is_back_gets_another_chance():
     allocator = rack(1, 1)
     gang = allocator.allocate(1)

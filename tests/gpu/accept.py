@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from autotune.base.guarded_process import scratch_folder
-from autotune.trial.descent import end_with_parent
+from autotune.base.keeper import end_with_parent
 from tests.gpu.piece import Ended, Piece, PieceError
 from tests.gpu.stages import GPU, REHEARSAL, REPOSITORY, Stage, stages_of
 

@@ -99,12 +99,14 @@ def _stages(folder: Path) -> Iterator[dict[str, Any]]:
     for stage in read_json(folder / STAGES_FILE):
         answer = answers.get(stage["name"])
         found = answer if isinstance(answer, dict) else {}
-        best, baseline = (found.get(name) or {} for name in ("best", "baseline"))
+        best, baseline, gain = (found.get(n) or {} for n in ("best", "baseline", "speedup"))
         yield {
             **{
                 key: stage[key] for key in ("name", "seconds", "is_answered", "was_cut", "command")
             },
-            **{key: found.get(key) for key in ("speedup", "speedup_low", "speedup_high")},
+            "speedup": gain.get("ratio"),
+            "speedup_low": gain.get("low"),
+            "speedup_high": gain.get("high"),
             "n_pairs": len(found["pairs"]) if "pairs" in found else None,
             "largest_difference": found.get("largest_difference"),
             "n_runs": best.get("n_runs"),
@@ -116,7 +118,7 @@ def _stages(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _knobs(candidate: Mapping[str, Any] | None) -> str:
-    return " ".join(f"{name}={value}" for name, value in (candidate or {}).items())
+    return " ".join(f"{name}={value}" for name, value in (candidate or {}).get("knobs", ()))
 
 
 def _merge(path: Path, new: pd.DataFrame, key: list[str]) -> None:

@@ -9,8 +9,8 @@ from threading import Thread
 import pytest
 import typer
 
+from autotune.base.keeper import has_ended
 from autotune.cli.base import cli
-from autotune.trial.descent import has_ended
 from tests.gpu import accept, warm_agreement
 from tests.gpu.accept import Stop, main, run
 from tests.gpu.piece import STAGES_FILE, TERMINAL_FILE

@@ -4,7 +4,6 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.contract import ContractError, Fidelity, TrialSpec, to_dict
-from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import make_job
 from autotune.job.model import Model, load_model, model_from_config, with_layers
 from autotune.space.candidate import Candidate
@@ -50,12 +49,6 @@ def test_what_is_not_less_is_refused(written: object, words: str) -> None:
         make(fidelity=written)
 
 
-def test_a_world_that_leaves_a_rest_is_refused_with_those_that_do_not() -> None:
-    with pytest.raises(JobError) as refused:
-        make(world=8, fidelity="world=3")
-    assert "1, 2, 4" in refused.value.hint
-
-
 @pytest.mark.parametrize(
     "changes", [{"sampler": "tpe"}, {"objective": "pareto"}, {"objective": "peak_memory"}]
 )
@@ -75,11 +68,6 @@ def test_a_factory_decides_on_its_layers_itself() -> None:
     )
     with pytest.raises(JobError, match="decides itself how many layers"):
         with_layers(factory, 2)
-
-
-def test_a_record_of_more_layers_than_there_are_is_not_built() -> None:
-    with pytest.raises(JobError, match="1000000 layers are not fewer than its 4"):
-        with_layers(load_model("tiny-gpt2"), 1_000_000)
 
 
 @pytest.mark.parametrize("fidelity", [{"layers": 1.5}, {"depth": 1}])
@@ -169,8 +157,3 @@ def test_a_reduced_form_is_never_taken_for_the_candidate() -> None:
     assert len({WHOLE.hash, *(form.hash for form in forms)}) == 4
     assert forms[0].values == WHOLE.values
     assert forms[0].global_batch == WHOLE.global_batch
-
-
-def test_a_fidelity_in_words() -> None:
-    assert describe_fidelity(Fidelity(layers=1)) == "1 layer"
-    assert describe_fidelity(Fidelity(layers=4, world=2)) == "4 layers on 2 accelerators"

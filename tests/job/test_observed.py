@@ -71,11 +71,6 @@ def test_passes_that_deepspeed_was_not_told_of_are_accumulated_by_hand() -> None
     assert by_hand.global_batch == 24
 
 
-def test_a_pipeline_without_counted_passes_goes_by_its_engine() -> None:
-    script = observed({**RAW, "micro_batches": []})
-    assert (script.micro_batch, script.grad_accum) == (4, 2)
-
-
 def test_lengths_are_those_of_the_longest_sample() -> None:
     assert observed({**RAW, "lengths": [16, 64, 32]}).seq_len == 64
     assert observed({**RAW, "lengths": [0]}).seq_len == 2
@@ -102,12 +97,6 @@ def test_any_other_model_has_what_can_be_seen_of_it() -> None:
 def test_an_architecture_of_their_own_is_no_error() -> None:
     own = {**TRAINER, "model_config": {"model_type": "nobodys", "hidden_size": 3}}
     assert observed(own).model(Path("x")).shape.n_layers == 4
-
-
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    script = observed(TRAINER)
-    write_json(tmp_path / "observed.json", to_dict(script))
-    assert Observed.read(tmp_path / "observed.json") == script
 
 
 @pytest.mark.parametrize("lost", ["config", "micro_batches", "n_params", "dp"])
@@ -189,10 +178,6 @@ def test_a_first_run_that_measured_nothing_says_what_helps(
     assert helps in caught.value.hint
     assert evidence in caught.value.message
     assert "/somewhere/stderr.log" in caught.value.message
-
-
-def test_a_first_run_that_was_measured_is_not_refused() -> None:
-    refuse_unobserved(observed().measured, Path("x"))
 
 
 def test_the_model_is_the_same_one_from_every_folder(

@@ -33,6 +33,9 @@ class PlainEngine:
         self.job, self.decided_by = job, {}
         self.context = Context.of(job, ENVIRONMENT, base=base_knobs)
 
+    def refused_rows(self, rows):
+        return None
+
     def judge(self, candidate):
         return judge(self.setup(candidate))
 

@@ -9,11 +9,10 @@ import pytest
 
 from autotune import contract
 from autotune.base.errors import StudyError
-from autotune.contract import Outcome, TrialSpec, to_dict
+from autotune.contract import Outcome, TrialSpec
 from autotune.record.study import Study, flags_of, lost_result
 from autotune.space.candidate import Candidate
-from tests.chaos.mutations import NO_FILES
-from tests.search.scripted import candidate, make, ok
+from tests.search.scripted import make, ok
 from tests.search.test_sampler import spec_of
 
 FILES = {"ds_config.json": "{}"}
@@ -39,10 +38,6 @@ def test_what_is_written_is_read(study: Study):
     study.write_result(folder, result)
     trial = study.trials()[0]
     assert (trial.spec, trial.result, trial.problem) == (spec, result, "")
-
-
-def test_a_study_without_a_folder_is_empty(study: Study):
-    assert (study.trials(), study.read().unreadable, study.next_number()) == ((), (), 0)
 
 
 def test_numbers_go_past_four_digits(study: Study):
@@ -158,15 +153,6 @@ def test_a_result_is_written_whole_or_not_at_all(study: Study, monkeypatch: pyte
     assert sorted(path.name for path in folder.iterdir()) == ["config", "spec.json"]
 
 
-def test_a_results_folder_that_is_a_file(tmp_path: Path):
-    (tmp_path / "results").write_text("")
-    study = Study(tmp_path / "results", "a")
-    with pytest.raises(StudyError, match="cannot be"):
-        study.lock()
-    with pytest.raises(StudyError, match="cannot be read"):
-        study.trials()
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_a_result_that_may_not_be_read_is_not_declared_lost(study: Study):
     folder = study.write_spec(a_spec(0), FILES)
@@ -224,12 +210,6 @@ def test_state_survives_and_a_damaged_one_is_empty(study: Study):
     assert study.read_state() == {}
 
 
-def test_spec_names_its_candidate(study: Study):
-    spec = a_spec(0)
-    assert spec.identity.candidate_hash == candidate(make(), zero__stage=1, micro_batch=2).hash
-    assert to_dict(spec)["identity"]["knobs"]["zero.stage"] == 1
-
-
 def test_what_is_written_is_as_readable_as_its_neighbours(study: Study):
     before = os.umask(0o027)
     try:
@@ -262,44 +242,6 @@ def test_what_a_killed_coordinator_was_writing_is_swept_and_nothing_else(study):
     assert len(study.trials()) == 1
 
 
-NO_RESULTS = [kind for kind in NO_FILES if kind != "nothing"]
-
-
-@pytest.mark.parametrize("kind", NO_RESULTS)
-def test_a_result_that_is_no_file_is_damaged_kept_and_replaced(study: Study, kind: str):
-    sound, spec = study.write_spec(a_spec(0), FILES), a_spec(1)
-    study.write_result(sound, ok(a_spec(0), 1.0))
-    before = (sound / "result.json").read_bytes()
-    folder = study.write_spec(spec, FILES)
-    NO_FILES[kind](folder / "result.json")
-    trial = study.trials()[1]
-    assert trial.result is None
-    assert trial.problem
-    study.write_result(folder, lost_result(trial))
-    assert study.trials()[1].result == lost_result(trial)
-    assert (sound / "result.json").read_bytes() == before
-
-
-@pytest.mark.parametrize("kind", NO_FILES)
-def test_a_spec_that_is_no_file_leaves_the_other_trials(study: Study, kind: str):
-    study.write_spec(a_spec(0), FILES)
-    folder = study.write_spec(a_spec(1), FILES)
-    (folder / "spec.json").unlink()
-    NO_FILES[kind](folder / "spec.json")
-    recorded = study.read()
-    assert [trial.spec.identity.number for trial in recorded.trials] == [0]
-    assert [each.folder for each in recorded.unreadable] == [folder]
-    assert study.next_number() == 2
-
-
-@pytest.mark.parametrize("kind", NO_FILES)
-def test_facts_and_a_holder_that_are_no_files_are_none(study: Study, kind: str):
-    NO_FILES[kind](study.state_file)
-    NO_FILES[kind](study.folder / "lock")
-    assert study.read_state() == {}
-    assert study.holder() is None
-
-
 @pytest.mark.parametrize(
     ("said", "holder"),
     [("17", 17), ("17\n", 17), ("", None), ("-1", None), ("\u0663", None), ("9" * 60, None)],
@@ -321,28 +263,6 @@ def test_a_folder_of_another_name_is_no_trial(study: Study, name: str):
     (study.trials_folder / name).mkdir()
     recorded = study.read()
     assert (len(recorded.trials), recorded.unreadable, study.next_number()) == (1, (), 1)
-
-
-@pytest.mark.parametrize("kind", ["to a file", "to nothing", "a second name", "a pipe"])
-def test_a_lock_that_leads_elsewhere_is_refused_and_nothing_is_truncated(
-    study: Study, tmp_path: Path, kind: str
-):
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    lock = study.folder / "lock"
-    match kind:
-        case "to a file":
-            lock.symlink_to(victim)
-        case "to nothing":
-            lock.symlink_to(tmp_path / "new")
-        case "a second name":
-            lock.hardlink_to(victim)
-        case "a pipe":
-            os.mkfifo(lock)
-    with pytest.raises(StudyError, match=r"lock .*remove it"):
-        study.lock()
-    assert victim.read_text() == "precious"
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_lock_is_not_truncated_before_it_is_held(study: Study):

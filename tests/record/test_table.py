@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,13 +8,12 @@ import pytest
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import StudyError
-from autotune.contract import Outcome, Phase, TrialResult, TrialSpec
+from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.job.model import train_flops_per_token
 from autotune.record import table
 from autotune.record.study import Study
 from autotune.record.table import TABLE_VERSION, load_table, schema_of, write_table
-from autotune.search.race import BLOCK
-from tests.search.scripted import GIB, make, ok, realistic, search
+from tests.search.scripted import GIB, make, realistic, search
 
 SCHEMA = schema_of(DEFAULT_ENGINE)
 
@@ -60,26 +58,6 @@ def test_schema_is_frozen():
 def test_documentation_is_up_to_date():
     """`python -m autotune.record.table > docs/table.md` mends it."""
     assert (REPOSITORY / "docs" / "table.md").read_text(encoding="utf-8") == table.describe()
-
-
-def test_rounds_are_explained_as_the_search_numbers_them():
-    (column,) = (column for column in SCHEMA if column.name == "confirm_round")
-    assert f"next multiple of {BLOCK};" in column.meaning
-
-
-def test_names_are_unique_and_explained():
-    assert len({column.name for column in SCHEMA}) == len(SCHEMA)
-    assert all(column.meaning for column in SCHEMA)
-
-
-def test_every_meter_has_its_column():
-    files = ("trial/memory.py", "fleet/collect.py")
-    source = "".join((REPOSITORY / "autotune" / f).read_text(encoding="utf-8") for f in files)
-    blocks = re.findall(r"\{(\s*\"peak\".*?)\}", source, re.DOTALL)
-    meters = {name for block in blocks for name in re.findall(r'"(\w+)":', block)}
-    meters |= set(re.findall(r'(?:found|memory)\["(\w+)"\] =', source))
-    columns = (re.fullmatch(r"memory\.(\w+)_bytes", column.name) for column in SCHEMA)
-    assert meters == {"peak", *(found[1] for found in columns if found)}
 
 
 def test_a_row_per_trial_with_the_types_of_the_schema(study: Study):
@@ -143,29 +121,12 @@ def test_drawn_lengths_count_the_tokens_that_the_ranks_saw(tmp_path: Path):
     assert row["tflops_per_device"] == pytest.approx(flops / 1e12)
 
 
-def test_trials_of_other_lengths_do_not_answer_for_a_job(tmp_path: Path):
-    study = Study(tmp_path, "scripted")
-    search(study, make(trials=1))
-    search(study, make(trials=1, lengths="packed"))
-    frame = load_table(study.folder)
-    by_lengths = frame.groupby("lengths")["candidate_hash"].apply(set)
-    assert by_lengths["fixed"] == by_lengths["packed"]
-
-
 def test_a_failed_row_keeps_its_evidence_and_no_figures(study: Study):
     frame = load_table(study.folder)
     row = frame[frame["outcome"] == "oom"].iloc[0]
     assert (row["evidence"], row["evidence_source"]) == ("CUDA out of memory", "script")
     assert pd.isna(row["samples_per_s"])
     assert pd.isna(row["mfu"])
-
-
-def test_no_mfu_in_fp32(tmp_path: Path):
-    study = Study(tmp_path, "scripted")
-    search(study, make(trials=1, precision="fp32"))
-    frame = load_table(study.folder)
-    assert frame["mfu"].isna().all()
-    assert frame["tflops_per_device"].notna().any()
 
 
 def test_a_trial_of_another_model_gets_no_figures_of_this_one(study: Study):
@@ -202,12 +163,6 @@ def test_unreadable_trials_are_listed(study: Study):
     assert frame.loc[0, "outcome"] is not None
 
 
-def test_a_study_without_trials_has_all_columns(tmp_path: Path):
-    frame = load_table(tmp_path / "nothing")
-    assert len(frame) == 0
-    assert list(frame.columns) == [column.name for column in SCHEMA]
-
-
 def test_files_hold_the_same_rows(study: Study):
     frame = write_table(study)
     pd.testing.assert_frame_equal(pd.read_parquet(study.table_file), frame)
@@ -230,19 +185,3 @@ def test_a_write_that_fails_keeps_the_old_table(study: Study, monkeypatch: pytes
         write_table(study)
     assert study.table_file.read_bytes() == before
     assert not list(study.folder.glob(".table*"))
-
-
-def test_the_record_is_read_not_the_file(study: Study):
-    write_table(study)
-    trial = study.trials()[0]
-    study.write_result(trial.folder, ok(trial.spec, 12345.0, peak=GIB))
-    assert load_table(study.folder)["samples_per_s"].iloc[0] == 12345.0
-
-
-def test_every_outcome_can_be_a_row(study: Study):
-    results = ((t, t.result) for t in study.trials())
-    trial, measured = next((t, r) for t, r in results if r and r.outcome is Outcome.OK)
-    for outcome in Outcome:
-        study.write_result(trial.folder, dataclasses.replace(measured, outcome=outcome))
-        rows = load_table(study.folder).set_index("trial")
-        assert rows.loc[trial.spec.identity.number, "outcome"] == outcome.value

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from autotune.check.run import CheckRun
 from autotune.engines.deepspeed.sources.consumers import Consumer
-from autotune.report.check.text import asker, print_check, print_run
+from autotune.report.check.text import print_check, print_run
 from tests.check.files import AUTO, checked, write
 from tests.engines.deepspeed.rules.cases import NEWEST
 
@@ -153,22 +153,3 @@ def test_choices_are_printed_with_the_flag_that_takes_them(tmp_path):
     text = printed(checked(write(tmp_path, yaml, "accelerate.yaml")), fixed=True)
     assert "--choose offload.param_needs_stage_3=1  remove offload_param_device\n" in text
     assert text.splitlines()[-1] == "1 warning: it would run"
-
-
-def test_a_question_takes_a_number_or_is_left_open(tmp_path, monkeypatch):
-    config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 16}
-    (question,) = checked(write(tmp_path, config), world=8).needed
-    for there in (True, False):
-        monkeypatch.setattr("sys.stdin", io.StringIO("x\n3\n 2 \n\n"))
-        monkeypatch.setattr("sys.stdin.isatty", lambda there=there: there)
-        out = io.StringIO()
-        ask = asker(Console(file=out, width=80, force_terminal=True, color_system=None))
-        assert (ask is not None) is there
-        if ask is not None:
-            taken = ask(question)
-            assert taken is not None
-            assert taken.number == 2
-            assert ask(question) is None, "Enter"
-            assert ask(question) is None, "the end of the input"
-            assert "2  set train_batch_size to 128 (another global batch)" in out.getvalue()
-    assert asker(Console(file=io.StringIO())) is None

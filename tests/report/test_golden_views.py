@@ -23,10 +23,11 @@ from autotune.job.published import find_presets
 from autotune.report.compare.terminal import print_comparison
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
 from autotune.report.story import read_story
+from autotune.report.terminal.doctor import print_diagnosis
 from autotune.report.terminal.knobs import print_knobs
 from autotune.report.terminal.live import draw, sparkline
 from autotune.report.terminal.models import print_models
-from autotune.report.terminal.overview import print_diagnosis, print_states
+from autotune.report.terminal.overview import print_states
 from autotune.report.terminal.study import (
     print_explanation,
     print_report,

@@ -343,7 +343,7 @@ def without_anything(folder: Path, behave: Behaviour) -> Study:
     study = Study(folder, "scripted")
     history = read_story(study).history
     answer = failed_answer(found.value, history, study, Origin.MEASURED)
-    study.write_state({**study.read_state(), "answer": answer.stored()})
+    study.write_state({**study.read_state(), "answer": answer.to_dict()})
     return study
 
 
@@ -482,18 +482,18 @@ def test_a_search_that_was_interrupted_says_so(tmp_path: Path) -> None:
     answer = read_story(study).answer
     assert answer is not None
     cut = dataclasses.replace(answer, speedup=None, interrupted=True)
-    study.write_state({**study.read_state(), "answer": cut.stored()})
+    study.write_state({**study.read_state(), "answer": cut.to_dict()})
     assert "no gain is claimed. The search was interrupted; the same" in rendered(study)
     told = dict(facts_of(read_story(study)))
     assert told["stopped"].endswith(": the same command again goes on")
     over = dataclasses.replace(cut, interrupted=False, stop_reason="time is up")
-    study.write_state({**study.read_state(), "answer": over.stored()})
+    study.write_state({**study.read_state(), "answer": over.to_dict()})
     assert "no gain is claimed. The search ended: time is up." in rendered(study)
     study.write_state({**study.read_state(), "no_comparison": "answers <repeat> themselves"})
     said = "There was no final comparison: answers &lt;repeat&gt; themselves."
     assert f"no gain is claimed. {said}" in rendered(study)
     both = dataclasses.replace(over, best=over.baseline)
-    study.write_state({**study.read_state(), "answer": both.stored()})
+    study.write_state({**study.read_state(), "answer": both.to_dict()})
     assert said in rendered(study)
 
 

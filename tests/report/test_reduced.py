@@ -51,7 +51,7 @@ def finished(folder: Path, job: Job) -> Study:
     }
     study.write_state(facts)
     done = Searched(study, job)
-    study.write_state({**study.read_state(), "answer": done.result.stored()})
+    study.write_state({**study.read_state(), "answer": done.result.to_dict()})
     return study
 
 

@@ -13,8 +13,6 @@ from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
-from autotune.search import steering as steering_module
-from autotune.search.acquisition import Chooser
 from autotune.search.history import History
 from autotune.search.in_flight import SearchContext
 from autotune.search.loop import run_search
@@ -111,26 +109,6 @@ def test_nothing_is_tried_twice_and_in_the_end_everything(study: Study) -> None:
     ]
     assert len(hashes) == len(set(hashes))
     assert {c.hash for c in lattice_of(job).candidates} <= set(hashes)
-
-
-def test_in_a_long_record_several_proposals_rest_on_one_fit(
-    study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    n_fits: list[int] = []
-
-    class Counted(Chooser):
-        def __post_init__(self) -> None:
-            n_fits.append(1)
-
-    monkeypatch.setattr(steering_module, "Chooser", Counted)
-    monkeypatch.setattr(steering_module, "MOST_SEEN", 8)
-    monkeypatch.setattr(steering_module, "_REUSED_SHARE", 0.5)
-    job = make(trials=1000)
-    run(study, job, steering(job))
-    tried = [t for t in study.trials() if t.spec.identity.role is not Role.CONFIRM]
-    hashes = [t.spec.identity.candidate_hash for t in tried]
-    assert len(hashes) == len(set(hashes)) == len(lattice_of(job).candidates)
-    assert len(n_fits) < len(hashes) / 2
 
 
 def test_few_trials_run_out_of_memory(tmp_path: Path) -> None:

@@ -123,25 +123,6 @@ def test_a_pair_that_interacts_is_named_in_both_orders(tmp_path: Path):
     assert "interacts" in dict(ladder_facts(ladder))
 
 
-def test_with_more_changes_only_suspected_pairs_run_besides(tmp_path: Path):
-    target = candidate(
-        JOB,
-        zero__stage=1,
-        micro_batch=4,
-        host_allocator="keep",
-        recompute="full",
-        reduce_bucket_size=50_000,
-    )
-    ladder, fleet = walk(tmp_path, lambda spec: ok(spec, rate(spec, together=0.7)), target=target)
-    assert ladder is not None
-    names = [{pair.first, pair.second} for pair in ladder.interactions]
-    assert {"micro_batch=4", "host_allocator=keep"} in names
-    n_changes = len(ladder.up)
-    assert n_changes == 5
-    planned = 1 + n_changes + (n_changes - 2) + n_changes  # the last prefix lacks one change
-    assert len(fleet.specs) <= 3 * (planned + 4)
-
-
 def test_what_rules_refuse_or_runs_out_of_memory_has_no_figure_and_says_why(tmp_path: Path):
     def behave(spec: TrialSpec) -> TrialResult:
         if spec.layout.micro_batch == 4 and spec.identity.knobs["zero.stage"] == 0:
@@ -154,9 +135,9 @@ def test_what_rules_refuse_or_runs_out_of_memory_has_no_figure_and_says_why(tmp_
         refused=lambda c: c["host_allocator"] == "keep" and c.micro_batch == 1,
     )
     assert ladder is not None
-    why = {tuple(each.changes): each.why for each in ladder.configurations if each.why}
-    assert any("oom: CUDA out of memory" in said for said in why.values())
-    assert "refused" in why.values()
+    why = [ran.why for ran in ladder.configurations if ran.why]
+    assert any("oom: CUDA out of memory" in text for text in why)
+    assert "refused" in why
     assert ladder.gain is not None
     lost = [s for s in fleet.specs if behave(s).outcome is Outcome.OOM]
     assert len({s.identity.candidate_hash for s in lost}) == len(lost), "none is tried again"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.trial.descent import end_with_parent
+from autotune.base.keeper import end_with_parent
 
 
 class Ended(Exception):

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, over
 
 from autotune.app.api.keys import ExplainKeys, PlanKeys
 from autotune.app.api.values import Shown, each_of, texts
-from autotune.app.planning import export_ranked, open_agreed_outlook
-from autotune.base.errors import JobError
+from autotune.app.consent import agree_to_job
+from autotune.app.planning import export_ranked, open_outlook
+from autotune.app.steering import what_predicts
+from autotune.base.errors import JobError, StudyError
 from autotune.contract import KnobValue
-from autotune.cost.knowledge import file_for
-from autotune.job.job import keys_of
+from autotune.cost.knowledge import Lesson, file_for, read_lessons
+from autotune.job.job import given_keys, keys_of
 from autotune.planning.choices import MIN_FIT
 from autotune.planning.explained import (
     Estimated,
@@ -205,11 +207,7 @@ def explain(
     """
     outlook = _outlook(flags)
     found = explain_candidate(outlook, _written(settings))
-    return PredictedCandidate(
-        value=found,
-        show=lambda console: print_explained(console, found),
-        data=lambda: explained_as_dict(found),
-    )
+    return PredictedCandidate.of(found, print_explained, explained_as_dict)
 
 
 @overload
@@ -249,28 +247,14 @@ def estimate(
         from autotune.planning.probed import probe_estimate
         from autotune.report.candidates.probed import print_probed, probed_as_dict
 
-        probed = probe_estimate(outlook, _written(settings))
-        return Shown(
-            value=probed,
-            show=lambda console: print_probed(console, probed),
-            data=lambda: probed_as_dict(probed),
-        )
+        return Shown.of(probe_estimate(outlook, _written(settings)), print_probed, probed_as_dict)
     if trace:
         from autotune.planning.traced import trace_estimate  # torch
         from autotune.report.candidates.traced import print_traced, traced_as_dict
 
-        traced = trace_estimate(outlook, _written(settings))
-        return Shown(
-            value=traced,
-            show=lambda console: print_traced(console, traced),
-            data=lambda: traced_as_dict(traced),
-        )
+        return Shown.of(trace_estimate(outlook, _written(settings)), print_traced, traced_as_dict)
     found = estimate_candidate(outlook, _written(settings))
-    return PredictedCandidate(
-        value=found,
-        show=lambda console: print_estimate(console, found),
-        data=lambda: estimate_as_dict(found),
-    )
+    return PredictedCandidate.of(found, print_estimate, estimate_as_dict)
 
 
 def estimate_rows(
@@ -313,22 +297,38 @@ def _written(settings: Sequence[Settings]) -> list[str]:
 
 
 def _outlook(flags: Mapping[str, Any], *, ranks_all: bool = True) -> Outlook:
-    """The legal candidates of a job on the fleet that some flags describe."""
+    """The legal candidates of a job on the fleet that some flags describe, once it is agreed to.
+
+    Says what the predictions go by where the user named a table, and which model they are about
+    where the user named none.
+    """
+    say: Note = flags.get("note") or (lambda _: None)
+    job = flags.get("job")
     names = keys_of("plan")
-    job, knowledge = flags.get("job"), flags.get("knowledge")
-    return open_agreed_outlook(
+    keys = texts(**{name: value for name, value in flags.items() if name in names})
+    text = agree_to_job(
         None if job is None else Path(job),
-        texts(**{name: value for name, value in flags.items() if name in names}),
-        FleetWishes(**{f.name: flags.get(f.name) for f in dataclasses.fields(FleetWishes)}),
-        knowledge=file_for(
-            None if knowledge is None else Path(knowledge),
-            is_used=not flags.get("no_knowledge", False),
-        ),
+        keys,
         is_trusted=flags.get("trust_job", False),
-        say=flags.get("note") or (lambda _: None),
+        say=say,
         ask=flags.get("ask"),
-        ranks_all=ranks_all,
     )
+    file = file_for(flags.get("knowledge"), is_used=not flags.get("no_knowledge", False))
+    lessons: Sequence[Lesson] = ()
+    try:
+        lessons = () if file is None else read_lessons(file)
+    except StudyError as error:
+        say(f"predictions are not corrected by trials: {error.message}")
+    wishes = FleetWishes(**{f.name: flags.get(f.name) for f in dataclasses.fields(FleetWishes)})
+    outlook = open_outlook(text, keys, wishes, lessons=lessons, ranks_all=ranks_all)
+    if "model" not in given_keys(text, keys):
+        say(
+            f"no --model is given: this is about the built-in {outlook.job.model.name}; "
+            "a study's own job is --job results/STUDY/job.yaml"
+        )
+    if outlook.job.accelerators is not None:
+        say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
+    return outlook
 
 
 def _is_cell(value: object) -> bool:

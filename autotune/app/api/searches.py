@@ -12,8 +12,9 @@ from rich.console import Console
 from autotune.app.api.keys import SearchKeys
 from autotune.app.api.values import Shown, each_of, texts
 from autotune.app.exports import export_study
-from autotune.app.searching import Caller, SearchCall, run_searches
+from autotune.app.searching import answer_as_dict, run_searches
 from autotune.base.units import format_rate
+from autotune.cost.knowledge import file_for
 from autotune.fleet.options import options_of
 from autotune.record.study import Study
 from autotune.record.table import load_table
@@ -130,26 +131,26 @@ def search(
             predicted to succeed.
     """
     say = note or _nothing
-    call = SearchCall(
+    ((answer, climbed),) = run_searches(
+        texts(**flags),
         command=shlex.split(command) if isinstance(command, str) else tuple(command),
         job_file=None if job is None else Path(job),
-        flags=texts(**flags),
         results=Path(results),
         fleet=fleet,
         options=options_of(each_of(fleet_option), exclusive=exclusive),
         fresh=fresh,
         force=force,
         trust_job=trust_job,
-        knowledge=None if knowledge is None else Path(knowledge),
-        no_knowledge=no_knowledge,
+        knowledge=file_for(knowledge, is_used=not no_knowledge),
         metrics_file=None if metrics_file is None else Path(metrics_file),
         with_ladder=ladder,
         is_one=True,
+        say=say,
+        watch=lambda _: _CallObserver(progress, say),
     )
-    (ending,) = run_searches(call, Caller(say=say, watch=lambda _: _CallObserver(progress, say)))
-    if ending.error is not None:
-        raise ending.error
-    report, climbed = read_story(ending.answer.study), ending.ladder
+    if answer.problem is not None:
+        raise answer.problem.error
+    report = read_story(answer.study)
 
     def show(console: Console) -> None:
         print_report(console, report)
@@ -157,7 +158,9 @@ def search(
             console.print()
             print_ladder(console, climbed)
 
-    return Searched(value=report, show=show, data=ending.to_dict, ladder=climbed)
+    return Searched(
+        value=report, show=show, data=lambda: answer_as_dict(answer, climbed), ladder=climbed
+    )
 
 
 class _CallObserver(Observer):
@@ -183,8 +186,10 @@ class _CallObserver(Observer):
             self._bar.total = snapshot.n_budget
             self._bar.n = min(snapshot.n_done, snapshot.n_budget)
             best = snapshot.best
-            told = "" if best is None else f", best {format_rate(best.samples_per_s)} samples/s"
-            self._bar.set_description(f"{snapshot.stage.value}{told}")
+            best_text = (
+                "" if best is None else f", best {format_rate(best.samples_per_s)} samples/s"
+            )
+            self._bar.set_description(f"{snapshot.stage.value}{best_text}")
         elif callable(self._progress):
             self._progress(snapshot)
 

@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from rich.console import Console
 
@@ -26,6 +26,15 @@ class Shown(Generic[Value]):
     show: Callable[[Console], None]
     """Prints it."""
     data: Callable[[], Any]
+
+    @classmethod
+    def of(
+        cls, value: Value, show: Callable[[Console, Value], None], data: Callable[[Value], Any]
+    ) -> Self:
+        """A value with what prints it and what makes JSON of it."""
+        return cls(
+            value=value, show=lambda console: show(console, value), data=lambda: data(value)
+        )
 
     def as_dict(self) -> Any:
         """The same as `--json` prints."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.base.data import installed_files
 from autotune.base.errors import JobError, RenderError
@@ -53,7 +53,6 @@ from autotune.engines.deepspeed.rules import DECIDED_BY, judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
-from autotune.engines.deepspeed.sources.baseline import read_run
 from autotune.job.job import DEFAULT_OPTIMIZER, DEFAULT_SPACE, Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
@@ -62,6 +61,9 @@ from autotune.space.rows import answers_of
 from autotune.space.rule import Violation
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.transformer_shape import refusal
+
+if TYPE_CHECKING:
+    from autotune.engines.deepspeed.sources.baseline import TheirRun
 
 TEMPLATE = "deepspeed/ds_config.json.j2"
 
@@ -242,8 +244,7 @@ class DeepSpeedEngine(Engine):
             theirs, notes = read_ds_config(job.base_config, with_monitors=True)
             engine._use_base(theirs, notes)
         elif job.baseline is not None:
-            hidden = job.model.shape.hidden
-            run = read_run(job.baseline, world=job.world, hidden=hidden, with_monitors=True)
+            run = self._read_run(job.baseline, with_monitors=True)
             theirs, notes, optimizer = run.config, run.notes, self._optimizer_section
             # What trained in another one's place was measured, and stays.
             if _same_type(optimizer, own := theirs.get("optimizer", {})):
@@ -273,7 +274,7 @@ class DeepSpeedEngine(Engine):
             RenderError: The file cannot be read.
             JobError: It trains something else than the job: another batch, precision or world.
         """
-        theirs = read_run(path, world=self._job.world, hidden=self._job.model.shape.hidden)
+        theirs = self._read_run(path)
         config, notes = theirs.config, theirs.notes
         # Wrong values first: a file that means nothing trains in no precision either.
         tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
@@ -294,6 +295,12 @@ class DeepSpeedEngine(Engine):
         engine._use_base(leftover(config), notes, optimizer=self._optimizer_section)
         candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
         return engine, candidate
+
+    def _read_run(self, path: Path, *, with_monitors: bool = False) -> "TheirRun":
+        from autotune.engines.deepspeed.sources.baseline import read_run  # of a user's file alone
+
+        hidden = self._job.model.shape.hidden
+        return read_run(path, world=self._job.world, hidden=hidden, with_monitors=with_monitors)
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
         """See `Engine.plans`."""

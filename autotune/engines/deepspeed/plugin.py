@@ -1,6 +1,8 @@
 """DeepSpeed as a plug-in: what is known of it before there is a job."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment, version_of
@@ -11,7 +13,6 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.plans import PREDICTED
 from autotune.engines.deepspeed.rules.releases import TRIED
-from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.job.job import Job
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
@@ -64,6 +65,12 @@ class DeepSpeed(EnginePlugin):
         # It follows from micro_batch and the layout: the global batch is never touched.
         return "micro_batch, tp" if key == "gradient_accumulation_steps" else ""
 
+    def ranks_of_command(self, command: Sequence[str], folder: Path) -> int | None:
+        from autotune.engines.deepspeed.sources.source import RANKS_VARIABLE, world_in
+
+        ranks = os.environ.get(RANKS_VARIABLE, "")
+        return world_in(command, folder) or (int(ranks) if ranks.isdecimal() else 0) or None
+
     def updates_on_host(self, knobs: Mapping[str, KnobValue]) -> bool:
         """Whether it is offloaded."""
         return str(knobs.get("offload.optimizer", "none")) != "none"
@@ -105,5 +112,8 @@ class DeepSpeed(EnginePlugin):
 
     def bind(self, job: Job, environment: Environment) -> DeepSpeedEngine:
         """DeepSpeed for a job."""
-        made = DeepSpeedEngine if job.script is None else ScriptEngine
-        return made(job, environment)
+        if job.script is None:
+            return DeepSpeedEngine(job, environment)
+        from autotune.engines.deepspeed.script import ScriptEngine
+
+        return ScriptEngine(job, environment)

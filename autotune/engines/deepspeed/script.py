@@ -7,7 +7,7 @@ configurations differ by, the candidate's and that of the command as it is.
 import copy
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -62,8 +62,6 @@ _FUSED_ON_CPU = "2.4"
 """Release of torch that brought a fused Adam for CPUs."""
 _BATCH_KEYS = BATCH_KEYS[:2]
 """Samples of a pass, and passes of a step."""
-
-
 _GLOBAL_BATCH = "batch.global_batch"
 """The rule that a configuration makes the job's global batch."""
 
@@ -152,11 +150,9 @@ class ScriptEngine(DeepSpeedEngine):
         return replace(space, domains=domains)
 
     def ladder(self) -> Iterator[list[Candidate]]:
-        """The command as it is, and nothing in its place."""
         yield [self.own]
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
-        """See `Engine.steps`: those that reach the command."""
         for name, value in super().steps(candidate):
             is_implementation = name == _IMPLEMENTATION and self._switches_optimizer
             if name in self._reach.left_out:
@@ -178,7 +174,6 @@ class ScriptEngine(DeepSpeedEngine):
 
     @property
     def decided_by(self) -> Mapping[tuple[str, ...], Collection[str]]:
-        """See `Engine.decided_by`: a user's own file may hold anything."""
         return {}
 
     def setup(self, candidate: Candidate) -> Setup:
@@ -217,7 +212,6 @@ class ScriptEngine(DeepSpeedEngine):
         return replace(found, reduce_bucket_elements=elements)
 
     def files(self, candidate: Candidate) -> dict[str, str]:
-        """The configuration that DeepSpeed will get, and the edits that make it."""
         edits = self.edits(candidate)
         written = {
             "configuration": edits.configuration,
@@ -321,7 +315,6 @@ class ScriptEngine(DeepSpeedEngine):
         return {**{n: said[n] for n in ("n_params", "n_params_frozen") if n in said}, **found}
 
     def ranks(self, candidate: Candidate) -> RankSettings:
-        """See `Engine.ranks`; a command of the user's starts as it always does."""
         return replace(super().ranks(candidate), binds_cores=False, may_start_warm=False)
 
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
@@ -347,7 +340,6 @@ class ScriptEngine(DeepSpeedEngine):
         }
 
     def edits_in_words(self, candidate: Candidate) -> list[str]:
-        """See `Engine.edits_in_words`: the file and key, or the argument, with its new value."""
         edits = self.edits(candidate)
         lines = []
         for key, value in edits.configuration.items():
@@ -478,12 +470,8 @@ class ScriptEngine(DeepSpeedEngine):
                     del zero[name]  # nothing acts on what stays in the user's own
         return config
 
-    def _rendered(self, candidate: Candidate) -> dict[str, Any]:
-        found: dict[str, Any] = self._renders(candidate)
-        return found
-
     @cached_property
-    def _renders(self) -> Any:
+    def _rendered(self) -> Callable[[Candidate], dict[str, Any]]:
         return lru_cache(maxsize=1024)(lambda candidate: self._render(candidate)[0])
 
 

@@ -6,27 +6,17 @@ It is read and not run. Known are quotes, line continuations, here-documents, as
 written, and the file says why.
 """
 
-import ast
-import math
+import contextlib
 import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.user_text import read_text
-from autotune.engines.launches.shell_words import (
-    ASSIGNS,
-    BLANK,
-    OpenError,
-    Token,
-    TokenLine,
-    lines_of,
-    past,
-    past_expansion,
-)
 
 SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
 """What a shell file is called."""
@@ -67,11 +57,20 @@ _COMPARES: Mapping[str, Callable[[int, int], bool]] = {
     **{"-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt},
     **{"-ge": operator.ge, "-lt": operator.lt, "-le": operator.le},
 }
-_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
-    **{ast.Div: lambda a, b: int(a / b), ast.Mod: lambda a, b: int(math.fmod(a, b))},
+_OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
+    **{"+": operator.add, "-": operator.sub, "*": operator.mul},
+    **{"/": operator.floordiv, "%": operator.mod},
 }
-"""As a shell calculates: quotients are cut towards 0, and a remainder has the dividend's sign."""
+_PRODUCT = re.compile(r"(?<![\d)*/%])(?P<left>\d+)(?P<sign>[*/%])(?P<right>\d+)")
+_DIFFERENCE = re.compile(r"(?<![\d)*/%+-])(?P<left>\d+)(?P<sign>[+-])(?P<right>\d+)(?![\d*/%])")
+_BLANK = " \t\r"
+ASSIGNS = re.compile(r"([A-Za-z_]\w*)\+?=")
+_ENDS = "\n;&|()"
+_WORD_ENDS = f"{_BLANK}{_ENDS}<>"
+_CONTINUED = re.compile(r"\\\r?\n")
+_REDIRECTION = re.compile(r"(?:\d*(?P<sign><<<|<<-?|>>|>&|<&|>\||<>|>|<)|&>>?)[ \t\r]*")
+_SIMPLE = re.compile(r"\$(?:[A-Za-z_]\w*|\d)")
+_BARE = re.compile(r"\$\{?(\w+)\}?")
 
 Chars = list[tuple[str, int]]
 """Characters, each with its place in the file."""
@@ -158,10 +157,12 @@ def read_shell(
     outer = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **(variables or {})}
     reader = _Reader(text, path, outer, follows=follows)
     try:
-        reader.read(_ShellSource(text, range(len(text))), ())
-    except OpenError as error:
+        reader.read(_Source(text, range(len(text))), ())
+    except _OpenError as error:
         line = text.count("\n", 0, error.at) + 1
         raise JobError(f"{path}:{line}: {error}", "close it") from error
+    except RecursionError as error:
+        raise JobError(f"{path}: brackets are nested too deep", "remove some") from error
     return ShellText(
         commands=tuple(reader.commands),
         exported=reader.exported,
@@ -171,34 +172,174 @@ def read_shell(
     )
 
 
-@dataclass(frozen=True)
-class _ShellSource:
+class _OpenError(Exception):
+    """Something that does not close; `at` is where it opens."""
+
+    def __init__(self, text: str, at: int) -> None:
+        super().__init__(f"the {text[at : at + 2].strip()} does not close")
+        self.at = at
+
+
+class _Source(NamedTuple):
     """A text that a shell reads: the file, one that it sources, or one that a command hands on."""
 
     text: str
     places: Sequence[int]
-    """Where each character stands in the file, or the line that sources it."""
-    is_sourced: bool = False
+    """Where each character stands in the file; -1: in one that it sources."""
 
     def placed(self, start: int, end: int) -> Chars:
-        if self.is_sourced:  # a value is where it is used
-            return [(char, -1) for char in self.text[start:end]]
         return list(zip(self.text[start:end], self.places[start:end], strict=True))
 
 
-@dataclass(frozen=True)
-class _VariableValue:
+class _Token(NamedTuple):
+    """A stretch of a text that is one word, or one array."""
+
+    start: int
+    end: int
+    items: "tuple[_Token, ...] | None" = None
+    """The elements of an array; None: it is a word."""
+
+
+@dataclass
+class _Line:
+    """The tokens of a simple command, and the file that it writes a here-document to."""
+
+    tokens: list[_Token] = field(default_factory=list)
+    is_alternative: bool = False
+    """Whether it follows `&&` or `||`."""
+    document: tuple[int, int] | None = None
+    is_literal: bool = False
+    """Whether nothing is put in for variables in the document."""
+    target: _Token | None = None
+    """The name of the file that it writes."""
+
+
+def _scan(text: str, at: int, stops: str, opened: int = -1) -> int:
+    """The first of some characters outside of quotes and brackets; the end, if it may be missing.
+
+    Raises:
+        _OpenError: It is missing; `opened` is what it would close.
+    """
+    knows_quotes = stops in (_WORD_ENDS, ")")
+    while at < len(text):
+        char = text[at]
+        if char in stops:
+            return at
+        if char == "\\":
+            if stops == _WORD_ENDS and _CONTINUED.match(text, at):
+                return at
+            at += 2
+        elif char in "'`" and knows_quotes:
+            close = text.find(char, at + 1)
+            if close < 0:
+                raise _OpenError(text, at)
+            at = close + 1
+        elif char == '"':
+            at = _scan(text, at + 1, '"', at) + 1
+        elif text.startswith(("$(", "${"), at):
+            at = _scan(text, at + 2, ")" if text[at + 1] == "(" else "}", at) + 1
+        elif char == "(" and stops == ")":
+            at = _scan(text, at + 1, ")", at) + 1
+        else:
+            at += 1
+    if opened >= 0:
+        raise _OpenError(text, opened)
+    return len(text)
+
+
+def _past_expansion(text: str, at: int, end: int) -> int:
+    """One past `$NAME`, `${...}`, `$(...)` or what stands in backticks."""
+    if text[at] == "`":
+        return min(end, _scan(text, at + 1, "`", at) + 1)
+    if text[at + 1 : at + 2] in ("(", "{"):
+        return min(end, _scan(text, at + 2, ")" if text[at + 1] == "(" else "}", at) + 1)
+    found = _SIMPLE.match(text, at, end)
+    return at + 1 if found is None else found.end()
+
+
+def _lines(text: str, at: int = 0, opened: int = -1) -> tuple[list[_Line], int]:
+    """The simple commands of a text, or the one line of an array's elements, and where they end.
+
+    Raises:
+        _OpenError: A quote or a bracket does not close.
+    """
+    line, in_array = _Line(), opened >= 0
+    lines, waiting = [line], list[tuple[str, _Line]]()
+    while at < len(text):
+        char = text[at]
+        if char in _BLANK or (in_array and char == "\n"):
+            at += 1
+        elif (continued := _CONTINUED.match(text, at)) is not None:
+            at = continued.end()
+        elif char == "#":
+            at = _scan_to(text, "\n", at)
+        elif text[at : at + 2] in ("<(", ">("):
+            line.tokens.append(_Token(at, _scan(text, at + 2, ")", at) + 1))
+            at = line.tokens[-1].end
+        elif (found := _REDIRECTION.match(text, at)) is not None:
+            start = found.end()
+            at = _scan(text, start, _WORD_ENDS)
+            sign, name = found["sign"], text[start:at]
+            if sign in ("<<", "<<-"):
+                waiting.append((name.strip("'\"\\"), line))
+                line.is_literal = name[:1] in ("'", '"', "\\")
+            elif sign in (">", ">|"):
+                line.target = _Token(start, at)
+            elif sign == "<<<":
+                line.tokens.append(_Token(start, at))
+        elif in_array and char in ")":
+            return lines, at + 1
+        elif char in _ENDS:
+            line = _Line(is_alternative=text[at : at + 2] in ("&&", "||"))
+            lines.append(line)
+            at += 1 + line.is_alternative
+            if char == "\n":
+                for word, owner in waiting:
+                    at = _take_document(text, at, word, owner)
+                waiting = []
+        else:
+            end = max(at + 1, _scan(text, at, _WORD_ENDS))
+            items = None
+            if text[end : end + 1] == "(" and ASSIGNS.fullmatch(text[at:end]):
+                inner, end = _lines(text, end + 1, end)
+                items = tuple(token for one in inner for token in one.tokens)
+            line.tokens.append(_Token(at, end, items))
+            at = end
+    if in_array:
+        raise _OpenError(text, opened)
+    return lines, at
+
+
+def _scan_to(text: str, mark: str, at: int) -> int:
+    found = text.find(mark, at)
+    return len(text) if found < 0 else found
+
+
+def _take_document(text: str, begin: int, word: str, owner: _Line) -> int:
+    """One past a here-document; one that does not end takes the rest, as in a shell."""
+    start, at = begin, begin
+    while at < len(text):
+        start, end = at, _scan_to(text, "\n", at)
+        at = end + 1
+        if text[start:end].strip() == word:
+            break
+    else:
+        start = len(text)
+    owner.document = (begin, start)
+    tokens = owner.tokens
+    if tokens and not owner.target and text.startswith("tee", tokens[0].start):
+        owner.target = tokens[-1]
+    return min(at, len(text))
+
+
+class _Value(NamedTuple):
     """What a variable is set to."""
 
-    items: list[Chars]
+    items: list[Chars] | None = None
+    """None: only the shell knows it."""
     is_array: bool = False
-
-
-@dataclass(frozen=True)
-class _Unknown:
-    """What only the shell knows; `why` is empty where the value itself tells it."""
-
     why: str = ""
+    """Why only the shell knows it; empty: the value itself tells."""
 
 
 @dataclass
@@ -225,23 +366,20 @@ class _Reader:
         self.sourced: list[Path] = []
         self.unread: list[str] = []
         self.written: dict[str, str] = {}
-        self._held: dict[str, _VariableValue | _Unknown] = {
-            name: _VariableValue([[(char, -1) for char in value]])
-            for name, value in variables.items()
-        }
+        self._held = {name: _Value([_unplaced(value)]) for name, value in variables.items()}
         self._blocks: list[_OpenBlock] = []
         self._is_alternative = False
         """Whether the present command follows `&&` or `||`, and so runs only sometimes."""
         self._depth = 0
         self._n_put = 0
 
-    def read(self, source: _ShellSource, within: tuple[str, ...]) -> None:
+    def read(self, source: _Source, within: tuple[str, ...]) -> None:
         """Take all commands of a text.
 
         Raises:
-            OpenError: Something in it does not close; nothing of it is taken then.
+            _OpenError: Something in it does not close; nothing of it is taken then.
         """
-        lines = list(lines_of(source.text))
+        lines, _ = _lines(source.text)
         self._depth += 1
         n_blocks, is_alternative = len(self._blocks), self._is_alternative
         for line in lines:
@@ -264,20 +402,19 @@ class _Reader:
             return False
         return None if None in states or self._is_alternative else True
 
-    def _without_keywords(self, source: _ShellSource, line: TokenLine) -> list[Token]:
+    def _without_keywords(self, source: _Source, line: _Line) -> list[_Token]:
         """The tokens of a line behind its keywords, which open and close blocks."""
-        tokens = list(line.tokens)
+        tokens, blocks = list(line.tokens), self._blocks
         while tokens:
-            word = source.text[tokens[0].start : tokens[0].end]
-            blocks, place = self._blocks, source.places[tokens[0].start]
+            word, place = _raw(source, tokens[0]), source.places[tokens[0].start]
+            is_test = len(tokens) > 1 and _raw(source, tokens[1]) in ("[", "[[")
+            truth = self._truth(source, tokens[1:]) if is_test else None
             if word == "if":
-                truth = self._truth(source, tokens[1:])
                 blocks.append(_OpenBlock("if", place, truth, truth))
-                return [] if self._is_test(source, tokens[1:]) else tokens[1:]
+                return [] if is_test else tokens[1:]
             if word in ("elif", "else") and blocks:
                 block = blocks[-1]
-                truth = True if word == "else" else self._truth(source, tokens[1:])
-                before = block.has_run
+                truth, before = True if word == "else" else truth, block.has_run
                 block.runs = False if before else truth if before is False else None
                 block.has_run = before or block.runs
                 if word == "elif":
@@ -285,8 +422,7 @@ class _Reader:
             elif word in ("for", "while", "until", "select", "case"):
                 blocks.append(_OpenBlock(word, place, None, None))
                 if word in ("for", "select") and len(tokens) > 1:
-                    name = source.text[tokens[1].start : tokens[1].end]
-                    self._held[name] = _Unknown()
+                    self._held[_raw(source, tokens[1])] = _Value()
                 return []
             elif word in ("fi", "done", "esac"):
                 del blocks[-1:]
@@ -296,13 +432,8 @@ class _Reader:
             tokens.pop(0)
         return []
 
-    def _is_test(self, source: _ShellSource, tokens: Sequence[Token]) -> bool:
-        return bool(tokens) and source.text[tokens[0].start : tokens[0].end] in ("[", "[[")
-
-    def _truth(self, source: _ShellSource, tokens: Sequence[Token]) -> bool | None:
+    def _truth(self, source: _Source, tokens: Sequence[_Token]) -> bool | None:
         """Whether `[ ... ]` holds; None: it asks something else than about words and numbers."""
-        if not self._is_test(source, tokens):
-            return None
         words = [_plain(chars) for token in tokens[1:-1] for chars in self._fields(source, token)]
         after = source.text[tokens[-1].end :].lstrip("; \t\r\n")
         if any(map(_UNKNOWN.search, words)) or not after.startswith("then"):
@@ -318,16 +449,16 @@ class _Reader:
             return _COMPARES[sign](int(left), int(right))
         return None
 
-    def _sets(self, source: _ShellSource, tokens: list[Token]) -> bool:
+    def _sets(self, source: _Source, tokens: list[_Token]) -> bool:
         """Take a line that only sets variables; whether it is one."""
-        texts = [source.text[token.start : token.end] for token in tokens]
+        texts = [_raw(source, token) for token in tokens]
         if texts[0] == ":":  # ${X:=default} sets where it is put in
             for token in tokens[1:]:
                 self._fields(source, token)
             return True
         if texts[0] == "read" and len(tokens) == 4 and _INTO_ARRAY.fullmatch(texts[1]):
             items = [chars for chars in _at_blanks(self._joined(source, tokens[3])) if chars]
-            self._hold(texts[2], _VariableValue(items, is_array=True))
+            self._hold(texts[2], _Value(items, is_array=True))
             return True
         is_declared = texts[0] in _DECLARES
         if not is_declared and not all(map(ASSIGNS.match, texts)):
@@ -337,42 +468,42 @@ class _Reader:
             name = text if found is None else found[1]
             if found is not None and self._certain is not False:
                 self._assign(source, token, found)
-            held = self._held.get(name)
-            if is_declared and isinstance(held, _VariableValue):
+            held = self._held.get(name, _Value())
+            if is_declared and held.items is not None:
                 value = [char for item in held.items for char in item]
                 self.exported[name] = self._word(source, value, token)
         return True
 
-    def _assign(self, source: _ShellSource, token: Token, found: re.Match[str]) -> None:
+    def _assign(self, source: _Source, token: _Token, found: re.Match[str]) -> None:
         name = found[1]
         if token.items is None:
-            value = self._joined(source, Token(token.start + found.end(), token.end))
-            made = _VariableValue([value])
+            value = self._joined(source, _Token(token.start + found.end(), token.end))
+            made = _Value([value])
             if "$(" in _plain(value) or "`" in _plain(value):  # what a program says
-                self._held[name] = _Unknown()
+                self._held[name] = _Value()
                 return
         else:
             items = [chars for item in token.items for chars in self._fields(source, item)]
-            made = _VariableValue(items, is_array=True)
+            made = _Value(items, is_array=True)
         if "+" not in found[0]:
             self._hold(name, made)
             return
-        before = self._held.get(name, _VariableValue([], is_array=made.is_array))
-        if isinstance(before, _Unknown):
+        before = self._held.get(name, _Value([], is_array=made.is_array))
+        if before.items is None:
             return
-        added = made.items
+        added = made.items or []
         if self._certain is None:  # whether it is there, only the shell knows
-            self._note_block()
-            added = [[(char, -1) for char in f"${{{name}[@]}}"]]
+            self.unread += filter(None, [self._why()])
+            added = [_unplaced(f"${{{name}[@]}}")]
         items = [*before.items, *added]
         if not before.is_array:
             items = [[char for item in items for char in item]]
-        self._held[name] = _VariableValue(items, is_array=before.is_array)
+        self._held[name] = _Value(items, is_array=before.is_array)
 
-    def _hold(self, name: str, value: _VariableValue) -> None:
+    def _hold(self, name: str, value: _Value) -> None:
         """Set a variable, unless only the shell knows whether it is set."""
         if self._certain is None:
-            self._held[name] = _Unknown(self._why())
+            self._held[name] = _Value(why=self._why())
         elif self._certain:
             self._held[name] = value
 
@@ -383,35 +514,29 @@ class _Reader:
         line = self._text.count("\n", 0, block.start) + 1
         return f"line {line} decides by `{block.keyword}`: say the launch with --launch"
 
-    def _note_block(self) -> None:
-        if why := self._why():
-            self.unread.append(why)
-
-    def _sources(self, source: _ShellSource, tokens: list[Token]) -> bool:
+    def _sources(self, source: _Source, tokens: list[_Token]) -> bool:
         """Read a file that a line sources; whether it does."""
-        if not self._follows or len(tokens) < 2:
-            return False
-        if source.text[tokens[0].start : tokens[0].end] not in ("source", "."):
+        is_sourcing = _raw(source, tokens[0]) in ("source", ".")
+        if not self._follows or len(tokens) < 2 or not is_sourcing:
             return False
         word = "".join(map(_plain, self._fields(source, tokens[1])))
-        place = source.places[tokens[0].start]
         path = self._file(word)
+        commands, outer = list(self.commands), (self._held.get("BASH_SOURCE"), self._path)
         try:
             if path is None or self._depth >= _MOST_DEEP:
                 raise RenderError(f"{word}: is not there", "")
             text = read_text(path)
-            outer = self._held.get("BASH_SOURCE", _Unknown()), self._path
-            self._held["BASH_SOURCE"] = _VariableValue([[(char, -1) for char in str(path)]])
+            self._held["BASH_SOURCE"] = _Value([_unplaced(str(path))])
             self._path = path
-            commands = list(self.commands)
             self.sourced.append(path)
-            self.read(_ShellSource(text, [place] * len(text), is_sourced=True), ())
-            self.commands = commands
-            self._held["BASH_SOURCE"], self._path = outer
-        except (RenderError, OpenError):
-            number = self._text.count("\n", 0, place) + 1
+            self.read(_Source(text, [-1] * len(text)), ())
+        except (RenderError, _OpenError):
+            number = self._text.count("\n", 0, source.places[tokens[0].start]) + 1
             self.unread.append(f"{word}, which line {number} sources, is not read")
             return path is not None
+        finally:
+            self.commands = commands
+            self._held["BASH_SOURCE"], self._path = outer[0] or _Value(), outer[1]
         return True
 
     def _file(self, word: str) -> Path | None:
@@ -426,17 +551,14 @@ class _Reader:
         found = next((one for one in near if one.is_file()), None)
         return None if found is None or found.resolve() == self._path.resolve() else found
 
-    def _writes(self, source: _ShellSource, line: TokenLine) -> None:
+    def _writes(self, source: _Source, line: _Line) -> None:
         """Take the text that a here-document writes to a file."""
         if line.document is None or line.target is None or self._certain is False:
             return
         begin, end = line.document
 
         def put(found: re.Match[str]) -> str:
-            if found[0].startswith("\\"):
-                return found[0][1:]
-            inner = _ShellSource(found[0], [-1] * len(found[0]))
-            return _plain(self._joined(inner, Token(0, len(found[0]))))
+            return found[0][1:] if found[0].startswith("\\") else self._put(found[0])
 
         body = source.text[begin:end]
         body = body if line.is_literal else _PUT_IN.sub(put, body)
@@ -444,16 +566,20 @@ class _Reader:
         above = "\n" * source.text.count("\n", 0, begin)
         self.written[os.path.normpath(name)] = above + body
 
-    def _runs(self, source: _ShellSource, tokens: list[Token], within: tuple[str, ...]) -> None:
+    def _put(self, text: str) -> str:
+        """A text with the variables put in that it names."""
+        return _plain(self._joined(_Source(text, [-1] * len(text)), _Token(0, len(text))))
+
+    def _runs(self, source: _Source, tokens: list[_Token], within: tuple[str, ...]) -> None:
         """Take a command, or those in the text that it hands to a shell."""
         variables: dict[str, Word] = {}
         start = source.places[tokens[0].start]
         rest = list(tokens)
         while rest and rest[0].items is None:
-            found = ASSIGNS.match(source.text[rest[0].start : rest[0].end])
+            found = ASSIGNS.match(_raw(source, rest[0]))
             if found is None:
                 break
-            value = self._joined(source, Token(rest[0].start + found.end(), rest[0].end))
+            value = self._joined(source, _Token(rest[0].start + found.end(), rest[0].end))
             variables[found[1]] = self._word(source, value, rest.pop(0))
         if not rest or rest[0].items is not None:
             return
@@ -461,17 +587,15 @@ class _Reader:
         words = tuple(self._word(source, chars, at) for parts, at in fields for chars in parts)
         texts = [word.text for word in words]
         if texts[:1] == ["eval"]:
-            blank = (" ", -1)
-            parts = [[*chars, blank] for some, _ in fields for chars in some][1:]
+            parts = [[*chars, (" ", -1)] for some, _ in fields for chars in some][1:]
             self._hands_on([char for part in parts for char in part], start, ("eval",))
             return
         if words:
             made = Command(words=words, start=start, variables=variables, within=within)
             self.commands.append(made)
         for at, (some, token) in enumerate(fields[2:], start=2):
-            before = ["".join(map(_plain, fields[at - n][0])) for n in (2, 1)]
-            is_shells = before[0].rpartition("/")[2] in _SHELLS
-            if is_shells and _TEXT_FOLLOWS.fullmatch(before[1]):
+            shell, flag = ("".join(map(_plain, fields[at - n][0])) for n in (2, 1))
+            if shell.rpartition("/")[2] in _SHELLS and _TEXT_FOLLOWS.fullmatch(flag):
                 chars = [char for part in some for char in part]
                 self._hands_on(chars, source.places[token.start], tuple(texts))
 
@@ -479,20 +603,18 @@ class _Reader:
         """Read a text that a command hands to a shell; one that does not close is left."""
         if self._depth < _MOST_DEEP:
             places = [at if at >= 0 else place for _, at in chars]
-            try:
-                self.read(_ShellSource(_plain(chars), places), within)
-            except OpenError:
-                return
+            with contextlib.suppress(_OpenError):
+                self.read(_Source(_plain(chars), places), within)
 
-    def _word(self, source: _ShellSource, chars: Chars, token: Token) -> Word:
+    def _word(self, source: _Source, chars: Chars, token: _Token) -> Word:
         start = chars[0][1] if chars else -1
         return Word(text=_plain(chars), start=start if start >= 0 else source.places[token.start])
 
-    def _joined(self, source: _ShellSource, token: Token) -> Chars:
+    def _joined(self, source: _Source, token: _Token) -> Chars:
         """A value that is one word, whatever it is made of."""
         return [char for part in self._fields(source, token, is_split=False) for char in part]
 
-    def _fields(self, source: _ShellSource, token: Token, *, is_split: bool = True) -> list[Chars]:
+    def _fields(self, source: _Source, token: _Token, *, is_split: bool = True) -> list[Chars]:
         """What a token is split into, without its quotes, with the variables of the file."""
         text, at, end = source.text, token.start, token.end
         done: list[Chars] = []
@@ -501,16 +623,16 @@ class _Reader:
         while at < end:
             char = text[at]
             if char == "'" and not quoted:
-                close = past(text, at + 1, "'", at)
-                word = (word or []) + source.placed(at + 1, close - 1)
-                at = close
+                close = _scan_to(text, "'", at + 1)
+                word = (word or []) + source.placed(at + 1, close)
+                at = close + 1
             elif char == '"':
                 quoted, word, at = not quoted, word or [], at + 1
             elif char == "\\" and at + 1 < end:
                 if text[at + 1] != "\n":
                     word = (word or []) + source.placed(at + 1, at + 2)
                 at += 2
-            elif char in "$`" and (close := past_expansion(text, at, end)) > at + 1:
+            elif char in "$`" and (close := _past_expansion(text, at, end)) > at + 1:
                 parts = self._put_in(source, at, close)
                 pieces = parts or [source.placed(at, close)]
                 if parts is not None and is_split and not quoted:
@@ -528,47 +650,45 @@ class _Reader:
                 at += 1
         return done if word is None else [*done, word]
 
-    def _put_in(self, source: _ShellSource, start: int, end: int) -> list[Chars] | None:
+    def _put_in(self, source: _Source, start: int, end: int) -> list[Chars] | None:
         """What an expansion stands for; None: only the shell knows."""
         raw = source.text[start:end]
         if raw.startswith("$(("):
-            number = self._sum(raw[3:-2])
-            return None if number is None else [[(char, -1) for char in str(number)]]
+            number = _sum(self._put(_NAME.sub(r"${\g<0>}", _BARE.sub(r"\1", raw[3:-2]))))
+            return None if number is None else [_unplaced(str(number))]
         if raw[0] == "`" or raw.startswith("$("):
-            inner = Token(start + 1 if raw[0] == "`" else start + 2, end - 1)
+            inner = _Token(start + 1 if raw[0] == "`" else start + 2, end - 1)
             folder = self._folder(source, inner)
-            return None if folder is None else [[(char, -1) for char in folder]]
+            return None if folder is None else [_unplaced(folder)]
         found = _NAMED.fullmatch(raw)
         if found is None:
             return None
         name = found[1] or found[2]
         held = self._held.get(name)
-        if isinstance(held, _Unknown):
-            if held.why:
-                self.unread.append(held.why)
-            return None
         if held is None and found[4] is None:
             return None
         if held is None:
-            default = self._joined(source, Token(start + found.start(5), start + found.end(5)))
+            default = self._joined(source, _Token(start + found.start(5), start + found.end(5)))
             if "=" in found[4]:
-                self._hold(name, _VariableValue([default]))
+                self._hold(name, _Value([default]))
             return [default]
+        if held.items is None:
+            self.unread += filter(None, [held.why])
+            return None
         items = held.items if held.is_array and found[3] in ("[@]", "[*]") else held.items[:1]
         self._n_put += sum(len(item) + 32 for item in items)
         return items if self._n_put <= _MOST_PUT else None
 
-    def _folder(self, source: _ShellSource, inner: Token) -> str | None:
+    def _folder(self, source: _Source, inner: _Token) -> str | None:
         """What commands print that only ask for a folder; None: they are others.
 
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
         here, printed = ".", None
-        text = source.text[inner.start : inner.end]
-        if _ASKS_FOLDER.match(text) is None or len(text) > 300:
+        part = _Source(_raw(source, inner), source.places[inner.start : inner.end])
+        if _ASKS_FOLDER.match(part.text) is None or len(part.text) > 300:
             return None
-        part = _ShellSource(text, source.places[inner.start : inner.end])
-        for line in lines_of(text):
+        for line in _lines(part.text)[0]:
             words = [_plain(one) for token in line.tokens for one in self._fields(part, token)]
             name, *rest = [word for word in words if word not in _FOLDER_FLAGS] or [""]
             if any(map(_UNKNOWN.search, rest)) or len(rest) != (name != "pwd"):
@@ -583,43 +703,39 @@ class _Reader:
                 return None
         return None if printed is None else os.path.normpath(printed)
 
-    def _sum(self, expression: str) -> int | None:
-        """The number that `$((...))` is; None: it is not known."""
 
-        def put(found: re.Match[str]) -> str:
-            name = f"${{{found[0]}}}"
-            return _plain(self._joined(_ShellSource(name, [-1] * len(name)), Token(0, len(name))))
-
-        inner = _NAME.sub(put, re.sub(r"\$\{?(\w+)\}?", r"\1", expression)).strip()
-        if len(inner) > 300 or re.fullmatch(r"[\d\s()+*/%-]+", inner) is None:
+def _sum(text: str) -> int | None:
+    """The number that `$((...))` is; None: it is not known, or has signs of its own."""
+    text = re.sub(r"\s+", "", text)
+    if len(text) > 300 or re.fullmatch(r"[\d()+*/%-]+", text) is None:
+        return None
+    while (found := _PRODUCT.search(text) or _DIFFERENCE.search(text)) is not None:
+        left, right = int(found["left"]), int(found["right"])
+        if max(left, right) > _LARGEST or (right == 0 and found["sign"] in "/%"):
             return None
-        try:
-            return _number_of(ast.parse(inner, mode="eval").body)
-        except (SyntaxError, ValueError, ZeroDivisionError, KeyError, RecursionError):
-            return None
+        made = _OPERATIONS[found["sign"]](left, right)
+        text = f"{text[: found.start()]}{made}{text[found.end() :]}"
+        text = re.sub(r"\((\d+)\)", r"\1", text)
+    return int(text) if re.fullmatch(r"-?\d+", text) else None
 
 
-def _number_of(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_number_of(node.operand)
-    if isinstance(node, ast.BinOp):
-        left, right = _number_of(node.left), _number_of(node.right)
-        if max(abs(left), abs(right)) <= _LARGEST:
-            return _OPERATIONS[type(node.op)](left, right)
-    raise ValueError
+def _raw(source: _Source, token: _Token) -> str:
+    return source.text[token.start : token.end]
 
 
 def _plain(chars: Chars) -> str:
     return "".join(char for char, _ in chars)
 
 
+def _unplaced(text: str) -> Chars:
+    return [(char, -1) for char in text]
+
+
 def _at_blanks(chars: Chars) -> Iterator[Chars]:
     """A value split at its blanks: empty at an end where a blank stands there."""
     word: Chars = []
     for char in chars:
-        if char[0] in f"{BLANK}\n":
+        if char[0] in f"{_BLANK}\n":
             yield word
             word = []
         else:
@@ -630,11 +746,10 @@ def _at_blanks(chars: Chars) -> Iterator[Chars]:
 def _split(parts: Sequence[Chars], *, joins: bool) -> Iterator[Chars]:
     """Values without quotes, split at their blanks; the first joins what stands before it."""
     for number, part in enumerate(parts):
-        words = list(_at_blanks(part))
         is_first = number == 0 and joins
         # A backslash before a line's end is no word of its own.
         yield from (
             word
-            for at, word in enumerate(words)
+            for at, word in enumerate(_at_blanks(part))
             if (word and _plain(word) != "\\") or (is_first and at == 0)
         )

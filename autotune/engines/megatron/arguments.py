@@ -8,7 +8,8 @@ Source: NVIDIA/Megatron-LM, megatron/training/arguments.py (Megatron Core 0.14 t
 0.16 on the fields of its configuration classes, which keep the names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from autotune.cost.plans import Recompute
 from autotune.devices.hardware import Environment
@@ -66,60 +67,165 @@ ON_CPU: Arguments = {
 SCRIPT_ON_CPU: Arguments = {"num_workers": 0}
 """Arguments of a checkout's own script besides: processes that load data would take the cores of
 the ranks."""
+Row = Mapping[str, int]
+"""A layout's columns, and `n_experts` of its model."""
+
+
+class Carried(NamedTuple):
+    """How an argument follows from a layout."""
+
+    knob: str
+    """The knob that decides it; empty: it comes with another argument."""
+    value: Callable[[Row], Any]
+    """Its value; nothing, 0 or False: it is left out."""
+    kind: Literal["number", "switch", "other"] = "other"
+    """Whether it is the knob's number, or on where the knob is."""
+
+
+def _number(knob: str) -> Carried:
+    return Carried(knob, lambda row: row[knob], "number")
+
+
+def _switch(knob: str, value: Callable[[Row], Any] | None = None) -> Carried:
+    return Carried(knob, value or (lambda row: row[knob] > 0), "switch")
+
+
+def _part(knob: str, choices: Sequence[str], *, joined: bool = False) -> Carried:
+    """A knob's value in its own words; off its default alone."""
+
+    def value(row: Row) -> Any:
+        chosen = choices[row[knob]]
+        return row[knob] > 0 and (chosen.split("+") if joined else chosen)
+
+    return Carried(knob, value)
+
+
+def _is_full(row: Row) -> bool:
+    return row["recompute"] == Recompute.FULL
+
+
+def _is_selective(row: Row) -> bool:
+    return row["recompute"] == Recompute.SELECTIVE
+
+
+def _flex(row: Row) -> str:
+    """The dispatcher that sends each token once; empty: another one does."""
+    return DISPATCHERS[row["dispatcher"]] if row["dispatcher"] in FLEX else ""
+
+
+CARRIED: Mapping[str, Carried] = {
+    "tensor_model_parallel_size": _number("tp"),
+    "pipeline_model_parallel_size": _number("pp"),
+    "context_parallel_size": _number("cp"),
+    "expert_model_parallel_size": _number("ep"),
+    "micro_batch_size": _number("micro_batch"),
+    "num_virtual_stages_per_pipeline_rank": Carried(
+        "vp", lambda row: not row["stages"] and row["vp"] > 1 and row["vp"]
+    ),
+    "account_for_embedding_in_pipeline_split": Carried(
+        "ends_as_layers", lambda row: row["ends_as_layers"] > 0
+    ),
+    "account_for_loss_in_pipeline_split": Carried(
+        "ends_as_layers", lambda row: row["ends_as_layers"] > 0
+    ),
+    "sequence_parallel": _switch("sequence_parallel"),
+    "recompute_granularity": Carried(
+        "recompute", lambda row: (_is_full(row) and "full") or (_is_selective(row) and "selective")
+    ),
+    "recompute_modules": Carried(
+        "recompute_modules",
+        lambda row: (
+            _is_selective(row)
+            and row["recompute_modules"]
+            and RECOMPUTED[row["recompute_modules"]].split("+")
+        ),
+    ),
+    "recompute_method": Carried(
+        "recompute",
+        lambda row: _is_full(row) and ("block" if row["recompute_layers"] else "uniform"),
+    ),
+    "recompute_num_layers": Carried(
+        "recompute", lambda row: _is_full(row) and (row["recompute_layers"] or 1)
+    ),
+    # 0 is the default of a knob, which is on of these two.
+    "overlap_grad_reduce": _switch(
+        "overlap_grad_reduce", lambda row: not row["overlap_grad_reduce"]
+    ),
+    "use_distributed_optimizer": _switch("distributed_optimizer"),
+    "overlap_param_gather": _switch(
+        "overlap_param_gather",
+        lambda row: row["distributed_optimizer"] > 0 and not row["overlap_param_gather"],
+    ),
+    "moe_token_dispatcher_type": Carried(
+        "dispatcher",
+        lambda row: (
+            row["n_experts"] > 1 and ("flex" if _flex(row) else DISPATCHERS[row["dispatcher"]])
+        ),
+    ),
+    "moe_router_dtype": Carried("", lambda row: _flex(row) and "fp32"),
+    # Every release has this flag; the backend's came with 0.16.
+    "moe_enable_deepep": Carried("dispatcher", lambda row: _flex(row) == "deepep"),
+    "moe_flex_dispatcher_backend": Carried(
+        "dispatcher", lambda row: _flex(row) != "deepep" and _flex(row)
+    ),
+    "overlap_moe_expert_parallel_comm": _switch("overlap_experts"),
+    "delay_wgrad_compute": _switch("delay_weight_grads"),
+    "moe_shared_expert_overlap": _switch("overlap_shared_experts"),
+    "use_transformer_engine_op_fuser": Carried(
+        "fused_experts", lambda row: row["fused_experts"] > 0
+    ),
+    # The kernel wants gates and linear units in turn, blocks of so many.
+    "moe_mlp_glu_interleave_size": Carried("fused_experts", lambda row: 32 * row["fused_experts"]),
+    "decoder_first_pipeline_num_layers": _number("first_stage_layers"),
+    "decoder_last_pipeline_num_layers": _number("last_stage_layers"),
+    "expert_tensor_parallel_size": _number("etp"),
+    "use_tp_pp_dp_mapping": _switch("order"),
+    "no_overlap_p2p_communication": _switch("overlap_p2p"),
+    "tp_comm_overlap": _switch("tp_comm_overlap"),
+    "grad_reduce_in_bf16": _switch("main_grads"),
+    "use_nccl_ub": _switch("nccl_ub"),
+    "cp_comm_type": _part("cp_kind", CP_KINDS),
+    "cuda_graph_impl": Carried(
+        "cuda_graphs", lambda row: row["cuda_graphs"] and "transformer_engine"
+    ),
+    "cuda_graph_scope": _part("cuda_graphs", GRAPHS, joined=True),
+    # The default tracker of random states cannot be captured.
+    "te_rng_tracker": Carried("cuda_graphs", lambda row: row["cuda_graphs"] > 0),
+    "fsdp_double_buffer": _switch("fsdp_double_buffer"),
+    "use_megatron_fsdp": Carried("fsdp", lambda row: row["fsdp"] > 0),
+    "data_parallel_sharding_strategy": _part("fsdp", FSDP),
+    # What Megatron asks for beside it, whether or not anything is saved.
+    "ckpt_format": Carried("", lambda row: row["fsdp"] and "fsdp_dtensor"),
+    "optimizer_cpu_offload": Carried(
+        "optimizer_offload", lambda row: row["optimizer_offload"] > 0
+    ),
+    "optimizer_offload_fraction": Carried(
+        "optimizer_offload",
+        lambda row: value_of(KNOBS["optimizer_offload"], row["optimizer_offload"]),
+    ),
+    "use_precision_aware_optimizer": Carried(
+        "optimizer_offload", lambda row: row["optimizer_offload"] + row["adam_moments"] > 0
+    ),
+    "exp_avg_dtype": _part("adam_moments", MOMENTS),
+    "exp_avg_sq_dtype": _part("adam_moments", MOMENTS),
+    "overlap_cpu_optimizer_d2h_h2d": _switch("optimizer_offload_overlap"),
+    "cpu_offloading_num_layers": _number("activation_offload"),
+    "fine_grained_activation_offloading": Carried(
+        "offload_modules", lambda row: row["offload_modules"] > 0
+    ),
+    "offload_modules": _part("offload_modules", OFFLOADED, joined=True),
+    "fp4_format": Carried("fp4", lambda row: row["fp4"] and "e2m1"),
+    "fp8_format": Carried("fp8", lambda row: not row["fp4"] and row["fp8"] and FP8[row["fp8"]]),
+    "fp8_recipe": Carried(
+        "fp8_recipe", lambda row: not row["fp4"] and row["fp8"] and FP8_RECIPES[row["fp8_recipe"]]
+    ),
+    "fp8_param_gather": _switch("fp8_param_gather"),
+}
+"""Argument -> how it follows from a layout, in the order in which they are written; a layout of
+stages follows from the model besides."""
 KNOBS_OF = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "num_virtual_stages_per_pipeline_rank": "vp",
     "pipeline_model_parallel_layout": "stages",
-    "account_for_embedding_in_pipeline_split": "ends_as_layers",
-    "account_for_loss_in_pipeline_split": "ends_as_layers",
-    "context_parallel_size": "cp",
-    "expert_model_parallel_size": "ep",
-    "sequence_parallel": "sequence_parallel",
-    "micro_batch_size": "micro_batch",
-    "use_distributed_optimizer": "distributed_optimizer",
-    "overlap_grad_reduce": "overlap_grad_reduce",
-    "overlap_param_gather": "overlap_param_gather",
-    "no_overlap_p2p_communication": "overlap_p2p",
-    "tp_comm_overlap": "tp_comm_overlap",
-    "moe_token_dispatcher_type": "dispatcher",
-    "moe_enable_deepep": "dispatcher",
-    "moe_flex_dispatcher_backend": "dispatcher",
-    "overlap_moe_expert_parallel_comm": "overlap_experts",
-    "delay_wgrad_compute": "delay_weight_grads",
-    "moe_shared_expert_overlap": "overlap_shared_experts",
-    "use_megatron_fsdp": "fsdp",
-    "data_parallel_sharding_strategy": "fsdp",
-    "expert_tensor_parallel_size": "etp",
-    "decoder_first_pipeline_num_layers": "first_stage_layers",
-    "decoder_last_pipeline_num_layers": "last_stage_layers",
-    "use_tp_pp_dp_mapping": "order",
-    "optimizer_cpu_offload": "optimizer_offload",
-    "optimizer_offload_fraction": "optimizer_offload",
-    "use_precision_aware_optimizer": "optimizer_offload",
-    "overlap_cpu_optimizer_d2h_h2d": "optimizer_offload_overlap",
-    "cpu_offloading_num_layers": "activation_offload",
-    "fine_grained_activation_offloading": "offload_modules",
-    "offload_modules": "offload_modules",
-    "recompute_modules": "recompute_modules",
-    "exp_avg_dtype": "adam_moments",
-    "exp_avg_sq_dtype": "adam_moments",
-    "grad_reduce_in_bf16": "main_grads",
-    "use_nccl_ub": "nccl_ub",
-    "use_transformer_engine_op_fuser": "fused_experts",
-    "moe_mlp_glu_interleave_size": "fused_experts",
-    "cp_comm_type": "cp_kind",
-    "fsdp_double_buffer": "fsdp_double_buffer",
-    "cuda_graph_impl": "cuda_graphs",
-    "cuda_graph_scope": "cuda_graphs",
-    "te_rng_tracker": "cuda_graphs",
-    "fp4_format": "fp4",
-    "fp8_format": "fp8",
-    "fp8_recipe": "fp8_recipe",
-    "fp8_param_gather": "fp8_param_gather",
-    "recompute_granularity": "recompute",
-    "recompute_method": "recompute",
-    "recompute_num_layers": "recompute",
+    **{argument: carried.knob for argument, carried in CARRIED.items() if carried.knob},
 }
 """Argument -> the knob that it follows from."""
 DECIDED = frozenset(
@@ -193,37 +299,23 @@ def layout_arguments(row: Mapping[str, int], job: Job, *, layers: int | None = N
     Arguments as of `arguments_of`.
     """
     shape = job.model_with(layers).shape
-    found: Arguments = {
-        "tensor_model_parallel_size": row["tp"],
-        "pipeline_model_parallel_size": row["pp"],
-        "context_parallel_size": row["cp"],
-        "expert_model_parallel_size": row["ep"],
-        "micro_batch_size": row["micro_batch"],
-        "global_batch_size": job.global_batch,
-        "seq_length": job.seq_len,
-    }
+    of_model = {**row, "n_experts": shape.n_experts}
+    values = {argument: carried.value(of_model) for argument, carried in CARRIED.items()}
+    found: Arguments = {argument: values.pop(argument) for argument in _DEGREES}
+    found |= {"global_batch_size": job.global_batch, "seq_length": job.seq_len}
     if row["stages"]:
         found["pipeline_model_parallel_layout"] = _placement(row, shape, job.seq_len)
-    elif row["vp"] > 1:
-        found["num_virtual_stages_per_pipeline_rank"] = row["vp"]
-    if row["ends_as_layers"]:
-        found["account_for_embedding_in_pipeline_split"] = True
-        found["account_for_loss_in_pipeline_split"] = True
-    if row["sequence_parallel"]:
-        found["sequence_parallel"] = True
-    found |= _recompute(row)
-    if not row["overlap_grad_reduce"]:  # 0 is the default of a knob, which is on here
-        found["overlap_grad_reduce"] = True
-    if row["distributed_optimizer"]:
-        found["use_distributed_optimizer"] = True
-        if not row["overlap_param_gather"]:
-            found["overlap_param_gather"] = True
-    if shape.n_experts > 1:
-        found |= _experts(row)
-    found |= _more_of_layout(row) | _sharding(row) | _offload(row) | _fp8(row)
+    found |= {argument: value for argument, value in values.items() if value}
     if job.precision != "fp32":
         found[job.precision] = True
     return found
+
+
+_DEGREES = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    *("expert_model_parallel_size", "micro_batch_size"),
+)
+"""Arguments that are written before those of the job."""
 
 
 def _placement(row: Mapping[str, int], shape: ModelShape, seq_len: int) -> str:
@@ -234,124 +326,6 @@ def _placement(row: Mapping[str, int], shape: ModelShape, seq_len: int) -> str:
         return text
     counts = balanced_layers(work_of(shape, seq_len), row["pp"], row["vp"])
     return written(counts, shape.n_mtp_layers)
-
-
-def _experts(row: Mapping[str, int]) -> Arguments:
-    kind = DISPATCHERS[row["dispatcher"]]
-    found: Arguments = {"moe_token_dispatcher_type": kind}
-    if row["dispatcher"] in FLEX:
-        found = {"moe_token_dispatcher_type": "flex", "moe_router_dtype": "fp32"}
-        # Every release has this flag; the backend's came with 0.16.
-        found |= (
-            {"moe_enable_deepep": True}
-            if kind == "deepep"
-            else {"moe_flex_dispatcher_backend": kind}
-        )
-    if row["overlap_experts"]:
-        found["overlap_moe_expert_parallel_comm"] = True
-    if row["delay_weight_grads"]:
-        found["delay_wgrad_compute"] = True
-    if row["overlap_shared_experts"]:
-        found["moe_shared_expert_overlap"] = True
-    if row["fused_experts"]:
-        # The kernel wants gates and linear units in turn, blocks of so many.
-        found |= {"use_transformer_engine_op_fuser": True, "moe_mlp_glu_interleave_size": 32}
-    return found
-
-
-def _more_of_layout(row: Mapping[str, int]) -> Arguments:
-    found: Arguments = {}
-    for end in ("first", "last"):
-        if layers := row[f"{end}_stage_layers"]:
-            found[f"decoder_{end}_pipeline_num_layers"] = layers
-    if row["etp"]:
-        found["expert_tensor_parallel_size"] = row["etp"]
-    if row["order"]:
-        found["use_tp_pp_dp_mapping"] = True
-    if row["overlap_p2p"]:
-        found["no_overlap_p2p_communication"] = True
-    if row["tp_comm_overlap"]:
-        found["tp_comm_overlap"] = True
-    if row["main_grads"]:
-        found["grad_reduce_in_bf16"] = True
-    if row["nccl_ub"]:
-        found["use_nccl_ub"] = True
-    if row["cp_kind"]:
-        found["cp_comm_type"] = CP_KINDS[row["cp_kind"]]
-    if row["cuda_graphs"]:
-        found["cuda_graph_impl"] = "transformer_engine"
-        found["cuda_graph_scope"] = GRAPHS[row["cuda_graphs"]].split("+")
-        # The default tracker of random states cannot be captured.
-        found["te_rng_tracker"] = True
-    return found
-
-
-def _sharding(row: Mapping[str, int]) -> Arguments:
-    if not row["fsdp"]:
-        return {}
-    doubled = {"fsdp_double_buffer": True} if row["fsdp_double_buffer"] else {}
-    return {
-        **doubled,
-        "use_megatron_fsdp": True,
-        "data_parallel_sharding_strategy": FSDP[row["fsdp"]],
-        # What Megatron asks for beside it, whether or not anything is saved.
-        "ckpt_format": "fsdp_dtensor",
-    }
-
-
-def _offload(row: Mapping[str, int]) -> Arguments:
-    found: Arguments = {}
-    if row["optimizer_offload"]:
-        found |= {
-            "optimizer_cpu_offload": True,
-            "optimizer_offload_fraction": _value("optimizer_offload", row),
-            "use_precision_aware_optimizer": True,
-        }
-    if row["adam_moments"]:
-        kind = MOMENTS[row["adam_moments"]]
-        found["use_precision_aware_optimizer"] = True
-        found |= {"exp_avg_dtype": kind, "exp_avg_sq_dtype": kind}
-    if row["optimizer_offload_overlap"]:
-        found["overlap_cpu_optimizer_d2h_h2d"] = True
-    if row["activation_offload"]:
-        found["cpu_offloading_num_layers"] = row["activation_offload"]
-    if row["offload_modules"]:
-        found["fine_grained_activation_offloading"] = True
-        found["offload_modules"] = OFFLOADED[row["offload_modules"]].split("+")
-    return found
-
-
-def _fp8(row: Mapping[str, int]) -> Arguments:
-    if row["fp4"]:
-        return {"fp4_format": "e2m1"}
-    if not row["fp8"]:
-        return {}
-    found: Arguments = {
-        "fp8_format": FP8[row["fp8"]],
-        "fp8_recipe": FP8_RECIPES[row["fp8_recipe"]],
-    }
-    if row["fp8_param_gather"]:
-        found["fp8_param_gather"] = True
-    return found
-
-
-def _value(name: str, row: Mapping[str, int]) -> float:
-    return float(value_of(KNOBS[name], row[name]))
-
-
-def _recompute(row: Mapping[str, int]) -> Arguments:
-    if row["recompute"] == Recompute.SELECTIVE:
-        found: Arguments = {"recompute_granularity": "selective"}
-        if row["recompute_modules"]:
-            found["recompute_modules"] = RECOMPUTED[row["recompute_modules"]].split("+")
-        return found
-    if row["recompute"] != Recompute.FULL:
-        return {}
-    return {
-        "recompute_granularity": "full",
-        "recompute_method": "block" if row["recompute_layers"] else "uniform",
-        "recompute_num_layers": row["recompute_layers"] or 1,
-    }
 
 
 def optimizer_arguments(job: Job) -> Arguments:

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
-from autotune.engines.megatron.argument_rules.making import in_words
+from autotune.engines.megatron.argument_rules import in_words
 from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.choices import OFFLOADED
 from autotune.engines.megatron.knobs import MORE_KNOBS, value_of

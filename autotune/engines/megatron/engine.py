@@ -70,6 +70,7 @@ from autotune.engines.megatron.layout_task import (
     Columns,
     Counts,
     LayoutTask,
+    Truth,
     chunk_layers,
     edge_layers,
     placed,
@@ -93,6 +94,7 @@ from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, describe_candidate, steps_of
+from autotune.space.rows import CandidateRows
 from autotune.space.rule import Violation, judge_by
 from autotune.space.workload import workload_of
 from autotune.trial.engines.megatron import ARGUMENTS_FILE, words_of
@@ -204,6 +206,10 @@ class MegatronEngine(Engine):
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         return judge_by(RULES, rows_of(self._task, [candidate]))
+
+    def refused_rows(self, rows: CandidateRows) -> Mapping[str, Truth]:
+        columns = rows_of(self._task, rows)
+        return {rule.name: ~rule.holds(columns) for rule in RULES if rule.holds is not None}
 
     def describe(self, candidate: Candidate) -> str:
         """Knobs that are not at their default: `tp=8 pp=4 micro_batch=2 recompute=full dp=512`."""

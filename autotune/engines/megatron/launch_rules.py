@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from autotune.contract import KnobValue
 from autotune.cost.plans import Recompute
-from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
-from autotune.engines.megatron.argument_rules.computed import ENDS, chunks_of
-from autotune.engines.megatron.argument_rules.making import (
-    CHUNKED,
-    all_in_words,
+from autotune.engines.megatron.argument_rules import (
+    ARGUMENT_RULES,
+    ENDS,
+    chunks_of,
     flag_name,
-    is_before,
 )
-from autotune.engines.megatron.arguments import KNOBS_OF
+from autotune.engines.megatron.arguments import CARRIED, KNOBS_OF
 from autotune.engines.megatron.choices import (
     CP_KINDS,
     DISPATCHERS,
@@ -31,21 +30,26 @@ from autotune.engines.megatron.choices import (
     MOMENTS,
     RECOMPUTED,
 )
-from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch
+from autotune.engines.megatron.flags import flags, release_tuple
+from autotune.engines.megatron.knobs import KNOBS
+from autotune.engines.megatron.launched import MegatronLaunch
 from autotune.engines.megatron.layout_task import Columns, LayoutRows, LayoutTask
 from autotune.engines.megatron.rules import RULES
 from autotune.engines.megatron.stages import StageWork, stages_of
 from autotune.space.rule import Rule, UnknownFactError, Violation
 
-_NOT_ASKED = frozenset(
-    {
-        *("sequence_parallel.tp", "overlap.gather_needs_reduce"),
-        *("overlap.tp_needs_sequence_parallel", "optimizer_offload.sharded"),
-        *("sequence.positions", "vp.pipeline", "uneven.ends"),
-        *("fp8.gather", "fsdp.sharded", "overlap.p2p", "adam_moments.sharded", "fp4.fp8"),
-    }
-)
+_OF_DEVICES = ("fp8.device", "fp8.mxfp8", "fp4.device")
+_NOT_ASKED = ("optimizer_offload.sharded", "adam_moments.sharded")
 """Rules of layouts that a rule of arguments here says more exactly."""
+_LAYOUT_RULES = tuple(
+    rule
+    for rule in RULES
+    if rule.name in _OF_DEVICES or not (rule.source.startswith("ours") or rule.name in _NOT_ASKED)
+)
+_OF_EXPERTS = ("ep.experts", "ep.ranks")
+"""Rules of the grid of experts, which says nothing new where they are shared as all else is."""
+_OF_RANKS = ("world", "dp", "grad_accum")
+"""Facts of a layout that no launch has without a world."""
 _EVERY_DEVICE = 2**31 - 1
 
 
@@ -62,39 +66,10 @@ def judge_launch(launch: MegatronLaunch, unknown_facts: set[str] | None = None) 
         return found + refused
     for rule in others:
         found += rule.violations(launch, unknown_facts)
-    found += _mended(_layout_violations(launch, unknown_facts), launch)
+    found += _layout_violations(launch, unknown_facts)
     if launch.is_overrides:
         return [_in_fields(violation, launch) for violation in found]
     return found
-
-
-def _mended(refused: Sequence[Violation], launch: MegatronLaunch) -> list[Violation]:
-    """Violations of layouts, of which those have a change that it makes silent."""
-    # Some rules say which argument goes; of the others the nearest number is asked for.
-    if all(violation.changes for violation in refused):
-        return list(refused)
-    changes, left = _nearest(launch)
-    words = all_in_words(changes)
-    return [
-        violation
-        if violation.rule in left or violation.changes or not changes
-        else replace(
-            violation,
-            changes=changes,
-            fix=words,
-            at=(*_named_first(changes, violation.message), *changes, *violation.at),
-        )
-        for violation in refused
-    ]
-
-
-def _named_first(arguments: Iterable[str], message: str) -> tuple[str, ...]:
-    """The arguments that a message names, in its order."""
-
-    def place(argument: str) -> int:
-        return max(message.find(spelling) for spelling in (flag_name(argument), argument))
-
-    return tuple(sorted((one for one in arguments if place(one) >= 0), key=place))
 
 
 _FLAG = re.compile(r"(?:\b(add|remove) )?--([a-z0-9-]+)")
@@ -132,69 +107,18 @@ def _layout_violations(launch: MegatronLaunch, unknown_facts: set[str]) -> list[
     return violations
 
 
-_OF_RANKS = ("world", "dp", "grad_accum")
-"""Facts of a layout that no launch has without a world."""
-
-
-def _broken(launches: Sequence[MegatronLaunch]) -> list[frozenset[str]]:
-    """The rules of layouts that launches of one training break; quick for many at once."""
-    found: list[set[str]] = [set() for _ in launches]
-    alike: dict[tuple[Any, ...], list[tuple[int, LayoutRows]]] = {}
-    for number, launch in enumerate(launches):
-        rows = rows_of(launch)
-        group = getattr(rows.task, "vp_group", None)
-        kind = (*rows.columns, _spreads_experts(rows), group)
-        alike.setdefault(kind, []).append((number, rows))
-    for those in alike.values():
-        first = those[0][1]
-        columns = {
-            name: np.concatenate([rows.columns[name] for _, rows in those])
-            for name in first.columns
-        }
-        together = LayoutRows(task=first.task, columns=columns)
-        for rule in _LAYOUT_RULES:
-            try:
-                holds = rule.holds(together) if rule.holds and _is_asked(rule, first) else None
-            except UnknownFactError:
-                continue
-            if holds is not None:
-                for at in np.flatnonzero(~holds):
-                    found[those[at][0]].add(rule.name)
-    return [frozenset(names) for names in found]
-
-
-_LAYOUT_RULES = tuple(
-    rule for rule in RULES if rule.name not in _NOT_ASKED and not rule.source.startswith("ours")
-)
-_OF_EXPERTS = ("ep.experts", "ep.ranks")
-"""Rules of the grid of experts, which says nothing new where they are shared as all else is."""
-
-
 def _is_asked(rule: Rule[LayoutRows], rows: LayoutRows) -> bool:
-    if rule.name in _OF_EXPERTS:
-        return _spreads_experts(rows)
-    return rule.name != "tp.kv_heads" or _has_groups(rows)
-
-
-def _has_groups(rows: LayoutRows) -> bool:
-    """True if keys and values have heads of their own number; else `tp.heads` says it."""
     facts = vars(rows.task)
-    return facts.get("n_kv_heads") != facts.get("n_heads")
-
-
-def _spreads_experts(rows: LayoutRows) -> bool:
-    has_experts = getattr(rows.task, "n_experts", 1) > 0
-    degrees = (rows.columns.get(name, np.ones(1)) for name in ("ep", "etp"))
-    ep, etp = (int(values[0]) for values in degrees)
-    return has_experts and (ep > 1 or etp > 0)
+    if rule.name in _OF_EXPERTS:
+        degrees = (rows.columns.get(name, np.ones(1)) for name in ("ep", "etp"))
+        ep, etp = (int(values[0]) for values in degrees)
+        return facts.get("n_experts", 1) > 0 and (ep > 1 or etp > 0)
+    # With as many heads of keys as of queries `tp.heads` says it.
+    return rule.name != "tp.kv_heads" or facts.get("n_kv_heads") != facts.get("n_heads")
 
 
 _ARGUMENT_OF = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
+    **{knob: argument for argument, knob in KNOBS_OF.items()},
     "vp": "num_virtual_stages_per_pipeline_rank",
     "vp_group": "microbatch_group_size_per_vp_stage",
     "n_heads": "num_attention_heads",
@@ -202,194 +126,52 @@ _ARGUMENT_OF = {
     "n_layers": "num_layers",
     "n_experts": "num_experts",
     "seq_len": "seq_length",
-    "micro_batch": "micro_batch_size",
     "global_batch": "global_batch_size",
-    "first_stage_layers": "decoder_first_pipeline_num_layers",
-    "last_stage_layers": "decoder_last_pipeline_num_layers",
-    "activation_offload": "cpu_offloading_num_layers",
-    "fp8_recipe": "fp8_recipe",
     "recompute": "recompute_granularity",
-    "recompute_modules": "recompute_modules",
     "dispatcher": "moe_token_dispatcher_type",
     "cuda_graphs": "cuda_graph_impl",
-    "adam_moments": "exp_avg_dtype",
-    "cp_kind": "cp_comm_type",
     "stages=balanced": "pipeline_model_parallel_layout",
     "n_mtp_layers": "mtp_num_layers",
+    "fsdp": "use_megatron_fsdp",
+    "optimizer_offload": "optimizer_cpu_offload",
+    "offload_modules": "fine_grained_activation_offloading",
+    "fused_experts": "use_transformer_engine_op_fuser",
 }
 """Word of a layout's rule -> the argument that a launch gives."""
-_SWITCHES_OF = {
-    "sequence_parallel": ("sequence_parallel",),
-    "ends_as_layers": ENDS,
-    "optimizer_offload": ("optimizer_cpu_offload",),
-    "offload_modules": ("fine_grained_activation_offloading",),
-    "fp8_param_gather": ("fp8_param_gather",),
-    "fsdp_double_buffer": ("fsdp_double_buffer",),
-    "fp4": ("fp4",),
-    "overlap_experts": ("overlap_moe_expert_parallel_comm",),
-    "delay_weight_grads": ("delay_wgrad_compute",),
-    "overlap_shared_experts": ("moe_shared_expert_overlap",),
-    "fused_experts": ("use_transformer_engine_op_fuser",),
-}
-"""The same for a switch, of which a launch may have several."""
-_WORD = re.compile(rf"(?<![\w-])({'|'.join(_ARGUMENT_OF)})\b(=none|=?)")
-_SWITCH_WORD = re.compile(rf"(?<![\w-])({'|'.join(_SWITCHES_OF)})(=true|=false)?\b")
+_WORD = re.compile(
+    rf"(?<![\w-])({'|'.join(sorted(_ARGUMENT_OF, key=len, reverse=True))})\b(=\w+)?"
+)
 
 
 def flags_of(column: str) -> str:
     """The flags that make a column of a layout, in words."""
-    return " and ".join(
-        map(flag_name, _SWITCHES_OF.get(column, (_ARGUMENT_OF.get(column, column),)))
-    )
+    if column == "ends_as_layers":
+        return " and ".join(map(flag_name, ENDS))
+    return flag_name(_ARGUMENT_OF.get(column, column))
 
 
-def _as_switches(word: re.Match[str]) -> str:
-    names = flags_of(word[1])
-    return f"no {names}" if word[2] == "=false" else names
+def _as_flags(word: re.Match[str]) -> str:
+    """A knob of a rule, with the value that stands behind it, as words of a launch."""
+    names, value = flags_of(word[1]), (word[2] or "").removeprefix("=")
+    if value in ("true", "false", "none"):
+        is_off = value == ("true" if "--no-" in names else "false") or value == "none"
+        return f"no {names}" if is_off else names
+    return f"{names} {value}".rstrip()
 
 
 def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
     """A violation of a layout's rule in the words of a launch."""
-
-    def put(word: re.Match[str]) -> str:
-        name = flag_name(_ARGUMENT_OF[word[1]])
-        if word[2] == "=none":
-            return f"no {name}"
-        return name + (" " if word[2] else "")
-
-    def in_flags(text: str) -> str:
-        text = _SWITCH_WORD.sub(_as_switches, text)
-        return _WORD.sub(put, text)
-
     message = found.message
     if found.rule == "ep.ranks":
         names = ("pipeline_model", "expert_model", "expert_tensor")
         pp, ep, etp = (launch.get(f"{name}_parallel_size") for name in names)
         last = f"etp {etp}" if etp else f"tp {launch.get('tensor_model_parallel_size')}"
         message = f"world {launch.world} is no multiple of pp {pp} x ep {ep} x {last}"
-    changes = _undone(found.changes, launch)
-    return replace(
-        found,
-        message=in_flags(message),
-        fix=all_in_words(changes) or in_flags(found.fix),
-        changes=changes,
-        at=(*changes, *_named_first(launch.given, in_flags(message))),
-    )
-
-
-def _undone(knobs: Iterable[str], launch: MegatronLaunch) -> dict[str, Any]:
-    """The change of a launch that leaves knobs out, or a module of those that are recomputed."""
-    changes: dict[str, Any] = {}
-    for knob in knobs:
-        knob, _, module = knob.partition(".")
-        for argument in (name for name, other in KNOBS_OF.items() if other == knob):
-            if argument in launch.given:
-                parts = changes.get(argument, launch.get(argument)) if module else ()
-                changes[argument] = [part for part in parts or () if part != module] or None
-    return changes
-
-
-def _nearest(launch: MegatronLaunch) -> tuple[dict[str, Any], frozenset[str]]:
-    """The one change after which the fewest rules of layouts are broken, and which those are.
-
-    The layout is what the user chose: what keeps the parallel degrees comes before what changes
-    them, then the nearest. Of the arguments that are given, numbers alone change.
-    """
-    # What the shell may add to a launch is taken for nothing: a change must fit what is there.
-    launch = replace(launch, is_partial=False)
-    (now,) = _broken([launch])
-    refused, known = _refused_arguments(launch), rows_of(launch).columns.keys()
-    # What follows from the ranks is judged once they fit.
-    hidden = {"dp", "grad_accum"} - known
-    later = {rule.name for rule in _LAYOUT_RULES if not hidden.isdisjoint(rule.reads)}
-    fewest, best = now, dict[str, Any]()
-    for parts in (_KEEPING, _DEGREES):
-        steps = sorted((step for part in parts for step in _steps(launch, part)), key=_distance)
-        ends = [changed(launch, changes) for _, changes in steps]
-        for (_, changes), end, broken in zip(steps, ends, _broken(ends), strict=True):
-            left = broken - later
-            # A rule that only lost sight of a value is not mended.
-            if (
-                left < now
-                and len(left) < len(fewest)
-                and known <= rows_of(end).columns.keys()
-                and _refused_arguments(end) <= refused
-            ):
-                fewest, best = left, changes
-        if not fewest:
-            break
-    return best, fewest
-
-
-def _refused_arguments(launch: MegatronLaunch) -> set[str]:
-    return {violation.rule for rule in ARGUMENT_RULES for violation in rule.violations(launch)}
-
-
-_KEEPING = (
-    *("ends", "microbatch_group_size_per_vp_stage", "micro_batch_size", "global_batch_size"),
-    *CHUNKED,
-)
-"""Parts of a layout that change and keep its degrees."""
-_DEGREES = (
-    *("expert_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size"),
-    "tensor_model_parallel_size",
-)
-_OTHER_BATCH = 1.0
-"""Distance of any other global batch, which trains something else: that of twice or half the
-micro-batch."""
-_MOST_TRIED = 1024
-"""Values of an argument that are asked about, at most."""
-
-
-def _steps(launch: MegatronLaunch, part: str) -> list[tuple[float, dict[str, Any]]]:
-    """Other values of a part, each with its distance from the present one."""
-    if part == "ends":
-        return [(0, dict.fromkeys(ENDS, True))]
-    now = _number_or_none(launch, part) if part in launch.given else None
-    if now is None:
-        return []
-    is_batch = part == "global_batch_size"
-    others = _batches(launch, now) if is_batch else range(1, min(2 * now + 8, _MOST_TRIED))
-    return [
-        (abs(math.log2(value / now)) + _OTHER_BATCH * is_batch, {part: value})
-        for value in others
-        if value != now
-    ]
-
-
-def _distance(step: tuple[float, dict[str, Any]]) -> float:
-    return step[0]
-
-
-def _batches(launch: MegatronLaunch, now: int) -> set[int]:
-    """The global batches around the present one that some degrees and chunks can share."""
-    size = _number_or_none(launch, "micro_batch_size") or 1
-    world = min(launch.world or 1, _MOST_TRIED)
-    wholes = [size * n for n in range(1, world + 1) if world % n == 0]
-    stages = _number_or_none(launch, "pipeline_model_parallel_size") or 1
-    wholes = [whole * n for whole in wholes for n in (1, stages)]
-    return {
-        value for whole in wholes for value in (now - now % whole, now - now % -whole) if value
-    }
-
-
-def _number_or_none(launch: MegatronLaunch, name: str) -> int | None:
-    """A whole number from 1 on that a launch gives, or Megatron's default; None: there is none."""
-    try:
-        value = launch.get(name)
-    except UnknownFactError:
-        return None
-    return value if type(value) is int and value >= 1 else None
-
-
-def changed(launch: MegatronLaunch, changes: Mapping[str, Any]) -> MegatronLaunch:
-    """A launch with other arguments; None takes one away. Places in the text stay as they are."""
-    given = {name: word for name, word in launch.given.items() if changes.get(name, 0) is not None}
-    for name, value in changes.items():
-        if value is not None:
-            old = given.get(name) or GivenArgument(value=value, flag=flag_name(name), start=0)
-            given[name] = replace(old, value=value)
-    return replace(launch, given=given)
+    message, fix = (_WORD.sub(_as_flags, text) for text in (message, found.fix))
+    text = f"{fix}; {message}"
+    given = sorted((text.find(flag_name(name)), name) for name in launch.given)
+    at = tuple(name for place, name in given if place >= 0)
+    return replace(found, message=message, fix=fix, at=at)
 
 
 def rows_of(launch: MegatronLaunch) -> LayoutRows:
@@ -433,6 +215,8 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     )
     yield "n_mtp_layers", lambda: get("mtp_num_layers") or 0
     yield "groups_experts", lambda: bool(get("moe_grouped_gemm"))
+    yield "has_fp8", lambda: "fp8" in launch.gpu_precisions if launch.gpu else None
+    yield "has_fp4", lambda: "fp4" in launch.gpu_precisions if launch.gpu else None
     yield "in_fp32", lambda: not (get("bf16") or get("fp16"))
     yield "in_bf16", lambda: bool(get("bf16"))
     yield "tracks_aux_loss", lambda: _tracks_aux_loss(launch)
@@ -500,7 +284,7 @@ def _tracks_aux_loss(launch: MegatronLaunch) -> bool:
     is_balanced = launch.get("moe_router_load_balancing_type") not in ("none", ["none"])
     coefficient = launch.get("moe_aux_loss_coeff")
     has_loss = any(coefficient) if isinstance(coefficient, list) else bool(coefficient)
-    return is_balanced and has_loss and is_before(launch.release, "0.17")
+    return is_balanced and has_loss and release_tuple(launch.release) < (0, 17)
 
 
 def _kv_heads(launch: MegatronLaunch) -> int | None:
@@ -511,18 +295,12 @@ def _kv_heads(launch: MegatronLaunch) -> int | None:
 
 def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     get = launch.get
-    yield "tp", lambda: get("tensor_model_parallel_size")
-    yield "pp", lambda: get("pipeline_model_parallel_size")
-    yield "cp", lambda: get("context_parallel_size")
-    yield "ep", lambda: get("expert_model_parallel_size")
     yield "vp", lambda: chunks_of(launch)
     yield "ends_as_layers", lambda: _ends(launch)
-    yield "sequence_parallel", lambda: int(bool(get("sequence_parallel")))
     yield "micro_batch", lambda: get("micro_batch_size") or None
-    yield "distributed_optimizer", lambda: int(bool(get("use_distributed_optimizer")))
+    yield "distributed_optimizer", lambda: int(any(map(get, _SHARDED)))
     yield "recompute", lambda: int(_recompute(launch))
     yield "recompute_layers", lambda: 0
-    yield "order", lambda: int(bool(get("use_tp_pp_dp_mapping")))
     yield "fsdp", lambda: _fsdp(launch)
     yield "optimizer_offload", lambda: int(bool(get("optimizer_cpu_offload")))
     yield "offload_modules", lambda: int(bool(get("fine_grained_activation_offloading")))
@@ -530,7 +308,6 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "cp_kind", lambda: _cp_kind(launch)
     yield "cuda_graphs", lambda: _graphs(launch)
     yield "adam_moments", lambda: _moments(launch)
-    yield "main_grads", lambda: int(bool(get("grad_reduce_in_bf16")))
     # Without fp8 it is another kernel, which no knob carries.
     yield "fused_experts", lambda: None if get("use_transformer_engine_op_fuser") else 0
     yield "fp4", lambda: int(bool(get("fp4")))
@@ -538,35 +315,18 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "recompute_modules", lambda: _place(RECOMPUTED, get("recompute_modules"))
     yield "fp8", lambda: _place(FP8, [get("fp8") or FP8[0]])
     yield "fp8_recipe", lambda: _place(FP8_RECIPES, [get("fp8_recipe")])
-    for knob, argument in _SAME_NUMBER.items():
-        yield knob, partial(_number, launch, argument)
-    for knob, (argument, at_default) in _SWITCHES.items():
-        yield knob, partial(_switch, launch, argument, at_default)
+    for argument, carried in CARRIED.items():
+        if carried.knob in ("micro_batch", "distributed_optimizer"):
+            continue
+        if carried.kind == "number":
+            yield carried.knob, partial(_number, launch, argument)
+        elif carried.kind == "switch":
+            yield carried.knob, partial(_switch, launch, argument, KNOBS[carried.knob].default)
     yield "dp", lambda: _replicas(launch)
     yield "grad_accum", lambda: _micro_batches(launch)
 
 
-_SAME_NUMBER = {
-    "first_stage_layers": "decoder_first_pipeline_num_layers",
-    "last_stage_layers": "decoder_last_pipeline_num_layers",
-    "etp": "expert_tensor_parallel_size",
-    "activation_offload": "cpu_offloading_num_layers",
-}
-"""Knob -> the argument with the same number."""
-_SWITCHES = {
-    "overlap_grad_reduce": ("overlap_grad_reduce", True),
-    "overlap_param_gather": ("overlap_param_gather", True),
-    "optimizer_offload_overlap": ("overlap_cpu_optimizer_d2h_h2d", False),
-    "overlap_p2p": ("overlap_p2p_comm", True),
-    "tp_comm_overlap": ("tp_comm_overlap", False),
-    "fsdp_double_buffer": ("fsdp_double_buffer", False),
-    "overlap_experts": ("overlap_moe_expert_parallel_comm", False),
-    "delay_weight_grads": ("delay_wgrad_compute", False),
-    "overlap_shared_experts": ("moe_shared_expert_overlap", False),
-    "fp8_param_gather": ("fp8_param_gather", False),
-    "nccl_ub": ("nccl_ub", False),
-}
-"""Knob -> its argument, and the knob's default."""
+_SHARDED = ("use_distributed_optimizer", "use_megatron_fsdp")
 
 
 def _stages(launch: MegatronLaunch) -> int | None:
@@ -624,8 +384,11 @@ def _number(launch: MegatronLaunch, argument: str) -> int:
     return int(launch.get(argument) or 0)
 
 
-def _switch(launch: MegatronLaunch, argument: str, at_default: bool) -> int:
-    return int(bool(launch.get(argument)) is not at_default)
+def _switch(launch: MegatronLaunch, argument: str, at_default: KnobValue) -> int:
+    flag = flags(launch.release).get(f"--{argument.replace('_', '-')}")
+    is_on = flag is not None and launch.get(flag.argument) == flag.sets
+    # Its flag turns off what overlaps by default.
+    return int(is_on != (at_default is True and not argument.startswith("no_")))
 
 
 def _fsdp(launch: MegatronLaunch) -> int | None:

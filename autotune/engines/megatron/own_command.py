@@ -4,11 +4,11 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.engines.base import CommandJob
 from autotune.engines.megatron.arguments import DECIDED
 from autotune.engines.megatron.flags import known_release, null_vocab, release_of
 from autotune.engines.megatron.launched import MegatronLaunch, launch_of_line
@@ -26,19 +26,6 @@ _DEFAULTS_THAT_STAY = (
 _VOCAB_OF_GPT2 = 50257
 
 
-@dataclass(frozen=True, kw_only=True)
-class MegatronCommand:
-    """What a command trains, as keys of a job."""
-
-    checkout: Path
-    words: Sequence[str]
-    """The arguments that stay in every trial."""
-    left_out: Sequence[str]
-    """Flags that trials leave out, besides those that a knob governs."""
-    config: dict[str, Any]
-    keys: dict[str, Any]
-
-
 def is_megatrons(command: Sequence[str], folder: Path) -> bool:
     """True for a command that starts a script of a Megatron-LM checkout."""
     script = _script_of(command, folder)
@@ -50,7 +37,7 @@ def is_megatrons(command: Sequence[str], folder: Path) -> bool:
         return False
 
 
-def read_command(command: Sequence[str], folder: Path) -> MegatronCommand:
+def read_command(command: Sequence[str], folder: Path) -> CommandJob:
     """The job that a command is; `folder` is where it is started.
 
     Raises:
@@ -73,12 +60,15 @@ def read_command(command: Sequence[str], folder: Path) -> MegatronCommand:
         "precision": next((name for name in ("bf16", "fp16") if launch.get(name)), "fp32"),
         "world": launch.world,
     }
-    return MegatronCommand(
-        checkout=script.parent,
-        words=[*words, *_stated(launch)],
+    return CommandJob(
+        keys={
+            **{name: value for name, value in keys.items() if value is not None},
+            "engine": "megatron",
+            "megatron_path": str(script.parent),
+            "megatron_arguments": [*words, *_stated(launch)],
+        },
+        model=_config(launch, _vocab(launch)),
         left_out=left_out,
-        config=_config(launch, _vocab(launch)),
-        keys={name: value for name, value in keys.items() if value is not None},
     )
 
 

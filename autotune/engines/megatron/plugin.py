@@ -1,12 +1,14 @@
 """Megatron as a plug-in: what is known of it before there is a job."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from autotune.devices.hardware import Environment
-from autotune.engines.base import EnginePackage, EnginePlugin
+from autotune.engines.base import CommandJob, EnginePackage, EnginePlugin
 from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.knobs import KNOBS, LATTICE_KNOBS
+from autotune.engines.megatron.own_command import is_megatrons, read_command
 from autotune.job.job import Job
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
@@ -47,6 +49,12 @@ class Megatron(EnginePlugin):
 
     def knob_of(self, key: str) -> str:
         return KNOBS_OF.get(key, "")
+
+    def read_command(
+        self, command: Sequence[str], folder: Path, *, is_named: bool
+    ) -> CommandJob | None:
+        is_read = is_named or is_megatrons(command, folder)
+        return read_command(command, folder) if is_read else None
 
     def bind(self, job: Job, environment: Environment) -> MegatronEngine:
         return MegatronEngine(job, environment)

@@ -4,21 +4,18 @@ A rule is Megatron's own where its source names a file of NVIDIA/Megatron-LM (it
 Megatron Core 0.20), and ours where it keeps two layouts from meaning the same run.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron import expert_rules, stage_rules
 from autotune.engines.megatron.choices import (
     CP_KINDS,
-    FP8_RECIPES,
     GRAPHS,
     OFFLOADED,
     RECOMPUTED,
     has,
 )
-from autotune.engines.megatron.layout_rule import ARGUMENTS, CONFIG, layout_rule, with_parameters
+from autotune.engines.megatron.layout_rule import ARGUMENTS, CONFIG, layout_rule
 from autotune.engines.megatron.layout_task import Counts, LayoutRows, Truth, middle_layers
 from autotune.space.rule import Rule
 
@@ -49,7 +46,6 @@ OF_SOME_RELEASES = (
 
 
 _A2A = CP_KINDS.index("a2a")
-_MXFP8 = FP8_RECIPES.index("mxfp8")
 
 
 def _splits_unevenly(n_layers: int, pp: Counts, vp: Counts, first: Counts, last: Counts) -> Truth:
@@ -67,39 +63,10 @@ def _fills_groups(grad_accum: Counts, group: int, pp: Counts) -> Truth:
     return fills
 
 
-def _is_default_unless(knob: str, fact: str) -> Callable[..., Truth]:
-    """The knob is at its default where the fact of the task holds."""
-    return with_parameters(
-        lambda code, holds: (code == 0) | np.full(code.shape, not holds), knob, fact
-    )
-
-
-def _recomputes_no_norm_unless(fact: str) -> Callable[..., Truth]:
-    """No norm is computed again where the fact of the task holds."""
-    return with_parameters(
-        lambda recompute, modules, holds: (
-            (recompute != Recompute.SELECTIVE)
-            | ~has("layernorm", RECOMPUTED, modules)
-            | (not holds)
-        ),
-        *("recompute", "recompute_modules", fact),
-    )
-
-
-def _is_default_where_lacking(knob: str) -> Callable[..., Truth]:
-    return with_parameters(
-        lambda code, lacking: (code == 0) | np.full(code.shape, knob not in lacking),
-        knob,
-        "lacking",
-    )
-
-
 RULES: tuple[Rule[LayoutRows], ...] = (
     layout_rule(
         "sequence.positions",
-        lambda tp, seq_len, max_seq_len: np.full(
-            tp.shape, not max_seq_len or seq_len <= max_seq_len
-        ),
+        "max_seq_len seq_len>max_seq_len",
         "seq_len {seq_len} is above the model's {max_seq_len} positions",
         "take a seq_len of at most {max_seq_len}",
         "megatron/training/arguments.py, validate_args: max_position_embeddings",
@@ -134,14 +101,14 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "tp.domain",
-        lambda tp, domain: tp <= domain,
+        "tp>domain",
         "tp {tp} reaches beyond the {domain} devices that are joined without the network",
         "take a tp of at most {domain}",
         "ours: what NVIDIA recommends in megatron/core/transformer/moe/README.md",
     ),
     layout_rule(
         "pp.layers",
-        lambda pp, n_layers: pp <= n_layers,
+        "pp>n_layers",
         "pp {pp} is more than the model's {n_layers} layers",
         "take a pp of at most {n_layers}",
         "ours: every stage has a layer",
@@ -162,7 +129,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "cp.fused_attention",
-        lambda cp, fused_attention: (cp == 1) | fused_attention,
+        "cp>1 !fused_attention",
         "cp {cp} needs a fused attention kernel, which this device and precision lack",
         "take cp=1, or bf16 on a newer device",
         "megatron/core/transformer/dot_product_attention.py: context_parallel_size",
@@ -184,10 +151,11 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "sequence_parallel.tp",
-        lambda tp, sequence_parallel: (sequence_parallel == 0) | (tp > 1),
+        "sequence_parallel !tp>1",
         "sequence_parallel splits over the tensor parallel ranks, and tp is 1",
         "take sequence_parallel=false, or a tp above 1",
         "megatron/core/model_parallel_config.py: sequence_parallel",
+        consequence="ignored",
     ),
     layout_rule(
         "sequence_parallel.sequence",
@@ -200,16 +168,14 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "sequence_parallel.experts",
-        lambda n_experts, tp, sequence_parallel: (
-            (sequence_parallel == 1) | (tp == 1) | (n_experts < 2)
-        ),
+        "n_experts>1 tp>1 !sequence_parallel",
         "a mixture of experts with tp {tp} trains only with sequence_parallel",
         "take sequence_parallel=true, or tp=1",
         "megatron/core/transformer/moe/moe_layer.py, MoELayer.forward",
     ),
     layout_rule(
         "vp.pipeline",
-        lambda pp, vp: (vp == 1) | (pp > 1),
+        "vp>1 !pp>1",
         "vp {vp} interleaves chunks of a pipeline, and pp is 1",
         "take vp=1, or a pp above 1",
         "megatron/training/arguments.py, validate_args: overlap_p2p_comm",
@@ -277,16 +243,14 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "distributed_optimizer.ranks",
-        lambda dp, cp, distributed_optimizer: (distributed_optimizer == 0) | (dp * cp > 1),
+        "distributed_optimizer !dp>1|cp>1",
         "distributed_optimizer shards over dp x cp ranks, and there is one",
         "take distributed_optimizer=false",
         "ours: the same run as without",
     ),
     layout_rule(
         "recompute.selective",
-        lambda recompute, recompute_modules, fused_attention: (
-            (recompute != Recompute.SELECTIVE) | (recompute_modules > 0) | (not fused_attention)
-        ),
+        "recompute=selective fused_attention !recompute_modules",
         "selective drops attention's scores, which the fused kernel never keeps",
         "take recompute=none, or full to save memory",
         "ours: slower than none, and no smaller. Korthikanti et al. (arXiv:2205.05198), "
@@ -307,9 +271,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     *stage_rules.RULES,
     layout_rule(
         "uneven.pipeline",
-        lambda pp, first_stage_layers, last_stage_layers: (
-            (pp > 1) | ((first_stage_layers == 0) & (last_stage_layers == 0))
-        ),
+        "first_stage_layers|last_stage_layers !pp>1",
         "a stage of its own size needs a pipeline, and pp is 1",
         "leave first_stage_layers and last_stage_layers out",
         f"{CONFIG}: num_layers_in_first_pipeline_stage",
@@ -339,9 +301,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "uneven.ends",
-        lambda ends_as_layers, first_stage_layers, last_stage_layers: (
-            (ends_as_layers == 0) | ((first_stage_layers == 0) & (last_stage_layers == 0))
-        ),
+        "ends_as_layers first_stage_layers|last_stage_layers",
         "ends_as_layers beside a first or a last stage of its own size: Megatron takes one of the "
         "two ways to split",
         "take ends_as_layers=false",
@@ -369,55 +329,50 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "fsdp.sharded",
-        lambda fsdp, distributed_optimizer: (fsdp == 0) | (distributed_optimizer == 1),
+        "fsdp !distributed_optimizer",
         "fsdp turns the distributed optimizer on",
         "take distributed_optimizer=true",
         f"{ARGUMENTS}: use_megatron_fsdp",
     ),
     layout_rule(
         "fsdp.pipeline_chunks",
-        lambda fsdp, vp: (fsdp == 0) | (vp == 1),
+        "fsdp vp>1",
         "fsdp with vp {vp}: it gathers a layer at a time, and chunks interleave them",
         "take vp=1",
         "ours: Megatron's documentation shows fsdp with plain pipelines alone",
     ),
     layout_rule(
         "overlap.gather_needs_reduce",
-        lambda distributed_optimizer, overlap_grad_reduce, overlap_param_gather: (
-            (distributed_optimizer == 0) | (overlap_grad_reduce == 0) | (overlap_param_gather == 1)
-        ),
+        "distributed_optimizer overlap_grad_reduce !overlap_param_gather",
         "overlap_param_gather needs overlap_grad_reduce",
         "take overlap_param_gather=false as well",
         f"{ARGUMENTS}: overlap_param_gather",
     ),
     layout_rule(
         "overlap.p2p",
-        lambda overlap_p2p, pp, vp: (overlap_p2p == 0) | (vp == 1) | (pp > 2),
-        "without overlap_p2p, pp {pp} has two sends between the same ranks at a time",
+        "overlap_p2p vp>1 !pp>2",
+        "chunks of pp {pp} stages whose sends do not overlap have two between the same ranks at "
+        "a time",
         "take overlap_p2p=true, or a pp above 2",
         f"{ARGUMENTS}: overlap_p2p_comm",
     ),
     layout_rule(
         "overlap.tp_needs_sequence_parallel",
-        lambda tp_comm_overlap, sequence_parallel: (
-            (tp_comm_overlap == 0) | (sequence_parallel == 1)
-        ),
+        "tp_comm_overlap !sequence_parallel",
         "tp_comm_overlap overlaps what sequence_parallel sends",
         "take sequence_parallel=true",
         f"{ARGUMENTS}: tp_comm_overlap",
     ),
     layout_rule(
         "optimizer_offload.sharded",
-        lambda optimizer_offload, distributed_optimizer: (
-            (optimizer_offload == 0) | (distributed_optimizer == 1)
-        ),
+        "optimizer_offload !distributed_optimizer",
         "optimizer_offload needs the precision-aware optimizer, which is a distributed one",
         "take distributed_optimizer=true",
         "megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer",
     ),
     layout_rule(
         "optimizer_offload.fsdp",
-        lambda optimizer_offload, fsdp: (optimizer_offload == 0) | (fsdp == 0),
+        "optimizer_offload fsdp",
         "optimizer_offload beside fsdp: the hybrid optimizer takes its states from the buffers of "
         "the distributed optimizer",
         "take fsdp=none",
@@ -425,41 +380,35 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "optimizer_offload.fp8",
-        lambda optimizer_offload, fp8_param_gather, fp8_recipe: (
-            (optimizer_offload == 0) | (fp8_param_gather == 0) | (fp8_recipe == 0)
-        ),
+        "optimizer_offload fp8_param_gather fp8_recipe",
         "optimizer_offload with fp8_param_gather takes the delayed recipe alone",
         "take fp8_recipe=delayed",
         f"{ARGUMENTS}: optimizer_cpu_offload",
     ),
     layout_rule(
         "activation_offload.layers",
-        lambda activation_offload, n_layers: activation_offload < n_layers,
+        "activation_offload>=n_layers",
         "activation_offload {activation_offload} is no less than the model's {n_layers} layers",
         "take less than {n_layers}",
         f"{CONFIG}: cpu_offloading_num_layers",
     ),
     layout_rule(
         "activation_offload.pipeline",
-        lambda activation_offload, pp: (activation_offload == 0) | (pp == 1),
+        "activation_offload pp>1",
         "activation_offload with pp {pp}: Megatron offloads no pipeline's",
         "take pp=1, or activation_offload=0",
         f"{CONFIG}: cpu_offloading",
     ),
     layout_rule(
         "activation_offload.recompute",
-        lambda activation_offload, recompute: (
-            (activation_offload == 0) | (recompute == Recompute.NONE)
-        ),
+        "activation_offload recompute",
         "activation_offload beside recomputation: Megatron takes one of the two",
         "take recompute=none, or activation_offload=0",
         f"{CONFIG}: cpu_offloading",
     ),
     layout_rule(
         "offload_modules.layers",
-        lambda offload_modules, activation_offload: (
-            (offload_modules == 0) | (activation_offload == 0)
-        ),
+        "offload_modules activation_offload",
         "offload_modules beside activation_offload: Megatron takes one of the two",
         "take activation_offload=0",
         f"{CONFIG}: fine_grained_activation_offloading",
@@ -483,65 +432,50 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "recompute_modules.scores",
-        lambda recompute, recompute_modules, fused_attention: (
-            (recompute != Recompute.SELECTIVE)
-            | (recompute_modules == 0)
-            | ~has("core_attn", RECOMPUTED, recompute_modules)
-            | (not fused_attention)
-        ),
+        "recompute=selective recompute_modules recompute_modules~core_attn fused_attention",
         "core_attn drops attention's scores, which the fused kernel never keeps",
         "leave core_attn out of recompute_modules",
         "ours: slower, and no smaller",
     ),
     layout_rule(
         "recompute_modules.fp8",
-        lambda recompute, recompute_modules, fp8, fp8_recipe: (
-            (recompute != Recompute.SELECTIVE)
-            | (fp8 == 0)
-            | (fp8_recipe > 0)
-            | ~(
-                has("layernorm", RECOMPUTED, recompute_modules)
-                | has("moe_act", RECOMPUTED, recompute_modules)
-            )
-        ),
+        "recompute=selective fp8 !fp8_recipe "
+        "recompute_modules~layernorm|recompute_modules~moe_act",
         "the delayed recipe of fp8 recomputes no layernorm and no moe_act",
         "take another fp8_recipe, or leave both out of recompute_modules",
         f"{CONFIG}: recompute_modules",
-        undoes=("recompute_modules.layernorm", "recompute_modules.moe_act"),
     ),
     layout_rule(
         "adam_moments.sharded",
-        lambda adam_moments, distributed_optimizer: (
-            (adam_moments == 0) | (distributed_optimizer == 1)
-        ),
+        "adam_moments !distributed_optimizer",
         "adam_moments in 16 bits need the precision-aware optimizer, which is a distributed one",
         "take distributed_optimizer=true",
         "megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer",
     ),
     layout_rule(
         "adam_moments.offload",
-        lambda adam_moments, optimizer_offload: (adam_moments == 0) | (optimizer_offload == 0),
+        "adam_moments optimizer_offload",
         "adam_moments in 16 bits beside optimizer_offload: on the host they are in 32",
         "take adam_moments=fp32, or optimizer_offload=0",
         "ours: megatron/core/optimizer/cpu_offloading, HybridDeviceOptimizer",
     ),
     layout_rule(
         "main_grads.precision",
-        lambda main_grads, in_bf16: (main_grads == 0) | in_bf16,
+        "main_grads !in_bf16",
         "main_grads in bf16 are those of a job in bf16",
         "take main_grads=fp32",
         f"ours: {ARGUMENTS}: grad_reduce_in_bf16 does nothing then",
     ),
     layout_rule(
         "fsdp.double_buffer",
-        lambda fsdp_double_buffer, fsdp: (fsdp_double_buffer == 0) | (fsdp > 0),
+        "fsdp_double_buffer !fsdp",
         "fsdp_double_buffer is one of fsdp's",
         "take fsdp_double_buffer=false",
         "ours: the same run as without",
     ),
     layout_rule(
         "cp_kind.ranks",
-        lambda cp_kind, cp: (cp_kind == 0) | (cp > 1),
+        "cp_kind !cp>1",
         "cp_kind says how context parallel ranks exchange, and cp is 1",
         "take cp_kind=p2p, or a cp above 1",
         "ours: the same run as without",
@@ -557,14 +491,14 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "cp_kind.latent",
-        lambda cp_kind, latent_kv_rank: (cp_kind == 0) | (latent_kv_rank == 0),
+        "cp_kind latent_kv_rank",
         "latent attention has keys and values of two widths, which only cp_kind p2p exchanges",
         "take cp_kind=p2p",
         "ours: Transformer Engine, attn_forward_func_with_cp: enable_mla",
     ),
     layout_rule(
         "cp_kind.sinks",
-        lambda cp_kind, cp, has_sinks: (cp == 1) | (cp_kind == _A2A) | (not has_sinks),
+        "cp>1 !cp_kind=a2a has_sinks",
         "with cp {cp}, attention with sinks and windows runs with cp_kind a2a alone",
         "take cp=1, or cp_kind=a2a",
         "ours: Transformer Engine, get_attention_backend: softmax_type, and "
@@ -572,23 +506,17 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "cuda_graphs.recompute",
-        lambda cuda_graphs, recompute: (cuda_graphs == 0) | (recompute != Recompute.FULL),
+        "cuda_graphs recompute=full",
         "cuda_graphs capture parts of a layer, and recompute=full computes whole layers again",
         "take cuda_graphs=none, or recompute_modules",
         f"{CONFIG}: cuda_graph_scope",
-        undoes=("cuda_graphs",),
     ),
     layout_rule(
         "cuda_graphs.moe_recompute",
-        lambda cuda_graphs, recompute, recompute_modules: (
-            ~has("moe_router", GRAPHS, cuda_graphs)
-            | (recompute != Recompute.SELECTIVE)
-            | ~has("moe", RECOMPUTED, recompute_modules)
-        ),
+        "cuda_graphs~moe_router recompute=selective recompute_modules~moe",
         "cuda_graphs of moe_router lie inside what recompute_modules computes again with moe",
         "take cuda_graphs=attn, or leave moe out of recompute_modules",
         f"{CONFIG}: cuda_graph_scope, recompute_modules",
-        undoes=("cuda_graphs",),
     ),
     layout_rule(
         "cuda_graphs.experts",
@@ -600,80 +528,73 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "has {n_experts} experts",
         "take cuda_graphs=attn",
         f"{CONFIG}: cuda_graph_scope",
-        undoes=("cuda_graphs",),
     ),
     layout_rule(
         "cuda_graphs.overlap",
-        lambda cuda_graphs, overlap_experts: (
-            (overlap_experts == 0) | ~has("mlp", GRAPHS, cuda_graphs)
-        ),
+        "overlap_experts cuda_graphs~mlp",
         "cuda_graphs of mlp beside overlap_experts: Megatron takes graphs of the other parts",
         "take cuda_graphs=attn",
         f"{CONFIG}: overlap_moe_expert_parallel_comm",
-        undoes=("cuda_graphs",),
     ),
     layout_rule(
         "cuda_graphs.offload",
-        lambda cuda_graphs, activation_offload: (cuda_graphs == 0) | (activation_offload == 0),
+        "cuda_graphs activation_offload",
         "cuda_graphs beside activation_offload: Megatron takes one of the two",
         "take cuda_graphs=none, or activation_offload=0",
         f"{CONFIG}: cpu_offloading",
-        undoes=("activation_offload",),
     ),
     layout_rule(
         "fp4.fp8",
-        lambda fp4, fp8: (fp4 == 0) | (fp8 == 0),
+        "fp4 fp8",
         "fp4 beside fp8: a run has one of them",
         "take fp8=none, or fp4=false",
         f"{ARGUMENTS}: fp4",
     ),
     layout_rule(
         "fp4.precision",
-        lambda fp4, in_fp32: (fp4 == 0) | (not in_fp32),
+        "fp4 in_fp32",
         "fp4 computes the products of a model in 16 bits, and the job trains in fp32",
         "take precision bf16 for the job, or fp4=false",
         "ours: Transformer Engine's recipes are for models in bf16 or fp16",
     ),
     layout_rule(
         "fp4.device",
-        lambda fp4, has_fp4: (fp4 == 0) | has_fp4,
+        "fp4 !has_fp4",
         "the device computes no products in fp4",
         "take fp4=false",
         "ours: the table of accelerators",
     ),
     layout_rule(
         "fp8.precision",
-        lambda fp8, in_fp32: (fp8 == 0) | (not in_fp32),
+        "fp8 in_fp32",
         "fp8 computes the products of a model in 16 bits, and the job trains in fp32",
         "take precision bf16 for the job, or fp8=none",
         "ours: Transformer Engine's recipes are for models in bf16 or fp16",
     ),
     layout_rule(
         "fp8.device",
-        lambda fp8, has_fp8: (fp8 == 0) | has_fp8,
+        "fp8 !has_fp8",
         "the device computes no products in fp8",
         "take fp8=none",
         "ours: the table of accelerators",
     ),
     layout_rule(
         "fp8.mxfp8",
-        lambda fp8, fp8_recipe, has_fp4: (fp8 == 0) | (fp8_recipe != _MXFP8) | has_fp4,
+        "fp8 fp8_recipe=mxfp8 !has_fp4",
         "fp8_recipe=mxfp8 scales blocks of 32 in the tensor cores, and the device's do not",
         "take fp8_recipe=tensorwise, or blockwise on Hopper",
         "ours: the table of accelerators; transformer_engine/pytorch/fp8.py, check_mxfp8_support",
     ),
     layout_rule(
         "fp8.gather",
-        lambda fp8_param_gather, distributed_optimizer: (
-            (fp8_param_gather == 0) | (distributed_optimizer == 1)
-        ),
+        "fp8_param_gather !distributed_optimizer",
         "fp8_param_gather gathers what the distributed optimizer or FSDP shards",
         "take distributed_optimizer=true",
         f"{ARGUMENTS}: fp8_param_gather",
     ),
     layout_rule(
         "recompute_modules.transformer_engine",
-        _recomputes_no_norm_unless("without_te"),
+        "recompute=selective recompute_modules~layernorm without_te",
         "recompute_modules with layernorm needs Transformer Engine, which is not installed",
         f"leave layernorm out of recompute_modules{_INSTALL_TE}",
         "megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput: FP8GlobalStateManager",
@@ -681,7 +602,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     *(
         layout_rule(
             f"{knob}.gpu",
-            _is_default_unless(knob, "on_cpu"),
+            f"{knob} on_cpu",
             f"{knob} needs a GPU",
             f"leave {knob} out",
             "ours: what runs on no CPU rank",
@@ -690,7 +611,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "sequence_parallel.transformer_engine",
-        _is_default_unless("sequence_parallel", "has_torch_norms"),
+        "sequence_parallel has_torch_norms",
         "sequence_parallel needs Transformer Engine, or for LayerNorm Apex, which is not there",
         f"leave sequence_parallel out{_INSTALL_TE}",
         "megatron/core/transformer/torch_norm.py: sequence_parallel; models/backends.py: LNImpl",
@@ -698,7 +619,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     *(
         layout_rule(
             f"{knob}.transformer_engine",
-            _is_default_unless(knob, "without_te"),
+            f"{knob} without_te",
             f"{knob} needs Transformer Engine, which is not installed",
             f"leave {knob} out{_INSTALL_TE}",
             source,
@@ -708,7 +629,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     *(
         layout_rule(
             f"{knob}.release",
-            _is_default_where_lacking(knob),
+            f"{knob} lacking~{knob}",
             f"{knob}: Megatron Core {{release}} has no such flag",
             f"leave {knob} out, or use a release that has it",
             "ours: the table of the releases' flags",

@@ -124,22 +124,18 @@ def _rank_has_experts(
 RULES: tuple[Rule[LayoutRows], ...] = (
     layout_rule(
         "stages.pipeline",
-        lambda stages, pp: (stages == 0) | (pp > 1),
+        "stages !pp>1",
         "stages are placed on a pipeline, and pp is 1",
         "take stages=even, or a pp above 1",
         "ours: the same run as without",
     ),
     layout_rule(
         "stages.alone",
-        lambda stages, ends_as_layers, first_stage_layers, last_stage_layers: (
-            (stages == 0)
-            | ((ends_as_layers == 0) & (first_stage_layers == 0) & (last_stage_layers == 0))
-        ),
+        "stages ends_as_layers|first_stage_layers|last_stage_layers",
         "stages that are placed by hand or by their work have their layers already, and "
         "ends_as_layers, first_stage_layers or last_stage_layers say others",
         "take stages=even, or leave the others out",
         f"{CONFIG}: pipeline_model_parallel_layout",
-        undoes=("ends_as_layers", "first_stage_layers", "last_stage_layers"),
     ),
     layout_rule(
         "stages.same",

@@ -1,13 +1,13 @@
 """The dialect of a user's own command: their configuration and their command line, edited."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.base.templates import Templates
-from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.command_files import files_of_command
-from autotune.export.command_training import CommandFiles, CommandTraining, config_of_command
-from autotune.export.dialects.accelerate import AccelerateFiles
-from autotune.job.observed import FRAMEWORKS
+from autotune.engines.base import Engine
+from autotune.export.base import Dialect, Handout, Launch, Patched
+from autotune.export.command_files import files_of_command, training_of
+from autotune.export.patch import Wanted, patched_all
 
 
 class OwnCommand(Dialect):
@@ -15,17 +15,14 @@ class OwnCommand(Dialect):
 
     engines = ("deepspeed",)
     script = "launch.sh"
-    frameworks = tuple(FRAMEWORKS)
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
-        return files_of_command(self, handout, templates, Path())
+        return files_of_command(handout, templates, Path())
 
-    def of_command(self, training: CommandTraining) -> CommandFiles:
-        if training.is_set_up_by_accelerate and any(training.in_file()):
-            return AccelerateFiles().of_command(training)
-        where = training.script.description.get("config_file") or ""
-        whose = f"your `{where}`" if where else "your configuration"
-        text = f'{whose} with the edits, every "auto" kept'
-        if training.files_read:
-            text = "what DeepSpeed gets by them, for you to read"
-        return config_of_command(training, training.config, text)
+    def files_of_command(
+        self, handout: Handout, templates: Templates, folder: Path
+    ) -> dict[str, str]:
+        return files_of_command(handout, templates, folder)
+
+    def patched(self, paths: Sequence[Path], handout: Handout, engine: Engine) -> list[Patched]:
+        return patched_all(paths, Wanted(handout, engine, training_of(handout, Path())))

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
+from autotune.check.baseline import refusals_of
 from autotune.contract import (
     EngineSettings,
     Identity,
@@ -17,21 +18,16 @@ from autotune.contract import (
     read_json,
 )
 from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.outputs import without_outputs
 from autotune.engines.deepspeed.rules.base import Setup
-from autotune.export.base import Dialect, Handout, Launch, Subject
-from autotune.export.command_training import (
-    CommandFiles,
-    CommandTraining,
-    autos,
-    config_of_command,
-)
-from autotune.export.material import reading_export, training_script, trial_script
+from autotune.export.base import Dialect, Handout, Launch, Patched, Subject, reading_export
+from autotune.export.material import training_script, trial_script
+from autotune.export.patch import Wanted, patched_all
 from autotune.export.readme import choice_values
 from autotune.export.trainer_keys import untuned
-from autotune.job.observed import FRAMEWORKS
 from autotune.record.soak import digest_of
 from autotune.space.built_in import script_digest
 from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
@@ -54,7 +50,6 @@ class DeepSpeedFiles(Dialect):
 
     engines = ("deepspeed",)
     script = "train.py"
-    frameworks = tuple(FRAMEWORKS)
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         settings = {**script_settings(handout.workload, handout.layout), **handout.settings}
@@ -73,13 +68,13 @@ class DeepSpeedFiles(Dialect):
             files["model/config.json"] = canonical_json(handout.job.model.source["config"])
         return files
 
-    def of_command(self, training: CommandTraining) -> CommandFiles:
-        """Concrete numbers; what only Trainer knows stays "auto"."""
-        config = training.config_in_numbers
-        left = ", ".join(f"`{key}`" for key in autos(config))
-        notes = [f'{left}: "auto", since it follows from the length of the training']
-        made = config_of_command(training, config, "your configuration with the edits, in numbers")
-        return dataclasses.replace(made, notes=[*made.notes, *(notes if left else ())])
+    def patched(self, paths: Sequence[Path], handout: Handout, engine: Engine) -> list[Patched]:
+        return patched_all(paths, Wanted(handout, engine, None))
+
+    def refusals(
+        self, path: Path, *, world: int, environment: Environment
+    ) -> list[tuple[str, str]]:
+        return refusals_of(path, world=world, environment=environment)
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
         """The configuration, and the settings that it has no key for."""

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.command_training import CommandFiles, CommandTraining, file_of_command
 from autotune.export.material import SCRIPT, from_config, material, readme
 from autotune.export.trainer import (
     SHORT_RUN,
@@ -91,7 +90,6 @@ class FamilyDialect(Dialect):
 class HuggingFaceTrainer(FamilyDialect):
     """For `Trainer`: each value that Trainer owns is an argument, and "auto" in the file."""
 
-    frameworks = ("trainer", "trl", "ms-swift")
     consumer = "Hugging Face Trainer"
     templates = "hf"
 
@@ -101,30 +99,6 @@ class HuggingFaceTrainer(FamilyDialect):
             config=trained(handout).config,
             files={ARGUMENTS_FILE: lines_of(arguments), **run_file(handout)},
             more={"consumer": self.consumer, "arguments": spelled(arguments)},
-        )
-
-    def of_command(self, training: CommandTraining) -> CommandFiles:
-        lines = "".join(f"--{name} {text}\n" for name, text in spelled(training.arguments) if text)
-        files = {CONFIG_FILE: canonical_json(training.config_for_trainer), ARGUMENTS_FILE: lines}
-        about = {
-            CONFIG_FILE: '"auto" wherever Trainer owns the key: its arguments hold the value',
-            ARGUMENTS_FILE: "TrainingArguments that you set or that change, as a command line has "
-            "them",
-        }
-        if not training.takes_arguments and training.argument_file is not None:
-            name, text = training.edited_arguments()
-            files[name], about[name] = text, "your file of arguments with the edits"
-            return CommandFiles(files=files, command=training.command_with_file(name), about=about)
-        notes = ['Trainer refuses numbers that differ from its arguments: leave "auto"']
-        if not training.takes_arguments:
-            fields = ", ".join(f"{name}={value!r}" for name, value in training.arguments.items())
-            notes.append(f"in your code: `TrainingArguments(..., {fields})`")
-        return CommandFiles(
-            files=files,
-            command=training.command(),
-            about=about,
-            notes=notes,
-            in_code=dict(training.in_code()),
         )
 
 
@@ -152,15 +126,10 @@ class YamlDialect(FamilyDialect):
             more={"fields": decided.splitlines()},
         )
 
-    def of_command(self, training: CommandTraining) -> CommandFiles:
-        """The file of the command with the edits, or the settings as one."""
-        return file_of_command(training, self.file)
-
 
 class SupervisedTrainer(YamlDialect):
     """For TRL's `SFTTrainer`: an SFTConfig, which TrlParser reads with `--config`."""
 
-    frameworks = ("trl",)
     consumer = "TRL"
     says = BY_SCRIPT - {Setting.LOSS_CHUNKS}  # it computes its loss over chunks of its own
     templates = "trl"
@@ -183,7 +152,6 @@ class SupervisedTrainer(YamlDialect):
 class LlamaFactory(YamlDialect):
     """For `llamafactory-cli train`: its names for what Trainer has none for."""
 
-    frameworks = ("llama-factory",)
     consumer = "LLaMA-Factory"
     says = _BY_FIELDS
     templates = "llama_factory"
@@ -234,7 +202,6 @@ class LlamaFactory(YamlDialect):
 class Axolotl(YamlDialect):
     """For `axolotl train`: its names for what Trainer calls otherwise."""
 
-    frameworks = ("axolotl",)
     consumer = "axolotl"
     says = _BY_FIELDS
     templates = "axolotl"

@@ -6,8 +6,8 @@ from autotune.base.templates import Templates, canonical_json
 from autotune.contract import Measure, read_json
 from autotune.contract import parts_of as spec_parts
 from autotune.devices.hardware import Environment
-from autotune.export.base import Dialect, Handout, Launch, Subject
-from autotune.export.material import SETTINGS_FILE, reading_export, settings, trial_script
+from autotune.export.base import Dialect, Handout, Launch, Subject, reading_export
+from autotune.export.material import SETTINGS_FILE, settings, trial_script
 from autotune.export.megatron import megatron_readme, run_of, subject_of
 from autotune.space.built_in import script_digest
 from autotune.trial.engines.megatron import ARGUMENTS_FILE

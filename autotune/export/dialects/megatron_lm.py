@@ -20,8 +20,8 @@ from autotune.engines.megatron.pretrain_gpt import (
     tokenizer_words,
     user_words,
 )
-from autotune.export.base import Dialect, Handout, Launch, Subject
-from autotune.export.material import SETTINGS_FILE, reading_export, settings, trial_script
+from autotune.export.base import Dialect, Handout, Launch, Subject, reading_export
+from autotune.export.material import SETTINGS_FILE, settings, trial_script
 from autotune.export.megatron import lines_of, megatron_readme, release_of, run_of, subject_of
 from autotune.job.job import CHECKOUT_WORKLOAD
 from autotune.trial.engines.megatron import ARGUMENTS_FILE as WRITTEN_FILE

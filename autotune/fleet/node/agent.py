@@ -36,13 +36,13 @@ from typing import Any
 from autotune.base.clock import machine
 from autotune.base.errors import AutotuneError
 from autotune.base.guarded_process import scratch_folder
+from autotune.base.keeper import below, children_of, end_with_parent
 from autotune.contract import PARENT_ENV, SCRATCH_ENV, from_json
 from autotune.fleet.node.files import TrialFiles, node_folder
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
 from autotune.fleet.node.ranks import LocalRanks
 from autotune.fleet.node.warm import WarmTemplates
-from autotune.trial.descent import below, children_of, end_with_parent
 
 _CHUNK_BYTES = 64 * 1024
 _FILES_PERIOD_S = 0.5
@@ -64,7 +64,7 @@ class AnswerLine:
 
     def say(self, event: str, **what: Any) -> None:
         """Tell the coordinator; where nobody listens any more, the input ends as well."""
-        self._unsent += (json.dumps({"said": event, **what}) + "\n").encode()
+        self._unsent += (json.dumps({"event": event, **what}) + "\n").encode()
         self.flush()
 
     def flush(self) -> None:

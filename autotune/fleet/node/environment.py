@@ -33,25 +33,31 @@ def rank_environment(part: NodePart, spec: TrialSpec, temporary: Path) -> dict[s
     """The environment of a trial's ranks on this node; `temporary` is theirs alone."""
     scratch = {name: os.environ[name] for name in (SCRATCH_ENV,) if name in os.environ}
     given = {**os.environ, **part.variables, **scratch}
-    if spec.workload.command:
-        return _guest_environment(part, spec, temporary, given)
-    engine = load_plugin("engine", spec.engine.name)
+    is_on_gpu = spec.layout.accelerator == "cuda"
+    of_engine = load_plugin("engine", spec.engine.name).rank_variables(
+        spec.layout.accelerator, given
+    )
     made = {
         **given,
-        **engine.rank_variables(spec.layout.accelerator, given),
         TRIAL_ENV: part.folder,
         PARENT_ENV: str(os.getpid()),
         "TMPDIR": str(temporary),
         SUBMITTED_ENV: repr(part.submitted_at_s),
         CAPACITY_ENV: str(part.capacity_bytes),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
+    if is_on_gpu:
+        made["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(cuda_names(part.devices))
+    if spec.workload.command:
+        # The user's own environment: what they did not set stays unset. Which Python the ranks
+        # are run by, only they know: a shell or a launcher stands before them.
+        made[BUILT_ENV] = json.dumps({"prefix": sys.prefix, "variables": of_engine})
+        return _with_candidate(made, spec)
+    made |= {**of_engine, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     for name, folder in _CACHES.items():
         made.setdefault(name, str(temporary.parent / folder))
-    if spec.layout.accelerator == "cuda":
-        made.update(_visible(part))
+    if is_on_gpu:
         # As the export's launch.sh sets it: an offloaded optimizer runs on the host's cores.
         threads = max(1, len(usable_cores()) // part.n_sharing)
         made.setdefault("OMP_NUM_THREADS", str(threads))
@@ -65,33 +71,6 @@ def rank_environment(part: NodePart, spec: TrialSpec, temporary: Path) -> dict[s
         made["OMP_NUM_THREADS"] = "1"
         made["LOCAL_SIZE"] = str(len(part.devices))
         made["GLOO_SOCKET_IFNAME"] = part.interface
-    return _with_candidate(made, spec)
-
-
-def _visible(part: NodePart) -> dict[str, str]:
-    names = ",".join(cuda_names(part.devices))
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": names}
-
-
-def _guest_environment(
-    part: NodePart, spec: TrialSpec, temporary: Path, given: Mapping[str, str]
-) -> dict[str, str]:
-    """The user's own environment, for their own command: what they did not set stays unset."""
-    made = {
-        **given,
-        TRIAL_ENV: part.folder,
-        PARENT_ENV: str(os.getpid()),
-        "TMPDIR": str(temporary),
-        SUBMITTED_ENV: repr(part.submitted_at_s),
-        CAPACITY_ENV: str(part.capacity_bytes),
-        "PYTHONUNBUFFERED": "1",
-    }
-    if spec.layout.accelerator == "cuda":
-        made.update(_visible(part))
-    # Which Python the ranks are run by, only they know: a shell or a launcher stands before them.
-    engine = load_plugin("engine", spec.engine.name)
-    built = engine.rank_variables(spec.layout.accelerator, given)
-    made[BUILT_ENV] = json.dumps({"prefix": sys.prefix, "variables": built})
     return _with_candidate(made, spec)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from autotune.base.keeper import below
 from autotune.contract import TRIAL_ENV, Start
-from autotune.trial.descent import below
 from autotune.trial.rendezvous import LOOPBACK, Rendezvous
 
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, FileNotFoundError)

@@ -35,9 +35,7 @@ from autotune.contract import (
 from autotune.devices import cgroup
 from autotune.devices.hardware import visible_gpus
 from autotune.fleet.node.environment import allowed_environment, rank_environment
-from autotune.fleet.node.leavings import Leavings
-from autotune.fleet.node.memory import PERIOD_S, MemoryWatch
-from autotune.fleet.node.ports import PortLease, lease_port, segments_at
+from autotune.fleet.node.ports import PortLease, lease_port
 from autotune.fleet.node.processes import (
     NodePart,
     ask_for_stacks,
@@ -45,7 +43,6 @@ from autotune.fleet.node.processes import (
     is_stopped,
     kill_all,
     kill_once,
-    processes_of,
     ranks_command,
 )
 from autotune.fleet.node.telemetry import Telemetry
@@ -140,18 +137,6 @@ class LocalRanks:
         if part.port is None:
             self._lease = lease_port(part.address)
         self.port = self._lease.port if self._lease is not None else part.port or 0
-        self._memory: MemoryWatch | None = None
-        if not is_gpu:
-            self._memory = MemoryWatch(
-                limit_bytes=self._spec.measure.memory_limit_bytes or part.capacity_bytes or None,
-                segments=segments_at(self.port, part.address),
-                n_ranks=len(part.devices),
-                clock=clock,
-            )
-        self._leavings = Leavings()
-        self._pids: set[int] = set()
-        """The trial's processes that were seen, whether or not they are there."""
-        self._looked_s = clock()
         self._launch(partial(self._start, templates))
         if self._telemetry is not None:
             self._telemetry.start()
@@ -166,9 +151,7 @@ class LocalRanks:
 
     def look_again_in_s(self) -> float | None:
         """Seconds until `advance` is due though nothing was heard; None: it is not due then."""
-        if self._stage is not _EndStage.RUNNING or self._until_s:
-            return LOOK_S
-        return None if self._memory is None else PERIOD_S
+        return LOOK_S if self._stage is not _EndStage.RUNNING or self._until_s else None
 
     def end(self, *, hangs: bool) -> None:
         """Begin to end the ranks, if they run; if their time is up, ask for their stacks first."""
@@ -196,8 +179,6 @@ class LocalRanks:
                 self._restart_cold()
                 return False
             self._enter(_EndStage.KILLED, KILL_WAIT_S)
-        if self._stage is _EndStage.RUNNING and self._is_over_limit():
-            self._kill(hangs=False)
         if self._stage is _EndStage.ASKED_FOR_STACKS and self._is_time():
             self._kill(hangs=True)
         if self._stage is _EndStage.KILLED and (self._is_gone() or self._is_time()):
@@ -215,25 +196,6 @@ class LocalRanks:
         kill_all(self.folder)
         self._finish()
 
-    def _is_over_limit(self) -> bool:
-        """Look whether a rank holds more than it may where no allocation fails for it."""
-        if self._memory is None or self._clock() - self._looked_s < PERIOD_S:
-            return False
-        self._looked_s = self._clock()
-        n_ranks = len(self._part.devices)
-        first = self._part.first_rank
-        if not all(map(self._memory.is_known, range(first, first + n_ranks))):
-            for report in self._reports():
-                if not self._memory.is_known(report.rank):
-                    self._memory.add(report.rank, report.pid)
-        rank = self._memory.look()
-        self._pids |= self._memory.pids()
-        self._leavings.look(lambda: self._pids)
-        if rank is None:
-            return False
-        self._seen |= {"over_limit": self._memory.held()[rank].over, "over_limit_rank": rank}
-        return True
-
     def _enter(self, stage: _EndStage, wait_s: float) -> None:
         self._stage, self._until_s = stage, self._clock() + wait_s
 
@@ -241,16 +203,12 @@ class LocalRanks:
         return self._clock() >= self._until_s
 
     def _kill(self, *, hangs: bool) -> None:
-        self._pids.update(process.pid for process in processes_of(self.folder))
-        self._leavings.look(lambda: self._pids)  # it is not seen any more once they have ended
         if isinstance(self._launcher, WarmProcess):
             self._launcher.give_up(hangs=hangs)
         self._enter(_EndStage.KILLED, KILL_WAIT_S)
 
     def _is_gone(self) -> bool:
-        killed = kill_once(self.folder)
-        self._pids.update(process.pid for process in killed)
-        return not killed and self._launcher.poll() is not None
+        return not kill_once(self.folder) and self._launcher.poll() is not None
 
     def _is_drained(self) -> bool:
         try:
@@ -267,8 +225,6 @@ class LocalRanks:
         self._stage = _EndStage.ENDED
         self._seen["log_bytes_left_out"] = sum(map(shorten_log, self._log_paths()))
         shutil.rmtree(self._temporary, ignore_errors=True)
-        self._pids.update(report.pid for report in self._reports())
-        self._leavings.remove(self._pids)
         if self._lease is not None:
             self._lease.release()
             self._lease = None
@@ -279,14 +235,11 @@ class LocalRanks:
             self._telemetry.stop()
             span = measured_span_s(self._reports(), self._part.submitted_at_s)
             gpu = None if span is None else self._telemetry.between(*span)
-        held = {} if self._memory is None else self._memory.held()
         report = NodeReport(
             **self._seen,
             start=self.start,
             exit_codes=exit_codes(self.folder, self._part.node),
             launcher_code=self._launcher.poll(),
-            children_bytes={str(r): h.children_bytes for r, h in held.items() if h.children_bytes},
-            held_bytes={str(r): h.total_bytes for r, h in held.items() if h.total_bytes},
             oom_killed=_oom_kills() > self._oom_kills_before,
             gpu=gpu,
             environment=allowed_environment(self._environment),

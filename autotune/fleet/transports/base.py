@@ -4,9 +4,10 @@ A `GangFleet` does the rest. On every node it runs `autotune.fleet.node.agent`, 
 there and sees to them; a transport knows nothing of trials.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from autotune.fleet.node.places import DevicePlace
 from autotune.trial.rendezvous import LOOPBACK
@@ -44,6 +45,33 @@ class NodeProcess(Protocol):
 
     def end(self) -> None:
         """Kill it; what it has started ends with it."""
+
+
+class JsonLines:
+    """Splits what a process writes: events in JSON, a line each, among lines for people."""
+
+    def __init__(self) -> None:
+        self.last_words = ""
+        """The last line that is for people."""
+        self._unread = b""
+
+    def texts(self, received: bytes) -> Iterator[str]:
+        """The lines that are whole by now and not empty."""
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        for line in lines:
+            if text := line.decode(errors="replace").strip():
+                yield text
+
+    def events(self, received: bytes) -> Iterator[dict[str, Any]]:
+        """The events among the lines; each names its kind as `event`."""
+        for text in self.texts(received):
+            try:
+                event = json.loads(text)
+                event["event"]
+            except (ValueError, TypeError, KeyError):
+                self.last_words = text
+                continue
+            yield event
 
 
 class Transport(Protocol):

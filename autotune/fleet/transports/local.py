@@ -25,7 +25,7 @@ from autotune.devices.hardware import (
     visible_gpus,
 )
 from autotune.engines.base import Engine, check_installed, find_engine
-from autotune.fleet.base import Place
+from autotune.fleet.base import THIS_MACHINE, Place
 from autotune.fleet.gang_fleet import AGENT, GangFleet, rank_places
 from autotune.fleet.node.places import core_places, gpu_places
 from autotune.fleet.node.ports import check_reachable
@@ -34,8 +34,6 @@ from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
-HERE = "localhost"
-"""Name of this machine as a node."""
 GRACE_S = 5.0
 """Time that an agent gets to clean up after a coordinator that was killed."""
 
@@ -137,7 +135,7 @@ class LocalTransport:
             slots, shared_bytes = [gpu.uuid for gpu in visible_gpus()], 0
             places = gpu_places(slots)
         self._node = Node(
-            name=HERE,
+            name=THIS_MACHINE,
             devices=tuple(slots),
             places=places,
             rank_memory_bytes=shared_bytes,

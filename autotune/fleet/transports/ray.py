@@ -22,7 +22,7 @@ from typing import Any
 from autotune.base.errors import FleetError, JobError
 from autotune.base.units import parse_seconds
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import NodeProcess
+from autotune.fleet.transports.base import JsonLines, NodeProcess
 from autotune.fleet.transports.local import LocalProcess
 from autotune.fleet.transports.remote import Elsewhere, Host, RemoteTransport
 
@@ -105,8 +105,7 @@ class RayDriver:
             raise FleetError("--fleet ray: Ray is not installed here", "pip install ray")
         self._lock = threading.Lock()
         """The nodes are first asked in several threads."""
-        self._unread = b""
-        self._last_words = ""
+        self._received = JsonLines()
         self._lines: dict[int, _RayLine] = {}
         self._n_lines = 0
         self._process = LocalProcess([sys.executable, "-P", "-m", DRIVER])
@@ -135,7 +134,7 @@ class RayDriver:
         code = self._process.poll()
         if code is None:
             return ""
-        reason = f": {self._last_words}" if self._last_words else ""
+        reason = f": {self._received.last_words}" if self._received.last_words else ""
         return f"the way to the Ray cluster ended with code {code}{reason}"
 
     def tell(self, line: int, do: str, **what: Any) -> None:
@@ -147,16 +146,19 @@ class RayDriver:
         """Hand out what has come in to the lines; does not wait."""
         with self._lock:
             code = self._process.poll()
-            for event in self._events():
+            for event in self._received.events(self._process.receive()):
                 line = self._lines.get(event["line"]) if "line" in event else None
-                if line is not None and event["said"] == "heard":
+                if line is not None and event["event"] == "heard":
                     line.received += base64.b64decode(event["data"])
-                elif line is not None and event["said"] == "over":
+                elif line is not None and event["event"] == "over":
                     line.received += f"{event['why']}\n".encode() if event["why"] else b""
                     line.code = event["code"]
                     del self._lines[event["line"]]
             if code is not None:
-                reason = self._last_words or f"the way to the Ray cluster ended with code {code}"
+                reason = (
+                    self._received.last_words
+                    or f"the way to the Ray cluster ended with code {code}"
+                )
                 for line in self._lines.values():
                     line.received += f"{reason}\n".encode()
                     line.code = code or 1
@@ -174,26 +176,15 @@ class RayDriver:
     def _hosts(self, say: Callable[[str], None]) -> tuple[Host, ...]:
         while True:
             code = self._process.poll()
-            for event in self._events():
-                if event["said"] == "held":
+            for event in self._received.events(self._process.receive()):
+                if event["event"] == "held":
                     return tuple(Host(name=name, n_slots=n) for name, n in event["nodes"])
-                if event["said"] == "failed":
+                if event["event"] == "failed":
                     raise FleetError(event["message"], event["hint"])
                 say(event["text"])
             if code is not None:
                 raise FleetError(self.ended(), "see whether `ray status` reaches the cluster")
             time.sleep(_PERIOD_S)
-
-    def _events(self) -> Iterator[dict[str, Any]]:
-        *texts, self._unread = (self._unread + self._process.receive()).split(b"\n")
-        for text in texts:
-            try:
-                event = json.loads(text)
-                event["said"]
-            except (ValueError, TypeError, KeyError):
-                self._last_words = text.decode(errors="replace").strip() or self._last_words
-                continue
-            yield event
 
     def _tell(self, **what: Any) -> None:
         self._process.send((json.dumps(what) + "\n").encode())

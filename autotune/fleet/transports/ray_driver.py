@@ -13,18 +13,18 @@ be this one, never the coordinator. Messages are JSON, a line each, over its inp
 Whatever way it ends, Ray takes back what it held, and ends its actors with their programs.
 """
 
-import asyncio
 import base64
 import json
 import os
 import queue
 import re
+import select
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import ray
@@ -35,8 +35,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 _CONNECT_S = 10.0
 _SAY_PERIOD_S = 30.0
 _LOOK_PERIOD_S = 0.2
-_MOST_LINES = 16
-"""Programs of a node that are listened to at once: an agent, and what prepares it."""
+_EXCHANGE_S = 0.1
+"""Time in which a program may write before its actor turns to the next call."""
 
 
 class Denied(Exception):
@@ -47,14 +47,12 @@ class Programs:
     """An actor: programs of its node, each with its input and output.
 
     It is sent there by value and needs the standard library alone. Its programs' input ends with
-    it, which ends them.
+    it, which ends them. It does one call after the other, so that none overtakes another.
     """
 
     def __init__(self) -> None:
         self._programs: dict[int, Any] = {}
-        self._inputs: dict[int, Any] = {}
-        self._early: dict[int, dict[int, bytes]] = {}
-        self._next: dict[int, int] = {}
+        self._unsent: dict[int, bytearray] = {}
 
     def node(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
@@ -72,7 +70,7 @@ class Programs:
             environment.pop("OMP_NUM_THREADS", None)  # Ray's own guess for this actor
         python_folder = os.path.dirname(sys.executable)
         environment["PATH"] = os.pathsep.join([python_folder, environment.get("PATH", os.defpath)])
-        program = subprocess.Popen(
+        program: Any = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -82,40 +80,35 @@ class Programs:
             cwd=os.path.expanduser("~"),
             start_new_session=True,
         )
-        self._programs[line], self._inputs[line] = program, queue.SimpleQueue()
-        self._early[line], self._next[line] = {}, 0
-        threading.Thread(target=self._write, args=(line,), daemon=True).start()
+        os.set_blocking(program.stdin.fileno(), False)
+        self._programs[line], self._unsent[line] = program, bytearray()
 
-    def send(self, line: int, number: int, data: bytes) -> None:
-        """Write to a program's input in the order of the numbers: calls may overtake one another.
+    def exchange(self, line: int, data: bytes) -> tuple[bytes, int | None]:
+        """Hand a program its input, and wait shortly for what it writes.
 
-        Another thread does: a program that reads nothing holds nobody up.
+        Returns:
+            What it has written, and its exit code once it has ended.
         """
-        early = self._early[line]
-        early[number] = data
-        while self._next[line] in early:
-            self._inputs[line].put(early.pop(self._next[line]))
-            self._next[line] += 1
-
-    def listen(self, line: int) -> tuple[bytes, int | None]:
-        """What a program writes next; its exit code once it has ended, else None."""
-        program = self._programs[line]
-        data = os.read(program.stdout.fileno(), 1 << 20)
-        return data, None if data else program.wait()
+        program, unsent = self._programs[line], self._unsent[line]
+        unsent += data
+        output, sink = program.stdout.fileno(), program.stdin.fileno()
+        sinks = [sink] if unsent else []
+        readable, writable, _ = select.select([output], sinks, [], _EXCHANGE_S)
+        if writable:
+            try:
+                del unsent[: os.write(sink, unsent)]
+            except OSError:  # it has ended, which its output tells
+                unsent.clear()
+        if not readable:
+            return b"", None
+        received = os.read(output, 1 << 20)
+        if not received:
+            time.sleep(_EXCHANGE_S)  # it closes its output before it has ended
+        return received, None if received else program.poll()
 
     def end(self, line: int) -> None:
         """End a program: a keeper takes along all that it started."""
         self._programs[line].terminate()
-
-    def _write(self, line: int) -> None:
-        descriptor = self._programs[line].stdin.fileno()
-        try:
-            while True:
-                rest = memoryview(self._inputs[line].get())
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
-        except OSError:  # it has ended, which `listen` tells
-            return
 
 
 class Bridge:
@@ -129,17 +122,16 @@ class Bridge:
         self._places: dict[str, int] = {}
         """Bundles by the name of the node that holds them."""
         self._actors: dict[str, Any] = {}
-        self._programs_at: dict[int, Any] = {}
-        self._n_sent: Counter[int] = Counter()
-        self._unsent: dict[int, list[bytes]] = {}
-        """By line, before its program has started."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._making: dict[str, asyncio.Lock] = {}
+        self._making: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._inputs: dict[int, queue.SimpleQueue[bytes | None]] = {}
+        """By line, what is to be sent; None: the line is to be ended."""
+        self._saying = threading.Lock()
 
     def say(self, event: str, **what: Any) -> None:
-        rest = (json.dumps({"said": event, **what}) + "\n").encode()
-        while rest:
-            rest = rest[os.write(self._output, rest) :]
+        rest = (json.dumps({"event": event, **what}) + "\n").encode()
+        with self._saying:
+            while rest:
+                rest = rest[os.write(self._output, rest) :]
 
     def hold(self, address: str, shape: list[int] | None, wait_s: float) -> None:
         """Join the cluster and take slots, all or none of them.
@@ -177,46 +169,34 @@ class Bridge:
         self._places = {name: held[name] for name in sorted(held, key=_natural)}
         self.say("held", nodes=[[name, self._shape[i][1]] for name, i in self._places.items()])
 
-    async def serve(self) -> None:
+    def serve(self) -> None:
         """Do what comes in until the input ends."""
-        reader = asyncio.StreamReader(limit=1 << 30)
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-        )
-        while text := await reader.readline():
+        for text in sys.stdin.buffer:
             request = json.loads(text)
             line = request["line"]
             if request["do"] == "open":
-                self._unsent[line] = []
-                task = asyncio.create_task(self._run(line, request["node"], request["command"]))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            elif request["do"] == "send":
-                data = base64.b64decode(request["data"])
-                if line in self._unsent:
-                    self._unsent[line].append(data)
-                else:
-                    self._send(line, data)
-            elif request["do"] == "end" and line in self._programs_at:
-                self._programs_at[line].end.remote(line)
+                self._inputs[line] = queue.SimpleQueue()
+                what = (line, request["node"], request["command"])
+                threading.Thread(target=self._run, args=what, daemon=True).start()
+            elif (inputs := self._inputs.get(line)) is not None:
+                inputs.put(base64.b64decode(request["data"]) if request["do"] == "send" else None)
 
-    async def _run(self, line: int, node: str, command: list[str]) -> None:
+    def _run(self, line: int, node: str, command: list[str]) -> None:
         """Start a program and pass on what it says until it has ended."""
-        code, why, programs = 1, "", None
+        code: int | None = None
+        why, programs, inputs = "", None, self._inputs[line]
         try:
-            programs = await self._actor(node)
-            await programs.open.remote(line, command)
-            self._programs_at[line] = programs
-            for data in self._unsent.pop(line):
-                self._send(line, data)
-            listen = programs.listen.options(concurrency_group="listen")
-            while True:
-                data, ended = await listen.remote(line)
-                if data:
-                    self.say("heard", line=line, data=base64.b64encode(data).decode())
-                if ended is not None:
-                    code = ended
-                    break
+            programs = self._actor(node)
+            ray.get(programs.open.remote(line, command))
+            while code is None:
+                data = b""
+                while not inputs.empty():
+                    if (given := inputs.get()) is None:
+                        programs.end.remote(line)
+                    data += given or b""
+                received, code = ray.get(programs.exchange.remote(line, data))
+                if received:
+                    self.say("heard", line=line, data=base64.b64encode(received).decode())
         except Exception as error:  # whatever it is, this line ends by it and the others go on
             # What a program's start raises is no fault of the actor.
             if isinstance(error, RayError) and not isinstance(error, RayTaskError):
@@ -224,34 +204,28 @@ class Bridge:
             why = " ".join(str(error).split())[:300]
             if not isinstance(error, Denied):
                 why = f"{node}: Ray says: {why}"
-        self._programs_at.pop(line, None)
-        self._unsent.pop(line, None)
-        self.say("over", line=line, code=code, why=why)
+        del self._inputs[line]
+        self.say("over", line=line, code=1 if code is None else code, why=why)
 
-    def _send(self, line: int, data: bytes) -> None:
-        if line in self._programs_at:
-            self._programs_at[line].send.remote(line, self._n_sent[line], data)
-            self._n_sent[line] += 1
-
-    async def _actor(self, node: str) -> Any:
+    def _actor(self, node: str) -> Any:
         """The actor of a node: the one that is there, or another in the same place."""
-        async with self._making.setdefault(node, asyncio.Lock()):
+        with self._making[node]:
             if (programs := self._actors.get(node)) is not None:
                 try:
-                    await programs.node.remote()
+                    ray.get(programs.node.remote())
                 except RayError:
                     self._drop(node, programs)
             if node not in self._actors:
-                self._actors[node] = await self._new_actor(node)
+                self._actors[node] = self._new_actor(node)
             return self._actors[node]
 
-    async def _new_actor(self, node: str) -> Any:
-        if node not in (await asyncio.to_thread(_names)).values():
+    def _new_actor(self, node: str) -> Any:
+        if node not in _names().values():
             raise Denied(f"{node} has left the cluster")
         bundle = self._places[node]
         resource, n = self._shape[bundle]
         programs = (
-            ray.remote(concurrency_groups={"listen": _MOST_LINES})(Programs)
+            ray.remote(Programs)
             .options(
                 num_cpus=n if resource == "CPU" else 0,
                 num_gpus=n if resource == "GPU" else 0,
@@ -261,7 +235,7 @@ class Bridge:
             )
             .remote()
         )
-        place = (await asyncio.to_thread(_names)).get(await programs.node.remote(), "")
+        place = _names().get(ray.get(programs.node.remote()), "")
         if place != node:
             ray.kill(programs)
             raise Denied(f"{node} has left the cluster, and {place or 'another'} has its place")
@@ -346,25 +320,16 @@ def main() -> None:
     """Serve the coordinator at the other end of this process's input and output."""
     bridge = Bridge(os.dup(1))
     os.dup2(2, 1)  # what Ray prints must not stand between the messages
-    request = json.loads(_first_line())
+    if not (text := sys.stdin.buffer.readline()):
+        return
+    request = json.loads(text)
     try:
         bridge.hold(request["address"], request["shape"], request["wait_s"])
     except Denied as error:
         message, hint = error.args
         bridge.say("failed", message=message, hint=hint)
         return
-    asyncio.run(bridge.serve())
-
-
-def _first_line() -> bytes:
-    """Read byte by byte: what follows is for another reader."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            sys.exit(0)
-        line += byte
-    return line
+    bridge.serve()
 
 
 if __name__ == "__main__":

@@ -26,19 +26,18 @@ from autotune.engines.base import Engine, find_engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet, rank_places
 from autotune.fleet.node.answers import MARK as ANSWER_MARK
-from autotune.fleet.node.answers import Answer, read_answer
+from autotune.fleet.node.answers import Answer, FileText, read_answer
 from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import REPORTED, Inventory
-from autotune.fleet.node.shared import FileText
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import Node, NodeProcess
+from autotune.fleet.transports.base import JsonLines, Node, NodeProcess
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
 INVENTORY = "autotune.fleet.node.inventory"
-SHARED = "autotune.fleet.node.shared"
+_READER = "autotune.fleet.node.answers"
 _ANSWER_S = 90.0
 """Time for a node to bring up Python and say what it has; the first time it unpacks and compiles
 the bundle."""
@@ -189,16 +188,14 @@ class RemoteTransport(ABC):
             raise FleetError(f"it cannot be reached: {error}") from error
         process.send(b"")
         timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-        received, deadline_s = b"", time.monotonic() + timeout_s
+        lines, last, deadline_s = JsonLines(), "", time.monotonic() + timeout_s
         while True:
             code = process.poll()
-            received += process.receive()
-            lines = received.decode(errors="replace").splitlines()
-            for line in lines:
-                if line.startswith(ANSWER_MARK) and line.endswith("}"):
+            received = process.receive() + (b"" if code is None else b"\n")
+            for last in lines.texts(received):
+                if last.startswith(ANSWER_MARK):
                     process.end()
-                    return read_answer(line, kind)
-            last = next((line for line in reversed(lines) if line.strip()), "")
+                    return read_answer(last, kind)
             if code is not None:
                 raise FleetError(last or f"the way to it ended with code {code}")
             if time.monotonic() > deadline_s or self._gives_up or is_over():
@@ -257,7 +254,6 @@ class BootedProcess:
             "is_tmpdir": False,
             "parent_env": PARENT_ENV,
             "scratch_env": SCRATCH_ENV,
-            "folders": [],
         }
         header = {
             "digest": digest,
@@ -365,6 +361,9 @@ class Elsewhere(Place):
     def rank_places(self, world: int) -> tuple[str, ...]:
         return rank_places(self.transport, world)
 
+    def node_environments(self) -> list[Environment]:
+        return [node.environment for node in self.transport.inventory.values()]
+
     def nodes_without(self, folder: Path) -> tuple[str, ...]:
         token = os.urandom(8).hex()
         hosts = list(self.transport.inventory)
@@ -383,9 +382,23 @@ class Elsewhere(Place):
     def _reads(self, host: str, path: str) -> str:
         """What a host reads in a file; empty where it cannot."""
         try:
-            return self.transport.ask(host, FileText, SHARED, path).text
+            return self.transport.ask(host, FileText, _READER, path).text
         except FleetError:
             return ""
+
+
+def remote_place(place: Place, fleet: str) -> Elsewhere:
+    """A place, if it is of other machines; `fleet` is what the user named.
+
+    Raises:
+        JobError: It is not.
+    """
+    if not isinstance(place, Elsewhere):
+        raise JobError(
+            f"--fleet {fleet} has no nodes to ask",
+            "name a fleet of other machines, such as hostfile:FILE, or leave it out",
+        )
+    return place
 
 
 _NOT_EVERYWHERE = {
@@ -444,8 +457,8 @@ def common_environment(transport: RemoteTransport) -> Environment:
         raise FleetError(
             f"the nodes of the fleet differ, so that their figures do not compare: "
             f"{'; '.join(parts)}",
-            "search on one kind of them with --fleet-option kind=NAME, on all for the best with "
-            "kind=any, or on one after the other with kind=each; or install the same releases",
+            "search on one kind of them with --fleet-option kind=NAME, or on one after the other "
+            "with kind=each; or install the same releases",
         )
     environments = [inventory.environment for inventory in found.values()]
     first = environments[0]

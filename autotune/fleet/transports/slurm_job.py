@@ -34,7 +34,8 @@ _REPORT_PERIOD_S = 60.0
 _SILENT_S = 300.0
 """Time for a controller that is started again, while a job waits."""
 _ENDING_S = 10.0
-"""Time for a job that is being ended to say how."""
+"""Time for a job that is being ended to say how, while its coordinator waits: it must come back
+well before the lease of its other nodes is over."""
 _CLUSTER_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS")
 _TAKEN_FOR_OPTIONS = ("SLURM", "SBATCH_", "SRUN_")
 _SCRIPT = f"""\
@@ -120,14 +121,14 @@ def read_status(text: str) -> JobStatus:
     )
 
 
-def status_of(job: str) -> JobStatus:
+def status_of(job: str, timeout_s: float = _ANSWER_S) -> JobStatus:
     """State of a job now; `GONE` where Slurm does not know it.
 
     Raises:
         FleetError: Slurm does not answer.
     """
     show = ("scontrol", "show", "job", "--details", "--oneliner", job)
-    done = _run(show)
+    done = _run(show, timeout_s)
     if done.returncode and "Invalid job id" in done.stderr:
         return read_status("JobState=GONE")
     return read_status(_output(show, done))
@@ -138,7 +139,7 @@ def end_of(job: str, *, n_restarts: int) -> str:
     deadline_s = time.monotonic() + _ENDING_S
     while True:
         try:
-            status = status_of(job)
+            status = status_of(job, _ENDING_S)
         except FleetError:
             return ""
         if status.state != "COMPLETING" or time.monotonic() > deadline_s:
@@ -271,14 +272,16 @@ def _output(command: Sequence[str], done: "subprocess.CompletedProcess[str]") ->
     return done.stdout.strip()
 
 
-def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+def _run(
+    command: Sequence[str], timeout_s: float = _ANSWER_S
+) -> "subprocess.CompletedProcess[str]":
     try:
-        return run_guarded(command, timeout_s=_ANSWER_S, env=slurm_environment())
+        return run_guarded(command, timeout_s=timeout_s, env=slurm_environment())
     except OSError as error:
         raise FleetError(f"{command[0]} cannot be started: {error}", "") from error
     except subprocess.TimeoutExpired as error:
         raise FleetError(
-            f"{' '.join(command[:3])}: no answer within {_ANSWER_S:.0f} s",
+            f"{' '.join(command[:3])}: no answer within {timeout_s:.0f} s",
             "see whether `sinfo` answers here",
         ) from error
 

@@ -1,9 +1,8 @@
 """What `check` found, for people."""
 
-import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.text import Text
@@ -11,7 +10,6 @@ from rich.text import Text
 from autotune.base.text import visible
 from autotune.base.units import format_count
 from autotune.check import CheckReport, Found
-from autotune.check.fixes import Option, Question
 from autotune.check.lint import CheckExit
 from autotune.check.run import CheckRun
 from autotune.space.rule import Consequence, Level, Violation
@@ -76,30 +74,9 @@ def print_check(
     if report.diff:
         _print_text(console, _above_the_diff(report, fixed=fixed))
         _print_diff(console, report.diff)
-    elif report.not_edited and any(one.violation.changes for one in report.found):
+    elif report.not_edited and report.found:
         console.print(Text(f"no diff: {report.not_edited}"))
     _print_text(console, _conclusion(report, fixed=fixed))
-
-
-def asker(console: Console) -> Callable[[Question], Option | None] | None:
-    """Function that asks the user in a terminal; None where there is nobody to ask."""
-    if not (console.is_terminal and sys.stdin.isatty()):
-        return None
-
-    def ask(question: Question) -> Option | None:
-        _print_text(console, f"{question.violation.rule}: {question.violation.message}")
-        by_number = {str(option.number): option for option in question.options}
-        for option in question.options:
-            _print_text(console, f"{option.number}  {option.words}", indent="  ")
-        while True:
-            try:
-                answer = console.input("which one? (Enter leaves it) ").strip()
-            except EOFError:  # Ctrl-D
-                return None
-            if not answer or answer in by_number:
-                return by_number.get(answer)
-
-    return ask
 
 
 def _above_the_diff(report: CheckReport, *, fixed: bool) -> str:

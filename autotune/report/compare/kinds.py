@@ -140,22 +140,6 @@ def best_kinds(kinds: Sequence[KindFigures]) -> dict[str, str | None]:
     }
 
 
-def leading_kinds(kinds: Sequence[KindFigures]) -> list[KindFigures]:
-    """The better half of the kinds, and those that are not proven to be behind; the best first.
-
-    It goes by money where all prices are known, else by accelerators.
-    """
-    of = KindFigures.per_money if _all_priced(kinds) else KindFigures.per_accelerator
-    ordered = _ordered(kinds, of)
-    n_better = (len(ordered) + 1) // 2
-    lowest = of(ordered[0], ordered[0].samples_per_s_low)
-    return [
-        kind
-        for place, kind in enumerate(ordered)
-        if place < n_better or of(kind, kind.samples_per_s_high) >= lowest
-    ]
-
-
 def _lead(
     kinds: Sequence[KindFigures], of: Callable[[KindFigures, float], float]
 ) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Overviews for a terminal: the studies of a folder, the findings on a machine."""
+"""Overviews for a terminal: the studies of a folder, a soak."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_count, format_rate, format_seconds
+from autotune.base.units import format_bytes, format_rate, format_seconds
 from autotune.contract import Origin
-from autotune.doctor import Examination, Level, Remark
-from autotune.doctor.fleet import FleetExamination
 from autotune.record.soak import SoakResult, describe_soak
 from autotune.report.terminal.tables import plain_table
-
-_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,33 +92,4 @@ def print_soak(console: Console, soak: SoakResult) -> None:
     for meter in soak.growth:
         text = f"{meter.meter}: {format_bytes(meter.slope_bytes_per_hour)} per hour, allowed "
         grid.add_row("growth", Text(text + format_bytes(meter.allowed_bytes_per_hour)))
-    console.print(grid)
-
-
-def print_diagnosis(console: Console, diagnosis: Examination) -> None:
-    """Print the findings, each with the shortest way to mend it."""
-    _print_remarks(console, diagnosis.findings)
-
-
-def print_fleet(console: Console, fleet: FleetExamination) -> None:
-    """Print what is said of each node, and of all of them together."""
-    for node in fleet.nodes:
-        slots = format_count(node.n_slots, "slot") if node.n_slots else "left out"
-        console.print(Text(f"{node.name}: {slots}", style="bold"))
-        _print_remarks(console, node.findings)
-    console.print(Text("all nodes", style="bold"))
-    _print_remarks(console, fleet.findings)
-
-
-def _print_remarks(console: Console, remarks: Sequence[Remark]) -> None:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(style="cyan", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for remark in remarks:
-        level = Text(remark.level.value, style=_STYLES[remark.level])
-        text = Text(remark.message)
-        if remark.fix:
-            text.append(f"\nfix: {remark.fix}", style="dim")
-        grid.add_row(level, remark.subject, text)
     console.print(grid)

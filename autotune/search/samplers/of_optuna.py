@@ -10,7 +10,6 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler
 
 from autotune.base.errors import JobError
 from autotune.search.optuna_study import (
-    MOST_TOLD,
     ask,
     make_axes,
     n_random_trials,
@@ -29,8 +28,6 @@ class OptunasSampler(Sampler):
 
     tells_idle_knobs: bool = False
     """Whether every trial is told with every knob, those that do not act at their first value."""
-    learns: bool = True
-    """Whether it is told of any trial."""
 
     @abstractmethod
     def make(self, *, n_budget: int, seed: int) -> BaseSampler:
@@ -41,14 +38,8 @@ class OptunasSampler(Sampler):
         lattice, history = request.lattice, request.history
         sampler = self.make(n_budget=request.n_budget, seed=sampler_seed(request.seed, history))
         axes = make_axes(lattice.values, history)
-        values = ask(
-            sampler,
-            axes,
-            history,
-            request.objective,
-            is_whole=self.tells_idle_knobs,
-            most=MOST_TOLD if self.learns else 0,
-        )
+        is_whole = self.tells_idle_knobs
+        values = ask(sampler, axes, history, request.objective, is_whole=is_whole)
         return lattice.nearest({**lattice.constants, **values}, request.closed)
 
 
@@ -85,8 +76,6 @@ class Gp(OptunasSampler):
 
 class Random(OptunasSampler):
     """Values drawn at random."""
-
-    learns = False
 
     def make(self, *, n_budget: int, seed: int) -> BaseSampler:
         """Optuna's."""

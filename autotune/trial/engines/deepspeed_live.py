@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import deepspeed.comm
 from deepspeed.accelerator import get_accelerator
 from deepspeed.comm import comm
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from autotune.trial.comm_log import CommLog
 from autotune.trial.engines.base import LiveEngine
+from autotune.trial.engines.torch_collectives import Collectives
 from autotune.trial.timeline import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER
 
 _RANGES = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
@@ -98,8 +99,8 @@ class LiveDeepSpeed(LiveEngine):
         for name, label in _RANGES.items():
             setattr(engine, name, in_range(label, self._methods[name]))
 
-    def collective_log(self) -> CommLog:
-        return CommLog()
+    def collective_log(self) -> Collectives:
+        return Collectives(deepspeed.comm, "deepspeed.", get_accelerator().synchronize)
 
     def save(self, folder: str, tag: str, steps: int) -> None:
         self.engine.save_checkpoint(folder, tag=tag, client_state={"steps": steps})

@@ -29,7 +29,7 @@ def watch_imports(before: Callable[[], None], after: Callable[[Any], None]) -> N
     """Watch the loop of a checkout, once a script imports it; both as of `on_initialize`."""
     if megatron_cpu.is_installed() and importlib.util.find_spec("megatron.training"):
         megatron_cpu.prepare_checkout()
-    call_after_imports({_LOOP: lambda loop: _watch(loop, before, after)})
+    call_after_imports([(_LOOP, "", lambda loop: _watch(loop, before, after))])
 
 
 def _watch(loop: Any, before: Callable[[], None], after: Callable[[Any], None]) -> None:

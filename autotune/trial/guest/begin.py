@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from autotune.base.keeper import has_ended
 from autotune.contract import ContractError
-from autotune.trial.descent import has_ended
 from autotune.trial.guest.edits import Edits
-from autotune.trial.guest.hooks import call_after_imports
+from autotune.trial.guest.hooks import Wrapper, call_after_imports
 from autotune.trial.guest.reading import watch_reading
 
 GUEST_ENV = "AUTOTUNE_GUEST_DIR"
@@ -26,14 +26,13 @@ OWNER_FILE = "{rank:02d}.owner"
 REACHED_FILE = "reached"
 """File below `RANKS_DIR`: some Python of the command has begun here, be it a rank or not."""
 
-_TRAINING = {
-    "deepspeed": (("", "initialize"),),
-    "accelerate.accelerator": (("Accelerator", "__init__"),),
-    "accelerate.utils.deepspeed": (("HfDeepSpeedConfig", "__init__"),),
-    "transformers.training_args": (("TrainingArguments", "__post_init__"),),
-}
-"""What a script calls first when it is about to train, by module and class; launchers do not."""
-_OPTIMIZERS = "torch.optim.optimizer"
+_TRAINING = (
+    ("deepspeed", "initialize"),
+    ("accelerate.accelerator", "Accelerator.__init__"),
+    ("accelerate.utils.deepspeed", "HfDeepSpeedConfig.__init__"),
+    ("transformers.training_args", "TrainingArguments.__post_init__"),
+)
+"""What a script calls first when it is about to train, by module and place; launchers do not."""
 
 
 def begin() -> None:
@@ -49,9 +48,8 @@ def begin() -> None:
             _be_rank(folder, int(number))
         return
     waiting = _Waiting(folder)
-    call_after_imports(
-        {**dict.fromkeys(_TRAINING, waiting.on_import), _OPTIMIZERS: waiting.on_steps}
-    )
+    calls = [(module, place, waiting.first(module, place)) for module, place in _TRAINING]
+    call_after_imports([*calls, ("torch.optim.optimizer", "", waiting.on_steps)])
 
 
 def take_rank(folder: Path, rank: int) -> bool:
@@ -108,37 +106,30 @@ class _Waiting:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._replaced: list[tuple[Any, str, Any]] = []
         self._is_over = False
 
-    def on_import(self, module: ModuleType) -> None:
-        """Wait for the first call that trains."""
-        for kind, name in _TRAINING[module.__name__]:
-            owner = getattr(module, kind, None) if kind else module
-            original = getattr(owner, name, None)
-            if original is not None:
-                self._replaced.append((owner, name, original))
-                setattr(owner, name, self._first(owner, name, original))
+    def first(self, module: str, place: str) -> Wrapper:
+        """The wrapper of a call that trains: before the first one, this process becomes a rank."""
+
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if self._is_over:
+                return original(*args, **kwargs)
+            self._become_rank()
+            # What stands there by now: a rank has wrapped it as well.
+            again: Any = functools.reduce(getattr, place.split("."), sys.modules[module])
+            return again(*args, **kwargs)
+
+        return call
 
     def on_steps(self, module: ModuleType) -> None:
         """Wait for an optimizer's step, for a script may train without DeepSpeed."""
         # It stays: torch goes through its hooks while it calls this one.
         module.register_optimizer_step_pre_hook(lambda *_: self._become_rank())
 
-    def _first(self, owner: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def first(*args: Any, **kwargs: Any) -> Any:
-            self._become_rank()
-            return getattr(owner, name)(*args, **kwargs)
-
-        return first
-
     def _become_rank(self) -> None:
         if self._is_over:
             return
         self._is_over = True
-        for owner, name, original in self._replaced:
-            setattr(owner, name, original)
         number = _number()
         if take_rank(self._folder, number):
             _be_rank(self._folder, number)

@@ -7,7 +7,7 @@ both.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autotune.trial.guest.hooks import Hook, wrapped
+from autotune.trial.guest.hooks import Hook
 from autotune.trial.guest.quiet import output_folder
 
 RECOMPUTE_NAMES = ("activation_checkpointing", "gradient_checkpointing")
@@ -32,7 +32,7 @@ def as_argument_of(framework: str, name: str, value: Any) -> tuple[str, Any]:
     return name, value
 
 
-def hooks(arguments: Mapping[str, Any], seen: dict[str, Any]) -> list[tuple[str, Hook]]:
+def hooks(arguments: Mapping[str, Any], seen: dict[str, Any]) -> list[Hook]:
     """What a trial changes of a framework's own settings: edits, and where it writes.
 
     Args:
@@ -74,10 +74,10 @@ def hooks(arguments: Mapping[str, Any], seen: dict[str, Any]) -> list[tuple[str,
 
     trl, factory = "trl.trainer.model_config", "llamafactory.hparams.model_args"
     return [
-        ("axolotl.cli.config", wrapped("load_cfg", load_axolotl)),
-        (factory, wrapped("ModelArguments.__post_init__", make_model_arguments)),
-        (trl, wrapped("ModelConfig.__post_init__", make_trl_model)),
-        (trl, wrapped("ModelConfig.__getattribute__", read_trl_model)),
+        ("axolotl.cli.config", "load_cfg", load_axolotl),
+        (factory, "ModelArguments.__post_init__", make_model_arguments),
+        (trl, "ModelConfig.__post_init__", make_trl_model),
+        (trl, "ModelConfig.__getattribute__", read_trl_model),
     ]
 
 

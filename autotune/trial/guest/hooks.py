@@ -1,30 +1,53 @@
-"""Calls at the moment when a module of somebody else's has been imported."""
+"""Wraps what modules of somebody else's hold, at the moment when they have been imported."""
 
 import functools
 import importlib.abc
 import importlib.machinery
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-Hook = Callable[[ModuleType], None]
 Wrapper = Callable[..., Any]
 """Called in the place of a function, with that function before its arguments."""
+Hook = tuple[str, str, Wrapper]
+"""A module, a place in it (`function` or `Class.method`) and the wrapper of what is there; where
+the place is empty the wrapper is called with the module."""
 
 
-def wrapped(place: str, wrapper: Wrapper) -> Hook:
-    """A hook that wraps what its module holds at a place: `function`, or `Class.method`."""
+def call_after_imports(hooks: Iterable[Hook]) -> None:
+    """Apply the hooks of each module once that has been executed, which may never be.
+
+    Not when it is looked for: libraries look for packages that they do not import. A module that
+    is there already has its hooks applied here.
+    """
+    waiting: dict[str, list[Hook]] = {}
+    for hook in hooks:
+        waiting.setdefault(hook[0], []).append(hook)
+    sys.meta_path.insert(0, _Finder(waiting))
+    for name in [name for name in waiting if name in sys.modules]:
+        apply(sys.modules[name], waiting.pop(name))
+
+
+def apply(module: ModuleType, hooks: Iterable[Hook]) -> None:
+    """Apply those hooks that are the module's, in turn; what it has not is left out."""
+    for name, place, wrapper in hooks:
+        if name == module.__name__ and place:
+            _wrap(module, place, wrapper)
+        elif name == module.__name__:
+            wrapper(module)
+
+
+def _wrap(module: ModuleType, place: str, wrapper: Wrapper) -> None:
     *owners, name = place.split(".")
-
-    def hook(module: ModuleType) -> None:
-        owner = functools.reduce(getattr, owners, module)
+    owner: Any = module
+    for part in owners:
+        owner = getattr(owner, part, None)
+    if hasattr(owner, name):
         is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
         replaced = around(getattr(owner, name), wrapper)
         setattr(owner, name, staticmethod(replaced) if is_static else replaced)
-
-    return hook
 
 
 def around(original: Callable[..., Any], wrapper: Wrapper) -> Callable[..., Any]:
@@ -37,38 +60,10 @@ def around(original: Callable[..., Any], wrapper: Wrapper) -> Callable[..., Any]
     return called
 
 
-def combined(hooks: Iterable[tuple[str, Hook]]) -> dict[str, Hook]:
-    """Hooks by their modules; of a module with several, each is called in turn."""
-    found: dict[str, list[Hook]] = {}
-    for name, hook in hooks:
-        found.setdefault(name, []).append(hook)
-
-    def in_turn(hooks: Sequence[Hook]) -> Hook:
-        def call(module: ModuleType) -> None:
-            for hook in hooks:
-                hook(module)
-
-        return call
-
-    return {name: in_turn(hooks) for name, hooks in found.items()}
-
-
-def call_after_imports(hooks: Mapping[str, Hook]) -> None:
-    """Call each hook with its module once that has been executed, which may never be.
-
-    Not when it is looked for: libraries look for packages that they do not import. A module that
-    is there already has its hook called here.
-    """
-    rest = dict(hooks)
-    sys.meta_path.insert(0, _Finder(rest))
-    for name in [name for name in rest if name in sys.modules]:
-        rest.pop(name)(sys.modules[name])
-
-
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds what the finders after it do; `_HookedLoader` loads the modules with a hook."""
 
-    def __init__(self, hooks: dict[str, Hook]) -> None:
+    def __init__(self, hooks: dict[str, list[Hook]]) -> None:
         self._hooks = hooks
 
     def find_spec(
@@ -96,7 +91,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _HookedLoader(importlib.abc.Loader):
     """Loads as another one does, and calls the hook when the module is there."""
 
-    def __init__(self, loader: Any, hooks: dict[str, Hook], name: str) -> None:
+    def __init__(self, loader: Any, hooks: dict[str, list[Hook]], name: str) -> None:
         self._loader = loader
         self._hooks = hooks
         self._name = name
@@ -111,6 +106,4 @@ class _HookedLoader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        hook = self._hooks.pop(self._name, None)
-        if hook is not None:
-            hook(module)
+        apply(module, self._hooks.pop(self._name, ()))

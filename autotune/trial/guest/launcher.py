@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from autotune.base.keeper import adopt_orphans, below, end_all_below, end_with_parent
 from autotune.contract import (
     PARENT_ENV,
     RANKS_DIR,
@@ -30,10 +31,9 @@ from autotune.contract import (
     signal_of,
     write_json,
 )
-from autotune.trial.descent import adopt_orphans, below, end_all_below, end_with_parent
-from autotune.trial.forks import EXIT_FILE
 from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, REACHED_FILE, owner_of
 from autotune.trial.guest.quiet import VARIABLES
+from autotune.trial.launcher import EXIT_FILE
 from autotune.trial.rendezvous import LOOPBACK
 
 SITE = Path(__file__).resolve().parent / "site"

@@ -7,10 +7,9 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from autotune.trial.guest.hooks import Hook, around, wrapped
+from autotune.trial.guest.hooks import Hook, around
 
 VARIABLES = {
     "WANDB_MODE": "disabled",
@@ -42,7 +41,7 @@ ARGUMENTS: dict[str, Any] = {
 MAX_STEPS = 1_000_000
 """Steps of a Trainer in a trial: it begins its data again, and the trial ends it."""
 
-_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
+_SILENT: dict[str, dict[str, tuple[str, ...]]] = {
     "deepspeed.runtime.engine": {
         "DeepSpeedEngine": ("save_checkpoint", "save_16bit_model", "save_fp16_model"),
     },
@@ -58,47 +57,35 @@ _METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "huggingface_hub.hf_api": {
         "HfApi": ("create_repo", "upload_file", "upload_folder", "create_commit"),
     },
+    "safetensors.torch": {"": ("save_file", "save_model")},
+    "torch.distributed.checkpoint.state_dict_saver": {
+        "": ("save", "async_save", "save_state_dict"),
+    },
 }
-"""Methods that write or send, by module and class."""
-_FUNCTIONS: dict[str, tuple[str, ...]] = {
-    "safetensors.torch": ("save_file", "save_model"),
-    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save", "save_state_dict"),
-}
-"""Functions that write, by module."""
+"""Methods that write or send, by module and class, and functions, by module."""
 _MONITORS = ("TensorBoardMonitor", "WandbMonitor", "csvMonitor", "CometMonitor")
 """What DeepSpeed sends its figures to, by the sections of its configuration."""
 
 
-def hooks() -> list[tuple[str, Hook]]:
+def hooks() -> list[Hook]:
     """What is switched off once each module is there."""
-    to_scratch = wrapped("SummaryWriter.__init__", _make_board)
     return [
-        *((name, _silence_methods) for name in _METHODS),
-        *((name, _silence_functions) for name in _FUNCTIONS),
-        ("torch.serialization", wrapped("save", _save_in_memory)),
-        ("deepspeed.monitor.monitor", _silence_monitors),
-        ("torch.utils.tensorboard.writer", to_scratch),
-        ("tensorboardX.writer", to_scratch),
+        *(
+            (module, f"{kind}.{name}".strip("."), _nothing)
+            for module, kinds in _SILENT.items()
+            for kind, names in kinds.items()
+            for name in names
+        ),
+        *(("deepspeed.monitor.monitor", name, _NoMonitor) for name in _MONITORS),
+        ("torch.serialization", "save", _save_in_memory),
+        ("torch.utils.tensorboard.writer", "SummaryWriter.__init__", _make_board),
+        ("tensorboardX.writer", "SummaryWriter.__init__", _make_board),
     ]
 
 
 def _nothing(*_: Any, **__: Any) -> bool:
     """Save nothing, and say as DeepSpeed does that it was saved."""
     return True
-
-
-def _silence_functions(module: ModuleType) -> None:
-    for name in _FUNCTIONS[module.__name__]:
-        if hasattr(module, name):
-            setattr(module, name, _nothing)
-
-
-def _silence_methods(module: ModuleType) -> None:
-    for kind, names in _METHODS[module.__name__].items():
-        of = getattr(module, kind, None)
-        for name in names:
-            if of is not None and hasattr(of, name):
-                setattr(of, name, _nothing)
 
 
 class _NoMonitor:
@@ -109,12 +96,6 @@ class _NoMonitor:
 
     def write_events(self, *_: Any, **__: Any) -> None:
         """Write none."""
-
-
-def _silence_monitors(module: ModuleType) -> None:
-    for name in _MONITORS:
-        if hasattr(module, name):
-            setattr(module, name, _NoMonitor)
 
 
 def _save_in_memory(

@@ -34,7 +34,7 @@ from autotune.trial.communication import listen
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import Edits, configuration_of
-from autotune.trial.guest.hooks import Hook, Wrapper, around, call_after_imports, combined, wrapped
+from autotune.trial.guest.hooks import Hook, around, call_after_imports
 from autotune.trial.guest.reading import settings_read, sources_of, stop_watching
 from autotune.trial.reporter import Reporter
 from autotune.trial.statistics import MIN_SAMPLES
@@ -47,7 +47,8 @@ _PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
 """Arguments of Accelerator with which a script sets DeepSpeed up in its code."""
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 """Methods in which an error is the configuration's, whatever the script makes of it."""
-_NO_SCRIPTS = ("deepspeed", "accelerate", "transformers", "torch", __name__.partition(".")[0])
+_OURS = __name__.partition(".")[0]
+_NO_SCRIPTS = ("deepspeed", "accelerate", "transformers", "torch")
 """Packages whose calls of the engine's say nothing of the user's script."""
 _MAX_ERRORS = 5
 """Errors of an engine, with no step between them, after which a script that goes on is stuck."""
@@ -106,31 +107,31 @@ class Guest:
         call_after_imports(guest.hooks())
         return guest
 
-    def hooks(self) -> dict[str, Hook]:
-        """What is done once each module is there: of most, something in it is wrapped."""
-        parse = self._parse
-        of_modules: tuple[tuple[str, str, Wrapper], ...] = (
+    def hooks(self) -> list[Hook]:
+        """What is done once each module is there."""
+        return [
+            *quiet.hooks(),
+            *frameworks.hooks(self.edits.arguments, self.seen),
+            ("torch.optim.optimizer", "", self._on_optimizers),
+            ("deepspeed", "", self.on_deepspeed),
+            ("deepspeed", "initialize", self._initialize),
+            ("deepspeed", "zero.Init.__init__", self._note_init),
             ("accelerate.utils.deepspeed", "HfDeepSpeedConfig.__init__", self._read_config),
             ("accelerate.accelerator", "Accelerator.__init__", self._make_accelerator),
             ("transformers.training_args", "TrainingArguments.__post_init__", self._finish),
             ("transformers.trainer", "Trainer.get_optimizer_cls_and_kwargs", self._choose),
-            ("transformers.hf_argparser", "HfArgumentParser.parse_args_into_dataclasses", parse),
-            ("trl.scripts.utils", "TrlParser.parse_args_and_config", parse),
-        )
-        return combined(
-            [
-                *quiet.hooks(),
-                *frameworks.hooks(self.edits.arguments, self.seen),
-                ("torch.optim.optimizer", self._on_optimizers),
-                ("deepspeed", self.on_deepspeed),
-                *((module, wrapped(place, wrapper)) for module, place, wrapper in of_modules),
-            ]
-        )
+            (
+                "transformers.hf_argparser",
+                "HfArgumentParser.parse_args_into_dataclasses",
+                self._parse,
+            ),
+            ("trl.scripts.utils", "TrlParser.parse_args_and_config", self._parse),
+        ]
 
     # ------------------------------------------------ what the script brings
 
     def on_deepspeed(self, module: ModuleType) -> None:
-        """DeepSpeed is there: what a configuration takes is counted from here on."""
+        """What a configuration takes is counted from here on."""
         from autotune.trial.engines import deepspeed as driver
         from autotune.trial.memory import make_meter
 
@@ -144,8 +145,6 @@ class Guest:
         capacity = int(os.environ.get(CAPACITY_ENV, "0")) or None
         self._meter.start(self.spec.measure.memory_limit_bytes or capacity)
         self.reporter.enter(Phase.MODEL)
-        module.zero.Init.__init__ = self._noting_init(module.zero.Init.__init__)
-        wrapped("initialize", self._initialize)(module)
 
     def _on_optimizers(self, module: ModuleType) -> None:
         """Optimizers are there: a script whose steps are none of an engine's is not waited for."""
@@ -294,7 +293,7 @@ class Guest:
                 setattr(engine, name, around(getattr(engine, name), self._failing_fast))
         asked = getattr(engine, "train_micro_batch_size_per_gpu", None)
         if asked is not None:
-            engine.train_micro_batch_size_per_gpu = self._noting_question(asked)
+            engine.train_micro_batch_size_per_gpu = around(asked, self._note_question)
         if hasattr(engine, "train_batch"):  # a pipeline's, which does not pass by `forward`
             if self._watched is None:
                 self._watch(engine, facts)
@@ -337,29 +336,19 @@ class Guest:
         self._n_errors = 0
         self._last_error = None
 
-    def _noting_question(self, method: Callable[[], int]) -> Callable[[], int]:
+    def _note_question(self, answer: Callable[[], int]) -> int:
         """`engine.train_micro_batch_size_per_gpu`, which a script may build its batches by."""
+        if _is_called_by_script():
+            self.seen["asks_micro_batch"] = True
+        return answer()
 
-        @functools.wraps(method)
-        def noting() -> int:
-            if _is_called_by_script(inspect.currentframe()):
-                self.seen["asks_micro_batch"] = True
-            return method()
-
-        return noting
-
-    def _noting_init(self, make: Callable[..., None]) -> Callable[..., None]:
+    def _note_init(self, make: Callable[..., None], /, *args: Any, **kwargs: Any) -> None:
         """`zero.Init`, which splits a model for stage 3 whatever the configuration says.
 
         Hugging Face's loaders make one by the configuration: with another stage they make none.
         """
-
-        @functools.wraps(make)
-        def noting(context: Any, *args: Any, **kwargs: Any) -> None:
-            self._splits_models |= _is_called_by_script(inspect.currentframe())
-            make(context, *args, **kwargs)
-
-        return noting
+        self._splits_models |= _is_called_by_script()
+        make(*args, **kwargs)
 
     # ------------------------------------------------ the end
 
@@ -457,11 +446,16 @@ class Guest:
         os._exit(code)
 
 
-def _is_called_by_script(here: FrameType | None) -> bool:
-    """True if no package that we know called the function of ours that has this frame."""
-    caller = here.f_back if here is not None else None
-    package = "" if caller is None else caller.f_globals.get("__name__", "").partition(".")[0]
-    return package not in _NO_SCRIPTS
+def _is_called_by_script() -> bool:
+    """True if no package that we know called the function that is wrapped here."""
+    frame = inspect.currentframe()
+    while frame is not None and _package_of(frame) == _OURS:
+        frame = frame.f_back
+    return frame is None or _package_of(frame) not in _NO_SCRIPTS
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _fills_training_arguments(parser: Any) -> bool:

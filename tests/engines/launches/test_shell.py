@@ -100,7 +100,9 @@ def test_a_text_for_another_shell_that_does_not_close_is_left(text, recwarn):
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("sum_", ["-7 % 3", "7 % -3", "-7 / 2", "7 / -2"])
+@pytest.mark.parametrize(
+    "sum_", ["-7 % 3", "-7 / 2", "2 * (3 + 4) - 1", "7 - 3 - 2", "9 - 2 * 3 / 4", "10 / 3 * 2"]
+)
 def test_sums_are_those_of_bash(sum_):
     bash = shutil.which("bash")
     if bash is None:

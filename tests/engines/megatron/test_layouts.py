@@ -25,6 +25,7 @@ from autotune.engines.megatron.layouts import Layouts, lay_out
 from autotune.engines.megatron.rules import RULES
 from autotune.engines.megatron.stages import balanced_layers
 from autotune.job.job import make_job
+from autotune.planning.lattice import lattice_of
 from autotune.planning.outlook import FleetWishes, described
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, parse_settings
@@ -246,6 +247,19 @@ def test_a_layout_is_judged_alike_in_columns_and_alone():
         assert alone == {rule.name for rule in RULES if not rule.holds(rows).all()}
         assert not (alone and changed in layouts), changed
         assert not engine.judge(other)
+
+
+def test_a_large_space_is_judged_in_columns_as_its_candidates_are_alone(tmp_path):
+    shape = {"precision": "bf16", "world": 8, "global_batch": 128}
+    job = tiny_job(tmp_path, engine="megatron", space="megatron_plan", **shape)
+    engine = MegatronEngine(job, dataclasses.replace(H100, n_devices=8))
+    lattice = lattice_of(job, engine)
+    assert lattice.is_counted
+    assert 100 < lattice.n_left < lattice.grid_size
+    for rule, (candidate, violation) in lattice.examples.items():
+        assert violation in engine.judge(candidate), rule
+    drawn = random.Random(0).sample(range(lattice.n_left), 40)
+    assert not any(engine.judge(lattice.candidates[place]) for place in drawn)
 
 
 def test_more_layouts_than_memory_holds_are_refused():

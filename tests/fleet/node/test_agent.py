@@ -55,7 +55,7 @@ class Coordinator:
 
     def events(self) -> list[str]:
         os.set_blocking(self._answers, False)
-        return [json.loads(line)["said"] for line in os.read(self._answers, 4096).splitlines()]
+        return [json.loads(line)["event"] for line in os.read(self._answers, 4096).splitlines()]
 
 
 @pytest.fixture

@@ -78,8 +78,8 @@ def test_the_bundle_is_brought_once_and_the_agent_answers(cache: Path) -> None:
     received = received_until(first, '"alive"')
     assert received.splitlines()[0] == "Welcome to node 7"
     assert [line for line in received.splitlines()[1:] if line.startswith("{")] == [
-        '{"said": "ready"}',
-        '{"said": "alive"}',
+        '{"event": "ready"}',
+        '{"event": "alive"}',
     ]
     first.send(b'{"command": "close"}\n')
     assert code_of(first) == 0

@@ -83,16 +83,15 @@ def test_a_search_goes_on_with_the_nodes_there_are_or_ends_with_code_4(odd, tmp_
 
 
 @pytest.mark.thorough
-def test_the_budget_goes_to_the_kind_of_device_that_does_most_for_the_money(odd, tmp_path):
+def test_each_kind_of_device_is_searched_and_the_best_for_the_money_is_named(odd, tmp_path):
     search = Search(tmp_path)
     search.flags["world"] = 1
     good, *_, slow = odd.names
     flags = odd.flags_of(odd.choose(f"{good} slots=1", f"{slow} slots=1"))
-    flags += ["--trials", "4", "--budget", "36s", "--no-diagnose"]
-    flags += ["--fleet-option", "kind=any", "--price", "slow=1,cpu=8,amd=8,intel=8"]
+    flags += ["--trials", "2", "--budget", "18s", "--no-diagnose"]
+    flags += ["--fleet-option", "kind=each", "--price", "slow=1,cpu=8,amd=8,intel=8"]
     code, stdout, stderr = search.run(*flags)
     assert code == 0, stderr
-    assert "those that lead: it-slow-processor-1" in _flat(stderr)
     found = json.loads(stdout.splitlines()[-1])
     kinds = found["comparison"]["kinds"]
     assert [kind["device_name"] for kind in kinds] == [cpu_name(), "Slow Processor 1"]
@@ -102,13 +101,7 @@ def test_the_budget_goes_to_the_kind_of_device_that_does_most_for_the_money(odd,
     for study, name in zip(studies, (good, slow), strict=True):
         assert {d for t in study.trials() for d in t.result.devices} == {f"{name}:0"}
     assert found["comparison"]["best_kinds"]["money"] == studies[1].name
-    dropped, led = (len(study.trials()) for study in studies)
-    assert dropped <= led
     assert found["comparison"]["uneven_split"]["shares"][0]["samples"] in range(1, 8)
-    code, stdout, stderr = search.run(*flags, "--fleet-option", "kind=each", "--dry-run")
-    assert code == 0, stderr
-    plans = [json.loads(line) for line in stdout.splitlines()]
-    assert [plan["study"] for plan in plans] == [study.name for study in studies]
 
 
 def test_the_doctor_looks_at_every_node(odd):

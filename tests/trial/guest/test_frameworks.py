@@ -14,7 +14,7 @@ from autotune.engines.deepspeed.script import (
 )
 from autotune.space.script import IMPLEMENTATIONS
 from autotune.trial.guest.frameworks import RECOMPUTE_NAMES, hooks
-from autotune.trial.guest.hooks import combined
+from autotune.trial.guest.hooks import apply
 from autotune.trial.guest.quiet import ARGUMENTS, output_folder
 
 EDITS = {"per_device_train_batch_size": 8, "activation_checkpointing": False}
@@ -33,7 +33,7 @@ def test_llama_factory_is_told_by_its_models_arguments() -> None:
     module: Any = ModuleType("llamafactory.hparams.model_args")
     module.ModelArguments = ModelArguments
     seen: dict[str, Any] = {}
-    combined(hooks({**EDITS, "attn_implementation": "eager"}, seen))[module.__name__](module)
+    apply(module, hooks({**EDITS, "attn_implementation": "eager"}, seen))
     made: Any = module.ModelArguments()
     assert made.disable_gradient_checkpointing
     assert made.flash_attn == "disabled"
@@ -45,9 +45,7 @@ def test_llama_factory_is_told_by_its_models_arguments() -> None:
 def test_axolotl_is_told_where_it_reads_its_file() -> None:
     module: Any = ModuleType("axolotl.cli.config")
     module.load_cfg = lambda config, **kwargs: (config, kwargs)
-    combined(hooks({**EDITS, "optim": "adamw_torch", "attn_implementation": "eager"}, {}))[
-        module.__name__
-    ](module)
+    apply(module, hooks({**EDITS, "optim": "adamw_torch", "attn_implementation": "eager"}, {}))
     config, arguments = module.load_cfg("a.yml", micro_batch_size=2, seed=1, output_dir="mine")
     assert config == "a.yml"
     edited = {
@@ -62,7 +60,7 @@ def test_axolotl_is_told_where_it_reads_its_file() -> None:
 def test_a_command_as_it_is_writes_elsewhere_and_is_else_left_alone() -> None:
     module: Any = ModuleType("axolotl.cli.config")
     module.load_cfg = lambda config, **kwargs: kwargs
-    combined(hooks({}, {}))[module.__name__](module)
+    apply(module, hooks({}, {}))
     assert module.load_cfg("a.yml", output_dir="mine") == {"output_dir": output_folder()}
 
 
@@ -76,7 +74,7 @@ def test_axolotl_takes_an_attention_where_its_file_names_one(tmp_path: Path) -> 
         module: Any = ModuleType("axolotl.cli.config")
         module.load_cfg = lambda config, **kwargs: kwargs
         seen: dict[str, Any] = {}
-        combined(hooks({}, seen))[module.__name__](module)
+        apply(module, hooks({}, seen))
         module.load_cfg(path)
         assert seen["takes_attention"] is expected, text
 
@@ -94,7 +92,7 @@ def test_a_script_of_trl_takes_an_attention_if_it_reads_it(reads: bool) -> None:
     module: Any = ModuleType("trl.trainer.model_config")
     module.ModelConfig = ModelConfig
     seen: dict[str, Any] = {}
-    combined(hooks({"attn_implementation": "eager"}, seen))[module.__name__](module)
+    apply(module, hooks({"attn_implementation": "eager"}, seen))
     made: Any = module.ModelConfig()
     assert vars(made)["attn_implementation"] == "eager"
     if reads:

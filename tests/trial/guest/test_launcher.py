@@ -19,9 +19,9 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.trial.forks import EXIT_FILE
 from autotune.trial.guest import launcher
 from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, owner_text
+from autotune.trial.launcher import EXIT_FILE
 from tests.trials import wait_until
 
 ENDED_PID = 2**22 + 1

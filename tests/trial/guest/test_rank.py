@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.trial.guest.hooks import around
 from autotune.trial.guest.rank import Guest, _fills_training_arguments, _is_partitioned
 
 
@@ -42,7 +43,7 @@ def test_only_a_zero_init_of_the_script_itself_keeps_the_stage(
     guest, made = Guest.__new__(Guest), list[tuple[Any, ...]]()
     guest._splits_models = False
     module = ModuleType(caller)
-    vars(module)["init"] = guest._noting_init(lambda *given: made.append(given))
+    vars(module)["init"] = around(lambda *given: made.append(given), guest._note_init)
     exec("init('context', 'module')", vars(module))
     assert guest._splits_models == is_by_script
     assert made == [("context", "module")]

@@ -13,21 +13,14 @@ from typing import Any
 from autotune.base.errors import JobError
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.accelerate_fields import KINDS
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.launches.line import count, text_or_none
 
-ACCELERATE_OWNED = (
-    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage"),
-    *("offload_optimizer_device", "offload_param_device", "offload_param_nvme_path"),
-    *("zero3_save_16bit_model", "mixed_precision"),
-)
+ACCELERATE_OWNED: tuple[str, ...] = tuple(PROGRAMS["accelerate"]["refused_beside_a_file"])
 """Fields of an accelerate YAML that it refuses beside a `deepspeed_config_file`
 (DeepSpeedPlugin._deepspeed_config_checks)."""
 
-ACCELERATE_ALONE = (
-    *("zero_stage", "offload_optimizer_device", "offload_param_device"),
-    *("offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_save_16bit_model"),
-    *("zero3_init_flag", "deepspeed_config_file", "deepspeed_multinode_launcher"),
-)
+ACCELERATE_ALONE: tuple[str, ...] = tuple(PROGRAMS["accelerate"]["fields_of_no_other"])
 """Fields of an accelerate YAML that no other program has (commands/config/config_args.py)."""
 
 _AT_TOP = frozenset(

@@ -1,55 +1,20 @@
 """Kinds of files that hold no DeepSpeed configuration, in words."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.nested import key_in_words
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 
 _MOST_NAMED = 4
 """Keys that are named of a mapping of no known kind."""
 
 _UNKNOWN = "no key that only DeepSpeed has"
 
-_BY_NAME = {
-    "package.json": "npm's package.json",
-    "package-lock.json": "npm's lock file",
-    "tsconfig.json": "a TypeScript configuration",
-    "tokenizer.json": "a tokenizer",
-    "tokenizer_config.json": "a tokenizer's configuration",
-    "generation_config.json": "a model's generation settings",
-    ".pre-commit-config.yaml": "a pre-commit configuration",
-    "mkdocs.yml": "an MkDocs configuration",
-    "_config.yml": "a Jekyll configuration",
-}
-
-_BY_KEYS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("name", "version", "dependencies"), "npm's package.json"),
-    (("name", "version", "scripts"), "npm's package.json"),
-    (("on", "jobs"), "a GitHub workflow"),
-    (("jobs", "name"), "a GitHub workflow"),  # YAML 1.1 reads `on` as true
-    (("jobs", "True"), "a GitHub workflow"),
-    (("runs", "inputs"), "a GitHub action"),
-    (("method", "parameters"), "a sweep of Weights & Biases"),
-    (("apiVersion", "kind"), "a Kubernetes manifest"),
-    (("channels", "dependencies"), "a conda environment"),
-    (("base_model", "datasets"), "an axolotl file without a deepspeed key"),
-    (("model_name_or_path",), "Hugging Face arguments without a deepspeed key"),
-    (("architectures",), "a model's config.json"),
-    (("model_type",), "a model's config.json"),
-    (("$schema",), "a JSON schema, or a file that names one"),
-    (("openapi",), "an OpenAPI description"),
-    (("log_history", "global_step"), "a trainer_state.json"),
-    (("compute_environment",), "an accelerate file without DeepSpeed"),
-    (("fsdp_config",), "an accelerate file without DeepSpeed"),
-    (("distributed_type",), "an accelerate file without DeepSpeed"),
-    (("output_dir",), "Hugging Face arguments without a deepspeed key"),
-    (("defaults",), "a Hydra configuration without a DeepSpeed section"),
-    (("hydra",), "a Hydra configuration without a DeepSpeed section"),
-    (("_target_",), "a Hydra configuration without a DeepSpeed section"),
-    (("trainer", "model"), "a Lightning file without a DeepSpeed strategy"),
-)
+_BY_NAME: Mapping[str, str] = PROGRAMS["files"]["kinds_by_name"]
+_BY_KEYS: Sequence[tuple[Sequence[str], str]] = PROGRAMS["files"]["kinds_by_keys"]
 
 
 class NotADsConfigError(JobError):

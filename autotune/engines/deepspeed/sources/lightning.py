@@ -9,40 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 
-_NAMED: Mapping[str, Mapping[str, Any]] = {
-    "deepspeed": {},
-    "deepspeed_stage_1": {"stage": 1},
-    "deepspeed_stage_2": {"stage": 2},
-    "deepspeed_stage_2_offload": {"stage": 2, "offload_optimizer": True},
-    "deepspeed_stage_3": {"stage": 3},
-    "deepspeed_stage_3_offload": {
-        **{"stage": 3, "offload_optimizer": True, "offload_parameters": True},
-    },
-    "deepspeed_stage_3_offload_nvme": {
-        **{"stage": 3, "offload_optimizer": True, "offload_parameters": True},
-        **{"offload_params_device": "nvme", "offload_optimizer_device": "nvme"},
-    },
-}
+_NAMED: Mapping[str, Mapping[str, Any]] = PROGRAMS["lightning"]["strategies"]
 """Strategies that Lightning registers -> arguments (register_strategies)."""
-
-_ZERO: Mapping[str, Any] = {
-    **{"stage": 2, "contiguous_gradients": True, "overlap_comm": True},
-    **{"allgather_partitions": True, "reduce_scatter": True},
-    **{"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000},
-    "sub_group_size": 1_000_000_000_000,
-}
-_CHECKPOINTING: Mapping[str, Any] = dict.fromkeys(
-    (
-        *("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"),
-        "synchronize_checkpoint_boundary",
-    ),
-    False,
-)
-_AIO: Mapping[str, Any] = {
-    **{"block_size": 1048576, "queue_depth": 8, "thread_count": 1},
-    **{"single_submit": False, "overlap_events": True},
-}
+_TABLES = ("aio", "activation_checkpointing", "zero_optimization")
+"""Sections that it makes from arguments of the same names, each with its defaults."""
 _PRECISIONS = {
     **dict.fromkeys(("16-mixed", "16-true", "16"), "fp16"),
     **dict.fromkeys(("bf16-mixed", "bf16-true", "bf16"), "bf16"),
@@ -93,7 +65,7 @@ def made_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration that Lightning makes where it is given none (_create_default_config)."""
     aio, checkpointing, zero = (
         {name: arguments.get(name, default) for name, default in table.items()}
-        for table in (_AIO, _CHECKPOINTING, _ZERO)
+        for table in (PROGRAMS["lightning"][section] for section in _TABLES)
     )
     nvme_path = arguments.get("nvme_path", "/local_nvme")
     pin = arguments.get("pin_memory", False)
@@ -126,13 +98,11 @@ def made_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def unasked(arguments: Mapping[str, Any]) -> frozenset[str]:
     """Keys of what Lightning makes, dotted, that stand there at defaults of its own."""
-    tables = (
-        ("aio", _AIO),
-        ("activation_checkpointing", _CHECKPOINTING),
-        ("zero_optimization", _ZERO),
-    )
     return frozenset(
-        f"{section}.{name}" for section, table in tables for name in table if name not in arguments
+        f"{section}.{name}"
+        for section in _TABLES
+        for name in PROGRAMS["lightning"][section]
+        if name not in arguments
     )
 
 

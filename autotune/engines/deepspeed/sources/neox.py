@@ -11,41 +11,14 @@ from typing import Any
 
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.space.rule import Violation
 
 READER = "GPT-NeoX"
 
-_DEFAULTS: Mapping[str, Any] = {
-    **{"gradient_accumulation_steps": 1, "gradient_predivide_factor": 1.0},
-    **{"gradient_clipping": 1.0, "steps_per_print": 10},
-    **dict.fromkeys(("prescale_gradients", "sparse_gradients"), False),
-    **dict.fromkeys(("wall_clock_breakdown", "dump_state"), False),
-    **dict.fromkeys(
-        (
-            *("train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16", "amp"),
-            *("zero_optimization", "curriculum_learning", "flops_profiler"),
-            *("communication_data_type", "autotuning", "activation_checkpointing"),
-            *("sparse_attention", "data_efficiency", "tensorboard", "wandb", "csv_monitor"),
-            *("elasticity", "comms_logger", "compression_training", "checkpoint", "data_types"),
-            *("optimizer", "scheduler"),
-        )
-    ),
-}
-"""Keys of NeoXArgsDeepspeedConfig, and the value at which NeoX leaves each of them out; less
-`fp32_allreduce`, which no DeepSpeed reads."""
-
-_NEOX_ALONE = frozenset(
-    (
-        *("attention_config", "attention_dropout", "bias_gelu_fusion", "checkpoint_factor"),
-        *("data_impl", "data_path", "deepspeed_slurm", "distributed_backend", "eval_iters"),
-        *("gpt_j_residual", "init_method", "lr_decay_iters", "lr_decay_style", "merge_file"),
-        *("model_parallel_size", "no_weight_tying", "norm", "output_layer_init_method"),
-        *("output_layer_parallelism", "partition_activations", "pipe_parallel_size", "pos_emb"),
-        *("precision", "rotary_pct", "scaled_upper_triang_masked_softmax_fusion"),
-        *("synchronize_each_layer", "test_data_paths", "tokenizer_type", "train_data_paths"),
-        *("train_iters", "valid_data_paths", "vocab_file"),
-    )
-)
+_DEFAULTS: Mapping[str, Any] = PROGRAMS["neox"]["defaults"]
+"""Keys of NeoXArgsDeepspeedConfig, and the value at which NeoX leaves each of them out."""
+_NEOX_ALONE = frozenset(PROGRAMS["neox"]["keys_of_no_other"])
 _LEAST_ALONE = 3
 """Keys of NeoX's own that make a file its."""
 _LAYOUT = frozenset(("pipe_parallel_size", "model_parallel_size"))

@@ -4,13 +4,12 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.base.errors import AutotuneError, JobError, RenderError
+from autotune.base.errors import JobError, RenderError
 from autotune.base.user_text import MAX_BYTES, STANDARD_INPUT, read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
@@ -22,9 +21,11 @@ from autotune.engines.deepspeed.sources.accelerate_file import (
     is_accelerate,
 )
 from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError, kind_of
 from autotune.engines.deepspeed.sources.launch import LaunchLine
 from autotune.engines.deepspeed.sources.layout import ExportedLayout
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.sections import (
     is_ds_config,
     is_named_so,
@@ -42,7 +43,6 @@ _EXPONENT = re.compile(r"\d[eE]\d|\d[eE][-+]\d")
 
 _MAX_YAML_CHARACTERS = 2**18
 """Longest YAML that is read: PyYAML takes seconds for it."""
-_MOST_DOCUMENTS = 100
 _UNPROMISING = 2**14
 """Length from which a YAML without a word of DeepSpeed's is not read at all."""
 _WORDS = re.compile(
@@ -50,46 +50,14 @@ _WORDS = re.compile(
     re.IGNORECASE,
 )
 
-_PACKAGE = re.compile(r"^#\s*@package\b", re.MULTILINE)
-_DEFAULTS = re.compile(r"^defaults:[^\n]*\n(?:[ \t]*(?:-|#)[^\n]*\n|[ \t]*\n)*", re.MULTILINE)
-"""What Hydra's files say: to where a group goes, and which groups are taken."""
-_FOLDERS_ABOVE = 2
-_MOST_FILES = 50
-
-_DOCUMENT = re.compile(r"^(?:---|\.\.\.)(?=\s|$)", re.MULTILINE)
-"""The line that ends a document of YAML, or begins another one."""
-_NOTHING = re.compile(r"(?:---|\.\.\.)?[ \t\r]*(?:[#%].*)?")
-"""A line that adds nothing to a document."""
-
 SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 """Other names of a TrainingArguments field: axolotl's."""
 
-_TRAINERS: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset(("finetuning_type", "cutoff_len")), "LLaMA-Factory"),
-    (frozenset(("base_model", "datasets")), "axolotl"),
-    (frozenset(("micro_batch_size",)), "axolotl"),
-    (frozenset(("tuner_type",)), "ms-swift"),
-    (frozenset(("train_type",)), "ms-swift"),
-    *(
-        (frozenset((name,)), "TRL")
-        for name in (
-            *("dataset_mixer", "dataset_mixture", "dataset_text_field", "completion_only_loss"),
-            *("assistant_only_loss", "max_completion_length", "num_generations", "reward_funcs"),
-        )
-    ),
-)
+_TRAINERS = tuple((frozenset(keys), name) for keys, name in PROGRAMS["trainer"]["readers"])
 """Keys that tell who reads a file of arguments, and hands them to Hugging Face's Trainer."""
-
-_OF_ARGUMENTS = frozenset(
-    (
-        *("output_dir", "per_device_train_batch_size", "num_train_epochs", "learning_rate"),
-        *("gradient_accumulation_steps", "max_grad_norm", "bf16", "fp16", "model_name_or_path"),
-        *("lr_scheduler_type", "warmup_ratio", "save_strategy", "eval_strategy", "report_to"),
-    )
-)
+_OF_ARGUMENTS = frozenset(PROGRAMS["trainer"]["arguments"])
 """Keys beside `deepspeed` that tell Trainer's arguments."""
-
-_SWIFTS = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+_SWIFTS = frozenset(PROGRAMS["swift"]["configurations"])
 """Configurations that ms-swift brings (swift/arguments/sft_args.py: _init_deepspeed)."""
 
 
@@ -114,7 +82,7 @@ class ReadConfig:
     at: tuple[str, ...] = ()
     """The keys of the file under which it lies."""
     document: str = ""
-    """Number of the document in a YAML file that has several; the text of the others is blank."""
+    """The here-document of a shell file in which it stands, in words."""
     config: Mapping[str, Any]
     twice: tuple[str, ...] = ()
     """Keys of its YAML that stand twice in one section, and the line of the last one."""
@@ -252,11 +220,9 @@ def sections_of(
         NotADsConfigError: There is none.
         JobError: A value is none of those that are allowed there.
     """
-    if _is_yaml(text, path) and len(documents := _documents(text)) > 1:
-        return _of_documents(documents, path, line, has_accelerate=has_accelerate)
     found = parsed(text, path)
     has_exponents = found.syntax == "yaml" and _EXPONENT.search(text) is not None
-    if has_exponents and (_reads_exponents(found.data) or _is_hydras(text, path)):
+    if has_exponents and _reads_exponents(found.data):
         found = parsed(text, path, reads_exponents=True)
     data = found.data
     here = ReadConfig(
@@ -280,60 +246,10 @@ def sections_of(
             return _inside(here)
         return [_of_arguments(here, data, ("deepspeed",))]
     if _is_ds_config(data, path, is_json=found.syntax != "yaml"):
-        return [
-            replace(here, **_held(own_keys(data))) if found.syntax == "yaml" and data else here
-        ]
+        if found.syntax == "yaml" and data:  # a script reads it, and may add to it
+            return [replace(here, **_held(own_keys(data)), is_part=True)]
+        return [here]
     return _inside(here)
-
-
-def _documents(text: str) -> list[str]:
-    """The documents of a YAML text, each with the others blank, so that places stay."""
-    if len(text) > _MAX_YAML_CHARACTERS:
-        return []
-    starts = [0, *(match.start() for match in _DOCUMENT.finditer(text)), len(text)]
-    return [
-        f"{_blank(text[:start])}{text[start:end]}{_blank(text[end:])}"
-        for start, end in pairwise(starts)
-        if not all(map(_NOTHING.fullmatch, text[start:end].split("\n")))
-    ][:_MOST_DOCUMENTS]
-
-
-def _blank(text: str) -> str:
-    return re.sub(r"[^\r\n]", " ", text)
-
-
-def _of_documents(
-    documents: Sequence[str], path: Path, line: LaunchLine, *, has_accelerate: bool
-) -> list[ReadConfig]:
-    """Configurations of all documents; one without anything of DeepSpeed's is left out."""
-    found: list[ReadConfig] = []
-    error: AutotuneError = NotADsConfigError(path, "no document in it is DeepSpeed's")
-    for number, text in enumerate(documents, start=1):
-        if _WORDS.search(text) is None:
-            continue
-        said = f"document {number} of {len(documents)}"
-        try:
-            for one in sections_of(text, path, line, has_accelerate=has_accelerate):
-                refused = (*one.refused, *_of_many(one, path, len(documents)))
-                where = said if one.path == path else ""
-                found.append(replace(one, document=where, refused=refused))
-        except AutotuneError as one:
-            error = one
-    if not found:
-        raise error
-    return found
-
-
-def _of_many(one: ReadConfig, path: Path, n_documents: int) -> Iterator[Violation]:
-    """Error of a known reader of YAML about several documents: each reader reads one only."""
-    if one.accelerate is None and one.consumer is None:
-        return
-    who = one.reader or ("accelerate" if one.accelerate is not None else str(one.consumer))
-    yield Violation(
-        rule="file.documents",
-        message=f"{path} holds {n_documents} documents: {who} reads files of one, and refuses it",
-        fix="give each document a file of its own",
-    )
 
 
 def _reads_exponents(data: Mapping[str, Any]) -> bool:
@@ -346,34 +262,6 @@ def _reads_exponents(data: Mapping[str, Any]) -> bool:
     """
     is_determineds = {"entrypoint", "hyperparameters"} <= data.keys()
     return is_determineds or _is_omegaconfs(data) or lightning.strategy_of(data) is not None
-
-
-def _is_hydras(text: str, path: Path) -> bool:
-    """Whether a YAML is one of Hydra's group: it says so, or another one has it in its defaults.
-
-    `deepspeed/zero3.yaml` is one if a YAML in a folder above has `defaults` with `deepspeed`.
-    """
-    if _PACKAGE.search(text[:_UNPROMISING]):
-        return True
-    if _is_nameless(path):
-        return False
-    try:
-        group = path.resolve().parent
-        for folder in group.parents[:_FOLDERS_ABOVE]:
-            found = sorted(folder.glob("*.y*ml"))[:_MOST_FILES]
-            if any(_has_group(one, group.name) for one in found):
-                return True
-    except (OSError, RuntimeError):
-        pass
-    return False
-
-
-def _has_group(path: Path, name: str) -> bool:
-    if not path.is_file() or path.stat().st_size > _MAX_YAML_CHARACTERS:
-        return False
-    text = path.read_text(encoding="utf-8", errors="replace")
-    defaults = _DEFAULTS.search(text)
-    return defaults is not None and re.search(rf"\b{re.escape(name)}\b", defaults[0]) is not None
 
 
 def _is_omegaconfs(data: Mapping[str, Any]) -> bool:
@@ -432,16 +320,7 @@ def _of_lightning(here: ReadConfig, strategy: lightning.Strategy) -> ReadConfig:
         given = section.config
     is_made = not isinstance(given, Mapping)
     config = lightning.made_config(strategy.arguments) if is_made else given
-    refused: tuple[Violation, ...] = ()
-    if lightning.ACCUMULATION in config:
-        refused = (
-            Violation(
-                rule="lightning.accumulation",
-                message=f"{lightning.ACCUMULATION} in the configuration: Lightning refuses it, "
-                "and hands over its Trainer's accumulate_grad_batches",
-                fix=f"remove {lightning.ACCUMULATION}, and set accumulate_grad_batches",
-            ),
-        )
+    refuses = lightning.ACCUMULATION in config
     after = lightning.handed(config, data)
     return replace(
         section,
@@ -453,7 +332,7 @@ def _of_lightning(here: ReadConfig, strategy: lightning.Strategy) -> ReadConfig:
         because=f"the DeepSpeed strategy of Lightning in {here.path}",
         reader="Lightning",
         world=lightning.world_of(data),
-        refused=refused,
+        refused=(violation_of("lightning.accumulation"),) if refuses else (),
     )
 
 

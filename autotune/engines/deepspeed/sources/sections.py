@@ -8,11 +8,9 @@ from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.schema import HOMES, holds_its_keys
 from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.engines.deepspeed.rules.values import REFUSED
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 
-SECTION_NAMES = (
-    *("deepspeed", "deepspeed_config", "deepspeed_cfg", "ds_config", "ds_cfg", "ds"),
-    *("deepspeed_config_file", "deepspeed_config_path", "ds_config_path", "hf_ds_config"),
-)
+SECTION_NAMES = frozenset(PROGRAMS["files"]["section_names"])
 """Keys of others under which a DeepSpeed configuration stands, or the name of its file."""
 
 _FILE = re.compile(r"config|path|file", re.IGNORECASE)
@@ -20,48 +18,9 @@ _FILE = re.compile(r"config|path|file", re.IGNORECASE)
 
 _KNOWN = frozenset(SECTIONS[""].keys)
 
-_OF_OTHERS = frozenset(
-    (
-        *(
-            "aio",
-            "amp",
-            "autotuning",
-            "bf16",
-            "bfloat16",
-            "checkpoint",
-            "comet",
-            "compile",
-            "data_types",
-        ),
-        *("elasticity", "expert_parallel", "fp16", "gradient_accumulation_steps"),
-        *("gradient_clipping", "log_level", "nebula", "optimizer", "pipeline", "scheduler"),
-        *("tensor_parallel", "tensorboard", "timers", "train_batch_size", "wandb"),
-        *("data_parallel_size", "sequence_parallel_size", "vocabulary_size"),
-        "dataloader_drop_last",
-    )
-)
+_OF_OTHERS = frozenset(PROGRAMS["files"]["keys_of_others"])
 """Keys that other programs have, too: one of them tells nothing."""
-
-_OF_TRAINING = frozenset(
-    (
-        *("batch_size", "eval_batch_size", "val_batch_size", "valid_batch_size"),
-        *("test_batch_size", "data", "data_dir", "data_path", "dataset", "datasets", "device"),
-        *(
-            "dropout",
-            "epoch",
-            "epochs",
-            "global_step",
-            "log_history",
-            "max_epochs",
-            "n_epochs",
-            "num_epochs",
-            "hidden_size",
-        ),
-        *("learning_rate", "lr", "lr_scheduler", "max_steps", "model", "model_name"),
-        *("model_path", "n_layers", "num_layers", "num_workers", "seed", "warmup"),
-        *("warmup_steps", "weight_decay"),
-    )
-)
+_OF_TRAINING = frozenset(PROGRAMS["files"]["keys_of_training_scripts"])
 """Keys of everybody's training scripts that no DeepSpeed has: where one of them stands, the file
 is the script's, unless a key that DeepSpeed alone has stands there as well."""
 

@@ -1,7 +1,8 @@
 """The configuration to check: its text, its place, and what is known of its reader."""
 
+import contextlib
 import os
-import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources import lightning
 from autotune.engines.deepspeed.sources.accelerate_file import AccelerateFile, config_of
 from autotune.engines.deepspeed.sources.consumers import FILLED, Consumer, autos
+from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from autotune.engines.deepspeed.sources.launch import (
     LaunchLine,
@@ -22,6 +24,7 @@ from autotune.engines.deepspeed.sources.launch import (
     read_launch,
 )
 from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, layout_beside
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import (
     ReadConfig,
     Syntax,
@@ -47,24 +50,13 @@ _TELLING = frozenset(
     name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
 )
 
-_OF_TRAINER_ALONE = frozenset(
-    (
-        *("do_train", "do_eval", "do_predict", "overwrite_output_dir"),
-        *("logging_strategy", "save_strategy", "save_total_limit", "eval_strategy"),
-        *("evaluation_strategy", "warmup_ratio", "remove_unused_columns", "ddp_timeout"),
-        *("ddp_find_unused_parameters", "load_best_model_at_end", "gradient_checkpointing_kwargs"),
-    )
-)
+_OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 """Arguments of Trainer that the scripts which call accelerate themselves do not have: those of
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
 same names."""
 
 RANKS_VARIABLE = "NPROC_PER_NODE"
 """Environment variable by which LLaMA-Factory and ms-swift are told the ranks of a node."""
-_LARGEST_SHELL_BYTES = 2**20
-_SHELL = re.compile(r"(?:^|/)(?:ba|z|k|da)?sh$")
-_TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
-
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
 
@@ -203,22 +195,23 @@ def world_in(words: Sequence[str], folder: Path) -> int | None:
         words: The command.
         folder: Where it runs.
     """
-    lines = [(words, assigned(words))]
-    for command in _shell_commands(words, folder):
-        inner = [word.text for word in command.words]
-        named = {name: word.text for name, word in command.variables.items()}
-        lines.append((inner, assigned(inner) | named))
-    for line, variables in lines:
-        try:
-            launch = launch_of_words(line)
-            said = launch.world or _in_accelerates_file(launch, folder)
-        except (JobError, RenderError):
-            continue
-        ranks = variables.get(RANKS_VARIABLE, "")
-        if said is None and ranks.isdecimal():
-            said = int(ranks)
-        if said:
-            return said
+    texts = [(shlex.join(words), folder / "command")]
+    for path in (folder / word for word in words):
+        with contextlib.suppress(OSError, ValueError, RenderError):  # a text is a name too long
+            if path.is_file() and is_shell(text := read_text(path), path):
+                texts.append((text, path))
+    for text, path in texts:
+        with contextlib.suppress(JobError, RenderError):
+            for command in read_shell(text, path).commands:
+                line = [word.text for word in command.words]
+                told = {name: word.text for name, word in command.variables.items()}
+                launch = launch_of_words(line)
+                ranks = (assigned(line) | told).get(RANKS_VARIABLE, "")
+                world = launch.world or _in_accelerates_file(launch, folder)
+                if world is None and ranks.isdecimal():
+                    world = int(ranks)
+                if world:
+                    return world
     return None
 
 
@@ -227,25 +220,6 @@ def _in_accelerates_file(line: LaunchLine, folder: Path) -> int | None:
         return None
     path = folder / line.accelerate_config
     return AccelerateFile(parsed(read_text(path), path).data, path).n_processes
-
-
-def _shell_commands(words: Sequence[str], folder: Path) -> Iterator[Command]:
-    """The commands of a shell's text among the words of a command; none where it is not read."""
-    for at, word in enumerate(words):
-        path, text = folder / word, word
-        is_text = (
-            at > 1 and _SHELL.search(words[at - 2]) and _TEXT_FOLLOWS.fullmatch(words[at - 1])
-        )
-        try:
-            if not is_text:
-                if not path.is_file() or path.stat().st_size > _LARGEST_SHELL_BYTES:
-                    continue
-                text = path.read_text(encoding="utf-8")
-                if not is_shell(text, path):
-                    continue
-            yield from read_shell(text, path).commands
-        except (OSError, ValueError, JobError):  # a script of many lines is a name too long
-            continue
 
 
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
@@ -298,11 +272,12 @@ def _with_lost(source: Source, lost: Command, text: str) -> Source:
     """A configuration whose launch line has lost its end to a line of its own."""
     flags = dict(flags_of([word.text for word in lost.words]))
     number = text.count("\n", 0, lost.start)
-    violation = Violation(
-        rule="file.lost_line",
-        message=f"{source.asked}:{number + 1}: {cost_of_lost(lost)}",
-        fix=f"end line {number} with a backslash",
-        consequence="ignored",
+    violation = violation_of(
+        "file.lost_line",
+        path=source.asked,
+        line=number + 1,
+        cost=cost_of_lost(lost),
+        above=number,
     )
     return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
 

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from autotune.base.errors import RenderError
 from autotune.base.nested import look_up
+from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.space.rule import Violation
 
 _MARKS = (
@@ -68,19 +69,14 @@ def joined_templates(
     config: Mapping[str, Any], violations: Sequence[Violation]
 ) -> list[Violation]:
     """One violation in place of those that say of each placeholder that it is no value."""
-    theirs = [one for one in violations if one.level == "error" and _is_of_one(config, one)]
-    if not theirs:
+    unfilled = [one for one in violations if one.level == "error" and _is_of_one(config, one)]
+    if not unfilled:
         return list(violations)
-    keys = tuple(dict.fromkeys(key for one in theirs for key in one.at))
+    keys = tuple(dict.fromkeys(key for one in unfilled for key in one.at))
     named = ", ".join(f"{key}={look_up(config, key)}" for key in keys[:_MOST_NAMED])
     more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
-    joined = Violation(
-        rule="file.template",
-        message=f"{named}{more}: not filled in",
-        fix="fill the template in, and check what comes out",
-        at=keys,
-    )
-    return [joined, *(one for one in violations if one not in theirs)]
+    joined = violation_of("file.template", *keys, named=f"{named}{more}")
+    return [joined, *(one for one in violations if one not in unfilled)]
 
 
 def _is_of_one(config: Mapping[str, Any], violation: Violation) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.contract import KnobValue
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.trial.guest.frameworks import FACTORY_ATTENTION
 
 AXOLOTL, FACTORY, SWIFT = "axolotl", "LLaMA-Factory", "ms-swift"
@@ -41,30 +42,9 @@ ATTENTION_SWITCHES: Mapping[str, str] = {
 DEFAULT_OPTIM = "adamw_torch_fused"
 """Trainer's, since torch 2.8, and axolotl's."""
 
-_TRAINERS: Mapping[str, Any] = {
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "max_grad_norm": 1.0,
-    "learning_rate": 5e-5,
-    "adam_epsilon": 1e-8,
-    "weight_decay": 0.0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "fp16": False,
-    "bf16": False,
-}
+_TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"]
 """What TrainingArguments has where nobody says."""
-
-_OWN: Mapping[str, Mapping[str, Any]] = {
-    AXOLOTL: {
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 1,
-        "bf16": "auto",
-        "fp16": None,
-    },
-    "TRL": {"gradient_checkpointing": True, "learning_rate": 2e-5, "bf16": True},
-    SWIFT: {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": "auto"},
-}
+_READERS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
 """Reader -> its own defaults, over those."""
 _SWIFTS_BATCH = 16
 """Samples of a step that ms-swift accumulates for where nobody says (_init_batch_size)."""
@@ -79,7 +59,7 @@ def completed(arguments: Mapping[str, Any], reader: str, world: int) -> dict[str
         world: Ranks.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
-    own = dict(_OWN.get(reader, {}))
+    own = dict(_READERS.get(reader, {}))
     if given.get("fp16") is True and own.get("bf16") is True:
         own["bf16"] = False
     known = {**_TRAINERS, **own, **given}

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.cost import load_constants, predict
-from autotune.cost.calibrate import calibrate_constants, calibrate_with_shares
+from benchmarks.calibrate import calibrate_constants, calibrate_with_shares
 from tests.cost.plans import plans
 
 SHIPPED = load_constants()

@@ -14,7 +14,7 @@ import pytest
 
 from autotune.contract import PARENT_ENV
 from autotune.fleet.node.processes import NodePart, ranks_command
-from autotune.trial.forks import EXIT_FILE
+from autotune.trial.launcher import EXIT_FILE
 from autotune.trial.rendezvous import listen_on
 from tests.trials import wait_until
 
@@ -25,11 +25,11 @@ import json, os, signal, sys, time
 from pathlib import Path
 import torch.distributed
 from autotune.contract import RANKS_DIR
-from autotune.trial import forks, rendezvous
+from autotune.trial import launcher, rendezvous
 from autotune.trial.rendezvous import LOOPBACK, RankStore, Rendezvous, listen_on
 
 FOLDER = Path(sys.argv[1])
-forks._GRACE_S = 0.3
+launcher._GRACE_S = 0.3
 rendezvous._OTHERS_WAIT_S = 1.0
 
 def timed_leave(store):
@@ -106,8 +106,8 @@ def run(case):
     folder = FOLDER / case.__name__
     (folder / RANKS_DIR).mkdir(parents=True)
     began_s = time.monotonic()
-    code = forks.run_ranks(folder, here, become, case)
-    exits = folder / RANKS_DIR / forks.EXIT_FILE.format(node=0)
+    code = launcher.run_ranks(folder, here, become, case)
+    exits = folder / RANKS_DIR / launcher.EXIT_FILE.format(node=0)
     answers = [FOLDER / f"{case.__name__}.{rank}" for rank in (0, 1)]
     return {
         "code": code,

@@ -1,0 +1,388 @@
+"""Rules of arguments of Megatron-LM beside one another: what a layout's knobs come with.
+
+Each names the function of NVIDIA/Megatron-LM that checks it (the main branch at Megatron Core
+0.20, unless it says more). The rest of its checks a checkout answers itself, where one is named
+(`autotune.engines.megatron.pretrain_gpt.check_arguments`).
+"""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from autotune.engines.launches.devices import too_few, visible_devices
+from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release, release_tuple
+from autotune.engines.megatron.launched import MegatronLaunch
+from autotune.engines.megatron.layout_rule import ARGUMENTS, CONFIG
+from autotune.engines.megatron.stages import stages_of
+from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
+
+OPTIMIZER = "megatron/core/optimizer/optimizer_config.py, __post_init__"
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+CHUNKED = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
+"""The two ways to say how a pipeline is interleaved."""
+ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss"))
+"""Switches by which embedding and loss count as layers."""
+_END_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
+_FLAG = re.compile(r"--([a-z0-9-]+)")
+_TEST = re.compile(r"(\w+?)(?:(=|!=|>)(.+))?")
+_LARGEST_COUNT = 2**31 - 1
+_COUNTS = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size", *CHUNKED),
+    *("virtual_pipeline_model_parallel_size", "num_layers", "num_attention_heads"),
+    *("num_query_groups", "hidden_size", "seq_length", "micro_batch_size", "global_batch_size"),
+)
+"""Arguments by which others are divided."""
+_SIZES = (
+    *_COUNTS,
+    *("num_experts", "ffn_hidden_size", "max_position_embeddings"),
+    *(*_END_SIZES, "cpu_offloading_num_layers"),
+)
+Answer = tuple[str, str] | None
+"""What is wrong, and the change that mends it."""
+
+
+def flag_name(argument: str) -> str:
+    """An argument as it is written on a command line."""
+    spelled = f"--{argument.replace('_', '-')}"
+    return spelled if is_flag_of_any(spelled) else _flag_of_argument().get(argument, spelled)
+
+
+@cache
+def _flag_of_argument() -> dict[str, str]:
+    return {flag.argument: flag.name for flag in reversed([*flags(newest_release()).values()])}
+
+
+def in_words(name: str, value: Any) -> str:
+    """A change of one argument, in words."""
+    if value is None:
+        return f"remove {flag_name(name)}"
+    word = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return f"add {flag_name(name)}" if value is True else f"set {flag_name(name)} to {word}"
+
+
+def argument_rule(
+    name: str, source: str, consequence: Consequence = "raised", says: str = ""
+) -> Callable[[Callable[[MegatronLaunch], Answer]], Rule[MegatronLaunch]]:
+    """A rule of a function that gives what is wrong, or nothing for a legal launch."""
+
+    def of(asked: Callable[[MegatronLaunch], Answer]) -> Rule[MegatronLaunch]:
+        def check(launch: MegatronLaunch) -> Finding | None:
+            if (answer := asked(launch)) is None:
+                return None
+            named = (flag.replace("-", "_") for flag in _FLAG.findall(" ".join(answer)))
+            at = tuple(argument for argument in named if argument in launch.given)
+            return Finding(message=answer[0], advice=answer[1], at=at)
+
+        subject = says or " ".join((asked.__doc__ or "").split())
+        return Rule(name=name, check=check, source=source, says=subject, consequence=consequence)
+
+    return of
+
+
+def clash(
+    name: str,
+    when: str,
+    message: str,
+    fix: str,
+    source: str = ARGUMENTS,
+    *,
+    since: str = "",
+    consequence: Consequence = "raised",
+) -> Rule[MegatronLaunch]:
+    """Arguments that do not go together.
+
+    Args:
+        name: The rule's name; several rows of one subject may share it.
+        when: Terms that all have to hold. `a` asks whether an argument is on, `a=x` and `a!=x`
+            compare one that is on, `a>1` a number; `a|b` holds where one does, and `!a|b` where
+            none does.
+        message: What is wrong.
+        fix: What mends it.
+        source: The function of Megatron's that checks it.
+        since: The first release that checks it; empty: all do.
+        consequence: What Megatron does with it.
+    """
+
+    def asked(launch: MegatronLaunch) -> Answer:
+        if since and release_tuple(launch.release) < release_tuple(since):
+            return None
+        return (message, fix) if all(_holds(term, launch) for term in when.split()) else None
+
+    source = f"{source}: {when.split()[0]}"
+    return argument_rule(name, source, consequence, f"{message}.")(asked)
+
+
+def _holds(term: str, launch: MegatronLaunch) -> bool:
+    tests = term.removeprefix("!").split("|")
+    return any([_is_so(test, launch) for test in tests]) is not term.startswith("!")
+
+
+def _is_so(test: str, launch: MegatronLaunch) -> bool:
+    found = _TEST.fullmatch(test)
+    assert found is not None, f"{test} is no test"
+    name, sign, other = found.groups()
+    value = launch.get(name)
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if sign == "=":
+        return str(value) == other
+    if sign == ">":
+        return bool(value) and value > int(other)
+    return bool(value) and value != "none" and (sign is None or str(value) != other)
+
+
+@argument_rule("sizes.count", f"{ARGUMENTS}: world_size, by what divides it")
+def _counts(launch: MegatronLaunch) -> Answer:
+    """A degree or a size of the model that is below 1, or larger than any there is."""
+    for name in _SIZES:
+        value = launch.given[name].value if name in launch.given else None
+        if value is None:
+            continue
+        if value < 1 and name in _COUNTS:
+            return f"{flag_name(name)} {value}: is below 1", "give a number from 1 on"
+        if abs(value) > _LARGEST_COUNT:
+            return (
+                f"{flag_name(name)} {value}: no model or cluster has so many",
+                "give a smaller number",
+            )
+    return None
+
+
+@argument_rule("environment.connections", f"{ARGUMENTS}: CUDA_DEVICE_MAX_CONNECTIONS")
+def _connections(launch: MegatronLaunch) -> Answer:
+    """CUDA_DEVICE_MAX_CONNECTIONS that the file sets to another value than Megatron asks for."""
+    value = launch.variables.get(CONNECTIONS)
+    if value is None or "$" in value:
+        return None
+    for name in ("use_megatron_fsdp", "use_torch_fsdp2"):
+        if launch.get(name) and value == "1":
+            return (
+                f"{flag_name(name)}: asks for a {CONNECTIONS} other than 1, and it is set to 1",
+                f"set {CONNECTIONS} to 8, or leave it out",
+            )
+    if value != "1" and asks_for_connections(launch):
+        return (
+            f"tensor and context parallel ranks ask for {CONNECTIONS}=1 on GPUs before "
+            f"Blackwell, and it is set to {value}",
+            f"set {CONNECTIONS} to 1",
+        )
+    return None
+
+
+def asks_for_connections(launch: MegatronLaunch) -> bool:
+    """True if Megatron asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell."""
+    others = ("use_megatron_fsdp", "use_torch_fsdp2", "overlap_moe_expert_parallel_comm")
+    try:
+        splits = ("tensor_model_parallel_size", "context_parallel_size")
+        is_split = any(launch.get(name) > 1 for name in splits)
+        return is_split and not any(map(launch.get, others))
+    except UnknownFactError:
+        return False
+
+
+@argument_rule("environment.visible_devices", "megatron/training/initialize.py: set_device")
+def _visible(launch: MegatronLaunch) -> Answer:
+    """CUDA_VISIBLE_DEVICES that leaves fewer devices than a node has ranks."""
+    return too_few(visible_devices(launch.variables), launch.per_node)
+
+
+@argument_rule("vp.one_chunk", f"{ARGUMENTS}: virtual_pipeline_model_parallel_size", "ignored")
+def _one_chunk(launch: MegatronLaunch) -> Answer:
+    """One chunk a stage: Megatron runs the pipeline as if nobody had asked to interleave it."""
+    given = [name for name in CHUNKED if launch.get(name) is not None]
+    if len(given) != 1 or chunks_of(launch) != 1:
+        return None
+    smaller = "a smaller number" if given[0] == CHUNKED[0] else "2 or more"
+    return (
+        f"{flag_name(given[0])} {launch.get(given[0])} makes one chunk a stage, which is not "
+        "interleaved",
+        f"remove it, or with a pipeline take {smaller}",
+    )
+
+
+@argument_rule("vp.chunk_layers", f"{ARGUMENTS}: num_layers_per_virtual_pipeline_stage")
+def _chunk_layers(launch: MegatronLaunch) -> Answer:
+    """--num-layers-per-virtual-pipeline-stage does not divide a stage, or stages differ."""
+    size, total = launch.get(CHUNKED[0]), launch.get("num_layers")
+    pp = launch.get("pipeline_model_parallel_size")
+    if size is None or not total or pp < 2:
+        return None
+    if any(launch.get(name) is not None for name in _END_SIZES):
+        return (
+            f"{flag_name(CHUNKED[0])}: stages of their own size take {flag_name(CHUNKED[1])}",
+            f"give {flag_name(CHUNKED[1])} in its place",
+        )
+    total += sum(bool(launch.get(end)) for end in ENDS)
+    if total % pp:  # `pp.split` knows no number of chunks then
+        return (
+            f"{total} layers do not split evenly into --pipeline-model-parallel-size {pp} stages",
+            f"take a pipeline that divides {total}",
+        )
+    if (total // pp) % size == 0:
+        return None
+    return (
+        f"{flag_name(CHUNKED[0])} {size} does not divide the {total // pp} layers of a stage "
+        f"({total} / --pipeline-model-parallel-size {pp})",
+        f"take a number that divides {total // pp}",
+    )
+
+
+def chunks_of(launch: MegatronLaunch) -> int | None:
+    """Chunks of a pipeline rank; None where they are not even."""
+    if (layout := launch.get("pipeline_model_parallel_layout")) is not None:
+        stages = stages_of(str(layout))
+        by_rank = len(stages or ()) / launch.get("pipeline_model_parallel_size")
+        return int(by_rank) if by_rank >= 1 and by_rank.is_integer() else None
+    by_layers, by_stages = (launch.get(name) for name in CHUNKED)
+    if by_stages is not None or by_layers is None:
+        return int(by_stages or 1)
+    total, pp = launch.get("num_layers"), launch.get("pipeline_model_parallel_size")
+    # Stages of their own size take no number of layers, which a rule of arguments says.
+    if not total or any(launch.get(name) for name in _END_SIZES):
+        return None
+    counted = total + sum(bool(launch.get(end)) for end in ENDS)
+    n_chunks, rest = divmod(counted, pp * by_layers)
+    return None if rest else int(n_chunks)
+
+
+ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
+    _counts,
+    _connections,
+    _visible,
+    _one_chunk,
+    _chunk_layers,
+    clash(
+        "batch.micro",
+        "!micro_batch_size|batch_size",
+        "--micro-batch-size is missing, and has no default",
+        "set --micro-batch-size to 1",
+    ),
+    clash(
+        "precision.one",
+        "fp16 bf16",
+        "--fp16 and --bf16: a run has one precision",
+        "remove --fp16",
+    ),
+    clash(
+        "fp8.params",
+        "fp8_param_gather !fp8",
+        "--fp8-param-gather: needs --fp8-format",
+        "remove --fp8-param-gather",
+        CONFIG,
+    ),
+    clash(
+        "graphs.one_way",
+        "cuda_graph_impl enable_cuda_graph|external_cuda_graph",
+        "--cuda-graph-impl beside --enable-cuda-graph or --external-cuda-graph: give one",
+        "leave --cuda-graph-impl alone",
+    ),
+    clash(
+        "overlap.needs_sharding",
+        "overlap_param_gather !use_distributed_optimizer|use_megatron_fsdp",
+        "--overlap-param-gather: needs --use-distributed-optimizer or --use-megatron-fsdp",
+        "add --use-distributed-optimizer",
+    ),
+    clash(
+        "vp.one_way",
+        "num_layers_per_virtual_pipeline_stage num_virtual_stages_per_pipeline_rank",
+        "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank say "
+        "the same in two ways, and Megatron takes one",
+        "remove --num-layers-per-virtual-pipeline-stage",
+    ),
+    clash(
+        "pp.layout",
+        "pipeline_model_parallel_layout "
+        "num_layers_per_virtual_pipeline_stage|num_virtual_stages_per_pipeline_rank",
+        "--pipeline-model-parallel-layout says all chunks: no other number of them is taken",
+        "remove that number",
+    ),
+    clash(
+        "recompute.full_method",
+        "recompute_granularity=full !recompute_activations !recompute_method",
+        "--recompute-granularity full: needs --recompute-method",
+        "set --recompute-method to uniform",
+        CONFIG,
+    ),
+    clash(
+        "recompute.full_method",
+        "recompute_granularity=full !recompute_activations !recompute_num_layers",
+        "--recompute-granularity full: needs --recompute-num-layers",
+        "set --recompute-num-layers to 1",
+        CONFIG,
+    ),
+    clash(
+        "recompute.one_way",
+        "recompute_granularity=full recompute_activations !recompute_method|recompute_num_layers",
+        "--recompute-granularity full: --recompute-activations makes it selective",
+        "remove one of the two",
+        consequence="ignored",
+    ),
+    clash(
+        "recompute.selective_method",
+        "recompute_granularity=selective|recompute_activations "
+        "recompute_method|recompute_num_layers",
+        "selective recomputation, which --recompute-activations asks for as well, takes no "
+        "--recompute-method and no --recompute-num-layers",
+        "remove them, or ask for --recompute-granularity full alone",
+        CONFIG,
+    ),
+    clash(
+        "offload.modules",
+        "fine_grained_activation_offloading !offload_modules",
+        "--fine-grained-activation-offloading: needs --offload-modules",
+        "set --offload-modules to core_attn",
+        CONFIG,
+    ),
+    clash(
+        "optimizer_offload.precision_aware",
+        "optimizer_cpu_offload !use_precision_aware_optimizer",
+        "--optimizer-cpu-offload: needs --use-precision-aware-optimizer",
+        "add --use-precision-aware-optimizer",
+    ),
+    clash(
+        "optimizer.precision_aware",
+        "main_grads_dtype!=fp32|main_params_dtype!=fp32|exp_avg_dtype!=fp32|exp_avg_sq_dtype!=fp32"
+        " !use_precision_aware_optimizer",
+        "a precision of the optimizer other than fp32 needs --use-precision-aware-optimizer",
+        "add --use-precision-aware-optimizer",
+        OPTIMIZER,
+    ),
+    clash(
+        "optimizer.precision_aware",
+        "use_precision_aware_optimizer !use_distributed_optimizer",
+        "--use-precision-aware-optimizer: needs --use-distributed-optimizer",
+        "add --use-distributed-optimizer",
+        OPTIMIZER,
+    ),
+    clash(
+        "experts.none",
+        "expert_model_parallel_size>1 !num_experts",
+        "--expert-model-parallel-size spreads experts, and --num-experts gives none",
+        "remove --expert-model-parallel-size",
+    ),
+    clash(
+        "experts.bias",
+        "num_experts add_bias_linear expert_tensor_parallel_size>1|tensor_model_parallel_size>1 "
+        "!expert_tensor_parallel_size=1",
+        "experts with biases have one tensor parallel rank",
+        "add --disable-bias-linear, or set --expert-tensor-parallel-size to 1",
+        CONFIG,
+        since="0.15",
+    ),
+    clash(
+        "experts.dispatcher",
+        "moe_enable_deepep moe_token_dispatcher_type!=flex",
+        "--moe-enable-deepep: takes --moe-token-dispatcher-type flex alone",
+        "set --moe-token-dispatcher-type to flex",
+        CONFIG,
+    ),
+    clash(
+        "checkpoint.format",
+        "use_megatron_fsdp ckpt_format!=fsdp_dtensor",
+        "--use-megatron-fsdp: saves --ckpt-format fsdp_dtensor alone",
+        "set --ckpt-format to fsdp_dtensor",
+    ),
+)
+"""Rules of arguments, in the order in which they are asked. Where the first one refuses, no other
+can be: they divide by what it asks about."""
