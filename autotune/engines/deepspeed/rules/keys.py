@@ -1,8 +1,8 @@
 """The keys of a ds_config: what DeepSpeed reads, which values it takes, and since when.
 
-`keys.json` is recorded by `make keys` of the releases in `releases.READ`; a test compares it with the installed
-one, and `make versions` with those in `releases.TRIED`. `absent_through` names the last release
-read that lacks a key, so a release between two that were read is given the benefit of the doubt.
+`keys.json` is recorded by `make keys`, release by release (`releases.READ`); a test compares it
+with the installed one, and `make versions` with those in `releases.TRIED`. `absent_through` names
+the last release read that lacks a key, so one between two is given the benefit of the doubt.
 """
 
 import json
