@@ -35,7 +35,7 @@ ask."""
 
 
 def _section(row: Mapping[str, Any]) -> Section:
-    keys = {name: key_of(told) for name, told in row["keys"].items()}
+    keys = {name: key_of(key_row) for name, key_row in row["keys"].items()}
     keys |= {second: keys[first] for second, first in row.get("spellings", {}).items()}
     return Section(
         keys=keys, strict=row.get("strict", False), strict_from=row.get("strict_from", "")
