@@ -3,7 +3,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -251,32 +250,6 @@ def test_a_build_that_has_to_end_leaves_neither_compilers_nor_locks(folder, way)
     assert list(folder.glob("*/lock")) == []
 
 
-@pytest.mark.parametrize(
-    ("full", "variable"), [("folder", "TORCH_EXTENSIONS_DIR"), ("temporary", "TMPDIR")]
-)
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_full_disk_is_told_with_its_place(folder, tmp_path, monkeypatch, full, variable, when):
-    """On a full disk the compilers' log is empty, so it is the disk that is asked."""
-    (folder / "cpu_adam" / BUILT_FILE).unlink()
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(extensions, "temporary_root", lambda: str(temporary))
-    monkeypatch.setattr(extensions.sys, "executable", "/bin/false")
-    place = folder if full == "folder" else temporary
-    usage, started = shutil.disk_usage, []
-
-    def disk_usage(path):
-        is_full = path == place and (when == "before" or started)
-        return usage(path)._replace(free=4096) if is_full else usage(path)
-
-    monkeypatch.setattr(extensions.shutil, "disk_usage", disk_usage)
-    with pytest.raises(FleetError) as told:
-        extensions.build("cpu", started.append)
-    assert told.value.message.startswith(f"the disk of {place} is full: 4 KiB are free")
-    assert variable in told.value.hint
-    assert bool(started) == (when == "meanwhile")
-
-
 def simulate_two_compilers(folder, monkeypatch):
     """Compilers that end once a file lets them."""
     names = extensions.needed("cpu")[:2]
@@ -308,20 +281,6 @@ def test_a_build_says_what_compiles_how_many_are_done_and_for_how_long(folder, m
     extensions.build("cpu", on_line)
     assert re.fullmatch(rf"compiling {first}, {second}: 0 of 2 done, [0-9.]+ m?s so far", said[1])
     assert any(line.startswith(f"compiling {second}: 1 of 2 done, ") for line in said)
-
-
-def test_where_a_line_is_redrawn_the_log_stays_short(folder, monkeypatch):
-    names = simulate_two_compilers(folder, monkeypatch)
-    said, shown = [], []
-
-    def on_progress(line):
-        shown.append(line)
-        for name in names:
-            (folder / f"{name}.go").touch()
-
-    extensions.build("cpu", said.append, on_progress=on_progress)
-    assert len(said) == 1
-    assert shown[0].startswith("compiling ")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes folders of others")
