@@ -202,11 +202,6 @@ class RankReport(Stored):
     warmup_step_times_s: list[float] = field(default_factory=list)
     step_times_s: list[float] = field(default_factory=list)
     """Per applied optimizer step, of the slowest rank."""
-    early_step_times_s: list[float] = field(default_factory=list)
-    """The same of the steps before a delayed setting began to act (`set_for_trial`)."""
-    set_for_trial: dict[str, list[Any]] = field(default_factory=dict)
-    """Keys of the configuration that this trial set, so that a setting which acts after thousands
-    of steps is measured: key -> [the configuration's value, the trial's]."""
     is_steady: bool = True
     """Whether warm-up was over before half of the steps after the floor were."""
     stopped_early: bool = False
@@ -325,14 +320,6 @@ class TrialResult(Stored):
     those that the series showed to be warm-up still."""
     step_times_s: list[float] = field(default_factory=list)
     """Per applied optimizer step, of the slowest rank."""
-    set_for_trial: dict[str, list[Any]] = field(default_factory=dict)
-    """Keys of the configuration that the trial set to values of its own, so that a setting which
-    acts after thousands of steps is measured: key -> [the configuration's value, the trial's]."""
-    early_step_times_s: list[float] = field(default_factory=list)
-    """Times of the steps before that setting began to act, warm-up left out; they are not in
-    `step_times_s`, which hold the phase that most of a training is in."""
-    early_step_time_s: float | None = None
-    """Median of `early_step_times_s`."""
     is_steady: bool = True
     """Whether warm-up was over before half of the steps after the floor were."""
     disturbed: str = ""

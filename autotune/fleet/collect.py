@@ -113,8 +113,6 @@ def collect(
         phases_s=_phases(reports, ending),
         warmup_step_times_s=first.warmup_step_times_s,
         step_times_s=first.step_times_s,
-        set_for_trial=first.set_for_trial,
-        early_step_times_s=first.early_step_times_s,
         steps_skipped=max((r.steps_skipped for r in reports), default=0),
         peak_memory_bytes=memory_bytes.get("peak"),
         memory_bytes=memory_bytes,
@@ -287,9 +285,6 @@ def _with_figures(
         step_time_s=step_time_s,
         step_time_low_s=low_s,
         step_time_high_s=high_s,
-        early_step_time_s=(
-            median_interval(result.early_step_times_s)[0] if result.early_step_times_s else None
-        ),
         samples_per_s=samples / step_time_s,
         samples_per_s_low=samples / high_s,
         samples_per_s_high=samples / low_s,

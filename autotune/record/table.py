@@ -305,7 +305,6 @@ _RESULT_FIELDS = (
     "step_time_s",
     "step_time_low_s",
     "step_time_high_s",
-    "early_step_time_s",
     "steps_skipped",
     "loss_first",
     "loss_last",

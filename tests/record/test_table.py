@@ -32,7 +32,6 @@ def detailed(spec: TrialSpec) -> TrialResult:
         memory_bytes={"peak": 7 * GIB, "private_data": 7 * GIB, "host_rss": 9 * GIB},
         peak_memory_bytes=7 * GIB,
         host_construction_bytes=11,
-        early_step_time_s=2.0,
         loss_first=6.5,
         loss_last=float("nan"),
         versions={"python": "3.11.9", "torch": "2.13.0", "deepspeed": "0.19.8"},

@@ -154,17 +154,3 @@ def test_a_trial_that_is_not_there_or_was_not_watched_is_refused(
         explain_trial(study, 999)
     with pytest.raises(StudyError, match="had no diagnostic pass"):
         explain_trial(finished(tmp_path), 0)
-
-
-def test_both_phases_of_a_delayed_setting_are_told_and_which_counts(study: Study) -> None:
-    seen = explain_trial(study, number_at(study, 1))
-    assert "phases" not in dict(describe(seen))
-    brought = {"optimizer.params.freeze_step": [23_000, 9]}
-    both = dataclasses.replace(
-        seen.result, step_time_s=0.1, early_step_time_s=0.3, set_for_trial=brought
-    )
-    assert dict(describe(dataclasses.replace(seen, result=both)))["phases"] == (
-        "300 ms a step before compression, 100 ms with it, which counts: most of a training is in "
-        "that phase (the trial set optimizer.params.freeze_step to 9, where the configuration has "
-        "23000)"
-    )
