@@ -320,6 +320,10 @@ class TrialResult(Stored):
     those that the series showed to be warm-up still."""
     step_times_s: list[float] = field(default_factory=list)
     """Per applied optimizer step, of the slowest rank."""
+    set_for_trial: dict[str, list[Any]] = field(default_factory=dict)
+    early_step_times_s: list[float] = field(default_factory=list)
+    early_step_time_s: float | None = None
+    """Always empty, as are the two before it: older studies have them."""
     is_steady: bool = True
     """Whether warm-up was over before half of the steps after the floor were."""
     disturbed: str = ""
