@@ -13,7 +13,7 @@ GPU    ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-thorough check lint chaos fuzz format install extensions versions examples docs docs-serve gpu-wheels gpu-accept gpu-offline record constructors clean
+.PHONY: demo test test-thorough check lint chaos fuzz format install extensions versions examples docs docs-serve gpu-wheels gpu-accept gpu-offline record keys constructors clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -103,6 +103,9 @@ gpu-offline:
 record: extensions
 	$(BIN)/python -m tests.record_knobs > results/recorded/knobs-cpu-2.json
 	$(BIN)/python -m tests.record_megatron_knobs > results/recorded/knobs-cpu-2-megatron.json
+
+keys: install  ## the keys of a ds_config, asked of the installed DeepSpeed
+	$(BIN)/python -m tests.record_keys
 
 constructors: extensions  ## what optimizers and schedulers take, asked of the installed ones
 	$(BIN)/python -m tests.record_constructors

@@ -144,7 +144,7 @@ def _usable(
     is_unread: bool = False,
 ) -> dict[str, Any]:
     """The configuration without values that are "auto" or secret, and texts that nobody reads."""
-    kept: dict[str, Any] = {}
+    usable_keys: dict[str, Any] = {}
     for key, value in section.items():
         if value == "auto":
             notes[f"{prefix}{key}"] = (value, None)
@@ -152,12 +152,12 @@ def _usable(
             notes[f"{prefix}{scrubbed_text(key)}"] = (HIDDEN, None)
         elif isinstance(value, dict):
             inner = is_unread or _is_unread(prefix.rstrip("."), key)
-            kept[key] = _usable(value, notes, f"{prefix}{key}.", is_unread=inner)
+            usable_keys[key] = _usable(value, notes, f"{prefix}{key}.", is_unread=inner)
         elif (is_unread or _is_unread(prefix.rstrip("."), key)) and any(texts_of(value)):
             notes[f"{prefix}{key}"] = (HIDDEN, None)
         else:
-            kept[key] = value
-    return kept
+            usable_keys[key] = value
+    return usable_keys
 
 
 def _is_unread(section: str, key: str) -> bool:

@@ -239,24 +239,24 @@ class DeepSpeedEngine(Engine):
         """See `Engine.exported`: the user's file is the job's base, or else its baseline."""
         job, engine = self._job, copy(self)
         clipping = {"gradient_clipping": DEFAULT_GRADIENT_CLIPPING}
-        theirs: Mapping[str, Any] = clipping
+        given: Mapping[str, Any] = clipping
         if job.base_config is not None:
-            theirs, notes = read_ds_config(job.base_config, with_monitors=True)
-            engine._use_base(theirs, notes)
+            given, notes = read_ds_config(job.base_config, with_monitors=True)
+            engine._use_base(given, notes)
         elif job.baseline is not None:
             run = self._read_run(job.baseline, with_monitors=True)
-            theirs, notes, optimizer = run.config, run.notes, self._optimizer_section
+            given, notes, optimizer = run.config, run.notes, self._optimizer_section
             # What trained in another one's place was measured, and stays.
-            if _same_type(optimizer, own := theirs.get("optimizer", {})):
-                optimizer = _optimizer(job, own)
-            engine._use_base(leftover(theirs), notes, optimizer=optimizer)
+            if _same_type(optimizer, given_optimizer := given.get("optimizer", {})):
+                optimizer = _optimizer(job, given_optimizer)
+            engine._use_base(leftover(given), notes, optimizer=optimizer)
         if engine._notes.get("gradient_clipping", ("",))[0] == "auto":
-            theirs = {**theirs, **clipping}  # a number, whoever fills it in
+            given = {**given, **clipping}  # a number, whoever fills it in
         config, notes = engine._composed(candidate)
         for key in _OF_TRIALS:
             config.pop(key)
-            if key in theirs:
-                config[key] = theirs[key]
+            if key in given:
+                config[key] = given[key]
                 notes.pop(key, None)
         return Exported(files={CONFIG_FILE: canonical_json(config)}, overridden=notes)
 
@@ -274,8 +274,8 @@ class DeepSpeedEngine(Engine):
             RenderError: The file cannot be read.
             JobError: It trains something else than the job: another batch, precision or world.
         """
-        theirs = self._read_run(path)
-        config, notes = theirs.config, theirs.notes
+        run = self._read_run(path)
+        config, notes = run.config, run.notes
         # Wrong values first: a file that means nothing trains in no precision either.
         tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
         sp = _whole(config, "sequence_parallel_size", path) or 1
@@ -284,12 +284,12 @@ class DeepSpeedEngine(Engine):
         named = knobs_of(config, path)
         self._check_same_training(config, notes, path)
         micro_batch = _micro_batch(config, self._job, tp, sp, path)
-        chosen = {**theirs.knobs, **named, "micro_batch": micro_batch}
+        chosen = {**run.knobs, **named, "micro_batch": micro_batch}
         context = replace(self.context, base=_chosen_by(self._job))
         knobs = canonical(chosen, context)
         for name, value in chosen.items():
-            if (ours := knobs.get(name)) != value and name not in SECTIONS:
-                notes[KNOBS[name].key or name] = (value, ours)  # it changes nothing, or folds
+            if (folded := knobs.get(name)) != value and name not in SECTIONS:
+                notes[KNOBS[name].key or name] = (value, folded)  # it changes nothing, or folds
         engine = copy(self)
         engine._base_knobs = {}
         engine._use_base(leftover(config), notes, optimizer=self._optimizer_section)
@@ -338,22 +338,22 @@ class DeepSpeedEngine(Engine):
     ) -> None:
         """Take a base configuration; what every candidate gets from it is worked out once."""
         self._rendering = None
-        theirs = config.get("optimizer")
-        ours = self._optimizer_section = optimizer or _optimizer(self._job, theirs)
-        if theirs is not None and _same_type(ours, theirs):
-            notes.update(clashes({"optimizer": theirs}, {"optimizer": ours}))
-        elif theirs is not None:
-            notes["optimizer"] = (theirs, ours)
+        given = config.get("optimizer")
+        section = self._optimizer_section = optimizer or _optimizer(self._job, given)
+        if given is not None and _same_type(section, given):
+            notes.update(clashes({"optimizer": given}, {"optimizer": section}))
+        elif given is not None:
+            notes["optimizer"] = (given, section)
         self._base, self._notes = without(config, "optimizer"), notes
         self._constants = {
             "nvme_path": None if self._job.nvme_path is None else str(self._job.nvme_path),
             "largest_param": self._job.model.shape.largest_param,
             "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
         }
-        self._optimizer, self._implementation = dict(ours), None
+        self._optimizer, self._implementation = dict(section), None
         if self.optimizer in ADAM:
             # The knob chooses among the implementations.
-            self._implementation = optimizer_implementation(ours.get("params"))
+            self._implementation = optimizer_implementation(section.get("params"))
             for switch in ("torch_adam", "fused"):
                 self._optimizer = without(self._optimizer, f"params.{switch}")
         self._stage = {
@@ -428,13 +428,13 @@ class DeepSpeedEngine(Engine):
         under: Mapping[str, Any] = self._base
         overridden: dict[str, Note] = {}
         for key in _governed(tuned, candidate):
-            theirs = look_up(under, key)
-            if theirs is not None and look_up(tuned, key) is None:
-                overridden[key] = (theirs, None)
+            given = look_up(under, key)
+            if given is not None and look_up(tuned, key) is None:
+                overridden[key] = (given, None)
                 under = without(under, key)
         overridden.update(clashes(under, tuned))
-        for key, (theirs, ours) in self._notes.items():
-            overridden[key] = (theirs, look_up(tuned, key) if ours is None else ours)
+        for key, (given, used) in self._notes.items():
+            overridden[key] = (given, look_up(tuned, key) if used is None else used)
         merged = merge(under, tuned)
         # A user's file is written for one stage; at another, some of its keys mean nothing.
         for name in inert_keys(merged["zero_optimization"]):
@@ -465,12 +465,12 @@ def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
     stage; another key that merely changes nothing here stays as the user wrote it.
     """
     stage = KNOBS["zero.stage"].read(tuned)
-    ours = [
+    governing = [
         knob
         for name, knob in KNOBS.items()
         if name in candidate.values or stage not in knob.when.get("zero.stage", (stage,))
     ]
-    return [*_LAYOUT, *(key for knob in ours for key in knob.keys)]
+    return [*_LAYOUT, *(key for knob in governing for key in knob.keys)]
 
 
 def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Path) -> int:
@@ -491,11 +491,11 @@ def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Pa
     if accum is None:
         accum = max(1, job.global_batch // max(1, micro * dp))
     if micro * accum * dp != job.global_batch or total not in (None, job.global_batch):
-        theirs = f"{micro} * {accum} * {dp} = {micro * accum * dp}"
-        said = "" if total is None else f", its train_batch_size is {total}"
+        product = f"{micro} * {accum} * {dp} = {micro * accum * dp}"
+        stated = "" if total is None else f", its train_batch_size is {total}"
         raise JobError(
-            f"{path}: micro_batch * grad_accum * dp = {theirs}{said}; the job's global batch is "
-            f"{job.global_batch}",
+            f"{path}: micro_batch * grad_accum * dp = {product}{stated}; the job's global "
+            f"batch is {job.global_batch}",
             "the global batch is part of the problem: make the file and the job agree",
         )
     return micro
@@ -508,15 +508,15 @@ def _whole(config: Mapping[str, Any], key: str, path: Path) -> int | None:
     raise JobError(f"{path}: {key} is {value!r}, not a whole number from 1 up", "mend the value")
 
 
-def _optimizer(job: Job, theirs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _optimizer(job: Job, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """A job that names no optimizer leaves the choice to the base configuration."""
-    if theirs is None or job.optimizer != DEFAULT_OPTIMIZER:
+    if given is None or job.optimizer != DEFAULT_OPTIMIZER:
         return job.optimizer
-    return merge(job.optimizer, theirs) if _same_type(job.optimizer, theirs) else theirs
+    return merge(job.optimizer, given) if _same_type(job.optimizer, given) else given
 
 
-def _same_type(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    return str(ours.get("type", "")).lower() == str(theirs.get("type", ours.get("type"))).lower()
+def _same_type(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return str(one.get("type", "")).lower() == str(other.get("type", one.get("type"))).lower()
 
 
 def _chosen_by(job: Job) -> Mapping[str, KnobValue]:

@@ -5,7 +5,6 @@ for ever, and every later start waits on it. Here the build holds a kernel lock 
 ends with its holder: whoever has it knows that a lock file that no process has open is stale.
 """
 
-import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -21,14 +20,14 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from autotune.base.errors import FleetError
 from autotune.base.guarded_process import GuardedProcess, temporary_root
 from autotune.base.private import (
-    PreparedError,
     check_code_folder,
     open_lock,
     open_new,
@@ -142,7 +141,7 @@ def build(
     if not _missing(accelerator, nvme):
         _remove_stale_locks(accelerator, on_line)
         return
-    with _told_by_cause(folder), _prepared(folder) as lock:
+    with _prepared(folder) as lock:
         _remove(_lock_files(folder), on_line)
         missing = _missing(accelerator, nvme)
         if not missing:
@@ -153,8 +152,7 @@ def build(
         try:
             for name in missing:
                 builders[name] = _start_build(name, accelerator, folder, lock)
-            progress = _Compilation(builders, on_line, on_progress)
-            _wait_for(builders, folder, on_line, progress.tell, has_to_end)
+            _wait_for(builders, folder, on_line, on_progress, has_to_end)
         finally:
             for builder in builders.values():
                 builder.kill()
@@ -188,14 +186,11 @@ def _check_own(folder: Path) -> None:
 
 
 def _refused(folder: Path, error: OSError) -> FleetError:
-    """The error of a folder that cannot be used, with the advice for its cause."""
-    known = None if isinstance(error, PreparedError) else _OF_THE_DISK.get(error.errno or 0)
-    advice = (
-        known or "name a folder that is yours in TORCH_EXTENSIONS_DIR, or remove what is there"
-    )
+    """The error of a folder that cannot be used."""
     return FleetError(
         f"DeepSpeed's extensions are loaded from {folder}: {error.strerror or error}",
-        advice.format(folder=folder),
+        "name a folder that is yours, on a disk with room, in TORCH_EXTENSIONS_DIR, or remove "
+        "what is there",
     )
 
 
@@ -303,128 +298,71 @@ def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> Guarde
         )
 
 
-class _Compilation:
-    """Tells which extensions still compile, how many are done, and the time so far."""
-
-    def __init__(
-        self,
-        builders: Mapping[str, GuardedProcess],
-        on_line: Callable[[str], None],
-        on_progress: Callable[[str], None] | None,
-    ) -> None:
-        self._builders = builders
-        self._tell = on_progress or on_line
-        self._period_s = TOLD_EVERY_S if on_progress is None else _LOOK_S
-        self._started_s = self._told_s = time.monotonic()
-
-    def tell(self) -> None:
-        """Tell it, unless it was told just now."""
-        now_s = time.monotonic()
-        if now_s - self._told_s < self._period_s:
-            return
-        self._told_s = now_s
-        at_work = [name for name, builder in self._builders.items() if builder.poll() is None]
-        if at_work:
-            n, n_done = len(self._builders), len(self._builders) - len(at_work)
-            # They compile side by side.
-            so_far = format_seconds(now_s - self._started_s)
-            self._tell(f"compiling {', '.join(at_work)}: {n_done} of {n} done, {so_far} so far")
-
-
 def _wait_for(
     builders: Mapping[str, GuardedProcess],
     folder: Path,
     on_line: Callable[[str], None],
-    meanwhile: Callable[[], None],
+    on_progress: Callable[[str], None] | None,
     has_to_end: Callable[[], bool],
 ) -> None:
-    interrupted = False
+    """Wait for the compilers, which work side by side, and say from time to time which do."""
+    is_interrupted, started_s = False, time.monotonic()
+    tell, period_s = on_progress or on_line, TOLD_EVERY_S if on_progress is None else _LOOK_S
+    told_s = started_s
+    while at_work := [name for name, builder in builders.items() if builder.poll() is None]:
+        if any(builder.poll() for builder in builders.values()):
+            break  # one has failed, and the others end with it
+        now_s = time.monotonic()
+        if now_s - told_s >= period_s:
+            told_s, n = now_s, len(builders)
+            so_far = f"{n - len(at_work)} of {n} done, {format_seconds(now_s - started_s)} so far"
+            tell(f"compiling {', '.join(at_work)}: {so_far}")
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                builders[at_work[0]].wait(_LOOK_S)
+        except KeyboardInterrupt:
+            if is_interrupted:
+                raise
+            is_interrupted = True
+            on_line("ending once the compilers are done; Ctrl-C again ends them at once")
+        if has_to_end():
+            raise KeyboardInterrupt
     for name, builder in builders.items():
-        while True:
-            try:
-                meanwhile()
-                code = builder.wait(_LOOK_S)
-                break
-            except subprocess.TimeoutExpired:
-                if has_to_end():
-                    raise KeyboardInterrupt from None
-            except KeyboardInterrupt:
-                if interrupted:
-                    raise
-                interrupted = True
-                on_line("ending once the compilers are done; Ctrl-C again ends them at once")
-        if code != 0:
-            log = folder / f"{name}.log"
-            lines = read_text(log).strip().splitlines()
-            line, number = _cause_in(lines)
-            if number in (None, errno.ENOSPC):
-                _check_room(folder)
-            if number is None:
-                line = lines[-1] if lines else f"exit code {code}"
-                advice = _TOOLS_FOR_DISKS if name in _NVME else _TOOLS
-            else:
-                advice = _OF_THE_DISK[number].format(folder=folder)
-            raise FleetError(
-                f"DeepSpeed's extension {name} could not be built: {line} (log: {log})", advice
-            )
-    if interrupted:
+        if code := builder.poll():
+            _refuse(name, code, folder)
+    if is_interrupted:
         raise KeyboardInterrupt
 
 
+def _refuse(name: str, code: int, folder: Path) -> NoReturn:
+    """The error of a build that failed, in the log's words."""
+    log = folder / f"{name}.log"
+    lines = read_text(log).strip().splitlines()
+    _check_room(folder)
+    causes = (line.strip() for line in reversed(lines) if any(word in line for word in _CAUSES))
+    line = next(causes, lines[-1] if lines else f"exit code {code}")
+    raise FleetError(
+        f"DeepSpeed's extension {name} could not be built: {line} (log: {log})",
+        _TOOLS_FOR_DISKS if name in _NVME else _TOOLS,
+    )
+
+
+_CAUSES = ("Errno", "No space left", "quota exceeded", "Killed signal")
+"""Words of log lines that tell more than the last line, which is ninja's."""
 _TOOLS_FOR_DISKS = "install libaio's headers (Debian: libaio-dev), g++ and ninja"
 _TOOLS = (
-    "install g++ and ninja (for a GPU: and the CUDA toolkit's nvcc), then run "
-    "`python -m autotune doctor`"
+    "make room if the disk or the memory is full; else install g++ and ninja (for a GPU: and the "
+    "CUDA toolkit's nvcc), then run `python -m autotune doctor`"
 )
-_ELSEWHERE = "or name a folder on another disk with TORCH_EXTENSIONS_DIR"
-_OF_THE_DISK: Mapping[int, str] = {
-    errno.ENOSPC: f"make room on the disk of {{folder}}, {_ELSEWHERE}",
-    errno.EDQUOT: f"make room in your quota on the disk of {{folder}}, {_ELSEWHERE}",
-    errno.EROFS: f"{{folder}} can only be read: mount it for writing, {_ELSEWHERE}",
-    errno.EACCES: f"give this user the right to write to {{folder}}, {_ELSEWHERE}",
-    errno.EPERM: f"give this user the right to write to {{folder}}, {_ELSEWHERE}",
-    errno.EIO: f"the disk of {{folder}} fails: see dmesg, {_ELSEWHERE}",
-    errno.ENOTDIR: f"a file stands where {{folder}} should be: move it away, {_ELSEWHERE}",
-    errno.EEXIST: f"a file stands where {{folder}} should be: move it away, {_ELSEWHERE}",
-    errno.ENOMEM: "the machine has no memory left for a compiler: end other programs",
-    errno.EMFILE: "raise the limit on open files (ulimit -n)",
-}
-"""Remedies for a build that the compiler is not to blame for, by cause."""
-_WORDS_OF_CAUSES: tuple[tuple[str, int], ...] = (
-    *((os.strerror(number), number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)),
-    *((os.strerror(number), number) for number in (errno.ENOMEM, errno.EMFILE, errno.EIO)),
-    ("Killed signal terminated program", errno.ENOMEM),
-    ("No space left", errno.ENOSPC),
-    (os.strerror(errno.EACCES), errno.EACCES),
-)
-"""Error lines of compilers, linkers and Python, the surest first."""
-
-
-def _cause_in(lines: Sequence[str]) -> tuple[str, int | None]:
-    """The line of a log that tells a cause besides the compiler, and that cause."""
-    for words, number in _WORDS_OF_CAUSES:
-        for line in reversed(lines[-_LAST_LINES:]):
-            if words in line:
-                return line.strip(), number
-    return "", None
-
-
-_LAST_LINES = 2_000
-
-
-@contextmanager
-def _told_by_cause(folder: Path) -> Iterator[None]:
-    """Turn what the disk refuses into an error with the advice for it."""
-    try:
-        yield
-    except OSError as error:
-        raise _refused(folder, error) from error
 
 
 @contextmanager
 def _prepared(folder: Path) -> Iterator[int]:
     """The folder, made and held, without what killed builds left."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _refused(folder, error) from error
     _check_own(folder)
     with _held(folder, blocking=True) as lock:
         _remove_compilers(folder)

@@ -51,30 +51,30 @@ _VALUES = re.compile(
 def without_outputs(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Note]]:
     """The configuration without what writes outside of a trial's folder, and what was left out."""
     notes: dict[str, Note] = {}
-    kept = {}
+    without_writers = {}
     for key, value in config.items():
         if key in _SECTIONS and value is not None:
             notes[key] = (HIDDEN, None)
         else:
-            kept[key] = value
-    return _without_paths(kept, notes, ""), notes
+            without_writers[key] = value
+    return _without_paths(without_writers, notes, ""), notes
 
 
 def _without_paths(
     section: Mapping[str, Any], notes: dict[str, Note], prefix: str
 ) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+    without_paths: dict[str, Any] = {}
     for key, value in section.items():
         where = f"{prefix}{key}"
         if _looks_like_a_path(str(key)):  # a table of paths
             notes[where] = (value, None)
         elif isinstance(value, Mapping):
-            kept[key] = _without_paths(value, notes, f"{where}.")
+            without_paths[key] = _without_paths(value, notes, f"{where}.")
         elif _is_path(str(key), value) and not _STAY.fullmatch(where):
             notes[where] = (value, None)
         else:
-            kept[key] = value
-    return kept
+            without_paths[key] = value
+    return without_paths
 
 
 def _is_path(key: str, value: Any) -> bool:

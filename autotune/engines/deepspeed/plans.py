@@ -226,20 +226,20 @@ def _dtypes(candidates: Sequence[Candidate], job: Job) -> dict[str, Any]:
     DeepSpeed, runtime/zero/stage_1_and_2.py and stage3.py (`single_partition_of_fp32_groups`,
     `fp32_partitioned_groups_flat`).
     """
-    own = _each(candidates, lambda c: _BYTES[c.precision(job.precision)])
+    precision_bytes = _each(candidates, lambda c: _BYTES[c.precision(job.precision)])
 
     def spelled(knob: str, otherwise: str) -> Floats:
-        said = _spelled(candidates, knob, otherwise, {**_BYTES, "model": 0.0})
-        return np.where(said > 0, said, own)
+        chosen = _spelled(candidates, knob, otherwise, {**_BYTES, "model": 0.0})
+        return np.where(chosen > 0, chosen, precision_bytes)
 
     master = spelled("master_dtype", "fp32")
     moments = spelled("optimizer_states_dtype", "fp32")
-    keeps_copy = (_numbers(candidates, "zero.stage", 0) >= 1) | (own < 4)
+    keeps_copy = (_numbers(candidates, "zero.stage", 0) >= 1) | (precision_bytes < 4)
     is_quantized = _numbers(candidates, "zeropp.quantized_weights", False)
     return {
-        "weight_bytes": own,
-        "activation_bytes": own,
-        "gather_bytes": np.where(is_quantized, 1.0, own),
+        "weight_bytes": precision_bytes,
+        "activation_bytes": precision_bytes,
+        "gather_bytes": np.where(is_quantized, 1.0, precision_bytes),
         "grad_bytes": spelled("grad_accum_dtype", "model"),
         "reduce_bytes": spelled("communication_dtype", "model"),
         "optimizer_bytes": keeps_copy * master + _n_moments(job) * moments,

@@ -3,7 +3,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -86,56 +85,36 @@ def test_a_failed_build_names_its_log(folder, monkeypatch):
 
 
 CAUSES = {
-    "full": (
-        "c++: fatal error: error writing to cpu_adam.o: No space left on device",
-        "make room",
-    ),
-    "full, by Python": ("OSError: [Errno 28] No space left on device: 'x'", "make room"),
-    "quota": ("ld: final link failed: Disk quota exceeded", "quota"),
-    "only read": ("OSError: [Errno 30] Read-only file system: 'x'", "mount it for writing"),
-    "no right": ("PermissionError: [Errno 13] Permission denied: 'x'", "right to write"),
-    "no memory": ("c++: fatal error: Killed signal terminated program cc1plus", "memory"),
-    "too many files": ("OSError: [Errno 24] Too many open files: 'x'", "ulimit -n"),
-    "no compiler": ("FileNotFoundError: [Errno 2] No such file or directory: 'c++'", "g++"),
+    "full": "c++: fatal error: error writing to cpu_adam.o: No space left on device",
+    "by Python": "OSError: [Errno 30] Read-only file system: 'x'",
+    "quota": "ld: final link failed: Disk quota exceeded",
+    "no memory": "c++: fatal error: Killed signal terminated program cc1plus",
 }
 
 
-@pytest.mark.parametrize(("line", "advice"), CAUSES.values(), ids=CAUSES)
-def test_the_advice_for_a_failed_build_fits_its_cause(line, advice, folder, monkeypatch):
+@pytest.mark.parametrize("line", CAUSES.values(), ids=CAUSES)
+def test_a_failed_build_says_the_line_that_tells_the_cause(line, folder, monkeypatch):
     (folder / "cpu_adam" / BUILT_FILE).unlink()
     script = folder / "fails"
     script.write_text(f"#!/bin/sh\necho 'start'\necho \"{line}\"\necho 'ninja: stopped'\nexit 1\n")
     script.chmod(0o755)
     monkeypatch.setattr(extensions.sys, "executable", str(script))
-    with pytest.raises(FleetError) as told:
+    with pytest.raises(FleetError) as caught:
         extensions.build("cpu", lambda _: None)
-    assert advice in told.value.hint
-    assert ("g++" in told.value.hint) == (advice == "g++")
+    assert line in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("number", "advice"),
-    [
-        (errno.ENOSPC, "make room"),
-        (errno.EDQUOT, "quota"),
-        (errno.EROFS, "mount it"),
-        (errno.EACCES, "right to write"),
-        (errno.ENOTDIR, "move it away"),
-        (errno.ELOOP, "TORCH_EXTENSIONS_DIR"),
-    ],
-)
-def test_a_folder_that_refuses_is_told_by_its_cause(number, advice, folder, monkeypatch):
+def test_a_folder_that_refuses_is_named(folder, monkeypatch):
     (folder / "cpu_adam" / BUILT_FILE).unlink()
 
     def refuses(*_, **__):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(extensions, "open_lock", refuses)
-    with pytest.raises(FleetError) as told:
+    with pytest.raises(FleetError, match="Read-only file system") as caught:
         extensions.build("cpu", lambda _: None)
-    assert advice in told.value.hint
-    assert "g++" not in told.value.hint
-    assert str(folder) in told.value.message
+    assert "TORCH_EXTENSIONS_DIR" in caught.value.hint
+    assert str(folder) in caught.value.message
 
 
 def test_the_folder_depends_on_the_environment(monkeypatch, tmp_path):
@@ -271,32 +250,6 @@ def test_a_build_that_has_to_end_leaves_neither_compilers_nor_locks(folder, way)
     assert list(folder.glob("*/lock")) == []
 
 
-@pytest.mark.parametrize(
-    ("full", "variable"), [("folder", "TORCH_EXTENSIONS_DIR"), ("temporary", "TMPDIR")]
-)
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_full_disk_is_told_with_its_place(folder, tmp_path, monkeypatch, full, variable, when):
-    """On a full disk the compilers' log is empty, so it is the disk that is asked."""
-    (folder / "cpu_adam" / BUILT_FILE).unlink()
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(extensions, "temporary_root", lambda: str(temporary))
-    monkeypatch.setattr(extensions.sys, "executable", "/bin/false")
-    place = folder if full == "folder" else temporary
-    usage, started = shutil.disk_usage, []
-
-    def disk_usage(path):
-        is_full = path == place and (when == "before" or started)
-        return usage(path)._replace(free=4096) if is_full else usage(path)
-
-    monkeypatch.setattr(extensions.shutil, "disk_usage", disk_usage)
-    with pytest.raises(FleetError) as told:
-        extensions.build("cpu", started.append)
-    assert told.value.message.startswith(f"the disk of {place} is full: 4 KiB are free")
-    assert variable in told.value.hint
-    assert bool(started) == (when == "meanwhile")
-
-
 def simulate_two_compilers(folder, monkeypatch):
     """Compilers that end once a file lets them."""
     names = extensions.needed("cpu")[:2]
@@ -328,20 +281,6 @@ def test_a_build_says_what_compiles_how_many_are_done_and_for_how_long(folder, m
     extensions.build("cpu", on_line)
     assert re.fullmatch(rf"compiling {first}, {second}: 0 of 2 done, [0-9.]+ m?s so far", said[1])
     assert any(line.startswith(f"compiling {second}: 1 of 2 done, ") for line in said)
-
-
-def test_where_a_line_is_redrawn_the_log_stays_short(folder, monkeypatch):
-    names = simulate_two_compilers(folder, monkeypatch)
-    said, shown = [], []
-
-    def on_progress(line):
-        shown.append(line)
-        for name in names:
-            (folder / f"{name}.go").touch()
-
-    extensions.build("cpu", said.append, on_progress=on_progress)
-    assert len(said) == 1
-    assert shown[0].startswith("compiling ")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes folders of others")

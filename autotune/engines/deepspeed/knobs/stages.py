@@ -45,7 +45,9 @@ def _cuts(sizes: list[int], pp: int) -> list[int]:
         longer = {}
         for end in range(n_stages, n + 1):
             before = ((total[end] - total[cut], *ways[cut]) for cut in range(n_stages - 1, end))
-            tried = [(max(own, most), min(own, least), cuts) for own, most, least, cuts in before]
+            tried = [
+                (max(size, most), min(size, least), cuts) for size, most, least, cuts in before
+            ]
             most, least, cuts = min(reversed(tried), key=lambda way: way[0] - way[1])
             longer[end] = most, least, [*cuts, end]
         ways = longer

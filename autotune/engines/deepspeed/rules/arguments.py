@@ -85,12 +85,12 @@ def _unknown(
 
 
 def _unknown_rest(section: str, made: Constructor, names: Sequence[Any]) -> Finding:
-    told = list(map(str, names))
-    removed = Choice(changes=patch(f"{section}.params", dict.fromkeys(told)))
+    unknown = list(map(str, names))
+    removed = Choice(changes=patch(f"{section}.params", dict.fromkeys(unknown)))
     return Finding(
-        message=f"{section}.params: {made.name} has no such {len(told)} parameters more: "
-        f"{named(told)}",
-        at=tuple(f"{section}.params.{name}" for name in told[:MOST_NAMED]),
+        message=f"{section}.params: {made.name} has no such {len(unknown)} parameters more: "
+        f"{named(unknown)}",
+        at=tuple(f"{section}.params.{name}" for name in unknown[:MOST_NAMED]),
         choices=(removed,),
         advice="remove them",
     )
@@ -125,8 +125,8 @@ def _wrong(
 ) -> Finding:
     dotted = f"{section}.params.{name}"
     wants = made.wants(name)
-    said = f"takes {wants}" if wants else f"refuses it ({raised})"
-    message = f"{dotted}={shown(name, value)}: {made.name} {said}"
+    refusal = f"takes {wants}" if wants else f"refuses it ({raised})"
+    message = f"{dotted}={shown(name, value)}: {made.name} {refusal}"
     meant = _as_number(value)
     if meant is not None and not made.refusal(name, meant, accelerator=setup.accelerator):
         changes = patch(f"{section}.params", {name: meant})

@@ -103,8 +103,8 @@ class Setup:
     def with_config(self, ds_config: Mapping[str, Any]) -> "Setup":
         """The same setup with another configuration; nothing of it needs to be known."""
         other = object.__new__(type(self))
-        kept = {each.name for each in fields(self)}
-        vars(other).update({name: value for name, value in vars(self).items() if name in kept})
+        names = {field.name for field in fields(self)}
+        vars(other).update({name: value for name, value in vars(self).items() if name in names})
         vars(other)["ds_config"] = ds_config
         return other
 

@@ -18,10 +18,10 @@ def _no_size(setup: Setup) -> Finding | None:
     config = setup.ds_config
     if config.get(_MICRO) is not None or config.get(_TOTAL) is not None or setup.elasticity:
         return None
-    told = f"neither {_MICRO} nor {_TOTAL} is given"
+    message = f"neither {_MICRO} nor {_TOTAL} is given"
     if setup.is_part:
-        told += ": the program that the file is for has to add one"
-    return Finding(message=told, advice=f"set {_MICRO}", is_note=setup.is_part)
+        message += ": the program that the file is for has to add one"
+    return Finding(message=message, advice=f"set {_MICRO}", is_note=setup.is_part)
 
 
 @rule("runtime/config.py: _batch_assertion")
@@ -165,8 +165,8 @@ def _sizes(config: Mapping[str, Any], dp: int) -> tuple[Choice, ...]:
             steps = {_ACCUM: size // (micro * dp)} if micro is not None and accum else {}
             found.append(({_TOTAL: size, **steps}, "another global batch"))
     return tuple(
-        Choice(changes=changes, words=f"{in_words(changes)} ({kept})")
-        for at, (changes, kept) in enumerate(found)
+        Choice(changes=changes, words=f"{in_words(changes)} ({effect})")
+        for at, (changes, effect) in enumerate(found)
         if changes not in [before for before, _ in found[:at]]
         and not (len(changes) > 1 and _TOTAL in changes and changes[_ACCUM] == accum)
     )

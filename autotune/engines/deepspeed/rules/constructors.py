@@ -203,20 +203,20 @@ def _constructors() -> Mapping[str, Constructor]:
     return {
         f"{group}/{name}": Constructor(
             name=name.replace("torch", prefix[group], 1) if name.startswith("torch.") else name,
-            takes=tuple(told["takes"]),
-            needs=tuple(told["needs"]),
-            texts=frozenset(told.get("texts", ())),
-            never=told.get("never", ""),
-            alone=told.get("alone", ""),
+            takes=tuple(recorded["takes"]),
+            needs=tuple(recorded["needs"]),
+            texts=frozenset(recorded.get("texts", ())),
+            never=recorded.get("never", ""),
+            alone=recorded.get("alone", ""),
             refuses={
                 _IN_FILE.get(parameter, parameter): {
                     sample: raised for raised, tried in wrong.items() for sample in tried
                 }
-                for parameter, wrong in told.get("refuses", {}).items()
+                for parameter, wrong in recorded.get("refuses", {}).items()
             },
         )
         for group in prefix
-        for name, told in _data()[group].items()
+        for name, recorded in _data()[group].items()
     }
 
 
@@ -272,9 +272,9 @@ def _wants(refused: Mapping[str, str], at: str = "") -> str:
     lengths = [name for name in refused if name.startswith("length ")]
     if lengths and not at:
         right = [n for n in range(_longest(refused) + 1) if f"length {n}" not in refused]
-        each = _wants(refused, "item 0: ").replace("a number ", "")
+        item = _wants(refused, "item 0: ").replace("a number ", "")
         few = f"a list of {right[0]} numbers" if len(right) == 1 else "a list of numbers"
-        return few if each in ("", "a number") else f"{few}, each {each}"
+        return few if item in ("", "a number") else f"{few}, each {item}"
     broken, whole = (
         [one for one in tried if at + sample_name(one) not in refused]
         for tried in (_BROKEN, _WHOLE)

@@ -100,10 +100,10 @@ def _leaf_modules(setup: Setup) -> Finding | None:
         return None
     section = setup.zero_section("leaf_module")
     given = section.get("classes", ())
-    names = {str(each).rpartition(".")[2] for each in as_list(given)} | (
+    names = {str(block).rpartition(".")[2] for block in as_list(given)} | (
         DEFAULT_LEAF_BLOCKS if "classes" not in section else set()
     )
-    missing = [each for each in setup.expert_blocks if each not in names]
+    missing = [block for block in setup.expert_blocks if block not in names]
     if not missing or section.get("names") or section.get("name_suffixes"):
         return None
     return Finding(

@@ -1,8 +1,8 @@
 """The keys of a ds_config: what DeepSpeed reads, which values it takes, and since when.
 
-`keys.json` was read off the releases in `releases.READ`; a test compares it with the installed
-one, and `make versions` with those in `releases.TRIED`. `absent_through` names the last release
-read that lacks a key, so a release between two that were read is given the benefit of the doubt.
+`keys.json` is recorded by `make keys`, release by release (`releases.READ`); a test compares it
+with the installed one, and `make versions` with those in `releases.TRIED`. `absent_through` names
+the last release read that lacks a key, so one between two is given the benefit of the doubt.
 """
 
 import json
@@ -35,7 +35,7 @@ ask."""
 
 
 def _section(row: Mapping[str, Any]) -> Section:
-    keys = {name: key_of(told) for name, told in row["keys"].items()}
+    keys = {name: key_of(key_row) for name, key_row in row["keys"].items()}
     keys |= {second: keys[first] for second, first in row.get("spellings", {}).items()}
     return Section(
         keys=keys, strict=row.get("strict", False), strict_from=row.get("strict_from", "")

@@ -102,9 +102,9 @@ def _check(
             if (read(setup) in values) is not is_one:
                 break
         else:
-            told = {name: _filled(value, setup) for name, value in entries.items()}
-            choices = tuple(Choice(**choice) for choice in told.pop("choices", ()))
-            return Finding(choices=choices, **told)
+            filled = {name: _filled(value, setup) for name, value in entries.items()}
+            choices = tuple(Choice(**choice) for choice in filled.pop("choices", ()))
+            return Finding(choices=choices, **filled)
     return None
 
 

@@ -183,8 +183,10 @@ def _where_it_acts(setup: Setup, found: list[Finding]) -> list[Finding]:
         return found
     read = setup.with_config(as_read(setup.ds_config, setup.version))
     return [
-        each if _acts(read, setup.ds_config, each) else replace(each, consequence="ignored")
-        for each in found
+        finding
+        if _acts(read, setup.ds_config, finding)
+        else replace(finding, consequence="ignored")
+        for finding in found
     ]
 
 
@@ -361,16 +363,16 @@ def _unknown_one(
     is_there = meant in section_at(setup.ds_config, home)
     is_others = (home, meant) == _OTHERS.get(name)
     is_useless = home in _PRECISIONS and path in _PRECISIONS and home != path
-    told = f"did you mean {meant}?" if home == path else f"it belongs to {_place(home)}"
+    guess = f"did you mean {meant}?" if home == path else f"it belongs to {_place(home)}"
     if is_others:
-        told = f"DeepSpeed calls it {target}"
+        guess = f"DeepSpeed calls it {target}"
     move = {} if is_there or is_useless else _moved(path, name, home, meant, content[name])
     leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
     advice = f"remove {where}" + (", or decide which of the two counts" if is_there else "")
     if is_others and move:
         advice = f"write {target}, or remove {where}"
     return Finding(
-        message=f"{where} is not a key of DeepSpeed's: {told}"
+        message=f"{where} is not a key of DeepSpeed's: {guess}"
         + (f" ({target} is there already)" if is_there else ""),
         at=(where,),
         changes={} if is_others else move,

@@ -53,25 +53,25 @@ def _removed(setup: Setup, path: str, name: str, value: Any) -> Finding:
     where, key = dotted(path, name), SECTIONS[path].keys[name]
     gone = removal([(path, name)])
     is_off = isinstance(value, Mapping) and (not value or value.get("enabled") is False)
-    told = (
+    message = (
         f"{where} is gone since {key.removed_in}, and DeepSpeed {setup.version} refuses it "
         f"whatever its value: {key.why_removed}"
     )
     moved = _moved_curriculum(setup.ds_config) if name == _CURRICULUM else {}
     if moved:
         return Finding(
-            message=told,
+            message=message,
             at=(where,),
             changes=moved,
             words="move it to data_efficiency.data_sampling",
             advice="" if is_off else _CLUSTERS,
         )
     if is_off or value in (None, False, -1):
-        return Finding(message=told, at=(where,), changes=gone)
+        return Finding(message=message, at=(where,), changes=gone)
     then = ": it trains in fp32 then" if name == "amp" and setup.dtype == "fp32" else ""
     leave = Choice(changes=gone, words=f"remove {where}{then}")
     return Finding(
-        message=told,
+        message=message,
         at=(where,),
         choices=(*_heirs(setup, name, value), leave),
         advice=f"remove {where}, and train without it",
@@ -173,12 +173,12 @@ def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
         return None
     if section.get("device") != "nvme" or setup.is_at_least(_CPU_PINS_SINCE):
         return None
-    kept = section.get("max_in_cpu", _KEPT_IN_MEMORY)
+    held = section.get("max_in_cpu", _KEPT_IN_MEMORY)
     n_params = setup.model.n_params if setup.model is not None else 1
-    if n_params <= kept * setup.dp:
+    if n_params <= held * setup.dp:
         return None  # no parameter leaves the memory
     return Finding(
-        message=f"zero_optimization.offload_param.device=nvme with max_in_cpu={kept:.0f} on CPU "
+        message=f"zero_optimization.offload_param.device=nvme with max_in_cpu={held:.0f} on CPU "
         f"ranks: DeepSpeed {setup.version} swaps parameters from pinned memory alone, which CPU "
         f"ranks have from {_CPU_PINS_SINCE} on",
         changes=zero(offload_param={"max_in_cpu": None})

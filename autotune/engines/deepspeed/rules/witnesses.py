@@ -73,7 +73,7 @@ class Witness:
     empty: the broken one breaks this rule alone, and the repaired one none."""
 
 
-_CASE_FIELDS = frozenset(each.name for each in fields(Case))
+_CASE_FIELDS = frozenset(entry.name for entry in fields(Case))
 
 
 def witnesses_of(rule: str) -> Sequence[Witness]:

@@ -10,12 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.engines.deepspeed.rules import judge
-from autotune.engines.deepspeed.rules.constructors import (
-    Constructor,
-    _refusal,
-    optimizer_of,
-    scheduler_of,
-)
+from autotune.engines.deepspeed.rules.constructors import optimizer_of, scheduler_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from tests.counting import calls_of
 from tests.engines.deepspeed.rules.cases import setup
@@ -149,23 +144,6 @@ def test_words_of_a_parameter_that_takes_words_are_not_judged():
     assert found(config) == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "parameter", "words"),
-    [
-        ("SGD", "lr", "a number of at least 0"),
-        ("Adamax", "betas", "a list of 2 numbers, each of at least 0 and below 1"),
-        ("SGD", "unheard_of", ""),
-    ],
-)
-def test_what_is_wanted_in_words(kind, parameter, words):
-    assert optimizer_of(setup(optimizer(kind))).wants(parameter) == words
-
-
-def test_a_whole_number_in_words():
-    made = scheduler_of(setup(scheduler("WarmupLR")))
-    assert made.wants("warmup_num_steps") == "a whole number of at least 1"
-
-
 def test_every_parameter_has_a_finding_of_its_own():
     config = optimizer("SGD", lr=-1, momentum="0.9", lrr=1, beta=2)
     assert found(config) == [
@@ -238,14 +216,6 @@ def test_auto_is_a_truth_to_a_switch():
     assert found(switch) == [("schema.auto_unresolved", "optimizer.params.nesterov")]
 
 
-def test_an_answer_is_that_of_the_type_too():
-    made = optimizer_of(setup(optimizer("SGD")))
-    for value in (1, True, 1.0, "1", [1], {}) * 2:
-        assert made.refusal("momentum", value, accelerator="cpu") == _refusal(
-            made.refuses["momentum"], value
-        )
-
-
 @pytest.mark.parametrize(
     ("scheduler_of_it", "is_seen"),
     [
@@ -288,10 +258,6 @@ def test_a_newer_torch_may_take_more():
     newer = replace(asked.environment, torch_version="99.0")
     assert judge(asked)
     assert judge(replace(asked, environment=newer)) == []
-
-
-def test_nothing_is_wanted_of_a_constructor_that_was_not_tried():
-    assert Constructor(name="Some", takes=("lr",)).wants("lr") == ""
 
 
 @pytest.mark.parametrize("made", [optimizer, scheduler])

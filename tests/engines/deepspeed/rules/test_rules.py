@@ -19,72 +19,6 @@ from tests.engines.deepspeed.rules.cases import NEWEST, setup, setup_of, witness
 
 WITNESSES = [pytest.param(rule, witness, id=name) for name, rule, witness in witnesses()]
 
-NEEDS_SOMEBODY = {
-    "attention.flash",  # the script, or the environment
-    "batch.no_size",  # no size follows from nothing
-    "batch.product",  # where no accumulation gives way, which size is wrong
-    "loss.chunks_of_another_loss",  # the script
-    "loss.chunks_of_another_mlp",  # the script
-    "model.inputs_on_host",  # the script, or the environment
-    "model.recompute_every",  # the layout and the job are not in the configuration
-    "model.recompute_unsupported",
-    "model.seq_len",
-    "offload.script_optimizer",  # the script
-    "precision.scale_power",  # which power
-    "offload.nvme_without_path",  # which disk
-    "optimizer.amsgrad",  # another Adam, or a plain one
-    "optimizer.lamb_needs_dynamic_scale",  # it changes what is trained
-    "optimizer.muon_param",  # which was meant
-    "optimizer.needs_cuda",  # another optimizer trains something else
-    "optimizer.never_trains",
-    "optimizer.nesterov",  # which momentum
-    "optimizer.no_type",  # the script's, or one of the file
-    "optimizer.param_value",  # which value
-    "optimizer.unknown_param",  # which was meant
-    "optimizer.unknown_type",
-    "parallel.adapters",
-    "pipeline.heads",
-    "pipeline.layers",
-    "pipeline.model",
-    "parallel.model",
-    "parallel.world",
-    "precision.unsupported",
-    "scheduler.missing_params",  # how long the training is
-    "scheduler.never_made",  # another scheduler trains something else
-    "scheduler.no_type",
-    "scheduler.param_value",  # which value
-    "scheduler.torch_under_wrapper",
-    "scheduler.unknown_param",  # which was meant
-    "scheduler.unknown_type",
-    "scheduler.warmup_beyond_total",  # how long the training is
-    "scheduler.warmup_type",
-    "schema.auto_unresolved",
-    "schema.deprecated_pin_memory",  # of which of two offloads
-    "schema.section_value",
-    "schema.spelled_twice",  # which of two values
-    "schema.top_level_value",
-    "data.curriculum",  # the metrics, the most tokens, the schedule
-    "data.dynamic_batching",
-    "data.random_ltd",
-    "surroundings.checkpoint_writer",  # the launcher
-    "surroundings.datastates",  # a package, or none of it
-    "surroundings.not_installed",
-    "schema.unknown_key",  # what it was to be
-    "sequence.attention",  # the layout, the model and the job are not in the configuration
-    "sequence.heads",
-    "sequence.kv_heads",
-    "sequence.length",
-    "sequence.release",
-    "sequence.model",
-    "sequence.other_splits",
-    "sequence.world",
-    "version.autotp_by_script",  # the layout, or another DeepSpeed
-    "version.autotp_uneven_heads",
-    "version.flat_buffer_on_cpu",  # no sharding, or all of it
-    "version.missing_key",  # another DeepSpeed, or not at all
-    "version.removed_key",  # what takes its place
-    "version.removed_optimizer",  # 1-bit LAMB where there is no LAMB
-}
 
 _KEYS = sorted({name for section in SECTIONS.values() for name in section.keys} | {"nonsense"})
 _SCALARS = st.one_of(
@@ -154,27 +88,12 @@ def test_the_fix_for_machines_makes_every_rule_silent(rule, witness):
     for choice in violation.choices:
         chosen = replace(broken, ds_config=changed(broken.ds_config, choice.changes))
         assert rule.name not in [one.rule for one in judge(chosen)]
+    assert violation.consequence == witness.consequence
     if not violation.changes:
         assert violation.fix
-        assert rule.name in NEEDS_SOMEBODY
         return
     after = replace(broken, ds_config=changed(broken.ds_config, violation.changes))
     assert _judged(after, witness) == []
-
-
-@pytest.mark.parametrize(("rule", "witness"), WITNESSES)
-def test_a_violation_says_what_the_engine_does(rule, witness):
-    broken = setup_of(witness.broken, version=witness.deepspeed or NEWEST)
-    (violation,) = _judged(broken, witness)
-    assert violation.consequence == witness.consequence
-
-
-@pytest.mark.parametrize(("rule", "witness"), WITNESSES)
-def test_a_witness_says_how_its_consequence_is_seen(rule, witness):
-    assert bool(witness.raises) == (witness.consequence == "raised")
-    assert bool(witness.reads) == (witness.consequence == "differs")
-    assert witness.consequence == "differs" or not witness.takes_back
-    assert witness.acts_with is None or witness.consequence == "ignored"
 
 
 def _judged(judged, witness):

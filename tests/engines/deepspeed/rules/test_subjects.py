@@ -102,68 +102,6 @@ def test_legal_neighbours(config, case):
     assert judge(setup(config, **case)) == []
 
 
-REFUSED = {
-    "parallel.world": (
-        {"tensor_parallel": {"autotp_size": 4}},
-        {"world": 6, "tp": 4},
-        ["6 % 4 = 2", "set tp to 3"],
-    ),
-    "parallel.degree": (
-        {"tensor_parallel": {"autotp_size": 4}},
-        {"world": 4},
-        ["tp=1", "over 4", "remove tensor_parallel"],
-    ),
-    "zero.odd_allgather_bucket": (zero(1, allgather_bucket_size=7), {}, ["7 % 2 = 1", "to 8"]),
-    "zero.hpz_divides_world": (
-        zero(3, zero_hpz_partition_size=4),
-        {"world": 6},
-        ["6 % 4 = 2", "zero_hpz_partition_size to 3"],
-    ),
-    "model.seq_len": ({}, {"model": {"max_seq_len": 8}}, ["seq_len=16", "8 positions"]),
-    "model.recompute_every": ({}, {"recompute": "every_3"}, ["K=3", "2 layers", "every_2"]),
-    "schema.unknown_key": (
-        zero(2, overlap_com=True),
-        {},
-        ["zero_optimization.overlap_com", "did you mean overlap_comm?"],
-    ),
-    "schema.unknown_top_level_key": (
-        {"gradient_cliping": 1.0},
-        {},
-        ["gradient_cliping", "did you mean gradient_clipping?"],
-    ),
-    "schema.section_value": (
-        zero("two"),
-        {},
-        ['zero_optimization.stage: "two" is not one of 0, 1, 2, 3'],
-    ),
-    "optimizer.unknown_type": (
-        {"optimizer": {"type": "AdmW"}},
-        {},
-        ["optimizer.type=AdmW", "AdamW"],
-    ),
-    "optimizer.max_grad_norm": (
-        {"optimizer": {"params": {"max_grad_norm": 0.5}}},
-        {},
-        ["set gradient_clipping to 0.5"],
-    ),
-    "precision.unsupported": (
-        {"fp16": {"enabled": True}},
-        {"precision": "fp16", "fp16_supported": False},
-        ["fp16 on test device", "fp32, bf16", "train in bf16"],
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("rule", "config", "case", "parts"), [(name, *rest) for name, rest in REFUSED.items()]
-)
-def test_a_refusal_says_what_clashes_and_what_to_do(rule, config, case, parts):
-    (violation,) = judge(setup(config, **case))
-    assert violation.rule == rule
-    for part in parts:
-        assert part in f"{violation.message}; fix: {violation.fix}"
-
-
 @pytest.mark.parametrize("recompute", ["every_1", "every_0", "every_", "half", "every_2x"])
 def test_recomputation_that_means_nothing(recompute):
     assert names({}, recompute=recompute) == ["model.recompute_every"]

@@ -8,31 +8,17 @@ from tests.engines.deepspeed.rules.cases import setup
 RELEASES = ("0.18.6", "0.19.6", "0.19.7", "0.19.8", "0.20.0")
 GATES = {
     # key: the first release that refuses it
-    "nebula": "0.19.7",
     "compression_training": "0.19.7",
-    "quantize_training": "0.19.7",
-    "sparse_attention": "0.19.7",
-    "amp": "0.19.8",
-    "sparse_gradients": "0.19.8",
-    "eigenvalue": "0.19.8",
     "elasticity": "0.19.8",
-    "graph_harvesting": "0.19.8",
-    "curriculum_learning": "0.19.8",
-    "progressive_layer_drop": "0.19.8",
     "zero_optimization.mics_shard_size": "0.19.7",
-    "zero_optimization.mics_hierarchical_params_gather": "0.19.7",
     "zero_optimization.zeropp_loco_param": "0.19.8",
 }
 NEW = {
     # key: value, the last release read that lacks it
     "zero_optimization.parameter_alignment": (True, "0.19.6"),
-    "disable_python_gc": (True, "0.19.7"),
-    "tensor_parallel.vocab_parallel_lm_head": (False, "0.19.7"),
     "data_types.keep_in_fp32_modules": ("auto", "0.19.7"),
     "gradient_allreduce_op": ("mean", "0.19.0"),
-    "bf16.bf16_optimizer_states": (False, "0.17.6"),
     "torch_autocast": ({"enabled": False}, "0.16.9"),
-    "expert_parallel": ({"enabled": False}, "0.19.1"),
 }
 
 
