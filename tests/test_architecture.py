@@ -373,7 +373,7 @@ NAMES_DEEPSPEED = {
     "job/observed.py": "what such a command showed",
     "record/soak.py": "a field of soak.json",
     "replay/problem.py": "columns of published runs",
-    "space/built_in.py": "a knob of older releases that its script brings into force",
+    "space/built_in.py": "knobs that its script brings into force",
     "space/script.py": "what reaches such a command",
     "trial/engines/deepspeed.py": "its driver",
     "trial/engines/deepspeed_live.py": "its live engine, as others see it",
