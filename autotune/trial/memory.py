@@ -32,9 +32,9 @@ _AT_LIMIT = 0.97
 _NOTICED_BYTES = 8 * 2**20
 """Memory outside of private data that counts: code, stacks, and programs such as `uname` are
 less."""
-_OUTSIDE_PERIOD_S = 0.25
-"""Time between two looks at shared memory and child processes: to look at a child costs
-milliseconds, in which it may wait."""
+_OUTSIDE_PERIOD_S, _SETTLED_OUTSIDE_PERIOD_S = 0.25, 2.0
+"""Time between two looks at shared memory and child processes, until `settle` and after it: to
+look at a child costs milliseconds, in which it may wait."""
 _PAGE_BYTES = resource.getpagesize()
 _BLOCK_BYTES = 512
 """Unit of `st_blocks`, whatever the block size of the file system."""
@@ -91,6 +91,7 @@ class CpuMeter(Meter):
     def __init__(self, segments: Sequence[str] = ()) -> None:
         self._segments = segments
         self._period_s = self.close_period_s
+        self._outside_period_s = _OUTSIDE_PERIOD_S
         self._base_bytes = 0
         self._has_base = threading.Event()
         self._limit_bytes: int | None = None
@@ -116,6 +117,7 @@ class CpuMeter(Meter):
 
     def settle(self) -> None:
         self._period_s = self.settled_period_s
+        self._outside_period_s = _SETTLED_OUTSIDE_PERIOD_S
 
     def lift(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -124,6 +126,7 @@ class CpuMeter(Meter):
 
     def read(self) -> dict[str, int]:
         """Adds the highest resident set of the process."""
+        self._looked_s = 0.0
         self._sample()
         return {**self._peaks, "host_rss": peak_rss_bytes()}
 
@@ -155,7 +158,7 @@ class CpuMeter(Meter):
 
     def _sample(self) -> None:
         private_bytes = max(0, _statm_bytes(_PRIVATE_DATA) - self._base_bytes)
-        if time.monotonic() - self._looked_s >= _OUTSIDE_PERIOD_S:
+        if time.monotonic() - self._looked_s >= self._outside_period_s:
             self._looked_s = time.monotonic()
             held = {"shared": self._shared_bytes(), "children": _children_bytes()}
             self._outside = {name: size for name, size in held.items() if size > _NOTICED_BYTES}

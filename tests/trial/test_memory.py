@@ -57,9 +57,12 @@ def test_an_odd_failure_at_the_limit_is_explained_by_it():
 OUTSIDE = {
     "shared": "import mmap; held = mmap.mmap(-1, 60 * 2**20); held.write(b'1' * len(held))",
     "children": (
-        "import os, time\n"
-        "if not os.fork():\n    held = bytearray(b'1' * 60 * 2**20); time.sleep(9); os._exit(0)\n"
-        "time.sleep(1)"
+        "import os, time; from autotune.base.keeper import end_with_parent\n"
+        "parent = os.getpid(); ready, done = os.pipe()\n"
+        "if not os.fork():\n    end_with_parent(parent)\n"
+        "    held = bytearray(60 * 2**20); held[::4096] = b'1' * (15 * 2**10)\n"
+        "    os.write(done, b'1'); time.sleep(60); os._exit(0)\n"
+        "os.read(ready, 1)"
     ),
 }
 
@@ -68,7 +71,7 @@ OUTSIDE = {
 def test_memory_outside_of_private_data_counts_and_is_limited_between_steps(meter):
     body = (
         f"{OUTSIDE[meter]}\n"
-        "held_here = torch.empty(60 * 2**20, dtype=torch.uint8); meter._looked_s = 0.0\n"
+        "held_here = torch.empty(60 * 2**20, dtype=torch.uint8); meter.read()\n"
         "try:\n    meter.check()\nexcept RuntimeError as error:\n"
         f"    print(error, meter.read()['{meter}'] // 2**20, meter.read()['peak'] // 2**20)"
     )
