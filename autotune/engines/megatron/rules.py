@@ -208,9 +208,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
             | (first_stage_layers > 0)
             | (last_stage_layers > 0)
         ),
-        "{n_layers} layers, with ends_as_layers 2 more, do not split evenly into pp {pp} "
-        "x vp {vp} chunks",
-        "take stages=balanced, which places them by their work",
+        "{n_layers} layers, and 2 more where ends_as_layers counts them, do not split evenly into "
+        "pp {pp} x vp {vp} chunks",
+        "take ends_as_layers=true where 2 more make them even, or stages=balanced, which places "
+        "them by their work",
         "megatron/core/transformer/transformer_config.py: num_layers, "
         "account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split",
     ),
