@@ -31,6 +31,8 @@ ELSEWHERE = {
 SIMULATED_PAGES = REPOSITORY / "build" / "gallery"
 """Where the pages of simulated searches are kept once they are made; `make clean` removes them."""
 
+_PICTURE = re.compile(r"\)\]\(gallery/(?P<name>[\w-]+)\.png\)")
+"""What a picture of the gallery leads to: itself, where no page is built."""
 _LINK = re.compile(r"\]\((?!https?:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -53,9 +55,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead links that leave docs/ to the pages of the site."""
+    """Lead links that leave docs/, and pictures of the gallery, to the pages of the site."""
     if page.file.generated_by is not None:
         return markdown
+    markdown = _PICTURE.sub(r")](gallery/\g<name>.html)", markdown)
     path = Path("docs", page.file.src_uri)
     return linked(markdown, path.parent, page.file.src_uri)
 

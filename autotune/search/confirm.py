@@ -8,7 +8,7 @@ the next round; here the record is read for it.
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.contract import Role, Start, TrialResult
@@ -56,8 +56,8 @@ class Comparison:
     history: History
     objective: Objective
     is_known: bool = True
-    """Whether it is known who its baseline is, or that there is none, and so whose rounds they
-    were: else nobody can say which rounds are whole."""
+    """Whether it is known whose rounds they were: who its baseline is, or that there is none, and
+    that they followed this rule. Else nobody can say which rounds are whole, and all count."""
 
     @cached_property
     def figures(self) -> dict[str, Standing]:
@@ -429,6 +429,9 @@ def recorded_verdict(
             objective=objective,
             is_known=baseline is not None,
         )
+        if recorded.is_broken and not recorded.has_verdict:
+            # Another release's rule let candidates drop out that this one would run on.
+            recorded = replace(recorded, is_known=False)
         if not recorded.has_verdict:
             continue
         race = recorded.race

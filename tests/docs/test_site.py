@@ -44,6 +44,7 @@ def test_every_page_is_there(site: Path) -> None:
 
 def test_recorded_studies_have_pages_that_say_how_they_were_measured(site: Path) -> None:
     gallery = (REPOSITORY / "docs" / "gallery.md").read_text(encoding="utf-8")
+    shown = (site / "gallery.html").read_text(encoding="utf-8")
     records = list((REPOSITORY / "results" / "recorded" / "studies").glob("*.json"))
     assert records
     for record in records:
@@ -53,7 +54,16 @@ def test_recorded_studies_have_pages_that_say_how_they_were_measured(site: Path)
         page = site / "gallery" / f"{record.stem}.html"
         assert page.stat().st_size < 1_500_000
         assert "CPU RANKS" in page.read_text(encoding="utf-8")
-        assert f"gallery/{record.stem}.html" in gallery
+        assert f'href="gallery/{record.stem}.html"' in shown
+
+
+def test_links_lead_to_files_of_the_repository() -> None:
+    """A forge shows the pages as they are, without those that only the site has."""
+    link = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+    for path in (REPOSITORY / "docs").glob("**/*.md"):
+        text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+        lost = [found for found in link.findall(text) if not (path.parent / found).exists()]
+        assert not lost, f"{path.name}: {lost}"
 
 
 def test_commands_are_those_of_the_command_line(site: Path) -> None:
