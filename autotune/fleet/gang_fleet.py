@@ -90,11 +90,13 @@ class GangFleet:
         """Those of them that were lost while not all nodes were, each with its problem."""
         self.end_of_all = ""
         """Why all nodes are gone for good; empty: they are not, or that is not known."""
+        self._ask_again_s = 0.0
+        """When the transport may be asked for that again."""
 
     def capacity(self, world: int) -> int:
         capacity = self._allocator.capacity(world)
         if not capacity and self._lost:
-            self._ask_for_end()
+            self.end_of_all = self.end_of_all or self._transport.ended()
             if self.end_of_all:
                 raise FleetError(
                     self.end_of_all, "run the same command again on other nodes: it resumes"
@@ -105,7 +107,22 @@ class GangFleet:
                 f"does not fit into the others: {why}",
                 "mend them, then run the same command again: it resumes",
             )
+        if not capacity and (left_out := self.quarantined()):
+            raise FleetError(
+                f"{', '.join(left_out)} are left out, since the platform ended trials there, and "
+                f"a gang of {world} does not fit into the others",
+                "see what is wrong with them, then run the same command again: it resumes",
+            )
         return capacity
+
+    def check_room(self, world: int) -> None:
+        """See that a gang fits once all slots are free.
+
+        Raises:
+            FleetError: None does, or none does any more.
+        """
+        if not self.capacity(world):
+            self._allocator.allocate(world)  # says what there is
 
     def absent(self) -> Mapping[str, str]:
         """Where all nodes are gone for good, none is for the time being."""
@@ -151,8 +168,7 @@ class GangFleet:
                 "many slots",
                 "let it start fewer, or name nodes with as many slots",
             )
-        if not self.capacity(world):
-            self._allocator.allocate(world)  # says what there is
+        self.check_room(world)
         trial = GangTrial(self, spec, folder.resolve())
         self._waiting.append(trial)
         self._admit()
@@ -345,7 +361,16 @@ class GangFleet:
         self._ask_for_end()
 
     def _ask_for_end(self) -> None:
-        self.end_of_all = self.end_of_all or self._transport.ended()
+        """Ask why all nodes are gone, unless that is known.
+
+        Slurm's controller may be slow. The next question waits as long as its answer took: nodes
+        that are there need to hear from here meanwhile.
+        """
+        begun_s = time.monotonic()
+        if not self.end_of_all and begun_s >= self._ask_again_s:
+            self.end_of_all = self._transport.ended()
+            ended_s = time.monotonic()
+            self._ask_again_s = ended_s + (ended_s - begun_s)
 
 
 @dataclass(kw_only=True)
@@ -400,6 +425,7 @@ class GangTrial(Handle):
         if self._result is None:
             self._fleet.hear()
             if self._waits:
+                self._fleet.check_room(self.spec.layout.world)
                 return None
             self._end_if_it_is_time()
             if self.open:

@@ -543,6 +543,47 @@ def test_a_trial_that_waits_is_cancelled_without_ever_starting(tmp_path: Path) -
     assert started_in(rack) == ["first"]
 
 
+def test_a_trial_waits_for_no_gang_that_cannot_come_any_more(tmp_path: Path) -> None:
+    rack = Rack(2, is_remote=True)
+    fleet = GangFleet(rack, world=4)
+    small_folder, large_folder = folders_of(tmp_path, "small", "large")
+    fleet.submit(spec(), small_folder)
+    large = fleet.submit(four_ranks(), large_folder)
+    assert large.poll() is None
+    fleet._lose("n1", "no answer")
+    with pytest.raises(FleetError, match="1 of 2 nodes are lost, and a gang of 4 does not fit"):
+        large.poll()
+
+
+def test_slots_that_are_left_out_may_leave_no_room_for_a_job() -> None:
+    fleet = GangFleet(Rack(2), world=4)
+    gang = fleet._allocator.allocate(2)
+    for candidate in ("a", "a", "b"):
+        fleet._allocator.judge(gang, candidate, is_fault=True)
+    with pytest.raises(FleetError, match="n0:0, n0:1 are left out"):
+        fleet.capacity(4)
+
+
+def test_a_transport_that_answers_slowly_is_not_asked_for_each_node_that_is_lost(
+    clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rack, asked = Rack(4, is_remote=True), []
+
+    def ended() -> str:
+        asked.append(len(asked))
+        clock(10.0)
+        return ""
+
+    monkeypatch.setattr(rack, "ended", ended)
+    fleet = GangFleet(rack, world=2)
+    for name in ("n0", "n1", "n2"):
+        fleet._lose(name, "no answer")
+    assert len(asked) == 1, "the last node hears from here meanwhile"
+    clock(10.0)
+    fleet._lose("n3", "no answer")
+    assert len(asked) == 2
+
+
 def test_a_trial_that_no_gang_fits_is_refused_at_once(tmp_path: Path) -> None:
     fleet = GangFleet(Rack(1), world=2)
     with pytest.raises(FleetError, match="a gang of 4 slots was asked for"):
