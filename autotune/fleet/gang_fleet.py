@@ -4,7 +4,7 @@ import dataclasses
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,6 +83,8 @@ class GangFleet:
         self._waiting: list[GangTrial] = []
         """Trials for which no gang is free yet, in the order in which they were submitted."""
         self._reaping: set[tuple[str, str]] = set()
+        self._may_be_lost = transport.is_remote
+        """Whether the fleet goes on without a node that ends while it reaps."""
         self._cold: set[str] = set()
         """Nodes that could not fork ranks beside those of others: trials with them start cold."""
         self._lost: dict[str, _Lost] = {}
@@ -137,6 +139,7 @@ class GangFleet:
         for name in self._nodes:
             self._reap(name, str(folder.resolve()))
         deadline_s = time.monotonic() + _END_WAIT_S
+        self._may_be_lost = False
         self.hear()
         while self._reaping:
             if time.monotonic() > deadline_s:
@@ -147,6 +150,7 @@ class GangFleet:
                 )
             time.sleep(_PERIOD_S)
             self.hear()
+        self._may_be_lost = self._transport.is_remote
 
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
         """A build that fails waits for those of other nodes; an interrupt ends them all."""
@@ -342,17 +346,22 @@ class GangFleet:
                 except FleetError:
                     self._lose(name, problem)
                     return
-        if reaping - self._running.keys():
-            raise error
+        if left := reaping - self._running.keys():
+            if not self._may_be_lost:
+                raise error
+            self._lose(name, problem, left=left)
 
-    def _lose(self, name: str, problem: str) -> None:
-        """Go on without a node until it answers again; what it ran ends by its own lease there."""
+    def _lose(self, name: str, problem: str, *, left: Iterable[str] = ()) -> None:
+        """Go on without a node until it answers again; what it ran ends by its own lease there.
+
+        It may have files `left` of folders that it did not reap.
+        """
         ran = [folder for folder, trial in self._running.items() if name in trial.open]
         before = self._lost.get(name)
         self._lost[name] = _Lost(
             problem=problem,
             again_s=time.monotonic() + LEASE_S,
-            folders=[*(before.folders if before else ()), *ran],
+            folders=[*(before.folders if before else ()), *left, *ran],
         )
         self._allocator.leave(name)
         self._reaping = {(n, f) for n, f in self._reaping if n != name}

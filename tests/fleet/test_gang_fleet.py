@@ -369,6 +369,30 @@ def test_an_agent_that_is_lost_while_it_reaps_says_why(
         GangFleet(rack, world=2).reap(tmp_path)
 
 
+def test_a_node_that_comes_back_and_goes_again_does_not_end_the_search(
+    tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    rack = Rack(2, is_remote=True)
+    fleet = GangFleet(rack, world=2)
+    first_folder, second_folder = folders_of(tmp_path, "first", "second")
+    first, second = fleet.submit(spec(), first_folder), fleet.submit(spec(), second_folder)
+    assert (first.poll(), second.poll()) == (None, None)
+    rack.is_gone, rack.agent(1).code = True, -9
+    assert second.poll() is not None
+    rack.is_gone = False
+    for _ in range(2):
+        clock(61.0)
+        rack.agent().say("alive")
+        fleet.hear()
+        fleet.hear()
+        assert [c["command"] for c in rack.agent(1).commands][-1] == "reap"
+        rack.agent(1).code = -9
+        assert first.poll() is None
+        assert list(fleet.absent()) == ["n1"]
+    let_end(rack, first_folder, world=2)
+    assert first.poll() is not None
+
+
 def test_where_no_agent_starts_the_fleet_is_not_available(tmp_path: Path) -> None:
     rack = Rack(1)
     fleet = GangFleet(rack, world=2)
