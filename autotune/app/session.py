@@ -221,8 +221,8 @@ def check_baseline(job: Job, engine: Engine, environment: Environment) -> None:
     dialect = find_dialect(find_engine(job.engine).dialect)
     if isinstance(dialect, Dialect):
         _refuse(path, dialect.refusals(path, world=job.world, environment=environment))
-    own, candidate = engine.baseline(path)
-    _refuse(path, [(v.message, v.fix) for v in own.judge(candidate)])
+    engine_of_file, candidate = engine.baseline(path)
+    _refuse(path, [(v.message, v.fix) for v in engine_of_file.judge(candidate)])
 
 
 def _refuse(path: Path, refusals: Sequence[tuple[str, str]]) -> None:

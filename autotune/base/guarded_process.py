@@ -58,12 +58,9 @@ class GuardedProcess(subprocess.Popen[Any]):
         request = {
             "parent": os.getpid(),
             "root": environment.get(SCRATCH_ENV) or temporary_root(),
-            "wall_s": wall_s,
-            "grace_s": grace_s,
-            "data_bytes": data_bytes,
-            "is_tmpdir": is_tmpdir,
-            "parent_env": PARENT_ENV,
-            "scratch_env": SCRATCH_ENV,
+            **keeper_options(
+                wall_s=wall_s, grace_s=grace_s, data_bytes=data_bytes, is_tmpdir=is_tmpdir
+            ),
         }
         started = [sys.executable, "-I", "-S", keeper.__file__, json.dumps(request), *command]
         super().__init__(started, start_new_session=True, **options)
@@ -78,6 +75,23 @@ class GuardedProcess(subprocess.Popen[Any]):
         deadline_s = time.monotonic() + keeper.END_WAIT_S
         while self.poll() is None and time.monotonic() < deadline_s:
             time.sleep(keeper.LOOK_S)
+
+
+def keeper_options(
+    *, wall_s: float = 0.0, grace_s: float = 0.0, data_bytes: int = 0, is_tmpdir: bool = True
+) -> dict[str, Any]:
+    """What a keeper is told besides its `parent` and the `root` of its folder.
+
+    The arguments are those of `GuardedProcess`.
+    """
+    return {
+        "wall_s": wall_s,
+        "grace_s": grace_s,
+        "data_bytes": data_bytes,
+        "is_tmpdir": is_tmpdir,
+        "parent_env": PARENT_ENV,
+        "scratch_env": SCRATCH_ENV,
+    }
 
 
 def run_guarded(

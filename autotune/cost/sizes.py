@@ -42,10 +42,9 @@ class Sizes:
     tokens: Column
     """Tokens of one micro-batch and rank, before tensor parallel ranks split the sequence."""
     mlp_matrices: Column
-    attention_params: Column
-    """Attention of one layer, whole."""
     latent_params: Column
-    """Down projections of latent attention, of that: each tensor parallel rank has them whole."""
+    """Down projections of latent attention in one layer: each tensor parallel rank has them
+    whole."""
     rank_attention_params: Column
     """Attention of one layer on one rank."""
     dense_ffn_hidden: Column
@@ -188,7 +187,6 @@ def sizes_of(p: Plans) -> Sizes:
         kv_width=kv_width,
         tokens=p.micro_batch * p.seq_len / sequence_ranks,
         mlp_matrices=mlp_matrices,
-        attention_params=latent_params + projections,
         latent_params=latent_params,
         rank_attention_params=rank_attention,
         dense_ffn_hidden=dense_ffn_hidden,

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,6 +83,8 @@ class GangFleet:
         self._waiting: list[GangTrial] = []
         """Trials for which no gang is free yet, in the order in which they were submitted."""
         self._reaping: set[tuple[str, str]] = set()
+        self._may_be_lost = transport.is_remote
+        """Whether the fleet goes on without a node that ends while it reaps."""
         self._cold: set[str] = set()
         """Nodes that could not fork ranks beside those of others: trials with them start cold."""
         self._lost: dict[str, _Lost] = {}
@@ -90,11 +92,13 @@ class GangFleet:
         """Those of them that were lost while not all nodes were, each with its problem."""
         self.end_of_all = ""
         """Why all nodes are gone for good; empty: they are not, or that is not known."""
+        self._ask_again_s = 0.0
+        """When the transport may be asked for that again."""
 
     def capacity(self, world: int) -> int:
         capacity = self._allocator.capacity(world)
         if not capacity and self._lost:
-            self._ask_for_end()
+            self.end_of_all = self.end_of_all or self._transport.ended()
             if self.end_of_all:
                 raise FleetError(
                     self.end_of_all, "run the same command again on other nodes: it resumes"
@@ -105,7 +109,22 @@ class GangFleet:
                 f"does not fit into the others: {why}",
                 "mend them, then run the same command again: it resumes",
             )
+        if not capacity and (left_out := self.quarantined()):
+            raise FleetError(
+                f"{', '.join(left_out)} are left out, since the platform ended trials there, and "
+                f"a gang of {world} does not fit into the others",
+                "see what is wrong with them, then run the same command again: it resumes",
+            )
         return capacity
+
+    def check_room(self, world: int) -> None:
+        """See that a gang fits once all slots are free.
+
+        Raises:
+            FleetError: None does, or none does any more.
+        """
+        if not self.capacity(world):
+            self._allocator.allocate(world)  # says what there is
 
     def absent(self) -> Mapping[str, str]:
         """Where all nodes are gone for good, none is for the time being."""
@@ -120,6 +139,7 @@ class GangFleet:
         for name in self._nodes:
             self._reap(name, str(folder.resolve()))
         deadline_s = time.monotonic() + _END_WAIT_S
+        self._may_be_lost = False
         self.hear()
         while self._reaping:
             if time.monotonic() > deadline_s:
@@ -130,6 +150,7 @@ class GangFleet:
                 )
             time.sleep(_PERIOD_S)
             self.hear()
+        self._may_be_lost = self._transport.is_remote
 
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
         """A build that fails waits for those of other nodes; an interrupt ends them all."""
@@ -151,8 +172,7 @@ class GangFleet:
                 "many slots",
                 "let it start fewer, or name nodes with as many slots",
             )
-        if not self.capacity(world):
-            self._allocator.allocate(world)  # says what there is
+        self.check_room(world)
         trial = GangTrial(self, spec, folder.resolve())
         self._waiting.append(trial)
         self._admit()
@@ -326,17 +346,22 @@ class GangFleet:
                 except FleetError:
                     self._lose(name, problem)
                     return
-        if reaping - self._running.keys():
-            raise error
+        if left := reaping - self._running.keys():
+            if not self._may_be_lost:
+                raise error
+            self._lose(name, problem, left=left)
 
-    def _lose(self, name: str, problem: str) -> None:
-        """Go on without a node until it answers again; what it ran ends by its own lease there."""
+    def _lose(self, name: str, problem: str, *, left: Iterable[str] = ()) -> None:
+        """Go on without a node until it answers again; what it ran ends by its own lease there.
+
+        It may have files `left` of folders that it did not reap.
+        """
         ran = [folder for folder, trial in self._running.items() if name in trial.open]
         before = self._lost.get(name)
         self._lost[name] = _Lost(
             problem=problem,
             again_s=time.monotonic() + LEASE_S,
-            folders=[*(before.folders if before else ()), *ran],
+            folders=[*(before.folders if before else ()), *left, *ran],
         )
         self._allocator.leave(name)
         self._reaping = {(n, f) for n, f in self._reaping if n != name}
@@ -345,7 +370,16 @@ class GangFleet:
         self._ask_for_end()
 
     def _ask_for_end(self) -> None:
-        self.end_of_all = self.end_of_all or self._transport.ended()
+        """Ask why all nodes are gone, unless that is known.
+
+        Slurm's controller may be slow. The next question waits as long as its answer took: nodes
+        that are there need to hear from here meanwhile.
+        """
+        begun_s = time.monotonic()
+        if not self.end_of_all and begun_s >= self._ask_again_s:
+            self.end_of_all = self._transport.ended()
+            ended_s = time.monotonic()
+            self._ask_again_s = ended_s + (ended_s - begun_s)
 
 
 @dataclass(kw_only=True)
@@ -400,6 +434,7 @@ class GangTrial(Handle):
         if self._result is None:
             self._fleet.hear()
             if self._waits:
+                self._fleet.check_room(self.spec.layout.world)
                 return None
             self._end_if_it_is_time()
             if self.open:

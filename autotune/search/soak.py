@@ -187,13 +187,15 @@ def soak_trials(
     record, key = runner.record, spec.identity.candidate_hash
     folder = record.folder.resolve() / "checkpoint"
     saving = Checkpoint(folder=str(folder), steps_after=STEPS_COMPARED)
-    begun = [
-        trial
-        for trial in (record.trials() if folder.exists() else ())
-        if trial.spec == _half_of(spec, trial.spec.identity.number, minutes, saving)
-        and record.read_files(trial) == files
-    ]
-    runs = {(key, 0): begun} if begun else {}
+    runs: dict[tuple[str, int], list[Trial]] = {}
+    saved = _last_to_save(record.trials()) if folder.exists() else None
+    if (
+        saved is not None
+        and saved.result is not None
+        and saved.spec == _half_of(spec, saved.spec.identity.number, minutes, saving)
+        and record.read_files(saved) == files
+    ):
+        runs[key, 0] = [saved]
 
     def first() -> Half | None:
         """The first half, if it ended well."""
@@ -228,6 +230,12 @@ def soak_trials(
             shutil.rmtree(folder, ignore_errors=True)
     halves = [_half(trials[-1]) for _, trials in sorted(runs.items())]
     return Soak(halves=halves, size_bytes=size_bytes) if is_over else None
+
+
+def _last_to_save(trials: Sequence[Trial]) -> Trial | None:
+    """The trial whose checkpoint is the one that is there, whole or not; None: there is none."""
+    checkpoints = ((trial, trial.spec.measure.checkpoint) for trial in reversed(trials))
+    return next((t for t, made in checkpoints if made and made.resumes_at is None), None)
 
 
 def _half(trial: Trial) -> Half:

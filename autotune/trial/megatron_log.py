@@ -6,6 +6,7 @@ from Megatron Core 0.14 to 0.20.
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 _ITERATION = re.compile(
@@ -32,11 +33,12 @@ def read_log(lines: Iterable[str]) -> list[LoggedIteration]:
     for line in lines:
         if match := _ITERATION.search(line):
             loss = _LOSS.search(match[3])
-            found.append(
-                LoggedIteration(
-                    iteration=int(match[1]),
-                    time_s=float(match[2]) / 1e3,
-                    loss=float(loss[1]) if loss else None,
+            with suppress(ValueError):
+                found.append(
+                    LoggedIteration(
+                        iteration=int(match[1]),
+                        time_s=float(match[2]) / 1e3,
+                        loss=float(loss[1]) if loss else None,
+                    )
                 )
-            )
     return found

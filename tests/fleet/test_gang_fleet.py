@@ -369,6 +369,30 @@ def test_an_agent_that_is_lost_while_it_reaps_says_why(
         GangFleet(rack, world=2).reap(tmp_path)
 
 
+def test_a_node_that_comes_back_and_goes_again_does_not_end_the_search(
+    tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    rack = Rack(2, is_remote=True)
+    fleet = GangFleet(rack, world=2)
+    first_folder, second_folder = folders_of(tmp_path, "first", "second")
+    first, second = fleet.submit(spec(), first_folder), fleet.submit(spec(), second_folder)
+    assert (first.poll(), second.poll()) == (None, None)
+    rack.is_gone, rack.agent(1).code = True, -9
+    assert second.poll() is not None
+    rack.is_gone = False
+    for _ in range(2):
+        clock(61.0)
+        rack.agent().say("alive")
+        fleet.hear()
+        fleet.hear()
+        assert [c["command"] for c in rack.agent(1).commands][-1] == "reap"
+        rack.agent(1).code = -9
+        assert first.poll() is None
+        assert list(fleet.absent()) == ["n1"]
+    let_end(rack, first_folder, world=2)
+    assert first.poll() is not None
+
+
 def test_where_no_agent_starts_the_fleet_is_not_available(tmp_path: Path) -> None:
     rack = Rack(1)
     fleet = GangFleet(rack, world=2)
@@ -541,6 +565,47 @@ def test_a_trial_that_waits_is_cancelled_without_ever_starting(tmp_path: Path) -
     let_end(rack, first_folder, world=2)
     assert first.poll() is not None
     assert started_in(rack) == ["first"]
+
+
+def test_a_trial_waits_for_no_gang_that_cannot_come_any_more(tmp_path: Path) -> None:
+    rack = Rack(2, is_remote=True)
+    fleet = GangFleet(rack, world=4)
+    small_folder, large_folder = folders_of(tmp_path, "small", "large")
+    fleet.submit(spec(), small_folder)
+    large = fleet.submit(four_ranks(), large_folder)
+    assert large.poll() is None
+    fleet._lose("n1", "no answer")
+    with pytest.raises(FleetError, match="1 of 2 nodes are lost, and a gang of 4 does not fit"):
+        large.poll()
+
+
+def test_slots_that_are_left_out_may_leave_no_room_for_a_job() -> None:
+    fleet = GangFleet(Rack(2), world=4)
+    gang = fleet._allocator.allocate(2)
+    for candidate in ("a", "a", "b"):
+        fleet._allocator.judge(gang, candidate, is_fault=True)
+    with pytest.raises(FleetError, match="n0:0, n0:1 are left out"):
+        fleet.capacity(4)
+
+
+def test_a_transport_that_answers_slowly_is_not_asked_for_each_node_that_is_lost(
+    clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rack, asked = Rack(4, is_remote=True), []
+
+    def ended() -> str:
+        asked.append(len(asked))
+        clock(10.0)
+        return ""
+
+    monkeypatch.setattr(rack, "ended", ended)
+    fleet = GangFleet(rack, world=2)
+    for name in ("n0", "n1", "n2"):
+        fleet._lose(name, "no answer")
+    assert len(asked) == 1, "the last node hears from here meanwhile"
+    clock(10.0)
+    fleet._lose("n3", "no answer")
+    assert len(asked) == 2
 
 
 def test_a_trial_that_no_gang_fits_is_refused_at_once(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from autotune.base.errors import StudyError
 from autotune.contract import (
     RANKS_DIR,
+    RESULT_FILE,
     Outcome,
     Phase,
     RankReport,
@@ -235,6 +236,20 @@ def test_a_soak_that_was_interrupted_goes_on_with_its_second_half(tmp_path: Path
     assert [s.measure.checkpoint.resumes_at for s in again.specs] == [SOAKED]
     assert (len(ran.halves), ran.failures, ran.size_bytes) == (2, [], 1000)
     assert not list(kept.folder.rglob("weights"))
+
+
+def test_a_soak_that_was_killed_in_its_first_half_begins_anew(tmp_path: Path):
+    kept, given = record(tmp_path), (spec(), files(ds_config()))
+    assert soak_trials(*given, minutes=1.0, runner=runner_of(kept, SoakFleet(steady))) is not None
+    cut_short = runner_of(kept, SoakFleet(steady, n_polls=3), Patient(3))
+    assert soak_trials(*given, minutes=1.0, runner=cut_short) is None
+    for trial in kept.trials()[2:]:
+        (trial.folder / RESULT_FILE).unlink()
+    again = SoakFleet(steady)
+    ran = soak_trials(*given, minutes=1.0, runner=runner_of(kept, again))
+    assert [s.measure.checkpoint.resumes_at for s in again.specs] == [None, SOAKED]
+    assert ran is not None
+    assert [half.spec.identity.number for half in ran.halves] == [4, 5]
 
 
 def test_a_disk_without_room_is_said_before_minutes_are_spent(tmp_path: Path):

@@ -27,7 +27,7 @@ def test_iterations_of_old_and_new_releases():
         LoggedIteration(iteration=2, time_s=1.2345, loss=5.54321),
         LoggedIteration(iteration=4, time_s=0.2, loss=5.0),
     ]
-    assert read_log([OLD[:60]]) == []
+    assert read_log([OLD[:60], OLD.replace("5.543210E+00", "5.5432iteration")]) == []
 
 
 def test_an_iteration_that_was_skipped_has_no_loss_and_a_bad_one_is_no_number():

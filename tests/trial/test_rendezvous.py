@@ -1,4 +1,4 @@
-"""Where ranks find one another; their store is tested in `test_forks.py`."""
+"""Where ranks find one another; their store is tested in `test_launcher.py`."""
 
 import inspect
 import re

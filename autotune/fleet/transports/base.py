@@ -12,6 +12,9 @@ from typing import Any, Protocol
 from autotune.fleet.node.places import DevicePlace
 from autotune.trial.rendezvous import LOOPBACK
 
+GRACE_S = 5.0
+"""Time that an agent gets to clean up once what started it was killed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Node:

@@ -30,12 +30,9 @@ from autotune.fleet.gang_fleet import AGENT, GangFleet, rank_places
 from autotune.fleet.node.places import core_places, gpu_places
 from autotune.fleet.node.ports import check_reachable
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import Node
+from autotune.fleet.transports.base import GRACE_S, Node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
-
-GRACE_S = 5.0
-"""Time that an agent gets to clean up after a coordinator that was killed."""
 
 
 class Local:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import autotune.fleet.node.bootstrap
 from autotune.base.errors import FleetError, JobError
-from autotune.contract import PARENT_ENV, SCRATCH_ENV
+from autotune.base.guarded_process import keeper_options
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
 from autotune.fleet.base import Place
@@ -32,7 +32,7 @@ from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import REPORTED, Inventory
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import JsonLines, Node, NodeProcess
+from autotune.fleet.transports.base import GRACE_S, JsonLines, Node, NodeProcess
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
@@ -248,20 +248,13 @@ class BootedProcess:
         self._unread = b""
         self._waiting = b""
         """What is sent once the module runs."""
-        keeping = {
-            "wall_s": 0.0,
-            "data_bytes": 0,
-            "is_tmpdir": False,
-            "parent_env": PARENT_ENV,
-            "scratch_env": SCRATCH_ENV,
-        }
         header = {
             "digest": digest,
             "size": len(data),
             "module": module,
             "arguments": list(arguments),
             "variables": dict(variables),
-            "keeping": keeping,
+            "keeping": keeper_options(grace_s=GRACE_S, is_tmpdir=False),
         }
         line.send(json.dumps(header).encode() + b"\n")
 

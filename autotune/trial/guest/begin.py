@@ -59,7 +59,6 @@ def take_rank(folder: Path, rank: int) -> bool:
     torchrun with --max-restarts, run out of tries.
     """
     path = folder / "ranks" / OWNER_FILE.format(rank=rank)
-    mine = owner_text(os.getpid())
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -73,7 +72,7 @@ def take_rank(folder: Path, rank: int) -> bool:
         return False
     except OSError:
         return False
-    os.write(handle, mine.encode())
+    os.write(handle, owner_text(os.getpid()).encode())
     os.close(handle)
     return True
 

@@ -44,7 +44,7 @@ def _wrap(module: ModuleType, place: str, wrapper: Wrapper) -> None:
     owner: Any = module
     for part in owners:
         owner = getattr(owner, part, None)
-    if hasattr(owner, name):
+    if owner is not None and hasattr(owner, name):
         is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
         replaced = around(getattr(owner, name), wrapper)
         setattr(owner, name, staticmethod(replaced) if is_static else replaced)

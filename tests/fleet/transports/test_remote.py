@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from autotune.base import keeper
 from autotune.base.errors import FleetError
 from autotune.fleet.node.answers import MARK as ANSWER_MARK
 from autotune.fleet.node.bootstrap import MARK
@@ -148,6 +150,30 @@ def test_what_comes_in_pieces_is_put_together(word: str) -> None:
     assert line.sent == (bundle()[1] if word == "need" else b"") + b"waits"
     line.pieces.append(b"st\n")
     assert process.receive() == b"st\n"
+
+
+WAY = """
+import json, os, subprocess, sys
+options = {**json.loads(sys.argv[2]), "parent": os.getpid(), "root": sys.argv[3]}
+command = [sys.executable, sys.argv[1], json.dumps(options), "sh", "-c", sys.argv[4]]
+subprocess.Popen(command, stdin=subprocess.PIPE).wait()
+"""
+"""Starts a program on a node, and holds its input, as a daemon of ssh does."""
+
+
+def test_an_agent_may_clean_up_where_the_way_to_it_was_killed(tmp_path: Path) -> None:
+    line = Pieces()
+    BootedProcess(line, module="m", arguments=(), variables={})
+    options = json.dumps(json.loads(line.sent)["keeping"])
+    script = "echo up; read word; sleep 0.2; echo cleaned"
+    way = subprocess.Popen(
+        [sys.executable, "-c", WAY, keeper.__file__, options, str(tmp_path), script],
+        stdout=subprocess.PIPE,
+    )
+    assert way.stdout is not None
+    assert way.stdout.readline() == b"up\n"
+    way.kill()
+    assert way.communicate(timeout=60)[0] == b"cleaned\n"
 
 
 class Machines(RemoteTransport):

@@ -45,6 +45,11 @@ def test_a_module_of_two_subjects_has_both_hooks_called_in_turn(package: str) ->
     assert seen == ["first", "second"]
 
 
+def test_what_a_module_does_not_have_is_left_out(package: str) -> None:
+    call_after_imports([(package, "Missing.__init__", lambda *_: None)])
+    assert importlib.import_module(package).VALUE == 1
+
+
 def test_looking_for_a_module_calls_nothing(package: str) -> None:
     seen: list[ModuleType] = []
     call_after_imports([(package, "", seen.append)])
