@@ -115,8 +115,16 @@ def clash(
 
 
 def _holds(term: str, launch: MegatronLaunch) -> bool:
-    tests = term.removeprefix("!").split("|")
-    return any([_is_so(test, launch) for test in tests]) is not term.startswith("!")
+    unknown = None
+    for test in term.removeprefix("!").split("|"):
+        try:
+            if _is_so(test, launch):
+                return not term.startswith("!")
+        except UnknownFactError as error:
+            unknown = error
+    if unknown is not None:
+        raise unknown
+    return term.startswith("!")
 
 
 def _is_so(test: str, launch: MegatronLaunch) -> bool:
@@ -275,7 +283,7 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
         "graphs.one_way",
         "cuda_graph_impl enable_cuda_graph|external_cuda_graph",
         "--cuda-graph-impl beside --enable-cuda-graph or --external-cuda-graph: give one",
-        "leave --cuda-graph-impl alone",
+        "remove --enable-cuda-graph and --external-cuda-graph",
     ),
     clash(
         "overlap.needs_sharding",
@@ -295,7 +303,8 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
         "pipeline_model_parallel_layout "
         "num_layers_per_virtual_pipeline_stage|num_virtual_stages_per_pipeline_rank",
         "--pipeline-model-parallel-layout says all chunks: no other number of them is taken",
-        "remove that number",
+        "remove --num-layers-per-virtual-pipeline-stage and "
+        "--num-virtual-stages-per-pipeline-rank",
     ),
     clash(
         "recompute.full_method",

@@ -14,6 +14,7 @@ from autotune.contract import KnobValue
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.argument_rules import (
     ARGUMENT_RULES,
+    CHUNKED,
     ENDS,
     chunks_of,
     flag_name,
@@ -157,7 +158,24 @@ def _as_flags(word: re.Match[str]) -> str:
     if value in ("true", "false", "none"):
         is_off = value == ("true" if "--no-" in names else "false") or value == "none"
         return f"no {names}" if is_off else names
+    if value.isdecimal() and word[1] in KNOBS and int(value) == KNOBS[word[1]].default:
+        return f"no {names}"
     return f"{names} {value}".rstrip()
+
+
+_CHUNKS = re.compile(r"\ba vp above 1|\bvp \d+(?=:)")
+
+
+def _of_chunks(text: str, launch: MegatronLaunch) -> str:
+    """Words on chunks of a rank by the argument that makes them, where no number of them does."""
+    if "pipeline_model_parallel_layout" in launch.given:
+        flag = flag_name("pipeline_model_parallel_layout")
+        many, one = f"more than one stage a rank in {flag}", f"one stage a rank in {flag}"
+    elif CHUNKED[0] in launch.given and CHUNKED[1] not in launch.given:
+        many, one = flag_name(CHUNKED[0]), f"no {flag_name(CHUNKED[0])}"
+    else:
+        return text
+    return _CHUNKS.sub(many, text).replace("vp=1", one)
 
 
 def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
@@ -168,7 +186,9 @@ def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
         pp, ep, etp = (launch.get(f"{name}_parallel_size") for name in names)
         last = f"etp {etp}" if etp else f"tp {launch.get('tensor_model_parallel_size')}"
         message = f"world {launch.world} is no multiple of pp {pp} x ep {ep} x {last}"
-    message, fix = (_WORD.sub(_as_flags, text) for text in (message, found.fix))
+    message, fix = (
+        _WORD.sub(_as_flags, _of_chunks(text, launch)) for text in (message, found.fix)
+    )
     text = f"{fix}; {message}"
     given = sorted((text.find(flag_name(name)), name) for name in launch.given)
     at = tuple(name for place, name in given if place >= 0)

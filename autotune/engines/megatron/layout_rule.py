@@ -115,33 +115,35 @@ _FACTS = {
     "shared_expert_hidden": "a model with shared experts",
     "recompute": "recomputation",
     "dispatcher": "a dispatcher other than alltoall",
-    "fp8_recipe": "a recipe other than delayed",
+    "fp8_recipe": "an fp8_recipe other than delayed",
 }
 
 
-def _subject(terms: str) -> str:
+def _subject(terms: str, *, has_values: bool = True) -> str:
     """All of some terms, for people; a module that is computed again is so by recompute."""
     words = [term for term in terms.split() if term != "recompute=selective"]
     if words == ["dispatcher"]:
         return "dispatcher"
-    return " with ".join(map(_in_words, reversed(words)))
+    return " with ".join(_in_words(word, has_value=has_values) for word in reversed(words))
 
 
 def _chosen(terms: str) -> str:
     """What somebody chose of some terms, for people."""
     facts = LayoutTask.__dataclass_fields__
     names = [term for term in terms.split() if term.partition(">")[0] not in facts]
-    return _subject(" ".join(names))
+    return _subject(" ".join(names), has_values=False)
 
 
-def _in_words(tests: str) -> str:
-    """One of some tests, for people."""
+def _in_words(tests: str, *, has_value: bool = False) -> str:
+    """One of some tests, for people; `has_value`: with what a number is in place of its bound."""
     found = []
     for name, sign, value in _TEST.findall(tests):
         if sign == "~":
             found.append(f"{value} in {name}")
         elif name in _FACTS and sign != "=":
             found.append(_FACTS[name])
+        elif sign == ">" and has_value:
+            found.append(f"{name} {{{name}}}")
         elif sign == ">":
             found.append(f"{'an' if name == 'ep' else 'a'} {name} above {value}")
         else:

@@ -341,7 +341,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "overlap.gather_needs_reduce",
         "distributed_optimizer overlap_grad_reduce !overlap_param_gather",
         "overlap_param_gather needs overlap_grad_reduce",
-        "take overlap_param_gather=false as well",
+        "take overlap_grad_reduce=true, or overlap_param_gather=false as well",
         f"{ARGUMENTS}: overlap_param_gather",
     ),
     layout_rule(
@@ -352,10 +352,11 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take overlap_p2p=true, or a pp above 2",
         f"{ARGUMENTS}: overlap_p2p_comm",
     ),
-    needs(
+    layout_rule(
         "overlap.tp_needs_sequence_parallel",
-        "tp_comm_overlap",
-        "sequence_parallel",
+        "tp_comm_overlap sequence_parallel=0|tp=1",
+        "tp_comm_overlap needs sequence_parallel, which a tp of 1 turns off",
+        "take sequence_parallel=true with a tp above 1, or leave tp_comm_overlap out",
         f"{ARGUMENTS}: tp_comm_overlap",
     ),
     needs(

@@ -8,7 +8,6 @@ from autotune.engines.megatron.choices import BALANCED
 from autotune.engines.megatron.layout_rule import (
     CONFIG,
     SAME_RUN,
-    excludes,
     layout_rule,
     needs,
     with_parameters,
@@ -130,10 +129,12 @@ def _rank_has_experts(
 
 RULES: tuple[Rule[LayoutRows], ...] = (
     needs("stages.pipeline", "stages", "pp>1", SAME_RUN),
-    excludes(
+    layout_rule(
         "stages.alone",
-        "stages",
-        "ends_as_layers|first_stage_layers|last_stage_layers",
+        "stages ends_as_layers|first_stage_layers|last_stage_layers",
+        "stages that are placed have their layers already, and ends_as_layers, "
+        "first_stage_layers or last_stage_layers say others",
+        "leave ends_as_layers, first_stage_layers and last_stage_layers out",
         f"{CONFIG}: pipeline_model_parallel_layout",
     ),
     layout_rule(

@@ -335,3 +335,45 @@ def test_overrides_of_a_recipe_are_judged_as_far_as_they_say():
     (violation,) = judge_launch(launch_of_line(nemo, release="0.16"))
     assert violation.rule == "world.product"
     assert "model.pipeline_model_parallel_size 3" in violation.message
+
+
+def fixes_of(flags, **others):
+    found = judge_launch(replace(launch(flags), **others))
+    return {violation.rule: violation.fix for violation in found}
+
+
+def test_a_fix_leaves_out_a_flag_that_takes_no_default():
+    mixture = "--num-experts 8 --bf16 --disable-bias-linear --expert-tensor-parallel-size 2"
+    fix = fixes_of(mixture)["etp.replicas"]
+    assert fix.endswith("or no --expert-tensor-parallel-size")
+
+
+@pytest.mark.parametrize(
+    "chunked",
+    [
+        "--num-layers-per-virtual-pipeline-stage 2",
+        "--pipeline-model-parallel-layout 'Et*2|t*2|t*2|t*2L'",
+    ],
+)
+def test_a_fix_of_chunks_names_the_flag_that_makes_them(chunked):
+    ranks = "--pipeline-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 96"
+    fix = fixes_of(f"{ranks} {chunked}")["vp.micro_batches"]
+    assert chunked.split()[0] in fix
+    assert "--num-virtual-stages-per-pipeline-rank" not in fix
+
+
+def test_a_message_of_chunks_names_the_flag_that_makes_them():
+    by_layers = judge_launch(launch("--num-layers-per-virtual-pipeline-stage 2"))
+    (message,) = (one.message for one in by_layers if one.rule == "vp.pipeline")
+    assert message.startswith("--num-layers-per-virtual-pipeline-stage: needs")
+
+
+def test_a_clash_is_told_where_another_of_its_arguments_is_not_known():
+    unknown = frozenset({"external_cuda_graph"})
+    assert "graphs.one_way" in fixes_of(BROKEN["graphs.one_way"], unknown=unknown)
+
+
+def test_ranks_of_one_send_nothing_that_could_overlap():
+    assert "overlap.tp_needs_sequence_parallel" in fixes_of(
+        "--tp-comm-overlap --sequence-parallel"
+    )

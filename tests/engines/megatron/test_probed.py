@@ -46,7 +46,7 @@ def test_a_release_without_fake_groups_is_refused():
 
 def test_what_needs_a_gpu_or_another_engine_is_refused():
     job = {"model": "tiny-llama", "seq_len": 128, "global_batch": 64, "world": 4}
-    with pytest.raises(JobError, match="cp 2 needs a fused attention kernel"):
+    with pytest.raises(JobError, match="cp 2: needs a fused attention kernel"):
         estimate("cp=2", probe_memory=True, engine="megatron", gpu="H100", **job)
     with pytest.raises(JobError, match="a rank of the engine deepspeed cannot run without"):
         estimate(probe_memory=True, gpu="H100", **job)
