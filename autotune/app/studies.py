@@ -150,7 +150,10 @@ def explain_trial(study: Study, number: int) -> Explanation:
     known = [str(n) for n, t in trials.items() if t.result is not None and t.result.diagnosis]
     hint = f"name one of {', '.join(known)}" if known else "search again, without --no-diagnose"
     if number not in {t.spec.identity.number for t in report.history.recorded}:
-        raise StudyError(f"study {study.name}: there is no trial {number}", hint)
+        listed = f"`autotune report --study {study.name}` lists its trials"
+        raise StudyError(
+            f"study {study.name}: there is no trial {number}", hint if known else listed
+        )
     (trial,) = (t for t in report.history.recorded if t.spec.identity.number == number)
     why = "it did not measure, was a run of the final comparison or a reduced one, or "
     why += "--no-diagnose was given"

@@ -83,9 +83,10 @@ class Observed(Stored):
         try:
             return cls.from_dict(read_json(path))
         except ContractError as error:
-            raise JobError(
-                f"{path}: {error}", "run the same command again with --fresh: it is observed anew"
-            ) from error
+            told = f"{error}"
+            told = told if told.startswith(f"{path}: ") else f"{path}: {told}"
+            again = "run the same command again with --fresh: it is observed anew"
+            raise JobError(told, again) from error
 
     def check(self) -> None:
         TrialResult.from_dict(self.result)
