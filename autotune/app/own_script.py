@@ -10,8 +10,9 @@ from typing import Any
 
 from autotune import DEFAULT_ENGINE
 from autotune.app.session import CPU_WORLD, Session, find_place, open_session
-from autotune.base.errors import FleetError, JobError, StudyError
+from autotune.base.errors import AutotuneError, FleetError, JobError, StudyError
 from autotune.base.files import try_folder, write_text
+from autotune.base.plugins import plugin_names
 from autotune.base.secrecy import scrubbed
 from autotune.base.templates import canonical_json
 from autotune.base.units import format_bytes, parse_bytes, parse_seconds
@@ -34,7 +35,7 @@ from autotune.contract import (
     to_dict,
 )
 from autotune.devices.hardware import VERSIONED, Environment
-from autotune.engines.base import CommandJob, find_engine, installed_engines
+from autotune.engines.base import CommandJob, find_engine
 from autotune.engines.launches.line import in_short, is_launch, parts_of
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
@@ -117,7 +118,7 @@ def open_command_session(
         )
     check_command(command)
     study = Study(results, str(flags.get("study") or study_name(command, str(folder))))
-    job = _job_in_words(command, folder, flags.get("engine"))
+    job = _job_in_words(command, folder, flags.get("engine"), note)
     if fresh and (aside := study.set_aside()) is not None:
         note(f"the old study is kept as {aside}")
     versions: dict[str, str] = {}
@@ -136,13 +137,25 @@ def open_command_session(
     )
 
 
-def _job_in_words(command: Sequence[str], folder: Path, named: object) -> CommandJob | None:
-    """The job of a command, by the engine that reads it in its words; None: none does."""
-    jobs = (
-        engine.read_command(command, folder, is_named=engine.name == named)
-        for engine in installed_engines()
-    )
-    return next((job for job in jobs if job is not None), None)
+def _job_in_words(
+    command: Sequence[str], folder: Path, named: object, note: Note
+) -> CommandJob | None:
+    """The job of a command, by the engine that reads it in its words; None: none does.
+
+    Raises:
+        JobError: The engine that is named cannot be loaded; one that nobody named is left out.
+    """
+    for name in plugin_names("engine"):
+        try:
+            engine = find_engine(name)
+        except AutotuneError as error:
+            if name == named:
+                raise
+            note(f"the command is read without an engine: {error.message}")
+            continue
+        if (job := engine.read_command(command, folder, is_named=name == named)) is not None:
+            return job
+    return None
 
 
 def _keys_of_arguments(

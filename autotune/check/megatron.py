@@ -29,6 +29,10 @@ _READER = "megatron-lm"
 _CHECKOUT_RULE = "checkout.refuses"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
+_OTHER_CHECKS = NotJudged(
+    what="Megatron-LM's other checks",
+    why="of schedules, data, checkpoints, sizes: --megatron-path names a checkout to ask",
+)
 _PARSER = "megatron/training/arguments.py, parse_args"
 _WORD_RULES: Mapping[str, FileRule] = {
     "flags.unknown": FileRule(
@@ -214,6 +218,8 @@ def _not_judged(
     for name, is_missing in ((CONNECTIONS, lacks), (_OFFLOAD, offloads)):
         if is_missing:
             yield NotJudged(what=name, why="the file does not set it")
+    if checkout is None and not launch.is_overrides:
+        yield _OTHER_CHECKS
 
 
 def _source(launch: MegatronLaunch) -> Source:

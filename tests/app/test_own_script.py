@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from autotune.app.diagnose import diagnose
 from autotune.app.exports import export_study, patch_study
 from autotune.app.own_script import (
     _as_trial,
+    _job_in_words,
     adopt_first_run,
     observe,
     open_command_session,
@@ -27,6 +29,7 @@ from autotune.app.own_script import (
 from autotune.app.run import begin_study
 from autotune.app.session import plan_search
 from autotune.app.studies import find_study
+from autotune.base import plugins
 from autotune.base.errors import FleetError, JobError, StudyError
 from autotune.base.units import format_bytes
 from autotune.contract import Role, read_json, to_dict, write_json
@@ -43,6 +46,19 @@ from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from tests.jobs import CPU
 from tests.observed import RAW, TRAINER, observed
+
+
+def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = EntryPoint("broken", "no_such_module:Engine", "autotune.engines")
+    monkeypatch.setitem(plugins._offered("engine"), "broken", broken)
+    notes: list[str] = []
+    assert _job_in_words(["python", "train.py"], tmp_path, None, notes.append) is None
+    (note,) = notes
+    assert "no_such_module:Engine cannot be loaded" in note
+    with pytest.raises(JobError, match="cannot be loaded"):
+        _job_in_words(["python", "train.py"], tmp_path, "broken", notes.append)
 
 
 @pytest.mark.parametrize(

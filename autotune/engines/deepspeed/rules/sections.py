@@ -134,6 +134,9 @@ class AsRead(Mapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
 
 def as_read(config: Mapping[str, Any], version: str) -> Mapping[str, Any]:
     """A configuration as a release of DeepSpeed reads it."""
