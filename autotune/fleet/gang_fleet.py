@@ -326,7 +326,7 @@ class GangFleet:
     def _replace(self, name: str, problem: str, *, was_ready: bool) -> None:
         """An agent is gone, and all that it ran: see `autotune.base.keeper`.
 
-        On another machine the next one removes what files are left.
+        The next one removes what is left of it, in memory and of files.
         """
         if not was_ready and self._transport.is_remote:
             self._lose(name, problem)
@@ -337,15 +337,18 @@ class GangFleet:
         for folder, trial in [(f, t) for f, t in self._running.items() if name in t.open]:
             if not was_ready:
                 trial.fail(name, error)
-            elif not self._transport.is_remote or folder in reaping:
+            elif folder in reaping:
                 trial.ended(name, problem)
             else:  # it ends once the next agent has answered, or the node is lost
                 trial.problem = trial.problem or problem
                 try:
                     self._reap(name, folder)
-                except FleetError:
-                    self._lose(name, problem)
-                    return
+                except FleetError as refused:
+                    if self._transport.is_remote:
+                        self._lose(name, problem)
+                        return
+                    self._reaping.discard((name, folder))
+                    trial.fail(name, refused)
         if left := reaping - self._running.keys():
             if not self._may_be_lost:
                 raise error

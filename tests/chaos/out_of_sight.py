@@ -89,8 +89,8 @@ def _leaves_a_daemon(factory: str, start: Start, ground: Ground) -> None:
 def _told_by(factory: str, start: Start, ground: Ground) -> str:
     """What a model says that it leaves, once its trial has ended as it should."""
     result = ground.arena.run(factory, start)
-    outcome = Outcome.CRASH if "kill" in factory else Outcome.OK
-    must(result.outcome is outcome, f"{result.outcome}: {result.evidence}")
+    outcomes = {Outcome.CRASH, Outcome.LAUNCH} if "kill" in factory else {Outcome.OK}
+    must(result.outcome in outcomes, f"{result.outcome}: {result.evidence}")
     return (ground.arena.study.trial_folder(result.number) / LITTER).read_text()
 
 
@@ -101,7 +101,7 @@ def _keeper_killed(which: str, ground: Ground) -> None:
 
     def agents() -> list[psutil.Process]:
         found = root.children(recursive=True)
-        return [child for child in found if _command(child)[1:3] == ["-m", agent]]
+        return [child for child in found if _is_run_of(agent, _command(child))]
 
     started: list[psutil.Process] = []
     try:
@@ -133,10 +133,7 @@ def _killed_while(module: str, ground: Ground) -> None:
             scratches.update(_scratch_of(child))
         commands = [_command(child) for child in started.values()]
         # A keeper has the command among its arguments, before it starts it.
-        is_there = any(
-            command[1:3] == ["-m", module] or _is_probe(command) for command in commands
-        )
-        return is_there and bool(scratches)
+        return any(_is_run_of(module, command) for command in commands) and bool(scratches)
 
     try:
         wait_until(runs, f"{module} runs", _WAIT_S)
@@ -155,8 +152,8 @@ def _killed_while(module: str, ground: Ground) -> None:
     must(scratches, "no child had a folder for temporary files")
 
 
-def _is_probe(command: list[str]) -> bool:
-    return command[1:4] == ["-P", "-m", "autotune.job.model_probe"]
+def _is_run_of(module: str, command: list[str]) -> bool:
+    return ["-m", module] in (command[1:3], command[2:4])
 
 
 def _asking() -> subprocess.Popen[str]:

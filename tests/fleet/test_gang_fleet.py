@@ -267,6 +267,9 @@ def test_a_lost_agent_is_a_fault_of_the_platform_and_another_takes_its_place(
     trial = fleet.submit(spec(), tmp_path)
     rack.agent().answers += b"Traceback of something\n"
     rack.agent().code = -9
+    assert trial.poll() is None
+    assert [c["command"] for c in rack.agent().commands] == ["reap"], "memory may be left"
+    rack.agent().say("reaped", folder=str(tmp_path))
     result = trial.poll()
     assert result is not None
     assert result.outcome is Outcome.LAUNCH
@@ -350,6 +353,10 @@ def test_an_agent_that_does_not_end_a_trial_is_given_up(
     clock(61.0)
     assert trial.poll() is None
     assert rack.agent().code == -9
+    assert trial.poll() is None
+    clock(61.0)
+    assert trial.poll() is None
+    assert (rack.agent().code, len(rack.agents["n0"])) == (-9, 2), "nor does the next one answer"
     result = trial.poll()
     assert result is not None
     assert result.outcome is Outcome.CANCELLED
