@@ -29,7 +29,6 @@ REMOVED_OPTIMIZERS: Mapping[str, tuple[str, Sequence[str]]] = {
 OPTIMIZERS_REMOVED_IN = "0.19.7"
 AUTOTP_BY_CONFIG_SINCE = "0.18.6"
 _AUTOTP_UNEVEN_SINCE = "0.19.7"
-PLAIN_BF16_SINCE = "0.17.6"
 _CPU_PINS_SINCE = "0.19.6"
 _KEPT_IN_MEMORY = 1_000_000_000
 """Elements that stay in memory where `offload_param.max_in_cpu` is not set."""
