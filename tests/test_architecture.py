@@ -363,7 +363,6 @@ NAMES_DEEPSPEED = {
     "export/dialects/command.py": "the dialect of such a command",
     "export/dialects/deepspeed.py": "its dialect",
     "export/dialects/hf.py": "its configuration, which Trainer and what is built on it read",
-    "export/dialects/lightning.py": "its configuration, which Lightning reads",
     "export/launchers/shell.py": "its configuration, which accelerate's YAML names",
     "export/launchers/deepspeed.py": "its launcher",
     "export/command_training.py": "the configuration of a user's command, and its keys",

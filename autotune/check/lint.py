@@ -22,6 +22,7 @@ from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
 from autotune.engines.deepspeed.rules.sections import AUTO, unreadable
+from autotune.engines.deepspeed.rules.version import removed_later
 from autotune.engines.deepspeed.sources import neox
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import violation_of
@@ -368,7 +369,7 @@ def _checked(
         fixed_text=None if text == source.text else text,
         not_edited=why_not,
         ignored=tuple(one.rule for one in all_found if one not in before),
-        not_judged=tuple(_not_judged(source, first)),
+        not_judged=tuple(_not_judged(source, first, environment.deepspeed_version)),
     )
     return report, source.config if why_not else mended.config
 
@@ -488,7 +489,7 @@ def _look(
     )
 
 
-def _not_judged(source: Source, looked: _Looked) -> Iterator[NotJudged]:
+def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJudged]:
     """What decides whether a configuration runs, and nobody here could read."""
     yield from source.not_judged
     if "world" in looked.unknown_facts:
@@ -504,6 +505,8 @@ def _not_judged(source: Source, looked: _Looked) -> Iterator[NotJudged]:
         if dotted(path) in looked.unknown_facts and value != AUTO:
             yield NotJudged(what=dotted(path), why=f"{value} is put in at run time")
     yield from huggingface.not_compared(source)
+    for name in removed_later(source.config, version):
+        yield NotJudged(what=name, why="later releases removed it, and no rule knows what it does")
 
 
 def _is_unasked(violation: Violation, source: Source) -> bool:

@@ -130,19 +130,19 @@ class WatchedAnswers(Generic[A]):
 
 @dataclass(kw_only=True, eq=False)
 class _Asked(Generic[A]):
-    """What a function said so far."""
+    """What a function answered so far."""
 
     ask: Ask[A]
     table: Table
     places: dict[A, int] = field(default_factory=dict)
-    said: dict[int, tuple[int, frozenset[str]]] = field(default_factory=dict)
+    answered: dict[int, tuple[int, frozenset[str]]] = field(default_factory=dict)
 
     def __call__(self, row: int) -> tuple[int, frozenset[str]]:
-        if row not in self.said:
+        if row not in self.answered:
             answer, names = self.ask(row)
             place = self.places.setdefault(answer, len(self.places))
-            self.said[row] = place, frozenset(self.table.codes.keys() & set(names))
-        return self.said[row]
+            self.answered[row] = place, frozenset(self.table.codes.keys() & set(names))
+        return self.answered[row]
 
 
 def answers(table: Table, ask: Ask[A]) -> WatchedAnswers[A]:

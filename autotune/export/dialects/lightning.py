@@ -10,7 +10,6 @@ from autotune.export.dialects.hf import FamilyDialect
 from autotune.export.trainer import config_in_numbers, is_open
 
 YAML_FILE = "trainer.yaml"
-STRATEGY = "lightning.pytorch.strategies.DeepSpeedStrategy"
 
 
 class Lightning(FamilyDialect):

@@ -8,7 +8,6 @@ from autotune.engines.deepspeed.rules.base import Setup
 from autotune.space.rule import Finding, rule
 
 _KEY = "sequence_parallel_size"
-_SINCE = "0.18.2"
 
 
 @rule("parallel_state_sp.py: initialize_sequence_parallel")

@@ -11,6 +11,7 @@ from autotune.engines.deepspeed.rules.base import (
 )
 from autotune.engines.deepspeed.rules.constructors import TAKEN_OUT, takes
 from autotune.engines.deepspeed.rules.keys import SECTIONS
+from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.sections import dotted, known_items, sections
 from autotune.engines.deepspeed.rules.values import Key
 from autotune.space.rule import Choice, Finding, Patch, rule
@@ -28,7 +29,6 @@ REMOVED_OPTIMIZERS: Mapping[str, tuple[str, Sequence[str]]] = {
 OPTIMIZERS_REMOVED_IN = "0.19.7"
 AUTOTP_BY_CONFIG_SINCE = "0.18.6"
 _AUTOTP_UNEVEN_SINCE = "0.19.7"
-PLAIN_BF16_SINCE = "0.17.6"
 _CPU_PINS_SINCE = "0.19.6"
 _KEPT_IN_MEMORY = 1_000_000_000
 """Elements that stay in memory where `offload_param.max_in_cpu` is not set."""
@@ -42,6 +42,26 @@ def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> Iterator[tuple[s
                 yield path, name, value
 
 
+def removed_later(config: Mapping[str, Any], version: str) -> Iterator[str]:
+    """What a configuration uses of a release that later ones removed: no rule knows what it does.
+
+    Keys, dotted, that are not off, and `optimizer.type`.
+    """
+    for path, content, section in sections(config):
+        for name, key, value in known_items(content, section):
+            is_off = value in (None, False, -1) or _is_off(value)
+            if key.removed_in and not key.is_removed(version) and not is_off:
+                yield dotted(path, name)
+    kind = as_section(config.get("optimizer")).get("type")
+    is_of_others = isinstance(kind, str) and kind.lower() in REMOVED_OPTIMIZERS
+    if is_of_others and not is_at_least(version, OPTIMIZERS_REMOVED_IN):
+        yield "optimizer.type"
+
+
+def _is_off(value: Any) -> bool:
+    return isinstance(value, Mapping) and (not value or value.get("enabled") is False)
+
+
 @rule("runtime/config.py:80-141, DeepSpeed issue 8489")
 def _removed_key(setup: Setup) -> list[Finding]:
     return [
@@ -52,11 +72,11 @@ def _removed_key(setup: Setup) -> list[Finding]:
 def _removed(setup: Setup, path: str, name: str, value: Any) -> Finding:
     where, key = dotted(path, name), SECTIONS[path].keys[name]
     gone = removal([(path, name)])
-    is_off = isinstance(value, Mapping) and (not value or value.get("enabled") is False)
     message = (
         f"{where} is gone since {key.removed_in}, and DeepSpeed {setup.version} refuses it "
         f"whatever its value: {key.why_removed}"
     )
+    is_off = _is_off(value)
     moved = _moved_curriculum(setup.ds_config) if name == _CURRICULUM else {}
     if moved:
         return Finding(

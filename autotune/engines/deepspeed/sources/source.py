@@ -419,7 +419,7 @@ def _source(
         arguments=arguments,
         unknown=section.unknown | frozenset(placeholders(section.config)),
         own_defaults=None if line.open_words else defaults,
-        is_trainers=_is_trainers(consumer, line, script),
+        is_trainers=_is_trainers(consumer, script),
         is_tuned=_is_tuned(consumer, line),
         arguments_unread=_why_unread(line, script, reader),
         not_judged=(
@@ -452,7 +452,7 @@ def _source(
     return Source(**{**read, **facts})
 
 
-def _is_trainers(consumer: Consumer, line: LaunchLine, script: Path | None) -> bool | None:
+def _is_trainers(consumer: Consumer, script: Path | None) -> bool | None:
     if consumer is Consumer.TRAINER:
         return True
     return False if script is not None and trains_with(script) is False else None

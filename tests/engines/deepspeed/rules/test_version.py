@@ -3,6 +3,7 @@
 import pytest
 
 from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules.version import removed_later
 from tests.engines.deepspeed.rules.cases import setup
 
 RELEASES = ("0.18.6", "0.19.6", "0.19.7", "0.19.8", "0.20.0")
@@ -105,3 +106,19 @@ def test_a_silent_file_clips_as_its_release_does(release):
     clips = release == "0.19.3"
     assert ("pipeline.clipping_at_stage_0" in pipeline) is clips
     assert ("experts.clipping_at_stage_0" in mixture) is clips
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"elasticity": {"enabled": True}}, ["elasticity"]),
+        ({"elasticity": {"enabled": False}, "amp": {}}, []),
+        ({"zero_optimization": {"mics_shard_size": 2}}, ["zero_optimization.mics_shard_size"]),
+        ({"zero_optimization": {"mics_shard_size": -1}, "sparse_gradients": False}, []),
+        ({"optimizer": {"type": "OneBitAdam"}}, ["optimizer.type"]),
+        ({"optimizer": {"type": "AdamW"}}, []),
+    ],
+)
+def test_what_later_releases_removed_is_named_where_it_acts(config, named):
+    assert list(removed_later(config, "0.18.9")) == named
+    assert list(removed_later(config, "0.19.8")) == []
