@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
+from calibrate import calibrate_constants, calibrate_with_shares
 from numpy.typing import NDArray
 from published_runs import SPLIT, Runs, read_runs
 
@@ -23,7 +24,6 @@ from autotune.cost.constants import SHIPPED, Constants, load_constants
 from autotune.cost.plans import Column
 from autotune.cost.predict import Prediction, predict
 from autotune.devices import accelerators
-from benchmarks.calibrate import calibrate_constants, calibrate_with_shares
 
 Values = NDArray[np.float64]
 

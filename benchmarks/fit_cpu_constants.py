@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from calibrate import TIME_PRIORS, calibrate_constants
 from fit_constants import write_constants
 from numpy.typing import NDArray
 from wall_clock_searches import Table
@@ -29,7 +30,6 @@ from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.job.job import JobText
-from benchmarks.calibrate import TIME_PRIORS, calibrate_constants
 
 START = dataclasses.replace(
     load_constants(),
