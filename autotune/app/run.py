@@ -141,7 +141,7 @@ def _run(
     interrupt = Interrupt()
     no_comparison = ""
     if not session.place.compares:
-        no_comparison = "recorded or simulated answers would only repeat themselves"
+        no_comparison = "the table would only repeat itself"
     with interrupt.on_signals(), _table_at_the_end(session.study), closing(fleet):
         return run_search(
             SearchContext(

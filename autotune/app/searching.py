@@ -133,7 +133,9 @@ def run_searches(
                     metrics_file=metrics_file,
                     knowledge=knowledge,
                 )
-            if not (with_ladder and answer.has_gain_to_explain):
+            if with_ladder and answer.nothing_to_explain:
+                say(f"no ladder: {answer.nothing_to_explain}")
+            if not with_ladder or answer.nothing_to_explain:
                 return answer, None
             return answer, run_ladder(answer.study, note=say, fleet=held, options=taken)
 

@@ -71,7 +71,8 @@ class Simulate:
             keys = {} if job_file is None else read_job_file(job_file)
             table = accelerators_of({**keys, **flags})
             wishes = FleetWishes(gpu=found[2], per_node=per_node)
-            environment = dataclasses.replace(described(wishes, table), **versions_here())
+            named = described(wishes, table, where=f"--fleet simulate:{of}")
+            environment = dataclasses.replace(named, **versions_here())
         return _SimulatedPlace(environment, flags)
 
 

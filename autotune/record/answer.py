@@ -166,12 +166,16 @@ class SearchAnswer:
         return self.best if is_best or self.best is None else self.baseline
 
     @property
-    def has_gain_to_explain(self) -> bool:
-        """Whether trials were run here, and another candidate than the baseline is the best."""
-        ran = self.origin is Origin.MEASURED and not self.interrupted
-        if not ran or self.best is None or self.baseline is None:
-            return False
-        return self.best.candidate != self.baseline.candidate
+    def nothing_to_explain(self) -> str:
+        """Why no ladder goes from the baseline to the best one; empty: one does."""
+        if self.origin is not Origin.MEASURED:
+            return f"nothing ran: the study is {self.origin.value}"
+        if self.interrupted:
+            return "the search was interrupted"
+        if self.best is None or self.baseline is None:
+            return "there are not both a best one and a baseline"
+        is_same = self.best.candidate == self.baseline.candidate
+        return "the best one is the baseline" if is_same else ""
 
     @property
     def is_substitute(self) -> bool:

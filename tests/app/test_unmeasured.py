@@ -14,6 +14,7 @@ from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.contract import Origin
 from autotune.cost.knowledge import read_lessons
 from autotune.job.job import JobText
+from autotune.record.answer import answer_of
 from autotune.record.table import load_table
 from autotune.report.story import read_story
 from autotune.report.verdict import verdict_of
@@ -49,6 +50,7 @@ def test_a_replay_finds_the_best_row(table: Path, tmp_path: Path) -> None:
     assert answer["origin"] == "replayed"
     assert answer["speedup"] is None
     assert not session.study.best_folder.exists()
+    assert answer_of(session.study.read_state(), session.study).nothing_to_explain
     assert "figures are replayed: nothing runs on this machine" in notebook.notes
     frame = load_table(session.study.folder)
     assert set(frame["origin"]) == {"replayed"}
