@@ -193,7 +193,7 @@ class MegatronEngine(Engine):
 
         Of the knobs that the lattice has off their default alone, one other value each.
         """
-        layers = int(chunk_layers(self._task, columns_of(self._task, [candidate]))[0])
+        layers = int(chunk_layers(self._task, columns_of([candidate]))[0])
         parts = range(1, QUARTERS) if layers % QUARTERS == 0 else ()
         blocks = [f"block_{layers * part // QUARTERS}" for part in parts if layers]
         knobs = {n: k for n, k in _STEPS.items() if n != "ep" or self._task.n_experts > 1}
@@ -398,10 +398,7 @@ class MegatronEngine(Engine):
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
         job = self._job
-        if isinstance(candidates, Layouts):
-            rows = candidates.columns
-        else:
-            rows = columns_of(self._task, candidates)
+        rows = candidates.columns if isinstance(candidates, Layouts) else columns_of(candidates)
         chunk = chunk_layers(self._task, rows)
         is_block = rows["recompute_layers"] > 0
         model = model_columns(job)

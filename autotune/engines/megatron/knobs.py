@@ -533,7 +533,7 @@ def value_of(knob: Knob, code: int) -> KnobValue:
     return code / SHARE if knob.kind == "float" else code
 
 
-def columns_of(task: LayoutTask, candidates: Sequence[Candidate]) -> dict[str, Counts]:
+def columns_of(candidates: Sequence[Candidate]) -> dict[str, Counts]:
     """Candidates, legal or not, as columns, in their order."""
     if isinstance(candidates, CandidateRows):
         table = candidates.table
@@ -574,7 +574,7 @@ def _recompute_layers(value: KnobValue) -> int:
 
 def rows_of(task: LayoutTask, candidates: Sequence[Candidate]) -> LayoutRows:
     """Candidates, legal or not, as rows that rules judge, in their order."""
-    return LayoutRows(task=task, columns=columns_of(task, candidates))
+    return LayoutRows(task=task, columns=columns_of(candidates))
 
 
 def at_default(count: int) -> dict[str, Counts]:

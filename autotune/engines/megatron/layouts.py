@@ -80,7 +80,7 @@ class Layouts(LayoutRows, Sequence[Candidate]):
         return int(found[0])
 
     def _find(self, candidate: Candidate) -> NDArray[np.intp]:
-        wanted = columns_of(self.task, [candidate])
+        wanted = columns_of([candidate])
         same = [self.columns[name] == column[0] for name, column in wanted.items()]
         return np.flatnonzero(np.logical_and.reduce(same))
 

@@ -8,6 +8,7 @@ Replace `batches` to train on your own data. The script needs torch, deepspeed a
 
 import argparse
 import contextlib
+import copy
 import importlib
 import inspect
 import json
@@ -108,6 +109,7 @@ def make_engine(settings: Settings, ds_config: dict[str, Any]) -> Any:
         model = make_model(settings, ds_config)
         if "lora" in settings.source:
             add_adapters(model, settings.source["lora"])
+        compress(model, ds_config)
         apply_recompute(model, settings.recompute)
         chunk_loss(model, settings.loss_chunk_tokens)
         chunk_mlps(model, settings.mlp_chunk_tokens, most_tokens=most_tokens(settings))
@@ -205,6 +207,19 @@ def left_undrawn() -> Iterator[None]:
         yield
     finally:
         PreTrainedModel._initialize_weights = initialize
+
+
+def compress(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> None:
+    """Put DeepSpeed's compressing layers in place of the model's, where the configuration asks.
+
+    `deepspeed.initialize` does not: without this the section `compression_training`, which
+    DeepSpeed had before 0.19.7, does nothing.
+    """
+    if "compression_training" not in ds_config:
+        return
+    from deepspeed.compression.compress import init_compression
+
+    init_compression(model, copy.deepcopy(dict(ds_config)))
 
 
 def device_of_rank() -> str:

@@ -500,7 +500,7 @@ def one(asked: LayoutTask, settings: str) -> Candidate:
 
 
 def broken(asked: LayoutTask, candidate: Candidate) -> list[Violation]:
-    return judge_by(RULES, LayoutRows(task=asked, columns=columns_of(asked, [candidate])))
+    return judge_by(RULES, LayoutRows(task=asked, columns=columns_of([candidate])))
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES])
@@ -515,7 +515,7 @@ def test_every_rule_has_a_layout_that_breaks_it_and_says_so(rule):
 def test_legal_layouts_break_no_rule_when_they_are_read_back():
     layouts = lay_out(task(n_experts=4))
     for index in range(0, len(layouts), 97):
-        read = columns_of(layouts.task, [layouts[index]])
+        read = columns_of([layouts[index]])
         assert {name: int(column[0]) for name, column in read.items()} == layouts.row(index)
         assert not broken(layouts.task, layouts[index])
         assert layouts.index(layouts[index]) == index
