@@ -56,8 +56,9 @@ BEYOND_THE_SPACES: list[dict[str, Any]] = [
     {"zero.stage": 1, "communication_dtype": "fp16"},
     {"zero.stage": 1, "communication_dtype": "bf16"},
     {"zero.stage": 1, "tp": 2, "tp.head": "gathered"},
+    {"stage3.max_reuse_distance": 0},
 ]
-"""What no shipped space lists; at stage 3 where they do not say."""
+"""What no shipped space lists, or lists with what hides it on a CPU; at stage 3 by default."""
 AT_LEAST = 40
 MOST_REFUSALS = 50
 """Choices with a value that an older release refuses before the value is taken to be lacking."""
