@@ -20,6 +20,8 @@ from autotune.base.keeper import below
 from autotune.contract import TRIAL_ENV, Start
 from autotune.trial.rendezvous import LOOPBACK, Rendezvous
 
+TRAINS = "autotune.trial.wrapper"
+"""Module of a rank that trains."""
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, FileNotFoundError)
 _KILL_WAIT_S = 10.0
 
@@ -43,6 +45,8 @@ class NodePart:
     start: Start | None = None
     """How the ranks have to start, as those of the first node did; None: as the spec says, if
     that works here. A trial starts in one way on all of its nodes."""
+    module: str = TRAINS
+    """Module that each rank runs, unless the trial has a command of the user's."""
     n_sharing: int = 1
     """Ranks of the job on this node, which share its cores; where a reduced trial has fewer, each
     still gets no more of them."""
@@ -74,14 +78,14 @@ class NodePart:
         )
 
 
-def ranks_command(part: NodePart, port: int, module: str, *arguments: str) -> list[str]:
-    """The command that runs `python -m MODULE` in every rank, under a launcher tied to us.
+def ranks_command(part: NodePart, port: int) -> list[str]:
+    """The command that runs `python -m MODULE FOLDER` in every rank, by a launcher tied to us.
 
     The launcher writes how the ranks ended into the trial's folder; the port has to be leased.
     """
     rendezvous = json.dumps(asdict(part.rendezvous(port)))
     launcher = (sys.executable, "-m", "autotune.trial.launcher", part.folder, rendezvous)
-    return [*launcher, module, *arguments]
+    return [*launcher, part.module, part.folder]
 
 
 def guest_command(part: NodePart, port: int) -> list[str]:

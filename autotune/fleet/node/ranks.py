@@ -256,7 +256,7 @@ class LocalRanks:
         return self._start_cold()
 
     def _start_cold(self) -> subprocess.Popen[bytes]:
-        command = ranks_command(self._part, self.port, "autotune.trial.wrapper", self._part.folder)
+        command = ranks_command(self._part, self.port)
         if self._spec.workload.command:
             command = guest_command(self._part, self.port)
         with self._logs("ab") as (stdout, stderr):
