@@ -29,8 +29,8 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
     problem, fix, reports = "", "", list[dict[str, Any]]()
     gpus = () if accelerator == "cpu" else visible_gpus()
     uuids = {gpu.index: gpu.uuid for gpu in gpus}
-    devices = tuple(uuids.get(device, str(device)) for device in chosen)
-    node = Node(name=THIS_MACHINE, devices=devices)
+    names = tuple(uuids.get(device, str(device)) for device in chosen)
+    node = Node(name=THIS_MACHINE, devices=names)
     wanted = ProbeRequest(precisions=(), only="speed")
     try:
         measured = measure(LocalTransport(node), [node], wanted, accelerator, timeout_s=TIMEOUT_S)
