@@ -71,7 +71,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter, store: RankStore) ->
 
     reporter.enter(Phase.PROCESS_GROUP)
     store.open()
-    meter = make_meter(spec.layout.accelerator, segments(driver))
+    meter = make_meter(spec.layout.accelerator)
     limit_bytes = spec.measure.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
     meter.start(limit_bytes)
     driver.join_ranks()
@@ -83,7 +83,6 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter, store: RankStore) ->
     def watch(engine: Any) -> None:
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
         meter.cap()
-        meter.check()
         live = driver.live(engine)
         aftermath.prepare(live)
         Stopwatch(
@@ -133,13 +132,6 @@ def _train(driver: Driver, spec: TrialSpec, config: dict[str, Any]) -> None:
         raise RuntimeError(f"{workload.script} ended before its steps were measured")
     for _ in driver.steps(spec, config):
         pass
-
-
-def segments(driver: Driver) -> list[str]:
-    """Patterns of the files in /dev/shm that the engine's own collectives make."""
-    start = getattr(driver, "SEGMENTS", "")
-    named = start.format(user=os.getuid(), address=os.environ["MASTER_ADDR"])
-    return [f"{named}{os.environ['MASTER_PORT']}_*"] if start else []
 
 
 def pin(local_rank: int) -> None:

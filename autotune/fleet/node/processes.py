@@ -16,14 +16,13 @@ from pathlib import Path
 
 import psutil
 
-from autotune.base.keeper import below
+from autotune.base.keeper import END_WAIT_S, below
 from autotune.contract import TRIAL_ENV, Start
 from autotune.trial.rendezvous import LOOPBACK, Rendezvous
 
 TRAINS = "autotune.trial.wrapper"
 """Module of a rank that trains."""
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, FileNotFoundError)
-_KILL_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +112,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 def kill_all(folder: Path) -> None:
     """Kill every process of the trials below `folder` and wait until they are gone."""
-    deadline = time.monotonic() + _KILL_WAIT_S
+    deadline = time.monotonic() + END_WAIT_S
     while processes := kill_once(folder):
         psutil.wait_procs(processes, timeout=0.5)
         if time.monotonic() > deadline:

@@ -34,7 +34,7 @@ from autotune.trial.guest.reading import settings_read, sources_of, stop_watchin
 from autotune.trial.reporter import begin_rank
 from autotune.trial.statistics import MIN_SAMPLES
 from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV
-from autotune.trial.wrapper import segments, versions
+from autotune.trial.wrapper import versions
 
 _OF_FILE = ("config_file", "config_written", "sources", "settings_read", "arrived")
 """What is known of a configuration where it is read, before Trainer or accelerate fill it in."""
@@ -125,7 +125,6 @@ class Guest:
 
     def on_deepspeed(self, module: ModuleType) -> None:
         """What a configuration takes is counted from here on."""
-        from autotune.trial.engines import deepspeed as driver
         from autotune.trial.memory import make_meter
 
         self.reporter.report.versions = versions()
@@ -134,7 +133,7 @@ class Guest:
 
             reuse_cpu_info()
             load_as_built()
-        self._meter = make_meter(self.spec.layout.accelerator, segments(driver))
+        self._meter = make_meter(self.spec.layout.accelerator)
         capacity = int(os.environ.get(CAPACITY_ENV, "0")) or None
         self._meter.start(self.spec.measure.memory_limit_bytes or capacity)
         self.reporter.enter(Phase.MODEL)
