@@ -96,7 +96,7 @@ def judge(setup: Setup, unknown_facts: set[str] | None = None) -> list[Violation
         Empty for a legal setup; it never raises, whatever the configuration holds.
     """
     found: list[Violation] = []
-    if not is_plain(setup):
+    if not is_plain(setup.ds_config, setup.version):
         found = judge_by((*schema.BLOCKING, *_KEY_RULES), setup, unknown_facts)
         setup = setup.with_config(as_read(setup.ds_config, setup.version))
         found += judge_by(_SECTION_RULES, setup, unknown_facts)

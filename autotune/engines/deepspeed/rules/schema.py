@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from autotune.base.names import misspelt
 from autotune.base.nested import Unknown, look_up, merge
 from autotune.engines.deepspeed.rules.base import (
     BATCH_KEYS,
@@ -28,10 +29,16 @@ from autotune.engines.deepspeed.rules.constructors import (
     schedule_decides,
     scheduler_of,
 )
-from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.sections import (
     AUTO,
+    DEPRECATED,
     PARAMS,
+    REFUSED,
+    SECTIONS,
+    SPELLINGS,
+    Key,
+    Section,
+    as_pydantic,
     as_read,
     dotted,
     is_auto,
@@ -40,8 +47,6 @@ from autotune.engines.deepspeed.rules.sections import (
     sections,
     shown,
 )
-from autotune.engines.deepspeed.rules.spelling import misspelt
-from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section, as_pydantic
 from autotune.space.rule import Choice, Finding, UnknownFactError, rule
 
 _MOST_COMPARED = 50

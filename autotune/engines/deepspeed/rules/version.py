@@ -10,10 +10,14 @@ from autotune.engines.deepspeed.rules.base import (
     zero,
 )
 from autotune.engines.deepspeed.rules.constructors import TAKEN_OUT, takes
-from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.engines.deepspeed.rules.sections import dotted, known_items, sections
-from autotune.engines.deepspeed.rules.values import Key
+from autotune.engines.deepspeed.rules.sections import (
+    SECTIONS,
+    Key,
+    dotted,
+    known_items,
+    sections,
+)
 from autotune.space.rule import Choice, Finding, Patch, rule
 
 _CURRICULUM = "curriculum_learning"
@@ -131,7 +135,7 @@ def _moved_curriculum(config: Mapping[str, Any]) -> Patch:
     return gone | {"data_efficiency": {**on_above, "data_sampling": {**on, _CURRICULUM: new}}}
 
 
-@rule("the same fields, read off the releases that keys.py names")
+@rule("the same fields, read off the releases of READ")
 def _missing_key(setup: Setup) -> list[Finding]:
     return [_missing(setup, path, name) for path, name, _ in _given(setup, Key.is_missing)]
 
