@@ -113,7 +113,7 @@ def _wrong(
     section: str, made: Constructor, name: str, value: Any, raised: str, setup: Setup
 ) -> Finding:
     dotted = f"{section}.params.{name}"
-    wants = made.wants(name)
+    wants = made.wants.get(name, "")
     refusal = f"takes {wants}" if wants else f"refuses it ({raised})"
     message = f"{dotted}={shown(name, value)}: {made.name} {refusal}"
     meant = _as_number(value)
