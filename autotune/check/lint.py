@@ -1,12 +1,12 @@
 """The check: the rules of the lattice on anybody's configuration, and the smallest fix."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
-from autotune.base.nested import dotted, leaves, look_up
+from autotune.base.nested import Unknown, dotted, leaves, look_up
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
 from autotune.check import huggingface
 from autotune.check.diff import text_diff
@@ -32,13 +32,15 @@ from autotune.space.rule import (
     Level,
     NotJudged,
     Patch,
-    UnknownFactError,
     Violation,
+    facts_of,
     listed,
 )
 
 WITHOUT_WORLD = NotJudged(what="what the number of ranks decides", why="give it with --world")
 """What rules about ranks leave open where nobody says how many there are."""
+_NO_WORLD = Unknown("nobody says how many ranks there are")
+_AT_RUN_TIME = Unknown("put in at run time")
 _KEY_TWICE = "file.key_twice"
 _ADDED_BY_SCRIPTS = frozenset({"scheduler.missing_params", "optimizer.missing_params"})
 """Rules about what is missing: a script that reads a file of its own may add it."""
@@ -235,49 +237,6 @@ class _Looked:
     """Facts that rules asked for and nobody knows."""
     world: int | None
     world_because: str
-
-
-class _Partial(Mapping[str, Any]):
-    """A configuration that raises where a value is asked for that is not known: a rule is silent.
-
-    What a consumer fills in at run time ("auto") must not be taken for DeepSpeed's default.
-    Such a key is in the mapping and not among the items.
-    """
-
-    def __init__(
-        self,
-        content: Mapping[str, Any],
-        unknown: Collection[tuple[str, ...]],
-        path: tuple[str, ...] = (),
-    ) -> None:
-        self._content, self._unknown, self._path = content, unknown, path
-
-    def __getitem__(self, key: str) -> Any:
-        value, here = self._content[key], (*self._path, key)
-        if here in self._unknown:
-            raise UnknownFactError(".".join(here))
-        if isinstance(value, Mapping) and any(p[: len(here)] == here for p in self._unknown):
-            return _Partial(value, self._unknown, here)
-        return value
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._content
-
-    def __iter__(self) -> Iterator[str]:
-        return (key for key in self._content if (*self._path, key) not in self._unknown)
-
-    def __len__(self) -> int:
-        return len(self._content)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _WorldlessSetup(Setup):
-    """A setup whose world is not known: what rules read of it raises."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "world":
-            raise UnknownFactError(name)
-        return super().__getattribute__(name)
 
 
 def check(
@@ -523,10 +482,9 @@ def _setup(
     world: int | None,
     unknown: set[tuple[str, ...]],
 ) -> Setup:
-    kind = _WorldlessSetup if world is None else Setup
-    return kind(
-        world=world or 1,
-        ds_config=_Partial(config, unknown) if unknown else config,
+    return Setup(
+        ranks=_NO_WORLD if world is None else world,
+        ds_config=facts_of(config, dict.fromkeys(unknown, _AT_RUN_TIME)) if unknown else config,
         tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,

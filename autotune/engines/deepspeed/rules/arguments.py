@@ -9,7 +9,7 @@ from typing import Any
 from autotune.base.text import MOST_NAMED, named
 from autotune.engines.deepspeed.rules.base import Setup, patch
 from autotune.engines.deepspeed.rules.constructors import Constructor
-from autotune.engines.deepspeed.rules.sections import is_auto, shown
+from autotune.engines.deepspeed.rules.sections import is_auto, known_values, shown
 from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.space.rule import Choice, Finding, listed
 
@@ -39,7 +39,7 @@ def unknown_arguments(
         also: Keys that DeepSpeed takes out, or that another rule judges.
     """
     known = {*made.takes, *also}
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name, _ in known_values(given) if name not in known]
     compared, rest = unknown[:_MOST_COMPARED], unknown[_MOST_COMPARED:]
     found = [_unknown(section, made, given, str(name), given[name]) for name in compared]
     return [*found, _unknown_rest(section, made, rest)] if rest else found
@@ -55,7 +55,7 @@ def wrong_arguments(
     """A finding for every argument whose value the constructor, or the first step, refuses."""
     return [
         _wrong(section, made, name, value, raised, setup)
-        for name, value in given.items()
+        for name, value in known_values(given)
         if name not in but and not is_auto(value)
         for raised in [made.refusal(name, value, accelerator=setup.accelerator)]
         if raised

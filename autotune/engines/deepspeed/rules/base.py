@@ -1,11 +1,11 @@
 """The setup that DeepSpeed's rules judge, and the cases that prove them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from autotune.base.nested import merge
+from autotune.base.nested import Unknown, merge
 from autotune.devices.hardware import Environment
 from autotune.engines.communication.base import Communication
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
@@ -33,7 +33,8 @@ class Setup:
     """
 
     ds_config: Mapping[str, Any]
-    world: int
+    ranks: int | Unknown
+    """Of the whole run, which rules ask for as `world`."""
     tp: int
     pp: int
     global_batch: int | None = None
@@ -86,6 +87,13 @@ class Setup:
     """Knobs of NCCL and gloo; None: they are left to themselves."""
 
     @property
+    def world(self) -> int:
+        """Ranks of the whole run; raises UnknownFactError where nobody knows."""
+        if isinstance(self.ranks, Unknown):
+            raise UnknownFactError("world")
+        return self.ranks
+
+    @property
     def accelerator(self) -> str:
         """`cpu`, `cuda` or another kind of device."""
         return self.environment.accelerator
@@ -101,12 +109,8 @@ class Setup:
         return is_at_least(self.version, release) and not is_late
 
     def with_config(self, ds_config: Mapping[str, Any]) -> "Setup":
-        """The same setup with another configuration; nothing of it needs to be known."""
-        other = object.__new__(type(self))
-        names = {field.name for field in fields(self)}
-        vars(other).update({name: value for name, value in vars(self).items() if name in names})
-        vars(other)["ds_config"] = ds_config
-        return other
+        """The same setup with another configuration."""
+        return replace(self, ds_config=ds_config)
 
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of the configuration by its top-level name; empty where there is none."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from autotune.base.nested import look_up, merge
+from autotune.base.nested import Unknown, look_up, merge
 from autotune.engines.deepspeed.rules.base import (
     BATCH_KEYS,
     Setup,
@@ -36,6 +36,7 @@ from autotune.engines.deepspeed.rules.sections import (
     dotted,
     is_auto,
     known_items,
+    known_values,
     sections,
     shown,
 )
@@ -318,7 +319,7 @@ def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Iterator[Finding
             continue
         unknown = [
             name
-            for name in content
+            for name, _ in known_values(content)
             if name not in section.keys and (strict or not _is_remark(name))
         ]
         compared, rest = unknown[:_MOST_COMPARED], unknown[_MOST_COMPARED:]
@@ -570,8 +571,7 @@ def _old_bf16(setup: Setup) -> Iterator[Finding]:
 
 def _with_autos(section: Mapping[str, Any]) -> dict[str, Any]:
     """A section with those of its values that only its consumer knows: the file says "auto"."""
-    hidden = [name for name in SECTIONS["bf16"].keys if name in section and name not in [*section]]
-    return {**dict(section.items()), **dict.fromkeys(hidden, AUTO)}
+    return {name: AUTO if isinstance(value, Unknown) else value for name, value in section.items()}
 
 
 @rule("runtime/zero/config.py: field name and alias")

@@ -2,21 +2,23 @@
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.base.nested import key_in_words
+from autotune.base.nested import Unknown, key_in_words
 from autotune.base.secrecy import HIDDEN, holds_secret
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.keys import SECTIONS, plain_keys
 from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section
-from autotune.space.rule import Patch, UnknownFactError
+from autotune.space.rule import Facts, UnknownFactError
 
 AUTO = "auto"
 """The value that other software replaces."""
 
 PARAMS = ("optimizer.params", "scheduler.params")
 """Sections that DeepSpeed passes on as they are to what it builds."""
+
+_UNREADABLE = Unknown("no value of its kind")
 
 _LONGEST = 60
 """Letters of a value that a message shows."""
@@ -62,12 +64,16 @@ def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def known_items(content: Mapping[str, Any], section: Section) -> Iterator[tuple[str, Key, Any]]:
-    """The keys of a section that DeepSpeed knows: name, description, value."""
+    """The keys of a section that DeepSpeed knows, and whose value is known, with both."""
     keys = section.keys
-    if type(content) is dict and len(content) > 4 * len(keys):  # mostly unknown ones
-        yield from ((name, key, content[name]) for name, key in keys.items() if name in content)
-        return
-    yield from ((name, keys[name], value) for name, value in content.items() if name in keys)
+    for name, value in known_values(content):
+        if name in keys:
+            yield name, keys[name], value
+
+
+def known_values(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The keys of a section whose value is known, with it."""
+    return ((name, value) for name, value in content.items() if not isinstance(value, Unknown))
 
 
 def _content(config: Mapping[str, Any], path: str) -> Any:
@@ -94,80 +100,29 @@ def shown(name: object, value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-class AsRead(Mapping[str, Any]):
-    """A configuration as DeepSpeed reads it: converted, and unknown where nobody can read it.
-
-    A rule that asks for a value that is not known has nothing to say: `UnknownFactError`.
-    """
-
-    def __init__(
-        self,
-        content: Mapping[str, Any],
-        changes: Patch,
-        unread: Collection[tuple[str, ...]],
-        path: tuple[str, ...] = (),
-    ) -> None:
-        self._content, self._changes = content, changes
-        self._unread, self._path = unread, path
-
-    def __getitem__(self, key: str) -> Any:
-        here = (*self._path, key)
-        if here in self._unread:
-            raise UnknownFactError(".".join(map(str, here)))
-        if key not in self:
-            raise KeyError(key)
-        value = self._content[key]
-        change = self._changes.get(key, {} if isinstance(value, Mapping) else value)
-        if isinstance(change, Mapping) and isinstance(value, Mapping):
-            return AsRead(value, change, self._unread, here)
-        return change
-
-    def __contains__(self, key: object) -> bool:
-        # None: it is dropped.
-        return key in self._content and self._changes.get(str(key), key) is not None
-
-    def __iter__(self) -> Iterator[str]:
-        return (
-            key for key in self._content if key in self and (*self._path, key) not in self._unread
-        )
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
+def as_read(config: Mapping[str, Any], version: str) -> Facts:
+    """A configuration as a release reads it: converted, and `Unknown` where nobody can tell."""
+    return _as_read(config, "", version)
 
 
-def as_read(config: Mapping[str, Any], version: str) -> Mapping[str, Any]:
-    """A configuration as a release of DeepSpeed reads it."""
-    changes: dict[str, Any] = {}
-    unread: set[tuple[str, ...]] = set()
-    for path, content, section in sections(config):
-        parts = tuple(path.split(".")) if path else ()
-        for name, key, value in known_items(content, section):
-            if key.accepts(value):
-                continue
+def _as_read(content: Mapping[str, Any], path: str, version: str) -> Facts:
+    section, facts = SECTIONS.get(path), Facts(content, tuple(path.split(".")) if path else ())
+    for name, value in content.items():
+        key = section.keys.get(name) if section is not None else None
+        if isinstance(value, Unknown):
+            continue
+        if section is not None and key is not None and not key.accepts(value):
             if is_auto(value) and section.is_strict(version) and not key.is_raw:
-                _put(changes, parts, name, None)
+                del facts[name]  # it is dropped
                 continue
             taken = key.taken(value)
             taken = key.meant(value) if taken is REFUSED else taken
-            if taken is REFUSED or is_auto(value):
-                unread.add((*parts, name))
-            else:
-                _put(changes, parts, name, taken)
-    for path in PARAMS:
-        given = _content(config, path)
-        for name, value in given.items() if isinstance(given, Mapping) else ():
-            if is_auto(value):
-                unread.add((*path.split("."), name))
-    return AsRead(config, changes, unread) if changes or unread else config
-
-
-def _put(changes: dict[str, Any], parts: tuple[str, ...], name: str, value: Any) -> None:
-    for part in parts:
-        changes = changes.setdefault(part, {})
-    changes[name] = value
+            facts[name] = _UNREADABLE if taken is REFUSED or is_auto(value) else taken
+        elif path in PARAMS and is_auto(value):
+            facts[name] = _UNREADABLE
+        elif isinstance(value, Mapping):
+            facts[name] = _as_read(value, f"{path}.{name}" if path else str(name), version)
+    return facts
 
 
 def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:

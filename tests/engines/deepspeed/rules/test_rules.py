@@ -123,7 +123,7 @@ def test_no_configuration_makes_a_rule_raise(
     violations = judge(
         Setup(
             ds_config=config,
-            world=world,
+            ranks=world,
             tp=tp,
             pp=pp,
             global_batch=4 if known else None,
