@@ -511,7 +511,7 @@ def test_a_file_behind_a_folder_of_the_shells_is_found(tmp_path, monkeypatch, fo
     line = f"deepspeed --num_gpus 2 fit.py --deepspeed_config {folder}/mine.json\n"
     path = write(tmp_path, line, "run.sh").relative_to(tmp_path)
     if folder.startswith("$HOME"):
-        with pytest.raises(RenderError, match="which is not there"):
+        with pytest.raises(RenderError, match="which only the shell knows"):
             checked(path)
     else:
         assert checked(path).found == ()

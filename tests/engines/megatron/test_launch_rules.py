@@ -48,6 +48,7 @@ BROKEN = {
     "--bf16 --fp8-format hybrid",
     "sequence.positions": "--max-position-embeddings 64",
     "vp.pipeline": "--num-virtual-stages-per-pipeline-rank 2",
+    "flags.gone": "--model-parallel-size 2",
     "vp.chunk_layers": "--pipeline-model-parallel-size 2 "
     "--num-layers-per-virtual-pipeline-stage 3",
     "pp.layout": "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
@@ -78,7 +79,12 @@ BROKEN = {
     "vp.micro_batches": "--pipeline-model-parallel-size 4 --micro-batch-size 4 "
     "--num-virtual-stages-per-pipeline-rank 2 --global-batch-size 32",
 }
-OTHERWISE = {"batch.micro", "environment.connections", "environment.visible_devices"}
+OTHERWISE = {
+    "batch.micro",
+    "batch.product",
+    "environment.connections",
+    "environment.visible_devices",
+}
 """Rules of what is missing and of the environment: they have other tests."""
 AT_RUN_TIME = {"vp.micro_batches", "batch.product"}
 """Rules of what starts after the checks of arguments: the schedule, the count of micro-batches."""
