@@ -128,7 +128,7 @@ class _Field(NamedTuple):
 
     @property
     def value(self) -> Chars:
-        """Of an assignment, what stands behind its sign."""
+        """Value of an assignment, behind its sign."""
         chars = self.chars
         return chars[_plain(chars).index("=") + 1 :]
 

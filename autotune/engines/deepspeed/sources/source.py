@@ -203,10 +203,10 @@ def _launches(shell: ShellText, path: Path) -> Iterator[tuple[Command, LaunchLin
             visible=line.visible or visible_devices(variables),
         )
         names = (line.config, line.named, line.accelerate_config, line.plugin)
-        if (line.kind or line.script) and not any((*names, line.uses_deepspeed)):
+        is_named = any(names) or line.uses_deepspeed
+        if not is_named:
             line = _with_own_config(line, path)
-            names = (line.config,)
-        if (line.kind or line.script) and (any(names) or line.uses_deepspeed):
+        if (line.kind or line.script) and (is_named or line.config is not None):
             yield command, line
 
 
