@@ -393,10 +393,12 @@ class _Reader:
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
         inside = _Reader(self._text, dict(self._held))
-        inside.read(chars, None)
+        with contextlib.suppress(_OpenError):
+            inside.read(chars, None)
         here, printed = ".", None
         for command in inside.commands:
-            name, *rest = [one.text for one in command.words if one.text not in _FOLDER_FLAGS]
+            texts = [one.text for one in command.words if one.text not in _FOLDER_FLAGS]
+            name, rest = "".join(texts[:1]), texts[1:]
             if any(map(_UNKNOWN.search, rest)) or len(rest) != (name != "pwd"):
                 return None
             if name == "cd":
@@ -539,6 +541,10 @@ class _Reader:
             parts = [[*chars, (" ", -1)] for one in rest for chars in one.items][1:]
             text = _Field("", parts, fields[0].place)
             return self._hands_on(text, path, ("eval",))
+        if texts[0] == "cd" and len(texts) == 2:
+            here = os.path.join(self._field(_unplaced("$PWD")).text, texts[1])
+            is_known = _UNKNOWN.search(here) is None
+            self._hold("PWD", _Value([_unplaced(os.path.normpath(here))] if is_known else None))
         made = Command(words=words, start=fields[0].place, variables=variables, within=within)
         self.commands.append(made)
         for shell, flag, one in zip(rest, rest[1:], rest[2:], strict=False):

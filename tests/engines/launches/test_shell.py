@@ -250,6 +250,14 @@ def test_a_folder_of_the_script_or_of_its_start_is_known(folder, said):
 
 
 @pytest.mark.parametrize(
+    ("text", "folder"),
+    [("cd a", "a"), ("cd a\ncd ../b", "b"), ("cd $X", "$PWD"), ("probe && cd a", "$PWD")],
+)
+def test_a_folder_that_the_file_goes_to_is_known(text, folder):
+    assert words(f"{text}\nrun $PWD\n", -1) == ["run", folder]
+
+
+@pytest.mark.parametrize(
     ("text", "path", "written"),
     [
         (

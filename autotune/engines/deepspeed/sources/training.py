@@ -28,7 +28,7 @@ EVERY = "every_n_layers"
 
 FLASH_ATTN: Mapping[str, str] = {
     "auto": "default",
-    **{theirs: ours for ours, theirs in FACTORY_ATTENTION.items()},
+    **{value: knob for knob, value in FACTORY_ATTENTION.items()},
 }
 """Value of LLaMA-Factory's `flash_attn` -> of the knob."""
 
