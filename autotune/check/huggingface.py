@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.base.names import misspelt
 from autotune.base.nested import dotted, look_up, merge, path_of, value_at
 from autotune.engines.deepspeed.rules.base import patch
-from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.schema import HOMES
-from autotune.engines.deepspeed.rules.sections import AUTO, shown
-from autotune.engines.deepspeed.rules.spelling import misspelt
+from autotune.engines.deepspeed.rules.sections import AUTO, SECTIONS, shown
 from autotune.engines.deepspeed.sources import accelerate_fields
 from autotune.engines.deepspeed.sources.accelerate_names import FLAGS, KEYS
 from autotune.engines.deepspeed.sources.consumers import (

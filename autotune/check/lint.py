@@ -17,8 +17,8 @@ from autotune.check.key_positions import Places, TextPlace, places_in
 from autotune.check.numbers_read import as_read
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed import rules
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
-from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
 from autotune.engines.deepspeed.rules.sections import AUTO, unreadable
@@ -239,6 +239,16 @@ class _Looked:
     world_because: str
 
 
+def judge(source: Source, environment: Environment) -> list[Violation]:
+    """Everything that is wrong with a configuration as it is read, and with its file.
+
+    Args:
+        source: What was read: the configuration, and what is known of its launch.
+        environment: Where it would run.
+    """
+    return [*_look(source.config, source, environment).violations, *_of_the_file(source)]
+
+
 def check(
     source: Source,
     environment: Environment,
@@ -414,7 +424,7 @@ def _look(
     world = world or taken
     setup = _setup(after, source, environment, world, unknown)
     unknown_facts: set[str] = set()
-    violations = judge(setup, unknown_facts)
+    violations = rules.judge(setup, unknown_facts)
     if "bf16" not in config:  # but in what accelerate adds, of which `huggingface` tells
         violations = [one for one in violations if one.rule != "precision.bfloat16_beside_bf16"]
     if source.reader == neox.READER:
@@ -427,7 +437,7 @@ def _look(
             for one in violations
         ]
     if mute - unknown:
-        past = judge(_setup(after, source, environment, world, mute))
+        past = rules.judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)
     violations = [*huggingface.violations(config, source), *violations]
     if source.not_for:  # nobody reads the configuration, and its YAML alone is refused

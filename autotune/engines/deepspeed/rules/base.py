@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from autotune.base.names import near_names
 from autotune.base.nested import Unknown, merge
 from autotune.devices.hardware import Environment
 from autotune.engines.communication.base import Communication
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
 from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.engines.deepspeed.rules.spelling import guesses
-from autotune.engines.deepspeed.rules.values import CANONICAL, ELEMENTS
+from autotune.engines.deepspeed.rules.sections import CANONICAL, ELEMENTS
 from autotune.job.model_shape import ModelShape
 from autotune.space.rule import Finding, Patch, UnknownFactError
 
@@ -21,6 +21,8 @@ _CLIPS_BY_DEFAULT_SINCE = "0.19.3"
 _ELASTIC_BEFORE = "0.19.8"
 
 _NO_SECTION: Mapping[str, Any] = {}
+_ALIKE = 0.6
+"""Least likeness, from 0 to 1, of a type that may have been meant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,7 @@ class Setup:
 
     ds_config: Mapping[str, Any]
     ranks: int | Unknown
-    """Of the whole run, which rules ask for as `world`."""
+    """Ranks of the whole run, which rules ask for as `world`."""
     tp: int
     pp: int
     global_batch: int | None = None
@@ -389,7 +391,7 @@ def unknown_type(section: str, given: str, known: Iterable[str], usual: str, of:
     spelled = {name.lower(): name for name in known}
     # FusedAdam is what DeepSpeed makes of Adam.
     within = sorted((name for name in spelled if name in given.lower()), key=len)
-    near = within[-1:] or guesses(given.lower(), spelled)
+    near = within[-1:] or near_names(given, spelled, most=1, alike=_ALIKE)
     best = spelled[near[0]] if near else usual
     is_same = given.lower() in spelled
     return Finding(

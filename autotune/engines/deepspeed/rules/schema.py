@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from autotune.base.names import misspelt
 from autotune.base.nested import Unknown, look_up, merge
 from autotune.engines.deepspeed.rules.base import (
     BATCH_KEYS,
@@ -28,10 +29,16 @@ from autotune.engines.deepspeed.rules.constructors import (
     schedule_decides,
     scheduler_of,
 )
-from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.sections import (
     AUTO,
+    DEPRECATED,
     PARAMS,
+    REFUSED,
+    SECTIONS,
+    SPELLINGS,
+    Key,
+    Section,
+    as_pydantic,
     as_read,
     dotted,
     is_auto,
@@ -40,8 +47,6 @@ from autotune.engines.deepspeed.rules.sections import (
     sections,
     shown,
 )
-from autotune.engines.deepspeed.rules.spelling import misspelt
-from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section, as_pydantic
 from autotune.space.rule import Choice, Finding, UnknownFactError, rule
 
 _MOST_COMPARED = 50
@@ -525,27 +530,6 @@ def _deprecated_name(setup: Setup) -> list[Finding]:
     ] + list(_old_bf16(setup))
 
 
-@rule(
-    "runtime/zero/config.py: set_new_param=False, and nothing else reads it", consequence="ignored"
-)
-def _deprecated_pin_memory(setup: Setup) -> Finding | None:
-    name = "cpu_offload_use_pin_memory"
-    if setup.zero.get(name) is None:
-        return None
-    pinned = [
-        Choice(changes=zero(**{name: None, part: {"pin_memory": setup.zero[name]}}))
-        for part in ("offload_optimizer", "offload_param")
-        if setup.zero_section(part) and "pin_memory" not in setup.zero_section(part)
-    ]
-    return Finding(
-        message=f"zero_optimization.{name} is deprecated and does nothing: pin_memory of "
-        "offload_optimizer and offload_param decides",
-        at=(f"zero_optimization.{name}",),
-        choices=(*pinned, Choice(changes=zero(**{name: None}))),
-        advice=f"say pin_memory there, or remove zero_optimization.{name}",
-    )
-
-
 def _asks(setup: Setup, old: str) -> Any:
     return SECTIONS["zero_optimization"].keys[old].taken(setup.zero[old])
 
@@ -586,5 +570,5 @@ BLOCKING = (_section_value, _top_level_value, _auto_unresolved, _auto_dropped)
 
 KEY_RULES = (
     *(_unknown_key, _unknown_top_level_key, _unknown_plain_key),
-    *(_deprecated_with_new, _deprecated_name, _deprecated_pin_memory, _spelled_twice),
+    *(_deprecated_with_new, _deprecated_name, _spelled_twice),
 )
