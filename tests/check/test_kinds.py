@@ -1,5 +1,7 @@
 """Kinds of files that people have: what `check` says of them, and what it leaves open."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,23 @@ def test_a_launch_of_deepspeed_that_runs_is_told_so(tmp_path, monkeypatch, text)
     monkeypatch.chdir(tmp_path)
     would_run, found, said = judged(tmp_path, f"#!/bin/bash\n{text}\n")
     assert (would_run, found, said) == (True, set(), "")
+
+
+BLOCKED = """
+import sys
+for room in ("search", "fleet", "record", "report", "planning", "export", "app", "cli"):
+    sys.modules[f"autotune.{room}"] = None
+from pathlib import Path
+from autotune.check import edit, judge, read
+from autotune.engines.deepspeed.rules.plain import environment
+found = read(Path(sys.argv[1]))
+print(judge(found, environment())[0].rule)
+print(edit(found.text, {"train_batch_size": 32}))
+"""
+
+
+def test_a_file_is_read_judged_and_edited_without_the_rooms_of_a_search(tmp_path):
+    (tmp_path / "odd.json").write_text(FILES["odd.json"])
+    command = [sys.executable, "-c", BLOCKED, str(tmp_path / "odd.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"batch.product\n{FILES['odd.json'].replace('33', '32')}\n"

@@ -122,14 +122,14 @@ class Source(ReadConfig):
         return self.path == self.asked and self.path.is_file()
 
 
-def read_source(path: Path, **how: Any) -> Source:
-    """The one configuration of a file, with the arguments of `read_sources`.
+def read(path: Path, **how: Any) -> Source:
+    """The one configuration of a file, with the arguments of `read_all`.
 
     Raises:
-        RenderError, NotADsConfigError: As in `read_sources`.
+        RenderError, NotADsConfigError: As in `read_all`.
         JobError: As there, or the file holds several.
     """
-    found = read_sources(path, **how)
+    found = read_all(path, **how)
     if len(found) > 1:
         places = ", ".join(".".join(one.at) or str(one.path) for one in found)
         raise JobError(
@@ -139,7 +139,7 @@ def read_source(path: Path, **how: Any) -> Source:
     return found[0]
 
 
-def read_sources(
+def read_all(
     path: Path,
     *,
     text: str | None = None,
