@@ -13,7 +13,7 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.files import write_text
 from autotune.base.names import did_you_mean
 from autotune.base.user_text import read_text
-from autotune.check import CheckReport, NotADsConfigError, Source, check, read_sources
+from autotune.check import CheckReport, NotADsConfigError, Source, check, read_all
 from autotune.check.fixes import parse_chosen
 from autotune.check.ignored import known_rules
 from autotune.check.run import CheckRun, Unread
@@ -240,7 +240,7 @@ def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
 
 
 def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Source]:
-    return read_sources(
+    return read_all(
         path,
         text=text,
         world=flags.world,

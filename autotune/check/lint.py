@@ -513,6 +513,8 @@ def _world(
     ranks = (
         groups * source.layout.pp * source.layout.tp * (sp if type(sp) is int and sp > 0 else 1)
     )
+    if ranks % (source.per_node or 1):
+        return None, f"not known: the batch sizes make {ranks}, of nodes with {source.per_node}"
     return ranks, "from the three batch sizes"
 
 

@@ -32,7 +32,7 @@ from autotune.engines.deepspeed.sources.reading import (
     parsed,
     trainer_of,
 )
-from autotune.engines.deepspeed.sources.source import Source, read_source
+from autotune.engines.deepspeed.sources.source import Source, read
 from autotune.engines.deepspeed.sources.training import (
     AXOLOTL,
     CHECKPOINTING,
@@ -303,7 +303,7 @@ class _DataFile:
         path, data = self._path, _data(self._path, self._text)
         source: Source | None = None
         try:
-            source = read_source(path, text=self._text)
+            source = read(path, text=self._text)
         except NotADsConfigError:
             if not has_arguments(data):
                 raise

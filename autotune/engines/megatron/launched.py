@@ -37,6 +37,8 @@ from autotune.engines.megatron.flags import (
 from autotune.space.rule import UnknownFactError, Violation, listed
 
 _SCRIPT = re.compile(r"pretrain_\w+\.py|train_\w+\.py")
+_GPT = re.compile(r"pretrain_(?:gpt|mamba|t5|bert|vlm)\.py")
+"""Scripts that are Megatron-LM's whatever only the shell knows of their arguments."""
 _MARKS = frozenset({"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size"})
 """Flags of which Megatron-LM's scripts are given at least one."""
 _OTHERS = ("--deepspeed", "--deepspeed_config")
@@ -181,7 +183,7 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
     """
     # Most files that are checked are no launches: they are not parsed twice.
     marks = (*_MARKS, *(f"{name}=" for name in _OVERRIDDEN))
-    may_start = any(mark in text for mark in marks) or _SOURCES.search(text)
+    may_start = any(mark in text for mark in marks) or _SOURCES.search(text) or _GPT.search(text)
     return list(_of_shell(text, path, release)) if is_shell(text, path) and may_start else []
 
 
@@ -348,8 +350,9 @@ def _megatrons_script(words: Sequence[str]) -> int | None:
     if (script := next(named, None)) is None:
         return None
     given = {word.partition("=")[0] for word in words[script + 1 :]}
-    is_megatrons = not _MARKS.isdisjoint(given) and given.isdisjoint(_OTHERS)
-    return script if is_megatrons else None
+    is_open = parts_of(words).kind == "torchrun" and _GPT.fullmatch(PurePath(words[script]).name)
+    has_marks = not _MARKS.isdisjoint(given) or (is_open and any(map(_BY_SHELL.match, given)))
+    return script if has_marks and given.isdisjoint(_OTHERS) else None
 
 
 def _overriding_script(words: Sequence[str]) -> int | None:
