@@ -234,8 +234,7 @@ def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
         path,
         error.kind,
         message=f"{path}: has arguments of Megatron-LM, and starts no training of it",
-        hint="name the file that starts a pretrain_*.py or train_*.py, and may source this one: "
-        "no other script is known to be Megatron-LM's",
+        hint="name the file that starts the script with these arguments, and may source this one",
     )
 
 
