@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.app.consent import refuse_code_of_others
 from autotune.base.errors import StudyError
+from autotune.base.flags import flag, switch
 from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
@@ -309,7 +310,7 @@ def _check_guard(study: Study, number: int, guard: GuardVerdict | None) -> None:
             f"study {study.name}: the losses of trial {number} drift from the baseline's: "
             f"{guard.why}",
             "leave --trial out to export the best whose losses agree, or export this one with "
-            "--allow-loss-drift",
+            f"{switch('allow_loss_drift')}",
         )
 
 
@@ -383,7 +384,7 @@ def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
     if origin is not Origin.MEASURED:
         raise StudyError(
             f"study {study.name} is {origin}: nothing of it was measured here",
-            "search first with --fleet local on the devices that will train",
+            f"search first with {flag('fleet')} local on the devices that will train",
         )
 
 
@@ -401,7 +402,7 @@ def _environment(facts: Mapping[str, Any], number: int) -> Environment:
     if environment is None:
         fix = "study.json is missing or damaged: run the same search again, it writes a new one"
         if environment_of(facts) is not None:  # it was written anew, and could not find out
-            fix = "name a later trial with --trial, or search anew with --fresh"
+            fix = f"name a later trial with --trial, or search anew with {switch('fresh')}"
         raise StudyError(f"trial {number}: the study does not say where it ran", fix)
     return environment
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag, switch
 from autotune.contract import (
     ContractError,
     KnobValue,
@@ -85,7 +86,7 @@ class Observed(Stored):
         except ContractError as error:
             told = f"{error}"
             told = told if told.startswith(f"{path}: ") else f"{path}: {told}"
-            again = "run the same command again with --fresh: it is observed anew"
+            again = f"run the same command again with {switch('fresh')}: it is observed anew"
             raise JobError(told, again) from error
 
     def check(self) -> None:
@@ -506,11 +507,6 @@ def _shape_by_sizes(description: Mapping[str, Any], counts: Mapping[str, Any]) -
 
 
 _SEE_THE_LOG = "see the log, and try the same command without autotune"
-_HINTS_BY_OUTCOME = {
-    Outcome.OOM: "it runs out of memory as it is: lower its micro-batch in the command",
-    Outcome.TIMEOUT: "give it longer with --trial-timeout, or a smaller first batch",
-    Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
-}
 
 
 def refuse_unobserved(result: TrialResult, log: Path) -> None:
@@ -523,7 +519,13 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
         return
     rows = json.loads(Path(__file__).with_name("hints.json").read_text(encoding="utf-8"))
     found = (row["hint"] for row in rows if all(word in result.evidence for word in row["words"]))
-    hint = next(found, _HINTS_BY_OUTCOME.get(result.outcome, _SEE_THE_LOG))
+    longer = f"give it longer with {flag('trial_timeout')}, or a smaller first batch"
+    by_outcome = {
+        Outcome.OOM: "it runs out of memory as it is: lower its micro-batch in the command",
+        Outcome.TIMEOUT: longer,
+        Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
+    }
+    hint = next(found, by_outcome.get(result.outcome, _SEE_THE_LOG))
     where = f" [{result.evidence_source}]" if result.evidence_source else ""
     raise JobError(
         f"the command, as it is, was not measured: {result.outcome}: {result.evidence}{where} "

@@ -109,10 +109,10 @@ def test_studies_of_two_kinds_are_compared_by_accelerator_and_by_money(tmp_path:
     ],
 )
 def test_a_price_is_one_for_all_or_by_kind(text: str, name: str, price: float | None) -> None:
-    assert price_for(text, name) == price
+    assert price_for(text, name, where="--price") == price
 
 
 @pytest.mark.parametrize("text", ["", "cheap", "H100=", "=2", "H100=2,A100"])
 def test_what_is_no_price_is_refused(text: str) -> None:
     with pytest.raises(JobError, match="is no price"):
-        price_for(text, "H100")
+        price_for(text, "H100", where="--price")

@@ -8,12 +8,12 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from autotune.app.api.values import Shown
 from autotune.app.pages import compare_studies
 from autotune.app.studies import locate
 from autotune.record.table import load_table
 from autotune.report.compare.comparison import StudyComparison
 from autotune.report.compare.terminal import print_comparison
+from autotune.report.shown import Shown
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
