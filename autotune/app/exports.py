@@ -57,7 +57,6 @@ def find_chosen(
     *,
     trial: int | None,
     allow_loss_drift: bool = False,
-    project: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Chosen:
     """What a study hands out, or the configuration of the trial of a number.
@@ -67,7 +66,6 @@ def find_chosen(
         trial: Number of the trial; None for the best, and for the baseline where the best is not
             proven to be better.
         allow_loss_drift: Take also one that the convergence guard fails: the best of all.
-        project: Folder in which the study's own command is now; None: where it ran.
         note: Told where the best is not what is handed out, or a trial is not proven.
 
     Raises:
@@ -107,8 +105,6 @@ def find_chosen(
     refuse_code_of_others(study.job_file, data.get("model"))
     job = make_job(_from_here(data, study), where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
-    if project is not None:
-        job = dataclasses.replace(job, script=_moved(job.script, project, study))
     if job.script is not None:
         job = dataclasses.replace(job, script=_patched(job.script, study, candidate))
     _check_folder(job, study)
@@ -189,32 +185,11 @@ def _check_folder(job: Job, study: Study) -> None:
     Raises:
         StudyError: It is.
     """
-    if job.script is not None and not Path(job.script.here.folder).is_dir():
+    if job.script is not None and not Path(job.script.folder).is_dir():
         raise StudyError(
-            f"study {study.name}: its command ran in {job.script.here.folder}, which is not there",
-            "if you moved it, name where it is now with --project FOLDER",
+            f"study {study.name}: its command ran in {job.script.folder}, which is not there",
+            "put it back there, or search again where it is now",
         )
-
-
-def _moved(script: Observed | None, project: Path, study: Study) -> Observed:
-    """A study's command in the folder where its files are now.
-
-    Raises:
-        StudyError: The study has no command, or the folder holds none of its files.
-    """
-    if script is None:
-        raise StudyError(
-            f"study {study.name}: it trains no command of your own, so it has no project folder",
-            "leave --project out",
-        )
-    moved = dataclasses.replace(script, now_in=str(project.resolve()))
-    if moved.sources and not any(map(os.path.exists, moved.here.sources)):
-        raise StudyError(
-            f"{project}: holds none of the files that the command of study {study.name} read, "
-            f"such as {os.path.relpath(script.sources[0], script.folder)}",
-            f"name the folder that was {script.folder} with --project",
-        )
-    return moved
 
 
 def _patched(script: Observed, study: Study, candidate: Candidate) -> Observed:
@@ -224,18 +199,17 @@ def _patched(script: Observed, study: Study, candidate: Candidate) -> Observed:
         StudyError: A patch wrote another candidate there: what is handed out would mix both.
     """
     then, patches = script.source_digests, read_patches(study.folder)
-    places = dict(zip(script.sources, script.places, strict=True))
     # Those of another first run are over: the patched file may have been its command as it is.
     known = {
         name: one
         for name, one in patches.items()
-        if name in places and one.before == then.get(name)
+        if name in script.sources and one.before == then.get(name)
     }
     for name, one in known.items():
         is_other = one.candidate_hash != candidate.hash
-        if is_other and one.after != one.before and file_digest(places[name]) == one.after:
+        if is_other and one.after != one.before and file_digest(name) == one.after:
             raise StudyError(
-                f"study {study.name}: {places[name]} holds the configuration of trial "
+                f"study {study.name}: {name} holds the configuration of trial "
                 f"{one.trial}, which --patch wrote there",
                 f"put the file back as it was, or name that one with --trial {one.trial}",
             )
@@ -267,7 +241,6 @@ def export_study(
     trial: int | None = None,
     launcher: str | None = None,
     allow_loss_drift: bool = False,
-    project: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
     """Write the files that a study hands out, or those of one trial; or the study itself.
@@ -279,7 +252,6 @@ def export_study(
         trial: As of `find_chosen`.
         launcher: Name of what starts the dialect's script; None: the dialect's own.
         allow_loss_drift: As of `find_chosen`.
-        project: As of `find_chosen`.
         note: As of `find_chosen`.
 
     Raises:
@@ -297,9 +269,7 @@ def export_study(
                 "leave --trial out",
             )
         return export_record(study, out, to=to, dialect=dialect)
-    handout = find_chosen(
-        study, trial=trial, allow_loss_drift=allow_loss_drift, project=project, note=note
-    ).handout
+    handout = find_chosen(study, trial=trial, allow_loss_drift=allow_loss_drift, note=note).handout
     return export_handout(handout, out, to=to, launcher=launcher)
 
 
@@ -331,8 +301,8 @@ class StudyPatch:
         """
         script = self.chosen.handout.job.script
         path = os.path.realpath(patch.path)
-        places = [] if script is None else zip(script.sources, script.places, strict=True)
-        name = next((name for name, place in places if os.path.realpath(place) == path), None)
+        sources = [] if script is None else script.sources
+        name = next((name for name in sources if os.path.realpath(name) == path), None)
         if script is not None and name is not None and name in script.source_digests:
             spec = self.chosen.trial.spec.identity
             one = WrittenPatch(
@@ -351,7 +321,6 @@ def patch_study(
     files: Sequence[Path],
     *,
     trial: int | None = None,
-    project: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> StudyPatch:
     """A study's best configuration, or one trial's, put into files that the user has.
@@ -362,7 +331,6 @@ def patch_study(
         study: A study with trials.
         files: They.
         trial: As of `find_chosen`.
-        project: As of `find_chosen`.
         note: As of `find_chosen`.
 
     Raises:
@@ -370,7 +338,7 @@ def patch_study(
         JobError: A file is none that is patched, or the study's job cannot be read any more.
         RenderError: A file cannot be read, or its text cannot be changed.
     """
-    chosen = find_chosen(study, trial=trial, project=project, note=note)
+    chosen = find_chosen(study, trial=trial, note=note)
     return StudyPatch(
         files=patched(files, chosen.handout, chosen.engine),
         study=study,
