@@ -46,6 +46,7 @@ class Cells:
     """Of each column: `>` puts its cells to the right, `*` lets them wrap, `=` does so for
     settings; an empty string does neither. Columns on the right hold numbers."""
     rows: list[Sequence[str]] = field(default_factory=list)
+    """An empty one begins a section."""
 
     @property
     def numbers(self) -> list[int]:

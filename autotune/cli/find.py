@@ -195,8 +195,8 @@ def _show_one(found: "Found", *, as_json: bool) -> None:
 
 def _print_answer(answer: "SearchAnswer", ladder: "Ladder | None") -> None:
     from autotune.report.story import read_story
+    from autotune.report.terminal.overview import print_ladder
     from autotune.report.terminal.study import print_report
-    from autotune.report.terminal.worth import print_ladder
 
     print_report(DATA, read_story(answer.study))
     if ladder is not None:

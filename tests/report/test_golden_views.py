@@ -26,14 +26,13 @@ from autotune.report.terminal.doctor import print_diagnosis
 from autotune.report.terminal.knobs import print_knobs
 from autotune.report.terminal.live import draw, sparkline
 from autotune.report.terminal.models import print_models
-from autotune.report.terminal.overview import print_states
+from autotune.report.terminal.overview import print_ladder, print_states
 from autotune.report.terminal.study import (
     print_explanation,
     print_report,
     print_script_diagnosis,
 )
 from autotune.report.terminal.tables import SettingsCell, print_parts
-from autotune.report.terminal.worth import print_ladder
 from autotune.search.base import Stage
 from tests.report import samples
 from tests.report.diagnosed import diagnosed

@@ -21,8 +21,8 @@ from autotune.record.table import load_table
 from autotune.record.worth import Ladder
 from autotune.report.shown import Shown
 from autotune.report.story import Story, read_story
+from autotune.report.terminal.overview import print_ladder
 from autotune.report.terminal.study import print_report
-from autotune.report.terminal.worth import print_ladder
 from autotune.search.base import Observer, Snapshot
 
 Progress = Literal["tqdm"] | Callable[[Snapshot], None]

@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune import __version__
 from autotune.base.clock import date_of
+from autotune.base.telling import tell, tell_tables
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.units import format_seconds
 from autotune.engines.base import find_engine
@@ -13,7 +14,6 @@ from autotune.report.optuna_storage import importance_of
 from autotune.report.page import charts, tables
 from autotune.report.page.trials import details, trials
 from autotune.report.results.effects import changes_of
-from autotune.report.results.worth import ladder_facts, ladder_tables
 from autotune.report.story import Story
 from autotune.report.verdict import details_of, verdict_of
 from autotune.search.base import Snapshot
@@ -61,8 +61,8 @@ def render_page(story: Story, templates: Templates) -> str:
         "config": None if config is None else canonical_json(config),
         "config_file": find_engine(story.context.engine).config_file,
         "ladder": ladder,
-        "ladder_tables": [] if ladder is None else ladder_tables(ladder),
-        "ladder_facts": [] if ladder is None else ladder_facts(ladder),
+        "ladder_tables": tell_tables("ladder", {"ladder": ladder}) if ladder else {},
+        "ladder_facts": tell("ladder", {"ladder": ladder}) if ladder else [],
         "guarded": [] if running else tables.guarded(story),
         "evidence": tables.evidence(story),
         "outcome_names": [outcome.value for outcome in story.counts],

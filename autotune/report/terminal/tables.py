@@ -53,6 +53,9 @@ def _drawn(cells: Cells) -> Table:
     columns = zip(cells.marks, cells.columns, strict=True)
     table = plain_table(*(f"{mark.replace('=', '*')}{name}" for mark, name in columns))
     for row in cells.rows:
+        if not row:
+            table.add_section()
+            continue
         table.add_row(
             *(
                 SettingsCell(text, getattr(text, "style", ""), getattr(text, "notes", ()))
