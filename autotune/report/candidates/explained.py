@@ -5,7 +5,6 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune.base.telling import tell_all
 from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
 from autotune.report.candidates.ranking import (
     assumptions,
@@ -15,6 +14,7 @@ from autotune.report.candidates.ranking import (
     parts_as_dict,
     rank_lines,
 )
+from autotune.report.parts import tell_parts
 from autotune.report.terminal.tables import print_parts
 from autotune.space.candidate import format_value
 from autotune.space.knob import knobs_of
@@ -69,14 +69,14 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
 
 def print_estimate(console: Console, found: Estimated) -> None:
     """Print what is predicted, by part."""
-    print_parts(console, tell_all("estimate", _of_estimate(found)))
+    print_parts(console, tell_parts("estimate", _of_estimate(found)))
 
 
 def print_explained(console: Console, found: Explained) -> None:
     """Print the verdict, what dominates, and each knob one step up and down."""
     alike, differing = _split(found)
     values = {**_of_estimate(found), "is_placed": True, "step": _step, "differing": differing}
-    print_parts(console, [*tell_all("estimate", values), *_unlisted(found, alike)])
+    print_parts(console, [*tell_parts("estimate", values), *_unlisted(found, alike)])
 
 
 def _of_estimate(found: Estimated) -> dict[str, Any]:

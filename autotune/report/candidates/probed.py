@@ -5,9 +5,9 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune.base.telling import tell_all
 from autotune.planning.probed import ProbedEstimate
 from autotune.report.candidates.explained import estimate_as_dict
+from autotune.report.parts import tell_parts
 from autotune.report.terminal.tables import print_parts
 
 _STATES = {
@@ -37,7 +37,7 @@ def print_probed(console: Console, found: ProbedEstimate) -> None:
         "names": _STATES,
         "states": states,
     }
-    print_parts(console, tell_all("probed", values))
+    print_parts(console, tell_parts("probed", values))
 
 
 def _predicted(found: ProbedEstimate, name: str) -> float:

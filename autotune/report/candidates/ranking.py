@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from autotune.base.telling import tell_all
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
 from autotune.devices.hardware import Environment
@@ -18,6 +17,7 @@ from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import Ranking
+from autotune.report.parts import tell_parts
 from autotune.report.terminal.tables import print_parts
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import knobs_of
@@ -113,7 +113,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         "figures": _baseline_as_dict(ranking),
         **_of_first(ranking, [*best, *more]),
     }
-    print_parts(console, tell_all("ranking", values))
+    print_parts(console, tell_parts("ranking", values))
 
 
 def _told(ranking: Ranking, rank: int) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune.base.telling import tell_all
 from autotune.cost.memory import Memory
 from autotune.planning.traced import TracedEstimate
 from autotune.report.candidates.explained import estimate_as_dict, judged_as_dict
 from autotune.report.candidates.ranking import MEMORY_PARTS, host_bytes, parts_of
+from autotune.report.parts import tell_parts
 from autotune.report.terminal.tables import print_parts
 
 _UNSEEN = (
@@ -57,7 +57,7 @@ def print_traced(console: Console, found: TracedEstimate) -> None:
         },
         "peak_bytes": _peak_bytes(found.memory),
     }
-    print_parts(console, tell_all("traced", values))
+    print_parts(console, tell_parts("traced", values))
 
 
 def _parts(memory: Memory) -> dict[str, float]:

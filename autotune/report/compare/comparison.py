@@ -13,12 +13,13 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.base.telling import Part, tell, tell_all
+from autotune.base.telling import tell
 from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
 from autotune.record.answer import Speedup
 from autotune.record.facts import engine_name_of, environment_of
 from autotune.report.compare.kinds import KindFigures, best_kinds, leads_of
+from autotune.report.parts import Part, tell_parts
 from autotune.report.results.ratios import (
     Basis,
     Ratio,
@@ -112,7 +113,7 @@ class StudyComparison:
 
     def parts(self) -> list[Part]:
         """What a terminal shows."""
-        return tell_all("compare", self.values)
+        return tell_parts("compare", self.values)
 
     @property
     def values(self) -> dict[str, Any]:

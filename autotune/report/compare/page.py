@@ -1,10 +1,11 @@
 """A comparison of studies as one HTML file."""
 
-from autotune.base.telling import tell, tell_tables
+from autotune.base.telling import tell
 from autotune.base.templates import Templates
 from autotune.report.compare.comparison import StudyComparison
 from autotune.report.page import charts
 from autotune.report.page.page import page_values
+from autotune.report.parts import tables_in
 from autotune.report.verdict import verdict_of
 
 
@@ -26,7 +27,7 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
         "chart_of_bests": charts.comparison(
             [(name, "candidate", story.best) for name, story in stories.items() if story.best]
         ),
-        "tables": tell_tables("compare", comparison.values),
+        "tables": tables_in(comparison.parts()),
         "kinds": tell("kinds", comparison.values),
         "about_ratios": tell("ratios", comparison.values)[0][1],
     }

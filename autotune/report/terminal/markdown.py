@@ -1,7 +1,7 @@
 """The report as Markdown, to be pasted into a README or an issue."""
 
-from autotune.base.telling import tell_tables
 from autotune.base.templates import Templates
+from autotune.report.parts import tables_in, tell_parts
 from autotune.report.story import Story
 from autotune.report.verdict import verdict_of
 from autotune.space.knobs import describe_candidate
@@ -18,7 +18,7 @@ def render_markdown(story: Story) -> str:
     values = {
         "story": story,
         "title": verdict.title,
-        "table": tell_tables("candidates", rows)["candidates"],
+        "table": tables_in(tell_parts("candidates", rows))["candidates"],
         "facts": [fact for fact in (*verdict.facts, *verdict.notes) if fact[0] not in _LOCAL],
     }
     return Templates().text("report/text/study.md.j2", values)

@@ -7,9 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.telling import tell, tell_all
+from autotune.base.telling import tell
 from autotune.record.soak import SoakResult, describe_soak
 from autotune.record.worth import Ladder
+from autotune.report.parts import tell_parts
 from autotune.report.terminal.tables import print_parts
 
 
@@ -44,12 +45,12 @@ class State:
 
 def print_states(console: Console, states: Sequence[State]) -> None:
     """Print one row per study."""
-    print_parts(console, tell_all("states", {"states": states}))
+    print_parts(console, tell_parts("states", {"states": states}))
 
 
 def print_ladder(console: Console, ladder: Ladder) -> None:
     """Print the steps up, each change alone and each as the last one, and what interacts."""
-    print_parts(console, tell_all("ladder", {"ladder": ladder}))
+    print_parts(console, tell_parts("ladder", {"ladder": ladder}))
 
 
 def print_soak(console: Console, soak: SoakResult) -> None:

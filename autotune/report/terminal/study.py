@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from rich.console import Console
 from rich.text import Text
 
-from autotune.base.telling import tell, tell_all
+from autotune.base.telling import tell
 from autotune.report.explain.script import ScriptDiagnosis, describe_script
 from autotune.report.explain.trial import Explanation, describe
+from autotune.report.parts import tell_parts
 from autotune.report.story import Story
 from autotune.report.terminal.tables import print_facts, print_parts
 from autotune.report.verdict import details_of, verdict_of
@@ -33,7 +34,7 @@ def print_report(console: Console, story: Story, *, details: bool = False) -> No
     rows = zip(story.ranked_rows, _changes(story) if baseline else _varying(story), strict=True)
     last = "change of the baseline" if baseline else "settings that vary"
     values = {"story": story, "rows": [*rows], "last": last, "has_evidence": True}
-    print_parts(console, tell_all("candidates", values))
+    print_parts(console, tell_parts("candidates", values))
     more = []
     if details:
         from autotune.report.optuna_storage import importance_of  # optuna

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from autotune.base.telling import APART, Cells, Part
+from autotune.report.parts import APART, Cells, Part
 
 
 def plain_table(*columns: str) -> Table:
