@@ -42,7 +42,7 @@ def traced_as_dict(found: TracedEstimate) -> dict[str, Any]:
 
 def print_traced(console: Console, found: TracedEstimate) -> None:
     """Print the step, the two kinds of figures side by side, and what was traced."""
-    counted = found.analytic and found.analytic.prediction
+    counted = None if found.analytic is None else found.analytic.prediction
     seconds, sizes = ({}, {}) if counted is None else parts_of(counted, 0)
     traced = _parts(found.memory)
     values = {
