@@ -1,8 +1,8 @@
 """Facts, lines and tables that a template of `templates/report/text/` tells, in their order.
 
 Facts are those of `autotune.base.telling`. `{{ table("name", ">a", "*b") }}` begins a table,
-and `{{ row(...) }}` is a row of it, whose cells are encoded. `{{ line("bold") }}` begins a line without
-a name.
+and `{{ row(...) }}` is a row of it, whose cells are encoded. `{{ line("bold") }}` begins a line
+without a name.
 """
 
 from collections.abc import Mapping, Sequence
