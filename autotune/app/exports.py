@@ -13,7 +13,7 @@ from autotune.base.flags import flag, switch
 from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
-from autotune.export.base import Handout, MeasuredFigures, Patched, RecordDialect
+from autotune.export.base import Handout, Patched, RecordDialect
 from autotune.export.door import (
     export_handout,
     export_record,
@@ -129,17 +129,15 @@ def find_chosen(
         study=study.name,
         study_flags=flags_of(study.folder),
         claim=claim,
-        figures=_figures(
-            answer,
-            trials[number],
-            history_of(recorded, facts).spread,
-            guards.get(candidate.hash, NOT_COMPARED) if guard_steps_of(facts) else None,
-        ),
         soak=_soak_of(study, candidate, engine),
         hosts=_hosts_of(trials[number]),
     )
-    if job.script is not None:
-        handout = dataclasses.replace(handout, carried=_carried_in(trials[number]))
+    handout = dataclasses.replace(
+        handout,
+        **_figures(answer, trials[number], candidate, history_of(recorded, facts).spread),
+        guard=guards.get(candidate.hash, NOT_COMPARED) if guard_steps_of(facts) else None,
+        carried=[] if job.script is None else _carried_in(trials[number]),
+    )
     if claim:
         note(_about(answer, claim, is_asked_for=trial is not None))
     return Chosen(trial=trials[number], engine=engine, handout=handout)
@@ -389,9 +387,9 @@ def _check_answers(task: Task, trial: Trial) -> None:
 
 
 def _figures(
-    answer: SearchAnswer | None, trial: Trial, spread: Spread, guard: GuardVerdict | None
-) -> MeasuredFigures | None:
-    """Figures of the final comparison where the trial's candidate took part, else of the trial."""
+    answer: SearchAnswer | None, trial: Trial, candidate: Candidate, spread: Spread
+) -> dict[str, Any]:
+    """Figures of a handout: of the final comparison where it took part, or of the trial."""
     number, result = trial.spec.identity.number, trial.result
     standings: list[Standing | None] = []
     if answer is not None:
@@ -399,30 +397,22 @@ def _figures(
         standings += [] if answer.drifted is None else [answer.drifted.standing]
     standing = next((s for s in standings if s is not None and s.trial == number), None)
     if answer is not None and standing is not None:
-        baseline = answer.baseline
-        known = {field.name for field in dataclasses.fields(MeasuredFigures)}
-        shared = {name: value for name, value in vars(standing).items() if name in known}
-        gain = answer.speedup if standing is answer.best else None
-        if gain is not None:
-            shared |= {"speedup": gain.ratio, "speedup_low": gain.low, "speedup_high": gain.high}
-        return MeasuredFigures(
-            **shared,
-            step_time_s=trial.spec.layout.global_batch / standing.samples_per_s,
-            baseline_samples_per_s=None if baseline is None else baseline.samples_per_s,
-            substitute_baseline=answer.is_substitute,
-            guard=guard,
-        )
+        return {
+            "figures": standing,
+            "baseline": answer.baseline,
+            "is_substitute": answer.is_substitute,
+            "gain": answer.speedup if standing is answer.best else None,
+        }
     if result is None or not is_figure(result):
-        return None
+        return {}
     interval = spread.interval([result])
-    return MeasuredFigures(
+    figures = Standing(
         trial=number,
-        n_runs=1,
-        n_disturbed=int(bool(result.disturbed)),
+        candidate=candidate,
         samples_per_s=interval.rate,
         samples_per_s_low=interval.low,
         samples_per_s_high=interval.high,
-        step_time_s=result.step_time_s,
         peak_memory_bytes=result.peak_memory_bytes,
-        guard=guard,
+        n_disturbed=int(bool(result.disturbed)),
     )
+    return {"figures": figures}
