@@ -114,7 +114,7 @@ def open_command_session(
     """
     command, folder = list(command), Path.cwd()
     if given := [
-        key.typed
+        key.named
         for name, key in keys_of("search").items()
         if key.is_of_command and flags.get(name) is not None
     ]:
