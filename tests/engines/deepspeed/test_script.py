@@ -301,7 +301,7 @@ def test_an_attention_in_the_command_s_own_words_is_filled_in(tmp_path: Path) ->
     candidates = lattice_of(job, engine).counted().candidates
     words = {Script().workload(job, each).command[-1] for each in candidates}
     assert words == {"eager", "sdpa"}, "flash attention is not in their environment"
-    there = described(FleetWishes(gpu="H100"), shipped_accelerators())
+    there = described(FleetWishes(gpu="H100"), shipped_accelerators(), where="--gpu")
     far = {each.get("attention") for each in lattice_of(job, ScriptEngine(job, there)).candidates}
     assert "flash_attention_2" in far, "what is installed here decides nothing for other machines"
     assert engine.expected(changed(engine, attention="eager"))["attention"] == "eager"
