@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.run import search
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.contract import Role
 from autotune.search.base import Snapshot
+from autotune.search.session import Session
 from autotune.search.trial_spec import Run, make_spec
 
 SHARE = 0.02

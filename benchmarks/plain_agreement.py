@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.student_t import t_quantile
 from autotune.contract import Role, Start, TrialResult, TrialSpec
@@ -33,6 +33,7 @@ from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
+from autotune.search.session import Session
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context

@@ -15,18 +15,18 @@ from autotune.search import confirm
 from autotune.search.base import StopReason
 from autotune.search.front import RULE, front_of
 from autotune.search.history import History, results
-from autotune.search.in_flight import SearchContext
 from autotune.search.reduced import too_large
+from autotune.search.session import Session
 from autotune.space.candidate import Candidate
 
 
 class RecordStandings:
     """Standings of the candidates of a record, and the answer that follows from them."""
 
-    def __init__(self, context: SearchContext, history: History) -> None:
-        self._context = context
+    def __init__(self, session: Session, history: History) -> None:
+        self._session = session
         self._history = history
-        self._objective = context.objective
+        self._objective = session.objective
 
     def best(self) -> Standing | None:
         """The best candidate by its own trial."""
@@ -42,11 +42,11 @@ class RecordStandings:
     def guards(self, baseline: Candidate | None) -> dict[str, GuardVerdict]:
         """What the convergence guard says of each candidate of the comparisons, by hash."""
         key = None if baseline is None else baseline.hash
-        return guards_of(self._history.trials, key, self._context.job.guard_steps)
+        return guards_of(self._history.trials, key, self._session.job.guard_steps)
 
     def drifting(self, baseline: Candidate | None) -> set[str]:
         """Hashes of the candidates that are not handed out since the guard fails them."""
-        if self._context.job.allow_loss_drift:
+        if self._session.job.allow_loss_drift:
             return set()
         guards = self.guards(baseline)
         return {key for key, verdict in guards.items() if verdict.is_drift}
@@ -75,6 +75,7 @@ class RecordStandings:
         baseline: Candidate | None,
         passed_over: Sequence[PassedOver],
         stop_reason: StopReason,
+        interrupted: bool,
     ) -> SearchAnswer:
         """The answer: from the record's comparison where there is one, else from single trials."""
         guards, drifting = self.guards(baseline), self.drifting(baseline)
@@ -98,9 +99,9 @@ class RecordStandings:
         if self._objective.wish.name == "pareto":
             front = tuple(figures[key] for key in front_of(figures))
         return SearchAnswer(
-            study=self._context.study,
-            engine=self._context.job.engine,
-            origin=self._context.origin,
+            study=self._session.study,
+            engine=self._session.job.engine,
+            origin=self._session.place.origin,
             counts=self._history.counts,
             baseline=start,
             best=None if best is None else figures[best],
@@ -113,7 +114,7 @@ class RecordStandings:
             rule="" if front is None else RULE,
             passed_over=tuple(passed_over),
             stop_reason=stop_reason,
-            interrupted=self._context.interrupt.draining,
+            interrupted=interrupted,
         )
 
     def _best(
@@ -145,7 +146,7 @@ class RecordStandings:
 
     def _guard(self, guards: Mapping[str, GuardVerdict], key: str) -> GuardVerdict | None:
         """What the guard says of a candidate; None: it is off, or nothing ran here."""
-        if not self._context.job.guard_steps or self._context.origin is not Origin.MEASURED:
+        if not self._session.job.guard_steps or self._session.place.origin is not Origin.MEASURED:
             return None
         return guards.get(key, NOT_COMPARED)
 
@@ -177,7 +178,7 @@ class RecordStandings:
         return tuple(figures[key] for key in tied)
 
 
-def nothing_feasible(history: History, context: SearchContext) -> NothingFeasibleError:
+def nothing_feasible(history: History, session: Session) -> NothingFeasibleError:
     """The error for a search in which no trial ran within the limits."""
     ended = results(history.trials)
     if not ended:
@@ -186,7 +187,7 @@ def nothing_feasible(history: History, context: SearchContext) -> NothingFeasibl
             "see what the rules say with --dry-run; choose a global batch that the world divides, "
             "or another space",
         )
-    objective = context.objective
+    objective = session.objective
     lines = [f"none of {len(ended)} trials ran within the limits:"]
     for outcome, count in sorted(Counter(result.outcome for result in ended).items()):
         first = next(result for result in ended if result.outcome is outcome)
@@ -197,7 +198,7 @@ def nothing_feasible(history: History, context: SearchContext) -> NothingFeasibl
         lines.append(f"  {outcome} x {count}, such as trial {first.number}: {evidence}")
     if lost := too_large(history):
         lines.append(f"  {len(lost)} more candidates ran out of memory with fewer layers already")
-    return NothingFeasibleError("\n".join(lines), _nearest_change(history, context))
+    return NothingFeasibleError("\n".join(lines), _nearest_change(history, session))
 
 
 def failed_answer(
@@ -219,7 +220,7 @@ def failed_answer(
     )
 
 
-def _nearest_change(history: History, context: SearchContext) -> str:
+def _nearest_change(history: History, session: Session) -> str:
     ended = results(history.trials)
     # An out-of-memory trial's peak is where it stopped, not what it would have needed.
     whole = [r.peak_memory_bytes for r in ended if r.outcome.is_measured and r.peak_memory_bytes]
@@ -227,14 +228,14 @@ def _nearest_change(history: History, context: SearchContext) -> str:
     if not short_of_memory:
         last = ended[-1]
         return f"see stderr.log of trial {last.number}; `autotune doctor` checks the machine"
-    allowed = format_bytes(context.objective.allowed_bytes)
+    allowed = format_bytes(session.objective.allowed_bytes)
     seen = f"every trial ran out of the {allowed} that are allowed"
     if whole:
         peak = format_bytes(min(whole))
         seen = f"the smallest peak of a trial that ran is {peak}, allowed are {allowed}"
     tried = history.tried
     changes = [f"more memory: {seen}"]
-    changes += find_engine(context.job.engine).unused_savings([t.candidate for t in tried])
+    changes += find_engine(session.job.engine).unused_savings([t.candidate for t in tried])
     smallest = min(t.candidate.micro_batch for t in tried)
     if smallest > 1:
         changes.append(f"a micro_batch below {smallest}")
