@@ -22,8 +22,9 @@ from autotune.search.base import Snapshot
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.runner import Runner
-from autotune.search.session import Session
+from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import Steering
+from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
@@ -363,6 +364,17 @@ def session_of(
         known_lattice=lattice or lattice_of(job),
         **changes,
     )
+
+
+def spec_of_run(job: Job, run: Run, number: int) -> TrialSpec:
+    """The spec of a run of a job."""
+    session = Session(
+        job=job,
+        engine=ScriptedEngine(job),
+        place=RecordedPlace(ENVIRONMENT, {}),
+        study=Study(Path(), "scripted"),
+    )
+    return session.spec_of(run, number)
 
 
 def with_budget(job: Job, **changes: Any) -> Job:

@@ -21,7 +21,7 @@ from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.reduced import reduce_lattice, too_large
 from autotune.search.steering import Forecaster, Steering, lessons_of
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
     ENVIRONMENT,
@@ -38,6 +38,7 @@ from tests.search.scripted import (
     peak_of,
     rate_of,
     search,
+    spec_of_run,
 )
 from tests.search.test_sampler import trial
 
@@ -225,14 +226,7 @@ def spec_of(job: Job, number: int, candidate: Candidate, fidelity: Fidelity | No
     if fidelity is not None:
         form = candidate.reduced(fidelity)
         run = Run(candidate=form, role=Role.SEARCH, reduced_of=candidate)
-    return make_spec(
-        run,
-        study="scripted",
-        number=number,
-        job=job,
-        engine=ScriptedEngine(job),
-        environment=ENVIRONMENT,
-    )
+    return spec_of_run(job, run, number)
 
 
 def history_of(
