@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from autotune.base.errors import AutotuneError, NothingFeasibleError
 from autotune.base.units import format_bytes
@@ -23,10 +24,12 @@ from autotune.space.candidate import Candidate
 class RecordStandings:
     """Standings of the candidates of a record, and the answer that follows from them."""
 
-    def __init__(self, session: Session, history: History) -> None:
+    def __init__(self, session: Session, history: History, baseline: Candidate | None) -> None:
         self._session = session
         self._history = history
         self._objective = session.objective
+        self._baseline = None if baseline is None else baseline.hash
+        self._tried = None if baseline is None else history.find(baseline)
 
     def best(self) -> Standing | None:
         """The best candidate by its own trial."""
@@ -34,67 +37,57 @@ class RecordStandings:
         best = self._objective.best(figures)
         return None if best is None else figures[best]
 
-    def baseline(self, candidate: Candidate | None) -> Standing | None:
+    @property
+    def start(self) -> Standing | None:
         """The baseline by its own trial."""
-        tried = None if candidate is None else self._history.find(candidate)
-        return None if tried is None else tried.figure
+        return None if self._tried is None else self._tried.figure
 
-    def guards(self, baseline: Candidate | None) -> dict[str, GuardVerdict]:
+    @cached_property
+    def guards(self) -> dict[str, GuardVerdict]:
         """What the convergence guard says of each candidate of the comparisons, by hash."""
-        key = None if baseline is None else baseline.hash
-        return guards_of(self._history.trials, key, self._session.job.guard_steps)
+        return guards_of(self._history.trials, self._baseline, self._session.job.guard_steps)
 
-    def drifting(self, baseline: Candidate | None) -> set[str]:
+    @cached_property
+    def drifting(self) -> set[str]:
         """Hashes of the candidates that are not handed out since the guard fails them."""
         if self._session.job.allow_loss_drift:
             return set()
-        guards = self.guards(baseline)
-        return {key for key, verdict in guards.items() if verdict.is_drift}
+        return {key for key, verdict in self.guards.items() if verdict.is_drift}
 
-    def drifted_best(
-        self, baseline: Candidate | None, comparison: confirm.Comparison
-    ) -> tuple[int, GuardVerdict] | None:
+    def drifted_best(self, comparison: confirm.Comparison) -> tuple[int, GuardVerdict] | None:
         """The best of a comparison, by its trial, if the guard fails it; None: it does not."""
         best = self._best(comparison, comparison.figures) if comparison.has_verdict else None
-        if best is None or best not in self.drifting(baseline):
+        if best is None or best not in self.drifting:
             return None
-        return comparison.figures[best].trial, self.guards(baseline)[best]
+        return comparison.figures[best].trial, self.guards[best]
 
-    def compared(self, baseline: Candidate | None) -> confirm.Comparison | None:
+    @cached_property
+    def verdict(self) -> confirm.Comparison | None:
         """What the record's final comparison says; None: there is none."""
         return confirm.recorded_verdict(
-            self._history,
-            self._objective,
-            baseline=None if baseline is None else baseline.hash,
-            drifting=self.drifting(baseline),
+            self._history, self._objective, baseline=self._baseline, drifting=self.drifting
         )
 
     def final(
-        self,
-        *,
-        baseline: Candidate | None,
-        passed_over: Sequence[PassedOver],
-        stop_reason: StopReason,
-        interrupted: bool,
+        self, *, passed_over: Sequence[PassedOver], stop_reason: StopReason, interrupted: bool
     ) -> SearchAnswer:
         """The answer: from the record's comparison where there is one, else from single trials."""
-        guards, drifting = self.guards(baseline), self.drifting(baseline)
-        verdict = self.compared(baseline)
+        verdict, drifting, baseline = self.verdict, self.drifting, self._baseline
         by_trial = self._objective.figures(self._history)
         compared = {} if verdict is None else verdict.figures
         whole = {**by_trial, **compared}
         figures = {key: figure for key, figure in whole.items() if key not in drifting}
         eligible = {key: figures[key] for key in compared if key in figures} or figures
         best = self._best(verdict, eligible, beside=figures)
-        start, speedup = self.baseline(baseline), None
-        if verdict is not None and baseline is not None and baseline.hash in compared:
+        start, speedup = self.start, None
+        if verdict is not None and baseline is not None and baseline in compared:
             assert best in compared, "the baseline itself never drifts"
-            start = compared[baseline.hash]
-            speedup = verdict.race.gain(best, baseline.hash)
+            start = compared[baseline]
+            speedup = verdict.race.gain(best, baseline)
             is_faster = speedup is None or speedup.ratio > 1
             if not is_faster and self._objective.wish.name == "samples_per_s":
-                best = baseline.hash  # nothing that was compared is faster
-                speedup = verdict.race.gain(best, baseline.hash)
+                best = baseline  # nothing that was compared is faster
+                speedup = verdict.race.gain(best, baseline)
         front = None  # by the final comparison's figures where there are any
         if self._objective.wish.name == "pareto":
             front = tuple(figures[key] for key in front_of(figures))
@@ -105,9 +98,9 @@ class RecordStandings:
             counts=self._history.counts,
             baseline=start,
             best=None if best is None else figures[best],
-            guard=None if best is None else self._guard(guards, best),
-            drifted=self._drifted(guards, whole, best) if drifting else None,
-            ties=() if best is None else self._ties(figures, best, verdict),
+            guard=None if best is None else self._guard(best),
+            drifted=self._drifted(whole, best) if drifting else None,
+            ties=() if best is None else self._ties(figures, best),
             speedup=speedup,
             objective=self._objective.wish.name,
             front=front,
@@ -131,28 +124,24 @@ class RecordStandings:
                 return named
         return self._objective.best(among, beside=beside)
 
-    def _drifted(
-        self, guards: Mapping[str, GuardVerdict], whole: Mapping[str, Standing], best: str | None
-    ) -> Drifted | None:
+    def _drifted(self, whole: Mapping[str, Standing], best: str | None) -> Drifted | None:
         """The best of those that the guard fails, where it is better than what is handed out."""
-        drifted = (key for key, verdict in guards.items() if verdict.is_drift)
+        drifted = (key for key, verdict in self.guards.items() if verdict.is_drift)
         among = {key: whole[key] for key in drifted if key in whole}
         if best is not None:
             among[best] = whole[best]
         wanted = self._objective.best(among)
         if wanted is None or wanted == best:
             return None
-        return Drifted(standing=whole[wanted], guard=guards[wanted])
+        return Drifted(standing=whole[wanted], guard=self.guards[wanted])
 
-    def _guard(self, guards: Mapping[str, GuardVerdict], key: str) -> GuardVerdict | None:
+    def _guard(self, key: str) -> GuardVerdict | None:
         """What the guard says of a candidate; None: it is off, or nothing ran here."""
         if not self._session.job.guard_steps or self._session.place.origin is not Origin.MEASURED:
             return None
-        return guards.get(key, NOT_COMPARED)
+        return self.guards.get(key, NOT_COMPARED)
 
-    def _ties(
-        self, figures: Mapping[str, Standing], best: str, verdict: confirm.Comparison | None
-    ) -> tuple[Standing, ...]:
+    def _ties(self, figures: Mapping[str, Standing], best: str) -> tuple[Standing, ...]:
         """Candidates that may be as fast as the best; where memory counts too, none is named.
 
         A candidate is among them if its interval overlaps the best's. Where both ran side by side
@@ -162,6 +151,7 @@ class RecordStandings:
         """
         if self._objective.wish.name != "samples_per_s":
             return ()
+        verdict = self.verdict
         compared = {} if verdict is None else verdict.figures
         behind = frozenset() if verdict is None else verdict.race.left_behind(figures)
 

@@ -111,7 +111,6 @@ class _StagedSearch:
         study.write_state({**study.read_state(), **ending})
         self._show(Stage.DONE)
         return self._standings.final(
-            baseline=self._baseline.candidate,
             passed_over=self._baseline.passed_over,
             stop_reason=stop,
             interrupted=runner.interrupt.draining,
@@ -130,8 +129,7 @@ class _StagedSearch:
             self._no_comparison = "nothing but the baseline ran within the limits"
             runner.note(f"no final comparison: {self._no_comparison}")
             return
-        guards = self._standings.guards(baseline)
-        drifting = confirm.drifted_before(self._runner.history, guards)
+        drifting = confirm.drifted_before(runner.history, self._standings.guards)
         while True:
             planned = confirm.plan(
                 self._runner.history,
@@ -146,7 +144,7 @@ class _StagedSearch:
             if planned is None:
                 if self._comparison is not None:
                     runner.note("no time left to compare those that the guard passes")
-                elif self._standings.compared(baseline) is not None:
+                elif self._standings.verdict is not None:
                     runner.note("no time left to compare again: the recorded comparison counts")
                 else:
                     self._no_comparison = "no time was left for it"
@@ -168,16 +166,16 @@ class _StagedSearch:
             planned = self._comparison.planned
             if planned.is_broken:
                 continue  # the best has failed, and those that had dropped out are back
-            drifted = self._standings.drifted_best(baseline, planned)
+            standings = self._standings
+            drifted = standings.drifted_best(planned)
             if drifted is None:
                 return
             number, guarded = drifted
             runner.note(f"trial {number} was the best, and its losses drift: {guarded.why}")
-            guards = self._standings.guards(baseline)
-            if confirm.n_drifted(self._runner.history, guards) >= confirm.MAX_COMPARISONS:
+            if confirm.n_drifted(runner.history, standings.guards) >= confirm.MAX_COMPARISONS:
                 runner.note(f"{confirm.MAX_COMPARISONS} comparisons drifted: no further one")
                 return
-            drifting |= {m.hash for m in planned.members} & self._standings.drifting(baseline)
+            drifting |= {m.hash for m in planned.members} & standings.drifting
 
     def _drive(self, stage: SearchStage) -> None:
         """Start what a stage asks for, as many at a time as it may, until it asks no more."""
@@ -245,7 +243,7 @@ class _StagedSearch:
 
     @property
     def _standings(self) -> RecordStandings:
-        return RecordStandings(self._session, self._runner.history)
+        return RecordStandings(self._session, self._runner.history, self._baseline.candidate)
 
     def _show(self, stage: Stage) -> None:
         self._observer.on_snapshot(self._snapshot(stage))
@@ -267,7 +265,7 @@ class _StagedSearch:
             n_done=n_done(history),
             n_budget=self._proposals.n_budget,
             running=self._runner.running(),
-            baseline=standings.baseline(self._baseline.candidate),
+            baseline=standings.start,
             best=standings.best(),
             comparison=self._comparison.planned
             if self._comparison is not None and stage is Stage.CONFIRM

@@ -367,8 +367,9 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
         lattice=lattice_of(job, stages=(0,), recompute=("none",)),
     )
     own = History(t for t in study.trials() if t.spec.identity.role is not Role.CONFIRM)
-    answer = RecordStandings(session_of(study, job), own).final(
-        baseline=candidate(job, zero__stage=0, micro_batch=8),
+    answer = RecordStandings(
+        session_of(study, job), own, candidate(job, zero__stage=0, micro_batch=8)
+    ).final(
         passed_over=(),
         stop_reason=None,
         interrupted=False,
