@@ -50,7 +50,7 @@ from autotune.search.base import Observer, Snapshot
 from autotune.search.runner import Runner
 from autotune.search.session import Session
 from autotune.search.study_facts import environments_of
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import Run
 
 PER_NODE = 8
 RATE_PER_S = 100 / 60
@@ -286,14 +286,7 @@ def record(session: Session, n_trials: int) -> None:
     random.Random(0).shuffle(rest)
     for number, candidate in enumerate([baseline, *rest[: n_trials - 1]]):
         role = Role.SEARCH if number else Role.BASELINE
-        spec = make_spec(
-            Run(candidate=candidate, role=role),
-            study=study.name,
-            number=number,
-            job=session.job,
-            engine=session.engine,
-            environment=session.environment,
-        )
+        spec = session.spec_of(Run(candidate=candidate, role=role), number)
         folder = study.write_spec(spec, session.engine.files(candidate))
         study.write_result(folder, result_of(spec, number))
     study.unlock()
