@@ -47,7 +47,7 @@ def test_a_model_built_under_zero_init_keeps_its_stage(tmp_path: Path) -> None:
     for is_partitioned, stages in ((True, {3}), (False, {0, 1, 2, 3})):
         script = observed({**own, "is_partitioned": is_partitioned})
         job = job_of(script, tmp_path)
-        lattice = lattice_of(job, ScriptEngine(job, CPU))
+        lattice = lattice_of(ScriptEngine(job, CPU))
         assert {candidate["zero.stage"] for candidate in lattice.candidates} == stages
         assert ("zero.stage" in reach_of(script).left_out) == is_partitioned
 
@@ -67,7 +67,7 @@ def test_a_key_of_the_user_s_for_another_stage_refuses_no_stage(tmp_path: Path) 
     own = observed({**TRAINER, "config": {**TRAINER["config"], "zero_optimization": zero}})
     job = job_of(own, tmp_path)
     engine = ScriptEngine(job, CPU)
-    lattice = lattice_of(job, engine)
+    lattice = lattice_of(engine)
     stages = {candidate["zero.stage"]: candidate for candidate in lattice.candidates}
     assert stages.keys() == {0, 1, 2, 3}
     gone = engine.edits(stages[3]).configuration
@@ -266,7 +266,7 @@ def test_an_optimizer_of_the_file_stays_in_the_file(tmp_path: Path) -> None:
 
 def test_an_argument_that_offload_overrules_is_not_tried(tmp_path: Path) -> None:
     job = job_of(observed(BY_ARGUMENTS), tmp_path)
-    candidates = lattice_of(job, ScriptEngine(job, CPU)).candidates
+    candidates = lattice_of(ScriptEngine(job, CPU)).candidates
     name = "optimizer.implementation"
     assert {c[name] for c in candidates} == {"torch", "torch_fused"}
     offloaded = [c for c in candidates if c.get("offload.optimizer") == "cpu"]
@@ -298,11 +298,11 @@ def test_an_attention_in_the_command_s_own_words_is_filled_in(tmp_path: Path) ->
     job = job_of(script, tmp_path)
     engine = ScriptEngine(job, CPU)
     assert Script().workload(job, engine.unchanged).command[-1] == "sdpa"
-    candidates = lattice_of(job, engine).counted().candidates
+    candidates = lattice_of(engine).counted().candidates
     words = {Script().workload(job, each).command[-1] for each in candidates}
     assert words == {"eager", "sdpa"}, "flash attention is not in their environment"
     there = described(FleetWishes(gpu="H100"), shipped_accelerators(), where="--gpu")
-    far = {each.get("attention") for each in lattice_of(job, ScriptEngine(job, there)).candidates}
+    far = {each.get("attention") for each in lattice_of(ScriptEngine(job, there)).candidates}
     assert "flash_attention_2" in far, "what is installed here decides nothing for other machines"
     assert engine.expected(changed(engine, attention="eager"))["attention"] == "eager"
     assert not engine.edits(changed(engine, attention="eager")).arguments
@@ -407,7 +407,7 @@ def test_every_candidate_of_the_lattice_keeps_the_batch(
 ) -> None:
     job = job_of(observed(description), tmp_path)
     engine = ScriptEngine(job, CPU)
-    candidates = lattice_of(job, engine).candidates
+    candidates = lattice_of(engine).candidates
     assert len(candidates) > 3
     assert engine.unchanged in candidates
     for candidate in candidates:
@@ -457,7 +457,7 @@ def test_every_candidate_has_the_stages_of_the_script_s_pipeline(tmp_path: Path)
     job = job_of(script, tmp_path)
     engine = ScriptEngine(job, CPU)
     assert (engine.unchanged.micro_batch, engine.unchanged.grad_accum) == (2, 4)
-    candidates = lattice_of(job, engine).candidates
+    candidates = lattice_of(engine).candidates
     assert engine.unchanged in candidates
     assert len({candidate.micro_batch for candidate in candidates}) > 1
     for candidate in candidates:

@@ -63,7 +63,7 @@ def _lattice(study: Study) -> Lattice:
     environment = environment_of(study.read_state())
     assert environment is not None
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))
-    return lattice_of(job, bind_engine(job, environment))
+    return lattice_of(bind_engine(job, environment))
 
 
 def _choice(values: Mapping[str, KnobValue], names: list[str]) -> Choice:
