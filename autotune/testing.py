@@ -39,7 +39,6 @@ from autotune.export.base import (
     Handout,
     Launch,
     Launcher,
-    MeasuredFigures,
     NodeLauncher,
 )
 from autotune.export.door import (
@@ -56,6 +55,7 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports.base import NodeProcess, Transport
 from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice, lattice_of
+from autotune.record.answer import Standing
 from autotune.record.study import Trial
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -69,17 +69,6 @@ from autotune.space.workload import WorkloadPlugin
 from autotune.trial.engines.base import CALLS, driver_of
 
 P = TypeVar("P")
-
-FIGURES = MeasuredFigures(
-    trial=7,
-    n_runs=3,
-    samples_per_s=12.0,
-    samples_per_s_low=11.5,
-    samples_per_s_high=12.5,
-    step_time_s=1.33,
-    peak_memory_bytes=2**30,
-)
-"""Figures that contracts say were measured."""
 
 ENVIRONMENT = Environment(
     accelerator="cuda",
@@ -292,7 +281,8 @@ class DialectContract(Contract[Dialect]):
 
     def test_it_hands_out_what_was_measured_and_what_was_not(self) -> None:
         handout = self.handouts()[0]
-        for changes in ({"figures": None}, {"figures": FIGURES}, {"prediction": {"rank": 1}}):
+        figures = _figures_of(handout.candidate)
+        for changes in ({"figures": None}, {"figures": figures}, {"prediction": {"rank": 1}}):
             assert self.exported(replace(handout, **changes))
 
     def test_it_writes_over_its_own_files_and_nobody_else_s(self) -> None:
@@ -647,7 +637,20 @@ def _handouts(
     first, last = (
         handout_of(one, engine=engine, job=job, environment=ENVIRONMENT) for one in ends
     )
-    return [replace(first, figures=FIGURES, study=job.study), last]
+    return [replace(first, figures=_figures_of(first.candidate), study=job.study), last]
+
+
+def _figures_of(candidate: Candidate) -> Standing:
+    """Figures that contracts say were measured."""
+    return Standing(
+        trial=7,
+        candidate=candidate,
+        samples_per_s=12.0,
+        samples_per_s_low=11.5,
+        samples_per_s_high=12.5,
+        peak_memory_bytes=2**30,
+        n_runs=3,
+    )
 
 
 def _spec_of(

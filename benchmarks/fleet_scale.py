@@ -225,7 +225,7 @@ class ScalePlace(Place):
 
     def __init__(self, transport: SimulatedTransport) -> None:
         wishes = FleetWishes(gpu="H100", per_node=PER_NODE)
-        super().__init__(described(wishes, shipped_accelerators()), {})
+        super().__init__(described(wishes, shipped_accelerators(), where="--gpu"), {})
         self._transport = transport
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:

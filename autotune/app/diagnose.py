@@ -10,6 +10,7 @@ from autotune.app.run import begin_study
 from autotune.app.steering import steer
 from autotune.app.studies import explain_trial
 from autotune.base.errors import JobError, StudyError
+from autotune.base.flags import flag, switch
 from autotune.base.units import format_bytes
 from autotune.contract import Role, TrialResult
 from autotune.cost.constants import constants_of
@@ -91,7 +92,7 @@ def diagnose(
         result = script.measured
     if result is None:
         raise StudyError(
-            f"study {study.name} holds no run of the command", "start anew with --fresh"
+            f"study {study.name} holds no run of the command", f"start anew with {switch('fresh')}"
         )
     explanation = _explained(study, 0 if first is None else first.spec.identity.number, notes)
     return ScriptDiagnosis(
@@ -153,12 +154,13 @@ def _other_limit(session: Session, script: Observed) -> JobError:
         return JobError(
             f"the command, as it is, does not fit in {format_bytes(asked_bytes)}: without a limit "
             f"it takes {format_bytes(peak_bytes)} of a device",
-            "raise --memory-limit, lower its micro-batch in the command, or search: that finds "
+            f"raise {flag('memory_limit')}, lower its micro-batch in the command, or search: "
+            "that finds "
             "what fits",
         )
     return JobError(
         "the command ran with another memory limit than is asked for now",
-        "run it anew with --fresh, or leave --memory-limit as it was",
+        f"run it anew with {switch('fresh')}, or leave {flag('memory_limit')} as it was",
     )
 
 

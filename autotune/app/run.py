@@ -18,6 +18,7 @@ from autotune.base.errors import (
     StudyError,
 )
 from autotune.base.files import write_text
+from autotune.base.flags import flag, switch
 from autotune.base.secrecy import scrubbed
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import PRIVATE_MODE, Origin, Outcome
@@ -161,7 +162,7 @@ def _check_origin(session: Session) -> None:
         raise StudyError(
             f"study {study.name} holds {' and '.join(sorted(others))} figures, and these would be "
             f"{session.place.origin}",
-            "name another study with --study, or start anew with --fresh",
+            f"name another study with {flag('study')}, or start anew with {switch('fresh')}",
         )
 
 

@@ -10,6 +10,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.files import try_folder
+from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import Origin
 from autotune.devices.accelerators import accelerators_with
@@ -104,7 +105,7 @@ def open_session(
     load_plugin("sampler", job.sampler).check_installed()
     table = accelerators_with(job.accelerators)
     study = Study(results, job.study)
-    hint = "name a folder that you may write, such as --results ~/autotune"
+    hint = f"name a folder that you may write, such as {flag('results')} ~/autotune"
     try_folder(study.folder, named=study.folder, hint=hint)
     engine = place.bind(job)
     # Before anything runs: a file that cannot be used is a matter of the command.
@@ -174,7 +175,7 @@ def obtained_fleet(
         FleetError: The nodes are not given.
     """
     kind, _, of = fleet.partition(":")
-    plugin = load_plugin("fleet", kind, where="--fleet")
+    plugin = load_plugin("fleet", kind, where=flag("fleet"))
     if not isinstance(plugin, Obtaining):
         yield fleet
         return
@@ -204,7 +205,7 @@ def check_baseline(job: Job, engine: Engine, environment: Environment) -> None:
 def _refuse(path: Path, refusals: Sequence[tuple[str, str]]) -> None:
     if refusals:
         raise JobError(
-            "\n".join(f"--baseline {path}: {message}" for message, _ in refusals),
+            "\n".join(f"{flag('baseline')} {path}: {message}" for message, _ in refusals),
             "; ".join(dict.fromkeys(fix for _, fix in refusals if fix)),
         )
 
@@ -219,7 +220,7 @@ def find_place(
         FleetError: Its devices are not there.
     """
     kind, _, of = fleet.partition(":")
-    plugin: FleetPlugin = load_plugin("fleet", kind, where="--fleet")
+    plugin: FleetPlugin = load_plugin("fleet", kind, where=flag("fleet"))
     return plugin.find(of, job_file, flags, options)
 
 
@@ -296,9 +297,13 @@ def render(
     files = export_handout(handout, out, to=to, launcher=launcher)
     notes = list(explain(values, context).values())
     if job_file is None and "model" not in flags:
-        notes.append(f"no --model or --job is given: these files train {job.model.name}")
+        notes.append(
+            f"no {flag('model')} or {flag('job')} is given: these files train {job.model.name}"
+        )
     if environment.accelerator == "cpu" and not is_described:
-        notes.append("written for CPU ranks, as this machine has them; for GPUs add --gpu H100")
+        notes.append(
+            f"written for CPU ranks, as this machine has them; for GPUs add {flag('gpu')} H100"
+        )
     notes += [
         f"{key}: {value!r} in your base configuration "
         + ("is left out" if ours is None else f"gives way to {ours!r}")
@@ -320,11 +325,13 @@ def read_job_on(
     """
     if wishes.gpu is None and wishes.per_node is not None:
         raise JobError(
-            f"--per-node {wishes.per_node}: of accelerators that no --gpu names",
-            "name them, such as --gpu H100",
+            f"{flag('per_node')} {wishes.per_node}: of accelerators that no {flag('gpu')} names",
+            f"name them, such as {flag('gpu')} H100",
         )
     table = accelerators_of(given_keys(job_file, flags))
-    environment = detect_environment() if wishes.gpu is None else described(wishes, table)
+    environment = (
+        detect_environment() if wishes.gpu is None else described(wishes, table, where=flag("gpu"))
+    )
     job, keys = read_job(job_file, flags, environment)
     return job, keys, environment
 
@@ -347,7 +354,7 @@ def read_job(
     keys = given_keys(job_file, given)
     price = keys.get("price")
     if isinstance(price, str) and ("price" in given or "=" in price):
-        where = "--price" if "price" in given else f"{path}: price"
+        where = flag("price") if "price" in given else f"{path}: price"
         keys["price"] = price_for(price, environment.device_name, where=where)
     data = {**_defaults(keys, environment), **keys}
     job = make_job(data, where=path, flags=given)

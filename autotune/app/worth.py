@@ -7,6 +7,7 @@ from autotune.app.pages import write_page
 from autotune.app.session import find_running_place
 from autotune.app.soak import check_devices
 from autotune.base.errors import JobError, StudyError
+from autotune.base.flags import flag
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.answer import answer_of
@@ -80,7 +81,8 @@ def _way(study: Study, place: Place, settings: Sequence[str]) -> Way:
     if answer is None or answer.baseline is None:
         raise StudyError(
             f"study {study.name}: it has no baseline to start from",
-            "run the same search again to finish it, or name the baseline with --baseline FILE",
+            "run the same search again to finish it, or name the baseline with "
+            f"{flag('baseline')} FILE",
         )
     start = find_chosen(study, trial=answer.baseline.trial, allow_loss_drift=True)
     handout, engine, context = start.handout, start.engine, start.engine.context

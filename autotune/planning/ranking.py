@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import is_count
@@ -303,11 +304,11 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
     key, equals, value = (part.strip() for part in wish.partition("="))
     if not equals or not value or key not in _CHANGES:
         raise JobError(
-            f"--what-if {wish}: not a change of the fleet",
+            f"{flag('what_if')} {wish}: not a change of the fleet",
             did_you_mean(key, _CHANGES, most=1)
             + f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}",
         )
-    other = _CHANGES[key](outlook, value, f"--what-if {wish}")
+    other = _CHANGES[key](outlook, value, f"{flag('what_if')} {wish}")
     found = other.predict(outlook.lattice.candidates)
     first = outlook.lattice.first_legal(ordered(found, min_fit=min_fit))
     assert first is not None, "the best as it is would do"

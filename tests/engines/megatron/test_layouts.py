@@ -234,7 +234,9 @@ def test_a_layout_is_judged_alike_in_columns_and_alone():
         },
         where="test",
     )
-    engine = MegatronEngine(job, described(FleetWishes(gpu="H100"), shipped_accelerators()))
+    engine = MegatronEngine(
+        job, described(FleetWishes(gpu="H100"), shipped_accelerators(), where="--gpu")
+    )
     layouts, draw = lay_out(engine._task), random.Random(0)
     for _ in range(400):
         one, other = (layouts[draw.randrange(len(layouts))] for _ in range(2))
