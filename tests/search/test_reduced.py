@@ -416,6 +416,6 @@ def test_a_reduced_trial_of_another_model_is_left_out(study: Study) -> None:
 def test_what_was_reduced_teaches_other_studies_as_what_it_was(tmp_path: Path) -> None:
     job = make()
     history = history_of(job, Fidelity(layers=1), lambda spec, _: ok(spec, rate_of(spec)))
-    lessons = lessons_of(history, job, ENVIRONMENT, study="one")
+    lessons = lessons_of(history, session_of(Study(tmp_path, "s"), job), study="one")
     assert len(lessons) == len(history.reduced.tried)
     assert {lesson.plan["n_layers"] for lesson in lessons} == {1.0}
