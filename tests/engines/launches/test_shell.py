@@ -81,6 +81,8 @@ def test_what_only_the_shell_knows_stays_as_it_is_written(text):
         ("N=1\nif [ $N -gt 4 ]; then\n N=2\nfi\ntorchrun t.py --train $N", ["1"]),
         ("read -r -d '' A <<E\n1\n  2 \\\n 3\nE\ntorchrun t.py --train $A", ["1", "2", "3"]),
         ('torchrun t.py --train "a\\d" b\\\nc', ["a\\d", "bc"]),
+        ('[ -z "$N" ] && N=4\n[ 1 = 2 ] || M=5\ntorchrun t.py --train $N $M', ["$N", "5"]),
+        ("N=\n[[ -z $N ]] && N=4\n[ $N = 4 ] || N=5\ntorchrun t.py --train $N", ["4"]),
         ("if [ 1 = 2 ]; then\n torchrun u.py --train 1\nfi\ntorchrun t.py --train 2", ["2"]),
     ],
 )
