@@ -61,6 +61,11 @@ def judged(folder: Path, text: str):
          "--tensor-model-parallel-size $T\ndone", "batch.product"),
         (f"{GPT.replace(' pre', ' --nnodes $N pre')} {BATCH.replace('32', '16')} "
          "--tensor-model-parallel-size 1", "batch.product"),
+        # Degrees that do not fit, whatever another one is.
+        (f"{GPT} {BATCH} --tensor-model-parallel-size $T --pipeline-model-parallel-size 3",
+         "world.product"),
+        (f"{GPT} {BATCH} --num-experts 16 --expert-model-parallel-size 16 "
+         "--tensor-model-parallel-size $T", "ep.ranks"),
         # Flags that Megatron takes, to say that they are gone.
         (f"{GPT} {BATCH} --model-parallel-size 2", "flags.gone"),
         (f"{GPT} {BATCH} --checkpoint-activations", "flags.gone"),
