@@ -29,19 +29,19 @@ _STARTS = re.compile(
     r"|llamafactory-cli|axolotl[ \t]+train|trl|swift)[ \t]+(?![:=])\S",
     re.MULTILINE,
 )
-_IN_ROUND = r"""[^()'"\\]|\\[\s\S]|'[^']*'|"(?:[^"\\]|\\[\s\S])*\""""
-_ROUND = reduce(lambda inner, _: rf"\((?:{_IN_ROUND}|{inner})*\)", range(5), r"\([^()]*\)")
-_CURLY = reduce(lambda inner, _: rf"\{{(?:[^{{}}]|{inner})*\}}", range(3), r"\{[^{}]*\}")
-_PUT = rf"\$(?:{_ROUND}|{_CURLY}|[A-Za-z_]\w*|\d|(?![({{]))|`(?:[^`\\]|\\[\s\S])*`"
+_IN_ROUND = r"""[^()'"\\]|\\[\s\S]|'[^']*+'|"(?:[^"\\]|\\[\s\S])*+\""""
+_ROUND = reduce(lambda inner, _: rf"\((?:{_IN_ROUND}|{inner})*+\)", range(5), r"\([^()]*+\)")
+_CURLY = reduce(lambda inner, _: rf"\{{(?:[^{{}}]|{inner})*+\}}", range(3), r"\{[^{}]*+\}")
+_PUT = rf"\$(?:{_ROUND}|{_CURLY}|[A-Za-z_]\w*|\d|(?![({{]))|`(?:[^`\\]|\\[\s\S])*+`"
 """What a shell puts something else for."""
-_PART = rf"""\\[\s\S]|'[^']*'|"(?:\\[\s\S]|{_PUT}|[^"\\$`])*"|{_PUT}|[<>]{_ROUND}"""
+_PART = rf"""\\[\s\S]|'[^']*+'|"(?:\\[\s\S]|{_PUT}|[^"\\$`])*+"|{_PUT}|[<>]{_ROUND}"""
 _NAME = r"[A-Za-z_]\w*"
-_TOKEN = re.compile(
-    r"(?P<blank>(?:[ \t\r]|\\\r?\n)+|\#[^\n]*)"
-    rf"|(?P<array>{_NAME}\+?=\((?:{_PART}|(?<=\s)\#[^\n]*|(?<!\s)\#|[^()'\"`\\$\#])*\))"
+_TOKEN = re.compile(  # what is matched once is not matched again in another way
+    r"(?P<blank>(?:[ \t\r]|\\\r?\n)++|\#[^\n]*+)"
+    rf"|(?P<array>{_NAME}\+?=\((?:{_PART}|(?<=\s)\#[^\n]*+|(?<!\s)\#|[^()'\"`\\$\#])*+\))"
     r"|\d*(?P<sign><<<|<<-?|>>|>&|<&|>\||<>|[<>](?!\()|(?=&>))(?:&>>?)?[ \t]*"
     r"|(?P<end>&&|\|\||[\n;&|()])"
-    rf"|(?P<word>(?:{_PART}|[^\s;&|()<>'\"`\\$])+)"
+    rf"|(?P<word>(?:{_PART}|[^\s;&|()<>'\"`\\$])++)"
 )
 _PIECE = re.compile(rf"""(\\[\s\S])|('[^']*')|(")|({_PUT})|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({_NAME}|\d)|\{{({_NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?\}})")
@@ -130,7 +130,7 @@ class _Field(NamedTuple):
     def value(self) -> Chars:
         """Value of an assignment, behind its sign."""
         chars = self.chars
-        return chars[_plain(chars).index("=") + 1 :]
+        return chars if self.is_array else chars[_plain(chars).index("=") + 1 :]
 
     @property
     def text(self) -> str:

@@ -136,6 +136,20 @@ def test_no_file_takes_long(text):
 
 
 @pytest.mark.parametrize(
+    "text", ["A=(\n" + "a # b (c) 'd'\n" * 60, "$(" * 20_000, '"$(' * 5_000, "A=(" * 5_000]
+)
+def test_no_text_that_does_not_close_takes_long(text):
+    begun_s = time.process_time()
+    with pytest.raises(JobError, match="does not close"):
+        read_shell(f"{text}'", Path("run.sh"))
+    assert time.process_time() - begun_s < 5
+
+
+def test_an_array_before_a_command_is_no_fault():
+    assert words("A=(1 2) run $B\n") == ["run", "$B"]
+
+
+@pytest.mark.parametrize(
     "text",
     [
         'srun -N2 bash -c "torchrun t.py --train $A"\n',
