@@ -169,7 +169,6 @@ class Steering:
                 for key in (t.candidate.hash,)
             ],
             known=self._known(history, self.lattice.candidates[0]),
-            n_beside=len(history.reduced.tried),
             variation=VARIATION if self._unknown else 0.0,
         )
 
