@@ -31,18 +31,8 @@ Attempt = Callable[[Constructed, Mapping[str, Any]], None]
 
 WHOLE: tuple[float, ...] = (-2, -1, 0, 1, 2, 10)
 BROKEN: tuple[float, ...] = (
-    -2.0,
-    -1.0,
-    -1e-9,
-    0.0,
-    1e-9,
-    0.5,
-    1 - 1e-9,
-    1.0,
-    1 + 1e-9,
-    1.5,
-    2.0,
-    10.0,
+    *(-2.0, -1.0, -1e-9, 0.0, 1e-9, 0.5),
+    *(1 - 1e-9, 1.0, 1 + 1e-9, 1.5, 2.0, 10.0),
 )
 SAMPLES: tuple[Any, ...] = (*(None, True, False, "0.5", "words", [0.5], {}), *WHOLE, *BROKEN)
 """Values with which every parameter is tried."""
@@ -285,15 +275,15 @@ def by_kind(refused: Mapping[str, str], at: str = "") -> dict[str, Any]:
             found[kind_of(value)] = raised
     for tried in (WHOLE, BROKEN):
         ranges: list[list[Any]] = []
-        for number, value in enumerate(tried):
-            if not (raised := refused.get(at + sample_name(value))):
+        for at_number, number in enumerate(tried):
+            if not (raised := refused.get(at + sample_name(number))):
                 continue
-            low = None if not number else value
-            high = None if number + 1 == len(tried) else value
-            if ranges and ranges[-1][1] == tried[number - 1]:
+            low = None if not at_number else number
+            high = None if at_number + 1 == len(tried) else number
+            if ranges and ranges[-1][1] == tried[at_number - 1]:
                 # Between two that were refused, what the lower one raised.
                 is_same = ranges[-1][2] == raised
-                ranges[-1][1] = high if is_same else math.nextafter(value, -math.inf)
+                ranges[-1][1] = high if is_same else math.nextafter(number, -math.inf)
                 if is_same:
                     continue
             ranges.append([low, high, raised])
