@@ -34,7 +34,8 @@ BROKEN: tuple[float, ...] = (
     *(-2.0, -1.0, -1e-9, 0.0, 1e-9, 0.5),
     *(1 - 1e-9, 1.0, 1 + 1e-9, 1.5, 2.0, 10.0),
 )
-SAMPLES: tuple[Any, ...] = (*(None, True, False, "0.5", "words", [0.5], {}), *WHOLE, *BROKEN)
+_OTHERS: tuple[Any, ...] = (None, True, False, "0.5", "words", [0.5], {})
+SAMPLES: tuple[Any, ...] = (*_OTHERS, *WHOLE, *BROKEN)
 """Values with which every parameter is tried."""
 
 STEPS = 3
@@ -270,7 +271,7 @@ def describe(kind: Constructed, attempt: Attempt) -> dict[str, Any]:
 def by_kind(refused: Mapping[str, str], at: str = "") -> dict[str, Any]:
     """What was raised, by the kind of the value: of neighbours among numbers once."""
     found: dict[str, Any] = {}
-    for value in (None, True, False, "0.5", "words", [0.5], {}):
+    for value in _OTHERS:
         if raised := refused.get(at + sample_name(value)):
             found[kind_of(value)] = raised
     for tried in (WHOLE, BROKEN):
