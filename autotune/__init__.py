@@ -46,11 +46,11 @@ def __getattr__(name: str) -> Any:
 def _function(name: str) -> Any:
     from importlib import import_module
 
-    from autotune.app.api.spelling import spelled_for_callers
+    from autotune.app.api.calls import for_callers
 
     if name not in _called:
         raw = getattr(import_module(f"autotune.app.api.{_FUNCTIONS[name]}"), name)
-        _called[name] = spelled_for_callers(raw)
+        _called[name] = for_callers(raw)
     found = _called[name]
     if name in _ROOMS:
         room = vars(import_module(f"autotune.{name}"))

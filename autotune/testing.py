@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from packaging.version import Version
 
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.base.errors import AutotuneError, FleetError, JobError, RenderError, StudyError
 from autotune.base.plugins import Kind, load_plugin, plugin_names
 from autotune.base.templates import Templates
@@ -39,7 +39,6 @@ from autotune.export.base import (
     Handout,
     Launch,
     Launcher,
-    MeasuredFigures,
     NodeLauncher,
 )
 from autotune.export.door import (
@@ -56,10 +55,12 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports.base import NodeProcess, Transport
 from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice, lattice_of
+from autotune.record.answer import Standing
 from autotune.record.study import Trial
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.sampler import Request, Sampler
+from autotune.search.session import Session
 from autotune.search.steering import steering_of
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
@@ -68,17 +69,6 @@ from autotune.space.workload import WorkloadPlugin
 from autotune.trial.engines.base import CALLS, driver_of
 
 P = TypeVar("P")
-
-FIGURES = MeasuredFigures(
-    trial=7,
-    n_runs=3,
-    samples_per_s=12.0,
-    samples_per_s_low=11.5,
-    samples_per_s_high=12.5,
-    step_time_s=1.33,
-    peak_memory_bytes=2**30,
-)
-"""Figures that contracts say were measured."""
 
 ENVIRONMENT = Environment(
     accelerator="cuda",
@@ -137,7 +127,7 @@ class EngineContract(Contract[EnginePlugin]):
         return self.make().bind(self.make_job(), ENVIRONMENT)
 
     def lattice(self, engine: Engine) -> Lattice:
-        return lattice_of(self.make_job(), engine).counted()
+        return lattice_of(engine).counted()
 
     def test_its_knobs_are_a_closed_list(self) -> None:
         """Each stands under its own name, has a legal default, and follows those that it names."""
@@ -291,7 +281,8 @@ class DialectContract(Contract[Dialect]):
 
     def test_it_hands_out_what_was_measured_and_what_was_not(self) -> None:
         handout = self.handouts()[0]
-        for changes in ({"figures": None}, {"figures": FIGURES}, {"prediction": {"rank": 1}}):
+        figures = _figures_of(handout.candidate)
+        for changes in ({"figures": None}, {"figures": figures}, {"prediction": {"rank": 1}}):
             assert self.exported(replace(handout, **changes))
 
     def test_it_writes_over_its_own_files_and_nobody_else_s(self) -> None:
@@ -323,7 +314,7 @@ class WorkloadContract(Contract[WorkloadPlugin]):
         return make_job({**JOB, "workload": self.name, **self.keys}, where="contract")
 
     def lattice(self) -> Lattice:
-        return lattice_of(self.job(), bind_engine(self.job(), ENVIRONMENT)).counted()
+        return lattice_of(bind_engine(self.job(), ENVIRONMENT)).counted()
 
     def test_it_says_what_is_trained_and_by_which_script(self) -> None:
         """As JSON, the same each time: a soak and the record hold it by that."""
@@ -641,12 +632,25 @@ def _handouts(
     """The first and the last candidate of a space, the one measured and the other not."""
     job = make_job({**JOB, **changes}, where="contract")
     engine = bind_engine(job, ENVIRONMENT)
-    candidates = [each for each in lattice_of(job, engine).counted().candidates if takes(each)]
+    candidates = [each for each in lattice_of(engine).counted().candidates if takes(each)]
     ends = (candidates[0], candidates[-1])
     first, last = (
         handout_of(one, engine=engine, job=job, environment=ENVIRONMENT) for one in ends
     )
-    return [replace(first, figures=FIGURES, study=job.study), last]
+    return [replace(first, figures=_figures_of(first.candidate), study=job.study), last]
+
+
+def _figures_of(candidate: Candidate) -> Standing:
+    """Figures that contracts say were measured."""
+    return Standing(
+        trial=7,
+        candidate=candidate,
+        samples_per_s=12.0,
+        samples_per_s_low=11.5,
+        samples_per_s_high=12.5,
+        peak_memory_bytes=2**30,
+        n_runs=3,
+    )
 
 
 def _spec_of(
@@ -669,7 +673,7 @@ class _UnrunSearch:
     def __init__(self) -> None:
         self._job = make_job(JOB, where="contract")
         self._engine = bind_engine(self._job, ENVIRONMENT)
-        self.lattice = lattice_of(self._job, self._engine).counted()
+        self.lattice = lattice_of(self._engine).counted()
         self.closed: set[str] = set()
         self._history = History()
         self.narrow(self.lattice.candidates[:: 1 + len(self.lattice.candidates) // 16])

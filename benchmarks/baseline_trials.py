@@ -137,7 +137,7 @@ def problem_of(model: str, gpu: str, world: int, seq_len: int, global_batch: int
     Raises:
         JobError: There is no such model or accelerator.
     """
-    environment = described(FleetWishes(gpu=gpu), shipped_accelerators())
+    environment = described(FleetWishes(gpu=gpu), shipped_accelerators(), where="--gpu")
     precision = "bf16" if "bf16" in environment.precisions else "fp16"
     job = make_job(
         {

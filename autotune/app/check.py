@@ -11,9 +11,10 @@ from packaging.version import InvalidVersion, Version
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.files import write_text
+from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.user_text import read_text
-from autotune.check import CheckReport, NotADsConfigError, Source, check, read_sources
+from autotune.check import CheckReport, NotADsConfigError, Source, check, read_all
 from autotune.check.fixes import parse_chosen
 from autotune.check.ignored import known_rules
 from autotune.check.run import CheckRun, Unread
@@ -71,7 +72,7 @@ class CheckFlags:
     @cached_property
     def on_gpu(self) -> dict[str, Any]:
         """The fields of a launch that the kind of GPU says; a JobError where it is not known."""
-        return {} if self.gpu is None else on_gpu(self.gpu, where="--gpu")
+        return {} if self.gpu is None else on_gpu(self.gpu, where=flag("gpu"))
 
     def check(self) -> None:
         """Raise a JobError where a flag is not one of its values."""
@@ -79,15 +80,15 @@ class CheckFlags:
             ("accelerator", self.accelerator, ACCELERATORS),
             ("consumer", self.consumer, tuple(Consumer)),
         )
-        for flag, value, known in flags:
+        for name, value, known in flags:
             if value is not None and value not in known:
                 guess = did_you_mean(value, known, most=1)
                 raise JobError(
-                    f"--{flag} {value} is not known", f"{guess}say one of {', '.join(known)}"
+                    f"{flag(name)} {value} is not known", f"{guess}say one of {', '.join(known)}"
                 )
         if self.world is not None and not 1 <= self.world <= _MOST_ACCELERATORS:
             raise JobError(
-                f"--world {self.world} is not from 1 to {_MOST_ACCELERATORS}",
+                f"{flag('world')} {self.world} is not from 1 to {_MOST_ACCELERATORS}",
                 "name the number of accelerators",
             )
         if self.deepspeed_version is not None:
@@ -95,13 +96,13 @@ class CheckFlags:
                 Version(self.deepspeed_version)
             except InvalidVersion as error:
                 raise JobError(
-                    f"--deepspeed-version {self.deepspeed_version} is no version",
+                    f"{flag('deepspeed_version')} {self.deepspeed_version} is no version",
                     "such as 0.19.8",
                 ) from error
         _ = self.on_gpu  # refuses an unknown name
         if self.megatron_release is not None:
-            known_release(self.megatron_release, where="--megatron-release")
-        known_rules(self.ignore, "--ignore")
+            known_release(self.megatron_release, where=flag("megatron_release"))
+        known_rules(self.ignore, flag("ignore"))
         if self.launch is not None:
             read_launch(self.launch)
 
@@ -124,7 +125,8 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
     targets = targets_of(names)
     if flags.choose and len(targets) > 1:
         raise JobError(
-            f"--choose {flags.choose[0]} with {len(targets)} files: a choice belongs to one file",
+            f"{flag('choose')} {flags.choose[0]} with {len(targets)} files: a choice belongs to "
+            "one file",
             "check the files one by one",
         )
     for target in targets:
@@ -179,7 +181,8 @@ def check_file(path: Path, flags: CheckFlags, *, fix: bool = False) -> list[Chec
 
         if flags.choose:
             raise JobError(
-                f"--choose {flags.choose[0]}: a launch of Megatron-LM has no choices by number",
+                f"{flag('choose')} {flags.choose[0]}: a launch of Megatron-LM has no choices by "
+                "number",
                 "leave it out, and change the flag that the finding names",
             )
         environment = _environment(flags.accelerator or "cuda", flags.deepspeed_version)
@@ -211,10 +214,10 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
     if not path.is_file() or not may_launch(path):
         return []
     named = flags.megatron_release and known_release(
-        flags.megatron_release, where="--megatron-release"
+        flags.megatron_release, where=flag("megatron_release")
     )
     if flags.megatron_path is not None:
-        named = known_release(release_of(flags.megatron_path), where="--megatron-path")
+        named = known_release(release_of(flags.megatron_path), where=flag("megatron_path"))
     found: list[MegatronLaunch] = []
     if flags.launch is not None:  # the line in place of the file's own
         found = launches_of(flags.launch, path, release=named or newest_release())
@@ -234,13 +237,12 @@ def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
         path,
         error.kind,
         message=f"{path}: has arguments of Megatron-LM, and starts no training of it",
-        hint="name the file that starts a pretrain_*.py or train_*.py, and may source this one: "
-        "no other script is known to be Megatron-LM's",
+        hint="name the file that starts the script with these arguments, and may source this one",
     )
 
 
 def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Source]:
-    return read_sources(
+    return read_all(
         path,
         text=text,
         world=flags.world,

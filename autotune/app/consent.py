@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag, switch
 from autotune.job.job import JobText, given_keys
 from autotune.job.origin import code_of, deeds_of, is_inside, is_ours
 
@@ -66,12 +67,12 @@ def _ask_for(
     ask: Callable[[str], bool] | None,
 ) -> None:
     listed = "".join(f"\n  {deed}" for deed in deeds)
-    message = f"--job {job_file}: is not a file of yours in {folder} or below, and{listed}"
+    message = f"{flag('job')} {job_file}: is not a file of yours in {folder} or below, and{listed}"
     if ask is not None:
         say(message)
         if ask("Trust it?"):
             return
     raise JobError(
-        message if ask is None else f"--job {job_file}: not trusted",
-        "look into it, and give --trust-job if you trust it",
+        message if ask is None else f"{flag('job')} {job_file}: not trusted",
+        f"look into it, and give {switch('trust_job')} if you trust it",
     )

@@ -9,10 +9,11 @@ from typing import Any
 
 from autotune.app.consent import refuse_code_of_others
 from autotune.base.errors import StudyError
+from autotune.base.flags import flag, switch
 from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
-from autotune.export.base import Handout, MeasuredFigures, Patched, RecordDialect
+from autotune.export.base import Handout, Patched, RecordDialect
 from autotune.export.door import (
     export_handout,
     export_record,
@@ -37,7 +38,7 @@ from autotune.record.patches import WrittenPatch, read_patches, write_patches
 from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial, flags_of
-from autotune.search.recorded import Task, history_of
+from autotune.search.session import RecordedPlace, Session, history_of
 from autotune.space.candidate import Candidate, candidate_of
 from autotune.trial.guest.edits import DESCRIPTION_FILE
 
@@ -56,7 +57,6 @@ def find_chosen(
     *,
     trial: int | None,
     allow_loss_drift: bool = False,
-    project: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Chosen:
     """What a study hands out, or the configuration of the trial of a number.
@@ -66,7 +66,6 @@ def find_chosen(
         trial: Number of the trial; None for the best, and for the baseline where the best is not
             proven to be better.
         allow_loss_drift: Take also one that the convergence guard fails: the best of all.
-        project: Folder in which the study's own command is now; None: where it ran.
         note: Told where the best is not what is handed out, or a trial is not proven.
 
     Raises:
@@ -106,8 +105,6 @@ def find_chosen(
     refuse_code_of_others(study.job_file, data.get("model"))
     job = make_job(_from_here(data, study), where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
-    if project is not None:
-        job = dataclasses.replace(job, script=_moved(job.script, project, study))
     if job.script is not None:
         job = dataclasses.replace(job, script=_patched(job.script, study, candidate))
     _check_folder(job, study)
@@ -118,11 +115,14 @@ def find_chosen(
     )
     if not (allow_loss_drift or job.allow_loss_drift):
         _check_guard(study, number, guards.get(candidate.hash))
-    task = Task(
-        job=job, environment=environment, engine=bind_engine(job, environment), study=study
+    session = Session(
+        job=job,
+        engine=bind_engine(job, environment),
+        place=RecordedPlace(environment, {}),
+        study=study,
     )
-    _check_answers(task, trials[number])
-    engine = task.engine_of(candidate)
+    _check_answers(session, trials[number])
+    engine = session.engine_of(candidate)
     claim = _claim(answer, number, candidate)
     handout = handout_of(
         candidate,
@@ -132,17 +132,15 @@ def find_chosen(
         study=study.name,
         study_flags=flags_of(study.folder),
         claim=claim,
-        figures=_figures(
-            answer,
-            trials[number],
-            history_of(recorded, facts).spread,
-            guards.get(candidate.hash, NOT_COMPARED) if guard_steps_of(facts) else None,
-        ),
         soak=_soak_of(study, candidate, engine),
         hosts=_hosts_of(trials[number]),
     )
-    if job.script is not None:
-        handout = dataclasses.replace(handout, carried=_carried_in(trials[number]))
+    handout = dataclasses.replace(
+        handout,
+        **_figures(answer, trials[number], candidate, history_of(recorded, facts).spread),
+        guard=guards.get(candidate.hash, NOT_COMPARED) if guard_steps_of(facts) else None,
+        carried=[] if job.script is None else _carried_in(trials[number]),
+    )
     if claim:
         note(_about(answer, claim, is_asked_for=trial is not None))
     return Chosen(trial=trials[number], engine=engine, handout=handout)
@@ -188,32 +186,11 @@ def _check_folder(job: Job, study: Study) -> None:
     Raises:
         StudyError: It is.
     """
-    if job.script is not None and not Path(job.script.here.folder).is_dir():
+    if job.script is not None and not Path(job.script.folder).is_dir():
         raise StudyError(
-            f"study {study.name}: its command ran in {job.script.here.folder}, which is not there",
-            "if you moved it, name where it is now with --project FOLDER",
+            f"study {study.name}: its command ran in {job.script.folder}, which is not there",
+            "put it back there, or search again where it is now",
         )
-
-
-def _moved(script: Observed | None, project: Path, study: Study) -> Observed:
-    """A study's command in the folder where its files are now.
-
-    Raises:
-        StudyError: The study has no command, or the folder holds none of its files.
-    """
-    if script is None:
-        raise StudyError(
-            f"study {study.name}: it trains no command of your own, so it has no project folder",
-            "leave --project out",
-        )
-    moved = dataclasses.replace(script, now_in=str(project.resolve()))
-    if moved.sources and not any(map(os.path.exists, moved.here.sources)):
-        raise StudyError(
-            f"{project}: holds none of the files that the command of study {study.name} read, "
-            f"such as {os.path.relpath(script.sources[0], script.folder)}",
-            f"name the folder that was {script.folder} with --project",
-        )
-    return moved
 
 
 def _patched(script: Observed, study: Study, candidate: Candidate) -> Observed:
@@ -223,18 +200,17 @@ def _patched(script: Observed, study: Study, candidate: Candidate) -> Observed:
         StudyError: A patch wrote another candidate there: what is handed out would mix both.
     """
     then, patches = script.source_digests, read_patches(study.folder)
-    places = dict(zip(script.sources, script.places, strict=True))
     # Those of another first run are over: the patched file may have been its command as it is.
     known = {
         name: one
         for name, one in patches.items()
-        if name in places and one.before == then.get(name)
+        if name in script.sources and one.before == then.get(name)
     }
     for name, one in known.items():
         is_other = one.candidate_hash != candidate.hash
-        if is_other and one.after != one.before and file_digest(places[name]) == one.after:
+        if is_other and one.after != one.before and file_digest(name) == one.after:
             raise StudyError(
-                f"study {study.name}: {places[name]} holds the configuration of trial "
+                f"study {study.name}: {name} holds the configuration of trial "
                 f"{one.trial}, which --patch wrote there",
                 f"put the file back as it was, or name that one with --trial {one.trial}",
             )
@@ -266,7 +242,6 @@ def export_study(
     trial: int | None = None,
     launcher: str | None = None,
     allow_loss_drift: bool = False,
-    project: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
     """Write the files that a study hands out, or those of one trial; or the study itself.
@@ -278,7 +253,6 @@ def export_study(
         trial: As of `find_chosen`.
         launcher: Name of what starts the dialect's script; None: the dialect's own.
         allow_loss_drift: As of `find_chosen`.
-        project: As of `find_chosen`.
         note: As of `find_chosen`.
 
     Raises:
@@ -296,9 +270,7 @@ def export_study(
                 "leave --trial out",
             )
         return export_record(study, out, to=to, dialect=dialect)
-    handout = find_chosen(
-        study, trial=trial, allow_loss_drift=allow_loss_drift, project=project, note=note
-    ).handout
+    handout = find_chosen(study, trial=trial, allow_loss_drift=allow_loss_drift, note=note).handout
     return export_handout(handout, out, to=to, launcher=launcher)
 
 
@@ -309,7 +281,7 @@ def _check_guard(study: Study, number: int, guard: GuardVerdict | None) -> None:
             f"study {study.name}: the losses of trial {number} drift from the baseline's: "
             f"{guard.why}",
             "leave --trial out to export the best whose losses agree, or export this one with "
-            "--allow-loss-drift",
+            f"{switch('allow_loss_drift')}",
         )
 
 
@@ -330,8 +302,8 @@ class StudyPatch:
         """
         script = self.chosen.handout.job.script
         path = os.path.realpath(patch.path)
-        places = [] if script is None else zip(script.sources, script.places, strict=True)
-        name = next((name for name, place in places if os.path.realpath(place) == path), None)
+        sources = [] if script is None else script.sources
+        name = next((name for name in sources if os.path.realpath(name) == path), None)
         if script is not None and name is not None and name in script.source_digests:
             spec = self.chosen.trial.spec.identity
             one = WrittenPatch(
@@ -350,7 +322,6 @@ def patch_study(
     files: Sequence[Path],
     *,
     trial: int | None = None,
-    project: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> StudyPatch:
     """A study's best configuration, or one trial's, put into files that the user has.
@@ -361,7 +332,6 @@ def patch_study(
         study: A study with trials.
         files: They.
         trial: As of `find_chosen`.
-        project: As of `find_chosen`.
         note: As of `find_chosen`.
 
     Raises:
@@ -369,7 +339,7 @@ def patch_study(
         JobError: A file is none that is patched, or the study's job cannot be read any more.
         RenderError: A file cannot be read, or its text cannot be changed.
     """
-    chosen = find_chosen(study, trial=trial, project=project, note=note)
+    chosen = find_chosen(study, trial=trial, note=note)
     return StudyPatch(
         files=patched(files, chosen.handout, chosen.engine),
         study=study,
@@ -383,7 +353,7 @@ def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
     if origin is not Origin.MEASURED:
         raise StudyError(
             f"study {study.name} is {origin}: nothing of it was measured here",
-            "search first with --fleet local on the devices that will train",
+            f"search first with {flag('fleet')} local on the devices that will train",
         )
 
 
@@ -401,14 +371,14 @@ def _environment(facts: Mapping[str, Any], number: int) -> Environment:
     if environment is None:
         fix = "study.json is missing or damaged: run the same search again, it writes a new one"
         if environment_of(facts) is not None:  # it was written anew, and could not find out
-            fix = "name a later trial with --trial, or search anew with --fresh"
+            fix = f"name a later trial with --trial, or search anew with {switch('fresh')}"
         raise StudyError(f"trial {number}: the study does not say where it ran", fix)
     return environment
 
 
-def _check_answers(task: Task, trial: Trial) -> None:
+def _check_answers(session: Session, trial: Trial) -> None:
     """Refuse to hand out a trial's figures with files that it did not run."""
-    study, changes = task.study, task.changes_since(trial)
+    study, changes = session.study, session.changes_since(trial)
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise StudyError(
@@ -420,9 +390,9 @@ def _check_answers(task: Task, trial: Trial) -> None:
 
 
 def _figures(
-    answer: SearchAnswer | None, trial: Trial, spread: Spread, guard: GuardVerdict | None
-) -> MeasuredFigures | None:
-    """Figures of the final comparison where the trial's candidate took part, else of the trial."""
+    answer: SearchAnswer | None, trial: Trial, candidate: Candidate, spread: Spread
+) -> dict[str, Any]:
+    """Figures of a handout: of the final comparison where it took part, or of the trial."""
     number, result = trial.spec.identity.number, trial.result
     standings: list[Standing | None] = []
     if answer is not None:
@@ -430,30 +400,22 @@ def _figures(
         standings += [] if answer.drifted is None else [answer.drifted.standing]
     standing = next((s for s in standings if s is not None and s.trial == number), None)
     if answer is not None and standing is not None:
-        baseline = answer.baseline
-        known = {field.name for field in dataclasses.fields(MeasuredFigures)}
-        shared = {name: value for name, value in vars(standing).items() if name in known}
-        gain = answer.speedup if standing is answer.best else None
-        if gain is not None:
-            shared |= {"speedup": gain.ratio, "speedup_low": gain.low, "speedup_high": gain.high}
-        return MeasuredFigures(
-            **shared,
-            step_time_s=trial.spec.layout.global_batch / standing.samples_per_s,
-            baseline_samples_per_s=None if baseline is None else baseline.samples_per_s,
-            substitute_baseline=answer.is_substitute,
-            guard=guard,
-        )
+        return {
+            "figures": standing,
+            "baseline": answer.baseline,
+            "is_substitute": answer.is_substitute,
+            "gain": answer.speedup if standing is answer.best else None,
+        }
     if result is None or not is_figure(result):
-        return None
+        return {}
     interval = spread.interval([result])
-    return MeasuredFigures(
+    figures = Standing(
         trial=number,
-        n_runs=1,
-        n_disturbed=int(bool(result.disturbed)),
+        candidate=candidate,
         samples_per_s=interval.rate,
         samples_per_s_low=interval.low,
         samples_per_s_high=interval.high,
-        step_time_s=result.step_time_s,
         peak_memory_bytes=result.peak_memory_bytes,
-        guard=guard,
+        n_disturbed=int(bool(result.disturbed)),
     )
+    return {"figures": figures}

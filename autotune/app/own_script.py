@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
-from autotune.app.session import CPU_WORLD, Session, find_place, open_session
+from autotune.app.session import CPU_WORLD, find_place, open_session
 from autotune.base.errors import AutotuneError, FleetError, JobError, StudyError
 from autotune.base.files import try_folder, write_text
+from autotune.base.flags import flag
 from autotune.base.plugins import plugin_names
 from autotune.base.secrecy import scrubbed
 from autotune.base.templates import canonical_json
@@ -56,8 +57,9 @@ from autotune.job.observed import (
     refuse_unobserved,
 )
 from autotune.record.study import Study, write_spec_file
+from autotune.search.session import Session
 from autotune.search.study_facts import environments_of
-from autotune.search.trial_spec import MEASURE, Run, make_spec
+from autotune.search.trial_spec import MEASURE, Run
 from autotune.space.candidate import Candidate
 from autotune.trial.guest.edits import DESCRIPTION_FILE, EDITS_FILE
 
@@ -70,7 +72,12 @@ SCRIPT_SPACE = "script"
 COMMAND_FILE = "command.sh"
 MODEL_FILE = "model.json"
 """Files of a study of a command of Megatron-LM."""
-_OTHER_FOLDER = "name a folder that you may write, such as --results ~/autotune"
+
+
+def _other_folder() -> str:
+    return f"name a folder that you may write, such as {flag('results')} ~/autotune"
+
+
 _FIRST_TIMEOUT_S = 1200.0
 """Time for the first run: a Python that is not ours may compile DeepSpeed's extensions in it."""
 
@@ -108,7 +115,7 @@ def open_command_session(
     """
     command, folder = list(command), Path.cwd()
     if given := [
-        key.typed
+        key.named
         for name, key in keys_of("search").items()
         if key.is_of_command and flags.get(name) is not None
     ]:
@@ -164,12 +171,12 @@ def _keys_of_arguments(
     """Keys of the job of a command whose words tell it; its files are written into its study."""
     if job.left_out:
         note(f"left out in trials: {', '.join(job.left_out)}")
-    try_folder(study.folder, named=study.folder, hint=_OTHER_FOLDER)
+    try_folder(study.folder, named=study.folder, hint=_other_folder())
     study.folder.mkdir(parents=True, exist_ok=True)
     texts = {COMMAND_FILE: f"{as_typed(command)}\n", MODEL_FILE: canonical_json(job.model)}
     for name, text in texts.items():
         mode = PRIVATE_MODE if name == COMMAND_FILE else None
-        write_text(study.folder / name, text, error=StudyError, hint=_OTHER_FOLDER, mode=mode)
+        write_text(study.folder / name, text, error=StudyError, hint=_other_folder(), mode=mode)
     return {
         **job.keys,
         "model": str(study.folder / MODEL_FILE),
@@ -207,7 +214,7 @@ def _observed(
     if script is not None and script.command != command:
         raise StudyError(
             f"{study.folder}: is the study of another command: {in_short(script.command)}",
-            "give this one its own --study NAME",
+            f"give this one its own {flag('study')} NAME",
         )
     if script is not None and script.digest() == script.observed_digest:
         return script
@@ -251,7 +258,7 @@ def observe(
     """
     named_world = flags.get("world") or ranks_in_words(command)
     world = named_world or default_world(place.environment)
-    try_folder(study.folder, named=study.folder, hint=_OTHER_FOLDER)
+    try_folder(study.folder, named=study.folder, hint=_other_folder())
     note(f"first, the command runs as it is for a few steps: {in_short(command)}")
     for remark in place.remarks(named_world or 1):  # else the first run tells how many
         note(remark)
@@ -302,7 +309,7 @@ def observe(
         )
         text = canonical_json(dataclasses.asdict(script))
         file = study.folder / OBSERVED_FILE
-        write_text(file, text, error=StudyError, hint=_OTHER_FOLDER, mode=PRIVATE_MODE)
+        write_text(file, text, error=StudyError, hint=_other_folder(), mode=PRIVATE_MODE)
         return script
     except (KeyboardInterrupt, FleetError):
         if is_new:  # there is no study yet, and no failure of the command to look into
@@ -330,14 +337,7 @@ def adopt_first_run(session: Session) -> None:
     state = study.read_state()
     listed = environments_of(session, state, lambda _: None)
     study.write_state({**state, "environments": listed})
-    spec = make_spec(
-        Run(candidate=candidate, role=Role.BASELINE),
-        study=study.name,
-        number=0,
-        job=session.job,
-        engine=session.engine,
-        environment=session.environment,
-    )
+    spec = session.spec_of(Run(candidate=candidate, role=Role.BASELINE), 0)
     folder = study.write_spec(spec, session.engine.files(candidate))
     for name in (STDOUT_FILE, STDERR_FILE):
         if (log := study.folder / FIRST_RUN / name).is_file():
@@ -411,7 +411,7 @@ def _run_once(
             timeout_s=(
                 _FIRST_TIMEOUT_S
                 if timeout is None
-                else parse_seconds(timeout, where="--trial-timeout")
+                else parse_seconds(timeout, where=flag("trial_timeout"))
             ),
         ),
     )
@@ -434,7 +434,7 @@ def _run_once(
 def _limit_bytes(flags: Mapping[str, Any], environment: Environment) -> int | None:
     """What a trial of the job may take per device, by its flags: as `Job` has it."""
     text, room = flags.get("memory_limit"), flags.get("head_room")
-    limit_bytes = None if text is None else parse_bytes(text, where="--memory-limit")
+    limit_bytes = None if text is None else parse_bytes(text, where=flag("memory_limit"))
     return enforced_limit_bytes(limit_bytes, room or 0.0, environment.device_memory_bytes)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.app.session import check_space_is_read, read_job_on
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.base.units import format_count
 from autotune.cost.knowledge import Lesson
 from autotune.engines.base import bind_engine, find_engine
@@ -43,12 +44,12 @@ def open_outlook(
         NothingFeasibleError: The rules refuse everything.
     """
     if (engine := flags.get("engine")) is not None:
-        find_engine(engine, where="--engine")
+        find_engine(engine, where=flag("engine"))
     wishes.links()  # a wrong rate is said before anything is computed
     job, keys, environment = read_job_on(wishes, job_file, flags)
     if ranks_all and keys.get("space") is None and job.script is None:
         job = _over_all(job)
-    lattice = lattice_of(job, bind_engine(job, environment), for_plan=True)
+    lattice = lattice_of(bind_engine(job, environment), for_plan=True)
     check_space_is_read(lattice, keys)
     return Outlook(
         job=job, environment=environment, wishes=wishes, lattice=lattice, lessons=lessons
@@ -87,7 +88,8 @@ def export_ranked(
         )
         raise JobError(
             f"--rank {rank}: the rules refuse it: {why}",
-            f"give --top {rank} as well: the rules judge the first rows, and then rank the others",
+            f"give {flag('top')} {rank} as well: the rules judge the first rows, and then rank "
+            "the others",
         )
     handout = handout_of(
         ranking.candidates[place],

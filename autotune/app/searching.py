@@ -12,7 +12,6 @@ from autotune.app.consent import agree_to_job
 from autotune.app.own_script import open_command_session, study_name
 from autotune.app.run import search
 from autotune.app.session import (
-    Session,
     both_engines,
     find_place,
     obtained_fleet,
@@ -23,6 +22,7 @@ from autotune.app.session import (
 from autotune.app.steering import prospect
 from autotune.app.worth import run_ladder
 from autotune.base.errors import JobError, NothingFeasibleError
+from autotune.base.flags import flag, switch
 from autotune.devices.hardware import Environment
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.job import JobText, given_keys
@@ -30,6 +30,7 @@ from autotune.record.answer import SearchAnswer
 from autotune.record.worth import Ladder
 from autotune.search.base import Observer
 from autotune.search.plan import Plan
+from autotune.search.session import Session
 
 Found = tuple[SearchAnswer, Ladder | None]
 """The answer of a search; and what each change to the best is worth, where that was asked for."""
@@ -97,7 +98,9 @@ def run_searches(
     """
     say = _once(say)
     if command and job_file is not None:
-        raise JobError("--job: your command says what it trains", "leave --job out")
+        raise JobError(
+            f"{flag('job')}: your command says what it trains", f"leave {flag('job')} out"
+        )
     text = None
     if not command:
         text = agree_to_job(job_file, flags, is_trusted=trust_job, say=say, ask=ask)
@@ -124,7 +127,9 @@ def run_searches(
                 return None
             is_hopeful = expected is None or not expected.problem or force
             if not confirm(is_hopeful) and expected is not None:
-                raise NothingFeasibleError(expected.problem, f"{expected.nearest}; or --force")
+                raise NothingFeasibleError(
+                    expected.problem, f"{expected.nearest}; or {switch('force')}"
+                )
             with watch(session) as observer:
                 answer = search(
                     session,
@@ -217,7 +222,8 @@ def _remarks(session: Session, *, is_named: bool) -> Iterator[str]:
     """What to know before the plan: whose model it is, and what its figures will be worth."""
     if not is_named:
         yield (
-            f"no --model is given: the built-in {session.job.model.name} is tuned. For your own "
+            f"no {flag('model')} is given: the built-in {session.job.model.name} is tuned. For "
+            "your own "
             "training: python -m autotune search -- torchrun train.py --deepspeed ds.json"
         )
     if session.users is not None:

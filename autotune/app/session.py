@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,15 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.files import try_folder
+from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import Origin
-from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
+from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import BOTH, Engine, bind_engine, find_engine, installed_engines
 from autotune.export.base import Dialect
 from autotune.export.door import export_handout, find_dialect, handout_of
-from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place, answers_only
+from autotune.fleet.base import FleetPlugin, Obtaining, Place, answers_only
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.adapters import with_rank
 from autotune.job.job import (
@@ -30,14 +31,13 @@ from autotune.job.job import (
     resolve_paths,
 )
 from autotune.job.price import price_for
-from autotune.planning.lattice import Lattice, lattice_of
+from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described
 from autotune.record.study import Study
 from autotune.search.history import History
 from autotune.search.plan import Plan, make_plan
 from autotune.search.prospect import Prospect
-from autotune.search.recorded import Task
-from autotune.search.reduced import reduce_lattice
+from autotune.search.session import Session
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, explain, parse_settings
 
@@ -59,20 +59,6 @@ DEMO_BATCH_PER_RANK = 16
 """The small job's global batch is so many times the world: every world has legal candidates."""
 CPU_WORLD = 2
 """Ranks on CPU by default: enough to communicate, few enough for any machine."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Session(Task):
-    """A job, what is legal for it here, and where its record is."""
-
-    job_data: Mapping[str, Any]
-    """The job as YAML says it, readable from any folder."""
-    lattice: Lattice
-    place: Place
-    """Place that runs its trials or answers for them."""
-    make_fleet: Callable[[], Fleet]
-    table: Sequence[Accelerator] = field(default_factory=shipped_accelerators)
-    """Accelerator table of that model."""
 
 
 def open_session(
@@ -119,24 +105,15 @@ def open_session(
     load_plugin("sampler", job.sampler).check_installed()
     table = accelerators_with(job.accelerators)
     study = Study(results, job.study)
-    hint = "name a folder that you may write, such as --results ~/autotune"
+    hint = f"name a folder that you may write, such as {flag('results')} ~/autotune"
     try_folder(study.folder, named=study.folder, hint=hint)
     engine = place.bind(job)
     # Before anything runs: a file that cannot be used is a matter of the command.
     check_baseline(job, engine, place.environment)
-    lattice = lattice_of(job, engine)
-    check_space_is_read(lattice, data)
-    return Session(
-        job=job,
-        job_data=data,
-        environment=place.environment,
-        engine=engine,
-        lattice=lattice,
-        study=study,
-        place=place,
-        make_fleet=place.fleet_for(job, engine, lattice),
-        table=table,
-    )
+    session = Session(job=job, job_data=data, engine=engine, study=study, place=place, table=table)
+    check_space_is_read(session.lattice, data)
+    _ = session.make_fleet  # what cannot run at all is said now
+    return session
 
 
 def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
@@ -198,7 +175,7 @@ def obtained_fleet(
         FleetError: The nodes are not given.
     """
     kind, _, of = fleet.partition(":")
-    plugin = load_plugin("fleet", kind, where="--fleet")
+    plugin = load_plugin("fleet", kind, where=flag("fleet"))
     if not isinstance(plugin, Obtaining):
         yield fleet
         return
@@ -228,7 +205,7 @@ def check_baseline(job: Job, engine: Engine, environment: Environment) -> None:
 def _refuse(path: Path, refusals: Sequence[tuple[str, str]]) -> None:
     if refusals:
         raise JobError(
-            "\n".join(f"--baseline {path}: {message}" for message, _ in refusals),
+            "\n".join(f"{flag('baseline')} {path}: {message}" for message, _ in refusals),
             "; ".join(dict.fromkeys(fix for _, fix in refusals if fix)),
         )
 
@@ -243,7 +220,7 @@ def find_place(
         FleetError: Its devices are not there.
     """
     kind, _, of = fleet.partition(":")
-    plugin: FleetPlugin = load_plugin("fleet", kind, where="--fleet")
+    plugin: FleetPlugin = load_plugin("fleet", kind, where=flag("fleet"))
     return plugin.find(of, job_file, flags, options)
 
 
@@ -269,21 +246,8 @@ def plan_search(session: Session, prospect: Prospect | None = None, *, fresh: bo
     """
     if why := session.engine.no_files():
         raise JobError(why, "search by --engine deepspeed; `autotune plan` ranks the layouts")
-    job, environment, study = session.job, session.environment, session.study
     history = History() if fresh else session.history_to_resume()
-    reductions = reduce_lattice(job, environment, session.lattice, session.engine)
-    return make_plan(
-        job,
-        environment,
-        session.lattice,
-        study,
-        history,
-        reductions,
-        origin=session.place.origin,
-        places=session.place.rank_places(job.world),
-        prospect=prospect,
-        lacks=session.engine.lacks(),
-    )
+    return make_plan(session, history, prospect)
 
 
 def render(
@@ -333,9 +297,13 @@ def render(
     files = export_handout(handout, out, to=to, launcher=launcher)
     notes = list(explain(values, context).values())
     if job_file is None and "model" not in flags:
-        notes.append(f"no --model or --job is given: these files train {job.model.name}")
+        notes.append(
+            f"no {flag('model')} or {flag('job')} is given: these files train {job.model.name}"
+        )
     if environment.accelerator == "cpu" and not is_described:
-        notes.append("written for CPU ranks, as this machine has them; for GPUs add --gpu H100")
+        notes.append(
+            f"written for CPU ranks, as this machine has them; for GPUs add {flag('gpu')} H100"
+        )
     notes += [
         f"{key}: {value!r} in your base configuration "
         + ("is left out" if ours is None else f"gives way to {ours!r}")
@@ -357,11 +325,13 @@ def read_job_on(
     """
     if wishes.gpu is None and wishes.per_node is not None:
         raise JobError(
-            f"--per-node {wishes.per_node}: of accelerators that no --gpu names",
-            "name them, such as --gpu H100",
+            f"{flag('per_node')} {wishes.per_node}: of accelerators that no {flag('gpu')} names",
+            f"name them, such as {flag('gpu')} H100",
         )
     table = accelerators_of(given_keys(job_file, flags))
-    environment = detect_environment() if wishes.gpu is None else described(wishes, table)
+    environment = (
+        detect_environment() if wishes.gpu is None else described(wishes, table, where=flag("gpu"))
+    )
     job, keys = read_job(job_file, flags, environment)
     return job, keys, environment
 
@@ -384,7 +354,7 @@ def read_job(
     keys = given_keys(job_file, given)
     price = keys.get("price")
     if isinstance(price, str) and ("price" in given or "=" in price):
-        where = "--price" if "price" in given else f"{path}: price"
+        where = flag("price") if "price" in given else f"{path}: price"
         keys["price"] = price_for(price, environment.device_name, where=where)
     data = {**_defaults(keys, environment), **keys}
     job = make_job(data, where=path, flags=given)

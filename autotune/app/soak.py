@@ -5,6 +5,7 @@ from pathlib import Path
 from autotune.app.exports import export_study, find_chosen
 from autotune.app.session import find_running_place
 from autotune.base.errors import FleetError, JobError, StudyError
+from autotune.base.flags import flag
 from autotune.contract import Role
 from autotune.devices.hardware import Environment
 from autotune.export.base import Subject
@@ -14,7 +15,7 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.found import write_found
 from autotune.record.soak import SOAK_FILE, SOAK_FOLDER, SoakResult, digest_of
 from autotune.record.study import Study
-from autotune.search.rounds import Note, runner_on
+from autotune.search.runner import Note, runner_on
 from autotune.search.soak import Soak, check_space, soak_trials
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 
@@ -98,7 +99,8 @@ def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakRes
         raise FleetError(
             f"{subject.folder}: {', '.join(blind)} cannot see this folder, and a soak resumes "
             "from a checkpoint in it",
-            "use a folder that all nodes share under one path: --results FOLDER, or --from FOLDER",
+            f"use a folder that all nodes share under one path: {flag('results')} FOLDER, or "
+            "--from FOLDER",
         )
     with runner_on(
         place,

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from autotune.base.errors import StudyError
+from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.text import named
 from autotune.contract import Origin, Outcome
@@ -15,7 +16,7 @@ from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
 from autotune.report.story import read_story
 from autotune.report.terminal.overview import State
-from autotune.search.recorded import history_of
+from autotune.search.session import history_of
 from autotune.space.script import reach_of
 
 
@@ -35,11 +36,12 @@ def studies(results: Path) -> list[Study]:
         near = did_you_mean(results.name, _folders_beside(results), alike=0.7)
         raise StudyError(
             f"{results}: there is no such folder",
-            f"{near}name the folder of studies with --results",
+            f"{near}name the folder of studies with {flag('results')}",
         ) from error
     except OSError as error:
         raise StudyError(
-            f"{results}: cannot be read: {error.strerror}", "name another folder with --results"
+            f"{results}: cannot be read: {error.strerror}",
+            f"name another folder with {flag('results')}",
         ) from error
     return [Study(results, path.name) for path in found]
 

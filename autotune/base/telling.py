@@ -22,7 +22,7 @@ def tell(template: str, values: Mapping[str, Any]) -> list[Fact]:
     Raises:
         RenderError: It does not render.
     """
-    text = Templates().text(f"report/text/{template}.j2", {**values, "fact": _begin})
+    text = Templates().text(f"report/text/{template}.j2", {**values, "fact": begin})
     facts = []
     for part in text.split(_BEGIN)[1:]:
         name, _, rest = part.partition(_END)
@@ -30,5 +30,6 @@ def tell(template: str, values: Mapping[str, Any]) -> list[Fact]:
     return facts
 
 
-def _begin(name: str) -> Encoded:
+def begin(name: str) -> Encoded:
+    """What begins a fact in a template's text."""
     return Encoded(f"{_BEGIN}{name}{_END}")

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from autotune.base.nested import Unknown, dotted, leaves, look_up
-from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
+from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.check import huggingface
 from autotune.check.diff import text_diff
 from autotune.check.fixes import Question, Reply, Terms, mend, reworded
@@ -149,8 +149,7 @@ class CheckReport:
         """The fix as a unified diff, secrets masked; empty where there is none."""
         if self.fixed_text is None:
             return ""
-        known = tuple(withheld(self.source.config))
-        return text_diff(str(self.source.path), self.source.text, self.fixed_text, known)
+        return text_diff(str(self.source.path), self.source.text, self.fixed_text)
 
     def now(self, *, fixed: bool) -> Sequence[Violation]:
         """Findings about the file as it is: after `--fix`, if that was said."""
@@ -316,7 +315,6 @@ def _checked(
         if text is None:
             why_not = "its text cannot be changed there with every comment and alias kept"
     new = _new(mended.seen, before)
-    discreet = _Discreet(source.config)
     report = CheckReport(
         source=source,
         environment=environment,
@@ -324,16 +322,16 @@ def _checked(
         world_because=first.world_because,
         found=(
             *(
-                Found(violation=discreet.of(one), place=wishes.place(one), after_fix=False)
+                Found(violation=_discreet(one), place=wishes.place(one), after_fix=False)
                 for one in before
             ),
             *(
-                Found(violation=discreet.of(one), place=wishes.place(one), after_fix=True)
+                Found(violation=_discreet(one), place=wishes.place(one), after_fix=True)
                 for one in new
             ),
         ),
         left=tuple(before) if why_not else (*mended.left, *of_file),
-        questions=() if why_not else tuple(map(discreet.question, mended.questions)),
+        questions=() if why_not else tuple(map(_discreet_question, mended.questions)),
         unknown=tuple(sorted(map(dotted, first.unknown))),
         fixed_text=None if text == source.text else text,
         not_edited=why_not,
@@ -343,26 +341,18 @@ def _checked(
     return report, source.config if why_not else mended.config
 
 
-class _Discreet:
-    """The findings of a file without the secrets that stand in it."""
+def _discreet(violation: Violation) -> Violation:
+    """A violation without secrets, for people."""
+    message, fix = scrubbed_text(violation.message), scrubbed_text(violation.fix)
+    if (message, fix) == (violation.message, violation.fix):
+        return violation
+    return replace(violation, message=message, fix=fix)
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._known = tuple(withheld(config))
 
-    def of(self, violation: Violation) -> Violation:
-        """A violation, for people."""
-        message, fix = self._words(violation.message), self._words(violation.fix)
-        if (message, fix) == (violation.message, violation.fix):
-            return violation
-        return replace(violation, message=message, fix=fix)
-
-    def question(self, question: Question) -> Question:
-        """A question, for people."""
-        options = tuple(replace(one, words=self._words(one.words)) for one in question.options)
-        return replace(question, violation=self.of(question.violation), options=options)
-
-    def _words(self, text: str) -> str:
-        return scrubbed_text(text, self._known)
+def _discreet_question(question: Question) -> Question:
+    """A question without secrets, for people."""
+    options = tuple(replace(one, words=scrubbed_text(one.words)) for one in question.options)
+    return replace(question, violation=_discreet(question.violation), options=options)
 
 
 class _Wishes:
@@ -523,6 +513,8 @@ def _world(
     ranks = (
         groups * source.layout.pp * source.layout.tp * (sp if type(sp) is int and sp > 0 else 1)
     )
+    if ranks % (source.per_node or 1):
+        return None, f"not known: the batch sizes make {ranks}, of nodes with {source.per_node}"
     return ranks, "from the three batch sizes"
 
 

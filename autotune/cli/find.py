@@ -195,8 +195,8 @@ def _show_one(found: "Found", *, as_json: bool) -> None:
 
 def _print_answer(answer: "SearchAnswer", ladder: "Ladder | None") -> None:
     from autotune.report.story import read_story
+    from autotune.report.terminal.overview import print_ladder
     from autotune.report.terminal.study import print_report
-    from autotune.report.terminal.worth import print_ladder
 
     print_report(DATA, read_story(answer.study))
     if ladder is not None:
@@ -208,7 +208,7 @@ def _show_several(found: "Sequence[Found]", *, as_json: bool) -> None:
     """Print what each search found, and the comparison: of kinds of devices, or of engines."""
     from autotune.app.pages import compare_studies
     from autotune.app.searching import answer_as_dict
-    from autotune.report.compare.terminal import print_comparison
+    from autotune.report.terminal.tables import print_parts
 
     answers = [answer for answer, _ in found]
     errors = [answer.problem.error for answer in answers if answer.problem is not None]
@@ -224,7 +224,7 @@ def _show_several(found: "Sequence[Found]", *, as_json: bool) -> None:
     else:
         for one in found:
             _print_answer(*one)
-        print_comparison(DATA, comparison)
+        print_parts(DATA, comparison.parts())
 
 
 def _asks(yes: bool) -> bool:

@@ -10,7 +10,7 @@ from autotune.cli.base import DATA, asker, cli, obtained_fleet, print_files, pri
 from autotune.cli.flags import fleet_flags, job_file, lesson_flags, takes_job
 
 if TYPE_CHECKING:
-    from autotune.app.api.values import Shown
+    from autotune.report.shown import Shown
 
 _MOST_REASONS = 10
 

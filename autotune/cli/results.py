@@ -98,7 +98,7 @@ def compare(
     refuse_several(json=as_json and html is None, csv=as_csv, html=html)
     from autotune.app.pages import compare_studies, write_comparison
     from autotune.base.text import csv_text
-    from autotune.report.compare.terminal import print_comparison
+    from autotune.report.terminal.tables import print_parts
 
     comparison = compare_studies(runs, results)
     for warning in comparison.warnings:
@@ -106,11 +106,11 @@ def compare(
     if html is not None:
         print_files([write_comparison(comparison, html)], as_json=as_json)
     elif as_csv:
-        emit(csv_text(comparison.candidates))
+        emit(csv_text(comparison.table))
     elif as_json:
         print_json(comparison.as_dict())
     else:
-        print_comparison(DATA, comparison)
+        print_parts(DATA, comparison.parts())
 
 
 @cli.command(epilog="autotune export --to hf --launcher slurm --out tuned")
@@ -122,7 +122,6 @@ def export(
     study: str | None = None,
     trial: int | None = None,
     allow_loss_drift: bool = False,
-    project: Path | None = None,
     results: Path = RESULTS,
     yes: bool = False,
     as_json: bool = False,
@@ -136,9 +135,7 @@ def export(
 
     if patch:
         refuse_several(out=out, to=to, patch=patch)
-        patched = patch_study(
-            find_study(results, study), patch, trial=trial, project=project, note=say
-        )
+        patched = patch_study(find_study(results, study), patch, trial=trial, note=say)
         _patch(patched, yes, as_json=as_json)
         return
     if out is None:
@@ -153,7 +150,6 @@ def export(
         trial=trial,
         launcher=launcher,
         allow_loss_drift=allow_loss_drift,
-        project=project,
         note=say,
     )
     print_files(files, as_json=as_json)

@@ -165,7 +165,7 @@ def ladder(
     """
     from autotune.app.studies import find_study
     from autotune.app.worth import run_ladder
-    from autotune.report.terminal.worth import print_ladder
+    from autotune.report.terminal.overview import print_ladder
 
     with obtained_fleet(fleet, fleet_option) as (held, options):
         found = run_ladder(

@@ -22,6 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from autotune.base.errors import StudyError
 from autotune.base.files import write_whole
+from autotune.base.flags import flag
 from autotune.base.private import KNOWLEDGE_ENV, open_lock, refuse_prepared, user_cache
 from autotune.contract import read_bounded
 from autotune.cost.constants import Constants
@@ -111,7 +112,7 @@ def read_lessons(path: Path) -> tuple[Lesson, ...]:
     Raises:
         StudyError: It cannot be read, or it is of another schema.
     """
-    hint = "move it away or name another with --knowledge: searches start without it then"
+    hint = f"move it away or name another with {flag('knowledge')}: searches start without it then"
     try:
         read = _FILE.validate_json(read_bounded(path), strict=True)
     except FileNotFoundError:
@@ -297,5 +298,5 @@ def _locked(path: Path) -> Iterator[None]:
 def _cannot_write(path: Path, error: OSError) -> StudyError:
     return StudyError(
         f"{path}: cannot be written: {error.strerror or error}",
-        "name a file that you may write with --knowledge",
+        f"name a file that you may write with {flag('knowledge')}",
     )

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag, switch
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
@@ -305,8 +306,9 @@ class Engine(ABC):
             JobError: The engine's ranks cannot run alone, or these cannot.
         """
         raise JobError(
-            f"--probe-memory: a rank of the engine {self.name} cannot run without the others",
-            "use --engine megatron, or --trace",
+            f"{switch('probe_memory')}: a rank of the engine {self.name} cannot run without the "
+            "others",
+            f"use {flag('engine')} megatron, or {switch('trace')}",
         )
 
     def baseline(self, path: Path) -> tuple["Engine", Candidate]:
@@ -317,9 +319,10 @@ class Engine(ABC):
             JobError: It trains something else than the job, or the engine reads no such files.
         """
         raise JobError(
-            f"{path}: --baseline takes a ds_config.json of DeepSpeed, and the engine {self.name} "
+            f"{path}: {flag('baseline')} takes a ds_config.json of DeepSpeed, and the engine "
+            f"{self.name} "
             "reads none",
-            "leave --baseline out",
+            f"leave {flag('baseline')} out",
         )
 
     @abstractmethod

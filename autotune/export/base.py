@@ -19,39 +19,11 @@ from autotune.contract import ContractError, Layout, Measure, TrialSpec, Workloa
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.job.job import Job
+from autotune.record.answer import Speedup, Standing
 from autotune.record.guard import GuardVerdict
 from autotune.record.soak import SoakResult
 from autotune.record.study import Study
 from autotune.space.candidate import Candidate
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredFigures:
-    """Measurements of a configuration, as its README states them."""
-
-    trial: int
-    """Number of the trial whose files stand for it."""
-    n_runs: int
-    """Fresh sets of processes behind the figure."""
-    n_disturbed: int = 0
-    """Runs among these that something else on the machine disturbed."""
-    samples_per_s: float
-    samples_per_s_low: float
-    """Lower end of the 95% prediction interval: where a re-run would be."""
-    samples_per_s_high: float
-    step_time_s: float | None = None
-    """Median seconds of one optimizer step."""
-    peak_memory_bytes: int | None = None
-    """Per device, the highest of any rank."""
-    baseline_samples_per_s: float | None = None
-    substitute_baseline: bool = False
-    """Whether that is another baseline than was asked for, since the platform ended that."""
-    speedup: float | None = None
-    """Ratio of samples/s to the baseline's; None where there is no confirmed one."""
-    speedup_low: float | None = None
-    speedup_high: float | None = None
-    guard: GuardVerdict | None = None
-    """What the convergence guard says of it; None: the guard was off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +47,16 @@ class Handout:
     study: str | None = None
     study_flags: str = ""
     """The flags by which a command finds that study."""
-    figures: MeasuredFigures | None = None
+    figures: Standing | None = None
     """None: rendered, not tried."""
+    baseline: Standing | None = None
+    """The baseline that it was compared with; None: it was not."""
+    is_substitute: bool = False
+    """Whether that is another baseline than was asked for, since the platform ended that."""
+    gain: Speedup | None = None
+    """Gain over the baseline; None where there is no confirmed one."""
+    guard: GuardVerdict | None = None
+    """What the convergence guard says of it; None: the guard was off."""
     claim: str = ""
     """What it is where it is no proven gain, such as the baseline, in words; its README's title
     begins with it. Empty: it is proven, or from no study."""

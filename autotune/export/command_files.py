@@ -245,7 +245,7 @@ def training_of(handout: Handout, folder: Path) -> CommandTraining:
     assert isinstance(engine, ScriptEngine), "the job has a command"
     edits = engine.edits(handout.candidate)
     return CommandTraining(
-        script=script.here,
+        script=script,
         edits=edits,
         values={
             **engine.as_written(handout.candidate),
@@ -253,7 +253,7 @@ def training_of(handout: Handout, folder: Path) -> CommandTraining:
         },
         folder=folder,
         carried=frozenset(handout.carried),
-        files_read=_edited_files(script.here, edits, handout.carried),
+        files_read=_edited_files(script, edits, handout.carried),
     )
 
 

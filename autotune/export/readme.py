@@ -7,9 +7,15 @@ from typing import Any
 
 from autotune.base.nested import look_up
 from autotune.base.templates import canonical_json
-from autotune.base.units import format_bytes, format_gain_interval, format_rate, format_seconds
+from autotune.base.units import (
+    format_bytes,
+    format_gain_interval,
+    format_interval,
+    format_rate,
+    format_seconds,
+)
 from autotune.engines.base import known_releases
-from autotune.export.base import Handout, MeasuredFigures
+from autotune.export.base import Handout
 from autotune.record.soak import describe_soak
 from autotune.space.candidate import format_value
 
@@ -27,7 +33,7 @@ def choice_values(handout: Handout, config: Mapping[str, Any] | None = None) -> 
         "accelerator": environment.accelerator,
         "claim": handout.claim,
         "knobs": [(name, format_value(value)) for name, value in handout.candidate.knobs],
-        "figures": [] if handout.figures is None else _figure_rows(handout.figures),
+        "figures": _figure_rows(handout),
         "soak": "" if soak is None else describe_soak(soak),
         "problems": [] if soak is None else soak.problems,
         "environment": [
@@ -58,36 +64,53 @@ def figures_file(handout: Handout) -> dict[str, str]:
     """The figures of a handout as JSON; no file where nothing was measured."""
     if handout.figures is None:
         return {}
-    measured = {name: getattr(handout, name) for name in ("figures", "environment", "soak")}
-    figures = {name: value and dataclasses.asdict(value) for name, value in measured.items()}
-    return {FIGURES_FILE: canonical_json(figures)}
+    figures, baseline, gain = dataclasses.asdict(handout.figures), handout.baseline, handout.gain
+    del figures["candidate"]
+    figures |= {
+        "step_time_s": _step_time_s(handout),
+        "baseline_samples_per_s": baseline and baseline.samples_per_s,
+        "substitute_baseline": handout.is_substitute,
+        "speedup": gain and gain.ratio,
+        "speedup_low": gain and gain.low,
+        "speedup_high": gain and gain.high,
+        "guard": handout.guard and dataclasses.asdict(handout.guard),
+    }
+    environment, soak = dataclasses.asdict(handout.environment), handout.soak
+    measured = {"environment": environment, "soak": soak and dataclasses.asdict(soak)}
+    return {FIGURES_FILE: canonical_json({"figures": figures, **measured})}
 
 
-def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
+def _step_time_s(handout: Handout) -> float:
+    """Median seconds of one optimizer step."""
+    assert handout.figures is not None
+    return handout.layout.global_batch / handout.figures.samples_per_s
+
+
+def _figure_rows(handout: Handout) -> list[tuple[str, str]]:
     """The figures that there are, worded."""
-    interval = (
-        f"{format_rate(figures.samples_per_s_low)} to {format_rate(figures.samples_per_s_high)}"
-    )
+    figures = handout.figures
+    if figures is None:
+        return []
+    interval = format_interval(figures.samples_per_s_low, figures.samples_per_s_high)
     rows = [
         ("samples/s", f"{format_rate(figures.samples_per_s)} (95%: {interval})"),
-        ("step time, median", format_seconds(figures.step_time_s)),
+        ("step time, median", format_seconds(_step_time_s(handout))),
         ("peak memory per device", format_bytes(figures.peak_memory_bytes)),
         ("runs behind it", f"{figures.n_runs}, trial {figures.trial:04d}"),
     ]
     if figures.n_disturbed:
         text = f"{figures.n_disturbed}: something else used the machine while it was measured"
         rows.append(("of these disturbed", text))
-    if figures.baseline_samples_per_s is not None:
-        rows.append(("baseline, samples/s", format_rate(figures.baseline_samples_per_s)))
-    if figures.substitute_baseline:
+    if handout.baseline is not None:
+        rows.append(("baseline, samples/s", format_rate(handout.baseline.samples_per_s)))
+    if handout.is_substitute:
         text = "a substitute: the platform ended the trials of the one that was asked for"
         rows.append(("the baseline is", text))
-    gain, low, high = figures.speedup, figures.speedup_low, figures.speedup_high
-    if gain is not None and low is not None and high is not None:
-        interval = format_gain_interval(low, high, before="95%: ", digits=3)
-        rows.append(("speedup over the baseline", f"{gain:.3f}x ({interval})"))
-    if figures.guard is not None:
-        rows.append(("convergence guard", str(figures.guard)))
+    if (gain := handout.gain) is not None:
+        interval = format_gain_interval(gain.low, gain.high, before="95%: ", digits=3)
+        rows.append(("speedup over the baseline", f"{gain.ratio:.3f}x ({interval})"))
+    if handout.guard is not None:
+        rows.append(("convergence guard", str(handout.guard)))
     return rows
 
 

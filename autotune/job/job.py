@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
+from autotune.base.flags import flag, listed
 from autotune.base.names import did_you_mean
 from autotune.base.plugins import load_plugin
 from autotune.base.text import shortened
@@ -651,7 +652,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         first, dot, rest = name.partition(".")
         if not is_flag(first):
             return f"{where}: {name}" if where else name
-        return keys[first].typed if keys[first].flag != first else keys[first].typed + dot + rest
+        return keys[first].named if keys[first].flag != first else keys[first].named + dot + rest
 
     def is_flag(name: str) -> bool:
         return name in keys and (not where or name in flags)
@@ -748,14 +749,15 @@ def _check_checkout(file: JobFile) -> None:
     if file.megatron_path is None and file.megatron_arguments:
         raise JobError(
             "megatron_arguments: there is no script that takes them",
-            "name your checkout: --megatron-path FOLDER, or `megatron_path:` in the job file",
+            f"name your checkout: {flag('megatron_path')} FOLDER, or `megatron_path:` in the job "
+            "file",
         )
     if file.megatron_path is None:
         return
     if file.engine == DEFAULT_ENGINE:
         raise JobError(
             f"megatron_path: {file.megatron_path}: the engine {file.engine} cannot run a checkout",
-            "add --engine megatron",
+            f"add {flag('engine')} megatron",
         )
     if file.workload not in (DEFAULT_WORKLOAD, CHECKOUT_WORKLOAD):
         raise JobError(
@@ -818,13 +820,13 @@ def _fix(
     name = str(item["loc"][0]) if item["loc"] else "job"
     if name not in keys:
         hint = did_you_mean(name, keys, most=2, alike=0.6)
-        return f"{hint}`autotune search --help` lists them"
+        return hint + listed("search")
     key = keys[name]
-    word, about = key.typed if is_flag(name) else name, f" ({key.about})"
+    word, about = key.named if is_flag(name) else name, f" ({key.about})"
     if len(item["loc"]) > 1:
         return f"mend {word}{about}"
     if item["type"] == "missing":
-        return f"give {key.typed}{about}, or `{name}:` in the job file"
+        return f"give {key.named}{about}, or `{name}:` in the job file"
     if key.bounds:
         return f"give {word}{about} a number {key.bounds}"
     if "expected" in item.get("ctx", {}):

@@ -8,6 +8,8 @@ from enum import Enum, StrEnum
 from types import UnionType
 from typing import Any, get_args
 
+from autotune.base.flags import is_call
+
 
 class Topic(StrEnum):
     """Titles of `--help` and of docs/job.md, in the order of the page."""
@@ -85,3 +87,8 @@ class JobKey:
         """The flag as it is typed: `--seq-len`, or `--no-diagnose` where true is the default."""
         switch = "no-" if self.takes is bool and self.default else ""
         return f"--{switch}{self.flag.replace('_', '-')}"
+
+    @property
+    def named(self) -> str:
+        """The key as whoever gave it names it: `--seq-len`, or `seq_len` in Python."""
+        return self.flag if is_call() else self.typed

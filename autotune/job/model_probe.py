@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.job.model_shape import ModelShape
 from autotune.job.published import unsaid_layers
 from autotune.trial.scripts.train import add_adapters
@@ -290,9 +291,9 @@ def _from_config(config: dict[str, Any]) -> nn.Module:
             f"transformers cannot build {config['model_type']!r} for causal language modelling: "
             f"{one_line(error)}",
             "its code lies beside its weights: write a factory that loads it with "
-            "trust_remote_code=True, and name that: --model package.module:factory"
+            f"trust_remote_code=True, and name that: {flag('model')} package.module:factory"
             if is_remote
-            else "mend the config, or write a factory: --model package.module:factory",
+            else f"mend the config, or write a factory: {flag('model')} package.module:factory",
         ) from error
     return module
 

@@ -7,7 +7,6 @@ file, and takes them from here.
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag, switch
 from autotune.contract import (
     ContractError,
     KnobValue,
@@ -67,8 +67,6 @@ class Observed(Stored):
     """`digest` as it was then: files that have changed since are observed anew."""
     source_digests: dict[str, str] = field(default_factory=dict)
     """Each of `sources` -> hash of its text then."""
-    now_in: str = ""
-    """Where `folder` is now, for whoever exports it; empty: where it was."""
     patched: dict[str, str] = field(default_factory=dict)
     """Source that the study's own patch wrote, for whoever exports it -> hash of what it wrote."""
     schema_version: int = 1
@@ -83,10 +81,10 @@ class Observed(Stored):
         try:
             return cls.from_dict(read_json(path))
         except ContractError as error:
-            told = f"{error}"
-            told = told if told.startswith(f"{path}: ") else f"{path}: {told}"
-            again = "run the same command again with --fresh: it is observed anew"
-            raise JobError(told, again) from error
+            text = f"{error}"
+            message = text if text.startswith(f"{path}: ") else f"{path}: {text}"
+            again = f"run the same command again with {switch('fresh')}: it is observed anew"
+            raise JobError(message, again) from error
 
     def check(self) -> None:
         TrialResult.from_dict(self.result)
@@ -351,32 +349,19 @@ class Observed(Stored):
         is_known = self.source_digests.keys() == set(self.sources)
         if self.patched and is_known and not self.changed():
             return self.observed_digest
-        return digest_of(self.command, self.sources, self.places)
-
-    @property
-    def places(self) -> list[str]:
-        """Where each of `sources` is now."""
-        return [_moved(name, self.folder, self.now_in or self.folder) for name in self.sources]
+        return digest_of(self.command, self.sources)
 
     def changed(self) -> list[str]:
-        """Places of the sources whose text is not as it was then, as far as the record tells.
+        """The sources whose text is not as it was then, as far as the record tells.
 
         A file that holds what a patch of the study wrote has not changed.
         """
         then = self.source_digests
         return [
-            place
-            for name, place in zip(self.sources, self.places, strict=True)
-            if name in then and file_digest(place) not in (then[name], self.patched.get(name))
+            name
+            for name in self.sources
+            if name in then and file_digest(name) not in (then[name], self.patched.get(name))
         ]
-
-    @property
-    def here(self) -> "Observed":
-        """The same with every path below its folder as it is now."""
-        if not self.now_in:
-            return self
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Observed(**{**_moved(found, self.folder, self.now_in), "now_in": ""})
 
     def model(self, path: Path) -> Model:
         """The model that it trains, by the shape that was read.
@@ -411,34 +396,17 @@ class Observed(Stored):
         )
 
 
-def _moved(data: Any, before: str, after: str) -> Any:
-    """Data with every path below one folder as it is below another."""
-    if isinstance(data, dict):
-        return {_moved(k, before, after): _moved(v, before, after) for k, v in data.items()}
-    if isinstance(data, list):
-        return [_moved(value, before, after) for value in data]
-    if not isinstance(data, str):
-        return data
-    return after if data == before else data.replace(before + os.sep, after + os.sep)
-
-
 def _has(keys: Sequence[str], key: str) -> bool:
     return any(one == key or one.startswith(f"{key}.") for one in keys)
 
 
-def digest_of(command: list[str], sources: list[str], places: Sequence[str] | None = None) -> str:
-    """Hash of a command and of the text of some files: 12 hex digits; a lost file is empty.
-
-    Args:
-        command: Its words.
-        sources: Names of the files.
-        places: Where each is; None: where its name says.
-    """
+def digest_of(command: list[str], sources: list[str]) -> str:
+    """Hash of a command and of the text of some files: 12 hex digits; a lost file is empty."""
     found = hashlib.sha256("\0".join(command).encode())
-    for name, place in zip(sources, places or sources, strict=True):
+    for name in sources:
         found.update(name.encode() + b"\0")
         try:
-            found.update(read_bounded(Path(place), _LARGEST_SOURCE_BYTES))
+            found.update(read_bounded(Path(name), _LARGEST_SOURCE_BYTES))
         except OSError:
             continue
     return found.hexdigest()[:12]
@@ -506,11 +474,6 @@ def _shape_by_sizes(description: Mapping[str, Any], counts: Mapping[str, Any]) -
 
 
 _SEE_THE_LOG = "see the log, and try the same command without autotune"
-_HINTS_BY_OUTCOME = {
-    Outcome.OOM: "it runs out of memory as it is: lower its micro-batch in the command",
-    Outcome.TIMEOUT: "give it longer with --trial-timeout, or a smaller first batch",
-    Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
-}
 
 
 def refuse_unobserved(result: TrialResult, log: Path) -> None:
@@ -523,7 +486,13 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
         return
     rows = json.loads(Path(__file__).with_name("hints.json").read_text(encoding="utf-8"))
     found = (row["hint"] for row in rows if all(word in result.evidence for word in row["words"]))
-    hint = next(found, _HINTS_BY_OUTCOME.get(result.outcome, _SEE_THE_LOG))
+    longer = f"give it longer with {flag('trial_timeout')}, or a smaller first batch"
+    by_outcome = {
+        Outcome.OOM: "it runs out of memory as it is: lower its micro-batch in the command",
+        Outcome.TIMEOUT: longer,
+        Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
+    }
+    hint = next(found, by_outcome.get(result.outcome, _SEE_THE_LOG))
     where = f" [{result.evidence_source}]" if result.evidence_source else ""
     raise JobError(
         f"the command, as it is, was not measured: {result.outcome}: {result.evidence}{where} "

@@ -5,7 +5,7 @@ from contextlib import suppress
 from autotune.base.errors import JobError
 
 
-def price_for(text: str, device_name: str, *, where: str = "--price") -> float | None:
+def price_for(text: str, device_name: str, *, where: str) -> float | None:
     """Price of an hour of an accelerator; None: the text names none of its kind.
 
     Args:

@@ -9,6 +9,7 @@ import numpy as np
 
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.base.units import parse_rate
 from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
@@ -49,7 +50,7 @@ class FleetWishes:
     def __post_init__(self) -> None:
         if self.per_node is not None and self.per_node < 1:
             raise JobError(
-                f"--per-node {self.per_node}: not above zero", "accelerators of one node"
+                f"{flag('per_node')} {self.per_node}: not above zero", "accelerators of one node"
             )
 
     def links(self) -> dict[str, float]:
@@ -243,9 +244,7 @@ class Outlook:
         )
 
 
-def described(
-    wishes: FleetWishes, table: Sequence[Accelerator], *, where: str = "--gpu"
-) -> Environment:
+def described(wishes: FleetWishes, table: Sequence[Accelerator], *, where: str) -> Environment:
     """An environment that nobody has here, by the accelerator's figures alone.
 
     What is installed on this machine decides nothing there: packages count as installed, and

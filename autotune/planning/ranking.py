@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import is_count
@@ -253,7 +254,7 @@ def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherJob
         outlook,
         f"--global-batch {nearest}",
         {"global_batch": nearest},
-        partial(lattice_of, for_plan=is_laid_out),
+        lambda there: lattice_of(there.engine, for_plan=is_laid_out),
         min_fit=min_fit,
     )
     if other is None or other.fit_probability < min_fit:
@@ -266,7 +267,9 @@ def _spread_experts(
 ) -> tuple[OtherJob, ...]:
     """What gains much over a mixture of experts of which each rank gathers all."""
     others = (
-        rank_other_job(outlook, flags, changes, lattice_of, min_fit=min_fit)
+        rank_other_job(
+            outlook, flags, changes, lambda there: lattice_of(there.engine), min_fit=min_fit
+        )
         for flags, changes in outlook.engine.spread_experts(best).items()
     )
     return tuple(
@@ -301,11 +304,11 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
     key, equals, value = (part.strip() for part in wish.partition("="))
     if not equals or not value or key not in _CHANGES:
         raise JobError(
-            f"--what-if {wish}: not a change of the fleet",
+            f"{flag('what_if')} {wish}: not a change of the fleet",
             did_you_mean(key, _CHANGES, most=1)
             + f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}",
         )
-    other = _CHANGES[key](outlook, value, f"--what-if {wish}")
+    other = _CHANGES[key](outlook, value, f"{flag('what_if')} {wish}")
     found = other.predict(outlook.lattice.candidates)
     first = outlook.lattice.first_legal(ordered(found, min_fit=min_fit))
     assert first is not None, "the best as it is would do"

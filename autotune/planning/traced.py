@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
+from autotune.base.flags import flag, switch
 from autotune.cost.constants import constants_of
 from autotune.cost.errors import errors_of
 from autotune.cost.memory import Held, Memory, memory_of_traced
@@ -47,8 +48,8 @@ def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
     job, environment = outlook.job, outlook.environment
     if refusal := find_engine(job.engine).no_trace:
         raise JobError(
-            f"--trace: --engine {job.engine}: {refusal}",
-            f"trace with --engine {DEFAULT_ENGINE}, or leave out --trace",
+            f"{switch('trace')}: {flag('engine')} {job.engine}: {refusal}",
+            f"trace with {flag('engine')} {DEFAULT_ENGINE}, or leave out {switch('trace')}",
         )
     candidate, notes = outlook.read(settings)
     is_seen = has_shape(job.model.shape)

@@ -17,6 +17,7 @@ import psutil
 
 from autotune.base.errors import JobError, StudyError
 from autotune.base.files import writing
+from autotune.base.flags import flag
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
 from autotune.base.secrecy import scrubbed, scrubbed_document
 from autotune.base.text import texts_on_one_line
@@ -125,7 +126,7 @@ class Study:
                 self.trials_folder.mkdir(parents=True, exist_ok=True)
                 lock = open_lock(self.folder / LOCK_FILE, 0o666)  # others may ask who searches
             except PreparedError as error:
-                hint = "remove it, or name a folder that is yours with --results"
+                hint = f"remove it, or name a folder that is yours with {flag('results')}"
                 raise StudyError(str(error.strerror), hint) from error
         try:
             with _writing(self.folder):
@@ -142,7 +143,7 @@ class Study:
             raise StudyError(
                 f"{self.folder}: another search holds this study (process "
                 f"{self.holder() or 'unknown'})",
-                "wait for it, end it, or give this one its own --study NAME",
+                f"wait for it, end it, or give this one its own {flag('study')} NAME",
             ) from error
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)

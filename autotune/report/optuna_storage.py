@@ -6,24 +6,21 @@ Optuna 5 keeps them, and as the list in the system attribute `constraints` that 
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.base.guarded_process import scratch_folder
-from autotune.contract import KnobValue
 from autotune.export.base import RecordDialect
 from autotune.record.study import Study
 from autotune.report.results.rows import Row
 from autotune.report.story import Story, read_story
 from autotune.search.history import Tried
-from autotune.space.knob import Catalogue
+from autotune.search.optuna_study import Axis, frozen_trials
 
 MIN_CANDIDATES = 20
 """Fewer say nothing of importance: a quarter of them is five, the fewest that Optuna recommends
@@ -60,8 +57,7 @@ def importance_of(report: Story) -> dict[str, float] | None:
         shares = optuna.importance.get_param_importances(
             study, evaluator=PedAnovaImportanceEvaluator(target_quantile=TOP_SHARE)
         )
-    made = _distributions(report.history.tried, report.context.knobs)
-    varies = {name for name, d in made.items() if not d.single()}
+    varies = {name for name, values in report.history.values.items() if len(values) > 1}
     found = {name: share for name, share in shares.items() if name in varies}
     if not any(found.values()):
         return None
@@ -99,65 +95,22 @@ class OptunaJournal(RecordDialect):
 
 
 def _trials(report: Story) -> list[FrozenTrial]:
-    """One per candidate, in the order in which they were first tried."""
-    tried = report.history.tried
+    """One per candidate, in the order in which they were first tried; the values as they are."""
     rows = {row.candidate.hash: row for row in report.rows}
-    distributions = _distributions(tried, report.context.knobs)
-    figures = [f for t in tried if (f := report.objective.figure(t)) is not None]
-    best = max((figure.samples_per_s for figure in figures), default=0.0)
-    peaks = [t.measured.peak_memory_bytes or 0 for t in tried if t.measured is not None]
-    worst_peak_bytes = float(max(peaks, default=0))
-    return [
-        _trial(report, t, rows[t.candidate.hash], distributions, best, worst_peak_bytes)
-        for t in tried
-        if not t.is_running
-    ]
-
-
-def _trial(
-    report: Story,
-    tried: Tried,
-    row: Row,
-    distributions: Mapping[str, BaseDistribution],
-    best_samples_per_s: float,
-    worst_peak_bytes: float,
-) -> FrozenTrial:
-    """A platform fault becomes a failed trial; a configuration's fault breaks a constraint."""
-    chosen = tried.candidate.values
-    known: dict[str, Any] = {
-        "params": dict(chosen),
-        "distributions": {name: distributions[name] for name in chosen},
-        "user_attrs": _attributes(report, tried, row),
+    axes = {
+        name: Axis(values=tuple(values), is_log2=False)
+        for name, values in report.history.values.items()
     }
-    if tried.measured is None and tried.fault is None:
-        return create_trial(state=TrialState.FAIL, **known)
-    constraints = report.objective.constraints(tried, best_samples_per_s)
-    values = report.objective.values(tried, worst_peak_bytes)
-    if row.figure is not None and report.objective.directions[0] == "maximize":
-        values[0] = row.figure.samples_per_s
-    return create_trial(
-        state=TrialState.COMPLETE,
-        values=values,
-        constraints=constraints,
-        system_attrs={"constraints": list(constraints.values())},
-        **known,
-    )
-
-
-def _distributions(tried: Sequence[Tried], knobs: Catalogue) -> dict[str, BaseDistribution]:
-    """One per knob of the record, over the values that were tried."""
-    seen: dict[str, dict[KnobValue, None]] = {}
-    for one in tried:
-        for name, value in one.candidate.knobs:
-            seen.setdefault(name, {})[value] = None
-    return {name: _distribution(knobs[name].kind, tuple(values)) for name, values in seen.items()}
-
-
-def _distribution(kind: str, values: tuple[KnobValue, ...]) -> BaseDistribution:
-    if kind != "int":
-        return CategoricalDistribution(values)
-    low, high = (int(edge(values, key=int)) for edge in (min, max))
-    return IntDistribution(low, high, log=low >= 1)
+    found = frozen_trials(axes, report.history, report.objective)
+    for tried, trial in zip(report.history.tried, found, strict=True):
+        row = rows[tried.candidate.hash]
+        trial.user_attrs = _attributes(report, tried, row)
+        if trial.state is TrialState.COMPLETE:
+            listed = {"constraints": list(trial.constraints.values())}
+            trial.system_attrs = {**trial.system_attrs, **listed}
+            if row.figure is not None and report.objective.directions[0] == "maximize":
+                trial.values = [row.figure.samples_per_s, *trial.values[1:]]
+    return [trial for trial in found if trial.state is not TrialState.RUNNING]
 
 
 def _attributes(report: Story, tried: Tried, row: Row) -> dict[str, Any]:

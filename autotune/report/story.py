@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from autotune.base.errors import StudyError
-from autotune.base.units import format_bytes, format_interval, format_rate
 from autotune.contract import Outcome
 from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import (
@@ -29,11 +28,8 @@ from autotune.search.base import Snapshot, Stage
 from autotune.search.confirm import Comparison, recorded_verdict
 from autotune.search.history import History
 from autotune.search.objective import Objective
-from autotune.search.recorded import history_of
+from autotune.search.session import history_of
 from autotune.space.knob import Context
-
-CELLS = ("trial", "samples/s", "95% interval", "memory", "outcome")
-"""Columns of the table of candidates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,19 +185,6 @@ class Story:
         if self.drifts(row):
             return "drifts"
         return "disturbed" if row.is_disturbed else row.outcome.value
-
-    def cells(self, row: Row) -> list[str]:
-        """A candidate's cells under `CELLS`."""
-        figure = row.figure
-        return [
-            str(row.trial),
-            format_rate(figure.samples_per_s if figure else None),
-            format_interval(figure.samples_per_s_low, figure.samples_per_s_high)
-            if figure
-            else "-",
-            format_bytes(figure.peak_memory_bytes if figure else None),
-            self.outcome_of(row),
-        ]
 
     @property
     def is_baseline_alone(self) -> bool:

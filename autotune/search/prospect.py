@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.base.flags import flag
 from autotune.base.units import format_bytes, format_seconds, typed_bytes, typed_seconds
 from autotune.engines.base import Engine, find_engine
 from autotune.job.job import Job
@@ -142,9 +143,9 @@ def _too_large(found: Prospect, steering: Steering, history: History, least: Can
 
 def _time_limit(job: Job) -> tuple[str, float]:
     """The flag of the nearest limit of a trial's time, and its seconds."""
-    limits = [("--trial-timeout", job.trial_timeout_s)]
+    limits = [(flag("trial_timeout"), job.trial_timeout_s)]
     if job.budget.time_s is not None:
-        limits.append(("--budget", job.budget.time_s))
+        limits.append((flag("budget"), job.budget.time_s))
     return min(limits, key=lambda limit: limit[1])
 
 
@@ -153,7 +154,7 @@ def _more_memory(found: Prospect, job: Job, least: Candidate) -> Iterator[str]:
     yield from find_engine(job.engine).unused_savings([least])
     more_bytes = found.least_peak_bytes * math.sqrt(MODEL_MARGIN)
     if job.memory_limit_bytes:
-        yield f"--memory-limit {typed_bytes(more_bytes)} or more"
+        yield f"{flag('memory_limit')} {typed_bytes(more_bytes)} or more"
     else:
         yield f"devices with {format_bytes(more_bytes)} each"
-    yield "a larger --world: `autotune plan` says which fits"
+    yield f"a larger {flag('world')}: `autotune plan` says which fits"

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.text import shortened
 from autotune.base.yaml_file import read_yaml
@@ -111,7 +112,7 @@ def read_space_file(path: Path, knobs: Catalogue, engine: str = "") -> Space:
     if engine and file.engine not in (None, engine):
         raise JobError(
             f"{where}: engine {file.engine}: the job's engine is {engine}",
-            f"take --engine {file.engine}, or another space",
+            f"take {flag('engine')} {file.engine}, or another space",
         )
     domains = {
         name: _domain(knob_named(name, knobs, where=f"{where}: knobs"), written, where, knobs)

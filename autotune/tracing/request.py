@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.base.child_process import ask
 from autotune.base.errors import JobError
+from autotune.base.flags import switch
 from autotune.base.plugins import load_plugin
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
@@ -46,18 +47,21 @@ def trace_candidate(job: Job, candidate: Candidate, *, accelerator: str) -> Trac
     for knob, why in _SPLITS.items():
         if (value := int(candidate.get(knob, 1) or 1)) > 1:
             raise JobError(
-                f"--trace: {knob}={value}: a trace is of the whole model, and {why}",
-                f"trace {knob}=1, with any zero.stage and offload; or leave out --trace",
+                f"{switch('trace')}: {knob}={value}: a trace is of the whole model, and {why}",
+                f"trace {knob}=1, with any zero.stage and offload; or leave out {switch('trace')}",
             )
     if job.lengths.kind == "histogram":
         raise JobError(
-            "--trace: lengths: a trace is of samples of seq_len tokens, not of a histogram",
-            "leave out `lengths` for batches of the longest samples, or leave out --trace",
+            f"{switch('trace')}: lengths: a trace is of samples of seq_len tokens, not of a "
+            "histogram"
+            "histogram",
+            "leave out `lengths` for batches of the longest samples, or leave out "
+            f"{switch('trace')}",
         )
     found = ask(
         module="autotune.tracing.child",
         request=_request(job, candidate, accelerator),
-        about=f"--trace: model {job.model.name!r}",
+        about=f"{switch('trace')}: model {job.model.name!r}",
         doing="tracing its step",
         timeout_s=_TIMEOUT_S,
         if_slow="a model with many kinds of layers is traced whole: trace a shallower one",

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import autotune
 from autotune.app.api import key_files
-from autotune.app.api.spelling import _arguments
+from autotune.app.api.calls import arguments_of
 from autotune.base.errors import JobError, StudyError
 from autotune.cli import cli
 from autotune.job import job
@@ -61,7 +61,7 @@ def test_help_shows_the_function_and_what_its_flags_are(name: str) -> None:
     "code",
     [
         "import autotune.search.plan as p, autotune; assert p.Plan and callable(autotune.search)",
-        "import autotune; autotune.check; import autotune.check; autotune.check.read_source",
+        "import autotune; autotune.check; import autotune.check; autotune.check.read",
         "from autotune import search; from autotune.search.plan import Plan; search.__doc__",
     ],
     ids=["room first", "function first", "both by name"],
@@ -73,7 +73,7 @@ def test_a_room_of_a_functions_name_is_imported_as_ever(code: str) -> None:
 @pytest.mark.parametrize("name", NOT_OURS)
 def test_the_words_are_those_of_the_flags(name: str) -> None:
     function = inspect.unwrap(autotune._function(name))
-    arguments = {*inspect.signature(function).parameters, *dict(_arguments(function))}
+    arguments = {*inspect.signature(function).parameters, *dict(arguments_of(function))}
     params = COMMANDS[name].get_params(typer.Context(COMMANDS[name]))
     typed = {param.name for param in params} - {"help", "as_json", "debug"}
     typed = {RENAMED.get(flag, flag) for flag in typed}
@@ -128,6 +128,10 @@ def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.Monk
         ({"price": -1.0}, "price: -1.0 is not allowed"),
         ({"gpus": "A100"}, "did you mean gpu? help(autotune.plan) lists them"),
         ({"seq_len": None}, "fix: give seq_len (tokens per sample), or"),
+        ({"per_node": 4}, "per_node 4: of accelerators that no gpu names"),
+        ({"gpu": "H100", "top": 0}, "top 0: not above zero"),
+        ({"gpu": "H100", "what_if": "x"}, "what_if x: not a change of the fleet"),
+        ({"megatron_path": "m", "engine": "deepspeed"}, "fix: add engine megatron"),
     ],
 )
 def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], said: str) -> None:

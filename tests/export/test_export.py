@@ -15,7 +15,6 @@ from autotune.base.errors import JobError, RenderError
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export import door
-from autotune.export.base import MeasuredFigures
 from autotune.export.door import (
     MARKER_FILE,
     export_handout,
@@ -23,7 +22,9 @@ from autotune.export.door import (
     read_export,
     write_export,
 )
+from autotune.record.answer import Speedup, Standing
 from autotune.space.built_in import SCRIPT_FILES
+from autotune.space.candidate import Candidate
 from autotune.testing import MEASURE
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.namespaces import FIRST_ADDRESS, ended, needs_namespaces, two_nodes
@@ -31,19 +32,20 @@ from tests.namespaces import FIRST_ADDRESS, ended, needs_namespaces, two_nodes
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = REPOSITORY / "autotune" / "trial" / "scripts"
 GOLDEN = REPOSITORY / "tests" / "golden" / "render"
-FIGURES = MeasuredFigures(
+STANDING = Standing(
     trial=7,
+    candidate=Candidate.of({}, world=2, global_batch=8),
     n_runs=3,
     samples_per_s=12.34,
     samples_per_s_low=12.0,
     samples_per_s_high=12.5,
-    step_time_s=0.648,
     peak_memory_bytes=3 * 2**28,
-    baseline_samples_per_s=10.0,
-    speedup=1.234,
-    speedup_low=1.2,
-    speedup_high=1.26,
 )
+MEASURED = {
+    "figures": STANDING,
+    "baseline": dataclasses.replace(STANDING, samples_per_s=10.0),
+    "gain": Speedup(ratio=1.234, low=1.2, high=1.26),
+}
 
 
 THOROUGH = pytest.mark.thorough
@@ -53,16 +55,17 @@ ADAPTED = {
 }
 
 
-def export(tmp_path: Path, figures=FIGURES, job=None, to="deepspeed", launcher=None, **knobs):
+def export(tmp_path: Path, measured=MEASURED, job=None, to="deepspeed", launcher=None, **knobs):
     job = job or tiny_job(tmp_path)
     handout = handout_of(
         canonical_candidate(job, **knobs),
         engine=DeepSpeedEngine(job, CPU),
         job=job,
         environment=CPU,
-        figures=figures,
     )
-    export_handout(handout, tmp_path / "out", to=to, launcher=launcher)
+    export_handout(
+        dataclasses.replace(handout, **measured), tmp_path / "out", to=to, launcher=launcher
+    )
     return tmp_path / "out"
 
 
@@ -97,12 +100,14 @@ def test_the_files(tmp_path):
 
 
 def test_figures_that_were_disturbed_say_so(tmp_path):
-    out = export(tmp_path, dataclasses.replace(FIGURES, n_disturbed=1), zero__stage=1)
+    out = export(
+        tmp_path, {"figures": dataclasses.replace(STANDING, n_disturbed=1)}, zero__stage=1
+    )
     assert "| of these disturbed | 1: " in (out / "README.md").read_text()
 
 
 def test_the_readme_spells_no_interval_that_says_nothing(tmp_path):
-    noisy = dataclasses.replace(FIGURES, speedup_low=1e-7, speedup_high=9364823.12)
+    noisy = {**MEASURED, "gain": Speedup(ratio=1.234, low=1e-7, high=9364823.12)}
     text = (export(tmp_path, noisy, zero__stage=1) / "README.md").read_text()
     assert "1.234x (runs differ too much for an interval)" in text
 
@@ -110,7 +115,7 @@ def test_the_readme_spells_no_interval_that_says_nothing(tmp_path):
 def test_the_readme_says_what_was_not_measured_and_what_was_overridden(tmp_path):
     (tmp_path / "base.json").write_text('{"train_batch_size": 64}')
     job = tiny_job(tmp_path, base_config=str(tmp_path / "base.json"))
-    text = (export(tmp_path, figures=None, job=job, zero__stage=1) / "README.md").read_text()
+    text = (export(tmp_path, measured={}, job=job, zero__stage=1) / "README.md").read_text()
     assert "was rendered, not tried" in text
     assert "| `train_batch_size` | 64 | 8 |" in text
     assert not (tmp_path / "out" / "figures.json").exists()
@@ -303,7 +308,7 @@ def test_figures_are_handed_out_in_every_dialect(tmp_path, to):
     out = export(tmp_path, to=to, zero__stage=2)
     assert json.loads((out / "figures.json").read_text())["figures"]["samples_per_s"] == 12.34
     assert "`figures.json`" in (out / "README.md").read_text()
-    out = export(tmp_path, figures=None, to=to, zero__stage=2)
+    out = export(tmp_path, measured={}, to=to, zero__stage=2)
     assert "`figures.json`" not in (out / "README.md").read_text()
 
 

@@ -18,7 +18,7 @@ from autotune.contract import TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.report.compare.comparison import StudyComparison, names_of
 from autotune.report.compare.page import render_comparison
-from autotune.report.compare.terminal import print_comparison
+from autotune.report.terminal.tables import print_parts
 from tests.report.test_terminal import finished
 from tests.report.wide import varied
 from tests.search.scripted import GIB, ok
@@ -49,7 +49,7 @@ def comparison(wide: Study, other: Study) -> StudyComparison:
 
 
 def test_the_same_candidates_stand_side_by_side(comparison: StudyComparison) -> None:
-    frame = comparison.candidates
+    frame = comparison.table
     assert len(frame) > 5
     assert frame["candidate_hash"].is_unique
     expected = frame["other_samples_per_s"] / frame["first_samples_per_s"]
@@ -64,9 +64,8 @@ def test_the_same_candidates_stand_side_by_side(comparison: StudyComparison) -> 
 def test_outcomes_bests_and_gains(comparison: StudyComparison) -> None:
     for name, story in comparison.stories.items():
         counts = {outcome.value: n for outcome, n in story.counts.items()}
-        column = comparison.outcomes[name]
-        assert column[column > 0].to_dict() == counts
-        row = comparison.bests.set_index("run").loc[name]
+        assert {outcome: n for outcome, n in comparison.outcomes[name].items() if n} == counts
+        (row,) = (one for one in comparison.bests if one["run"] == name)
         assert story.answer is not None
         assert row["speedup"] == story.answer.speedup.ratio
         assert row["samples_per_s"] == story.answer.best.samples_per_s
@@ -107,7 +106,7 @@ def test_speed_decides_only_where_both_were_searched_for_it(
 def test_another_job_shares_no_candidate(wide: Study, tmp_path: Path) -> None:
     longer = finished(tmp_path, seq_len=128)
     comparison = compare_studies([str(wide.folder), str(longer.folder)], tmp_path)
-    assert comparison.candidates.empty
+    assert not comparison.candidates
     first, second = comparison.stories
     said = f"seq_len differs ({first} 64, {second} 128): samples/s are not of the same work"
     assert said in comparison.warnings
@@ -132,7 +131,7 @@ def test_samples_of_other_lengths_are_other_work(wide: Study, tmp_path: Path) ->
         (folders[1:], "lengths of the job differs"),
     ):
         comparison = compare_studies(pair, tmp_path)
-        assert comparison.candidates.empty
+        assert not comparison.candidates
         assert [text for text in comparison.warnings if "lengths" in text] == [
             words.format(*comparison.stories)
         ]
@@ -148,17 +147,18 @@ def test_knobs_that_differ_between_the_bests(wide: Study, tmp_path: Path) -> Non
 
     study = finished(tmp_path, recomputes, trials=30)
     knobs = compare_studies([str(wide.folder), str(study.folder)], tmp_path).knobs
-    assert list(knobs.loc["recompute"]) == ["none", "full"]
+    assert [values["recompute"] for values in knobs.values()] == ["none", "full"]
 
 
 def test_knobs_that_act_in_one_alone_stand_apart(comparison: StudyComparison) -> None:
     first, second = comparison.stories
-    values = pd.DataFrame(
-        {first: ["4", "1", "-"], second: ["8", "-", "true"]},
-        index=["micro_batch", "zero.stage", "distributed_optimizer"],
-    )
+    names = ("micro_batch", "zero.stage", "distributed_optimizer")
+    values = {
+        name: dict(zip(names, cells, strict=True))
+        for name, cells in ((first, ("4", "1", "-")), (second, ("8", "-", "true")))
+    }
     changed = dataclasses.replace(comparison, knobs=values)
-    assert list(changed.shared_knobs.index) == ["micro_batch"]
+    assert list(changed.shared_knobs) == ["micro_batch"]
     own = {first: "zero.stage=1", second: "distributed_optimizer=true"}
     assert dict(changed.own_knobs) == own
 
@@ -214,7 +214,7 @@ def printed(comparison: StudyComparison, width: int = 80) -> str:
     console = Console(
         file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
     )
-    print_comparison(console, comparison)
+    print_parts(console, comparison.parts())
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -224,12 +224,12 @@ def test_studies_without_a_shared_knob_have_no_section_of_none(
     comparison: StudyComparison, n_studies: int
 ) -> None:
     """Each of the knobs acts in one of them alone."""
-    knobs = {f"knob{n}": [f"{m}" if m == n else "-" for m in range(n_studies)] for n in range(4)}
-    frame = pd.DataFrame.from_dict(
-        knobs, orient="index", columns=[f"study{n}" for n in range(n_studies)]
-    )
-    apart = dataclasses.replace(comparison, knobs=frame)
-    assert apart.shared_knobs.empty
+    knobs = {
+        f"study{m}": {f"knob{n}": f"{m}" if m == n else "-" for n in range(4)}
+        for m in range(n_studies)
+    }
+    apart = dataclasses.replace(comparison, knobs=knobs)
+    assert not apart.shared_knobs
     text = printed(apart)
     assert "knobs that the bests set differently" not in text
     assert "knob of the best" not in text
@@ -265,7 +265,7 @@ def test_a_long_name_stays_whole_and_its_figures_stand_below_it(
         **{"peak_memory_bytes": 78.6 * GIB, "speedup": 1.26},
         **{"speedup_low": 1.23, "speedup_high": 1.3},
     }
-    wide = dataclasses.replace(comparison, bests=pd.DataFrame([figures, figures]))
+    wide = dataclasses.replace(comparison, bests=[figures, figures])
     lines = [line.split() for line in printed(wide).splitlines()]
     assert lines.count(["best", "of", name]) == lines.count(["speedup", "1.26x"]) == 2
     assert any(f"{name}  " in line and "1.26x" in line for line in printed(wide, 160).splitlines())
@@ -298,7 +298,7 @@ def test_everything_calls_studies_by_their_names(
         "No proven difference. The best of sgd is "
     )
     assert set(comparison.as_dict()["studies"]) == {"scripted", "sgd"}
-    assert set(comparison.candidates["other"]) == {"sgd"}
+    assert {one["other"] for one in comparison.candidates} == {"sgd"}
 
 
 @pytest.mark.parametrize("runs", [["scripted"], ["scripted", "scripted"]])

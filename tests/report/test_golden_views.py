@@ -20,21 +20,19 @@ from autotune.contract import TrialResult, TrialSpec
 from autotune.doctor import Examination, Level, Remark
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.published import find_presets
-from autotune.report.compare.terminal import print_comparison
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
 from autotune.report.story import read_story
 from autotune.report.terminal.doctor import print_diagnosis
 from autotune.report.terminal.knobs import print_knobs
 from autotune.report.terminal.live import draw, sparkline
 from autotune.report.terminal.models import print_models
-from autotune.report.terminal.overview import print_states
+from autotune.report.terminal.overview import print_ladder, print_states
 from autotune.report.terminal.study import (
     print_explanation,
     print_report,
     print_script_diagnosis,
 )
-from autotune.report.terminal.tables import SettingsCell
-from autotune.report.terminal.worth import print_ladder
+from autotune.report.terminal.tables import SettingsCell, print_parts
 from autotune.search.base import Stage
 from tests.report import samples
 from tests.report.diagnosed import diagnosed
@@ -82,7 +80,7 @@ def compare(console: Console) -> None:
 
     for name, behave in (("first", realistic), ("second", slower)):
         finished(Path("results"), behave, trials=4).folder.rename(Path("results", name))
-    print_comparison(console, compare_studies(["first", "second"], Path("results")))
+    print_parts(console, compare_studies(["first", "second"], Path("results")).parts())
 
 
 def status(console: Console) -> None:

@@ -4,21 +4,23 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from autotune.app.pages import compare_studies, write_comparison
 from autotune.base.errors import JobError
+from autotune.base.telling import tell
 from autotune.job.price import price_for
 from autotune.record.study import Study
 from autotune.record.table import write_table
 from autotune.report.compare.kinds import (
     KindFigures,
     best_kinds,
-    describe_kinds,
+    leads_of,
 )
-from autotune.report.compare.terminal import print_comparison
+from autotune.report.terminal.tables import print_parts
 from tests.report.test_compare import JOB, slower
 from tests.report.test_terminal import finished
 from tests.report.wide import varied
@@ -42,13 +44,19 @@ def kind(run: str, rate: float, *, world: int = 8, **more: object) -> KindFigure
     )
 
 
+def described(kinds: list[KindFigures]) -> dict[str, str]:
+    """What is told of some kinds."""
+    comparison = SimpleNamespace(kinds=kinds)
+    return dict(tell("kinds", {"comparison": comparison, "leads": leads_of(kinds)}))
+
+
 def test_who_is_best_by_accelerator_may_not_be_so_by_money() -> None:
     kinds = [kind("A", 300.0, price_per_hour=3.0), kind("B", 200.0, price_per_hour=1.0)]
-    said = dict(describe_kinds(kinds))
+    said = described(kinds)
     assert said["A"].endswith("45000 samples for 1 at a price of 3 an hour")
     assert said["speed"] == "A (device A) does most per accelerator, 1.50x B"
     assert said["money"] == "B (device B) does most for the same money, 2.00x A"
-    near = dict(describe_kinds([kind("A", 205.0), kind("B", 200.0)]))
+    near = described([kind("A", 205.0), kind("B", 200.0)])
     assert near["speed"].endswith("their intervals overlap, so that this is not proven")
     assert "money" not in near
 
@@ -57,7 +65,7 @@ def test_of_several_studies_of_a_kind_the_best_stands_for_it() -> None:
     same = {"device_name": "H100", "price_per_hour": 3.0}
     kinds = [kind("A", 300.0, **same), kind("B", 250.0, **same)]
     kinds += [kind("C", 100.0, price_per_hour=1.5), kind("D", 90.0, device_name="device C")]
-    said = dict(describe_kinds(kinds[:3]))
+    said = described(kinds[:3])
     assert said["speed"] == "A (H100) does most per accelerator, 3.00x C"
     assert said["money"] == "A (H100) does most for the same money, 1.50x C"
     assert {"A", "B", "C"} < set(said), "each study keeps its line"
@@ -91,7 +99,7 @@ def test_studies_of_two_kinds_are_compared_by_accelerator_and_by_money(tmp_path:
         assert each["samples_per_s_per_accelerator"] == pytest.approx(per_accelerator)
         assert each["samples_per_money"] == pytest.approx(3600 * per_accelerator / price)
     console = Console(file=io.StringIO(), width=80, color_system=None)
-    print_comparison(console, comparison)
+    print_parts(console, comparison.parts())
     assert isinstance(console.file, io.StringIO)
     said = " ".join(console.file.getvalue().split())
     assert "b/scripted (A100) does most for the same money" in said
@@ -109,10 +117,10 @@ def test_studies_of_two_kinds_are_compared_by_accelerator_and_by_money(tmp_path:
     ],
 )
 def test_a_price_is_one_for_all_or_by_kind(text: str, name: str, price: float | None) -> None:
-    assert price_for(text, name) == price
+    assert price_for(text, name, where="--price") == price
 
 
 @pytest.mark.parametrize("text", ["", "cheap", "H100=", "=2", "H100=2,A100"])
 def test_what_is_no_price_is_refused(text: str) -> None:
     with pytest.raises(JobError, match="is no price"):
-        price_for(text, "H100")
+        price_for(text, "H100", where="--price")

@@ -8,7 +8,6 @@ from autotune.contract import Role, TrialResult, TrialSpec
 from autotune.record.spread import Spread
 from autotune.record.study import Trial
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
-from autotune.report.results.worth import describe_gain
 from autotune.search.race import BLOCK
 from tests import trials
 from tests.search.scripted import ok
@@ -31,7 +30,6 @@ def test_an_interval_that_says_nothing_is_not_spelled():
     ratio = Ratio(ratio=1.5, low=1e-7, high=2e7, basis=Basis.RUNS, n_runs=(2, 2))
     said = "1.50x (runs differ too much for an interval)"
     assert ratio.described == f"{said} from 2 and 2 runs"
-    assert describe_gain(ratio) == said
 
 
 def test_one_run_each_differs_by_what_is_assumed_of_runs():

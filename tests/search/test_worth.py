@@ -16,8 +16,9 @@ from autotune.record.blocks import BlockRun, blocks_of
 from autotune.record.found import write_found
 from autotune.record.study import Study
 from autotune.record.worth import LADDER_FILE, Ladder, read_ladder
-from autotune.report.results.worth import ladder_facts
-from autotune.report.terminal.worth import print_ladder
+from autotune.report.parts import facts_in, tell_parts
+from autotune.report.terminal.overview import print_ladder
+from autotune.search.session import RecordedPlace
 from autotune.search.worth import Way, WayRunner
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
@@ -72,7 +73,7 @@ def way_between(
 ) -> Way:
     return Way(
         job=replace(JOB, guard_steps=0),
-        environment=ENVIRONMENT,
+        place=RecordedPlace(ENVIRONMENT, {}),
         engine=engine,
         study=record,
         baseline=baseline,
@@ -120,7 +121,7 @@ def test_a_pair_that_interacts_is_named_in_both_orders(tmp_path: Path):
     firsts = (pair.first_alone, pair.first_after_second)
     assert all(gain is not None for gain in firsts)
     assert firsts[0].ratio == pytest.approx(firsts[1].ratio / 0.7, rel=0.02)
-    assert "interacts" in dict(ladder_facts(ladder))
+    assert "interacts" in dict(facts_in(tell_parts("ladder", {"ladder": ladder})))
 
 
 def test_what_rules_refuse_or_runs_out_of_memory_has_no_figure_and_says_why(tmp_path: Path):

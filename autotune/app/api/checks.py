@@ -8,11 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from autotune.app.api.values import Shown, each_of
+from autotune.app.api.calls import each_of
 from autotune.app.check import CheckFlags, check_config, check_files
 from autotune.base.errors import JobError
 from autotune.check.run import CheckRun
 from autotune.report.check.text import print_run
+from autotune.report.shown import Shown
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
+from autotune.app.api.calls import each_of
 from autotune.app.api.keys import ExplainKeys, PlanKeys
-from autotune.app.api.values import Shown, each_of, texts
 from autotune.app.consent import agree_to_job
 from autotune.app.planning import export_ranked, open_outlook
 from autotune.app.steering import what_predicts
 from autotune.base.errors import JobError, StudyError
+from autotune.base.flags import flag, switch
 from autotune.contract import KnobValue
 from autotune.cost.knowledge import Lesson, file_for, read_lessons
 from autotune.job.job import given_keys, keys_of
@@ -31,6 +32,7 @@ from autotune.report.candidates.explained import (
     print_explained,
 )
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
+from autotune.report.shown import Shown
 from autotune.space.candidate import format_value
 
 if TYPE_CHECKING:  # heavy, and only for some of these
@@ -174,7 +176,7 @@ def plan(
         NothingFeasibleError: The rules refuse every candidate.
     """
     if top < 1:
-        raise JobError(f"--top {top}: not above zero", "the number of candidates to show")
+        raise JobError(f"{flag('top')} {top}: not above zero", "the number of candidates to show")
     outlook = _outlook(flags)
     if count:
         outlook = dataclasses.replace(outlook, lattice=outlook.lattice.counted())
@@ -241,7 +243,9 @@ def estimate(
     alone. Other arguments and errors are those of `plan`.
     """
     if trace and probe_memory:
-        raise JobError("--trace and --probe-memory are both given", "name one of them")
+        raise JobError(
+            f"{switch('trace')} and {switch('probe_memory')} are both given", "name one of them"
+        )
     outlook = _outlook(flags, ranks_all=False)
     if probe_memory:
         from autotune.planning.probed import probe_estimate
@@ -305,7 +309,7 @@ def _outlook(flags: Mapping[str, Any], *, ranks_all: bool = True) -> Outlook:
     say: Note = flags.get("note") or (lambda _: None)
     job = flags.get("job")
     names = keys_of("plan")
-    keys = texts(**{name: value for name, value in flags.items() if name in names})
+    keys = {name: value for name, value in flags.items() if name in names}
     text = agree_to_job(
         None if job is None else Path(job),
         keys,
@@ -323,8 +327,8 @@ def _outlook(flags: Mapping[str, Any], *, ranks_all: bool = True) -> Outlook:
     outlook = open_outlook(text, keys, wishes, lessons=lessons, ranks_all=ranks_all)
     if "model" not in given_keys(text, keys):
         say(
-            f"no --model is given: this is about the built-in {outlook.job.model.name}; "
-            "a study's own job is --job results/STUDY/job.yaml"
+            f"no {flag('model')} is given: this is about the built-in {outlook.job.model.name}; "
+            f"a study's own job is {flag('job')} results/STUDY/job.yaml"
         )
     if outlook.job.accelerators is not None:
         say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))

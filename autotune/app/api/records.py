@@ -8,12 +8,12 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from autotune.app.api.values import Shown
 from autotune.app.pages import compare_studies
 from autotune.app.studies import locate
 from autotune.record.table import load_table
 from autotune.report.compare.comparison import StudyComparison
-from autotune.report.compare.terminal import print_comparison
+from autotune.report.shown import Shown
+from autotune.report.terminal.tables import print_parts
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -23,12 +23,12 @@ class Compared(Shown[StudyComparison]):
     @property
     def bests(self) -> pd.DataFrame:
         """A row per study: its best, and the gain over its own baseline."""
-        return self.value.bests
+        return pd.DataFrame(self.value.bests)
 
     @property
     def candidates(self) -> pd.DataFrame:
         """A row per candidate that two studies share: the ratio of the other to the first."""
-        return self.value.candidates
+        return self.value.table
 
 
 def compare(*runs: str | Path | Sequence[str | Path], results: str | Path = "results") -> Compared:
@@ -47,7 +47,7 @@ def compare(*runs: str | Path | Sequence[str | Path], results: str | Path = "res
     def show(console: Console) -> None:
         for warning in found.warnings:
             console.print(Text(f"warning: {warning}"))
-        print_comparison(console, found)
+        print_parts(console, found.parts())
 
     return Compared(value=found, show=show, data=found.as_dict)
 

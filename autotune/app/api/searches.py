@@ -9,8 +9,8 @@ from typing import Any, Literal, Unpack
 import pandas as pd
 from rich.console import Console
 
+from autotune.app.api.calls import each_of
 from autotune.app.api.keys import SearchKeys
-from autotune.app.api.values import Shown, each_of, texts
 from autotune.app.exports import export_study
 from autotune.app.searching import answer_as_dict, run_searches
 from autotune.base.units import format_rate
@@ -19,9 +19,10 @@ from autotune.fleet.options import options_of
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.record.worth import Ladder
+from autotune.report.shown import Shown
 from autotune.report.story import Story, read_story
+from autotune.report.terminal.overview import print_ladder
 from autotune.report.terminal.study import print_report
-from autotune.report.terminal.worth import print_ladder
 from autotune.search.base import Observer, Snapshot
 
 Progress = Literal["tqdm"] | Callable[[Snapshot], None]
@@ -132,7 +133,7 @@ def search(
     """
     say = note or _nothing
     ((answer, climbed),) = run_searches(
-        texts(**flags),
+        flags,
         command=shlex.split(command) if isinstance(command, str) else tuple(command),
         job_file=None if job is None else Path(job),
         results=Path(results),

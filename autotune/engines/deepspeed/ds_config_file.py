@@ -10,7 +10,8 @@ from typing import Any
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import look_up, without
-from autotune.base.secrecy import HIDDEN, holds_secret, scrubbed, scrubbed_text, texts_of
+from autotune.base.secrecy import HIDDEN, holds_secret, scrubbed, scrubbed_text
+from autotune.base.text import texts_of
 from autotune.base.user_text import read_text
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.ds_config_text import parse_config

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
 from autotune.cost.constants import load_constants
@@ -302,7 +303,7 @@ class MegatronEngine(Engine):
                 return ""
             return (
                 "the processor has no instructions for bf16: a step takes several times as long "
-                "as in 32 bits; add --precision fp32"
+                f"as in 32 bits; add {flag('precision')} fp32"
             )
         if not self._environment.has_apex:
             return (
@@ -724,7 +725,7 @@ def _check_trained(job: Job) -> None:
     if job.lengths != FIXED:
         raise JobError(
             "engine megatron: lengths: its trials train samples of seq_len tokens each",
-            "leave lengths out, or use --engine deepspeed",
+            f"leave lengths out, or use {flag('engine')} deepspeed",
         )
     if job.finetune is not None:
         raise JobError(
@@ -734,7 +735,7 @@ def _check_trained(job: Job) -> None:
     if job.base_config is not None:
         raise JobError(
             "engine megatron: base_config: that is a ds_config.json, which only DeepSpeed reads",
-            "leave base_config out, or use --engine deepspeed",
+            f"leave base_config out, or use {flag('engine')} deepspeed",
         )
     kind = str(job.optimizer.get("type", "AdamW"))
     if kind.lower() not in {"adam", "adamw", "fusedadam"}:

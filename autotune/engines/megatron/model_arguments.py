@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.job.model import Model
 from autotune.trial.transformer_shape import (
     FAMILIES,
@@ -524,5 +525,5 @@ def _cannot_be(model: Model, why: str) -> JobError:
     return JobError(
         f"engine megatron: model {model.name!r}: {why}",
         "name a GPT-2, Llama, Mistral or Qwen model, or a mixture such as Mixtral, Qwen3-MoE, "
-        "DeepSeek-V3, GLM-4.5 or GPT-OSS; or use --engine deepspeed",
+        f"DeepSeek-V3, GLM-4.5 or GPT-OSS; or use {flag('engine')} deepspeed",
     )

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from autotune.base.child_process import ask
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.contract import Workload
 from autotune.engines.megatron.arguments import DECIDED
 from autotune.engines.megatron.flags import null_vocab, release_of
@@ -52,7 +53,7 @@ def checkout_of(job: Job) -> Path:
     if checkout is None:
         raise JobError(
             f"workload {CHECKOUT_WORKLOAD}: the job names no checkout of Megatron-LM",
-            "give --megatron-path FOLDER, or `megatron_path:` in the job file",
+            f"give {flag('megatron_path')} FOLDER, or `megatron_path:` in the job file",
         )
     if not (checkout / SCRIPT).is_file():
         raise JobError(

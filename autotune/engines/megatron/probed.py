@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from autotune.base.child_process import ask
 from autotune.base.errors import JobError
+from autotune.base.flags import flag, switch
 from autotune.contract import settings_of
 from autotune.engines.base import RankMemory
 from autotune.engines.megatron.arguments import ON_CPU, SCRIPT_ON_CPU, arguments_of
@@ -36,7 +37,7 @@ def probe_ranks(candidate: Candidate, *, task: LayoutTask, job: Job) -> Sequence
     rows = rows_of(here, [candidate])
     if broken := judge_by(RULES, rows):
         raise JobError(
-            f"--probe-memory: {broken[0].rule}: {broken[0].message}",
+            f"{switch('probe_memory')}: {broken[0].rule}: {broken[0].message}",
             f"{broken[0].fix}; a probed rank trains on this machine's CPU",
         )
     row = rows.row(0)
@@ -60,10 +61,11 @@ def probe_ranks(candidate: Candidate, *, task: LayoutTask, job: Job) -> Sequence
             "script": workload.script,
             "words": words,
         },
-        about="--probe-memory",
+        about=switch("probe_memory"),
         doing="training single ranks on the CPU",
         timeout_s=_TIMEOUT_S,
-        if_slow="give a shorter --seq-len: weights, gradients and optimizer states stay the same",
+        if_slow=f"give a shorter {flag('seq_len')}: weights, gradients and optimizer states "
+        "stay the same",
         if_dead="see whether a search on CPU ranks starts: python -m autotune doctor",
     )
     return [RankMemory(**rank) for rank in found["ranks"]]
@@ -88,7 +90,7 @@ def _words_of_fakes(release: str) -> list[str]:
     if FLAG not in known:
         releases_with_it = ", ".join(version for version in releases() if FLAG in flags(version))
         raise JobError(
-            f"--probe-memory: Megatron Core {release} has no {FLAG}",
-            f"name a checkout of {releases_with_it}, or leave --megatron-path out",
+            f"{switch('probe_memory')}: Megatron Core {release} has no {FLAG}",
+            f"name a checkout of {releases_with_it}, or leave {flag('megatron_path')} out",
         )
     return [FLAG, *([_WITHOUT_GLOO] if _WITHOUT_GLOO in known else [])]

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from autotune.base.telling import tell
 from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
 from autotune.report.candidates.ranking import (
     assumptions,
@@ -17,7 +14,8 @@ from autotune.report.candidates.ranking import (
     parts_as_dict,
     rank_lines,
 )
-from autotune.report.terminal.tables import plain_table, print_facts
+from autotune.report.parts import tell_parts
+from autotune.report.terminal.tables import print_parts
 from autotune.space.candidate import format_value
 from autotune.space.knob import knobs_of
 from autotune.space.knobs import changing_knobs
@@ -71,52 +69,20 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
 
 def print_estimate(console: Console, found: Estimated) -> None:
     """Print what is predicted, by part."""
-    print_title(console, found)
-    print_facts(console, tell("estimate", _of_estimate(found)))
+    print_parts(console, tell_parts("estimate", _of_estimate(found)))
 
 
 def print_explained(console: Console, found: Explained) -> None:
     """Print the verdict, what dominates, and each knob one step up and down."""
-    print_title(console, found)
-    values = {**_of_estimate(found), "is_placed": True, "step": _step}
-    print_facts(console, tell("estimate", values))
     alike, differing = _split(found)
-    if differing:
-        console.print(_table(found, differing))
-    print_facts(console, _unlisted(found, alike))
-
-
-def print_title(console: Console, found: JudgedCandidate) -> None:
-    """Print what is predicted of."""
-    job, place = found.outlook.job, found.outlook.environment.device_name
-    title = (
-        f"predicted, nothing was run: {found.described}, {job.model.name} on {job.world} x {place}"
-    )
-    console.print(Text(title, style="bold"), soft_wrap=False)
+    values = {**_of_estimate(found), "is_placed": True, "step": _step, "differing": differing}
+    print_parts(console, [*tell_parts("estimate", values), *_unlisted(found, alike)])
 
 
 def _of_estimate(found: Estimated) -> dict[str, Any]:
     """What `estimate.j2` tells."""
-    outlook, candidate = found.outlook, found.candidate
-    known = forecast_values(outlook, candidate, found.prediction, 0, found.reach)
+    known = forecast_values(found.outlook, found.candidate, found.prediction, 0, found.reach)
     return {**known, "found": found, "is_placed": False}
-
-
-def _table(found: Explained, differing: Sequence[Neighbour]) -> Table:
-    table = plain_table("one change", ">step", ">peak", ">fits")
-    for neighbour in differing:
-        table.add_row(
-            _step(neighbour),
-            _share(neighbour.step_time_s / found.step_time_s - 1),
-            _share(neighbour.peak_memory_bytes / found.peak_memory_bytes - 1),
-            f"{neighbour.fit_probability:.0%}",
-        )
-    return table
-
-
-def _share(change: float) -> str:
-    """A change as a signed per cent; what rounds to nothing has no sign of its own."""
-    return f"{round(change, 3) + 0.0:+.1%}"
 
 
 def _unlisted(found: Explained, alike: Sequence[str]) -> list[tuple[str, str]]:

@@ -6,11 +6,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from autotune.base.telling import tell
-from autotune.base.units import format_bytes, format_rate, format_seconds
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
 from autotune.devices.hardware import Environment
@@ -21,7 +17,8 @@ from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import Ranking
-from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
+from autotune.report.parts import tell_parts
+from autotune.report.terminal.tables import print_parts
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import knobs_of
 from autotune.space.knobs import changing_knobs
@@ -98,34 +95,37 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
 def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     """Print the best candidates, and how other fleets compare."""
     job, found = ranking.outlook.job, ranking.prediction
-    title = tell("forecast_title", {"job": job, "ranking": ranking})
-    console.print(Text("\n".join(text for _, text in title)), soft_wrap=False)
+    engine = find_engine(job.engine)
     best = [rank for rank in range(1, top + 1) if rank <= len(ranking.choices)]
     more = [rank for rank in _alternatives(ranking) if rank not in best]
-    console.print(_table(ranking, best, more))
     values = {
         "ranking": ranking,
         "job": job,
+        "best": [_told(ranking, rank) for rank in best],
+        "more": [_told(ranking, rank) for rank in more],
         "first_s": float(found.step_time_s[int(ranking.order[0])]),
         "has_front": any(map(ranking.is_on_front, (*best, *more))),
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
         "least_bytes": float(found.peak_memory_bytes.min()),
         "there_bytes": ranking.outlook.environment.device_memory_bytes,
-        "savings": []
-        if ranking.n_likely
-        else list(find_engine(job.engine).unused_savings(ranking.candidates)),
+        "savings": [] if ranking.n_likely else list(engine.unused_savings(ranking.candidates)),
+        "figures": _baseline_as_dict(ranking),
+        **_of_first(ranking, [*best, *more]),
     }
-    for fact in tell("forecasts", values):
-        print_facts(console, [fact])
-    if best:
-        print_facts(console, tell("first_forecast", _of_first(ranking, [*best, *more])))
-    if ranking.baseline is not None:
-        figures = _baseline_as_dict(ranking)
-        values = {"baseline": ranking.baseline, "figures": figures}
-        print_facts(console, tell("forecast_of_baseline", values))
-    if ranking.variants:
-        console.print(_variants(ranking))
+    print_parts(console, tell_parts("ranking", values))
+
+
+def _told(ranking: Ranking, rank: int) -> dict[str, Any]:
+    """A row, and why it is there, and what varies in it."""
+    index, times_s = int(ranking.choices.firsts[rank - 1]), ranking.prediction.step_time_s
+    return {
+        **_row(ranking, rank),
+        "described": ranking.described(index),
+        "chance": ranking.probable.get(index),
+        "gain": times_s[int(ranking.choices.firsts[0])] / times_s[index],
+        "is_unchanged": index == ranking.unchanged,
+    }
 
 
 def forecast_values(
@@ -342,22 +342,6 @@ def _best_of(ranking: Ranking, index: int) -> list[str]:
     return [kind for kind, best in ranking.best_of.items() if best == index]
 
 
-def _notes(ranking: Ranking, rank: int) -> list[str]:
-    """What is worth saying of a row: why it is there, and what varies in it."""
-    index, times_s = int(ranking.choices.firsts[rank - 1]), ranking.prediction.step_time_s
-    values = {
-        "ranking": ranking,
-        "rank": rank,
-        "chance": ranking.probable.get(index),
-        "gain": times_s[int(ranking.choices.firsts[0])] / times_s[index],
-        "is_unchanged": index == ranking.unchanged,
-        "kinds": _best_of(ranking, index),
-        "n_close": len(ranking.close_variants(rank)),
-    }
-    notes = "; ".join(text for _, text in tell("forecast_row", values))
-    return [notes] if notes else []
-
-
 _LEAST_SAVING = 0.03
 """Part of the peak that a variant has to save to be named."""
 
@@ -411,49 +395,6 @@ def _rows(ranks: Sequence[int]) -> str:
         for part in parts
     ]
     return f"row{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
-
-
-def _table(ranking: Ranking, best: Sequence[int], more: Sequence[int]) -> Table:
-    prices = [] if ranking.price_per_hour is None else [">*per 1e9 tokens"]
-    table = plain_table(">rank", ">step", ">tokens/s/GPU", ">peak", ">fits", *prices, "*candidate")
-    found = ranking.prediction
-    for rank in (*best, *more):
-        if more and rank == more[0]:
-            table.add_section()
-        index = int(ranking.choices.firsts[rank - 1])
-        price = _price(ranking, index)
-        probability = found.fit_probability[index]
-        table.add_row(
-            f"{rank}{'*' if ranking.is_on_front(rank) else ' '}",
-            format_seconds(found.step_time_s[index]),
-            format_rate(_tokens_per_s(ranking.outlook.job, found.step_time_s[index])),
-            format_bytes(found.peak_memory_bytes[index]),
-            Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
-            *([] if price is None else [f"{price:.2f}"]),
-            SettingsCell(
-                ranking.described(index),
-                notes=_notes(ranking, rank),
-            ),
-        )
-    return table
-
-
-def _variants(ranking: Ranking) -> Table:
-    best = int(ranking.order[0])
-    base_s = float(ranking.prediction.step_time_s[best])
-    table = plain_table("what if", ">step", ">against", ">*the best as it is", "*the best there")
-    described = SettingsCell(ranking.described(best))
-    table.add_row("as it is", format_seconds(base_s), "1.00x", "", described)
-    for variant in ranking.variants:
-        same = "does not fit" if variant.same_fit_probability < ranking.min_fit else ""
-        table.add_row(
-            variant.change,
-            format_seconds(variant.step_time_s),
-            f"{base_s / variant.step_time_s:.2f}x",
-            same or format_seconds(variant.same_step_time_s),
-            SettingsCell(ranking.described(variant.best)),
-        )
-    return table
 
 
 def _tokens_per_s(job: Job, step_time_s: float) -> float:

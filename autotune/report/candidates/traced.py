@@ -3,19 +3,13 @@
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from autotune.base.telling import tell
-from autotune.base.units import format_bytes
 from autotune.cost.memory import Memory
 from autotune.planning.traced import TracedEstimate
-from autotune.report.candidates.explained import (
-    estimate_as_dict,
-    judged_as_dict,
-    print_title,
-)
+from autotune.report.candidates.explained import estimate_as_dict, judged_as_dict
 from autotune.report.candidates.ranking import MEMORY_PARTS, host_bytes, parts_of
-from autotune.report.terminal.tables import plain_table, print_facts
+from autotune.report.parts import tell_parts
+from autotune.report.terminal.tables import print_parts
 
 _UNSEEN = (
     "the model's sizes cannot be seen, so its step time cannot be predicted, nor its memory but "
@@ -48,36 +42,22 @@ def traced_as_dict(found: TracedEstimate) -> dict[str, Any]:
 
 def print_traced(console: Console, found: TracedEstimate) -> None:
     """Print the step, the two kinds of figures side by side, and what was traced."""
-    print_title(console, found)
-    counted = found.analytic and found.analytic.prediction
+    counted = None if found.analytic is None else found.analytic.prediction
+    seconds, sizes = ({}, {}) if counted is None else parts_of(counted, 0)
+    traced = _parts(found.memory)
     values = {
         "found": found,
         "unseen": _UNSEEN,
-        "seconds": counted and parts_of(counted, 0)[0],
+        "seconds": seconds,
         "host_bytes": counted and host_bytes(counted, 0),
+        "sizes": {
+            name: (sizes.get(name), traced.get(name))
+            for name in MEMORY_PARTS.values()
+            if name in sizes or name in traced
+        },
+        "peak_bytes": _peak_bytes(found.memory),
     }
-    print_facts(console, tell("traced", {**values, "is_above": True}))
-    console.print(_table(found))
-    print_facts(console, tell("traced", {**values, "is_above": False}))
-
-
-def _table(found: TracedEstimate) -> Table:
-    table = plain_table("memory", ">analytic", ">traced")
-    analytic = found.analytic
-    counted = {} if analytic is None else parts_of(analytic.prediction, 0)[1]
-    traced = _parts(found.memory)
-    for name in MEMORY_PARTS.values():
-        if name in counted or name in traced:
-            sizes = (
-                format_bytes(side[name]) if name in side else "-" for side in (counted, traced)
-            )
-            table.add_row(name, *sizes)
-    table.add_section()
-    peak = "-" if analytic is None else format_bytes(analytic.peak_memory_bytes)
-    fits = "-" if analytic is None else f"{analytic.fit_probability:.0%}"
-    table.add_row("peak", peak, format_bytes(_peak_bytes(found.memory)))
-    table.add_row("fits", fits, f"{found.fit_probability:.0%}")
-    return table
+    print_parts(console, tell_parts("traced", values))
 
 
 def _parts(memory: Memory) -> dict[str, float]:

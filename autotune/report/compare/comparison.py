@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
@@ -18,7 +18,8 @@ from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
 from autotune.record.answer import Speedup
 from autotune.record.facts import engine_name_of, environment_of
-from autotune.report.compare.kinds import KindFigures, best_kinds
+from autotune.report.compare.kinds import KindFigures, best_kinds, leads_of
+from autotune.report.parts import Part, tell_parts
 from autotune.report.results.ratios import (
     Basis,
     Ratio,
@@ -50,18 +51,13 @@ _BESIDES_THE_TABLE = (
 """Keys of the job that change what a trial runs or what `best` means, and that no column tells
 fully: two histograms are one word there."""
 _SIDES = ("first", "other")
-_CANDIDATES = {
-    "settings": "string",
-    "candidate_hash": "string",
-    **dict.fromkeys(_SIDES, "string"),
-    **{f"{side}_trial": "Int64" for side in _SIDES},
-    **{f"{side}_samples_per_s": "float64" for side in _SIDES},
-    **dict.fromkeys(("ratio", "ratio_low", "ratio_high"), "float64"),
-    "interval_from": "string",
-    **{f"{side}_runs": "Int64" for side in _SIDES},
-    **{f"{side}_peak_memory_bytes": "Int64" for side in _SIDES},
-    "same_config": "boolean",
-}
+_CANDIDATES = (
+    *("settings", "candidate_hash", "first", "other", "first_trial", "other_trial"),
+    *("first_samples_per_s", "other_samples_per_s", "ratio", "ratio_low", "ratio_high"),
+    *("interval_from", "first_runs", "other_runs", "first_peak_memory_bytes"),
+    *("other_peak_memory_bytes", "same_config"),
+)
+"""Columns of the table of shared candidates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +66,13 @@ class StudyComparison:
 
     stories: Mapping[str, Story]
     """The studies by their names here, as of `names_of`; columns are named by these."""
-    outcomes: pd.DataFrame
-    """Ended trials: a row per outcome, a column per study."""
-    bests: pd.DataFrame
-    """A row per study: its best with its interval, and the gain over its own baseline."""
-    knobs: pd.DataFrame
-    """Knobs that the bests set differently: a row per knob, a column per study."""
-    candidates: pd.DataFrame
+    outcomes: Mapping[str, Mapping[str, int]]
+    """Ended trials by study and outcome."""
+    bests: Sequence[Mapping[str, Any]]
+    """By study: its best with its interval, and the gain over its own baseline."""
+    knobs: Mapping[str, Mapping[str, str]]
+    """Knobs that the bests set differently, with their values, by study."""
+    candidates: Sequence[Mapping[str, Any]]
     """The same candidate of the same job in the first study and in another: the ratio of the
     other's samples/s to the first's, and its 95% interval. `interval_from` is `runs` (both
     studies ran something more than once) or `assumed` (one did not: `autotune.record.spread`)."""
@@ -88,29 +84,56 @@ class StudyComparison:
     """Differences besides the candidates."""
 
     @property
-    def shared_knobs(self) -> pd.DataFrame:
-        """The rows of `knobs` that act in every study."""
-        return self.knobs[(self.knobs != _NO_VALUE).all(axis=1)]
+    def shared_knobs(self) -> dict[str, list[str]]:
+        """Knobs that act in every study -> their value in each."""
+        by_knob = {
+            knob: [values[knob] for values in self.knobs.values()]
+            for knob in next(iter(self.knobs.values()), {})
+        }
+        return {knob: values for knob, values in by_knob.items() if _NO_VALUE not in values}
 
     @property
     def own_knobs(self) -> list[tuple[str, str]]:
         """Study and what its best sets of knobs that do not act in all, as `knob=value ...`."""
-        apart = self.knobs.drop(self.shared_knobs.index)
+        shared = self.shared_knobs
         sets = {
-            str(name): " ".join(f"{knob}={v}" for knob, v in values.items() if v != _NO_VALUE)
-            for name, values in apart.items()
+            name: " ".join(
+                f"{knob}={value}"
+                for knob, value in values.items()
+                if value != _NO_VALUE and knob not in shared
+            )
+            for name, values in self.knobs.items()
         }
         return [(name, settings) for name, settings in sets.items() if settings]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The shared candidates, a row each."""
+        return pd.DataFrame(self.candidates, columns=_CANDIDATES).convert_dtypes()
+
+    def parts(self) -> list[Part]:
+        """What a terminal shows."""
+        return tell_parts("compare", self.values)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the templates tell of."""
+        return {
+            "comparison": self,
+            "names": list(self.stories),
+            "folders": [(name, str(story.folder)) for name, story in self.stories.items()],
+            "leads": leads_of(self.kinds),
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """The form that `--json` prints."""
         return {
             "studies": {name: str(story.folder) for name, story in self.stories.items()},
             "warnings": list(self.warnings),
-            "outcomes": _plain(self.outcomes, "columns"),
-            "bests": _plain(self.bests, "records"),
-            "knobs": _plain(self.knobs, "columns"),
-            "candidates": _plain(self.candidates, "records"),
+            "outcomes": self.outcomes,
+            "bests": self.bests,
+            "knobs": self.knobs,
+            "candidates": self.candidates,
             "verdicts": [verdict.sentence for verdict in self.verdicts],
             "kinds": [kind.as_dict() for kind in self.kinds],
             "best_kinds": best_kinds(self.kinds),
@@ -178,19 +201,14 @@ def compare(stories: Mapping[str, Story]) -> StudyComparison:
     """Compare two studies or more, by their names; ratios are over the first one."""
     first, *others = stories
     shared = [row for name in others for row in _shared(first, name, stories)]
-    candidates = pd.DataFrame(
-        {
-            name: pd.Series([row[name] for row in shared], dtype=dtype)
-            for name, dtype in _CANDIDATES.items()
-        }
-    ).sort_values(["other", "first_samples_per_s"], ascending=[True, False], ignore_index=True)
+    candidates = sorted(shared, key=lambda row: (row["other"], -row["first_samples_per_s"]))
     differences = dict(_differences(stories))
     found = (_verdict(first, name, stories) for name in others)
     return StudyComparison(
         stories=stories,
         kinds=_kinds(stories, differences),
         outcomes=_outcomes(stories),
-        bests=pd.DataFrame([_best(name, story) for name, story in stories.items()]),
+        bests=[_best(name, story) for name, story in stories.items()],
         knobs=_knobs(stories),
         candidates=candidates,
         verdicts=[verdict for verdict in found if verdict is not None],
@@ -212,13 +230,13 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _outcomes(stories: Mapping[str, Story]) -> pd.DataFrame:
+def _outcomes(stories: Mapping[str, Story]) -> dict[str, dict[str, int]]:
     counts = {name: story.counts for name, story in stories.items()}
     seen = [outcome for outcome in Outcome if any(c.get(outcome) for c in counts.values())]
-    return pd.DataFrame(
-        {name: [count.get(outcome, 0) for outcome in seen] for name, count in counts.items()},
-        index=pd.Index([outcome.value for outcome in seen], name="outcome"),
-    )
+    return {
+        name: {outcome.value: count.get(outcome, 0) for outcome in seen}
+        for name, count in counts.items()
+    }
 
 
 def _best(name: str, story: Story) -> dict[str, Any]:
@@ -236,7 +254,7 @@ def _best(name: str, story: Story) -> dict[str, Any]:
     }
 
 
-def _knobs(stories: Mapping[str, Story]) -> pd.DataFrame:
+def _knobs(stories: Mapping[str, Story]) -> dict[str, dict[str, str]]:
     settings = {
         name: row.candidate.values for name, story in stories.items() if (row := story.best_row)
     }
@@ -244,10 +262,9 @@ def _knobs(stories: Mapping[str, Story]) -> pd.DataFrame:
     knobs = [
         knob for knob in order if len({format_value(s.get(knob)) for s in settings.values()}) > 1
     ]
-    return pd.DataFrame(
-        {name: [format_value(s.get(knob)) for knob in knobs] for name, s in settings.items()},
-        index=pd.Index(knobs, name="knob", dtype="str"),
-    )
+    return {
+        name: {knob: format_value(s.get(knob)) for knob in knobs} for name, s in settings.items()
+    }
 
 
 def _shared(first: str, other: str, stories: Mapping[str, Story]) -> Iterable[dict[str, Any]]:
@@ -284,7 +301,7 @@ def _shared(first: str, other: str, stories: Mapping[str, Story]) -> Iterable[di
                 f"{side}_samples_per_s": rate,
                 f"{side}_peak_memory_bytes": max(peaks, default=None),
             }
-        yield cells
+        yield {name: cells[name] for name in _CANDIDATES}
 
 
 def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Against | None:
@@ -460,11 +477,7 @@ def _seen(story: Story, column: str) -> str:
     return "/".join(sorted({str(value) for value in story.frame[column].dropna()}))
 
 
-def _other_configs(candidates: pd.DataFrame) -> list[str]:
-    n_other = int((~candidates["same_config"].astype(bool)).sum())
+def _other_configs(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
+    n_other = sum(not row["same_config"] for row in candidates)
     values = {"n_other": n_other, "n": len(candidates)}
     return [text for _, text in tell("other_configs", values)]
-
-
-def _plain(frame: pd.DataFrame, orient: Literal["columns", "records"]) -> Any:
-    return json.loads(frame.to_json(orient=orient))

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.base.telling import Fact, tell
-
 
 @dataclass(frozen=True, kw_only=True)
 class KindFigures:
@@ -45,12 +43,10 @@ Measure = Callable[[KindFigures, float], float]
 """A figure of a kind at some samples/s, the more the better."""
 
 
-def describe_kinds(kinds: Sequence[KindFigures]) -> list[Fact]:
-    """What the kinds do, and which is best; empty without kinds."""
-    if not kinds:
-        return []
+def leads_of(kinds: Sequence[KindFigures]) -> list[dict[str, Any]]:
+    """Which kind is best per accelerator, and for the same money where all prices are known."""
     measures = [KindFigures.per_accelerator, KindFigures.per_money][: 1 + _all_priced(kinds)]
-    return tell("kinds", {"kinds": kinds, "leads": [_lead(kinds, one) for one in measures]})
+    return [_lead(kinds, one) for one in measures] if kinds else []
 
 
 def best_kinds(kinds: Sequence[KindFigures]) -> dict[str, str | None]:

@@ -12,8 +12,8 @@ from autotune.record.worth import read_ladder
 from autotune.report.optuna_storage import importance_of
 from autotune.report.page import charts, tables
 from autotune.report.page.trials import details, trials
+from autotune.report.parts import facts_in, tables_in, tell_parts
 from autotune.report.results.effects import changes_of
-from autotune.report.results.worth import ladder_facts, ladder_tables
 from autotune.report.story import Story
 from autotune.report.verdict import details_of, verdict_of
 from autotune.search.base import Snapshot
@@ -36,6 +36,7 @@ def render_page(story: Story, templates: Templates) -> str:
     config = None if story.best is None else tables.config_of(story, story.best.trial)
     rows = trials(story)
     ladder = None if running else read_ladder(story.folder)
+    climbed = tell_parts("ladder", {"ladder": ladder}) if ladder else []
     values = {
         **page_values(),
         "title": story.study,
@@ -61,8 +62,8 @@ def render_page(story: Story, templates: Templates) -> str:
         "config": None if config is None else canonical_json(config),
         "config_file": find_engine(story.context.engine).config_file,
         "ladder": ladder,
-        "ladder_tables": [] if ladder is None else ladder_tables(ladder),
-        "ladder_facts": [] if ladder is None else ladder_facts(ladder),
+        "ladder_tables": tables_in(climbed),
+        "ladder_facts": facts_in(climbed),
         "guarded": [] if running else tables.guarded(story),
         "evidence": tables.evidence(story),
         "outcome_names": [outcome.value for outcome in story.counts],

@@ -1,7 +1,8 @@
 """The report as Markdown, to be pasted into a README or an issue."""
 
 from autotune.base.templates import Templates
-from autotune.report.story import CELLS, Story
+from autotune.report.parts import tables_in, tell_parts
+from autotune.report.story import Story
 from autotune.report.verdict import verdict_of
 from autotune.space.knobs import describe_candidate
 
@@ -12,14 +13,12 @@ _LOCAL = ("table", "files", "page", "next")
 def render_markdown(story: Story) -> str:
     """A table with a row per candidate, and the verdict as a list."""
     verdict = verdict_of(story)
+    described = [(r, describe_candidate(r.candidate, story.context)) for r in story.ranked_rows]
+    rows = {"story": story, "rows": described, "last": "settings", "has_evidence": False}
     values = {
         "story": story,
         "title": verdict.title,
-        "columns": CELLS,
-        "rows": [
-            (story.cells(row), describe_candidate(row.candidate, story.context))
-            for row in story.ranked_rows
-        ],
+        "table": tables_in(tell_parts("candidates", rows))["candidates"],
         "facts": [fact for fact in (*verdict.facts, *verdict.notes) if fact[0] not in _LOCAL],
     }
     return Templates().text("report/text/study.md.j2", values)

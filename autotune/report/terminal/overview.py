@@ -1,4 +1,4 @@
-"""Overviews for a terminal: the studies of a folder, a soak."""
+"""Overviews for a terminal: the studies of a folder, a ladder, a soak."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.base.telling import tell
-from autotune.base.units import format_rate
-from autotune.contract import Origin
 from autotune.record.soak import SoakResult, describe_soak
-from autotune.report.terminal.tables import plain_table
+from autotune.record.worth import Ladder
+from autotune.report.parts import tell_parts
+from autotune.report.terminal.tables import print_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,32 +45,12 @@ class State:
 
 def print_states(console: Console, states: Sequence[State]) -> None:
     """Print one row per study."""
-    if not states:
-        console.print("no studies yet: `autotune search` makes one", highlight=False)
-        return
-    table = plain_table("study", "*outcomes", ">*samples/s", ">*speedup", "*state")
-    for state in states:
-        table.add_row(
-            state.study,
-            ", ".join(f"{name} {count}" for name, count in state.counts.items()) or "-",
-            format_rate(state.best_samples_per_s),
-            _speedup(state),
-            _state(state),
-        )
-    console.print(table)
+    print_parts(console, tell_parts("states", {"states": states}))
 
 
-def _speedup(state: State) -> str:
-    if state.speedup is None:
-        return "-"
-    over = " (substitute baseline)" if state.substitute_baseline else ""
-    proven = "" if state.is_proven else ", not proven"
-    return f"{state.speedup:.2f}x{proven}{over}"
-
-
-def _state(state: State) -> str:
-    word = "running" if state.is_running else state.stop_reason or "cut short: search again"
-    return word if state.origin == Origin.MEASURED else f"{state.origin}: {word}"
+def print_ladder(console: Console, ladder: Ladder) -> None:
+    """Print the steps up, each change alone and each as the last one, and what interacts."""
+    print_parts(console, tell_parts("ladder", {"ladder": ladder}))
 
 
 def print_soak(console: Console, soak: SoakResult) -> None:

@@ -3,15 +3,14 @@
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from autotune.base.telling import tell
 from autotune.report.explain.script import ScriptDiagnosis, describe_script
 from autotune.report.explain.trial import Explanation, describe
-from autotune.report.results.rows import Row
-from autotune.report.story import CELLS, Story
-from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
+from autotune.report.parts import tell_parts
+from autotune.report.story import Story
+from autotune.report.terminal.tables import print_facts, print_parts
 from autotune.report.verdict import details_of, verdict_of
 from autotune.search.plan import Plan
 from autotune.space.candidate import format_value
@@ -22,11 +21,6 @@ from autotune.space.knobs import (
     settings_of,
 )
 
-_STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
-"""Styles of the words for an outcome; what failed or broke the limit is yellow."""
-
-_ON_THE_LEFT = ("95% interval", "outcome")
-
 
 def print_report(console: Console, story: Story, *, details: bool = False) -> None:
     """Print the verdict, the table, then notes: evidence, the end, where the files are.
@@ -36,14 +30,11 @@ def print_report(console: Console, story: Story, *, details: bool = False) -> No
     verdict = verdict_of(story)
     console.print(Text("\n".join(filter(None, (story.study, verdict.title)))), soft_wrap=False)
     print_facts(console, verdict.facts)
-    if story.rows:
-        console.print()
-        console.print(_table(story))
-        console.print()
-    for row in story.ranked_rows:
-        if row.evidence:
-            outcome = "" if row.outcome is None else row.outcome.value
-            console.print(Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim"))
+    baseline = story.baseline_row
+    rows = zip(story.ranked_rows, _changes(story) if baseline else _varying(story), strict=True)
+    last = "change of the baseline" if baseline else "settings that vary"
+    values = {"story": story, "rows": [*rows], "last": last, "has_evidence": True}
+    print_parts(console, tell_parts("candidates", values))
     more = []
     if details:
         from autotune.report.optuna_storage import importance_of  # optuna
@@ -70,44 +61,25 @@ def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
     print_facts(console, tell("plan", {"plan": plan, "reasons": reasons, **found}))
 
 
-def _table(story: Story) -> Table:
-    """A row per candidate; its settings are what differs from the baseline's."""
-    columns = [name if name in _ON_THE_LEFT else f">{name}" for name in CELLS]
-    has_baseline = story.baseline_row is not None
-    last = "change of the baseline" if has_baseline else "settings that vary"
-    table = plain_table(*columns, f"*{last}")
-    described = _changes(story) if has_baseline else _varying(story)
-    for row, text in zip(story.ranked_rows, described, strict=True):
-        table.add_row(*_cells(row, story), text)
-    return table
-
-
-def _changes(story: Story) -> Iterator[SettingsCell]:
+def _changes(story: Story) -> Iterator[str]:
     """What a user changes in the baseline; of the baseline itself, what it is."""
     baseline = story.baseline_row
     assert baseline is not None
     for row in story.ranked_rows:
         if row == baseline:
-            yield SettingsCell(describe_candidate(row.candidate, story.context), style="dim")
+            yield describe_candidate(row.candidate, story.context)
         else:
-            changes = describe_difference(row.candidate, baseline.candidate, story.context)
-            yield SettingsCell(changes)
+            yield describe_difference(row.candidate, baseline.candidate, story.context)
 
 
-def _varying(story: Story) -> Iterator[SettingsCell]:
+def _varying(story: Story) -> Iterator[str]:
     """Settings that are not the same everywhere: while there is no baseline to differ from."""
     settings = [settings_of(row.candidate, story.context) for row in story.ranked_rows]
     knobs = story.context.knobs
     varying = {name for name in knobs if len({chosen.get(name) for chosen in settings}) > 1}
     for chosen in settings:
         vary = {name: value for name, value in chosen.items() if name in varying}
-        yield SettingsCell(describe_settings(vary, knobs))
-
-
-def _cells(row: Row, story: Story) -> list[str | Text]:
-    *figures, word = story.cells(row)
-    is_fault = row.outcome is not None and not (row.outcome.is_measured and row.fits)
-    return [*figures, Text(word, style="yellow" if is_fault else _STYLES.get(word, ""))]
+        yield describe_settings(vary, knobs)
 
 
 def _names_by(words: Mapping[str, str]) -> dict[str, list[str]]:

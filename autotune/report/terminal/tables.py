@@ -9,6 +9,8 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from autotune.report.parts import APART, Cells, Part
+
 
 def plain_table(*columns: str) -> Table:
     """A table without frames, in which no word is broken: where it has no room, its rows stack.
@@ -27,6 +29,40 @@ def plain_table(*columns: str) -> Table:
             justify="right" if ">" in marks else "left",
             overflow="fold",
             no_wrap="*" not in marks,
+        )
+    return table
+
+
+def print_parts(console: Console, parts: Iterable[Part]) -> None:
+    """Print what a template tells; facts that follow one another have their texts in a column."""
+    facts: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, tuple):
+            facts.append(part)
+            continue
+        print_facts(console, facts)
+        facts = []
+        if isinstance(part, Cells):
+            console.print(_drawn(part))
+        elif part.style != APART:
+            console.print(Text(part.text, style=part.style))
+    print_facts(console, facts)
+
+
+def _drawn(cells: Cells) -> Table:
+    columns = zip(cells.marks, cells.columns, strict=True)
+    table = plain_table(*(f"{mark.replace('=', '*')}{name}" for mark, name in columns))
+    for row in cells.rows:
+        if not row:
+            table.add_section()
+            continue
+        table.add_row(
+            *(
+                SettingsCell(text, getattr(text, "style", ""), getattr(text, "notes", ()))
+                if "=" in mark
+                else Text(text, style=getattr(text, "style", ""))
+                for mark, text in zip(cells.marks, row, strict=True)
+            )
         )
     return table
 

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.search.optuna_study import (
     ask,
     make_axes,
@@ -65,7 +66,7 @@ class Gp(OptunasSampler):
         if missing:
             raise JobError(
                 f"sampler: gp needs {' and '.join(missing)}, which is not installed",
-                f"pip install {' '.join(missing)}, or choose --sampler tpe",
+                f"pip install {' '.join(missing)}, or choose {flag('sampler')} tpe",
             )
 
     def make(self, *, n_budget: int, seed: int) -> BaseSampler:

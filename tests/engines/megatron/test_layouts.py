@@ -234,7 +234,9 @@ def test_a_layout_is_judged_alike_in_columns_and_alone():
         },
         where="test",
     )
-    engine = MegatronEngine(job, described(FleetWishes(gpu="H100"), shipped_accelerators()))
+    engine = MegatronEngine(
+        job, described(FleetWishes(gpu="H100"), shipped_accelerators(), where="--gpu")
+    )
     layouts, draw = lay_out(engine._task), random.Random(0)
     for _ in range(400):
         one, other = (layouts[draw.randrange(len(layouts))] for _ in range(2))
@@ -253,7 +255,7 @@ def test_a_large_space_is_judged_in_columns_as_its_candidates_are_alone(tmp_path
     shape = {"precision": "bf16", "world": 8, "global_batch": 128}
     job = tiny_job(tmp_path, engine="megatron", space="megatron_plan", **shape)
     engine = MegatronEngine(job, dataclasses.replace(H100, n_devices=8))
-    lattice = lattice_of(job, engine)
+    lattice = lattice_of(engine)
     assert lattice.is_counted
     assert 100 < lattice.n_left < lattice.grid_size
     for rule, (candidate, violation) in lattice.examples.items():

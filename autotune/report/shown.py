@@ -1,9 +1,8 @@
-"""What the functions take, as flags have it, and results that show themselves."""
+"""Results that show themselves, in a notebook as in a terminal."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from rich.console import Console
@@ -52,17 +51,3 @@ class Shown(Generic[Value]):
         console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
         self.show(console)
         return console.export_html(inline_styles=True, code_format=_PRE)
-
-
-def each_of(value: str | Sequence[str]) -> list[str]:
-    """Values of a flag that may be repeated; a text is one value, not its letters."""
-    return [value] if isinstance(value, str) else list(value)
-
-
-def texts(**given: object) -> dict[str, Any]:
-    """Flags as the command would have them: a path is a text, and what is None was not given."""
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in given.items()
-        if value is not None
-    }
