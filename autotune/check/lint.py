@@ -21,7 +21,7 @@ from autotune.engines.deepspeed import rules
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
-from autotune.engines.deepspeed.rules.sections import AUTO, unreadable
+from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.rules.version import removed_later
 from autotune.engines.deepspeed.sources import neox
 from autotune.engines.deepspeed.sources.consumers import Consumer
@@ -404,13 +404,12 @@ def _look(
     *,
     world: int | None = None,
 ) -> _Looked:
-    """Judge once, past values that nobody can read; `world`: as an earlier look took it."""
+    """Judge once; `world`: as an earlier look took it."""
     filled_in, unknown = filled(config, source)
     after: Mapping[str, Any] = filled_in
     if _may_read_itself(source):
         after = as_read(after)
-    mute = {*unknown, *unreadable(after)}
-    taken, because = _world(after, source, mute)
+    taken, because = _world(after, source, unknown)
     world = world or taken
     setup = _setup(after, source, environment, world, unknown)
     unknown_facts: set[str] = set()
@@ -426,9 +425,6 @@ def _look(
             replace(one, consequence="may_raise") if one.rule in _ADDED_BY_SCRIPTS else one
             for one in violations
         ]
-    if mute - unknown:
-        past = rules.judge(_setup(after, source, environment, world, mute))
-        violations += _new(past, violations)
     violations = [*huggingface.violations(config, source), *violations]
     if source.not_for:  # nobody reads the configuration, and its YAML alone is refused
         violations = [

@@ -429,16 +429,6 @@ def _as_read(content: Mapping[str, Any], path: str, version: str) -> Facts:
     return facts
 
 
-def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Keys with values of the wrong type or out of range, whose meaning nobody can tell."""
-    return [
-        (*(path.split(".") if path else ()), str(name))
-        for path, content, section in sections(config)
-        for name, key, value in known_items(content, section)
-        if not key.accepts(value) and (is_auto(value) or key.meant(value) is REFUSED)
-    ]
-
-
 def is_auto(value: Any) -> bool:
     """Whether a value is "auto", which other software fills in, but not DeepSpeed."""
     return isinstance(value, str) and value == AUTO
