@@ -40,7 +40,7 @@ from autotune.space.rule import (
 WITHOUT_WORLD = NotJudged(what="what the number of ranks decides", why="give it with --world")
 """What rules about ranks leave open where nobody says how many there are."""
 _NO_WORLD = Unknown("nobody says how many ranks there are")
-_AT_RUN_TIME = Unknown("put in at run time")
+_AT_RUN_TIME = "put in at run time"
 _KEY_TWICE = "file.key_twice"
 _ADDED_BY_SCRIPTS = frozenset({"scheduler.missing_params", "optimizer.missing_params"})
 """Rules about what is missing: a script that reads a file of its own may add it."""
@@ -480,7 +480,7 @@ def _setup(
 ) -> Setup:
     return Setup(
         ranks=_NO_WORLD if world is None else world,
-        ds_config=facts_of(config, dict.fromkeys(unknown, _AT_RUN_TIME)) if unknown else config,
+        ds_config=facts_of(config, unknown, _AT_RUN_TIME) if unknown else config,
         tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,
