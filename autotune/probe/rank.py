@@ -63,8 +63,7 @@ def main(folder: Path) -> NoReturn:
 
 
 def _measure(wanted: Mapping[str, Any], accelerator: str) -> dict[str, Any]:
-    disk = wanted["disk"]
-    if disk is not None and not Path(disk).is_dir():
+    if (disk := wanted["disk"]) is not None and not Path(disk).is_dir():
         raise JobError(f"--nvme {disk}: is no folder", "name one on the disk to measure")
 
     import torch
