@@ -56,11 +56,11 @@ from autotune.fleet.transports.base import NodeProcess, Transport
 from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice, lattice_of
 from autotune.record.answer import Standing
-from autotune.record.study import Trial
+from autotune.record.study import Study, Trial
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.sampler import Request, Sampler
-from autotune.search.session import Session
+from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import steering_of
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
@@ -680,7 +680,15 @@ class _UnrunSearch:
 
     def narrow(self, candidates: Sequence[Candidate]) -> None:
         self.lattice = replace(self.lattice, candidates=candidates)
-        self._steering = steering_of(self._job, ENVIRONMENT, self.lattice)
+        self._steering = steering_of(
+            Session(
+                job=self._job,
+                engine=self._engine,
+                place=RecordedPlace(ENVIRONMENT, {}),
+                study=Study(Path(), "contract"),
+                known_lattice=self.lattice,
+            )
+        )
 
     def request(self) -> Request:
         return Request(

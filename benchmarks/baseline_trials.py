@@ -26,9 +26,10 @@ from autotune.engines.base import Engine, bind_engine
 from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described
-from autotune.record.study import Trial
+from autotune.record.study import Study, Trial
 from autotune.search.climb import Rung, UntriedError, climb
 from autotune.search.history import History
+from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import Steering, steering_of
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
@@ -162,7 +163,15 @@ def problem_of(model: str, gpu: str, world: int, seq_len: int, global_batch: int
         job=job,
         engine=engine,
         environment=environment,
-        steering=steering_of(job, environment, lattice),
+        steering=steering_of(
+            Session(
+                job=job,
+                engine=engine,
+                place=RecordedPlace(environment, {}),
+                study=Study(Path(), "baseline"),
+                known_lattice=lattice,
+            )
+        ),
         ladder=ladder,
         predicted_bytes={c.hash: float(p) for c, p in zip(candidates, peaks, strict=True)},
     )

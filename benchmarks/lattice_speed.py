@@ -9,6 +9,7 @@ import argparse
 import json
 import resource
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.job import make_job
 from autotune.planning.choices import ranked
 from autotune.planning.lattice import Lattice, build_lattice
+from autotune.record.study import Study
 from autotune.search.history import History
+from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import steering_of
 from autotune.space.space import load_space
 from autotune.testing import ENVIRONMENT
@@ -47,7 +50,15 @@ def measure(space_name: str, model: str, n_sampled: int) -> dict[str, str | int 
     wall_s = time.perf_counter() - began
     planned_mib = _peak_mib()
 
-    steering = steering_of(job, ENVIRONMENT, lattice)
+    steering = steering_of(
+        Session(
+            job=job,
+            engine=engine,
+            place=RecordedPlace(ENVIRONMENT, {}),
+            study=Study(Path(), "speed"),
+            known_lattice=lattice,
+        )
+    )
     proposing_s = []
     for _ in range(2):
         started = clock()

@@ -263,24 +263,23 @@ def _search(
         budget=Budget(trials=cap, time_s=None, patience=None),
         study=study.name,
     )
+    searched = Session(
+        job=job,
+        engine=session.engine,
+        place=RecordedPlace(session.environment, {}),
+        study=study,
+        known_lattice=session.lattice,
+    )
     study.lock()
     interrupt = interrupt or Interrupt()
     watch = _UntilNear(table, interrupt, elapsed_s)
     try:
         run_search(
-            Session(
-                job=job,
-                engine=session.engine,
-                place=RecordedPlace(session.environment, {}),
-                study=study,
-                known_lattice=session.lattice,
-            ),
+            searched,
             fleet,
             observer=watch,
             interrupt=interrupt,
-            steering=steering_of(job, session.environment, session.lattice)
-            if sampler == "calibrated"
-            else None,
+            steering=steering_of(searched) if sampler == "calibrated" else None,
             no_comparison="it takes longer than it tells here",
         )
     finally:

@@ -12,6 +12,7 @@ import difflib
 import inspect
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -22,18 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from autotune.engines.deepspeed.extensions import build, environment
-from autotune.engines.deepspeed.rules.constructors import (
-    BROKEN,
-    DATA_FILE,
-    SAMPLES,
-    WHOLE,
-    longest,
-    sample_name,
-)
+from autotune.engines.deepspeed.rules.constructors import DATA_FILE, kind_of
 from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
 
 Constructed = Callable[..., Any]
 Attempt = Callable[[Constructed, Mapping[str, Any]], None]
+
+WHOLE: tuple[float, ...] = (-2, -1, 0, 1, 2, 10)
+BROKEN: tuple[float, ...] = (
+    *(-2.0, -1.0, -1e-9, 0.0, 1e-9, 0.5),
+    *(1 - 1e-9, 1.0, 1 + 1e-9, 1.5, 2.0, 10.0),
+)
+_OTHERS: tuple[Any, ...] = (None, True, False, "0.5", "words", [0.5], {})
+SAMPLES: tuple[Any, ...] = (*_OTHERS, *WHOLE, *BROKEN)
+"""Values with which every parameter is tried."""
 
 STEPS = 3
 _DEPTH = 4
@@ -45,6 +48,9 @@ _GIVEN = {
     "ZenFlowCPUAdam": ("adamw_mode", "overlap_step"),
 }
 """Parameters that DeepSpeed gives itself: from a file they would be given twice."""
+
+_IN_FILE = {"adamw_mode": "adam_w_mode"}
+"""Parameter that DeepSpeed gives itself -> the key of `optimizer.params` that it takes it from."""
 
 _UNTRIED = ("FusedLion", "FusedLamb")
 """Those that need CUDA: their signatures alone."""
@@ -105,21 +111,44 @@ def recorded() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _silence()
-        return {
-            "deepspeed": version("deepspeed"),
-            "torch": version("torch").partition("+")[0],
-            "optimizers": {
-                **{name: describe(kind, try_optimizer) for name, kind in our_optimizers()},
-                **{f"torch.{name}": describe(kind, try_optimizer) for name, kind in torchs()},
-            },
-            "schedulers": {
-                **{name: describe(kind, try_scheduler) for name, kind in our_schedulers()},
-                **{
-                    f"torch.{name}": describe(kind, try_scheduler)
-                    for name, kind in torch_schedulers()
+        return numbered(
+            {
+                "deepspeed": version("deepspeed"),
+                "torch": version("torch").partition("+")[0],
+                "raised": [""],
+                "optimizers": {
+                    **{name: describe(kind, try_optimizer) for name, kind in our_optimizers()},
+                    **{f"torch.{name}": describe(kind, try_optimizer) for name, kind in torchs()},
                 },
-            },
-        }
+                "schedulers": {
+                    **{name: describe(kind, try_scheduler) for name, kind in our_schedulers()},
+                    **{
+                        f"torch.{name}": describe(kind, try_scheduler)
+                        for name, kind in torch_schedulers()
+                    },
+                },
+            }
+        )
+
+
+def numbered(found: dict[str, Any]) -> dict[str, Any]:
+    """The same with the number of each error in place of its words, which stand in `raised`."""
+    words = found["raised"]
+
+    def number(value: Any) -> Any:
+        if isinstance(value, str):
+            if value not in words:
+                words.append(value)
+            return words.index(value)
+        if isinstance(value, dict):
+            return {name: number(inner) for name, inner in value.items()}
+        return [number(inner) for inner in value] if isinstance(value, list) else value
+
+    for group in ("optimizers", "schedulers"):
+        for constructor in found[group].values():
+            if "refuses" in constructor:
+                constructor["refuses"] = number(constructor["refuses"])
+    return found
 
 
 def _silence() -> None:
@@ -217,37 +246,70 @@ def describe(kind: Constructed, attempt: Attempt) -> dict[str, Any]:
     if kind.__name__ in _UNTRIED:
         return found
     if kind.__name__ in _SELDOM_BUILT and not _is_built(_SELDOM_BUILT[kind.__name__]):
-        before = json.loads(DATA_FILE.read_text(encoding="utf-8"))["optimizers"][kind.__name__]
-        return before | found
+        return _recorded_before(kind.__name__) | found
     given = dict(_NEEDED.get(kind.__name__, {}))
     if never := refused(attempt, kind, given):
         return found | {"never": never}
     found["alone"] = refused(attempt, kind, {name: given[name] for name in needs})
     defaults = {one.name: given.get(one.name, one.default) for one in others}
-    refuses = {}
+    refuses, wants = {}, {}
     for name in defaults:
-        wrong: dict[str, list[str]] = {}
+        wrong: dict[str, str] = {}
         for sample, value in samples(defaults[name]):
             raised = refused(attempt, kind, given | {name: value})
             if raised and name in _BESIDE:
                 raised = refused(attempt, kind, given | _BESIDE[name] | {name: value})
             if raised:
-                wrong.setdefault(_without(value, raised), []).append(sample)
+                wrong[sample] = _without(value, raised)
         if wrong:
-            refuses[name] = wrong
-    wants = {
-        name: words
-        for name, wrong in refuses.items()
-        if (words := wanted({one: raised for raised, tried in wrong.items() for one in tried}))
-    }
+            refuses[_IN_FILE.get(name, name)] = by_kind(wrong)
+        if words := wanted(wrong) if wrong else "":
+            wants[_IN_FILE.get(name, name)] = words
     return found | {"refuses": refuses, "wants": wants}
+
+
+def by_kind(refused: Mapping[str, str], at: str = "") -> dict[str, Any]:
+    """What was raised, by the kind of the value: of neighbours among numbers once."""
+    found: dict[str, Any] = {}
+    for value in _OTHERS:
+        if raised := refused.get(at + sample_name(value)):
+            found[kind_of(value)] = raised
+    for tried in (WHOLE, BROKEN):
+        ranges: list[list[Any]] = []
+        for at_number, number in enumerate(tried):
+            if not (raised := refused.get(at + sample_name(number))):
+                continue
+            low = None if not at_number else number
+            high = None if at_number + 1 == len(tried) else number
+            if ranges and ranges[-1][1] == tried[at_number - 1]:
+                # Between two that were refused, what the lower one raised.
+                is_same = ranges[-1][2] == raised
+                ranges[-1][1] = high if is_same else math.nextafter(number, -math.inf)
+                if is_same:
+                    continue
+            ranges.append([low, high, raised])
+        if ranges:
+            found[kind_of(tried[0])] = ranges
+    lengths = [int(name.removeprefix("length ")) for name in refused if name.startswith("length ")]
+    if lengths and not at:
+        found["lengths"] = [refused.get(f"length {n}", "") for n in range(max(lengths) + 1)]
+        items = [name.split(maxsplit=2)[1] for name in refused if name.startswith("item ")]
+        n_items = max((int(one.rstrip(":")) + 1 for one in items), default=0)
+        found["items"] = [by_kind(refused, f"item {n}: ") for n in range(n_items)]
+    return found
+
+
+def sample_name(value: Any) -> str:
+    """The name under which what a sample raised is kept."""
+    return json.dumps(value)
 
 
 def wanted(refused: Mapping[str, str], at: str = "") -> str:
     """The legal values of a parameter in words; empty where they are no numbers."""
     lengths = [name for name in refused if name.startswith("length ")]
     if lengths and not at:
-        right = [n for n in range(longest(refused) + 1) if f"length {n}" not in refused]
+        longest = max(int(name.removeprefix("length ")) for name in lengths)
+        right = [n for n in range(longest + 1) if f"length {n}" not in refused]
         item = wanted(refused, "item 0: ").replace("a number ", "")
         few = f"a list of {right[0]} numbers" if len(right) == 1 else "a list of numbers"
         return few if item in ("", "a number") else f"{few}, each {item}"
@@ -276,6 +338,23 @@ def _low_whole(least: float) -> str:
 def _high(most: float) -> str:
     known = {0.0: "of at most 0", 1 - 1e-9: "below 1", 1.0: "of at most 1"}
     return known.get(most, "")
+
+
+def _recorded_before(name: str) -> dict[str, Any]:
+    """What the file has of an optimizer, with the words of its errors."""
+    data = json.loads(DATA_FILE.read_text(encoding="utf-8"))
+
+    def worded(kind: str, value: Any) -> Any:
+        if kind in ("int", "float"):
+            return [[low, high, data["raised"][number]] for low, high, number in value]
+        if isinstance(value, dict):
+            return {name: worded(name, inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [worded("", inner) for inner in value]
+        return data["raised"][value]
+
+    recorded: dict[str, Any] = data["optimizers"][name]
+    return recorded | {"refuses": worded("", recorded["refuses"])}
 
 
 def _is_built(extension: str) -> bool:

@@ -50,7 +50,8 @@ def steer(
     follows = searches and load_plugin("sampler", job.sampler).goes_by_forecast
     lessons = () if knowledge is None else _lessons_for(session, note, knowledge)
     try:
-        steering = _forecast(session, lessons, study=study_name(session.study.folder))
+        name = study_name(session.study.folder)
+        steering = steering_of(session, lessons=lessons, study=name)
     except AutotuneError as error:
         instead = "TPE proposes, for " if follows else ""
         note(f"{instead}nothing can be predicted: {error.message}")
@@ -94,22 +95,10 @@ def prospect(session: Session, *, fresh: bool, knowledge: Path | None) -> Prospe
     try:
         # What a record holds teaches by itself, unless it is set aside.
         study = "" if fresh else study_name(session.study.folder)
-        steering = _forecast(session, lessons, study=study)
-        return prospect_of(steering, history, session.job, session.engine)
+        steering = steering_of(session, lessons=lessons, study=study)
+        return prospect_of(steering, history, session)
     except AutotuneError:
         return None  # the search says why when it begins
-
-
-def _forecast(session: Session, lessons: Sequence[Lesson], *, study: str) -> Steering:
-    return steering_of(
-        session.job,
-        session.environment,
-        session.lattice,
-        lessons=lessons,
-        study=study,
-        forecaster=session.place.forecaster,
-        host_memory_bytes=session.place.host_memory_bytes,
-    )
 
 
 def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None:
@@ -117,7 +106,7 @@ def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None
     name = study_name(session.study.folder)
     try:
         history = session.history_to_resume()
-        lessons = lessons_of(history, session.job, session.environment, study=name)
+        lessons = lessons_of(history, session, study=name)
         if lessons:
             keep_lessons(knowledge, name, lessons)
     except AutotuneError as error:

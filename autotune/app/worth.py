@@ -99,7 +99,7 @@ def _way(study: Study, place: Place, settings: Sequence[str]) -> Way:
     else:
         best = find_chosen(study, trial=None if answer.best is None else answer.best.trial)
         target, engine = best.handout.candidate, best.engine
-    return Way(
+    way = Way(
         job=handout.job,
         place=place,
         engine=engine,
@@ -107,4 +107,6 @@ def _way(study: Study, place: Place, settings: Sequence[str]) -> Way:
         baseline=handout.candidate,
         target=target,
         start_engine=start.engine,
-    ).to_target()
+    )
+    _ = way.changes  # before anything runs: there may be none
+    return way

@@ -20,6 +20,15 @@ class Unknown:
 
     why: str
     """Such as `put in at run time`."""
+    written: Any = None
+    """What stands there: `auto`, or a word that a shell replaces."""
+
+
+def as_written(value: Any) -> Any:
+    """The same with what stands in the file in place of every value that is `Unknown`."""
+    if isinstance(value, Mapping):
+        return {name: as_written(inner) for name, inner in value.items()}
+    return value.written if isinstance(value, Unknown) else value
 
 
 def is_too_deep(data: Any) -> bool:

@@ -257,6 +257,8 @@ def not_compared(source: Source) -> Iterator[NotJudged]:
         why = next((f"only the shell knows {one}" for one in given if isinstance(one, str)), "")
         if not why and key in _BY_LENGTH and source.arguments:
             why = "the length of the training decides"
+        if key == "train_batch_size" and source.world is None and source.arguments:
+            why = why or "the number of ranks is not known: give it with --world"
         why = why or source.arguments_unread
         by_reason.setdefault(why, []).append(key)
     for why, open_keys in by_reason.items():

@@ -21,7 +21,7 @@ from autotune.engines.deepspeed import rules
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
-from autotune.engines.deepspeed.rules.sections import AUTO, unreadable
+from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.rules.version import removed_later
 from autotune.engines.deepspeed.sources import neox
 from autotune.engines.deepspeed.sources.consumers import Consumer
@@ -40,7 +40,7 @@ from autotune.space.rule import (
 WITHOUT_WORLD = NotJudged(what="what the number of ranks decides", why="give it with --world")
 """What rules about ranks leave open where nobody says how many there are."""
 _NO_WORLD = Unknown("nobody says how many ranks there are")
-_AT_RUN_TIME = Unknown("put in at run time")
+_AT_RUN_TIME = "put in at run time"
 _KEY_TWICE = "file.key_twice"
 _ADDED_BY_SCRIPTS = frozenset({"scheduler.missing_params", "optimizer.missing_params"})
 """Rules about what is missing: a script that reads a file of its own may add it."""
@@ -404,13 +404,12 @@ def _look(
     *,
     world: int | None = None,
 ) -> _Looked:
-    """Judge once, past values that nobody can read; `world`: as an earlier look took it."""
+    """Judge once; `world`: as an earlier look took it."""
     filled_in, unknown = filled(config, source)
     after: Mapping[str, Any] = filled_in
     if _may_read_itself(source):
         after = as_read(after)
-    mute = {*unknown, *unreadable(after)}
-    taken, because = _world(after, source, mute)
+    taken, because = _world(after, source, unknown)
     world = world or taken
     setup = _setup(after, source, environment, world, unknown)
     unknown_facts: set[str] = set()
@@ -426,9 +425,6 @@ def _look(
             replace(one, consequence="may_raise") if one.rule in _ADDED_BY_SCRIPTS else one
             for one in violations
         ]
-    if mute - unknown:
-        past = rules.judge(_setup(after, source, environment, world, mute))
-        violations += _new(past, violations)
     violations = [*huggingface.violations(config, source), *violations]
     if source.not_for:  # nobody reads the configuration, and its YAML alone is refused
         violations = [
@@ -484,7 +480,7 @@ def _setup(
 ) -> Setup:
     return Setup(
         ranks=_NO_WORLD if world is None else world,
-        ds_config=facts_of(config, dict.fromkeys(unknown, _AT_RUN_TIME)) if unknown else config,
+        ds_config=facts_of(config, unknown, _AT_RUN_TIME) if unknown else config,
         tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,

@@ -35,8 +35,6 @@ RISK_PER_RUN = 0.1
 gained without risk has mostly been gained."""
 LAST_RISK = 0.8
 """Highest P(out of memory), however many ran; candidates are still weighed by P(fits)."""
-EXPLORE_EVERY = 8
-"""Every so many trials, one goes where the forecast is least certain, not where it is best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +60,6 @@ class Posterior:
     """Errors of the forecast that other trials saw."""
     of_shots: Forecast | None = None
     """The forecast of what the trials ran; None: they are of these candidates."""
-    n_beside: int = 0
-    """Trials of this search besides the shots: those of reduced candidates."""
     variation: float = 0.0
     """Deviation of log seconds by choices that the forecast does not know: they are made after a
     candidate was chosen."""
@@ -135,12 +131,7 @@ class Posterior:
             left = is_open & ~self.is_dropped
             left = left if left.any() else is_open
             return int(np.argmin(np.where(left, self.overrun, np.inf)))
-        n_tried = len(self.shots) + self.n_beside
-        score = self._gain()
-        if n_tried % EXPLORE_EVERY == EXPLORE_EVERY - 1:
-            # To explore is to go by how little is known of a row; among equals the faster.
-            score = self.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min())
-        rows = np.flatnonzero(allowed)
+        score, rows = self._gain(), np.flatnonzero(allowed)
         return int(rows[np.argmax(score[rows])])
 
     def expected_gain(self, is_open: Flags) -> float:

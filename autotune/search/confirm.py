@@ -291,8 +291,8 @@ def plan(
         return None
     if only_best:
         contenders = [next((c for c in contenders if c != baseline), contenders[0])]
-    begun = max((t.spec.identity.confirm_round or 0 for t in history.trials), default=0)
-    for first_round in (first_round_of(begun), first_round_of(begun) + BLOCK):
+    begun = max(0, last_comparison(history))
+    for first_round in (begun, begun + BLOCK):
         runs = _runs_of(history, first_round)
         everyone = [*contenders, *([] if baseline is None else [baseline])]
         rules = _rules_of(runs) or (WARM if all(map(may_start_warm, everyone)) else COLD)
@@ -317,14 +317,18 @@ def plan(
     raise AssertionError("a comparison without runs is open to everyone")
 
 
-def first_round_of(round_number: int) -> int:
-    """The first round of the comparison that a round belongs to; each has `BLOCK` of its own."""
-    return round_number // BLOCK * BLOCK
+def comparison_of(trial: Trial) -> int:
+    """First round of the comparison that a trial belongs to; below 0: it is of none.
+
+    Each comparison has `BLOCK` rounds of its own.
+    """
+    number = trial.spec.identity.confirm_round
+    return -1 if number is None else number // BLOCK * BLOCK
 
 
 def last_comparison(history: History) -> int:
     """First round of the record's last comparison; below 0: there was none."""
-    return first_round_of(max((number_of(t) for t in history.trials), default=-1))
+    return max(map(comparison_of, history.trials), default=-1)
 
 
 def drifted_before(history: History, guards: Mapping[str, GuardVerdict]) -> frozenset[str]:
@@ -333,7 +337,8 @@ def drifted_before(history: History, guards: Mapping[str, GuardVerdict]) -> froz
     The last comparison may still be under way: its members are those it was planned with.
     """
     last = last_comparison(history)
-    earlier = {t.spec.identity.candidate_hash for t in history.trials if 0 <= number_of(t) < last}
+    trials = (t for t in history.trials if 0 <= comparison_of(t) < last)
+    earlier = {t.spec.identity.candidate_hash for t in trials}
     return frozenset(key for key in earlier if key in guards and guards[key].is_drift)
 
 
@@ -341,13 +346,7 @@ def n_drifted(history: History, guards: Mapping[str, GuardVerdict]) -> int:
     """Comparisons with a member that the guard fails."""
     drifting = {key for key, verdict in guards.items() if verdict.is_drift}
     trials = [t for t in history.trials if t.spec.identity.candidate_hash in drifting]
-    return len({first_round_of(number_of(t)) for t in trials if number_of(t) >= 0})
-
-
-def number_of(trial: Trial) -> int:
-    """Round of a trial of the final comparison; below 0: it is of none."""
-    number = trial.spec.identity.confirm_round
-    return -1 if number is None else number
+    return len({*map(comparison_of, trials)} - {-1})
 
 
 def least_steps(tried: Tried, wanted: int) -> int:
@@ -412,9 +411,8 @@ def recorded_verdict(
         baseline: Hash of the baseline; None: nobody knows which it was.
         drifting: Hashes of those that the guard fails.
     """
-    numbers = {first_round_of(number) for t in history.trials if (number := number_of(t)) >= 0}
     found: list[tuple[tuple[bool, bool, int, int], Comparison]] = []
-    for first_round in numbers:
+    for first_round in {*map(comparison_of, history.trials)} - {-1}:
         runs = _runs_of(history, first_round)
         hashes = {key for key, _ in runs}
         recorded = Comparison(

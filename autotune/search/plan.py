@@ -201,7 +201,7 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
     """
     job, environment, lattice = session.job, session.environment, session.lattice
     origin, places = session.place.origin, session.place.rank_places(job.world)
-    reductions = reduce_lattice(job, environment, lattice, session.engine)
+    reductions = reduce_lattice(session)
     runs = origin is Origin.MEASURED
     measured_s = history.typical_s
     if measured_s is None and job.script is not None:

@@ -9,11 +9,12 @@ import numpy as np
 
 from autotune.base.flags import flag
 from autotune.base.units import format_bytes, format_seconds, typed_bytes, typed_seconds
-from autotune.engines.base import Engine, find_engine
+from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.planning.choices import MIN_FIT
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History
+from autotune.search.session import Session
 from autotune.search.steering import MODEL_MARGIN, Steering
 from autotune.search.trial_spec import MEASURE
 from autotune.space.candidate import Candidate
@@ -59,7 +60,7 @@ _LEAST_STEPS = MEASURE.warmup_steps + MEASURE.min_steps
 """Steps without which a trial has no figure."""
 
 
-def prospect_of(steering: Steering, history: History, job: Job, engine: Engine) -> Prospect:
+def prospect_of(steering: Steering, history: History, session: Session) -> Prospect:
     """What the forecast says of a search's trials, by what was measured so far.
 
     Lessons of other studies correct the time that is shown, and nothing else: they make the
@@ -69,6 +70,7 @@ def prospect_of(steering: Steering, history: History, job: Job, engine: Engine) 
         FleetError: The accelerator is in no table.
         JobError: The model's sizes cannot be seen.
     """
+    job, engine = session.job, session.engine
     taught, steering = steering, steering.untaught
     lattice: Sequence[Candidate] = steering.lattice.candidates
     rungs: list[Candidate] = []

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 from autotune.contract import Fidelity
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
 from autotune.job.job import Job
-from autotune.planning.lattice import Lattice
 from autotune.search.history import History
 from autotune.search.runner import Runner
 from autotune.search.session import Session
@@ -42,15 +40,14 @@ class Reductions:
     """How many candidates have no reduced trial, and why; empty where all have one."""
 
 
-def reduce_lattice(
-    job: Job, environment: Environment, lattice: Lattice, engine: Engine
-) -> Reductions | None:
+def reduce_lattice(session: Session) -> Reductions | None:
     """Reduce every candidate that stays legal; None where the job asks for no reduced trials."""
+    job, lattice, engine = session.job, session.lattice, session.engine
     if job.fidelity is None:
         return None
     forms: dict[str, Sequence[Candidate]] = {}
     refused: list[Violation] = []
-    fidelities = _whole(job.fidelity.fidelities, job, environment)
+    fidelities = _whole(job.fidelity.fidelities, job, session.environment)
     for candidate in lattice.candidates:
         for place, fidelity in enumerate(fidelities):
             violations = engine.judge(candidate.reduced(fidelity))
@@ -132,7 +129,7 @@ class ReducedTrials:
     ) -> "ReducedTrials | None":
         """The reduced trials of a job, told once; None where there are none or none would help."""
         job = session.job
-        reductions = reduce_lattice(job, session.environment, session.lattice, session.engine)
+        reductions = reduce_lattice(session)
         if job.fidelity is None or reductions is None:
             return None
         if steering is None or not steering.steers:

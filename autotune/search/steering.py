@@ -35,9 +35,7 @@ from autotune.cost.residual import (
     Seen,
     reach_of,
 )
-from autotune.devices.hardware import Environment
-from autotune.engines.base import bind_engine, find_engine
-from autotune.job.job import Job
+from autotune.engines.base import find_engine
 from autotune.planning.lattice import Lattice
 from autotune.search.acquisition import (
     Posterior,
@@ -49,6 +47,7 @@ from autotune.search.climb import CERTAIN
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import ask, make_axes, sampler_seed, tpe_sampler
+from autotune.search.session import Session
 from autotune.space.candidate import Candidate
 from autotune.space.rows import answers_of
 
@@ -169,7 +168,6 @@ class Steering:
                 for key in (t.candidate.hash,)
             ],
             known=self._known(history, self.lattice.candidates[0]),
-            n_beside=len(history.reduced.tried),
             variation=VARIATION if self._unknown else 0.0,
         )
 
@@ -393,33 +391,20 @@ def _shot(row: int, tried: Tried, *, is_feasible: bool = True) -> Shot:
     )
 
 
-def steering_of(
-    job: Job,
-    environment: Environment,
-    lattice: Lattice,
-    *,
-    lessons: Sequence[Lesson] = (),
-    study: str = "",
-    forecaster: Forecaster | None = None,
-    host_memory_bytes: int | None = None,
-) -> Steering:
-    """Steer by a model.
+def steering_of(session: Session, *, lessons: Sequence[Lesson] = (), study: str = "") -> Steering:
+    """Steer by what the session's place forecasts, else by the analytic model.
 
     Args:
-        job: What is trained.
-        environment: Where.
-        lattice: The legal candidates.
+        session: What is searched.
         lessons: Of other studies, and perhaps of this one.
         study: The name by which this one's own lessons are left out.
-        forecaster: The model; None: the analytic one.
-        host_memory_bytes: Memory of the node that runs the ranks, where it is known.
 
     Raises:
         FleetError: The accelerator is in no table, so nothing can be predicted.
         JobError: The model's sizes cannot be seen.
     """
-    constants = constants_of(environment)
-    engine = bind_engine(job, environment)
+    job, environment, lattice = session.job, session.environment, session.lattice
+    constants, engine = constants_of(environment), session.engine
 
     def analytic(candidates: Sequence[Candidate]) -> Forecast:
         return forecast(engine.plans(candidates), constants)
@@ -434,14 +419,15 @@ def steering_of(
         whole_bytes: Floats = ranks_bytes + predicted.host_memory_bytes
         return whole_bytes
 
-    forecaster = forecaster or analytic
+    forecaster = session.place.forecaster or analytic
+    host_memory_bytes = session.place.host_memory_bytes
     forecaster(lattice.candidates[:1])  # what cannot be predicted is said before anything runs
     return Steering(
         host=None
         if host_memory_bytes is None
         else HostMemory(memory_bytes=host_memory_bytes, needed=needed),
         lattice=lattice,
-        objective=Objective.of(job, environment),
+        objective=session.objective,
         forecaster=forecaster,
         recalled=recall_lessons(
             lessons, situation=situation_of(job, environment), study=study, constants=constants
@@ -449,13 +435,7 @@ def steering_of(
     )
 
 
-def lessons_of(
-    history: History,
-    job: Job,
-    environment: Environment,
-    *,
-    study: str,
-) -> list[Lesson]:
+def lessons_of(history: History, session: Session, *, study: str) -> list[Lesson]:
     """Lessons of a search for the next one, under a name in the file of lessons.
 
     It is what ran or ran out of memory, reduced or not.
@@ -467,9 +447,9 @@ def lessons_of(
     tried = _telling(history)
     if not tried:
         return []
-    plans = bind_engine(job, environment).plans([t.candidate for t in tried])
-    situation = situation_of(job, environment)
-    limit_bytes = Objective.of(job, environment).allowed_bytes
+    plans = session.engine.plans([t.candidate for t in tried])
+    situation = situation_of(session.job, session.environment)
+    limit_bytes = session.objective.allowed_bytes
     return [
         Lesson(
             situation=situation,

@@ -4,7 +4,6 @@ Every configuration of the way runs once a round, cold: the baseline, each chang
 target, the target without each change, and what lies between in the order of the gains alone.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
@@ -48,23 +47,19 @@ class Way(Session):
     target: Candidate
     start_engine: Engine
     """Engine that renders the baseline: with the other keys of a user's own file."""
-    changes: tuple[str, ...] = ()
-    """Knobs in which the two differ."""
 
-    def to_target(self) -> "Way":
-        """The same with the changes that lead from the baseline to the target.
+    @cached_property
+    def changes(self) -> tuple[str, ...]:
+        """Knobs in which the two differ.
 
         Raises:
             JobError: There are none, or too many.
         """
-        context = self.engine.context
-        target, values = self.target, self.baseline.values
+        context, target, values = self.engine.context, self.target, self.baseline.values
         wanted, before = settings_of(target, context), settings_of(self.baseline, context)
         changes = tuple(name for name in target.values if wanted.get(name) != before.get(name))
-        way = dataclasses.replace(self, changes=changes)
-        if way.candidate(frozenset(changes)) != target:  # what stands at other defaults
+        if self.candidate(frozenset(changes)) != target:  # what stands at other defaults
             changes = tuple(n for n, v in target.values.items() if values.get(n) != v)
-            way = dataclasses.replace(self, changes=changes)
         if not changes:
             raise JobError(
                 "the best configuration is the baseline: there is no change to be worth anything",
@@ -76,7 +71,7 @@ class Way(Session):
                 f"{MOST_CHANGES} are run one by one: {', '.join(changes)}",
                 "name fewer of them with --set KNOB=VALUE",
             )
-        return way
+        return changes
 
     def candidate(self, corner: Corner) -> Candidate:
         """The baseline with some of the changes; those that do not act there change nothing."""

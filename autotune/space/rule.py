@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -32,7 +32,6 @@ Moves = Mapping[tuple[str, ...], tuple[str, ...]]
 """Paths of keys that go -> where they come again, with their values."""
 
 _NO_MOVES: Moves = {}
-_NOTHING_UNKNOWN: Mapping[tuple[str, ...], Unknown] = {}
 _MOST_SETTINGS = 3
 """Settings of the nearest candidate that an error shows."""
 _WORD = re.compile(r"[a-z_][a-z0-9_.]*[a-z0-9_]")
@@ -71,7 +70,8 @@ class Facts(dict[str, Any]):
 
 def facts_of(
     content: Mapping[str, Any],
-    unknown: Mapping[tuple[str, ...], Unknown] = _NOTHING_UNKNOWN,
+    unknown: Collection[tuple[str, ...]] = (),
+    why: str = "",
     path: tuple[str, ...] = (),
 ) -> Facts:
     """A configuration for rules, each of its sections too.
@@ -79,15 +79,16 @@ def facts_of(
     Args:
         content: It, with values that may be `Unknown`.
         unknown: Paths of further values that are.
+        why: Why these are.
         path: Where it stands in the whole.
     """
     facts = Facts(content, path)
     for name, value in content.items():
         here = (*path, name)
         if here in unknown:
-            facts[name] = unknown[here]
+            facts[name] = Unknown(why, value)
         elif isinstance(value, Mapping):
-            facts[name] = facts_of(value, unknown, here)
+            facts[name] = facts_of(value, unknown, why, here)
     return facts
 
 

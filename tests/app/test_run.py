@@ -22,7 +22,6 @@ from autotune.search.session import Session
 from autotune.search.steering import lessons_of
 from tests.report.test_terminal import shown
 from tests.search.scripted import (
-    ENVIRONMENT,
     Behaviour,
     Notebook,
     ScriptedFleet,
@@ -121,7 +120,8 @@ def taught(file: Path, ratio: float) -> None:
         for number, (size, recompute) in enumerate(product((1, 2, 4), ("none", "full")))
     ]
     history = History(trial(spec, ok(spec, rate_of(spec))) for spec in specs)
-    lessons = lessons_of(history, job, ENVIRONMENT, study="another")
+    session = scripted_session(Study(Path(), "scripted"), job)
+    lessons = lessons_of(history, session, study="another")
     factors = [ratio if spec.identity.knobs["recompute"] == "full" else 1.0 for spec in specs]
     changed = [
         dataclasses.replace(lesson, seconds=(lesson.seconds or 0.0) * factor)

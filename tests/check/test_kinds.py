@@ -61,6 +61,11 @@ def judged(folder: Path, text: str):
          "--tensor-model-parallel-size $T\ndone", "batch.product"),
         (f"{GPT.replace(' pre', ' --nnodes $N pre')} {BATCH.replace('32', '16')} "
          "--tensor-model-parallel-size 1", "batch.product"),
+        # Degrees that do not fit, whatever another one is.
+        (f"{GPT} {BATCH} --tensor-model-parallel-size $T --pipeline-model-parallel-size 3",
+         "world.product"),
+        (f"{GPT} {BATCH} --num-experts 16 --expert-model-parallel-size 16 "
+         "--tensor-model-parallel-size $T", "ep.ranks"),
         # Flags that Megatron takes, to say that they are gone.
         (f"{GPT} {BATCH} --model-parallel-size 2", "flags.gone"),
         (f"{GPT} {BATCH} --checkpoint-activations", "flags.gone"),
@@ -115,6 +120,14 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
          "file.visible_devices"),
         ("export CUDA_VISIBLE_DEVICES=0,1\naccelerate launch --num_processes 4 "
          "--use_deepspeed --zero_stage 2 t.py", "file.visible_devices"),
+        ("export WORLD_SIZE=8\npython t.py --deepspeed_config plain.json", "batch.product"),
+        ("mpirun -np 8 python t.py --deepspeed_config plain.json", "batch.product"),
+        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n"
+         "srun python t.py --deepspeed_config plain.json", "batch.product"),
+        ("C='deepspeed --num_gpus 8 t.py --deepspeed_config plain.json'\necho $C\neval $C",
+         "batch.product"),
+        ('[ -z "$DS" ] && DS=auto.json\nN=8\n[ $N = 8 ] && DS=plain.json\n'
+         "deepspeed --num_gpus $N t.py --deepspeed_config $DS", "batch.product"),
         ("deepspeed --num_gpus 4 made.py --ds plain.json", "huggingface.mismatch"),
         ("deepspeed --num_gpus 4 trl.py", "huggingface.mismatch"),
         (f"torchrun --nproc_per_node 4 {TRAINER}", "huggingface.default_mismatch"),
@@ -132,6 +145,8 @@ def test_a_launch_of_deepspeed_is_refused(tmp_path, monkeypatch, text, rule):
     ("text", "open_"),
     [
         ("deepspeed --num_gpus $N t.py --deepspeed_config open.json", "number of ranks"),
+        ("deepspeed --hostfile h t.py --deepspeed_config plain.json", "the number of ranks"),
+        ("deepspeed --exclude localhost:0 t.py --deepspeed_config plain.json", "number of ranks"),
         ("accelerate launch --config_file accelerate.yaml -m my.train "
          "--gradient_accumulation_steps 1", "my.train is not there to be read"),
         ("deepspeed --num_gpus 4 arguments.py", "arguments.py sets them in its own way"),
@@ -151,7 +166,6 @@ def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatc
         f"torchrun --nproc_per_node 4 {TRAINER} --gradient_accumulation_steps 2",
         "accelerate launch --config_file accelerate.yaml trainer.py "
         "--gradient_accumulation_steps 4",
-        "torchrun --nnodes $N --nproc_per_node 4 t.py --deepspeed_config plain.json",
     ],
 )
 def test_a_launch_of_deepspeed_that_runs_is_told_so(tmp_path, monkeypatch, text):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from autotune.app.check import CheckFlags, check_config
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
 
@@ -384,3 +385,11 @@ def test_what_the_autotuner_tries_is_a_note(tmp_path, value):
     assert levels == ["error" if value == [2, 7] else "note", "note"]
     report = checked(write(tmp_path, config | {"autotuning": {"enabled": False}}))
     assert [one.violation.level for one in report.found][:2] == ["error", "error"]
+
+
+def test_a_section_that_moves_keeps_the_values_that_its_consumer_fills_in():
+    zero = {"stage": 3, "reduce_bucket_size": "auto"}
+    config = {"train_batch_size": "auto", "bf16": {"enabled": "auto", "zero_optimization": zero}}
+    run = check_config(config, CheckFlags(consumer="trainer", accelerator="cpu"))
+    after = json.loads(str(run.reports[0].fixed_text))
+    assert (after["zero_optimization"], after["bf16"]) == (zero, {"enabled": "auto"})

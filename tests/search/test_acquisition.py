@@ -8,7 +8,7 @@ import pytest
 from autotune.cost.forecast import Forecast
 from autotune.cost.knowledge import Recalled
 from autotune.cost.residual import Features, Seen
-from autotune.search.acquisition import EXPLORE_EVERY, LAST_RISK, Posterior, Shot
+from autotune.search.acquisition import LAST_RISK, Posterior, Shot
 
 N = 12
 
@@ -106,25 +106,6 @@ def test_without_a_limit_memory_decides_nothing() -> None:
     posterior = Posterior(forecast=forecast(limit_bytes=None), shots=[])
     assert (posterior.risk == 0).all()
     assert posterior.choose(every()) == 0
-
-
-def test_every_few_trials_one_goes_where_least_is_known() -> None:
-    rows = range(EXPLORE_EVERY - 1)
-    shots = [Shot(row=row, seconds=1.0 + 0.1 * row, peak_bytes=50.0) for row in rows]
-    posterior = Posterior(forecast=forecast(), shots=shots)
-    chosen = posterior.choose(every(*rows))
-    open_rows = np.flatnonzero(every(*rows))
-    assert posterior.deviation[chosen] == posterior.deviation[open_rows].max()
-
-
-def test_reduced_trials_count_among_those_of_which_one_explores() -> None:
-    tried, said = (0, 6, 11), forecast(limit_bytes=None)
-    shots = [Shot(row=row, seconds=1.0 + 0.1 * row) for row in tried]
-    beside = Posterior(forecast=said, shots=shots, n_beside=EXPLORE_EVERY - 1 - len(tried))
-    chosen = beside.choose(every(*tried))
-    open_rows = np.flatnonzero(every(*tried))
-    assert beside.deviation[chosen] == beside.deviation[open_rows].max()
-    assert chosen != Posterior(forecast=said, shots=shots).choose(every(*tried))
 
 
 def test_what_other_studies_saw_steers_the_first_trial() -> None:

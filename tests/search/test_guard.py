@@ -9,6 +9,7 @@ from autotune.record.answer import answer_of
 from autotune.record.guard import Convergence
 from autotune.record.study import Study
 from autotune.search import confirm
+from autotune.search.race import BLOCK
 from tests.search.scripted import (
     Notebook,
     ScriptedEngine,
@@ -54,7 +55,7 @@ def searched(study: Study, behave, **changes):
 
 def blocks_of(fleet: ScriptedFleet) -> set[int]:
     """Comparisons that were made, by their first round."""
-    return {confirm.first_round_of(s.identity.confirm_round) for s in fleet.ran(Role.CONFIRM)}
+    return {s.identity.confirm_round // BLOCK * BLOCK for s in fleet.ran(Role.CONFIRM)}
 
 
 def stage_of(standing) -> int:

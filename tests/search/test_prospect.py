@@ -14,10 +14,10 @@ from autotune.base.units import parse_seconds
 from autotune.cost.knowledge import Lesson, columns_of, keep_lessons, study_name
 from autotune.cost.problem import situation_of
 from autotune.engines.base import bind_engine
-from autotune.planning.lattice import lattice_of
+from autotune.record.study import Study
 from autotune.search.history import History
 from autotune.search.prospect import START_S, prospect_of
-from autotune.search.session import Session
+from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import steering_of
 from tests.command_line import autotune
 from tests.jobs import CPU, tiny_job
@@ -63,10 +63,15 @@ def test_what_cannot_end_in_time_is_said(tmp_path: Path):
 
 def test_what_was_measured_corrects_the_time_of_a_step_and_nothing_else(tmp_path: Path):
     job = tiny_job(tmp_path, world=2, global_batch=8, space="smoke")
-    lattice = lattice_of(bind_engine(job, CPU))
-    ran = lattice.candidates[:4]
-    plans = bind_engine(job, CPU).plans(ran)
-    plain = steering_of(job, CPU, lattice)
+    searched = Session(
+        job=job,
+        engine=bind_engine(job, CPU),
+        place=RecordedPlace(CPU, {}),
+        study=Study(tmp_path, "s"),
+    )
+    ran = searched.lattice.candidates[:4]
+    plans = searched.engine.plans(ran)
+    plain = steering_of(searched)
     seconds = plain.forecast(ran).seconds
     lessons = [
         Lesson(
@@ -80,11 +85,8 @@ def test_what_was_measured_corrects_the_time_of_a_step_and_nothing_else(tmp_path
         )
         for row in range(len(ran))
     ]
-    taught = steering_of(job, CPU, lattice, lessons=lessons)
-    before, after = (
-        prospect_of(steering, History(), job, bind_engine(job, CPU))
-        for steering in (plain, taught)
-    )
+    taught = steering_of(searched, lessons=lessons)
+    before, after = (prospect_of(steering, History(), searched) for steering in (plain, taught))
     assert 10 < after.step_s / before.step_s < 25
     assert replace(after, step_s=before.step_s) == before
 
@@ -132,8 +134,12 @@ def test_a_search_that_cannot_succeed_is_not_begun_unless_it_is_forced(tmp_path:
 def test_what_the_host_cannot_hold_is_not_started(tmp_path: Path, gib: int, is_started: bool):
     job = tiny_job(tmp_path, world=8, global_batch=8, space="smoke")
     machine = replace(CPU, n_devices=8)
-    lattice = lattice_of(bind_engine(job, machine))
-    steering = steering_of(job, machine, lattice, host_memory_bytes=gib * 2**30)
+    place = RecordedPlace(machine, {})
+    place.host_memory_bytes = gib * 2**30
+    searched = Session(
+        job=job, engine=bind_engine(job, machine), place=place, study=Study(tmp_path, "s")
+    )
+    lattice, steering = searched.lattice, steering_of(searched)
     # Eight ranks hold their imports at least: 300 MiB each.
     assert bool(steering.above_host) is not is_started
     if not is_started:

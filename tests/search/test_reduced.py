@@ -38,6 +38,7 @@ from tests.search.scripted import (
     peak_of,
     rate_of,
     search,
+    session_of,
     spec_of_run,
 )
 from tests.search.test_sampler import trial
@@ -326,9 +327,8 @@ def test_where_nothing_fits_reduced_trials_are_counted_apart(study: Study) -> No
 
 def test_what_has_no_reduced_form_says_so_and_runs_whole(study: Study) -> None:
     job = make(trials=100, fidelity="layers=1")
-    lattice = lattice_of(job)
     engine = ScriptedEngine(job, refused=lambda c: bool(c.layers and c["zero.stage"] == 3))
-    reductions = reduce_lattice(job, ENVIRONMENT, lattice, engine)
+    reductions = reduce_lattice(session_of(study, job, engine=engine))
     assert reductions is not None
     assert "8 of 32 candidates have no reduced trial (test.refused 8)" in reductions.left_out
     done = Searched(study, job, engine=engine)
@@ -416,6 +416,6 @@ def test_a_reduced_trial_of_another_model_is_left_out(study: Study) -> None:
 def test_what_was_reduced_teaches_other_studies_as_what_it_was(tmp_path: Path) -> None:
     job = make()
     history = history_of(job, Fidelity(layers=1), lambda spec, _: ok(spec, rate_of(spec)))
-    lessons = lessons_of(history, job, ENVIRONMENT, study="one")
+    lessons = lessons_of(history, session_of(Study(tmp_path, "s"), job), study="one")
     assert len(lessons) == len(history.reduced.tried)
     assert {lesson.plan["n_layers"] for lesson in lessons} == {1.0}

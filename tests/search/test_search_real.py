@@ -186,19 +186,19 @@ def test_reduced_trials_train_what_they_say_and_the_best_is_a_whole_one(tmp_path
                 diagnose=False,
             )
             engine = DeepSpeedEngine(job, CPU)
-            lattice = build_lattice(load_space(job.space, KNOBS), engine)
+            session = Session(
+                job=job,
+                engine=engine,
+                place=RecordedPlace(CPU, {}),
+                study=study,
+                known_lattice=build_lattice(load_space(job.space, KNOBS), engine),
+            )
             done = run_search(
-                Session(
-                    job=job,
-                    engine=engine,
-                    place=RecordedPlace(CPU, {}),
-                    study=study,
-                    known_lattice=lattice,
-                ),
+                session,
                 fleet,
                 observer=Notebook(),
                 interrupt=Interrupt(),
-                steering=steering_of(job, CPU, lattice),
+                steering=steering_of(session),
                 no_comparison="it takes longer than it tells here",
             )
     finally:

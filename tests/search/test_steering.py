@@ -10,6 +10,7 @@ from autotune.cost.forecast import Forecast
 from autotune.cost.problem import situation_of
 from autotune.cost.residual import Features
 from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
@@ -30,6 +31,7 @@ from tests.search.scripted import (
     rate_of,
     realistic,
     search,
+    session_of,
 )
 from tests.search.test_sampler import spec_of, trial
 
@@ -186,13 +188,13 @@ def test_a_search_leaves_lessons_for_the_next_one() -> None:
             trial(broken, fault(broken, Outcome.INVALID)),
         ]
     )
-    lessons = lessons_of(history, job, ENVIRONMENT, study="one")
+    lessons = lessons_of(history, session_of(Study(Path(), "scripted"), job), study="one")
     assert [lesson.is_out_of_memory for lesson in lessons] == [False, True]
     assert lessons[0].seconds == pytest.approx(job.global_batch / 100.0)
     assert lessons[0].peak_bytes == 5 * GIB
     assert lessons[1].limit_bytes == Objective.of(job, ENVIRONMENT).allowed_bytes
     assert lessons[0].situation == situation_of(job, ENVIRONMENT)
-    assert lessons_of(History(), job, ENVIRONMENT, study="one") == []
+    assert lessons_of(History(), session_of(Study(Path(), "scripted"), job), study="one") == []
 
 
 def test_the_analytic_model_steers_with_what_other_studies_saw() -> None:
@@ -201,14 +203,12 @@ def test_the_analytic_model_steers_with_what_other_studies_saw() -> None:
         trial(spec, ok(spec, rate_of(spec)))
         for spec in [spec_of(job, n, zero__stage=n, micro_batch=4) for n in range(4)]
     )
-    lessons = lessons_of(history, job, ENVIRONMENT, study="one")
-    its = steering_of(job, ENVIRONMENT, lattice_of(job), lessons=lessons, study="two")
+    lessons = lessons_of(history, session_of(Study(Path(), "scripted"), job), study="one")
+    session = session_of(Study(Path(), "scripted"), job)
+    its = steering_of(session, lessons=lessons, study="two")
     assert its.recalled is not None
     assert len(its.recalled.times.log_ratio) == 4
-    assert (
-        steering_of(job, ENVIRONMENT, lattice_of(job), lessons=lessons, study="one").recalled
-        is None
-    )
+    assert steering_of(session, lessons=lessons, study="one").recalled is None
     proposed = its.propose(History(), set(), n_budget=8, seed=0)
     assert proposed in lattice_of(job).candidates
 
@@ -224,8 +224,11 @@ def test_an_unknown_accelerator_is_said_before_anything_runs() -> None:
         deepspeed_version="0.19.8",
         torch_version="2.13.0",
     )
+    engine = DeepSpeedEngine(job, unknown)
+    session = session_of(Study(Path(), "scripted"), job, engine=engine)
+    session.place.environment = unknown
     with pytest.raises(Exception, match="Abacus 9000"):
-        steering_of(job, unknown, lattice_of(job))
+        steering_of(session)
 
 
 def test_a_trial_is_predicted_before_it_runs_and_better_the_more_ran(study: Study) -> None:

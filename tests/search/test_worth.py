@@ -79,7 +79,7 @@ def way_between(
         baseline=baseline,
         target=target,
         start_engine=engine,
-    ).to_target()
+    )
 
 
 def measured(spec: TrialSpec) -> TrialResult:
@@ -165,7 +165,7 @@ def test_it_is_read_as_it_was_written_and_not_where_it_is_damaged(tmp_path: Path
 
 def test_nothing_to_be_worth_anything(tmp_path: Path):
     with pytest.raises(JobError, match="no change"):
-        way_between(START, START, ScriptedEngine(JOB), Study(tmp_path, "ladder"))
+        _ = way_between(START, START, ScriptedEngine(JOB), Study(tmp_path, "ladder")).changes
 
 
 def test_intervals_of_blocks_hold_in_95_of_100_cases():

@@ -29,19 +29,19 @@ _STARTS = re.compile(
     r"|llamafactory-cli|axolotl[ \t]+train|trl|swift)[ \t]+(?![:=])\S",
     re.MULTILINE,
 )
-_IN_ROUND = r"""[^()'"\\]|\\[\s\S]|'[^']*'|"(?:[^"\\]|\\[\s\S])*\""""
-_ROUND = reduce(lambda inner, _: rf"\((?:{_IN_ROUND}|{inner})*\)", range(5), r"\([^()]*\)")
-_CURLY = reduce(lambda inner, _: rf"\{{(?:[^{{}}]|{inner})*\}}", range(3), r"\{[^{}]*\}")
-_PUT = rf"\$(?:{_ROUND}|{_CURLY}|[A-Za-z_]\w*|\d|(?![({{]))|`(?:[^`\\]|\\[\s\S])*`"
+_IN_ROUND = r"""[^()'"\\]|\\[\s\S]|'[^']*+'|"(?:[^"\\]|\\[\s\S])*+\""""
+_ROUND = reduce(lambda inner, _: rf"\((?:{_IN_ROUND}|{inner})*+\)", range(5), r"\([^()]*+\)")
+_CURLY = reduce(lambda inner, _: rf"\{{(?:[^{{}}]|{inner})*+\}}", range(3), r"\{[^{}]*+\}")
+_PUT = rf"\$(?:{_ROUND}|{_CURLY}|[A-Za-z_]\w*|\d|(?![({{]))|`(?:[^`\\]|\\[\s\S])*+`"
 """What a shell puts something else for."""
-_PART = rf"""\\[\s\S]|'[^']*'|"(?:\\[\s\S]|{_PUT}|[^"\\$`])*"|{_PUT}|[<>]{_ROUND}"""
+_PART = rf"""\\[\s\S]|'[^']*+'|"(?:\\[\s\S]|{_PUT}|[^"\\$`])*+"|{_PUT}|[<>]{_ROUND}"""
 _NAME = r"[A-Za-z_]\w*"
-_TOKEN = re.compile(
-    r"(?P<blank>(?:[ \t\r]|\\\r?\n)+|\#[^\n]*)"
-    rf"|(?P<array>{_NAME}\+?=\((?:{_PART}|(?<=\s)\#[^\n]*|(?<!\s)\#|[^()'\"`\\$\#])*\))"
+_TOKEN = re.compile(  # what is matched once is not matched again in another way
+    r"(?P<blank>(?:[ \t\r]|\\\r?\n)++|\#[^\n]*+)"
+    rf"|(?P<array>{_NAME}\+?=\((?:{_PART}|(?<=\s)\#[^\n]*+|(?<!\s)\#|[^()'\"`\\$\#])*+\))"
     r"|\d*(?P<sign><<<|<<-?|>>|>&|<&|>\||<>|[<>](?!\()|(?=&>))(?:&>>?)?[ \t]*"
     r"|(?P<end>&&|\|\||[\n;&|()])"
-    rf"|(?P<word>(?:{_PART}|[^\s;&|()<>'\"`\\$])+)"
+    rf"|(?P<word>(?:{_PART}|[^\s;&|()<>'\"`\\$])++)"
 )
 _PIECE = re.compile(rf"""(\\[\s\S])|('[^']*')|(")|({_PUT})|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({_NAME}|\d)|\{{({_NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?\}})")
@@ -130,7 +130,7 @@ class _Field(NamedTuple):
     def value(self) -> Chars:
         """Value of an assignment, behind its sign."""
         chars = self.chars
-        return chars[_plain(chars).index("=") + 1 :]
+        return chars if self.is_array else chars[_plain(chars).index("=") + 1 :]
 
     @property
     def text(self) -> str:
@@ -230,8 +230,8 @@ class _Reader:
         self.unread: list[str] = []
         self.written: dict[str, str] = {}
         self._blocks: list[_Block] = []
-        self._is_alternative = False
-        """Whether the present command follows `&&` or `||`, and so runs only sometimes."""
+        self._is_next: bool | None = True
+        """Whether the present command runs after a `&&` or `||`; None: only the shell knows."""
         self._depth = self._n_put = 0
 
     def read(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
@@ -246,7 +246,7 @@ class _Reader:
             _OpenError: Something in it does not close.
         """
         text, at = _plain(chars), 0
-        n_blocks, is_alternative = len(self._blocks), self._is_alternative
+        n_blocks, is_next = len(self._blocks), self._is_next
         documents: list[tuple[str, bool, str, str]] = []
         self._depth += 1
         while at < len(text):
@@ -258,7 +258,10 @@ class _Reader:
             documents += _documents(fields, targets) if self._certain is not False else ()
             if fields and not self._sets(fields) and not self._sources(fields, path):
                 self._runs(fields, path, within)
-            self._is_alternative = is_alternative or end in ("&&", "||")
+            self._is_next = is_next
+            if end in ("&&", "||") and is_next:
+                truth = _truth(fields) if fields and fields[0].raw in ("[", "[[") else None
+                self._is_next = None if truth is None else truth is (end == "&&")
             for last, is_literal, name, variable in documents if end == "\n" else ():
                 found = re.compile(rf"^[ \t]*{re.escape(last)}[ \t\r]*$", re.M).search(text, at)
                 stop = found.start() if found else len(text)
@@ -272,7 +275,7 @@ class _Reader:
                 at = found.end() + 1 if found else len(text)
             documents = [] if end == "\n" else documents
         self._depth -= 1
-        self._is_alternative = is_alternative
+        self._is_next = is_next
         del self._blocks[n_blocks:]
 
     def _command(
@@ -414,10 +417,8 @@ class _Reader:
     @property
     def _certain(self) -> bool | None:
         """Whether what stands here runs; None: only the shell knows."""
-        states = [block.runs for block in self._blocks]
-        if False in states:
-            return False
-        return None if None in states or self._is_alternative else True
+        states = [self._is_next, *(block.runs for block in self._blocks)]
+        return False if False in states else None if None in states else True
 
     def _why(self) -> str:
         block = next((block for block in self._blocks if block.runs is None), None)
@@ -471,7 +472,7 @@ class _Reader:
             return True
         is_declared = names[0] in _DECLARES
         if not is_declared and not all(map(_ASSIGNS.match, names)):
-            return names[0] == ":"  # ${X:=default} has set where it was put in
+            return names[0] in (":", "[", "[[")  # ${X:=default} has set where it was put in
         for one in fields[is_declared:]:
             found = _ASSIGNS.match(one.raw)
             name = found[1] if found else one.raw
@@ -592,6 +593,8 @@ def _sourced(name: str, base: Path) -> Path | None:
 def _truth(fields: Sequence[_Field]) -> bool | None:
     """Whether `[ ... ]` holds; None: it asks something else than about words and numbers."""
     words = [_plain(chars) for one in fields[1:-1] for chars in one.items]
+    if fields[0].raw == "[[":  # where nothing is split
+        words = [one.text for one in fields[1:-1]]
     if fields[-1].raw not in ("]", "]]") or any(map(_UNKNOWN.search, words)):
         return None
     if len(words) == 2 and words[0] in ("-n", "-z"):

@@ -8,7 +8,7 @@ Each names the function of NVIDIA/Megatron-LM that checks it (the main branch at
 import contextlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -263,6 +263,39 @@ def _batch(launch: MegatronLaunch) -> Answer:
     )
 
 
+@argument_rule("world.product", f"{ARGUMENTS}: world_size, by what divides it")
+def _ranks(launch: MegatronLaunch) -> Answer:
+    """Degrees that no value of one that is not known brings into the world."""
+    return _never_divides(launch, _COUNTS[:3])
+
+
+@argument_rule("ep.ranks", "megatron/core/parallel_state.py, initialize_model_parallel: expert_dp")
+def _expert_ranks(launch: MegatronLaunch) -> Answer:
+    """Expert ranks that no degree of their tensor parallelism brings into the world."""
+    ep, etp = "expert_model_parallel_size", "expert_tensor_parallel_size"
+    if ep not in launch.given:
+        return None
+    if etp not in launch.unknown and etp not in launch.given and not launch.is_partial:
+        etp = _COUNTS[0]  # its default
+    return _never_divides(launch, ("pipeline_model_parallel_size", ep, etp))
+
+
+def _never_divides(launch: MegatronLaunch, degrees: Sequence[str]) -> Answer:
+    """The answer where known degrees do not divide the world, whatever the others are."""
+    known: dict[str, int] = {}
+    for name in degrees:
+        with contextlib.suppress(UnknownFactError):
+            known[name] = launch.get(name) or 1
+    product = math.prod(known.values())
+    if launch.world is None or len(known) == len(degrees) or launch.world % product == 0:
+        return None
+    named = " x ".join(f"{flag_name(name)} {value}" for name, value in known.items() if value > 1)
+    return (
+        f"world {launch.world} is no multiple of {named}, whatever the other degrees are",
+        f"take degrees whose product divides {launch.world}",
+    )
+
+
 def chunks_of(launch: MegatronLaunch) -> int | None:
     """Chunks of a pipeline rank; None where they are not even."""
     if (layout := launch.get("pipeline_model_parallel_layout")) is not None:
@@ -288,6 +321,8 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _one_chunk,
     _chunk_layers,
     _batch,
+    _ranks,
+    _expert_ranks,
     *(
         clash(
             "flags.gone",

@@ -14,7 +14,7 @@ from autotune.report.explain.trial import describe, explain, rows_of
 from autotune.report.page.tables import config_of, settings_of_row
 from autotune.report.results.rows import describe_evidence
 from autotune.report.story import Story
-from autotune.search.confirm import first_round_of, last_comparison, number_of
+from autotune.search.confirm import comparison_of, last_comparison
 from autotune.space.candidate import candidate_of
 from autotune.space.knobs import describe_candidate
 
@@ -116,15 +116,15 @@ def _role(trial: Trial, story: Story, last: int) -> str:
         return "towards the baseline" if is_other else "baseline"
     if identity.confirm_round is None:
         return identity.role.value
-    first = first_round_of(identity.confirm_round)
+    first = comparison_of(trial)
     text = f"{identity.role.value}, round {identity.confirm_round - first + 1}"
     return text if first == last else f"{text} of an earlier comparison"
 
 
 def _left_out(trials: Sequence[Trial], last: int) -> str:
     """What a candidate is that the last comparison has no figure of."""
-    rounds = [number for trial in trials if (number := number_of(trial)) >= 0]
-    return "not in the last comparison" if rounds and max(rounds) < last else "not compared"
+    compared = max(map(comparison_of, trials), default=-1)
+    return "not in the last comparison" if 0 <= compared < last else "not compared"
 
 
 def _number(trial: Trial) -> int:

@@ -81,6 +81,8 @@ def test_what_only_the_shell_knows_stays_as_it_is_written(text):
         ("N=1\nif [ $N -gt 4 ]; then\n N=2\nfi\ntorchrun t.py --train $N", ["1"]),
         ("read -r -d '' A <<E\n1\n  2 \\\n 3\nE\ntorchrun t.py --train $A", ["1", "2", "3"]),
         ('torchrun t.py --train "a\\d" b\\\nc', ["a\\d", "bc"]),
+        ('[ -z "$N" ] && N=4\n[ 1 = 2 ] || M=5\ntorchrun t.py --train $N $M', ["$N", "5"]),
+        ("N=\n[[ -z $N ]] && N=4\n[ $N = 4 ] || N=5\ntorchrun t.py --train $N", ["4"]),
         ("if [ 1 = 2 ]; then\n torchrun u.py --train 1\nfi\ntorchrun t.py --train 2", ["2"]),
     ],
 )
@@ -131,6 +133,20 @@ def test_no_file_takes_long(text):
     begun_s = time.process_time()
     assert words(text)[:2] == ["torchrun", "t.py"]
     assert time.process_time() - begun_s < 10
+
+
+@pytest.mark.parametrize(
+    "text", ["A=(\n" + "a # b (c) 'd'\n" * 60, "$(" * 20_000, '"$(' * 5_000, "A=(" * 5_000]
+)
+def test_no_text_that_does_not_close_takes_long(text):
+    begun_s = time.process_time()
+    with pytest.raises(JobError, match="does not close"):
+        read_shell(f"{text}'", Path("run.sh"))
+    assert time.process_time() - begun_s < 5
+
+
+def test_an_array_before_a_command_is_no_fault():
+    assert words("A=(1 2) run $B\n") == ["run", "$B"]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ BROKEN = {
     "vp.micro_batches": "--pipeline-model-parallel-size 4 --micro-batch-size 4 "
     "--num-virtual-stages-per-pipeline-rank 2 --global-batch-size 32",
 }
-OTHERWISE = {"batch.micro", "environment.connections", "environment.visible_devices"}
+OTHERWISE = {"ep.ranks", "batch.micro", "environment.connections", "environment.visible_devices"}
 """Rules of what is missing and of the environment: they have other tests."""
 AT_RUN_TIME = {"vp.micro_batches", "batch.product"}
 """Rules of what starts after the checks of arguments: the schedule, the count of micro-batches."""

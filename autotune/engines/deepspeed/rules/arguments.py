@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from autotune.base.names import misspelt, near_names
+from autotune.base.nested import as_written
 from autotune.base.text import MOST_NAMED, named
 from autotune.engines.deepspeed.rules.base import Setup, patch
 from autotune.engines.deepspeed.rules.constructors import Constructor
@@ -77,7 +78,7 @@ def _unknown(
     message = f"{dotted}: {made.name} has no such parameter ({listed(made.takes, ', ')})"
     meant = _meant(name, made.takes)
     if meant is not None and meant not in given and not _is_refused(made, meant, value):
-        renamed = patch(f"{section}.params", {name: None, meant: value})
+        renamed = patch(f"{section}.params", {name: None, meant: as_written(value)})
         return Finding(message=message, at=(dotted,), changes=renamed)
     near = near_names(name, made.takes, most=1, alike=_ALIKE)
     guess = f"did you mean {near[0]}? Else " if near else ""

@@ -1,13 +1,12 @@
 """Parameters of the constructors of optimizers and schedulers, as their own releases took them.
 
-`constructors.json` is recorded by `python -m tests.record_constructors`, which gives a few values
-of each kind to every parameter and lets what was built take some steps. A value between two that
-were tried is refused where both were; nobody says anything where only one was.
+`constructors.json` is recorded by `make constructors`, which gives a few values of each kind to
+every parameter and lets what was built take some steps. A number between two that were tried is
+refused where both were; nobody says anything where only one was.
 """
 
 import json
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
@@ -19,22 +18,9 @@ from autotune.engines.deepspeed.rules.releases import is_at_least
 
 DATA_FILE = Path(__file__).with_name("constructors.json")
 
-WHOLE = (-2, -1, 0, 1, 2, 10)
-"""Whole numbers with which every parameter is tried."""
-BROKEN = (-2.0, -1.0, -1e-9, 0.0, 1e-9, 0.5, 1 - 1e-9, 1.0, 1 + 1e-9, 1.5, 2.0, 10.0)
-_NUMBER_AS_TEXT, _TEXT = "0.5", "words"
-SAMPLES: tuple[Any, ...] = (
-    *(None, True, False, _NUMBER_AS_TEXT, _TEXT, [0.5], {}),
-    *(*WHOLE, *BROKEN),
-)
-"""Values with which every parameter is tried."""
-
 _BY_DEVICE = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Switches of torch's that other devices take: they were tried on a CPU."""
 
-
-_IN_FILE = {"adamw_mode": "adam_w_mode"}
-"""Parameter that DeepSpeed gives itself -> the key of `optimizer.params` that it takes it from."""
 
 TAKEN_OUT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
 """Keys of `optimizer.params` that DeepSpeed takes out before it builds an Adam."""
@@ -56,8 +42,9 @@ class Constructor:
     """Error that it raised with anything that a file can hold; empty: a file can make it."""
     alone: str = ""
     """Error that it raised with the parameters that it needs alone; empty: none."""
-    refuses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Parameter -> sample -> what it raised."""
+    refuses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Parameter -> kind of value -> number of what it raised, 0: nothing; of numbers for each
+    range, of lists for each length and each item."""
     wants: Mapping[str, str] = field(default_factory=dict)
     """Parameter -> its legal values in words; none where they are no numbers."""
 
@@ -78,23 +65,8 @@ class Constructor:
             return ""
         if isinstance(value, str) and parameter in self.texts:
             return ""
-        # Almost every configuration that is judged is one that a template rendered.
-        key = (parameter, *_key(value))
-        try:
-            return self._answers[key]
-        except KeyError:
-            return self._answers.setdefault(key, _refusal(refused, value))
-        except TypeError:  # a section is no key
-            return _refusal(refused, value)
-
-    @cached_property
-    def _answers(self) -> dict[tuple[Any, ...], str]:
-        return {}
-
-
-def sample_name(value: Any) -> str:
-    """The name under which a sample is recorded; what JSON lacks, a date of YAML say, has none."""
-    return json.dumps(value, default=str)
+        raised: str = _data()["raised"][_refusal(refused, value)]
+        return raised
 
 
 def optimizer_of(setup: Setup) -> Constructor | None:
@@ -148,7 +120,7 @@ def schedule_decides(setup: Setup, made: Constructor) -> bool:
 
 def takes(optimizer: str) -> Sequence[str]:
     """Parameters of an optimizer, by its recorded name."""
-    return _constructors()[f"optimizers/{optimizer}"].takes
+    return tuple(_data()["optimizers"][optimizer]["takes"])
 
 
 @cache
@@ -179,7 +151,7 @@ def _of_release(path: str, version: str, torch_version: str) -> Constructor | No
 
     A newer torch may take more parameters, an older DeepSpeed took values that it refuses now.
     """
-    found = _constructors().get(path)
+    found = _constructor(path)
     if found is None:
         return None
     if found.name.startswith("torch."):
@@ -196,72 +168,52 @@ def _data() -> Mapping[str, Any]:
 
 
 @cache
-def _constructors() -> Mapping[str, Constructor]:
-    prefix = {"optimizers": "torch.optim", "schedulers": "torch.optim.lr_scheduler"}
-    return {
-        f"{group}/{name}": Constructor(
-            name=name.replace("torch", prefix[group], 1) if name.startswith("torch.") else name,
-            takes=tuple(recorded["takes"]),
-            needs=tuple(recorded["needs"]),
-            texts=frozenset(recorded.get("texts", ())),
-            never=recorded.get("never", ""),
-            alone=recorded.get("alone", ""),
-            refuses={
-                _IN_FILE.get(parameter, parameter): {
-                    sample: raised for raised, tried in wrong.items() for sample in tried
-                }
-                for parameter, wrong in recorded.get("refuses", {}).items()
-            },
-            wants={
-                _IN_FILE.get(parameter, parameter): words
-                for parameter, words in recorded.get("wants", {}).items()
-            },
-        )
-        for group in prefix
-        for name, recorded in _data()[group].items()
-    }
+def _constructor(path: str) -> Constructor | None:
+    group, _, name = path.partition("/")
+    recorded = _data()[group].get(name)
+    if recorded is None:
+        return None
+    prefix = "torch.optim" if group == "optimizers" else "torch.optim.lr_scheduler"
+    return Constructor(
+        name=name.replace("torch", prefix, 1) if name.startswith("torch.") else name,
+        takes=tuple(recorded["takes"]),
+        needs=tuple(recorded["needs"]),
+        texts=frozenset(recorded.get("texts", ())),
+        never=recorded.get("never", ""),
+        alone=recorded.get("alone", ""),
+        refuses=recorded.get("refuses", {}),
+        wants=recorded.get("wants", {}),
+    )
 
 
-def _key(value: Any) -> tuple[Any, ...]:
-    """A value with its type: 1 is neither 1.0 nor true."""
-    if isinstance(value, list):
-        return (list, *map(_key, value))
-    return type(value), value
-
-
-def _refusal(refused: Mapping[str, str], value: Any, at: str = "") -> str:
-    """Error that a value raises, by the samples next to it."""
+def kind_of(value: Any) -> str:
+    """Name of the kind of a value under which it is recorded; what JSON lacks has none."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, str):
-        return refused.get(at + sample_name(_NUMBER_AS_TEXT if _is_number(value) else _TEXT), "")
-    if type(value) in (int, float):
-        return _of_number(refused, value, at)
+        return "number as text" if _is_number(value) else "text"
     if isinstance(value, Mapping):
-        return refused.get(at + sample_name({}), "")
-    if not isinstance(value, list):
-        return refused.get(at + sample_name(value), "")
-    if not any(name.startswith("length ") for name in refused):
-        return refused.get(sample_name([0.5]), "")
-    wrong = refused.get(f"length {min(len(value), longest(refused))}", "")
-    items = (_refusal(refused, item, f"item {n}: ") for n, item in enumerate(value))
-    return wrong or next(filter(None, items), "")
+        return "section"
+    return type(value).__name__ if type(value) in (int, float, list) else ""
 
 
-def _of_number(refused: Mapping[str, str], value: float, at: str) -> str:
-    tried: Sequence[float] = WHOLE if type(value) is int else BROKEN
-    if not -math.inf < value < math.inf:
-        return ""
-    after = bisect_left(tried, value)
-    if after < len(tried) and tried[after] == value:
-        return refused.get(at + sample_name(tried[after]), "")
-    beside = [
-        refused.get(at + sample_name(one), "") for one in tried[max(0, after - 1) : after + 1]
-    ]
-    return beside[0] if all(beside) else ""
+def _refusal(refused: Mapping[str, Any], value: Any) -> int:
+    """Number of the error that a value raises, by the samples next to it."""
+    kind = kind_of(value)
+    found = refused.get(kind, 0)
+    if kind == "list" and "lengths" in refused:
+        wrong: int = refused["lengths"][min(len(value), len(refused["lengths"]) - 1)]
+        items = map(_refusal, refused["items"], value)
+        return wrong or next(filter(None, items), 0)
+    if kind in ("int", "float"):
+        ranges = found if found and -math.inf < value < math.inf else ()
+        fits = (raised for low, high, raised in ranges if _is_within(value, low, high))
+        return next(fits, 0)
+    return int(found)
 
 
-def longest(refused: Mapping[str, str]) -> int:
-    """Length of the longest list that was tried for a parameter."""
-    return max(int(name.removeprefix("length ")) for name in refused if name.startswith("length "))
+def _is_within(value: float, low: float | None, high: float | None) -> bool:
+    return (low is None or low <= value) and (high is None or value <= high)
 
 
 def _is_number(text: str) -> bool:

@@ -74,23 +74,6 @@ def _family(setup: Setup) -> Finding | None:
     )
 
 
-@rule("module_inject/auto_ep_folding.py: validate_folding_global")
-def _tensor_parallel_offload(setup: Setup) -> Finding | None:
-    if setup.ep == 1 or setup.tp == 1:
-        return None
-    sections = ("offload_optimizer", "offload_param")
-    offloaded = [
-        name for name in sections if setup.zero_section(name).get("device", "none") != "none"
-    ]
-    if not offloaded:
-        return None
-    return _against(
-        setup,
-        f"with tp={setup.tp} and {' and '.join(offloaded)}",
-        zero(**dict.fromkeys(offloaded)),
-    )
-
-
 @rule(
     "runtime/zero/parameter_offload.py: ranks that route to other experts gather other weights, "
     "and wait for one another; utils/z3_leaf_module.py"

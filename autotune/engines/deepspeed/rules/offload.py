@@ -26,25 +26,6 @@ def _ratio(setup: Setup) -> float:
     return float(setup.zero_section("offload_optimizer").get("ratio", 1))
 
 
-@rule("runtime/zero/partition_parameters.py:1225-1230")
-def _nvme_without_path(setup: Setup) -> Finding | None:
-    if setup.stage != 3:
-        return None
-    found = [
-        f"zero_optimization.{name}"
-        for name in ("offload_optimizer", "offload_param")
-        for section in [setup.zero_section(name)]
-        if section.get("device") == "nvme" and section.get("nvme_path") is None
-    ]
-    if not found:
-        return None
-    return Finding(
-        message=" and ".join(f"{name}.device=nvme" for name in found) + " without a nvme_path",
-        advice=f"set {' and '.join(f'{name}.nvme_path' for name in found)} to a folder on a "
-        "local disk",
-    )
-
-
 @rule("runtime/zero/stage3.py:313-316")
 def _ratio_needs_cpu_adam(setup: Setup) -> Finding | None:
     if _ratio(setup) >= 1 or setup.stage != 3:

@@ -27,20 +27,6 @@ def _world(setup: Setup) -> Finding | None:
     )
 
 
-@rule("runtime/engine.py: autotp_size", consequence="differs")
-def _degree(setup: Setup) -> Finding | None:
-    size = setup.autotp_size
-    # The layers of a pipeline are split as they are built, and not by AutoTP.
-    wanted = setup.tp if setup.pp == 1 else 1
-    if size == wanted:
-        return None
-    return Finding(
-        message=f"the layout has tp={setup.tp}, the configuration splits the model over {size} "
-        "(tensor_parallel.autotp_size)",
-        changes={"tensor_parallel": {"autotp_size": wanted} if wanted > 1 else None},
-    )
-
-
 @rule("runtime/engine.py:1020")
 def _tp_sizes(setup: Setup) -> Finding | None:
     section = setup.section("tensor_parallel")
@@ -58,22 +44,6 @@ def _tp_sizes(setup: Setup) -> Finding | None:
         changes={"tensor_parallel": {name: {"tp_size": None}}},
         advice="" if given else f"or set tensor_parallel.autotp_size to {size}",
         consequence="raised" if given else "differs",
-    )
-
-
-@rule("runtime/engine.py: _apply_autotp_partitioning")
-def _liger_loss(setup: Setup) -> Finding | None:
-    section = setup.section("tensor_parallel")
-    if section.get("vocab_parallel_ce_backend") != "liger" or setup.autotp_size == 1:
-        return None
-    tied = setup.model is not None and setup.model.tied_embeddings
-    head = section.get("vocab_parallel_lm_head")
-    if head is True or (head is None and tied):
-        return None
-    return Finding(
-        message="tensor_parallel.vocab_parallel_ce_backend=liger with a gathered output head "
-        f"(vocab_parallel_lm_head={head})",
-        changes={"tensor_parallel": {"vocab_parallel_ce_backend": "torch"}},
     )
 
 

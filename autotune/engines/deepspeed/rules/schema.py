@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from autotune.base.names import misspelt
-from autotune.base.nested import Unknown, look_up, merge
+from autotune.base.nested import as_written, look_up, merge
 from autotune.engines.deepspeed.rules.base import (
     BATCH_KEYS,
     Setup,
@@ -393,7 +393,7 @@ def _place(path: str) -> str:
 
 def _moved(path: str, name: str, home: str, meant: str, value: Any) -> dict[str, Any]:
     """The changes that take a key with its value to its place."""
-    return merge(removal([(path, name)]), patch(home, {meant: value}))
+    return merge(removal([(path, name)]), patch(home, {meant: as_written(value)}))
 
 
 def _meant_key(
@@ -549,13 +549,8 @@ def _old_bf16(setup: Setup) -> Iterator[Finding]:
     yield Finding(
         message="bfloat16 is the old name of bf16",
         at=("bfloat16",),
-        changes={"bfloat16": None, "bf16": _with_autos(config["bfloat16"])},
+        changes={"bfloat16": None, "bf16": as_written(config["bfloat16"])},
     )
-
-
-def _with_autos(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A section with those of its values that only its consumer knows: the file says "auto"."""
-    return {name: AUTO if isinstance(value, Unknown) else value for name, value in section.items()}
 
 
 @rule("runtime/zero/config.py: field name and alias")

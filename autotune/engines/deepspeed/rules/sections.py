@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -198,7 +198,15 @@ class Section:
 
 def key_of(row: str | Mapping[str, Any]) -> Key:
     """One key as `keys.json` tells it: the name of its type, or that and what else holds."""
-    row = {"type": row} if isinstance(row, str) else row
+    return _key_of_type(row) if isinstance(row, str) else _key_of_row(row)
+
+
+@cache
+def _key_of_type(name: str) -> Key:
+    return _key_of_row({"type": name})
+
+
+def _key_of_row(row: Mapping[str, Any]) -> Key:
     usual = "word" if "one_of" in row else "list" if "list_of" in row else "any"
     kind = _TYPES[row.get("type", usual)] | row
     accepts, wants, converts = _accepts(kind), _wants(kind, row), _READS[kind.get("reads", "")]
@@ -419,16 +427,6 @@ def _as_read(content: Mapping[str, Any], path: str, version: str) -> Facts:
         elif isinstance(value, Mapping):
             facts[name] = _as_read(value, f"{path}.{name}" if path else str(name), version)
     return facts
-
-
-def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Keys with values of the wrong type or out of range, whose meaning nobody can tell."""
-    return [
-        (*(path.split(".") if path else ()), str(name))
-        for path, content, section in sections(config)
-        for name, key, value in known_items(content, section)
-        if not key.accepts(value) and (is_auto(value) or key.meant(value) is REFUSED)
-    ]
 
 
 def is_auto(value: Any) -> bool:

@@ -7,8 +7,6 @@ whole model (DeepSpeed 0.19.8, SGD without clipping: tests/trial/test_split_real
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.space.rule import Finding, rule
 
-_KEY = "sequence_parallel_size"
-
 
 @rule("parallel_state_sp.py: initialize_sequence_parallel")
 def _world(setup: Setup) -> Finding | None:
@@ -19,22 +17,6 @@ def _world(setup: Setup) -> Finding | None:
         message=f"tp * pp * sp = {setup.tp} * {setup.pp} * {sp} = {size} does not divide the "
         f"world: {setup.world} % {size} = {setup.world % size}",
         advice="set sp to 1",
-    )
-
-
-@rule(
-    "runtime/config.py: where zero.Init reads the world without the script's groups; "
-    "the engine itself goes by the groups alone",
-    consequence="ignored",
-)
-def _degree(setup: Setup) -> Finding | None:
-    sp, size = setup.sp_by_script, setup.ds_config.get(_KEY, 1)
-    if sp == 1 or (size == sp and setup.ds_config.get("data_parallel_size") is None):
-        return None
-    return Finding(
-        message=f"the script splits sequences over {sp} ranks, the configuration has "
-        f"{_KEY}={size} and data_parallel_size={setup.ds_config.get('data_parallel_size')}",
-        changes={_KEY: sp, "data_parallel_size": None},
     )
 
 

@@ -1,6 +1,6 @@
 """Features that the installed release of DeepSpeed no longer has, or not yet."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autotune.engines.deepspeed.rules.base import (
@@ -20,13 +20,12 @@ from autotune.engines.deepspeed.rules.sections import (
 )
 from autotune.space.rule import Choice, Finding, Patch, rule
 
-REMOVED_OPTIMIZERS: Mapping[str, tuple[str, Sequence[str]]] = {
-    "onebitadam": ("AdamW", (*takes("FusedAdam"), *TAKEN_OUT)),
-    "zerooneadam": ("AdamW", (*takes("FusedAdam"), *TAKEN_OUT)),
-    "onebitlamb": ("Lamb", takes("FusedLamb")),
+REMOVED_OPTIMIZERS: Mapping[str, str] = {
+    **dict.fromkeys(("onebitadam", "zerooneadam"), "AdamW"),
+    "onebitlamb": "Lamb",
 }
-"""Optimizer -> the one without compression that takes its place, and the parameters of that. Both
-1-bit Adams decay weights as AdamW does (0.19.6, runtime/fp16/onebit)."""
+"""Optimizer -> the one without compression that takes its place. Both 1-bit Adams decay weights as
+AdamW does (0.19.6, runtime/fp16/onebit)."""
 OPTIMIZERS_REMOVED_IN = "0.19.7"
 AUTOTP_BY_CONFIG_SINCE = "0.18.6"
 _AUTOTP_UNEVEN_SINCE = "0.19.7"
@@ -134,9 +133,10 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
 
 def _uncompressed(setup: Setup) -> Patch:
     """The change to the optimizer that it is without compression; empty where none trains here."""
-    heir, known = REMOVED_OPTIMIZERS[setup.optimizer]
+    heir = REMOVED_OPTIMIZERS[setup.optimizer]
     if heir == "Lamb" and setup.accelerator == "cpu":
         return {}
+    known = {*takes(f"Fused{heir.removesuffix('W')}"), *(TAKEN_OUT if heir == "AdamW" else ())}
     params = dict.fromkeys(name for name in setup.optimizer_params if name not in known)
     return {"optimizer": {"type": heir, "params": params} if params else {"type": heir}}
 

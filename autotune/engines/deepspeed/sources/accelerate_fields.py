@@ -154,6 +154,8 @@ def _near(given: str, known: Iterable[str]) -> str:
 
 def _place_of(name: str) -> str:
     """Where a field of the section that accelerate ignores does something; empty: nowhere."""
+    if name in ("fp16", "bf16"):
+        return f"set mixed_precision to {name} at the top of the accelerate file"
     if name in TOP_FIELDS:
         return f"move {name} out of deepspeed_config, to the top of the accelerate file"
     section = "" if name in SECTIONS[""].keys else HOMES.get(name)

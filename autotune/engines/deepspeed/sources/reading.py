@@ -465,7 +465,8 @@ def named_path(name: str, base: Path) -> Path:
     if path is None:
         raise RenderError(
             f"{base}: names {name!r}, which is not there",
-            "name the ds_config.json itself: a `cd` in a shell file is not followed",
+            "name the ds_config.json itself: what a `cd` or a program of a shell file does is not "
+            "followed",
         )
     return path
 

@@ -1,6 +1,7 @@
 """The configuration to check: its text, its place, and what is known of its reader."""
 
 import contextlib
+import itertools
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import look_up
 from autotune.base.user_text import read_text
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources import lightning
 from autotune.engines.deepspeed.sources.accelerate_file import AccelerateFile, config_of
@@ -64,6 +66,8 @@ _OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
 same names."""
 
+_COUNTS = ("-n", "-np", "--n", "--np")
+"""Flags of MPI's launchers for the number of ranks."""
 _OWN_LAUNCHERS = ("llamafactory-cli", "swift")
 """Commands that start their ranks themselves."""
 RANKS_VARIABLE = "NPROC_PER_NODE"
@@ -170,7 +174,10 @@ def read_all(
     text = read_text(path) if text is None else text
     if is_shell(text, path):
         return _of_shell(text, path, world=world, given=consumer)
-    line = LaunchLine() if launch is None else read_launch(launch)
+    line = LaunchLine()
+    if launch is not None:
+        line, words = read_launch(launch), shlex.split(launch)
+        line = _with_ranks(line, words, "", assigned(words))
     return _read(
         path,
         text,
@@ -182,21 +189,16 @@ def read_all(
     )
 
 
-def _launches(shell: ShellText, path: Path) -> Iterator[tuple[Command, LaunchLine]]:
+def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command, LaunchLine]]:
     for command in shell.commands:
         words = [word.text for word in command.words]
+        if words[0] in ("echo", "printf"):
+            continue
         line = launch_of_words(words)
         variables = {
             name: word.text for name, word in {**shell.exported, **command.variables}.items()
         }
-        ranks = (assigned(words[:1]) | variables).get(RANKS_VARIABLE, "")
-        if not line.kind and PurePath(line.script).name in _OWN_LAUNCHERS and ranks.isdecimal():
-            n_nodes = variables.get("NNODES", "1")
-            line = replace(
-                line,
-                per_node=int(ranks),
-                world=int(ranks) * int(n_nodes) if n_nodes.isdecimal() else None,
-            )
+        line = _with_ranks(line, [*command.within, *words], text, variables)
         line = replace(
             line,
             accelerator=line.accelerator or accelerator_in(variables),
@@ -208,6 +210,32 @@ def _launches(shell: ShellText, path: Path) -> Iterator[tuple[Command, LaunchLin
             line = _with_own_config(line, path)
         if (line.kind or line.script) and (is_named or line.config is not None):
             yield command, line
+
+
+def _with_ranks(
+    line: LaunchLine, words: Sequence[str], text: str, variables: Mapping[str, str]
+) -> LaunchLine:
+    """The line with the ranks that start without a launcher of Python's."""
+    if line.kind or not words:
+        return line
+    world, per_node = _ranks_of(line, words, text, variables)
+    return replace(line, world=line.world or world, per_node=line.per_node or per_node)
+
+
+def _ranks_of(
+    line: LaunchLine, words: Sequence[str], text: str, variables: Mapping[str, str]
+) -> tuple[int | None, int | None]:
+    """All ranks, and those of one node."""
+    given = {name: int(text) for name, text in variables.items() if text.isdecimal()}
+    if PurePath(line.script).name in _OWN_LAUNCHERS:
+        per_node = given.get(RANKS_VARIABLE)
+        nodes = given.get("NNODES") if "NNODES" in variables else 1
+        return (per_node * nodes if per_node and nodes else None), per_node
+    if PurePath(words[0]).name in ("mpirun", "mpiexec"):
+        counts = (after for name, after in itertools.pairwise(words) if name in _COUNTS)
+        return next((int(count) for count in counts if count.isdecimal()), None), None
+    world, per_node = slurm.tasks_of(words, slurm.options_of(text))
+    return world or given.get("WORLD_SIZE"), per_node
 
 
 def _with_own_config(line: LaunchLine, asked: Path) -> LaunchLine:
@@ -261,7 +289,7 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     found: list[Source] = []
     variables = slurm.variables_of(slurm.options_of(text))
     shell = read_shell(text, path, variables=variables, follows=True)
-    for command, line in _launches(shell, path):
+    for command, line in _launches(shell, text, path):
         of_line = _of_line(line, text, path, shell, world=world, given=given)
         lost = shell.lost_below(command)
         found += of_line if lost is None else [_with_lost(one, lost, text) for one in of_line]
@@ -460,6 +488,7 @@ def _source(
         not_judged=(
             *_unread_filler(line, script, because),
             *_unread_trainer(section, consumer, line, script),
+            *(_unknown_ranks(section) if line.script and not (world or ranks) else ()),
             *_unread_file(section, consumer, line_arguments),
         ),
         world=counted,
@@ -521,6 +550,13 @@ def _unread_filler(line: LaunchLine, script: Path | None, because: str) -> Itera
     if line.script and because.startswith(_AUTO_TELLS):
         seen = "is not there to be read" if script is None else "is not seen to train with Trainer"
         yield NotJudged(what=f'who fills in "{AUTO}"', why=f"{line.script} {seen}")
+
+
+def _unknown_ranks(section: ReadConfig) -> Iterator[NotJudged]:
+    """The ranks of a launch that does not say them, where the batch sizes make some."""
+    if all(type(section.config.get(name)) is int for name in BATCH_KEYS):
+        why = "the batch sizes are right for one: give it with --world"
+        yield NotJudged(what="the number of ranks", why=why)
 
 
 def _unread_trainer(
