@@ -146,12 +146,10 @@ def _spec(accelerator: str, world: int, timeout_s: float) -> TrialSpec:
 
 def _reason(result: TrialResult, timeout_s: float) -> str:
     """Why a measurement failed, with the rank and, of several, its node."""
-    source, evidence = result.evidence_source, result.evidence
-    kind, _, rest = source.partition(" ")
-    nodes = [device.rpartition(":")[0] for device in result.devices]
-    if kind == "rank":
-        rank = rest.partition(" ")[0]
-        where = f"{nodes[int(rank)]}, " if len(set(nodes)) > 1 else ""
-        evidence = f"{where}rank {rank}: {evidence}"
+    evidence, source = result.evidence, result.evidence_source.split()
+    if source[:1] == ["rank"]:
+        nodes = [device.rpartition(":")[0] for device in result.devices]
+        where = f"{nodes[int(source[1])]}, " if len(set(nodes)) > 1 else ""
+        evidence = f"{where}rank {source[1]}: {evidence}"
     is_late = result.wall_s >= timeout_s
     return f"no answer after {timeout_s:.0f} s: {evidence}" if is_late else evidence

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autotune.base.errors import JobError
 from autotune.base.keeper import end_with_parent
 from autotune.contract import (
     PARENT_ENV,
@@ -62,6 +63,9 @@ def main(folder: Path) -> NoReturn:
 
 
 def _measure(wanted: Mapping[str, Any], accelerator: str) -> dict[str, Any]:
+    if (disk := wanted["disk"]) is not None and not Path(disk).is_dir():
+        raise JobError(f"--nvme {disk}: is no folder", "name one on the disk to measure")
+
     import torch
 
     from autotune.probe import communication, kernels
@@ -94,8 +98,8 @@ def _measure(wanted: Mapping[str, Any], accelerator: str) -> dict[str, Any]:
             points += kernels.layers(clock)
             points += kernels.attention(clock, wanted["precisions"])
             points += kernels.losses(clock, wanted["precisions"])
-        if wanted["disk"] is not None:
-            points += kernels.disk(clock, wanted["disk"], rank)
+        if disk is not None:
+            points += kernels.disk(clock, disk, rank)
         for ring in communication.rings(per_node) if world > 1 else ():
             points += communication.collectives(clock, ring)
     if world > 1 and wanted["only"] != "speed":
