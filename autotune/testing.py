@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from packaging.version import Version
 
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.base.errors import AutotuneError, FleetError, JobError, RenderError, StudyError
 from autotune.base.plugins import Kind, load_plugin, plugin_names
 from autotune.base.templates import Templates
@@ -60,6 +60,7 @@ from autotune.record.study import Trial
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.sampler import Request, Sampler
+from autotune.search.session import Session
 from autotune.search.steering import steering_of
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
@@ -126,7 +127,7 @@ class EngineContract(Contract[EnginePlugin]):
         return self.make().bind(self.make_job(), ENVIRONMENT)
 
     def lattice(self, engine: Engine) -> Lattice:
-        return lattice_of(self.make_job(), engine).counted()
+        return lattice_of(engine).counted()
 
     def test_its_knobs_are_a_closed_list(self) -> None:
         """Each stands under its own name, has a legal default, and follows those that it names."""
@@ -313,7 +314,7 @@ class WorkloadContract(Contract[WorkloadPlugin]):
         return make_job({**JOB, "workload": self.name, **self.keys}, where="contract")
 
     def lattice(self) -> Lattice:
-        return lattice_of(self.job(), bind_engine(self.job(), ENVIRONMENT)).counted()
+        return lattice_of(bind_engine(self.job(), ENVIRONMENT)).counted()
 
     def test_it_says_what_is_trained_and_by_which_script(self) -> None:
         """As JSON, the same each time: a soak and the record hold it by that."""
@@ -631,7 +632,7 @@ def _handouts(
     """The first and the last candidate of a space, the one measured and the other not."""
     job = make_job({**JOB, **changes}, where="contract")
     engine = bind_engine(job, ENVIRONMENT)
-    candidates = [each for each in lattice_of(job, engine).counted().candidates if takes(each)]
+    candidates = [each for each in lattice_of(engine).counted().candidates if takes(each)]
     ends = (candidates[0], candidates[-1])
     first, last = (
         handout_of(one, engine=engine, job=job, environment=ENVIRONMENT) for one in ends
@@ -672,7 +673,7 @@ class _UnrunSearch:
     def __init__(self) -> None:
         self._job = make_job(JOB, where="contract")
         self._engine = bind_engine(self._job, ENVIRONMENT)
-        self.lattice = lattice_of(self._job, self._engine).counted()
+        self.lattice = lattice_of(self._engine).counted()
         self.closed: set[str] = set()
         self._history = History()
         self.narrow(self.lattice.candidates[:: 1 + len(self.lattice.candidates) // 16])

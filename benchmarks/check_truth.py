@@ -30,7 +30,7 @@ from autotune.base.yaml_file import parse_yaml
 from autotune.check import CheckReport
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
-from autotune.engines.deepspeed.rules.values import CANONICAL
+from autotune.engines.deepspeed.rules.sections import CANONICAL
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from benchmarks.mutants import HERE, SCRIPT_FILE, TRAINER_SCRIPT, Mutant, mutants
 

@@ -14,7 +14,7 @@ from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Outcome
 from autotune.cost.forecast import Forecast
 from autotune.replay.groups import Group
-from autotune.search.acquisition import Chooser, Shot
+from autotune.search.acquisition import Posterior, Shot
 from autotune.search.history import History
 from autotune.search.optuna_study import Axis, make_axes
 from autotune.search.samplers.grid import least_used
@@ -165,7 +165,7 @@ def calibrated_order(forecast_of: Callable[[Group], Forecast]) -> Strategy:
         forecast, shots = forecast_of(group), list[Shot]()
         is_open = np.ones(len(group.configurations), bool)
         while len(shots) < n_trials:
-            row = Chooser(forecast=forecast, shots=shots).choose(is_open)
+            row = Posterior(forecast=forecast, shots=shots).choose(is_open)
             is_open[row] = False
             ran = group.configurations[row]
             is_out_of_memory = ran.outcome is Outcome.OOM

@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from autotune.app.session import Session
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.search.session import Session
 
 SCRIPT = Path(__file__).with_name("autotuned_training.py")
 STAGES = [0, 1, 2, 3]

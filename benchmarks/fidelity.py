@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.run import search
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.contract import Role
 from autotune.search.base import Snapshot
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.session import Session
+from autotune.search.trial_spec import Run
 
 SHARE = 0.02
 """A search is done within this share of the best."""
@@ -54,14 +55,7 @@ def true_rates(session: Session) -> dict[str, float]:
     fleet = session.make_fleet()
     found = {}
     for candidate in session.lattice.candidates:
-        spec = make_spec(
-            Run(candidate=candidate, role=Role.SEARCH),
-            study="truth",
-            number=0,
-            job=session.job,
-            engine=session.engine,
-            environment=session.environment,
-        )
+        spec = session.spec_of(Run(candidate=candidate, role=Role.SEARCH), 0)
         while candidate.hash not in found:
             result = fleet.submit(spec, Path()).poll()
             if result is not None and not result.outcome.is_platform_fault:

@@ -37,7 +37,7 @@ from autotune.base.student_t import CONFIDENCE, t_quantile
 from autotune.record.answer import Speedup
 from autotune.record.spread import Spread
 from autotune.search.confirm import MAX_FINALISTS
-from autotune.search.race import BLOCK, COLD, WARM, Race, Racer, Rules, blocks_in
+from autotune.search.race import BLOCK, COLD, WARM, Race, Rules, blocks_in
 
 RECORDED = Path(__file__).parents[1] / "results" / "recorded"
 RECORDS = ("repeatability-cpu-2.json", "repeatability-cpu-2-noisy.json")
@@ -174,14 +174,14 @@ def old_answer(machine: Machine, own: Mapping[str, float]) -> Answer:
 def race_answer(machine: Machine, own: Mapping[str, float], rules: Rules) -> Answer:
     """The race."""
     peaks = {key: float(place) for place, key in enumerate(machine.draw.permutation(sorted(own)))}
-    racers = tuple(Racer(key=key, peak_bytes=peaks[key], trial_log=own[key]) for key in own)
     logs: dict[str, dict[int, float]] = {key: {} for key in own}
     order = sorted(own)
     machine.draw.shuffle(order)
     confirmed: set[str] = set()
     for turn in range(BLOCK + 1):
         race = Race(
-            racers=racers,
+            peaks={key: peaks[key] for key in own},
+            trial_logs=own,
             baseline="baseline",
             logs=logs,
             n_rounds=turn,

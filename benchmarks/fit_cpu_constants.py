@@ -30,6 +30,7 @@ from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.job.job import JobText
+from autotune.search.session import RecordedPlace
 
 START = dataclasses.replace(
     load_constants(),
@@ -130,7 +131,7 @@ def read_study(folder: Path) -> Measured:
     """What a study measured, and what the model is told of it."""
     session = open_session(JobText.read(folder / "job.yaml"), {}, results=folder.parent)
     environment = Environment(**session.study.read_state()["environment"])
-    session = dataclasses.replace(session, environment=environment)
+    session = dataclasses.replace(session, place=RecordedPlace(environment, {}))
     rows = [row for row in Table.of(session).rows.values() if row.samples_per_s is not None]
     rates = np.array([row.samples_per_s for row in rows], dtype=np.float64)
     plans = plans_of([row.candidate for row in rows], session.job, environment)

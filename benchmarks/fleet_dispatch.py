@@ -36,10 +36,11 @@ from typing import Any
 
 from plain_agreement import JOB, candidate_of, folder_of, spec_of
 
-from autotune.app.session import Session, obtained_fleet, open_session
+from autotune.app.session import obtained_fleet, open_session
 from autotune.contract import Outcome, Phase, Role, Start, TrialResult
 from autotune.fleet.base import Fleet
 from autotune.fleet.options import FleetOptions, options_of
+from autotune.search.session import Session
 from autotune.search.trial_spec import Run
 
 LOCAL = "local"

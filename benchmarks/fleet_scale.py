@@ -25,7 +25,7 @@ import yaml
 from autotune.app import run as search_module
 from autotune.app.pages import PageWriter
 from autotune.app.run import begin_study, search
-from autotune.app.session import Session, read_job
+from autotune.app.session import read_job
 from autotune.contract import (
     NodeReport,
     Outcome,
@@ -43,14 +43,14 @@ from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import AGENT, GangFleet, GangTrial
 from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
-from autotune.planning.lattice import Lattice, lattice_of
+from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described
-from autotune.record.study import Study
+from autotune.record.study import Study, Trial
 from autotune.search.base import Observer, Snapshot
-from autotune.search.in_flight import TrialsInFlight
-from autotune.search.recorded import Task
+from autotune.search.runner import Runner
+from autotune.search.session import Session
 from autotune.search.study_facts import environments_of
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import Run
 
 PER_NODE = 8
 RATE_PER_S = 100 / 60
@@ -263,16 +263,12 @@ def open_scale(folder: Path, n_gangs: int, n_trials: int, sampler: str, trial_s:
     place = ScalePlace(SimulatedTransport(n_gangs, trial_s))
     job, data = read_job(None, flags, place.environment)
     engine = place.bind(job)
-    lattice = lattice_of(job, engine)
     return Session(
         job=job,
         job_data=data,
-        environment=place.environment,
         engine=engine,
-        lattice=lattice,
         study=Study(folder / "results", job.study),
         place=place,
-        make_fleet=place.fleet_for(job, engine, lattice),
     )
 
 
@@ -281,10 +277,7 @@ def record(session: Session, n_trials: int) -> None:
     study = session.study
     study.lock()
     begin_study(session, lambda note: None)
-    task = Task(
-        job=session.job, environment=session.environment, engine=session.engine, study=study
-    )
-    environments = environments_of(task, {}, lambda note: None)
+    environments = environments_of(session, {}, lambda note: None)
     study.write_state({**study.read_state(), "environments": environments})
     baseline = next(
         c for c in session.lattice.candidates if c["zero.stage"] == 0 and c["micro_batch"] == 64
@@ -293,14 +286,7 @@ def record(session: Session, n_trials: int) -> None:
     random.Random(0).shuffle(rest)
     for number, candidate in enumerate([baseline, *rest[: n_trials - 1]]):
         role = Role.SEARCH if number else Role.BASELINE
-        spec = make_spec(
-            Run(candidate=candidate, role=role),
-            study=study.name,
-            number=number,
-            job=session.job,
-            engine=session.engine,
-            environment=session.environment,
-        )
+        spec = session.spec_of(Run(candidate=candidate, role=role), number)
         folder = study.write_spec(spec, session.engine.files(candidate))
         study.write_result(folder, result_of(spec, number))
     study.unlock()
@@ -333,7 +319,7 @@ def result_of(spec: TrialSpec, number: int) -> TrialResult:
 
 def watched(watch: Watch) -> Callable[[], None]:
     """Count what is called; the call that is returned takes the watch away."""
-    poll, collect, recover = GangTrial.poll, TrialsInFlight.collect, TrialsInFlight.recover
+    poll, collect, recover = GangTrial.poll, Runner.collect, Runner.recover
     close, close_page, write = (
         GangFleet.close,
         PageWriter.close,
@@ -358,15 +344,15 @@ def watched(watch: Watch) -> Callable[[], None]:
         watch.n_ended += result is not None
         return result
 
-    def timed_collect(self: TrialsInFlight) -> bool:
+    def timed_collect(self: Runner) -> list[Trial]:
         begun_s = time.perf_counter()
         found = collect(self)
         watch.collect_s.append(time.perf_counter() - begun_s)
         return found
 
-    def timed_recover(self: TrialsInFlight) -> None:
+    def timed_recover(self: Runner, is_answered_by: Callable[[Trial], bool]) -> None:
         begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
-        recover(self)
+        recover(self, is_answered_by)
         watch.resumed_s = time.perf_counter() - begun_s
         watch.begun_cpu_s, watch.nodes_cpu_s = time.process_time(), 0.0
         watch.resumed_cpu_s = watch.begun_cpu_s - begun_cpu_s
@@ -386,13 +372,13 @@ def watched(watch: Watch) -> Callable[[], None]:
         watch.table_s = time.perf_counter() - begun_s
         return written
 
-    GangTrial.poll, TrialsInFlight.collect = timed_poll, timed_collect
-    TrialsInFlight.recover, GangFleet.close = timed_recover, timed_close
+    GangTrial.poll, Runner.collect = timed_poll, timed_collect
+    Runner.recover, GangFleet.close = timed_recover, timed_close
     PageWriter.close, vars(search_module)["write_table"] = timed_page, timed_table
     SimulatedNode.receive = timed_receive
 
     def end() -> None:
-        GangTrial.poll, TrialsInFlight.collect, TrialsInFlight.recover = poll, collect, recover
+        GangTrial.poll, Runner.collect, Runner.recover = poll, collect, recover
         GangFleet.close, PageWriter.close = close, close_page
         vars(search_module)["write_table"] = write
         SimulatedNode.receive = receive
@@ -452,13 +438,13 @@ def measure_resume(n_gangs: int, n_trials: int, sampler: str) -> dict[str, float
         session = open_scale(Path(place), n_gangs, n_trials + 1, sampler, lambda: 2.0)
         record(session, n_trials)
         end = watched(watch)
-        timed = TrialsInFlight.recover
+        timed = Runner.recover
 
-        def stop_after(self: TrialsInFlight) -> None:
-            timed(self)
+        def stop_after(self: Runner, is_answered_by: Callable[[Trial], bool]) -> None:
+            timed(self, is_answered_by)
             raise _ReadError(len(self.history.recorded))
 
-        TrialsInFlight.recover = stop_after
+        Runner.recover = stop_after
         try:
             search(session, Silent(), fresh=False)
         except _ReadError as read:

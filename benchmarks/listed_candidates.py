@@ -28,7 +28,7 @@ import pandas as pd
 import yaml
 from plain_agreement import candidate_of, folder_of, spec_of
 
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
@@ -37,6 +37,7 @@ from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
+from autotune.search.session import Session
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 

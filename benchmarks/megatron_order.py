@@ -23,12 +23,13 @@ import numpy as np
 import pandas as pd
 from plain_agreement import run_trial
 
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.contract import Role, Start, TrialResult
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import Prediction, predict
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
+from autotune.search.session import Session
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 

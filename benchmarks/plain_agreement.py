@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.student_t import t_quantile
 from autotune.contract import Role, Start, TrialResult, TrialSpec
@@ -33,7 +33,8 @@ from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.session import Session
+from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
@@ -174,14 +175,7 @@ def run_trial(
 
 def spec_of(session: Session, run: Run) -> TrialSpec:
     """The next trial of a session's study."""
-    return make_spec(
-        run,
-        study=session.study.name,
-        number=session.study.next_number(),
-        job=session.job,
-        engine=session.engine,
-        environment=session.environment,
-    )
+    return session.spec_of(run, session.study.next_number())
 
 
 def folder_of(session: Session, spec: TrialSpec, candidate: Candidate) -> Path:

@@ -29,7 +29,7 @@ from typing import Any
 
 from plain_agreement import JOB, candidate_of, compared, export, plain_samples_per_s, run_trial
 
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.knobs.process import environment_of
@@ -44,6 +44,7 @@ from autotune.record.spread import (
     variance_of_steps,
 )
 from autotune.search.rounds import FULL_ROUNDS
+from autotune.search.session import Session
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 

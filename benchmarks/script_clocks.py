@@ -30,11 +30,11 @@ from clocked_script import KINDS
 from plain_agreement import compared, run_trial
 
 from autotune.app.own_script import open_command_session, own_candidate
-from autotune.app.session import Session
 from autotune.contract import Role
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
+from autotune.search.session import Session
 from autotune.search.trial_spec import Run
 
 SCRIPT = Path(__file__).with_name("clocked_script.py")

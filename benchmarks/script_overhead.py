@@ -21,12 +21,12 @@ from pathlib import Path
 from plain_agreement import run_trial
 
 from autotune.app.own_script import open_command_session, own_candidate
-from autotune.app.session import Session
 from autotune.contract import Role
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
 from autotune.job.observed import filled_in
+from autotune.search.session import Session
 from autotune.search.trial_spec import Run
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "trainer"

@@ -36,7 +36,7 @@ from wall_clock_searches import (
 )
 
 from autotune.app.run import search
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.base.errors import AutotuneError
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.cost.constants import constants_of
@@ -44,6 +44,7 @@ from autotune.cost.predict import predict
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.search.base import Snapshot
 from autotune.search.history import results
+from autotune.search.session import Session
 from autotune.space.candidate import Candidate
 from autotune.space.candidate import candidate_of as candidate_of_spec
 

@@ -20,11 +20,12 @@ from typing import Any
 
 from plain_agreement import JOB, candidate_of, compared, run_trial
 
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.contract import Phase, Role, Start, TrialResult
 from autotune.engines.deepspeed.extensions import build
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
+from autotune.search.session import Session
 from autotune.search.trial_spec import Run
 
 KNOBS = {"zero.stage": 1, "micro_batch": 8}

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune.app.session import Session
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.fleet.base import Fleet
 from autotune.fleet.transports.local import local_fleet
@@ -26,9 +25,9 @@ from autotune.record.spread import is_figure, mean_log_rate
 from autotune.record.study import Study
 from autotune.search.base import Snapshot
 from autotune.search.history import History, counting
-from autotune.search.in_flight import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
+from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import steering_of
 from autotune.space.candidate import Candidate
 
@@ -269,21 +268,20 @@ def _search(
     watch = _UntilNear(table, interrupt, elapsed_s)
     try:
         run_search(
-            SearchContext(
+            Session(
                 job=job,
-                study=study,
-                fleet=fleet,
                 engine=session.engine,
-                environment=session.environment,
-                lattice=session.lattice,
-                observer=watch,
-                interrupt=interrupt,
-                # With no lessons of other studies: what the model knows by itself.
-                steering=steering_of(job, session.environment, session.lattice)
-                if sampler == "calibrated"
-                else None,
-                no_comparison="it takes longer than it tells here",
-            )
+                place=RecordedPlace(session.environment, {}),
+                study=study,
+                known_lattice=session.lattice,
+            ),
+            fleet,
+            observer=watch,
+            interrupt=interrupt,
+            steering=steering_of(job, session.environment, session.lattice)
+            if sampler == "calibrated"
+            else None,
+            no_comparison="it takes longer than it tells here",
         )
     finally:
         fleet.close()

@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from autotune.engines.deepspeed.extensions import build, environment
-from autotune.engines.deepspeed.rules.constructors import DATA_FILE, SAMPLES, sample_name
+from autotune.engines.deepspeed.rules.constructors import (
+    BROKEN,
+    DATA_FILE,
+    SAMPLES,
+    WHOLE,
+    longest,
+    sample_name,
+)
 from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
 
 Constructed = Callable[..., Any]
@@ -228,7 +235,47 @@ def describe(kind: Constructed, attempt: Attempt) -> dict[str, Any]:
                 wrong.setdefault(_without(value, raised), []).append(sample)
         if wrong:
             refuses[name] = wrong
-    return found | {"refuses": refuses}
+    wants = {
+        name: words
+        for name, wrong in refuses.items()
+        if (words := wanted({one: raised for raised, tried in wrong.items() for one in tried}))
+    }
+    return found | {"refuses": refuses, "wants": wants}
+
+
+def wanted(refused: Mapping[str, str], at: str = "") -> str:
+    """The legal values of a parameter in words; empty where they are no numbers."""
+    lengths = [name for name in refused if name.startswith("length ")]
+    if lengths and not at:
+        right = [n for n in range(longest(refused) + 1) if f"length {n}" not in refused]
+        item = wanted(refused, "item 0: ").replace("a number ", "")
+        few = f"a list of {right[0]} numbers" if len(right) == 1 else "a list of numbers"
+        return few if item in ("", "a number") else f"{few}, each {item}"
+    broken, whole = (
+        [one for one in tried if at + sample_name(one) not in refused] for tried in (BROKEN, WHOLE)
+    )
+    if not broken and not whole:
+        return ""
+    taken = sorted({*broken, *whole})
+    noun = "a number" if broken else "a whole number"
+    bounds = [_low(taken[0]), _high(taken[-1])] if broken else [_low_whole(taken[0])]
+    words = " and ".join(filter(None, bounds))
+    null = "" if at + sample_name(None) in refused else " or null"
+    return f"{noun} {words}".strip() + null
+
+
+def _low(least: float) -> str:
+    known = {0.0: "of at least 0", 1e-9: "above 0", 1.0: "of at least 1", 1 + 1e-9: "above 1"}
+    return known.get(least, "")
+
+
+def _low_whole(least: float) -> str:
+    return f"of at least {least:g}" if least > WHOLE[0] else ""
+
+
+def _high(most: float) -> str:
+    known = {0.0: "of at most 0", 1 - 1e-9: "below 1", 1.0: "of at most 1"}
+    return known.get(most, "")
 
 
 def _is_built(extension: str) -> bool:

@@ -29,8 +29,10 @@ def test_every_room_is_in_the_list_of_packages() -> None:
         for path in (REPOSITORY / "autotune").rglob("*.py")
     }
     data = {f"autotune._data.{name}" for name in ("templates", "search_spaces", "recorded")}
-    templates = REPOSITORY / "templates"
-    data |= {f"autotune._data.templates.{folder.name}" for folder in templates.iterdir()}
+    folders = [path for path in (REPOSITORY / "templates").rglob("*") if path.is_dir()]
+    data |= {
+        ".".join(("autotune._data", *folder.relative_to(REPOSITORY).parts)) for folder in folders
+    }
     assert listed == rooms | data | {"autotune.job.presets"}
 
 

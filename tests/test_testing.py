@@ -23,7 +23,7 @@ from autotune.export.dialects.deepspeed import DeepSpeedFiles
 from autotune.export.launchers.torchrun import Torchrun
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node, Transport
-from autotune.fleet.transports.local import LocalProcess, LocalTransport
+from autotune.fleet.transports.local import LocalProcess, LocalTransport, local_node
 from autotune.fleet.without_devices import AnsweringFleet
 from autotune.job.job import Job
 from autotune.search.sampler import Request, Sampler
@@ -155,7 +155,7 @@ class TestHostfile(FleetContract):
 
 class TestLocalTransport(TransportContract):
     def make(self) -> Transport:
-        return LocalTransport(CPU, world=2)
+        return LocalTransport(local_node(CPU, 2))
 
 
 class Deaf(LocalTransport):
@@ -177,7 +177,7 @@ class Nameless(LocalTransport):
 @pytest.mark.parametrize(("broken", "at"), [(Deaf, "agent_answers"), (Nameless, "names")])
 def test_a_broken_transport_breaks_the_contract(broken: type[LocalTransport], at: str) -> None:
     contract = type("Impatient", (TransportContract,), {"wait_s": 3.0})
-    breaks(contract, broken(CPU, world=2), at=at)
+    breaks(contract, broken(local_node(CPU, 2)), at=at)
 
 
 def test_a_broken_fleet_breaks_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from autotune.base.files import write_text
 from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.user_text import read_text
-from autotune.check import CheckReport, NotADsConfigError, Source, check, read_sources
+from autotune.check import CheckReport, NotADsConfigError, Source, check, read_all
 from autotune.check.fixes import parse_chosen
 from autotune.check.ignored import known_rules
 from autotune.check.run import CheckRun, Unread
@@ -237,13 +237,12 @@ def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
         path,
         error.kind,
         message=f"{path}: has arguments of Megatron-LM, and starts no training of it",
-        hint="name the file that starts a pretrain_*.py or train_*.py, and may source this one: "
-        "no other script is known to be Megatron-LM's",
+        hint="name the file that starts the script with these arguments, and may source this one",
     )
 
 
 def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Source]:
-    return read_sources(
+    return read_all(
         path,
         text=text,
         world=flags.world,

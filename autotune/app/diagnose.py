@@ -1,12 +1,12 @@
 """One run of a user's own command: where its time and memory go, and what would change that."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from autotune.app.own_script import adopt_first_run, open_command_session, own_candidate
 from autotune.app.run import begin_study
-from autotune.app.session import Session
 from autotune.app.steering import steer
 from autotune.app.studies import explain_trial
 from autotune.base.errors import JobError, StudyError
@@ -26,15 +26,16 @@ from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
 from autotune.report.explain.trial import Explanation
 from autotune.report.story import read_story
 from autotune.search.history import History
+from autotune.search.interrupt import Interrupt
+from autotune.search.runner import Runner
+from autotune.search.session import Session
 from autotune.search.steering import Steering
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_difference
 
 _PARTS = tuple(name.removesuffix("_bytes") for name in (*MEMORY_PARTS, "host_bytes"))
 """Parts of memory that are named: those of the peak of a device, and what lies on the host."""
-_SLACK_S = 60.0
-"""Time beyond its own limit that a trial gets to end."""
 N_CHANGES = 5
 """Changes that are named: those with the largest predicted gain."""
 
@@ -187,26 +188,11 @@ def _run_own(
         StudyError: The record cannot be written.
         FleetError: The devices are not there.
     """
-    study, fleet = session.study, session.make_fleet()
-    spec = make_spec(
-        Run(candidate=baseline, role=Role.BASELINE),
-        study=study.name,
-        number=0,
-        job=session.job,
-        engine=engine,
-        environment=session.environment,
-    )
-    try:
+    with closing(session.make_fleet()) as fleet:
         fleet.prepare(engine.preparation([baseline]), note)
-        handle = fleet.submit(spec, study.write_spec(spec, engine.files(baseline)))
-        result = handle.wait(session.job.trial_timeout_s + _SLACK_S)
-        if result is None:
-            handle.cancel()
-            result = handle.wait(_SLACK_S)
-        if result is not None:
-            study.take_result(handle.folder, spec, result)
-    finally:
-        fleet.close()
+        runner = Runner(record=session.study, fleet=fleet, interrupt=Interrupt(), note=note)
+        spec = session.spec_of(Run(candidate=baseline, role=Role.BASELINE), 0)
+        runner.run(spec, engine.files(baseline))
 
 
 def _changes(

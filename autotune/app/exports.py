@@ -38,7 +38,7 @@ from autotune.record.patches import WrittenPatch, read_patches, write_patches
 from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial, flags_of
-from autotune.search.recorded import Task, history_of
+from autotune.search.session import RecordedPlace, Session, history_of
 from autotune.space.candidate import Candidate, candidate_of
 from autotune.trial.guest.edits import DESCRIPTION_FILE
 
@@ -115,11 +115,14 @@ def find_chosen(
     )
     if not (allow_loss_drift or job.allow_loss_drift):
         _check_guard(study, number, guards.get(candidate.hash))
-    task = Task(
-        job=job, environment=environment, engine=bind_engine(job, environment), study=study
+    session = Session(
+        job=job,
+        engine=bind_engine(job, environment),
+        place=RecordedPlace(environment, {}),
+        study=study,
     )
-    _check_answers(task, trials[number])
-    engine = task.engine_of(candidate)
+    _check_answers(session, trials[number])
+    engine = session.engine_of(candidate)
     claim = _claim(answer, number, candidate)
     handout = handout_of(
         candidate,
@@ -373,9 +376,9 @@ def _environment(facts: Mapping[str, Any], number: int) -> Environment:
     return environment
 
 
-def _check_answers(task: Task, trial: Trial) -> None:
+def _check_answers(session: Session, trial: Trial) -> None:
     """Refuse to hand out a trial's figures with files that it did not run."""
-    study, changes = task.study, task.changes_since(trial)
+    study, changes = session.study, session.changes_since(trial)
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise StudyError(

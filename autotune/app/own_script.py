@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
-from autotune.app.session import CPU_WORLD, Session, find_place, open_session
+from autotune.app.session import CPU_WORLD, find_place, open_session
 from autotune.base.errors import AutotuneError, FleetError, JobError, StudyError
 from autotune.base.files import try_folder, write_text
 from autotune.base.flags import flag
@@ -57,8 +57,9 @@ from autotune.job.observed import (
     refuse_unobserved,
 )
 from autotune.record.study import Study, write_spec_file
+from autotune.search.session import Session
 from autotune.search.study_facts import environments_of
-from autotune.search.trial_spec import MEASURE, Run, make_spec
+from autotune.search.trial_spec import MEASURE, Run
 from autotune.space.candidate import Candidate
 from autotune.trial.guest.edits import DESCRIPTION_FILE, EDITS_FILE
 
@@ -336,14 +337,7 @@ def adopt_first_run(session: Session) -> None:
     state = study.read_state()
     listed = environments_of(session, state, lambda _: None)
     study.write_state({**state, "environments": listed})
-    spec = make_spec(
-        Run(candidate=candidate, role=Role.BASELINE),
-        study=study.name,
-        number=0,
-        job=session.job,
-        engine=session.engine,
-        environment=session.environment,
-    )
+    spec = session.spec_of(Run(candidate=candidate, role=Role.BASELINE), 0)
     folder = study.write_spec(spec, session.engine.files(candidate))
     for name in (STDOUT_FILE, STDERR_FILE):
         if (log := study.folder / FIRST_RUN / name).is_file():

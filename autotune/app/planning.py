@@ -49,7 +49,7 @@ def open_outlook(
     job, keys, environment = read_job_on(wishes, job_file, flags)
     if ranks_all and keys.get("space") is None and job.script is None:
         job = _over_all(job)
-    lattice = lattice_of(job, bind_engine(job, environment), for_plan=True)
+    lattice = lattice_of(bind_engine(job, environment), for_plan=True)
     check_space_is_read(lattice, keys)
     return Outlook(
         job=job, environment=environment, wishes=wishes, lattice=lattice, lessons=lessons

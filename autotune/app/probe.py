@@ -6,9 +6,9 @@ from pathlib import Path
 from autotune.app.session import CPU_WORLD
 from autotune.devices.hardware import detect_environment
 from autotune.fleet.transports.remote import Elsewhere
-from autotune.probe.fleet import measure_fleet, ranks_of_each
 from autotune.probe.hardware_file import check_writable
-from autotune.probe.run import Probe, ProbeRequest, probe_of, run_probe
+from autotune.probe.measuring import ProbeRequest, measure, with_devices
+from autotune.probe.run import Probe, probe_of, run_probe
 
 
 def probe_machine(out: Path, *, world: int | None, disk: str | None, is_quick: bool) -> Probe:
@@ -59,8 +59,7 @@ def probe_fleet(
     environment, transport = place.environment, place.transport
     for problem in transport.problems():
         note(problem)
-    nodes = transport.nodes()
-    n_ranks = world or ranks_of_each(nodes, environment.n_devices)
+    nodes = with_devices(transport.nodes(), world)
     wanted = ProbeRequest(precisions=environment.precisions, disk=disk, is_quick=is_quick)
-    measured = measure_fleet(transport, wanted, world=n_ranks)
-    return probe_of(environment, measured, world=n_ranks, n_nodes=len(nodes))
+    measured = measure(transport, nodes, wanted, environment.accelerator)
+    return probe_of(environment, measured, world=len(nodes[0].devices), n_nodes=len(nodes))

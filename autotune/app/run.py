@@ -9,7 +9,6 @@ from autotune.app.exports import export_study
 from autotune.app.metrics import MetricsWriter, check_writable
 from autotune.app.own_script import adopt_first_run
 from autotune.app.pages import PageWriter
-from autotune.app.session import Session
 from autotune.app.steering import keep, steer, what_predicts
 from autotune.base.errors import (
     AutotuneError,
@@ -30,11 +29,10 @@ from autotune.record.study import Study
 from autotune.record.table import write_table
 from autotune.search.answer import failed_answer
 from autotune.search.base import Observer
-from autotune.search.in_flight import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
-from autotune.search.recorded import history_of
+from autotune.search.session import Session, history_of
 from autotune.search.steering import Steering
 
 
@@ -145,19 +143,12 @@ def _run(
         no_comparison = "the table would only repeat itself"
     with interrupt.on_signals(), _table_at_the_end(session.study), closing(fleet):
         return run_search(
-            SearchContext(
-                job=session.job,
-                study=session.study,
-                fleet=fleet,
-                engine=session.engine,
-                environment=session.environment,
-                lattice=session.lattice,
-                observer=observer,
-                interrupt=interrupt,
-                steering=steering,
-                no_comparison=no_comparison,
-                origin=session.place.origin,
-            )
+            session,
+            fleet,
+            observer=observer,
+            interrupt=interrupt,
+            steering=steering,
+            no_comparison=no_comparison,
         )
 
 

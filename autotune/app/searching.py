@@ -12,7 +12,6 @@ from autotune.app.consent import agree_to_job
 from autotune.app.own_script import open_command_session, study_name
 from autotune.app.run import search
 from autotune.app.session import (
-    Session,
     both_engines,
     find_place,
     obtained_fleet,
@@ -31,6 +30,7 @@ from autotune.record.answer import SearchAnswer
 from autotune.record.worth import Ladder
 from autotune.search.base import Observer
 from autotune.search.plan import Plan
+from autotune.search.session import Session
 
 Found = tuple[SearchAnswer, Ladder | None]
 """The answer of a search; and what each change to the best is worth, where that was asked for."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from autotune.base.files import try_folder
 from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import Origin
-from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
+from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import BOTH, Engine, bind_engine, find_engine, installed_engines
 from autotune.export.base import Dialect
 from autotune.export.door import export_handout, find_dialect, handout_of
-from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place, answers_only
+from autotune.fleet.base import FleetPlugin, Obtaining, Place, answers_only
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.adapters import with_rank
 from autotune.job.job import (
@@ -31,14 +31,13 @@ from autotune.job.job import (
     resolve_paths,
 )
 from autotune.job.price import price_for
-from autotune.planning.lattice import Lattice, lattice_of
+from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described
 from autotune.record.study import Study
 from autotune.search.history import History
 from autotune.search.plan import Plan, make_plan
 from autotune.search.prospect import Prospect
-from autotune.search.recorded import Task
-from autotune.search.reduced import reduce_lattice
+from autotune.search.session import Session
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, explain, parse_settings
 
@@ -60,20 +59,6 @@ DEMO_BATCH_PER_RANK = 16
 """The small job's global batch is so many times the world: every world has legal candidates."""
 CPU_WORLD = 2
 """Ranks on CPU by default: enough to communicate, few enough for any machine."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Session(Task):
-    """A job, what is legal for it here, and where its record is."""
-
-    job_data: Mapping[str, Any]
-    """The job as YAML says it, readable from any folder."""
-    lattice: Lattice
-    place: Place
-    """Place that runs its trials or answers for them."""
-    make_fleet: Callable[[], Fleet]
-    table: Sequence[Accelerator] = field(default_factory=shipped_accelerators)
-    """Accelerator table of that model."""
 
 
 def open_session(
@@ -125,19 +110,10 @@ def open_session(
     engine = place.bind(job)
     # Before anything runs: a file that cannot be used is a matter of the command.
     check_baseline(job, engine, place.environment)
-    lattice = lattice_of(job, engine)
-    check_space_is_read(lattice, data)
-    return Session(
-        job=job,
-        job_data=data,
-        environment=place.environment,
-        engine=engine,
-        lattice=lattice,
-        study=study,
-        place=place,
-        make_fleet=place.fleet_for(job, engine, lattice),
-        table=table,
-    )
+    session = Session(job=job, job_data=data, engine=engine, study=study, place=place, table=table)
+    check_space_is_read(session.lattice, data)
+    _ = session.make_fleet  # what cannot run at all is said now
+    return session
 
 
 def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
@@ -270,21 +246,8 @@ def plan_search(session: Session, prospect: Prospect | None = None, *, fresh: bo
     """
     if why := session.engine.no_files():
         raise JobError(why, "search by --engine deepspeed; `autotune plan` ranks the layouts")
-    job, environment, study = session.job, session.environment, session.study
     history = History() if fresh else session.history_to_resume()
-    reductions = reduce_lattice(job, environment, session.lattice, session.engine)
-    return make_plan(
-        job,
-        environment,
-        session.lattice,
-        study,
-        history,
-        reductions,
-        origin=session.place.origin,
-        places=session.place.rank_places(job.world),
-        prospect=prospect,
-        lacks=session.engine.lacks(),
-    )
+    return make_plan(session, history, prospect)
 
 
 def render(

@@ -15,7 +15,7 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.found import write_found
 from autotune.record.soak import SOAK_FILE, SOAK_FOLDER, SoakResult, digest_of
 from autotune.record.study import Study
-from autotune.search.rounds import Note, runner_on
+from autotune.search.runner import Note, runner_on
 from autotune.search.soak import Soak, check_space, soak_trials
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from autotune.app.session import Session
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.plugins import load_plugin
 from autotune.base.units import format_bytes, format_count
@@ -22,6 +21,7 @@ from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.search.history import History
 from autotune.search.prospect import Prospect, prospect_of
+from autotune.search.session import Session
 from autotune.search.steering import Steering, lessons_of, steering_of
 
 

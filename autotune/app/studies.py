@@ -16,7 +16,7 @@ from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
 from autotune.report.story import read_story
 from autotune.report.terminal.overview import State
-from autotune.search.recorded import history_of
+from autotune.search.session import history_of
 from autotune.space.script import reach_of
 
 

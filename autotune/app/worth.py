@@ -8,13 +8,13 @@ from autotune.app.session import find_running_place
 from autotune.app.soak import check_devices
 from autotune.base.errors import JobError, StudyError
 from autotune.base.flags import flag
-from autotune.devices.hardware import Environment
+from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.answer import answer_of
 from autotune.record.found import write_found
 from autotune.record.study import Study
 from autotune.record.worth import LADDER_FILE, LADDER_FOLDER, Ladder
-from autotune.search.rounds import Note, runner_on
+from autotune.search.runner import Note, runner_on
 from autotune.search.worth import MOST_ROUNDS, ROUNDS, Way, WayRunner
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, parse_settings
@@ -54,7 +54,7 @@ def run_ladder(
             f"give 2 to {MOST_ROUNDS}: one run of each says nothing of how much runs differ",
         )
     place = find_running_place(fleet, options)
-    way = _way(study, place.environment, settings)
+    way = _way(study, place, settings)
     study.lock()
     try:
         with runner_on(
@@ -76,7 +76,7 @@ def run_ladder(
         study.unlock()
 
 
-def _way(study: Study, environment: Environment, settings: Sequence[str]) -> Way:
+def _way(study: Study, place: Place, settings: Sequence[str]) -> Way:
     answer = answer_of(study.read_state(), study)
     if answer is None or answer.baseline is None:
         raise StudyError(
@@ -86,7 +86,7 @@ def _way(study: Study, environment: Environment, settings: Sequence[str]) -> Way
         )
     start = find_chosen(study, trial=answer.baseline.trial, allow_loss_drift=True)
     handout, engine, context = start.handout, start.engine, start.engine.context
-    check_devices(handout.environment.accelerator, environment)
+    check_devices(handout.environment.accelerator, place.environment)
     if settings:
         values = parse_settings(settings, context.knobs)
         target = Candidate.of(
@@ -101,7 +101,7 @@ def _way(study: Study, environment: Environment, settings: Sequence[str]) -> Way
         target, engine = best.handout.candidate, best.engine
     return Way(
         job=handout.job,
-        environment=environment,
+        place=place,
         engine=engine,
         study=Study(study.folder, LADDER_FOLDER),
         baseline=handout.candidate,

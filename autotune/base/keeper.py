@@ -307,6 +307,17 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+@contextlib.contextmanager
+def keeping(parent: int) -> Iterator[None]:
+    """End with a parent (see `end_with_parent`), and end all that the block starts, at its end."""
+    end_with_parent(parent)
+    adopt_orphans()
+    try:
+        yield
+    finally:
+        end_all_below()
+
+
 def adopt_orphans() -> None:
     """Become the parent of what this process's children orphan, in whatever session it is.
 

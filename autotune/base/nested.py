@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,14 @@ MAX_DEPTH = 50
 
 _PLAIN_NAME = re.compile(r'[^\s."]+')
 _NAME = re.compile(r'"(?:[^"\\]|\\.)*"|[^.]+')
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A value that stands in a file, or will, and that nobody here can read."""
+
+    why: str
+    """Such as `put in at run time`."""
 
 
 def is_too_deep(data: Any) -> bool:

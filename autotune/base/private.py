@@ -14,9 +14,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-_SESSION_FOLDER = "/run/user/{user}"
-"""Folder that systemd makes for a user who has logged in; only some sessions are told of it."""
-
 
 class PreparedError(PermissionError):
     """Another user made what stands at a path, or may replace it; `strerror` says what and who."""
@@ -28,29 +25,15 @@ class PreparedError(PermissionError):
 def private_folder() -> Path:
     """This user's folder for what the searches of this machine share; made where it is missing.
 
-    The first of these that is this user's alone: autotune's in `XDG_RUNTIME_DIR`, in
-    /run/user/UID, in the temporary directory, in the user's cache. Each search of a user looks in
-    the same order, so that they find the same one.
-
     Raises:
-        OSError: There is none: nothing can be written, or others own or can change them all; it
-            is the error of the one in the temporary directory.
+        OSError: It cannot be made, or others own or can change it.
     """
-    user = os.getuid()
-    runtime = [os.environ.get("XDG_RUNTIME_DIR"), _SESSION_FOLDER.format(user=user)]
-    for folder in (Path(name) for name in runtime if name):
-        with contextlib.suppress(OSError):
-            if folder.is_absolute():
-                check_private(folder)
-                return _made(folder / "autotune")
-    try:
-        return _made(Path(tempfile.gettempdir(), f"autotune-{user}"))
-    except OSError as error:
-        with contextlib.suppress(OSError, RuntimeError):  # not every user has a home
-            cache = user_cache()
-            cache.mkdir(parents=True, exist_ok=True)
-            return _made(cache / "run")
-        raise error
+    folder = Path(tempfile.gettempdir(), f"autotune-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    _check_private(folder)
+    _check_movable(folder)
+    return folder
 
 
 KNOWLEDGE_ENV = "AUTOTUNE_KNOWLEDGE"
@@ -66,15 +49,7 @@ def user_cache(variables: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "autotune"
 
 
-def _made(folder: Path) -> Path:
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    check_private(folder)
-    _check_movable(folder)
-    return folder
-
-
-def check_private(folder: Path) -> None:
+def _check_private(folder: Path) -> None:
     """See that a folder is one, is this user's, and that nobody else can look into it.
 
     Raises:

@@ -1,60 +1,46 @@
-"""Secrets: what is taken for one, by its name or by how it begins, is written nowhere.
-
-One scrubber for every record, file and message. A secret under a plain name, without a form of
-its own, is not seen: SECURITY.md says what is promised.
-"""
+"""The scrubber: hides secrets by their names and by how they begin; see SECURITY.md."""
 
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
+
+from autotune.base.text import texts_of
 
 HIDDEN = "***"
 """Stands where a secret did."""
 _SURE = re.compile(
-    r"passw|passphrase|secret(?!ar|io)|credential|authorization|cookie(?!cutter)|bearer|"
-    r"(?:api|access|private|auth|account|ssh)keys?$|(?:access|auth|hf|gh|refresh)tokens?$"
+    r"passw|passphrase|secret(?!ar|io)|credential|(?:api|access|private|auth|account|ssh)keys?$"
 )
-"""What names a secret whatever its value is, in a name without its gaps."""
-_LAST = ("token", "key", "pwd", "pass", "auth")
-"""Words that name a secret at the end of a name, if its value is a text."""
-_NOT_BEFORE = re.compile(
-    "bos|eos|pad|unk|sep|cls|mask|image|img|video|audio|start|end|special|boi|eoi|decoder|prefix|"
-    "suffix|eot|eod|next|first|last|each|tool|text|think|content|function|call|query|task|role|"
-    "sort|primary|foreign|index|dict|cache|dataset|metric|label|group|partition|attention|cross|"
-    "head|value|q|k|v|batch|model|config|sample|data|no|input|output|state|param|layer|module|"
-    "weight|split|id|score|map|feature|field|prompt|response|message|messages|forward|backward|"
-    "compile|unexpected|missing|chosen|rejected|step"
+"""What names a secret, in a name without its gaps."""
+_LIKELY = ("token", "key", "pwd", "pass", "auth")
+"""Words that name a secret at the end of a name."""
+_SETTING = re.compile(
+    "attention|audio|backward|bos|cache|cls|cross|data|dataset|decoder|dict|each|end|eod|eos|eot|"
+    "field|first|foreign|forward|function|group|head|id|image|index|input|k|label|last|layer|map|"
+    "mask|message|metric|missing|model|next|no|output|pad|partition|prefix|primary|prompt|q|query|"
+    "role|sample|sep|sort|special|split|start|state|suffix|task|text|tool|unk|v|value|video|weight"
 )
-"""Words before one of `_LAST` that make it a setting of a model or a place in a table."""
+"""Words before one of `_LIKELY` that make it a setting of a model or a place in a table."""
 _PLAIN_VALUE = re.compile(
-    r"\W*|auto|none|null|true|false|<.*>|\[[^\[\]]*\]|[-+]?[\d.]+(?:e[-+]?\d+)?|\$\{?[A-Z_]+\}?|/.*",
-    re.IGNORECASE | re.DOTALL,
+    r"(?is)\W*|auto|none|null|true|false|<.*>|\[[^\[\]]*\]|[-+]?[\d.]+(?:e[-+]?\d+)?|\$\{?[A-Z_]+\}?"
 )
-"""Values of `_LAST` that are no secret: numbers, settings, special tokens, variables, paths."""
-_NO_VALUE = re.compile(r"\W*|auto|none|null|true|false|\$\{?[A-Z_]+\}?", re.IGNORECASE)
-"""Values that are no secret whatever their name is."""
+"""Texts that are no secret: settings, special tokens, numbers, variables."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _FORMS = re.compile(
-    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)"
+    r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)"
     r"|(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{10,}|github_pat_\w{10,}"
     r"|sk[-_](?=[\w-]{0,99}\d)[\w-]{12,}|xox[a-z]-[\w-]{8,}|A(?:KIA|SIA)[A-Z0-9]{12,}"
     r"|AIza[\w-]{20,}|glpat-[\w-]{10,}|npm_[A-Za-z0-9]{16,}"
-    r"|eyJ[\w-]{8,999}\.[\w-]{2,}(?:\.[\w-]*)?)",
-    re.DOTALL,
+    r"|eyJ[\w-]{8,999}\.[\w-]{2,}(?:\.[\w-]*)?)"
 )
-"""Private keys, and tokens that begin as Hugging Face, GitHub, OpenAI, Slack, AWS, Google, GitLab,
-npm and the makers of web tokens have them begin."""
-_AROUND = re.compile(
-    r"(://)(?!git@)[^\s\"'<>,;/?#@]{1,600}(?:@[^\s\"'<>,;/?#@]{1,99})?(?=@\S)"  # user:password@
-    r"|(\bbearer\s{1,9})(?=[\w.~+/=-]{0,99}[\d=._+/-])[\w.~+/=-]{4,}"
-    r"|(\b(?:authorization|cookie)[\"']?+\s{0,9}+:\s{0,9}+[\"']?+)(?![\[{*])[^\"'\n\r]+"
-    r"|([?&;](?:sig|signature|key)=)[^\s&#;\"'<>]+",
-    re.IGNORECASE,
+"""Private keys; tokens of Hugging Face, GitHub, OpenAI, Slack, AWS, Google, GitLab, npm, JWT."""
+_ADDRESS = re.compile(
+    r"(?<=://)(?!git@)[^\s\"'<>,;/?#@]{1,600}(?:@[^\s\"'<>,;/?#@]{1,99})?(?=@\S)"
 )
-"""An address with a password, headers, and a signature in an address."""
+"""`user:password` in an address."""
 _NAMED = re.compile(
     r"(?P<dash>(?<![\w-])--?)?(?<![\w.])(?P<name>[A-Za-z_][\w.-]{0,120}+)(?P<quote>\\?[\"']?)"
     r"(?P<joint>[ \t]{0,9}[=:]{1,2}>?[ \t]{0,9}(?:[|>][-+]?[ \t]{0,9})?"
@@ -65,55 +51,45 @@ _VALUE = re.compile(
     r"\\\"[^\"\n]{0,4000}\"?|[bruf]?(?:\"(?:[^\"\\\n]|\\.){0,4000}\"?|'(?:[^'\\\n]|\\.){0,4000}'?)|"
     r"\[[^\]]{0,2000}\]|\{[^}]{0,2000}\}|[^\s\"'`,;&|)}\]<>]{1,4000}"
 )
-_LEAST_KNOWN = 8
-"""Shortest text that is looked for because it is known as a secret: shorter ones are words."""
-
-
-def is_secret(name: object) -> bool:
-    """Whether a variable or a key of this name is taken to hold a secret."""
-    return _strength(str(name)) > 0  # YAML has keys that are no text
 
 
 @lru_cache(maxsize=4096)
-def _strength(name: str) -> int:
-    """How surely a name is that of a secret: 2 whatever the value, 1 for a text, 0 none."""
+def is_secret(name: str) -> bool:
+    """Whether a variable or a key of this name is taken to hold a secret."""
     words = [word.lower() for word in _WORD.findall(name[-200:])] or [""]
-    if _SURE.search("".join(words)):
-        return 2
-    if words[-1] not in _LAST or words in (["key"], ["pass"], ["auth"]):
-        return 0
-    return int(_NOT_BEFORE.fullmatch(words[-2:][0]) is None)
+    is_bare = name == "PWD" or words in (["key"], ["pass"], ["auth"])
+    is_setting = is_bare or _SETTING.fullmatch(words[-2:][0])
+    is_likely = words[-1] in _LIKELY and not is_setting
+    return is_likely or _SURE.search("".join(words)) is not None
 
 
 def holds_secret(name: object, value: Any) -> bool:
-    """Whether a key with this value is taken to hold a secret.
-
-    A switch holds none, and a number only where the name leaves no doubt and it has some digits.
-    """
-    strength = _strength(str(name))
-    if isinstance(value, int | float):
-        return strength == 2 and value >= 1000
-    plain = _NO_VALUE if strength == 2 else _PLAIN_VALUE
-    return strength > 0 and any(plain.fullmatch(text) is None for text in texts_of(value))
+    """Whether a key with this value is taken to hold a secret: numbers and switches are none."""
+    return is_secret(str(name)) and any(
+        _PLAIN_VALUE.fullmatch(text) is None for text in texts_of(value)
+    )
 
 
-def scrubbed_text(text: str, known: Iterable[str] = ()) -> str:
-    """A text with `***` for what is taken for a secret in it; all else as it is written.
+def scrubbed_text(text: str) -> str:
+    """A text with `***` for what is taken for a secret in it; all else as it is written."""
+    return _without(text, _known_secrets(tuple(os.environ.items())))
 
-    Args:
-        text: Any text.
-        known: Texts that are secrets, such as `withheld` found in a file that the text tells of.
-    """
-    return _without(text, (*known, *_known_secrets(tuple(os.environ.items()))))
+
+@lru_cache(maxsize=4)
+def _known_secrets(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Values of the variables whose names are those of secrets; shorter ones are words."""
+    return tuple(
+        value
+        for name, value in sorted(variables, key=lambda variable: -len(variable[1]))
+        if len(value) >= 8 and is_secret(name) and not os.path.exists(value)
+    )
 
 
 @lru_cache(maxsize=4096)
 def _without(text: str, known: tuple[str, ...]) -> str:
     for secret in known:
-        if len(secret) >= _LEAST_KNOWN:
-            text = text.replace(secret, HIDDEN)
-    text = _FORMS.sub(HIDDEN, text)
-    text = _AROUND.sub(lambda found: f"{found[found.lastindex or 0]}{HIDDEN}", text)
+        text = text.replace(secret, HIDDEN)
+    text = _ADDRESS.sub(HIDDEN, _FORMS.sub(HIDDEN, text))
     parts, at = [], 0
     for named in _NAMED.finditer(text):
         is_looked_at = named.start() >= at and is_secret(named["name"])
@@ -135,27 +111,23 @@ def _tells(named: re.Match[str], written: str) -> bool:
         is_flag = named["dash"] is not None and (joint == ",") == bool(named["quote"])
         return is_flag and value[0] != "-"
     # `invalid token: expected a name` is prose.
-    is_prose = joint == ":" and written[-1] not in "\"']}" and "_" not in named["name"]
-    return not is_prose or _strength(named["name"]) == 2
+    return joint != ":" or written[-1] in "\"']}" or named["name"].lower() not in _LIKELY
 
 
-def scrubbed(data: Any) -> Any:
+def scrubbed(data: Any, known: tuple[str, ...] | None = None) -> Any:
     """A copy of what JSON or YAML may hold, without secrets: values, items of lists, and keys."""
-    return _scrubbed(data, _known_secrets(tuple(os.environ.items())))
-
-
-def _scrubbed(data: Any, known: tuple[str, ...]) -> Any:
+    known = _known_secrets(tuple(os.environ.items())) if known is None else known
     if isinstance(data, str):
         return _without(data, known)
     if isinstance(data, Mapping):
         return {
-            _scrubbed(key, known): HIDDEN if holds_secret(key, value) else _scrubbed(value, known)
+            scrubbed(key, known): HIDDEN if holds_secret(key, value) else scrubbed(value, known)
             for key, value in data.items()
         }
     if isinstance(data, list | tuple):
         # Items may be the words of a command line: `--token`, then its value.
         return [
-            HIDDEN if _is_value_of(flag, item) else _scrubbed(item, known)
+            HIDDEN if _is_value_of(flag, item) else scrubbed(item, known)
             for flag, item in zip(("", *data), data, strict=False)
         ]
     return data
@@ -176,36 +148,3 @@ def scrubbed_document(name: str, text: str) -> str:
         return scrubbed_text(text)
     clean = scrubbed(data)
     return text if clean == data else json.dumps(clean, indent=2, sort_keys=True) + "\n"
-
-
-def withheld(data: Any) -> Iterator[str]:
-    """The texts that `scrubbed` withholds under their names, wherever they are; line by line."""
-    if isinstance(data, Mapping):
-        for key, value in data.items():
-            if holds_secret(key, value):
-                yield from (line.strip() for text in texts_of(value) for line in text.splitlines())
-            else:
-                yield from withheld(value)
-    elif isinstance(data, list | tuple):
-        for item in data:
-            yield from withheld(item)
-
-
-def texts_of(value: Any) -> Iterator[str]:
-    """All texts in what JSON may hold, keys aside."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from texts_of(inner)
-
-
-@lru_cache(maxsize=4)
-def _known_secrets(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Values of the variables whose names are those of secrets, the longest first."""
-    values = {
-        value
-        for name, value in variables
-        if is_secret(name) and not (value[:1] == "/" and os.path.lexists(value))
-    }
-    return tuple(sorted(values, key=len, reverse=True))

@@ -7,7 +7,7 @@ so that nothing can hide. HTML is escaped by the templates (`Templates.text`), J
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # most who need a safe line need no table
@@ -130,3 +130,12 @@ def _is_seen(character: str) -> bool:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """All texts in what JSON may hold, keys aside."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_of(inner)

@@ -1,8 +1,9 @@
-"""Anybody's ds_config: what would raise, what is ignored, what runs otherwise, and the fix."""
+"""Anybody's ds_config: `read` it, `judge` it, `edit` its text; `check` does all three."""
 
-from autotune.check.lint import CheckReport, Found, check
+from autotune.check.edit import edit
+from autotune.check.lint import CheckReport, Found, check, judge
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
-from autotune.engines.deepspeed.sources.source import Source, read_source, read_sources
+from autotune.engines.deepspeed.sources.source import Source, read, read_all
 
 __all__ = [
     "CheckReport",
@@ -10,6 +11,8 @@ __all__ = [
     "NotADsConfigError",
     "Source",
     "check",
-    "read_source",
-    "read_sources",
+    "edit",
+    "judge",
+    "read",
+    "read_all",
 ]

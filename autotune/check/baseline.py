@@ -7,7 +7,7 @@ from autotune.base.nested import look_up
 from autotune.check.lint import check
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
-from autotune.engines.deepspeed.sources.source import Source, read_sources
+from autotune.engines.deepspeed.sources.source import Source, read_all
 from autotune.space.rule import Violation
 
 _BY_THE_JOB = "batch."
@@ -23,7 +23,7 @@ def refusals_of(path: Path, *, world: int, environment: Environment) -> list[tup
         RenderError: The file cannot be read.
     """
     try:
-        sources = read_sources(path, world=world)
+        sources = read_all(path, world=world)
     except NotADsConfigError:
         return []  # it may hold little that tells what it is
     return [refusal for source in sources for refusal in _refusals(source, environment)]

@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.base.names import misspelt
 from autotune.base.nested import dotted, look_up, merge, path_of, value_at
 from autotune.engines.deepspeed.rules.base import patch
-from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.schema import HOMES
-from autotune.engines.deepspeed.rules.sections import AUTO, shown
-from autotune.engines.deepspeed.rules.spelling import misspelt
+from autotune.engines.deepspeed.rules.sections import AUTO, SECTIONS, shown
 from autotune.engines.deepspeed.sources import accelerate_fields
 from autotune.engines.deepspeed.sources.accelerate_names import FLAGS, KEYS
 from autotune.engines.deepspeed.sources.consumers import (
@@ -168,7 +167,7 @@ _DEFAULTS: Mapping[str, Any] = {
 def _known_and_batch(source: Source) -> dict[str, Any]:
     """`known_of`, and the batch; Trainer's own default stands for a size that nobody gives."""
     known, own_defaults = known_of(source), source.own_defaults
-    if source.world is None or not source.arguments or source.reader:
+    if source.world is None or not _tells_arguments(source):
         return known
     samples = source.world
     for key in (_MICRO, _ACCUM):
@@ -275,12 +274,17 @@ def _is_defaults(key: str, value: Any, source: Source) -> bool:
     return own_defaults is not None and own_defaults.isdisjoint(names)
 
 
+def _tells_arguments(source: Source) -> bool:
+    """Whether the arguments of Trainer are those of the launch and its own defaults."""
+    return bool(source.arguments or source.own_defaults is not None) and not source.reader
+
+
 def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     """Values that differ from arguments that are not given.
 
     Scripts have defaults of their own, as TRL's have: a note, unless the script tells.
     """
-    if not source.arguments or source.reader:
+    if not _tells_arguments(source):
         return
     known, own_defaults = known_of(source), source.own_defaults
     for key, default in _DEFAULTS.items():

@@ -1,13 +1,13 @@
 """The check: the rules of the lattice on anybody's configuration, and the smallest fix."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
-from autotune.base.nested import dotted, leaves, look_up
-from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
+from autotune.base.nested import Unknown, dotted, leaves, look_up
+from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.check import huggingface
 from autotune.check.diff import text_diff
 from autotune.check.fixes import Question, Reply, Terms, mend, reworded
@@ -17,8 +17,8 @@ from autotune.check.key_positions import Places, TextPlace, places_in
 from autotune.check.numbers_read import as_read
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed import rules
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
-from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
 from autotune.engines.deepspeed.rules.sections import AUTO, unreadable
@@ -32,13 +32,15 @@ from autotune.space.rule import (
     Level,
     NotJudged,
     Patch,
-    UnknownFactError,
     Violation,
+    facts_of,
     listed,
 )
 
 WITHOUT_WORLD = NotJudged(what="what the number of ranks decides", why="give it with --world")
 """What rules about ranks leave open where nobody says how many there are."""
+_NO_WORLD = Unknown("nobody says how many ranks there are")
+_AT_RUN_TIME = Unknown("put in at run time")
 _KEY_TWICE = "file.key_twice"
 _ADDED_BY_SCRIPTS = frozenset({"scheduler.missing_params", "optimizer.missing_params"})
 """Rules about what is missing: a script that reads a file of its own may add it."""
@@ -147,8 +149,7 @@ class CheckReport:
         """The fix as a unified diff, secrets masked; empty where there is none."""
         if self.fixed_text is None:
             return ""
-        known = tuple(withheld(self.source.config))
-        return text_diff(str(self.source.path), self.source.text, self.fixed_text, known)
+        return text_diff(str(self.source.path), self.source.text, self.fixed_text)
 
     def now(self, *, fixed: bool) -> Sequence[Violation]:
         """Findings about the file as it is: after `--fix`, if that was said."""
@@ -237,47 +238,14 @@ class _Looked:
     world_because: str
 
 
-class _Partial(Mapping[str, Any]):
-    """A configuration that raises where a value is asked for that is not known: a rule is silent.
+def judge(source: Source, environment: Environment) -> list[Violation]:
+    """Everything that is wrong with a configuration as it is read, and with its file.
 
-    What a consumer fills in at run time ("auto") must not be taken for DeepSpeed's default.
-    Such a key is in the mapping and not among the items.
+    Args:
+        source: What was read: the configuration, and what is known of its launch.
+        environment: Where it would run.
     """
-
-    def __init__(
-        self,
-        content: Mapping[str, Any],
-        unknown: Collection[tuple[str, ...]],
-        path: tuple[str, ...] = (),
-    ) -> None:
-        self._content, self._unknown, self._path = content, unknown, path
-
-    def __getitem__(self, key: str) -> Any:
-        value, here = self._content[key], (*self._path, key)
-        if here in self._unknown:
-            raise UnknownFactError(".".join(here))
-        if isinstance(value, Mapping) and any(p[: len(here)] == here for p in self._unknown):
-            return _Partial(value, self._unknown, here)
-        return value
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._content
-
-    def __iter__(self) -> Iterator[str]:
-        return (key for key in self._content if (*self._path, key) not in self._unknown)
-
-    def __len__(self) -> int:
-        return len(self._content)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _WorldlessSetup(Setup):
-    """A setup whose world is not known: what rules read of it raises."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "world":
-            raise UnknownFactError(name)
-        return super().__getattribute__(name)
+    return [*_look(source.config, source, environment).violations, *_of_the_file(source)]
 
 
 def check(
@@ -347,7 +315,6 @@ def _checked(
         if text is None:
             why_not = "its text cannot be changed there with every comment and alias kept"
     new = _new(mended.seen, before)
-    discreet = _Discreet(source.config)
     report = CheckReport(
         source=source,
         environment=environment,
@@ -355,16 +322,16 @@ def _checked(
         world_because=first.world_because,
         found=(
             *(
-                Found(violation=discreet.of(one), place=wishes.place(one), after_fix=False)
+                Found(violation=_discreet(one), place=wishes.place(one), after_fix=False)
                 for one in before
             ),
             *(
-                Found(violation=discreet.of(one), place=wishes.place(one), after_fix=True)
+                Found(violation=_discreet(one), place=wishes.place(one), after_fix=True)
                 for one in new
             ),
         ),
         left=tuple(before) if why_not else (*mended.left, *of_file),
-        questions=() if why_not else tuple(map(discreet.question, mended.questions)),
+        questions=() if why_not else tuple(map(_discreet_question, mended.questions)),
         unknown=tuple(sorted(map(dotted, first.unknown))),
         fixed_text=None if text == source.text else text,
         not_edited=why_not,
@@ -374,26 +341,18 @@ def _checked(
     return report, source.config if why_not else mended.config
 
 
-class _Discreet:
-    """The findings of a file without the secrets that stand in it."""
+def _discreet(violation: Violation) -> Violation:
+    """A violation without secrets, for people."""
+    message, fix = scrubbed_text(violation.message), scrubbed_text(violation.fix)
+    if (message, fix) == (violation.message, violation.fix):
+        return violation
+    return replace(violation, message=message, fix=fix)
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._known = tuple(withheld(config))
 
-    def of(self, violation: Violation) -> Violation:
-        """A violation, for people."""
-        message, fix = self._words(violation.message), self._words(violation.fix)
-        if (message, fix) == (violation.message, violation.fix):
-            return violation
-        return replace(violation, message=message, fix=fix)
-
-    def question(self, question: Question) -> Question:
-        """A question, for people."""
-        options = tuple(replace(one, words=self._words(one.words)) for one in question.options)
-        return replace(question, violation=self.of(question.violation), options=options)
-
-    def _words(self, text: str) -> str:
-        return scrubbed_text(text, self._known)
+def _discreet_question(question: Question) -> Question:
+    """A question without secrets, for people."""
+    options = tuple(replace(one, words=scrubbed_text(one.words)) for one in question.options)
+    return replace(question, violation=_discreet(question.violation), options=options)
 
 
 class _Wishes:
@@ -455,7 +414,7 @@ def _look(
     world = world or taken
     setup = _setup(after, source, environment, world, unknown)
     unknown_facts: set[str] = set()
-    violations = judge(setup, unknown_facts)
+    violations = rules.judge(setup, unknown_facts)
     if "bf16" not in config:  # but in what accelerate adds, of which `huggingface` tells
         violations = [one for one in violations if one.rule != "precision.bfloat16_beside_bf16"]
     if source.reader == neox.READER:
@@ -468,7 +427,7 @@ def _look(
             for one in violations
         ]
     if mute - unknown:
-        past = judge(_setup(after, source, environment, world, mute))
+        past = rules.judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)
     violations = [*huggingface.violations(config, source), *violations]
     if source.not_for:  # nobody reads the configuration, and its YAML alone is refused
@@ -523,10 +482,9 @@ def _setup(
     world: int | None,
     unknown: set[tuple[str, ...]],
 ) -> Setup:
-    kind = _WorldlessSetup if world is None else Setup
-    return kind(
-        world=world or 1,
-        ds_config=_Partial(config, unknown) if unknown else config,
+    return Setup(
+        ranks=_NO_WORLD if world is None else world,
+        ds_config=facts_of(config, dict.fromkeys(unknown, _AT_RUN_TIME)) if unknown else config,
         tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,
@@ -555,6 +513,8 @@ def _world(
     ranks = (
         groups * source.layout.pp * source.layout.tp * (sp if type(sp) is int and sp > 0 else 1)
     )
+    if ranks % (source.per_node or 1):
+        return None, f"not known: the batch sizes make {ranks}, of nodes with {source.per_node}"
     return ranks, "from the three batch sizes"
 
 

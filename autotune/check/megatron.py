@@ -206,10 +206,10 @@ def _not_judged(
     for start, word in launch.open_words.items():
         number = launch.text.count("\n", 0, start) + 1
         yield NotJudged(what=f"what {word} of line {number} adds", why=why)
-    if launch.is_overrides:
-        yield NotJudged(what="what the line does not override", why="the recipe is not read")
+    if launch.rest is not None:
+        yield NotJudged(what=launch.rest[0], why=launch.rest[1])
     for name in sorted(unknown_facts & launch.unknown):
-        given = flag_name(name) if not launch.is_overrides else name
+        given = f"{launch.prefix}{name}" if launch.is_overrides else flag_name(name)
         yield NotJudged(what=given, why=why)
     if "world" in unknown_facts:
         yield WITHOUT_WORLD

@@ -97,7 +97,7 @@ def markdown_of(page: RulePage) -> str:
     if page.says:
         lines += [page.says, ""]
     for example in page.examples:
-        lines += [*_told(example), ""]
+        lines += [*_example_lines(example), ""]
     return "\n".join(lines)
 
 
@@ -125,7 +125,7 @@ def _described(name: str) -> Mapping[str, FileRule]:
     return megatron_rules()
 
 
-def _told(example: RuleExample) -> Iterator[str]:
+def _example_lines(example: RuleExample) -> Iterator[str]:
     yield f"```json\n{json.dumps(example.broken, indent=2)}\n```"
     yield ""
     if example.also:

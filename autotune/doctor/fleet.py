@@ -13,9 +13,8 @@ from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.transports.base import Node
 from autotune.fleet.transports.remote import RemoteTransport, common_environment
 from autotune.probe.findings import slow_pairs
-from autotune.probe.fleet import measure_fleet, ranks_of_each
+from autotune.probe.measuring import ProbeRequest, measure, with_devices
 from autotune.probe.points import Point, Span, check_reports, of_kind, points_of
-from autotune.probe.run import ProbeRequest
 
 CLOCK_AHEAD_S = 2.0
 """Difference of two wall clocks from which on it is said; asking takes a part of a second."""
@@ -174,10 +173,10 @@ def measure_links(
     Raises:
         FleetError: The nodes are not alike, or one could not measure: it is named.
     """
-    environment, nodes = common_environment(transport), transport.nodes()
-    world = ranks_of_each(nodes, environment.n_devices)
+    environment, nodes = common_environment(transport), with_devices(transport.nodes(), None)
+    world = len(nodes[0].devices)
     wanted = ProbeRequest(precisions=environment.precisions, is_quick=True, only="pairs")
-    measured = measure_fleet(transport, wanted, world=world)
+    measured = measure(transport, nodes, wanted, environment.accelerator)
     check_reports(measured.reports, per_node=world)
     kind = "core" if environment.accelerator == "cpu" else "GPU"
     names = [

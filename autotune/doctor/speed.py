@@ -1,16 +1,17 @@
 """Measure the devices, all at once, in processes that start as the ranks of a trial do."""
 
-import dataclasses
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.base.errors import FleetError
+from autotune.devices.hardware import visible_gpus
 from autotune.doctor.diagnosis import Speed
-from autotune.fleet.measuring import measure_on_ranks
+from autotune.fleet.base import THIS_MACHINE
+from autotune.fleet.transports.base import Node
+from autotune.fleet.transports.local import LocalTransport
+from autotune.probe.measuring import ProbeRequest, measure
 from autotune.probe.points import Point, points_of
-from autotune.probe.run import ProbeRequest
 
 MAX_CORES = 16
 """Cores that take part at the most, evenly spread: each is a process that imports torch."""
@@ -26,14 +27,14 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
     chosen = _spread(devices, MAX_CORES) if accelerator == "cpu" else tuple(devices)
     started_at_s = time.monotonic()
     problem, fix, reports = "", "", list[dict[str, Any]]()
+    gpus = () if accelerator == "cpu" else visible_gpus()
+    uuids = {gpu.index: gpu.uuid for gpu in gpus}
+    names = tuple(uuids.get(device, str(device)) for device in chosen)
+    node = Node(name=THIS_MACHINE, devices=names)
+    wanted = ProbeRequest(precisions=(), only="speed")
     try:
-        reports = measure_on_ranks(
-            "autotune.probe.rank",
-            [json.dumps(dataclasses.asdict(ProbeRequest(precisions=(), only="speed")))],
-            accelerator=accelerator,
-            devices=chosen,
-            timeout_s=TIMEOUT_S,
-        )
+        measured = measure(LocalTransport(node), [node], wanted, accelerator, timeout_s=TIMEOUT_S)
+        reports = measured.reports
     except FleetError as error:
         problem, fix = error.message, error.hint
     points: Mapping[str, Point] = {point.kind: point for point in points_of(reports)}

@@ -9,7 +9,6 @@ from typing import Any
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import look_up
-from autotune.base.secrecy import withheld
 from autotune.base.user_text import STANDARD_INPUT, read_text
 from autotune.check.changes import changes_at
 from autotune.check.diff import text_diff
@@ -21,8 +20,7 @@ from autotune.engines.deepspeed.ds_config_file import SECTIONS, usable
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.situation import optimizer_implementation
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
-from autotune.engines.deepspeed.rules.keys import SPELLINGS
-from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.engines.deepspeed.rules.sections import AUTO, SPELLINGS
 from autotune.engines.deepspeed.sources.accelerate_names import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.filled import with_hidden_sizes
@@ -34,7 +32,7 @@ from autotune.engines.deepspeed.sources.reading import (
     parsed,
     trainer_of,
 )
-from autotune.engines.deepspeed.sources.source import Source, read_source
+from autotune.engines.deepspeed.sources.source import Source, read
 from autotune.engines.deepspeed.sources.training import (
     AXOLOTL,
     CHECKPOINTING,
@@ -139,7 +137,7 @@ def patched(path: Path, wanted: "Wanted", *, others: Sequence[Path] = ()) -> Pat
         path=path,
         before=before,
         after=after,
-        diff=text_diff(str(path), before, after, tuple(withheld(_data(path, before)))),
+        diff=text_diff(str(path), before, after),
         changes=tuple(map(str, here)),
         left=tuple(dict.fromkeys([*plan.left, *elsewhere])),
         is_by_hand=_is_by_hand(path, before),
@@ -305,7 +303,7 @@ class _DataFile:
         path, data = self._path, _data(self._path, self._text)
         source: Source | None = None
         try:
-            source = read_source(path, text=self._text)
+            source = read(path, text=self._text)
         except NotADsConfigError:
             if not has_arguments(data):
                 raise

@@ -27,7 +27,7 @@ from autotune.fleet.collect import Ending, collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.node.files import Incoming, packed
 from autotune.fleet.node.places import DevicePlace
-from autotune.fleet.node.processes import NodePart
+from autotune.fleet.node.processes import TRAINS, NodePart
 from autotune.fleet.node.ranks import NoTemplateError
 from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import JsonLines, Node, NodeProcess, Transport
@@ -52,17 +52,29 @@ _ALIVE_S = LEASE_S / 6
 class GangFleet:
     """A ledger of gangs, and an agent on every node; implements `autotune.fleet.base.Fleet`."""
 
-    def __init__(self, transport: Transport, *, world: int, is_exclusive: bool = False) -> None:
-        """Take the transport's nodes for a job of `world` ranks; nothing is started yet.
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        world: int,
+        is_exclusive: bool = False,
+        nodes: Sequence[Node] | None = None,
+    ) -> None:
+        """Take nodes for a job of `world` ranks; nothing is started yet.
 
-        With `is_exclusive` no two trials share a PCIe switch or a network card.
+        Args:
+            transport: What reaches them.
+            world: Ranks of the job.
+            is_exclusive: Whether no two trials share a PCIe switch or a network card.
+            nodes: Those of the transport, with the devices that are taken; None: all.
 
         Raises:
             FleetError: There are fewer slots than the job has ranks.
         """
         self._transport = transport
-        self._nodes = {node.name: node for node in transport.nodes()}
-        self._allocator = GangAllocator(slots_of(transport), is_exclusive=is_exclusive)
+        nodes = transport.nodes() if nodes is None else nodes
+        self._nodes = {node.name: node for node in nodes}
+        self._allocator = GangAllocator(slots_of(nodes), is_exclusive=is_exclusive)
         if self._allocator.capacity(world) == 0:
             has = ", ".join(f"{len(n.devices)} on {n.name}" for n in self._nodes.values())
             left_out = transport.problems()
@@ -159,10 +171,11 @@ class GangFleet:
         if command:
             build_on_nodes(self._transport, command, note, meanwhile=self.hear)
 
-    def submit(self, spec: TrialSpec, folder: Path) -> "GangTrial":
+    def submit(self, spec: TrialSpec, folder: Path, *, module: str = TRAINS) -> "GangTrial":
         """What a node says against its start is raised by `poll`.
 
-        Where no gang is free the trial waits for one, and those after it wait behind it.
+        Where no gang is free the trial waits for one, and those after it wait behind it. Each of
+        its ranks runs the module.
         """
         self.hear()  # an agent that is gone meanwhile is not told anything
         world, per_node = spec.layout.world, self._allocator.per_node(spec.layout.world)
@@ -173,7 +186,7 @@ class GangFleet:
                 "let it start fewer, or name nodes with as many slots",
             )
         self.check_room(world)
-        trial = GangTrial(self, spec, folder.resolve())
+        trial = GangTrial(self, spec, folder.resolve(), module)
         self._waiting.append(trial)
         self._admit()
         return trial
@@ -265,6 +278,7 @@ class GangFleet:
             **({} if is_alone else {"address": first.address, "interface": this_node.interface}),
             port=port,
             start=start,
+            module=trial.module,
             n_sharing=self._n_sharing,
             capacity_bytes=this_node.rank_memory_bytes,
             submitted_at_s=trial.submitted_at_s,
@@ -399,9 +413,10 @@ class _Lost:
 class GangTrial(Handle):
     """A trial on the nodes of its gang. The nodes end it step by step; `poll` only listens."""
 
-    def __init__(self, fleet: GangFleet, spec: TrialSpec, folder: Path) -> None:
+    def __init__(self, fleet: GangFleet, spec: TrialSpec, folder: Path, module: str) -> None:
         self.spec = spec
         self.folder = folder
+        self.module = module
         self.gang = Gang(slots=())
         """Empty while it waits for one."""
         self.started_at_s = unix_now_s()
@@ -529,14 +544,10 @@ class GangTrial(Handle):
         return collect(self.spec, self.folder, ending, devices, reports)
 
 
-def slots_of(transport: Transport) -> tuple[Slot, ...]:
-    """The slots of a transport's nodes, node after node.
-
-    Raises:
-        FleetError: None can be reached.
-    """
+def slots_of(nodes: Sequence[Node]) -> tuple[Slot, ...]:
+    """The slots of some nodes, node after node."""
     found = []
-    for node in transport.nodes():
+    for node in nodes:
         for index, device in enumerate(node.devices):
             place = node.places[index] if node.places else DevicePlace()
             slot = Slot(
@@ -559,7 +570,7 @@ def rank_places(transport: Transport, world: int) -> tuple[str, ...]:
     Raises:
         FleetError: No node can be reached.
     """
-    allocator = GangAllocator(slots_of(transport))
+    allocator = GangAllocator(slots_of(transport.nodes()))
     if not allocator.capacity(world):
         return ()
     slots = allocator.allocate(world).slots

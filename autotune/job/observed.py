@@ -81,10 +81,10 @@ class Observed(Stored):
         try:
             return cls.from_dict(read_json(path))
         except ContractError as error:
-            told = f"{error}"
-            told = told if told.startswith(f"{path}: ") else f"{path}: {told}"
+            text = f"{error}"
+            message = text if text.startswith(f"{path}: ") else f"{path}: {text}"
             again = f"run the same command again with {switch('fresh')}: it is observed anew"
-            raise JobError(told, again) from error
+            raise JobError(message, again) from error
 
     def check(self) -> None:
         TrialResult.from_dict(self.result)

@@ -12,7 +12,7 @@ import numpy as np
 from autotune.base.data import shipped_spaces
 from autotune.base.units import format_bytes, typed_bytes
 from autotune.cost import Prediction
-from autotune.engines.base import Engine, find_engine
+from autotune.engines.base import find_engine
 from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.planning.choices import CHANCES, ordered
 from autotune.planning.lattice import Lattice, build_lattice, lattice_of
@@ -76,15 +76,16 @@ class _Search:
                 fallback = fallback or way
         return fallback
 
-    def _small_lattice(self, job: Job, engine: Engine) -> Lattice:
+    def _small_lattice(self, there: Outlook) -> Lattice:
         """The legal candidates that are like the smallest one in all that saves no memory.
 
         Raises:
             AutotuneError: There are none.
         """
-        if find_engine(job.engine).lays_out and job.space == DEFAULT_SPACE:
-            return lattice_of(job, engine)
-        space, plugin = engine.space, find_engine(job.engine)
+        engine, plugin = there.engine, find_engine(there.job.engine)
+        if plugin.lays_out and there.job.space == DEFAULT_SPACE:
+            return lattice_of(engine)
+        space = engine.space
         free = {*plugin.predicted, *(name for name, _, _ in plugin.saves_memory)}
         domains = {}
         for name, domain in space.domains.items():

@@ -13,7 +13,6 @@ from autotune.base.errors import NothingFeasibleError
 from autotune.base.units import format_count
 from autotune.contract import KnobValue
 from autotune.engines.base import Engine
-from autotune.job.job import Job
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.grid import grid_rows
 from autotune.space.knob import Context
@@ -260,8 +259,8 @@ class Lattice:
         return {}
 
 
-def lattice_of(job: Job, engine: Engine, *, for_plan: bool = False) -> Lattice:
-    """The candidates of a job: of its space, or those that its engine lays out.
+def lattice_of(engine: Engine, *, for_plan: bool = False) -> Lattice:
+    """The candidates of an engine's job: of its space, or those that its engine lays out.
 
     What a search leaves to spaces, such as fp8, is laid out `for_plan` alone.
 

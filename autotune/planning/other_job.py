@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.base.errors import AutotuneError
-from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.planning.choices import ordered
 from autotune.planning.lattice import Lattice
@@ -55,7 +54,7 @@ def rank_other_job(
     outlook: Outlook,
     flags: str,
     changes: Mapping[str, Any],
-    lattice: Callable[[Job, Engine], Lattice],
+    lattice: Callable[[Outlook], Lattice],
     *,
     min_fit: float,
 ) -> OtherJob | None:
@@ -70,7 +69,7 @@ def rank_other_job(
     """
     there = dataclasses.replace(outlook, job=dataclasses.replace(outlook.job, **changes))
     try:
-        there = dataclasses.replace(there, lattice=lattice(there.job, there.engine))
+        there = dataclasses.replace(there, lattice=lattice(there))
         found = there.predict(there.lattice.candidates)
     except AutotuneError:
         return None

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -254,7 +254,7 @@ def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherJob
         outlook,
         f"--global-batch {nearest}",
         {"global_batch": nearest},
-        partial(lattice_of, for_plan=is_laid_out),
+        lambda there: lattice_of(there.engine, for_plan=is_laid_out),
         min_fit=min_fit,
     )
     if other is None or other.fit_probability < min_fit:
@@ -267,7 +267,9 @@ def _spread_experts(
 ) -> tuple[OtherJob, ...]:
     """What gains much over a mixture of experts of which each rank gathers all."""
     others = (
-        rank_other_job(outlook, flags, changes, lattice_of, min_fit=min_fit)
+        rank_other_job(
+            outlook, flags, changes, lambda there: lattice_of(there.engine), min_fit=min_fit
+        )
         for flags, changes in outlook.engine.spread_experts(best).items()
     )
     return tuple(

@@ -1,7 +1,7 @@
-"""One rank of a probe: `python -m autotune.probe.rank FOLDER ACCELERATOR DEVICES WANTED`.
+"""One rank of a probe: `python -m autotune.probe.rank FOLDER`.
 
 All ranks measure the same at the same time, as they do in training: what one device does alone it
-may not do while the others want the same memory. WANTED is a `ProbeRequest` as JSON. An answer has
+may not do while the others want the same memory. They are asked a `ProbeRequest`. An answer has
 a list of points; one is
 
     {"kind": "matmul", "dtype": "fp32", "shape": [64, 64, 64], "seconds": 1e-5, "scatter": 0.02}
@@ -11,36 +11,72 @@ each other, `ranks` where not all take part,
 the median in `seconds`, and in `scatter` the middle half's width over it.
 """
 
-import json
 import os
 import platform
 import sys
-from typing import Any
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
 
-from autotune.trial.report_rank import report
+from autotune.base.keeper import end_with_parent
+from autotune.contract import (
+    PARENT_ENV,
+    RANKS_DIR,
+    SPEC_FILE,
+    Phase,
+    TrialSpec,
+    read_json,
+    write_json,
+)
+from autotune.trial.rendezvous import RankStore
+from autotune.trial.reporter import begin_rank
+from autotune.trial.wrapper import pin
+
+REQUEST_FILE = "request.json"
+FOUND_FILE = "{rank:02d}.found.json"
+"""File below `RANKS_DIR`: what a rank measured."""
 
 
-def main() -> None:
-    """Measure, write, and leave."""
-    report(_measure)
+def main(folder: Path) -> NoReturn:
+    """Measure, write, and leave without waiting for destructors."""
+    end_with_parent(int(os.environ[PARENT_ENV]))
+    rank = int(os.environ["RANK"])
+    pin(int(os.environ["LOCAL_RANK"]))
+    spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
+    reporter = begin_rank(folder, rank)
+    reporter.enter(Phase.IMPORT)
+    store = RankStore()
+    began_s = time.monotonic()
+    try:
+        store.open()
+        found = _measure(read_json(folder / REQUEST_FILE), spec.layout.accelerator)
+        write_json(folder / RANKS_DIR / FOUND_FILE.format(rank=rank), found)
+    except BaseException as error:
+        reporter.fail(error)
+        os._exit(1)
+    reporter.report.step_times_s = [time.monotonic() - began_s]
+    reporter.enter(Phase.TEARDOWN)
+    store.leave()
+    os._exit(0)
 
 
-def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
-    wanted = json.loads(sys.argv[4])
-
+def _measure(wanted: Mapping[str, Any], accelerator: str) -> dict[str, Any]:
     import torch
 
     from autotune.probe import communication, kernels
     from autotune.probe.clock import Clock
 
+    place = int(os.environ["LOCAL_RANK"])
     if accelerator == "cuda":
         torch.cuda.init()  # says in words what is wrong with the driver or the build
-        torch.cuda.set_device(local_rank)
-        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(place)
+        device = torch.device("cuda", place)
         wait, backend, name = torch.cuda.synchronize, "nccl", torch.cuda.get_device_name(device)
     else:
         device, wait, backend, name = torch.device("cpu"), _nothing, "gloo", ""
         torch.set_num_threads(1)
+        (place,) = os.sched_getaffinity(0)  # the core that it is bound to
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
     torch.distributed.init_process_group(backend)
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -68,7 +104,7 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
     return {
         "host": platform.node(),
         "device": name,
-        "place": int(sys.argv[3].split(",")[local_rank]),
+        "place": place,
         "points": points,
     }
 
@@ -78,4 +114,4 @@ def _nothing() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

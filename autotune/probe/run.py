@@ -1,7 +1,6 @@
 """Run a probe: start the ranks, fit what they measured, and put the file together."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +12,15 @@ from autotune.base.clock import date_of
 from autotune.base.errors import FleetError, JobError
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
-from autotune.devices.hardware import VERSIONED, Environment, usable_cores
-from autotune.fleet.measuring import ALONE, Meeting, measure_on_ranks
+from autotune.devices.hardware import VERSIONED, Environment, usable_cores, visible_gpus
+from autotune.fleet.base import THIS_MACHINE
+from autotune.fleet.transports.base import Node
+from autotune.fleet.transports.local import LocalTransport
 from autotune.probe.figures import Figures, figures_of
 from autotune.probe.findings import conclude
 from autotune.probe.hardware_file import Line, entry_of, fits_of
+from autotune.probe.measuring import TIMEOUT_S, Measured, ProbeRequest, measure, with_devices
 from autotune.probe.points import Point, check_reports, points_of
-
-TIMEOUT_S = 300.0
-"""A probe takes about a minute; longer than this, a rank hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,29 +71,6 @@ class Probe:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeRequest:
-    """What all ranks of a probe measure."""
-
-    precisions: tuple[str, ...]
-    disk: str | None = None
-    """A folder whose disk is measured too, the same on all nodes."""
-    is_quick: bool = False
-    """Whether figures may be rougher for being there sooner."""
-    only: str = ""
-    """All that is measured: `pairs` (links between two ranks each) or `speed` (a product and an
-    all-reduce); empty: everything."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What the ranks of a probe reported."""
-
-    reports: list[dict[str, Any]]
-    """By rank."""
-    wall_s: float
-
-
 def run_probe(
     environment: Environment,
     *,
@@ -117,43 +93,19 @@ def run_probe(
         FleetError: There are fewer devices, or a rank failed, died, hung or reported what cannot
             be.
     """
+    is_cpu = environment.accelerator == "cpu"
+    found = map(str, usable_cores()) if is_cpu else (gpu.uuid for gpu in visible_gpus())
+    here = Node(name=THIS_MACHINE, devices=tuple(found)[: environment.n_devices])
+    nodes = with_devices([here], world)
+    if disk is not None:
+        if not Path(disk).is_dir():
+            raise JobError(f"--nvme {disk}: is no folder", "name one on the disk to measure")
+        disk = str(Path(disk).resolve())
     wanted = ProbeRequest(precisions=environment.precisions, disk=disk, is_quick=is_quick)
-    measured = measure(environment, wanted, world=world, timeout_s=timeout_s)
-    return probe_of(environment, measured, world=world)
-
-
-def measure(
-    environment: Environment,
-    wanted: ProbeRequest,
-    *,
-    world: int,
-    meeting: Meeting = ALONE,
-    timeout_s: float,
-) -> Measured:
-    """Run `world` ranks of this machine, which meet those of other nodes if there are any.
-
-    Raises:
-        JobError: As `run_probe`.
-        FleetError: As `run_probe`.
-    """
-    devices = _devices(environment, world)
-    fields = dataclasses.asdict(wanted)
-    if wanted.disk is not None:
-        fields["disk"] = str(Path(wanted.disk).resolve())
-        if not Path(wanted.disk).is_dir():
-            raise JobError(
-                f"--nvme {wanted.disk}: is no folder", "name one on the disk to measure"
-            )
-    started_s = time.monotonic()
-    reports = measure_on_ranks(
-        "autotune.probe.rank",
-        [json.dumps(fields)],
-        accelerator=environment.accelerator,
-        devices=devices,
-        timeout_s=timeout_s,
-        meeting=meeting,
+    measured = measure(
+        LocalTransport(here), nodes, wanted, environment.accelerator, timeout_s=timeout_s
     )
-    return Measured(reports=reports, wall_s=time.monotonic() - started_s)
+    return probe_of(environment, measured, world=world)
 
 
 def probe_of(
@@ -193,20 +145,6 @@ def probe_of(
         when=date_of(time.time(), "%Y-%m-%dT%H:%MZ"),
         wall_s=measured.wall_s,
     )
-
-
-def _devices(environment: Environment, world: int) -> Sequence[int]:
-    if world < 1:
-        raise JobError(f"--world {world}: not above zero", "how many devices to measure")
-    if world > environment.n_devices:
-        raise FleetError(
-            f"--world {world}: this machine has {environment.n_devices} {environment.accelerator} "
-            "device(s), and ranks that share one measure each other",
-            f"at most {environment.n_devices}",
-        )
-    if environment.accelerator == "cuda":
-        return range(world)
-    return usable_cores()[:world]
 
 
 def _without_rack(

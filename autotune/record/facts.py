@@ -125,12 +125,7 @@ def engine_name_of(facts: Mapping[str, Any]) -> str:
 
 def origin_of(facts: Mapping[str, Any]) -> Origin:
     """Where the figures of the study come from; measured where it does not say."""
-    return stated_origin_of(facts) or Origin.MEASURED
-
-
-def stated_origin_of(facts: Mapping[str, Any]) -> Origin | None:
-    """Origin of the figures as `study.json` has it; None: it has none."""
-    return read_fact(Origin, facts.get("origin"))
+    return read_fact(Origin, facts.get("origin")) or Origin.MEASURED
 
 
 def objective_of(facts: Mapping[str, Any]) -> ObjectiveWish:

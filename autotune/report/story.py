@@ -28,7 +28,7 @@ from autotune.search.base import Snapshot, Stage
 from autotune.search.confirm import Comparison, recorded_verdict
 from autotune.search.history import History
 from autotune.search.objective import Objective
-from autotune.search.recorded import history_of
+from autotune.search.session import history_of
 from autotune.space.knob import Context
 
 

@@ -51,45 +51,33 @@ class Shot:
     is_running: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Posterior:
     """Candidates as they are expected to be, by a forecast and the errors that trials saw."""
 
-    def __init__(
-        self,
-        forecast: Forecast,
-        shots: Sequence[Shot] = (),
-        known: Recalled | None = None,
-        *,
-        of_shots: Forecast | None = None,
-    ) -> None:
-        """Take candidates, and what teaches about them.
-
-        Args:
-            forecast: The forecast of the candidates.
-            shots: Trials of this search.
-            known: Errors that other trials saw.
-            of_shots: The forecast of what the trials ran; None: they are of these candidates.
-        """
-        self.forecast = forecast
-        self.n_measured = sum(shot.seconds is not None for shot in shots)
-        self._of_shots, self._shots, self._known = of_shots or forecast, shots, known
-
-    @cached_property
-    def seen_seconds(self) -> Seen:
-        """Errors of the seconds, one by one."""
-        seen = seen_times(self._of_shots, self._shots)
-        return seen if self._known is None else Seen.join(seen, self._known.times)
+    forecast: Forecast
+    shots: Sequence[Shot] = ()
+    """Trials of this search."""
+    known: Recalled | None = None
+    """Errors of the forecast that other trials saw."""
+    of_shots: Forecast | None = None
+    """The forecast of what the trials ran; None: they are of these candidates."""
+    n_beside: int = 0
+    """Trials of this search besides the shots: those of reduced candidates."""
+    variation: float = 0.0
+    """Deviation of log seconds by choices that the forecast does not know: they are made after a
+    candidate was chosen."""
 
     @cached_property
     def time(self) -> Calibration:
         """Belief about the error of the seconds."""
-        return learn(self.seen_seconds, TIME_PRIOR).at(self.forecast.features)
+        return learn(self._seen_seconds, TIME_PRIOR).at(self.forecast.features)
 
     @cached_property
     def memory(self) -> Calibration:
         """Belief about the error of the peak."""
-        seen = seen_peaks(self._of_shots, self._shots)
-        seen = seen if self._known is None else Seen.join(seen, self._known.peaks)
+        seen = seen_peaks(self.of_shots or self.forecast, self.shots)
+        seen = seen if self.known is None else Seen.join(seen, self.known.peaks)
         return learn(seen, MEMORY_PRIOR).at(memory_features(self.forecast))
 
     @cached_property
@@ -103,29 +91,32 @@ class Posterior:
         assert self.forecast.peak_bytes is not None, "asked for only where memory decides"
         return np.asarray(np.log(self.forecast.peak_bytes) + self.memory.mean)
 
-    def overrun(self, limit_bytes: float | None) -> Floats:
-        """By how many deviations a peak is expected above a limit, by candidate.
+    @cached_property
+    def overrun(self) -> Floats:
+        """By how many deviations a peak is expected above the limit, by candidate.
 
         It tells candidates apart whose risk is 1 to all digits.
         """
+        limit_bytes = self.forecast.limit_bytes
         if limit_bytes is None or self.forecast.peak_bytes is None:
             return np.full(len(self.forecast), -np.inf)
         return (self.log_peak - math.log(limit_bytes)) / self.memory.deviation
 
+    @cached_property
+    def risk(self) -> Floats:
+        """P(out of memory), by candidate."""
+        return below(self.overrun)
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Chooser:
-    """The calibrated forecast at one moment of a search."""
-
-    forecast: Forecast
-    shots: Sequence[Shot]
-    known: Recalled | None = None
-    """Errors of the forecast that others saw."""
-    n_beside: int = 0
-    """Trials of this search besides the shots: those of reduced candidates."""
-    variation: float = 0.0
-    """Deviation of log seconds by choices that the forecast does not know: they are made after a
-    candidate was chosen."""
+    @cached_property
+    def deviation(self) -> Floats:
+        """Deviation of log seconds; trials in flight count as if they ran as is expected."""
+        running = _rows([shot for shot in self.shots if shot.is_running])
+        if not len(running):
+            return self.time.deviation
+        features = self.forecast.features
+        pretended = Seen.here(features.take(running), self.time.mean[running])
+        seen = Seen.join(self._seen_seconds, pretended)
+        return calibrate(features, seen, TIME_PRIOR).deviation
 
     def choose(self, is_open: Flags) -> int:
         """The row to try next.
@@ -138,18 +129,17 @@ class Chooser:
         Args:
             is_open: By row, at least one is; those behind the last are not.
         """
-        is_open = np.append(is_open, np.zeros(len(self.forecast) - len(is_open), bool))
         allowed = self._allowed(is_open)
         if not allowed.any():
+            is_open = self._padded(is_open)
             left = is_open & ~self.is_dropped
             left = left if left.any() else is_open
-            return int(np.argmin(np.where(left, self._overrun, np.inf)))
+            return int(np.argmin(np.where(left, self.overrun, np.inf)))
         n_tried = len(self.shots) + self.n_beside
         score = self._gain()
         if n_tried % EXPLORE_EVERY == EXPLORE_EVERY - 1:
             # To explore is to go by how little is known of a row; among equals the faster.
-            log_seconds = self._posterior.log_seconds
-            score = self.time.deviation - 1e-3 * (log_seconds - log_seconds.min())
+            score = self.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min())
         rows = np.flatnonzero(allowed)
         return int(rows[np.argmax(score[rows])])
 
@@ -159,43 +149,20 @@ class Chooser:
         Returns:
             0 where no row is open that may be tried; infinity while nothing was measured.
         """
-        is_open = np.append(is_open, np.zeros(len(self.forecast) - len(is_open), bool))
         allowed = self._allowed(is_open)
         if not allowed.any():
             return 0.0
-        if not self._measured:
-            return math.inf
-        return float(np.exp(self._gain()[allowed].max()))
+        return float(np.exp(self._gain()[allowed].max())) if self.n_measured else math.inf
 
-    @cached_property
-    def time(self) -> Calibration:
-        """Belief about the error of the seconds.
-
-        Trials in flight count as if they measured what is expected.
-        """
-        believed, features = self._posterior.time, self.forecast.features
-        running = _rows([shot for shot in self.shots if shot.is_running])
-        if not len(running):
-            return believed
-        pretended = Seen.here(features.take(running), believed.mean[running])
-        seen = Seen.join(self._posterior.seen_seconds, pretended)
-        with_them = calibrate(features, seen, TIME_PRIOR)
-        return Calibration(mean=believed.mean, deviation=with_them.deviation)
-
-    @cached_property
-    def _posterior(self) -> Posterior:
-        return Posterior(self.forecast, self.shots, self.known)
-
-    @cached_property
-    def risk(self) -> Floats:
-        """P(out of memory), by row."""
-        return below(self._overrun)
+    @property
+    def n_measured(self) -> int:
+        """Trials of this search that were measured."""
+        return sum(shot.seconds is not None for shot in self.shots)
 
     @property
     def allowed_risk(self) -> float:
         """How risky a candidate may be; it loosens as trials run."""
-        n_ran = sum(shot.seconds is not None for shot in self.shots)
-        return min(LAST_RISK, FIRST_RISK + RISK_PER_RUN * n_ran)
+        return min(LAST_RISK, FIRST_RISK + RISK_PER_RUN * self.n_measured)
 
     @cached_property
     def is_dropped(self) -> Flags:
@@ -203,32 +170,31 @@ class Chooser:
         lost = _rows([shot for shot in self.shots if shot.is_out_of_memory])
         if not len(lost) or self.forecast.peak_bytes is None:
             return np.zeros(len(self.forecast), bool)
-        log_peak = self._posterior.log_peak
-        return np.asarray(log_peak >= log_peak[lost].min())
+        return np.asarray(self.log_peak >= self.log_peak[lost].min())
+
+    @cached_property
+    def _seen_seconds(self) -> Seen:
+        """Errors of the seconds, one by one."""
+        seen = seen_times(self.of_shots or self.forecast, self.shots)
+        return seen if self.known is None else Seen.join(seen, self.known.times)
+
+    def _padded(self, is_open: Flags) -> Flags:
+        return np.append(is_open, np.zeros(len(self.forecast) - len(is_open), bool))
 
     def _allowed(self, is_open: Flags) -> Flags:
         """Open rows that fit surely enough to be tried."""
-        return np.asarray(is_open & ~self.is_dropped & (self.risk <= self.allowed_risk))
-
-    @property
-    def _measured(self) -> list[float]:
-        """Logarithms of what was measured."""
-        return [math.log(shot.seconds) for shot in self.shots if shot.seconds is not None]
+        fits = ~self.is_dropped & (self.risk <= self.allowed_risk)
+        return np.asarray(self._padded(is_open) & fits)
 
     def _gain(self) -> Floats:
         """log(expected gain x P(fits)), by row."""
-        measured = self._measured
+        measured = [math.log(shot.seconds) for shot in self.shots if shot.seconds is not None]
         fits = np.log(np.maximum(1 - self.risk, 1e-12))
-        log_seconds = self._posterior.log_seconds
         if not measured:
-            return np.asarray(fits - log_seconds)
-        deviation = np.hypot(self.time.deviation, self.variation)
-        z = (min(measured) - log_seconds) / deviation
+            return np.asarray(fits - self.log_seconds)
+        deviation = np.hypot(self.deviation, self.variation)
+        z = (min(measured) - self.log_seconds) / deviation
         return np.asarray(np.log(deviation) + log_expected_gain(z) + fits)
-
-    @cached_property
-    def _overrun(self) -> Floats:
-        return self._posterior.overrun(self.forecast.limit_bytes)
 
 
 def seen_times(forecast: Forecast, shots: Sequence[Shot]) -> Seen:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from autotune.base.errors import AutotuneError, NothingFeasibleError
 from autotune.base.units import format_bytes
@@ -15,18 +16,20 @@ from autotune.search import confirm
 from autotune.search.base import StopReason
 from autotune.search.front import RULE, front_of
 from autotune.search.history import History, results
-from autotune.search.in_flight import SearchContext
 from autotune.search.reduced import too_large
+from autotune.search.session import Session
 from autotune.space.candidate import Candidate
 
 
 class RecordStandings:
     """Standings of the candidates of a record, and the answer that follows from them."""
 
-    def __init__(self, context: SearchContext, history: History) -> None:
-        self._context = context
+    def __init__(self, session: Session, history: History, baseline: Candidate | None) -> None:
+        self._session = session
         self._history = history
-        self._objective = context.objective
+        self._objective = session.objective
+        self._baseline = None if baseline is None else baseline.hash
+        self._tried = None if baseline is None else history.find(baseline)
 
     def best(self) -> Standing | None:
         """The best candidate by its own trial."""
@@ -34,86 +37,77 @@ class RecordStandings:
         best = self._objective.best(figures)
         return None if best is None else figures[best]
 
-    def baseline(self, candidate: Candidate | None) -> Standing | None:
+    @property
+    def start(self) -> Standing | None:
         """The baseline by its own trial."""
-        tried = None if candidate is None else self._history.find(candidate)
-        return None if tried is None else tried.figure
+        return None if self._tried is None else self._tried.figure
 
-    def guards(self, baseline: Candidate | None) -> dict[str, GuardVerdict]:
+    @cached_property
+    def guards(self) -> dict[str, GuardVerdict]:
         """What the convergence guard says of each candidate of the comparisons, by hash."""
-        key = None if baseline is None else baseline.hash
-        return guards_of(self._history.trials, key, self._context.job.guard_steps)
+        return guards_of(self._history.trials, self._baseline, self._session.job.guard_steps)
 
-    def drifting(self, baseline: Candidate | None) -> set[str]:
+    @cached_property
+    def drifting(self) -> set[str]:
         """Hashes of the candidates that are not handed out since the guard fails them."""
-        if self._context.job.allow_loss_drift:
+        if self._session.job.allow_loss_drift:
             return set()
-        guards = self.guards(baseline)
-        return {key for key, verdict in guards.items() if verdict.is_drift}
+        return {key for key, verdict in self.guards.items() if verdict.is_drift}
 
-    def drifted_best(
-        self, baseline: Candidate | None, comparison: confirm.Comparison
-    ) -> tuple[int, GuardVerdict] | None:
+    def drifted_best(self, comparison: confirm.Comparison) -> tuple[int, GuardVerdict] | None:
         """The best of a comparison, by its trial, if the guard fails it; None: it does not."""
         best = self._best(comparison, comparison.figures) if comparison.has_verdict else None
-        if best is None or best not in self.drifting(baseline):
+        if best is None or best not in self.drifting:
             return None
-        return comparison.figures[best].trial, self.guards(baseline)[best]
+        return comparison.figures[best].trial, self.guards[best]
 
-    def compared(self, baseline: Candidate | None) -> confirm.Comparison | None:
+    @cached_property
+    def verdict(self) -> confirm.Comparison | None:
         """What the record's final comparison says; None: there is none."""
         return confirm.recorded_verdict(
-            self._history,
-            self._objective,
-            baseline=None if baseline is None else baseline.hash,
-            drifting=self.drifting(baseline),
+            self._history, self._objective, baseline=self._baseline, drifting=self.drifting
         )
 
     def final(
-        self,
-        *,
-        baseline: Candidate | None,
-        passed_over: Sequence[PassedOver],
-        stop_reason: StopReason,
+        self, *, passed_over: Sequence[PassedOver], stop_reason: StopReason, interrupted: bool
     ) -> SearchAnswer:
         """The answer: from the record's comparison where there is one, else from single trials."""
-        guards, drifting = self.guards(baseline), self.drifting(baseline)
-        verdict = self.compared(baseline)
+        verdict, drifting, baseline = self.verdict, self.drifting, self._baseline
         by_trial = self._objective.figures(self._history)
         compared = {} if verdict is None else verdict.figures
         whole = {**by_trial, **compared}
         figures = {key: figure for key, figure in whole.items() if key not in drifting}
         eligible = {key: figures[key] for key in compared if key in figures} or figures
         best = self._best(verdict, eligible, beside=figures)
-        start, speedup = self.baseline(baseline), None
-        if verdict is not None and baseline is not None and baseline.hash in compared:
+        start, speedup = self.start, None
+        if verdict is not None and baseline is not None and baseline in compared:
             assert best in compared, "the baseline itself never drifts"
-            start = compared[baseline.hash]
-            speedup = verdict.race.gain(best, baseline.hash)
+            start = compared[baseline]
+            speedup = verdict.race.gain(best, baseline)
             is_faster = speedup is None or speedup.ratio > 1
             if not is_faster and self._objective.wish.name == "samples_per_s":
-                best = baseline.hash  # nothing that was compared is faster
-                speedup = verdict.race.gain(best, baseline.hash)
+                best = baseline  # nothing that was compared is faster
+                speedup = verdict.race.gain(best, baseline)
         front = None  # by the final comparison's figures where there are any
         if self._objective.wish.name == "pareto":
             front = tuple(figures[key] for key in front_of(figures))
         return SearchAnswer(
-            study=self._context.study,
-            engine=self._context.job.engine,
-            origin=self._context.origin,
+            study=self._session.study,
+            engine=self._session.job.engine,
+            origin=self._session.place.origin,
             counts=self._history.counts,
             baseline=start,
             best=None if best is None else figures[best],
-            guard=None if best is None else self._guard(guards, best),
-            drifted=self._drifted(guards, whole, best) if drifting else None,
-            ties=() if best is None else self._ties(figures, best, verdict),
+            guard=None if best is None else self._guard(best),
+            drifted=self._drifted(whole, best) if drifting else None,
+            ties=() if best is None else self._ties(figures, best),
             speedup=speedup,
             objective=self._objective.wish.name,
             front=front,
             rule="" if front is None else RULE,
             passed_over=tuple(passed_over),
             stop_reason=stop_reason,
-            interrupted=self._context.interrupt.draining,
+            interrupted=interrupted,
         )
 
     def _best(
@@ -130,28 +124,24 @@ class RecordStandings:
                 return named
         return self._objective.best(among, beside=beside)
 
-    def _drifted(
-        self, guards: Mapping[str, GuardVerdict], whole: Mapping[str, Standing], best: str | None
-    ) -> Drifted | None:
+    def _drifted(self, whole: Mapping[str, Standing], best: str | None) -> Drifted | None:
         """The best of those that the guard fails, where it is better than what is handed out."""
-        drifted = (key for key, verdict in guards.items() if verdict.is_drift)
+        drifted = (key for key, verdict in self.guards.items() if verdict.is_drift)
         among = {key: whole[key] for key in drifted if key in whole}
         if best is not None:
             among[best] = whole[best]
         wanted = self._objective.best(among)
         if wanted is None or wanted == best:
             return None
-        return Drifted(standing=whole[wanted], guard=guards[wanted])
+        return Drifted(standing=whole[wanted], guard=self.guards[wanted])
 
-    def _guard(self, guards: Mapping[str, GuardVerdict], key: str) -> GuardVerdict | None:
+    def _guard(self, key: str) -> GuardVerdict | None:
         """What the guard says of a candidate; None: it is off, or nothing ran here."""
-        if not self._context.job.guard_steps or self._context.origin is not Origin.MEASURED:
+        if not self._session.job.guard_steps or self._session.place.origin is not Origin.MEASURED:
             return None
-        return guards.get(key, NOT_COMPARED)
+        return self.guards.get(key, NOT_COMPARED)
 
-    def _ties(
-        self, figures: Mapping[str, Standing], best: str, verdict: confirm.Comparison | None
-    ) -> tuple[Standing, ...]:
+    def _ties(self, figures: Mapping[str, Standing], best: str) -> tuple[Standing, ...]:
         """Candidates that may be as fast as the best; where memory counts too, none is named.
 
         A candidate is among them if its interval overlaps the best's. Where both ran side by side
@@ -161,6 +151,7 @@ class RecordStandings:
         """
         if self._objective.wish.name != "samples_per_s":
             return ()
+        verdict = self.verdict
         compared = {} if verdict is None else verdict.figures
         behind = frozenset() if verdict is None else verdict.race.left_behind(figures)
 
@@ -177,7 +168,7 @@ class RecordStandings:
         return tuple(figures[key] for key in tied)
 
 
-def nothing_feasible(history: History, context: SearchContext) -> NothingFeasibleError:
+def nothing_feasible(history: History, session: Session) -> NothingFeasibleError:
     """The error for a search in which no trial ran within the limits."""
     ended = results(history.trials)
     if not ended:
@@ -186,7 +177,7 @@ def nothing_feasible(history: History, context: SearchContext) -> NothingFeasibl
             "see what the rules say with --dry-run; choose a global batch that the world divides, "
             "or another space",
         )
-    objective = context.objective
+    objective = session.objective
     lines = [f"none of {len(ended)} trials ran within the limits:"]
     for outcome, count in sorted(Counter(result.outcome for result in ended).items()):
         first = next(result for result in ended if result.outcome is outcome)
@@ -197,7 +188,7 @@ def nothing_feasible(history: History, context: SearchContext) -> NothingFeasibl
         lines.append(f"  {outcome} x {count}, such as trial {first.number}: {evidence}")
     if lost := too_large(history):
         lines.append(f"  {len(lost)} more candidates ran out of memory with fewer layers already")
-    return NothingFeasibleError("\n".join(lines), _nearest_change(history, context))
+    return NothingFeasibleError("\n".join(lines), _nearest_change(history, session))
 
 
 def failed_answer(
@@ -219,7 +210,7 @@ def failed_answer(
     )
 
 
-def _nearest_change(history: History, context: SearchContext) -> str:
+def _nearest_change(history: History, session: Session) -> str:
     ended = results(history.trials)
     # An out-of-memory trial's peak is where it stopped, not what it would have needed.
     whole = [r.peak_memory_bytes for r in ended if r.outcome.is_measured and r.peak_memory_bytes]
@@ -227,14 +218,14 @@ def _nearest_change(history: History, context: SearchContext) -> str:
     if not short_of_memory:
         last = ended[-1]
         return f"see stderr.log of trial {last.number}; `autotune doctor` checks the machine"
-    allowed = format_bytes(context.objective.allowed_bytes)
+    allowed = format_bytes(session.objective.allowed_bytes)
     seen = f"every trial ran out of the {allowed} that are allowed"
     if whole:
         peak = format_bytes(min(whole))
         seen = f"the smallest peak of a trial that ran is {peak}, allowed are {allowed}"
     tried = history.tried
     changes = [f"more memory: {seen}"]
-    changes += find_engine(context.job.engine).unused_savings([t.candidate for t in tried])
+    changes += find_engine(session.job.engine).unused_savings([t.candidate for t in tried])
     smallest = min(t.candidate.micro_batch for t in tried)
     if smallest > 1:
         changes.append(f"a micro_batch below {smallest}")

@@ -19,7 +19,7 @@ from autotune.record.study import Trial
 from autotune.search.front import peak_of
 from autotune.search.history import History, Tried, counting, results
 from autotune.search.objective import Objective
-from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race, Racer, Rules
+from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race, Rules
 from autotune.search.rounds import (
     OpenRound,
     Round,
@@ -187,13 +187,18 @@ class Comparison:
         return progress_of(self._round_after, self._runs)
 
     def _race_after(self, n_rounds: int) -> Race:
-        known = {racer.key for racer in self._racers}
+        known = self._peaks
         over = [(k, n, run) for k, n, run in self._figured if n < n_rounds and k in known]
         logs: dict[str, dict[int, float]] = {}
         for key, number, run in over:
             logs.setdefault(key, {})[number] = log_rate(run)
         return Race(
-            racers=self._racers,
+            peaks=known,
+            trial_logs={
+                key: math.log(self._explored[key].samples_per_s)
+                for key in known
+                if key in self._explored
+            },
             baseline=self.baseline if self.baseline in known else None,
             logs=logs,
             n_rounds=n_rounds,
@@ -219,18 +224,10 @@ class Comparison:
         return [(key, n, run) for key, n, run in counted if run is not None and is_figure(run)]
 
     @cached_property
-    def _racers(self) -> tuple[Racer, ...]:
-        """Members that did not fail."""
-        explored = self._explored
-        return tuple(
-            Racer(
-                key=key,
-                peak_bytes=peak_of(self.figures[key]) if key in self.figures else math.inf,
-                trial_log=math.log(explored[key].samples_per_s) if key in explored else None,
-            )
-            for key in (member.hash for member in self.members)
-            if not self._is_out(key)
-        )
+    def _peaks(self) -> Mapping[str, float]:
+        """Members that did not fail, with their largest peak."""
+        keys = (member.hash for member in self.members if not self._is_out(member.hash))
+        return {k: peak_of(self.figures[k]) if k in self.figures else math.inf for k in keys}
 
     @cached_property
     def _named(self) -> str | None:

@@ -25,8 +25,9 @@ from autotune.search.confirm import (
 from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.prospect import Prospect
 from autotune.search.race import COLD, MIN_ROUNDS, WARM, Rules
-from autotune.search.reduced import Reductions, n_reduced
+from autotune.search.reduced import n_reduced, reduce_lattice
 from autotune.search.rounds import RunSeconds
+from autotune.search.session import Session
 from autotune.search.stop import n_done
 from autotune.space.ranks import describe_places, describe_reach
 from autotune.space.workload import Reach
@@ -187,24 +188,20 @@ _FIGURES = (
 )
 
 
-def make_plan(
-    job: Job,
-    environment: Environment,
-    lattice: Lattice,
-    study: Study,
-    history: History,
-    reductions: Reductions | None = None,
-    *,
-    origin: Origin = Origin.MEASURED,
-    places: Sequence[str] = (),
-    prospect: Prospect | None = None,
-    lacks: str = "",
-) -> Plan:
+def make_plan(session: Session, history: History, prospect: Prospect | None = None) -> Plan:
     """Work out what a search would run; a table's answers are not compared again.
 
-    `places` names where each rank of a trial lies, where that is known; the prospect is what is
-    predicted of its trials, where something is; `lacks` is what `Engine.lacks` says.
+    Args:
+        session: What is searched.
+        history: What the record answers.
+        prospect: What is predicted of the trials, where something is.
+
+    Raises:
+        FleetError: The place's devices are not there.
     """
+    job, environment, lattice = session.job, session.environment, session.lattice
+    origin, places = session.place.origin, session.place.rank_places(job.world)
+    reductions = reduce_lattice(job, environment, lattice, session.engine)
     runs = origin is Origin.MEASURED
     measured_s = history.typical_s
     if measured_s is None and job.script is not None:
@@ -235,9 +232,9 @@ def make_plan(
         job=job,
         environment=environment,
         lattice=lattice,
-        study=study,
+        study=session.study,
         untried=_untried(lattice),
-        lacks=lacks,
+        lacks=session.engine.lacks(),
         n_recorded=len(history.trials),
         origin=origin,
         prospect=prospect,

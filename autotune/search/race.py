@@ -16,7 +16,7 @@ of the same runs:
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autotune.base.student_t import expected_loss, t_quantile, upper_probability
@@ -82,17 +82,6 @@ COLD = Rules(warm=False, looks=(3, 4))
 """Every run starts cold."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Racer:
-    """A candidate of the race."""
-
-    key: str
-    peak_bytes: float
-    """Largest peak of its runs; infinite where no meter said."""
-    trial_log: float | None = None
-    """log samples/s of the search's own trial; None: there is none."""
-
-
 def blocks_in(logs: Logs) -> Blocks:
     """The runs of a race, compared; as of one round where rounds cannot be told from noise."""
     runs = _block_runs(logs)
@@ -112,8 +101,11 @@ def _block_runs(logs: Logs) -> list[BlockRun]:
 class Race:
     """A race after some whole rounds."""
 
-    racers: tuple[Racer, ...]
-    """Those that can still be handed out, the baseline included."""
+    peaks: Mapping[str, float]
+    """Those that can still be handed out, the baseline included: candidate -> the largest peak of
+    its runs in bytes, infinite where no meter said."""
+    trial_logs: Mapping[str, float] = field(default_factory=dict)
+    """log samples/s of the search's own trials."""
     baseline: str | None
     logs: Logs
     """Runs of all that have a figure; rounds without gaps up to `n_rounds`."""
@@ -160,13 +152,12 @@ class Race:
         that tie with the fastest, the one with the smallest peak is named.
         """
         if self.named is not None:
-            return tuple(racer.key for racer in self._last)
-        order = sorted(self._last, key=lambda racer: self._fastest.index(racer.key))
-        left = [racer for racer in order if not self._is_beaten(racer.key, order[0].key)]
-        ties = [racer for racer in left if self._is_tie(racer.key, order[0].key)]
-        best = min(ties, key=lambda racer: racer.peak_bytes).key
-        rivals = (racer.key for racer in left if not self._is_tie(racer.key, best))
-        return (best, *rivals)
+            return tuple(self._last)
+        order = sorted(self._last, key=self._fastest.index)
+        left = [key for key in order if not self._is_beaten(key, order[0])]
+        ties = [key for key in left if self._is_tie(key, order[0])]
+        best = min(ties, key=lambda key: self.peaks[key])
+        return (best, *(key for key in left if not self._is_tie(key, best)))
 
     @property
     def best(self) -> str:
@@ -176,8 +167,8 @@ class Race:
     def next_round(self) -> Round | None:
         """The round to run now; None: the race is over."""
         n, warm, (first, last) = self.n_rounds, self.rules.warm, self.rules.looks
-        if n < 1 or len(self.racers) < 2:
-            keys = tuple(racer.key for racer in self.racers)
+        if n < 1 or len(self.peaks) < 2:
+            keys = tuple(self.peaks)
             is_over = n >= MIN_ROUNDS and set(keys) <= set(self.confirmed)
             return None if is_over else Round(keys=keys, cold=not warm or n >= MIN_ROUNDS - 1)
         if not self._last:
@@ -201,8 +192,7 @@ class Race:
     @property
     def by_score(self) -> tuple[str, ...]:
         """All that ran, the fastest first, those that dropped out included."""
-        known = {racer.key for racer in self.racers}
-        return tuple(key for key in self._fastest if key in known)
+        return tuple(key for key in self._fastest if key in self.peaks)
 
     def left_behind(self, among: Collection[str]) -> frozenset[str]:
         """Those that dropped out, and that one of some is surely faster than.
@@ -210,22 +200,20 @@ class Race:
         Who stopped for another reason is not among them: the same as the best, or the choice was
         made. Nor is the baseline, which runs on: its interval says whether it is slower.
         """
-        last = {racer.key for racer in self._last}
-        leader = next((key for key in self._fastest if key in last and key in among), None)
-        out = set(self.by_score) - last - {self.baseline}
+        leader = next((key for key in self._fastest if key in self._last and key in among), None)
+        out = set(self.by_score) - set(self._last) - {self.baseline}
         return frozenset(key for key in out if leader and self._is_beaten(key, leader))
 
     @property
-    def _last(self) -> list[Racer]:
+    def _last(self) -> list[str]:
         """Those that ran the last round; where the platform let nobody, all that ran."""
-        ran = [racer for racer in self.racers if racer.key in self.logs]
-        return [racer for racer in ran if self.n_rounds - 1 in self.logs[racer.key]] or ran
+        ran = [key for key in self.peaks if key in self.logs]
+        return [key for key in ran if self.n_rounds - 1 in self.logs[key]] or ran
 
     @property
     def _pair(self) -> tuple[str, ...]:
         """The best beside the baseline, and the baseline, which also wants somebody to beat it."""
-        last = {racer.key for racer in self._last}
-        order = [self.best, *(key for key in self._fastest if key in last)]
+        order = [self.best, *(key for key in self._fastest if key in self._last)]
         return self._beside_baseline([key for key in order if key != self.baseline][:1])
 
     @property
@@ -257,9 +245,8 @@ class Race:
     @cached_property
     def _fit(self) -> Blocks:
         """The runs and the search's own trials, which are one round more, with the prior."""
-        trials = {r.key: {-1: r.trial_log} for r in self.racers if r.trial_log is not None}
-        known = {key: log for key, log in trials.items() if key in self.logs}
-        blocks = blocks_of([*_block_runs(known), *_block_runs(self.logs)])
+        trials = {key: {-1: log} for key, log in self.trial_logs.items() if key in self.logs}
+        blocks = blocks_of([*_block_runs(trials), *_block_runs(self.logs)])
         squares = blocks.degrees * blocks.variance + PRIOR_DEGREES * PRIOR_DEVIATION**2
         degrees = blocks.degrees + PRIOR_DEGREES
         return replace(blocks, variance=squares / degrees, degrees=degrees)

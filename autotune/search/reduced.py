@@ -14,7 +14,8 @@ from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.search.history import History
-from autotune.search.in_flight import SearchContext
+from autotune.search.runner import Runner
+from autotune.search.session import Session
 from autotune.search.steering import Steering
 from autotune.search.stop import searched
 from autotune.space.candidate import Candidate
@@ -110,33 +111,40 @@ class ReducedTrials:
     """The first part of a search."""
 
     def __init__(
-        self, context: SearchContext, forms: Mapping[str, Sequence[Candidate]], steering: Steering
+        self,
+        session: Session,
+        runner: Runner,
+        forms: Mapping[str, Sequence[Candidate]],
+        steering: Steering,
     ) -> None:
         """Take the forms of `Reductions`, and what chooses among them and is taught."""
         self.forms = forms
-        self.world = min((form[0].world for form in forms.values()), default=context.job.world)
+        self.world = min((form[0].world for form in forms.values()), default=session.job.world)
         """Accelerators of the trial that was asked for last."""
-        self._context = context
+        self._session = session
+        self._note_once = runner.note_once
         self._steering = steering
-        self._by_hash = {candidate.hash: candidate for candidate in context.lattice.candidates}
+        self._by_hash = {candidate.hash: candidate for candidate in session.lattice.candidates}
 
     @classmethod
-    def of(cls, context: SearchContext) -> "ReducedTrials | None":
+    def of(
+        cls, session: Session, runner: Runner, steering: Steering | None
+    ) -> "ReducedTrials | None":
         """The reduced trials of a job, told once; None where there are none or none would help."""
-        job, steering = context.job, context.steering
-        reductions = reduce_lattice(job, context.environment, context.lattice, context.engine)
+        job = session.job
+        reductions = reduce_lattice(job, session.environment, session.lattice, session.engine)
         if job.fidelity is None or reductions is None:
             return None
         if steering is None or not steering.steers:
-            context.note("no reduced trials: there is no forecast that they could teach")
+            runner.note("no reduced trials: there is no forecast that they could teach")
             return None
-        context.note(
+        runner.note(
             f"up to {n_reduced(job.budget.trials)} reduced trials come first, "
             f"{job.fidelity.describe()} each: they are in no ranking"
         )
         if reductions.left_out:
-            context.note(reductions.left_out)
-        return cls(context, reductions.forms, steering)
+            runner.note(reductions.left_out)
+        return cls(session, runner, reductions.forms, steering)
 
     def next(self, history: History, *, used_s: float) -> tuple[Candidate, Candidate] | None:
         """The reduced form to run next, and its candidate; None: it is time for full trials.
@@ -144,12 +152,12 @@ class ReducedTrials:
         Trials took `used_s` seconds of wall-clock so far.
         """
         for candidate_hash, number in too_large(history).items():
-            self._context.note_once(
+            self._note_once(
                 f"too large {candidate_hash}",
                 f"trial {number} ran out of memory with fewer layers: so would its candidate, "
                 "which is not tried",
             )
-        job, reduced = self._context.job, history.reduced
+        job, reduced = self._session.job, history.reduced
         time_s, typical_s = job.budget.time_s, reduced.typical_s or history.typical_s or 0.0
         if time_s is not None and used_s + typical_s > time_s * SHARE:
             return None
@@ -189,7 +197,7 @@ class ReducedTrials:
         if len(forms) == 1:
             return forms[0]
         for form in forms:
-            is_legal = not self._context.engine.judge(form)
+            is_legal = not self._session.engine.judge(form)
             if is_legal and self._steering.risk(history, [form])[0] < _MOST_RISK:
                 return form
         return None

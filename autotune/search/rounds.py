@@ -9,23 +9,15 @@ many runs it takes at most.
 
 import itertools
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.base.units import format_seconds
-from autotune.contract import TrialResult, TrialSpec
-from autotune.fleet.base import Fleet, Place
-from autotune.record.study import Study, Trial
+from autotune.record.study import Trial
 from autotune.search.history import is_settled
-from autotune.search.interrupt import CANCEL_WAIT_S, Interrupt
 
 FULL_ROUNDS = 3
 """Rounds of a comparison in which everybody runs every round."""
-_POLL_S = 0.2
-_NOTE_EVERY_S = 60.0
 
-Note = Callable[[str], None]
 Runs = Mapping[tuple[str, int], Sequence[Trial]]
 """Candidate's hash and round -> the trials of that run, repeats included."""
 
@@ -153,80 +145,3 @@ class RunSeconds:
     def of(self, count: RunCount) -> float:
         """Seconds of some runs, one after the other."""
         return count.warm * self.warm + count.cold * self.cold
-
-
-@dataclass(frozen=True, kw_only=True)
-class Runner:
-    """Runs one trial after the other and records them."""
-
-    record: Study
-    fleet: Fleet
-    interrupt: Interrupt
-    note: Note
-
-    def run(self, spec: TrialSpec, files: Mapping[str, str], *, name: str = "") -> Trial | None:
-        """Run a trial to its end; None if the user ended it, which the record then says.
-
-        Args:
-            spec: The trial.
-            files: Its configuration files.
-            name: Where it is to be said each minute how far it is: of what.
-
-        Raises:
-            StudyError: The record cannot be written.
-            FleetError: No gang is free.
-        """
-        handle = self.fleet.submit(spec, self.record.write_spec(spec, dict(files)))
-        note_at_s = _NOTE_EVERY_S
-        result: TrialResult | None = None
-        try:
-            while (result := handle.poll()) is None:
-                if self.interrupt.draining:
-                    return None
-                progress = handle.progress()
-                if name and progress.elapsed_s >= note_at_s:
-                    self.note(f"{name}: {progress.phase}, {format_seconds(progress.elapsed_s)}")
-                    note_at_s += _NOTE_EVERY_S
-                self.interrupt.wait(_POLL_S)
-        finally:
-            # Whatever happened, nothing runs on and the record says how it ended.
-            if result is None:
-                handle.cancel()
-                result = handle.wait(CANCEL_WAIT_S)
-            if result is not None:
-                result = self.record.take_result(handle.folder, spec, result)
-        return Trial(folder=handle.folder, spec=spec, result=result)
-
-
-@contextmanager
-def runner_on(
-    place: Place, record: Study, *, world: int, command: Sequence[str], note: Note
-) -> Iterator[Runner]:
-    """Gangs of a place, for trials of a record that nobody else writes meanwhile.
-
-    What is worth knowing of figures that are measured there is noted first.
-
-    Args:
-        place: Where they run.
-        record: Where they are kept; it is locked.
-        world: Ranks of each trial.
-        command: What each node runs before.
-        note: Told what happens.
-
-    Raises:
-        JobError: The place only answers for trials.
-        StudyError: Another process holds the record.
-        FleetError: The devices are not there.
-    """
-    for remark in place.remarks(world):
-        note(remark)
-    interrupt, fleet = Interrupt(), place.gangs(world)
-    try:
-        record.lock()
-        fleet.reap(record.trials_folder)
-        fleet.prepare(command, note)
-        with interrupt.on_signals():
-            yield Runner(record=record, fleet=fleet, interrupt=interrupt, note=note)
-    finally:
-        fleet.close()
-        record.unlock()

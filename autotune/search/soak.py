@@ -30,7 +30,8 @@ from autotune.contract import (
 from autotune.fleet.reports import read_reports
 from autotune.record.soak import Growth, Resumed
 from autotune.record.study import Trial
-from autotune.search.rounds import Round, Runner, run_rounds
+from autotune.search.rounds import Round, run_rounds
+from autotune.search.runner import Runner
 from autotune.trial.statistics import MIN_SAMPLES
 
 STEPS_COMPARED = 4

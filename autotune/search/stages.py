@@ -12,9 +12,12 @@ from autotune.search import confirm
 from autotune.search.base import Stage, StopReason
 from autotune.search.climb import Rung, UntriedError, climb
 from autotune.search.history import History, Tried, owed_repeat, results
-from autotune.search.in_flight import SearchContext, TrialsInFlight
+from autotune.search.race import COLD, WARM
 from autotune.search.reduced import ReducedTrials, too_large
+from autotune.search.runner import Runner
 from autotune.search.sampler import Request, Sampler
+from autotune.search.session import Session
+from autotune.search.steering import Steering
 from autotune.search.stop import has_time, n_done, searched, weigh_trial, why_stop
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
@@ -25,9 +28,11 @@ class SearchStage(ABC):
 
     name: Stage
 
-    def __init__(self, context: SearchContext, flight: TrialsInFlight) -> None:
-        self._context = context
-        self._flight = flight
+    def __init__(self, session: Session, runner: Runner, steering: Steering | None = None) -> None:
+        self._session = session
+        self._runner = runner
+        self._steering = steering
+        """Predicts what trials will measure; None: nothing can be predicted."""
 
     @property
     def at_once(self) -> int:
@@ -40,7 +45,11 @@ class SearchStage(ABC):
 
     @property
     def _history(self) -> History:
-        return self._flight.history
+        return self._runner.history
+
+    @property
+    def _left_s(self) -> float:
+        return self._runner.left_s(self._session.job.budget.time_s)
 
     def _run(
         self,
@@ -53,7 +62,7 @@ class SearchStage(ABC):
         least_steps: int = 0,
     ) -> Run:
         """A run that knows whether it repeats one that the platform ended or disturbed."""
-        context, whole = self._context, self._history
+        session, whole = self._session, self._history
         history = whole if reduced_of is None else whole.reduced
         tried = history.find(candidate)
         before = [
@@ -70,12 +79,12 @@ class SearchStage(ABC):
         ]
         losing_step_time_s = None
         if role is Role.SEARCH and reduced_of is None:
-            losing_step_time_s = context.objective.losing_step_time_s(
-                history.explored, context.job.global_batch
+            losing_step_time_s = session.objective.losing_step_time_s(
+                history.explored, session.job.global_batch
             )
         predicted = None
-        if context.steering is not None and role in (Role.BASELINE, Role.SEARCH):
-            predicted = context.steering.predict(whole, candidate)
+        if self._steering is not None and role in (Role.BASELINE, Role.SEARCH):
+            predicted = self._steering.predict(whole, candidate)
         return Run(
             candidate=candidate,
             role=role,
@@ -95,20 +104,20 @@ class BaselineStage(SearchStage):
 
     name = Stage.BASELINE
 
-    def __init__(self, context: SearchContext, flight: TrialsInFlight) -> None:
-        """Read the user's own configuration, if the job names one; raises as `Task.users`."""
-        super().__init__(context, flight)
+    def __init__(self, session: Session, runner: Runner, steering: Steering | None) -> None:
+        """Read the user's own configuration, if the job names one; raises as `Session.users`."""
+        super().__init__(session, runner, steering)
         self.candidate: Candidate | None = None
         """The baseline; None while none has run."""
         self.passed_over: list[PassedOver] = []
         """Candidates that were passed over before it, and why."""
-        self.users = None if context.users is None else context.users[1]
+        self.users = None if session.users is None else session.users[1]
         """Candidate of the user's own file; None: there is no such file."""
         self._refusals: dict[str, str] = {}
 
     def next_run(self) -> Run | None:
         """The next rung of the ladder that the record does not answer for."""
-        context, users = self._context, self.users
+        users = self.users
         self.passed_over.clear()  # with more answers the same way is taken again
         try:
             if users is not None:
@@ -118,10 +127,14 @@ class BaselineStage(SearchStage):
         except UntriedError as untried:
             if self._has_time():
                 return self._run(untried.candidate, Role.BASELINE)
-            context.note("the time budget ends before a baseline is found: no speedup to report")
+            self._runner.note(
+                "the time budget ends before a baseline is found: no speedup to report"
+            )
             return None
         if self.candidate is None:
-            context.note("no baseline runs within the limits: there will be no speedup to report")
+            self._runner.note(
+                "no baseline runs within the limits: there will be no speedup to report"
+            )
         return None
 
     def _climb(self) -> Candidate | None:
@@ -131,7 +144,7 @@ class BaselineStage(SearchStage):
         count, nor a proposal that ran although the climb had left it out.
         """
         # What is illegal is told from the ladder, for nothing can be predicted of it.
-        whole = [list(rung) for rung in self._context.engine.ladder()]
+        whole = [list(rung) for rung in self._session.engine.ladder()]
         ladder = [[c for c in rung if not self._refused_by(c)] for rung in whole]
         for candidate in (c for rung in whole for c in rung):
             if why := self._refused_by(candidate):
@@ -141,7 +154,7 @@ class BaselineStage(SearchStage):
             (t for t in explored.trials if t.spec.identity.role is Role.BASELINE),
             to_repeat=explored.to_repeat,
         )
-        steering = self._context.steering
+        steering = self._steering
         found, left_out = climb(
             ladder,
             lambda candidate: self._known(candidate) if climbed.find(candidate) else None,
@@ -176,11 +189,11 @@ class BaselineStage(SearchStage):
         """What the rules say of a candidate; empty: it is legal."""
         if (known := self._refusals.get(candidate.hash)) is not None:
             return known
-        context, why = self._context, ""
-        if violations := context.engine_of(candidate).judge(candidate):
+        session, why = self._session, ""
+        if violations := session.engine_of(candidate).judge(candidate):
             why = violations[0].message
-            if file := context.job.baseline:
-                context.note(f"{file}: {why}; {violations[0].fix}")
+            if file := session.job.baseline:
+                self._runner.note(f"{file}: {why}; {violations[0].fix}")
         self._refusals[candidate.hash] = why
         return why
 
@@ -190,7 +203,7 @@ class BaselineStage(SearchStage):
         # Where there is no time to repeat a disturbed trial, its result counts as it is.
         if tried is None or not (tried.is_settled or (tried.measured and not self._has_time())):
             return None
-        if self._context.objective.figure(tried) is not None:
+        if self._session.objective.figure(tried) is not None:
             return Rung.RUNS
         self._pass_over(candidate, _why_not(tried), tried)
         fails = tried.given_up or (tried.fault is not None and not tried.is_out_of_memory)
@@ -214,14 +227,14 @@ class BaselineStage(SearchStage):
         )
         self.passed_over.append(passed)
         if passed.by_platform:
-            self._context.note_once(
+            self._runner.note_once(
                 f"passed over {candidate.hash}",
                 f"the baseline was to be that of trial {passed.trial}, and cannot be: {why}. "
                 "Another one is a substitute, and the answer says so",
             )
 
     def _has_time(self) -> bool:
-        return self._flight.left_s() >= (self._history.typical_s or 0.0)
+        return self._left_s >= (self._history.typical_s or 0.0)
 
 
 def _why_not(tried: Tried) -> str:
@@ -239,12 +252,19 @@ class ProposalStage(SearchStage):
     name = Stage.SEARCH
 
     def __init__(
-        self, context: SearchContext, flight: TrialsInFlight, baseline: BaselineStage
+        self,
+        session: Session,
+        runner: Runner,
+        baseline: BaselineStage,
+        steering: Steering | None,
+        *,
+        compares: bool,
     ) -> None:
-        super().__init__(context, flight)
+        super().__init__(session, runner, steering)
+        self._compares = compares
         self._baseline = baseline
-        self._sampler: Sampler = load_plugin("sampler", context.job.sampler)
-        self._reduced = ReducedTrials.of(context)
+        self._sampler: Sampler = load_plugin("sampler", session.job.sampler)
+        self._reduced = ReducedTrials.of(session, runner, steering)
         self._is_reducing = self._reduced is not None
         self.stop: StopReason | None = None
         """Why no further trial is proposed; None while one may be."""
@@ -253,16 +273,25 @@ class ProposalStage(SearchStage):
     def at_once(self) -> int:
         """As many trials as the fleet holds; smaller gangs while reduced trials come."""
         if self._is_reducing and self._reduced is not None:
-            return self._context.fleet.capacity(self._reduced.world)
-        return self._context.capacity
+            return self._runner.fleet.capacity(self._reduced.world)
+        return self._runner.fleet.capacity(self._session.job.world)
 
     @property
     def n_budget(self) -> int:
         """Trials that it may run."""
         n_forms = 0 if self._reduced is None else len(self._reduced.forms)
         return min(
-            self._context.job.budget.trials, len(self._context.lattice.candidates) + n_forms
+            self._session.job.budget.trials, len(self._session.lattice.candidates) + n_forms
         )
+
+    @property
+    def comparison_s(self) -> float:
+        """Seconds that a usual final comparison takes; 0: there is none."""
+        if not self._compares:
+            return 0.0
+        rules = WARM if self._session.may_start_warm(self._baseline.candidate) else COLD
+        one_s = confirm.run_seconds(self._history, rules, self._session.job.guard_steps)
+        return one_s.of(rules.usual_runs)
 
     @property
     def n_left(self) -> int:
@@ -271,18 +300,18 @@ class ProposalStage(SearchStage):
 
     def next_run(self) -> Run | None:
         """A run that is owed, or the next proposal; None: there is none, and `stop` says why."""
-        context, history = self._context, self._history
-        budget = context.job.budget
+        session, history = self._session, self._history
+        budget = session.job.budget
         used_s = kept_s = 0.0
         if budget.time_s is not None:  # else nothing asks for it, and it goes through the record
-            used_s = self._flight.used_s()
-            kept_s = context.comparison_s(history, self._baseline.candidate)
+            used_s = self._runner.used_s()
+            kept_s = self.comparison_s
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for owed in (tried.candidate for tried in history.owed):
                 # Rules may have changed since: an upgraded engine, another override.
-                if not context.engine_of(owed).judge(owed):
+                if not session.engine_of(owed).judge(owed):
                     return self._run(owed, Role.SEARCH)
-        self.stop = why_stop(history, context.objective, budget, used_s=used_s, kept_s=kept_s)
+        self.stop = why_stop(history, session.objective, budget, used_s=used_s, kept_s=kept_s)
         if self.stop is not None:
             return None
         reduced = None if self._reduced is None else self._reduced.next(history, used_s=used_s)
@@ -295,33 +324,33 @@ class ProposalStage(SearchStage):
 
     def _propose(self) -> Candidate | None:
         """The candidate to try next; None when all were."""
-        context, closed = self._context, self._closed()
+        session, closed = self._session, self._closed()
         if self._baseline.users is not None and not searched(self._history):
             # The search starts from what the user runs today: mostly one knob away.
-            return context.lattice.nearest(self._baseline.users.values, closed)
+            return session.lattice.nearest(self._baseline.users.values, closed)
         return self._sampler.propose(
             Request(
-                lattice=context.lattice,
+                lattice=session.lattice,
                 history=self._history,
-                objective=context.objective,
+                objective=session.objective,
                 closed=closed,
                 n_budget=self.n_budget,
-                seed=context.job.seed,
-                steering=context.steering,
+                seed=session.job.seed,
+                steering=self._steering,
             )
         )
 
     def _pays(self) -> bool:
         """Whether another trial is expected to save more of the training than it costs."""
-        context, history = self._context, self._history
-        if context.steering is None or context.job.budget.gpu_hours is None:
+        session, history = self._session, self._history
+        if self._steering is None or session.job.budget.gpu_hours is None:
             return True
-        gain = context.steering.expected_gain(history, self._closed())
+        gain = self._steering.expected_gain(history, self._closed())
         weighed = weigh_trial(
-            gain, history, context.objective, context.job, baseline=self._baseline.candidate
+            gain, history, session.objective, session.job, baseline=self._baseline.candidate
         )
         if not weighed.pays:
-            context.note(str(weighed))
+            self._runner.note(str(weighed))
         return weighed.pays
 
     def _closed(self) -> set[str]:
@@ -333,7 +362,7 @@ class ProposalStage(SearchStage):
     @property
     def _not_startable(self) -> frozenset[str]:
         """Hashes of candidates whose processes would not fit into the host's memory."""
-        steering = self._context.steering
+        steering = self._steering
         return frozenset() if steering is None else steering.above_host
 
 
@@ -344,11 +373,11 @@ class ComparisonStage(SearchStage):
 
     def __init__(
         self,
-        context: SearchContext,
-        flight: TrialsInFlight,
+        session: Session,
+        runner: Runner,
         planned: confirm.Comparison,
     ) -> None:
-        super().__init__(context, flight)
+        super().__init__(session, runner)
         self._planned = planned
 
     @property
@@ -361,9 +390,9 @@ class ComparisonStage(SearchStage):
     @property
     def missing(self) -> list[Run]:
         """The runs of this round that are still to come; none: the race is over."""
-        job = self._context.job
+        job = self._session.job
         return self.planned.missing(
-            seed=job.seed, left_s=self._flight.left_s(), guard_steps=job.guard_steps
+            seed=job.seed, left_s=self._left_s, guard_steps=job.guard_steps
         )
 
     def next_run(self) -> Run | None:
@@ -374,7 +403,7 @@ class ComparisonStage(SearchStage):
         tried = self._history.find(asked.candidate)
         least_steps = 0
         if tried is not None and (asked.cold or self._shows_repeat(asked, tried)):
-            least_steps = confirm.least_steps(tried, self._context.job.guard_steps)
+            least_steps = confirm.least_steps(tried, self._session.job.guard_steps)
         return self._run(
             asked.candidate,
             Role.CONFIRM,
@@ -392,5 +421,5 @@ class ComparisonStage(SearchStage):
         is_first = asked.confirm_round == self.planned.first_round
         if asked.candidate.hash != self.planned.baseline or not is_first:
             return False
-        wanted = confirm.least_steps(tried, self._context.job.guard_steps)
+        wanted = confirm.least_steps(tried, self._session.job.guard_steps)
         return tried.measured is None or len(tried.measured.losses) < wanted

@@ -40,7 +40,6 @@ from autotune.engines.base import bind_engine, find_engine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.search.acquisition import (
-    Chooser,
     Posterior,
     Shot,
     seen_peaks,
@@ -121,7 +120,7 @@ class Steering:
         is_open = self._open_rows(history, closed)
         if not is_open.any():
             return None
-        chooser, values = self._chooser(history), dict(self.lattice.constants)
+        believed, values = self._of_rows(history), dict(self.lattice.constants)
         if self._unknown:
             sampler = tpe_sampler(n_budget, sampler_seed(seed, history))
             axes = make_axes(self._unknown, history)
@@ -129,7 +128,7 @@ class Steering:
         # Those whose reduced trial is why their row is chosen.
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
         while is_open.any():
-            row = chooser.choose(is_open)
+            row = believed.choose(is_open)
             is_chosen = self._groups.which == row
             for place in np.flatnonzero(is_chosen).tolist() if ran else ():
                 candidate = self.lattice.candidates[place]
@@ -150,9 +149,9 @@ class Steering:
         Returns:
             Infinity while nothing feasible was measured, 0 where nothing is left that may fit.
         """
-        return self._chooser(history).expected_gain(self._open_rows(history, closed))
+        return self._of_rows(history).expected_gain(self._open_rows(history, closed))
 
-    def _chooser(self, history: History) -> Chooser:
+    def _of_rows(self, history: History) -> Posterior:
         """What is believed of the rows, by all that was tried."""
         groups, tried = self._groups, [t.candidate for t in history.tried]
         places = self.lattice.places([c.hash for c in tried], tried)
@@ -162,7 +161,7 @@ class Steering:
         row_of |= {stray.hash: row for row, stray in enumerate(strays, start=len(groups.keys))}
         feasible = self.objective.figures(history)
         predicted = groups.forecast
-        return Chooser(
+        return Posterior(
             forecast=Forecast.join(predicted, self.forecast(strays)) if strays else predicted,
             shots=[
                 _shot(row_of[key], t, is_feasible=key in feasible)
@@ -214,7 +213,7 @@ class Steering:
         if not candidates or not self.knows_memory:
             return np.zeros(len(candidates))
         believed = self._believed(history, candidates)
-        overrun = believed.overrun(self.objective.allowed_bytes)
+        overrun = believed.overrun
         peak_bytes = believed.forecast.peak_bytes
         assert peak_bytes is not None, "asked for only where memory decides"
         is_near = peak_bytes >= self.objective.allowed_bytes / MODEL_MARGIN
@@ -270,9 +269,9 @@ class Steering:
         kind = _kind(candidates[0])
         tried = [t for t in _telling(history) if _kind(t.candidate) == kind]
         return Posterior(
-            self.forecast(candidates),
-            [_shot(row, t) for row, t in enumerate(tried)],
-            self._known(history, candidates[0]),
+            forecast=self.forecast(candidates),
+            shots=[_shot(row, t) for row, t in enumerate(tried)],
+            known=self._known(history, candidates[0]),
             of_shots=self.forecast([t.candidate for t in tried]) if tried else None,
         )
 

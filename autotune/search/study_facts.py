@@ -8,24 +8,23 @@ from typing import Any
 from autotune.devices.hardware import Environment
 from autotune.record.facts import BaselineFacts, PassedOver
 from autotune.record.study import Study
-from autotune.search.in_flight import SearchContext
-from autotune.search.recorded import Task
+from autotune.search.session import Session
 from autotune.space.candidate import Candidate
 
 
-def save_facts(context: SearchContext, *, left_out: Sequence[int]) -> None:
+def save_facts(session: Session, note: Callable[[str], None], *, left_out: Sequence[int]) -> None:
     """Keep the devices, the model's shape, and which trials ran another job or configuration.
 
-    The observer is told what changed since the last trials.
+    What changed since the last trials is noted.
 
     Raises:
         StudyError: The record cannot be read or written.
     """
-    model, study = context.job.model, context.study
+    model, study = session.job.model, session.study
     state = study.read_state()
     facts = {
-        "environment": dataclasses.asdict(context.environment),
-        "environments": environments_of(context, state, context.note),
+        "environment": dataclasses.asdict(session.environment),
+        "environments": environments_of(session, state, note),
         "model": {
             "name": model.name,
             "shape": dataclasses.asdict(model.shape),
@@ -55,7 +54,7 @@ def save_baseline(
 
 
 def environments_of(
-    task: Task, facts: Mapping[str, Any], note: Callable[[str], None]
+    session: Session, facts: Mapping[str, Any], note: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Where a study's trials ran: each environment with the number of the first trial there.
 
@@ -65,17 +64,17 @@ def environments_of(
     Raises:
         StudyError: The record cannot be read.
     """
-    here = _as_json(task.environment)
+    here = _as_json(session.environment)
     listed = facts.get("environments")
     known = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
-    if not known and task.study.trials():
+    if not known and session.study.trials():
         note("study.json does not say where the trials ran: taken for here")
         known = [{"since_trial": 0, **here}]
     changed = [key for key in here if known and known[-1].get(key) != here[key]]
     if changed:
         note(f"{', '.join(changed)} changed since the last trials: --fresh starts anew")
     if changed or not known:
-        known = [*known, {"since_trial": task.study.next_number(), **here}]
+        known = [*known, {"since_trial": session.study.next_number(), **here}]
     return known
 
 

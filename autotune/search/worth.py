@@ -23,9 +23,10 @@ from autotune.record.study import Trial
 from autotune.record.worth import Interaction, Ladder, LadderConfiguration, LadderStep
 from autotune.search.confirm import steps_within
 from autotune.search.history import counting, is_settled, results
-from autotune.search.recorded import Task
-from autotune.search.rounds import FULL_ROUNDS, Round, Runner, run_rounds, runs_of
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.rounds import FULL_ROUNDS, Round, run_rounds, runs_of
+from autotune.search.runner import Runner
+from autotune.search.session import Session
+from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knobs import canonical, settings_of
 
@@ -40,7 +41,7 @@ Corner = frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Way(Task):
+class Way(Session):
     """The configurations between two candidates; its record is that of the ladder's trials."""
 
     baseline: Candidate
@@ -180,22 +181,17 @@ class WayRunner:
     def _run_once(self, key: str, number: int) -> Trial | None:
         """Run a configuration in a round; None if the user ended it."""
         way, candidate = self.way, self._members(self._corners)[key]
-        engine = way.engine_of(candidate)
         steps_s = [run.step_time_s for run in self._figures.values() if run.step_time_s]
-        spec = make_spec(
+        spec = way.spec_of(
             Run(
                 candidate=candidate,
                 role=Role.CONFIRM,
                 confirm_round=number,
                 least_steps=steps_within(way.job.guard_steps, max(steps_s, default=None)),
             ),
-            study=way.study.name,
-            number=way.study.next_number(),
-            job=way.job,
-            engine=engine,
-            environment=way.environment,
+            number=self.runner.next_number(),
         )
-        trial = self.runner.run(spec, engine.files(candidate))
+        trial = self.runner.run(spec, way.engine_of(candidate).files(candidate))
         if trial is None or trial.result is None:
             return None
         changes = [c for c in way.changes if candidate.get(c) != way.baseline.get(c)]

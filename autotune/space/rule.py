@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from autotune.base.errors import NothingFeasibleError
-from autotune.base.nested import dotted
+from autotune.base.nested import Unknown, dotted
 from autotune.base.secrecy import HIDDEN, holds_secret
 from autotune.base.text import named
 
@@ -32,6 +32,7 @@ Moves = Mapping[tuple[str, ...], tuple[str, ...]]
 """Paths of keys that go -> where they come again, with their values."""
 
 _NO_MOVES: Moves = {}
+_NOTHING_UNKNOWN: Mapping[tuple[str, ...], Unknown] = {}
 _MOST_SETTINGS = 3
 """Settings of the nearest candidate that an error shows."""
 _WORD = re.compile(r"[a-z_][a-z0-9_.]*[a-z0-9_]")
@@ -43,6 +44,51 @@ changes nothing that is trained."""
 
 class UnknownFactError(Exception):
     """A rule asked for what is not known of a setup; it has nothing to say then."""
+
+
+class Facts(dict[str, Any]):
+    """A section of a configuration as rules ask it, some of its values perhaps `Unknown`.
+
+    It holds these as any other value. To ask for one by its name raises `UnknownFactError`, so no
+    rule takes it for a default; who goes through the items looks at their type.
+    """
+
+    def __init__(self, content: Mapping[str, Any], path: tuple[str, ...] = ()) -> None:
+        super().__init__(content)
+        self._path = path
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if isinstance(value, Unknown):
+            raise UnknownFactError(".".join(map(str, (*self._path, key))))
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, as `dict.get` gives it."""
+        value = super().get(key, default)
+        return self[key] if isinstance(value, Unknown) else value
+
+
+def facts_of(
+    content: Mapping[str, Any],
+    unknown: Mapping[tuple[str, ...], Unknown] = _NOTHING_UNKNOWN,
+    path: tuple[str, ...] = (),
+) -> Facts:
+    """A configuration for rules, each of its sections too.
+
+    Args:
+        content: It, with values that may be `Unknown`.
+        unknown: Paths of further values that are.
+        path: Where it stands in the whole.
+    """
+    facts = Facts(content, path)
+    for name, value in content.items():
+        here = (*path, name)
+        if here in unknown:
+            facts[name] = unknown[here]
+        elif isinstance(value, Mapping):
+            facts[name] = facts_of(value, unknown, here)
+    return facts
 
 
 @dataclass(frozen=True, kw_only=True)

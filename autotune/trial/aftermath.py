@@ -49,7 +49,6 @@ class Aftermath:
         return DiagnosticPass(live, self._reporter)
 
     def on_first_step(self) -> None:
-        self._meter.check()
         report, expected = self._reporter.report, self._spec.engine.expected
         report.read_back = self._driver.read_back(self._live.engine, expected)
         report.differences = [*differences(expected, report.read_back), *self._more_differences()]
@@ -76,7 +75,6 @@ class Aftermath:
         report.surroundings = self._watch.end()
 
     def after_step(self) -> None:
-        self._meter.check()
         if self._soak is not None:
             self._soak.after_step()
 

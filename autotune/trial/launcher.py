@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autotune.base.keeper import adopt_orphans, end_all_below, end_with_parent
+from autotune.base.keeper import end_with_parent, keeping
 from autotune.contract import PARENT_ENV, RANKS_DIR, write_json
 from autotune.trial.rendezvous import Rendezvous
 from autotune.trial.variables import STORE_ENV
@@ -36,17 +36,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by `finally`
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ranks are waited for
-    end_with_parent(int(os.environ[PARENT_ENV]))
-    adopt_orphans()
     folder, rendezvous, *command = sys.argv[1:]
-    os.environ[PARENT_ENV] = str(os.getpid())  # as its ranks find it
-    try:
-        code = run_ranks(Path(folder), Rendezvous(**json.loads(rendezvous)), _become, command)
-    except OSError as error:
-        print(f"launcher: {type(error).__name__}: {error}", file=sys.stderr)
-        code = 2
-    finally:
-        end_all_below()
+    with keeping(int(os.environ[PARENT_ENV])):
+        os.environ[PARENT_ENV] = str(os.getpid())  # as its ranks find it
+        try:
+            code = run_ranks(Path(folder), Rendezvous(**json.loads(rendezvous)), _become, command)
+        except OSError as error:
+            print(f"launcher: {type(error).__name__}: {error}", file=sys.stderr)
+            code = 2
     sys.exit(code)
 
 

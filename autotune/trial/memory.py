@@ -3,41 +3,24 @@
 CPU ranks: private data of the process (VmData) above the base after imports. The kernel counts
 `RLIMIT_DATA` in the same unit, and an allocation above it fails cleanly, with a typed error. Both
 are virtual memory: a bucket that is allocated and never touched counts, as it would on a GPU.
-Shared memory is added as far as it is resident, without the buffers that the engine's own
-collectives have there: those are no more the configuration's than code is. So is what child
-processes, such as those that load data, have to themselves (`smaps_rollup`). No allocation fails
-for either: their limit is looked at between steps.
+Shared memory and child processes do not count.
 
 GPU: what the allocator reserved, plus what the process holds on the device besides it (context,
 NCCL buffers) by NVML. A limit is handed to the allocator less that rest.
 """
 
-import contextlib
 import functools
-import glob
 import os
 import resource
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
 
-from autotune.base.keeper import below
-from autotune.trial.faults import OutOfMemoryError
 from autotune.trial.nvml import DeviceMemory
 
 _AT_LIMIT = 0.97
-_NOTICED_BYTES = 8 * 2**20
-"""Memory outside of private data that counts: code, stacks, and programs such as `uname` are
-less."""
-_OUTSIDE_PERIOD_S, _SETTLED_OUTSIDE_PERIOD_S = 0.25, 2.0
-"""Time between two looks at shared memory and child processes, until `settle` and after it: to
-look at a child costs milliseconds, in which it may wait."""
 _PAGE_BYTES = resource.getpagesize()
-_BLOCK_BYTES = 512
-"""Unit of `st_blocks`, whatever the block size of the file system."""
 _RESIDENT, _PRIVATE_DATA = 1, 5
 """Fields of statm, in pages; private data is what RLIMIT_DATA counts, plus the stack."""
 
@@ -66,20 +49,13 @@ class Meter(ABC):
     def now(self) -> dict[str, int]:
         """Bytes by meter as they stand, to be watched for growth."""
 
-    def check(self) -> None:  # noqa: B027
-        """See that memory which no allocation fails for is within the limit, too.
-
-        Raises:
-            OutOfMemoryError: It is not, or was not.
-        """
-
     def explains(self, error: BaseException) -> bool:
         """True for an exception that the limit caused though it does not speak of memory."""
         return False
 
 
 class CpuMeter(Meter):
-    """Private data above the base after imports, and what is outside, sampled by a thread."""
+    """Private data above the base after imports, sampled by a thread."""
 
     close_period_s = 0.002
     """Time between two readings of the thread, until `settle`."""
@@ -88,20 +64,12 @@ class CpuMeter(Meter):
     whatever wakes up on it decides which of them runs: with a reading every 5 ms, steps took 0.966
     to 1.029 of their time, by configuration (`benchmarks/meter_cost.py EXPORT --period 0.005`)."""
 
-    def __init__(self, segments: Sequence[str] = ()) -> None:
-        self._segments = segments
+    def __init__(self) -> None:
         self._period_s = self.close_period_s
-        self._outside_period_s = _OUTSIDE_PERIOD_S
         self._base_bytes = 0
         self._has_base = threading.Event()
         self._limit_bytes: int | None = None
-        self._is_lifted = False
-        self._peaks: dict[str, int] = {"peak": 0, "private_data": 0}
-        """Highest figures so far: of private data above the base, of what was seen outside of it,
-        and of their sum (`peak`)."""
-        self._outside: dict[str, int] = {}
-        """Bytes outside of private data when last looked at, by meter."""
-        self._looked_s = 0.0
+        self._peak_bytes = 0
 
     def start(self, limit_bytes: int | None) -> None:
         # Its stack is part of the base.
@@ -117,35 +85,20 @@ class CpuMeter(Meter):
 
     def settle(self) -> None:
         self._period_s = self.settled_period_s
-        self._outside_period_s = _SETTLED_OUTSIDE_PERIOD_S
 
     def lift(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-        self._is_lifted = True
 
     def read(self) -> dict[str, int]:
         """Adds the highest resident set of the process."""
-        self._looked_s = 0.0
         self._sample()
-        return {**self._peaks, "host_rss": peak_rss_bytes()}
+        peak = {"peak": self._peak_bytes, "private_data": self._peak_bytes}
+        return {**peak, "host_rss": peak_rss_bytes()}
 
     def now(self) -> dict[str, int]:
         private_bytes = _statm_bytes(_PRIVATE_DATA) - self._base_bytes
         return {"private_data": private_bytes, "host_rss": _statm_bytes(_RESIDENT)}
-
-    def check(self) -> None:
-        if self._is_lifted or self._limit_bytes is None:
-            return
-        self._sample()
-        outside_bytes, peak_bytes = sum(self._outside.values()), self._peaks["peak"]
-        # Private data alone has its limit, and may stand above it by the stack.
-        if outside_bytes and peak_bytes > self._limit_bytes:
-            raise OutOfMemoryError(
-                f"out of memory: private data, shared memory and child processes came to "
-                f"{peak_bytes} bytes, {outside_bytes} of them outside of private data: over the "
-                f"limit of {self._limit_bytes} bytes"
-            )
 
     def explains(self, error: BaseException) -> bool:
         """At the limit the interpreter and C code fail in ways of their own.
@@ -157,25 +110,7 @@ class CpuMeter(Meter):
         return self.read()["peak"] >= _AT_LIMIT * self._limit_bytes
 
     def _sample(self) -> None:
-        private_bytes = max(0, _statm_bytes(_PRIVATE_DATA) - self._base_bytes)
-        if time.monotonic() - self._looked_s >= self._outside_period_s:
-            self._looked_s = time.monotonic()
-            held = {"shared": self._shared_bytes(), "children": _children_bytes()}
-            self._outside = {name: size for name, size in held.items() if size > _NOTICED_BYTES}
-        total_bytes = private_bytes + sum(self._outside.values())
-        seen = {"peak": total_bytes, "private_data": private_bytes, **self._outside}
-        for name, size in seen.items():
-            self._peaks[name] = max(self._peaks.get(name, 0), size)
-
-    def _shared_bytes(self) -> int:
-        """Shared memory that this process has mapped and touched, without the engine's own."""
-        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-            lines = [line for line in file if line.startswith("RssShmem:")]
-        found = sum(int(line.split()[1]) * 1024 for line in lines)
-        for path in (path for name in self._segments for path in glob.iglob(f"/dev/shm/{name}")):
-            with contextlib.suppress(OSError):
-                found -= os.stat(path).st_blocks * _BLOCK_BYTES
-        return max(0, found)
+        self._peak_bytes = max(self._peak_bytes, _statm_bytes(_PRIVATE_DATA) - self._base_bytes)
 
     def _watch(self) -> None:
         self._has_base.wait()
@@ -234,9 +169,9 @@ class _CudaMeter(Meter):
         return max(0, now - self._used_before_bytes)
 
 
-def make_meter(accelerator: str, segments: Sequence[str] = ()) -> Meter:
-    """The meter of an accelerator; `segments` are the engine's files in /dev/shm, as patterns."""
-    return _CudaMeter() if accelerator == "cuda" else CpuMeter(segments)
+def make_meter(accelerator: str) -> Meter:
+    """The meter of an accelerator."""
+    return _CudaMeter() if accelerator == "cuda" else CpuMeter()
 
 
 def peak_rss_bytes() -> int:
@@ -249,20 +184,6 @@ def _device_name(local_rank: int) -> str:
     parts = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     visible = [part.strip() for part in parts if part.strip()]  # CUDA reads `0, 1`, too
     return visible[local_rank] if visible else str(local_rank)
-
-
-def _children_bytes() -> int:
-    """Memory that the processes below this one have written and share with nobody."""
-    total = 0
-    for pid in below(os.getpid()):
-        with (
-            contextlib.suppress(OSError, ValueError, IndexError),  # it has ended
-            open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file,
-        ):
-            total += sum(
-                int(line.split()[1]) * 1024 for line in file if line.startswith("Private_Dirty:")
-            )
-    return total
 
 
 def _statm_bytes(field: int) -> int:

@@ -1,12 +1,30 @@
 """One rank's report: kept while the trial runs, written at every change of phase."""
 
+import faulthandler
 import os
+import signal
 import time
 import traceback
 from pathlib import Path
 
-from autotune.contract import RANKS_DIR, Outcome, Phase, RankReport, to_dict, write_json
+from autotune.contract import (
+    RANKS_DIR,
+    STACKS_FILE,
+    Outcome,
+    Phase,
+    RankReport,
+    to_dict,
+    write_json,
+)
 from autotune.trial.faults import evidence_of, outcome_of
+from autotune.trial.variables import SUBMITTED_ENV
+
+
+def begin_rank(folder: Path, rank: int) -> "Reporter":
+    """The reporter of this process, which is a rank: it also writes its stacks on SIGUSR1."""
+    stacks = (folder / RANKS_DIR / STACKS_FILE.format(rank=rank)).open("wb")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    return Reporter(folder, rank, float(os.environ[SUBMITTED_ENV]))
 
 
 class Reporter:

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autotune.base.keeper import adopt_orphans, end_all_below, end_with_parent
+from autotune.base.keeper import end_with_parent, keeping
 from autotune.contract import PARENT_ENV, TRIAL_ENV
 from autotune.trial import wrapper
 from autotune.trial.engines.base import driver_of
@@ -115,8 +115,6 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
     folder, stdout, stderr, status = Path(request["folder"]), *files
     _redirect(stdout, 1)
     _redirect(stderr, 2)
-    end_with_parent(parent)
-    adopt_orphans()
     _show_trial(request["folder"])
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -126,12 +124,12 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
         return 1  # cancelled before its turn came
     code = 1
     try:
-        os.environ.update(request["environment"])
-        tempfile.tempdir = None  # it is the template's, where that has asked for it
-        rendezvous = Rendezvous(**request["rendezvous"])
-        code = run_ranks(folder, rendezvous, _become, folder, status)
+        with keeping(parent):
+            os.environ.update(request["environment"])
+            tempfile.tempdir = None  # it is the template's, where that has asked for it
+            rendezvous = Rendezvous(**request["rendezvous"])
+            code = run_ranks(folder, rendezvous, _become, folder, status)
     finally:
-        end_all_below()
         os.write(status, str(code).encode())
     return code
 

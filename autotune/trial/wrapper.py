@@ -5,11 +5,9 @@ live engine back, and writes what it saw to `ranks/NN.json`. Anything that goes 
 outcome there; nothing is recovered inside the process.
 """
 
-import faulthandler
 import os
 import platform
 import runpy
-import signal
 import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +17,7 @@ from typing import Any, NoReturn
 from autotune.base.keeper import end_with_parent
 from autotune.contract import (
     PARENT_ENV,
-    RANKS_DIR,
     SPEC_FILE,
-    STACKS_FILE,
     Outcome,
     Phase,
     TrialSpec,
@@ -32,20 +28,18 @@ from autotune.trial.communication import listen
 from autotune.trial.engines.base import Driver, driver_of
 from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
 from autotune.trial.rendezvous import RankStore
-from autotune.trial.reporter import Reporter
+from autotune.trial.reporter import Reporter, begin_rank
 from autotune.trial.scripts.lengths import is_drawn
-from autotune.trial.variables import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
+from autotune.trial.variables import CAPACITY_ENV, CORES_ENV
 
 
 def main(folder: Path) -> NoReturn:
     """Run this rank of the trial in a folder and leave without waiting for destructors."""
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    stacks = (folder / RANKS_DIR / STACKS_FILE.format(rank=rank)).open("wb")
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    _pin(local_rank)
+    reporter = begin_rank(folder, rank)
+    pin(local_rank)
     spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
     listen(spec, folder, rank)
-    reporter = Reporter(folder, rank, float(os.environ[SUBMITTED_ENV]))
     store = RankStore()
     try:
         _run(spec, folder, reporter, store)
@@ -77,7 +71,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter, store: RankStore) ->
 
     reporter.enter(Phase.PROCESS_GROUP)
     store.open()
-    meter = make_meter(spec.layout.accelerator, segments(driver))
+    meter = make_meter(spec.layout.accelerator)
     limit_bytes = spec.measure.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
     meter.start(limit_bytes)
     driver.join_ranks()
@@ -89,7 +83,6 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter, store: RankStore) ->
     def watch(engine: Any) -> None:
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
         meter.cap()
-        meter.check()
         live = driver.live(engine)
         aftermath.prepare(live)
         Stopwatch(
@@ -141,14 +134,8 @@ def _train(driver: Driver, spec: TrialSpec, config: dict[str, Any]) -> None:
         pass
 
 
-def segments(driver: Driver) -> list[str]:
-    """Patterns of the files in /dev/shm that the engine's own collectives make."""
-    start = getattr(driver, "SEGMENTS", "")
-    named = start.format(user=os.getuid(), address=os.environ["MASTER_ADDR"])
-    return [f"{named}{os.environ['MASTER_PORT']}_*"] if start else []
-
-
-def _pin(local_rank: int) -> None:
+def pin(local_rank: int) -> None:
+    """Bind this process to the cores that its node gives the rank, before torch is imported."""
     groups = [group for group in os.environ.get(CORES_ENV, "").split(";") if group]
     if groups:
         cores = {int(core) for core in groups[local_rank % len(groups)].split(",")}

@@ -61,7 +61,7 @@ def test_help_shows_the_function_and_what_its_flags_are(name: str) -> None:
     "code",
     [
         "import autotune.search.plan as p, autotune; assert p.Plan and callable(autotune.search)",
-        "import autotune; autotune.check; import autotune.check; autotune.check.read_source",
+        "import autotune; autotune.check; import autotune.check; autotune.check.read",
         "from autotune import search; from autotune.search.plan import Plan; search.__doc__",
     ],
     ids=["room first", "function first", "both by name"],

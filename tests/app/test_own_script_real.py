@@ -214,15 +214,22 @@ def test_a_secret_of_a_command_stands_in_private_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a flag, an address, a variable and what the script prints; the export still runs."""
-    flag, word, variable = "swordfish-7-blue", "open-sesame-4", "plain-words-here-9"
-    printed = "ghp_" + "Zq7xV2mK9pLw" * 3
-    monkeypatch.setenv("SOME_SERVICE_TOKEN", variable)
+    flag, word, core = "swordfish-7-blue", "open-sesame-4", "Zq7xV2mK9pLw" * 3
+    begin = ("hf_", "ghp_", "github_pat_", "sk-proj-", "xoxb-", "AIza", "glpat-", "npm_")
+    printed = [*(start + core for start in begin), "AKIA" + core.upper(), f"eyJhbGciOiJI.{core}"]
+    variables = {
+        f"SOME_{kind}": f"plain-words-of-{number}"
+        for number, kind in enumerate(("TOKEN", "API_KEY", "SECRET", "PASSWORD"))
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     script = tmp_path / "project" / "train.py"
     script.parent.mkdir()
     begins = (
         "import os, sys\n"
-        f"print('{printed}', os.environ['SOME_SERVICE_TOKEN'], flush=True)\n"
-        f"print('{printed}', sys.argv, file=sys.stderr, flush=True)\n"
+        f"shown = {printed}, dict(os.environ), sys.argv\n"
+        "print(shown, flush=True)\n"
+        "print(shown, file=sys.stderr, flush=True)\n"
         "sys.argv = sys.argv[:1]\n"
     )
     text = (EXAMPLES / "deepspeed_dict" / "train.py").read_text(encoding="utf-8")
@@ -239,7 +246,7 @@ def test_a_secret_of_a_command_stands_in_private_files_alone(
         ran.stderr += done.stderr
         assert done.returncode == 0, done.stderr
 
-    secrets = (flag, word, variable, printed)
+    secrets = (flag, word, *variables.values(), *printed)
     assert not [secret for secret in secrets if secret in ran.stdout + ran.stderr]
     private, open_files = set(), []
     for file in (*results.rglob("*"), *out.rglob("*"), script.parent / "report.html"):

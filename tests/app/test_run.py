@@ -10,30 +10,30 @@ import pytest
 
 from autotune import cli
 from autotune.app import run
-from autotune.app.session import Session
 from autotune.app.studies import state_of
 from autotune.base.errors import ExitCode, FleetError, NothingFeasibleError, StudyError
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.knowledge import keep_lessons, read_lessons
-from autotune.fleet.transports.local import Here
 from autotune.record.answer import answer_of
 from autotune.record.study import Study
 from autotune.report.story import read_story
 from autotune.search.history import History
+from autotune.search.session import Session
 from autotune.search.steering import lessons_of
 from tests.report.test_terminal import shown
 from tests.search.scripted import (
     ENVIRONMENT,
     Behaviour,
     Notebook,
-    ScriptedEngine,
     ScriptedFleet,
     fault,
-    lattice_of,
     make,
     ok,
     rate_of,
     realistic,
+)
+from tests.search.scripted import (
+    session_of as scripted_session,
 )
 from tests.search.test_sampler import spec_of, trial
 
@@ -51,15 +51,11 @@ def session_of(
 ) -> Session:
     job = make(trials=trials)
     monkeypatch.setattr(run, "export_study", lambda *_, **__: [])  # there is no real job to export
-    return Session(
-        job=job,
-        job_data={"model": "tiny-gpt2"},
-        environment=ENVIRONMENT,
-        engine=ScriptedEngine(job),
-        lattice=lattice_of(job),
-        study=Study(folder, "scripted"),
-        place=Here(ENVIRONMENT, {}),
+    return scripted_session(
+        Study(folder, "scripted"),
+        job,
         make_fleet=lambda: ScriptedFleet(behave, n_polls=1),
+        job_data={"model": "tiny-gpt2"},
     )
 
 

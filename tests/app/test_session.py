@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.app.searching import run_searches
-from autotune.app.session import Session, read_job
+from autotune.app.session import read_job
 from autotune.base.errors import StudyError
 from autotune.base.units import format_count
 from autotune.base.yaml_file import dump_yaml
@@ -17,6 +17,7 @@ from autotune.devices.hardware import detect_environment
 from autotune.job.job import JobText, make_job
 from autotune.record.study import Study
 from autotune.search.plan import Plan
+from autotune.search.session import Session
 from tests.jobs import CPU, TINY
 from tests.replay.tables import sweep, write
 

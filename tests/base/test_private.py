@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.base import private
 from autotune.base.private import (
     PreparedError,
     check_code_folder,
@@ -24,14 +23,11 @@ is_root = pytest.mark.skipif(os.getuid() != 0, reason="only root makes files of 
 
 @pytest.fixture
 def around(tmp_path, monkeypatch):
-    """A temporary directory as every machine has one, and no other place."""
+    """A temporary directory as every machine has one."""
     place = tmp_path / "tmp"
     place.mkdir()
     place.chmod(0o1777)
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(private, "_SESSION_FOLDER", str(tmp_path / "run" / "{user}"))
     return place
 
 
@@ -78,30 +74,19 @@ def test_the_folder_is_made_private_and_found_again(around):
 
 @is_root
 @pytest.mark.parametrize("kind", PREPARED)
-def test_what_others_have_prepared_is_passed_over(around, tmp_path, kind):
+def test_what_others_have_prepared_is_refused(around, kind):
     PREPARED[kind](expected_folder(around))
     before = sorted(str(path) for path in around.parent.rglob("*"))
-    assert private_folder() == tmp_path / "cache" / "autotune" / "run"
-    now = sorted(str(path) for path in around.parent.rglob("*") if "cache" not in path.parts)
+    with pytest.raises(PreparedError, match=str(expected_folder(around))):
+        private_folder()
+    now = sorted(str(path) for path in around.parent.rglob("*"))
     assert now == before, "nothing was made where they said"
 
 
-@pytest.mark.parametrize(
-    ("mode", "is_used"), [(0o700, True), (0o755, False), (0o777, False), (0o750, False)]
-)
-def test_the_runtime_folder_counts_where_it_is_private(
-    around, monkeypatch, tmp_path, mode, is_used
-):
-    runtime = tmp_path / "runtime"
-    runtime.mkdir()
-    runtime.chmod(mode)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    assert private_folder() == (runtime / "autotune" if is_used else expected_folder(around))
-
-
-def test_a_temporary_directory_without_its_sticky_bit_is_passed_over(around, tmp_path):
+def test_a_temporary_directory_without_its_sticky_bit_is_refused(around):
     around.chmod(0o777)
-    assert private_folder() == tmp_path / "cache" / "autotune" / "run"
+    with pytest.raises(PreparedError, match="can be replaced by anybody"):
+        private_folder()
 
 
 def bound_socket(path: Path) -> None:

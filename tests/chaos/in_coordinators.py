@@ -37,7 +37,7 @@ _MOMENTS = (
     ("before", "replace=study.json", _SEARCHING),
     ("after", "replace=study.json", _SEARCHING),
     ("after", "autotune.fleet.gang_fleet:GangFleet.prepare", _SEARCHING),
-    ("after", "autotune.search.in_flight:TrialsInFlight.recover", _SEARCHING),
+    ("after", "autotune.search.runner:Runner.recover", _SEARCHING),
     ("before", "replace=report.html", _SEARCHING),
     ("after", "mkdir=config", _SEARCHING),
     ("after", "write=ds_config.json", _SEARCHING),

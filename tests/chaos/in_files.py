@@ -12,7 +12,6 @@ from types import FrameType
 from unittest import mock
 
 from autotune.app.studies import state_of, studies
-from autotune.base import private
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.files import write_text
 from autotune.cost.knowledge import keep_lessons
@@ -186,19 +185,14 @@ def _folder_of_another(
 
 
 def _leases_elsewhere(prepare: Callable[[Path, Path], object], ground: Ground) -> None:
-    """A folder that is not this user's alone is passed over; ports are leased all the same."""
+    """A folder that is not this user's alone is refused."""
     folder = ground.folder()
     with _alone(folder):
         theirs = folder / "tmp" / f"autotune-{os.getuid()}"
         target = folder / "target"
         target.mkdir()
         prepare(theirs, target)
-        first, second = ports.lease_port(), ports.lease_port()
-        must(first.port != second.port, "one port was leased twice")
-        held = Path(os.readlink(f"/proc/self/fd/{first._lock}"))
-        first.release()
-        second.release()
-        must(held.is_relative_to(folder / "cache"), f"a lease lies in {held.parent}")
+        _must_be_refused(ports.lease_port, theirs)
         must(not [*target.iterdir()], "something was written where the link leads")
 
 
@@ -221,13 +215,11 @@ def _alone(folder: Path) -> Iterator[None]:
     (folder / "tmp").chmod(0o1777)
     told = {
         "XDG_CACHE_HOME": str(folder / "cache"),
-        "XDG_RUNTIME_DIR": "",
         "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
     }
     with (
         mock.patch.dict(os.environ, told),
         mock.patch.object(tempfile, "tempdir", str(folder / "tmp")),
-        mock.patch.object(private, "_SESSION_FOLDER", str(folder / "none")),
     ):
         yield
 

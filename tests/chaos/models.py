@@ -5,9 +5,7 @@ Ranks import this, never the suite itself. The last rank is the victim; the othe
 
 import itertools
 import json
-import mmap
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -30,10 +28,6 @@ forward pass, the backward pass and the optimizer step once steps are measured."
 _MEASURED_FROM = 3
 """Forward passes that are surely warm-up."""
 _FOREVER_S = 3600
-_HIDDEN_BYTES = 320 * 2**20
-"""Memory that is hidden from its own meter, above the limit of those trials."""
-_LOOKED_AT_S = 3.0
-"""Time in which the meter of a rank looks at its child processes, also on a busy machine."""
 _KEPT = []
 
 
@@ -201,37 +195,8 @@ def fills_the_disk(loss):
                 return loss
 
 
-def shares(loss):
-    """A mapping that is no private data."""
-    _KEPT.append(_filled(mmap.mmap(-1, _HIDDEN_BYTES)))
-    return loss
-
-
-def has_a_memfd(loss):
-    file = os.memfd_create("hidden")
-    os.ftruncate(file, _HIDDEN_BYTES)
-    _KEPT.append(_filled(mmap.mmap(file, _HIDDEN_BYTES)))
-    return loss
-
-
-def forks(loss):
-    """A child that holds more than its rank may, in a session of its own."""
-    if os.fork() == 0:
-        os.setsid()
-        _hoard_in_a_child()
-    time.sleep(_LOOKED_AT_S)
-    return loss
-
-
-def spawns(loss):
-    script = f"import time; x = bytearray({_HIDDEN_BYTES}); time.sleep(600)"
-    subprocess.Popen([sys.executable, "-c", script])
-    time.sleep(_LOOKED_AT_S)
-    return loss
-
-
 def leaves_a_daemon(loss):
-    """The same, small, and the trial ends well."""
+    """A child without its parent, session or environment; the trial ends well."""
     told = str(_trial_file(LITTER))
     _start_daemon(
         f"import os, time; file = open({told!r} + '.new', 'w'); file.write(str(os.getpid())); "
@@ -239,13 +204,6 @@ def leaves_a_daemon(loss):
     )
     while not _trial_file(LITTER).exists():
         time.sleep(0.01)
-    return loss
-
-
-def leaves_a_daemon_and_kills_the_launcher(loss):
-    """And then nobody adopts it."""
-    leaves_a_daemon(loss)
-    os.kill(os.getppid(), signal.SIGKILL)
     return loss
 
 
@@ -257,27 +215,6 @@ def _start_daemon(script):
             os.execve(sys.executable, [sys.executable, "-c", script], {})
         os._exit(0)
     os.waitpid(child, 0)
-
-
-def _filled(mapping):
-    for at in range(0, len(mapping), mmap.PAGESIZE):
-        mapping[at] = 1
-    return mapping
-
-
-def _hoard_in_a_child():
-    try:
-        _lift()
-        kept = bytearray(_HIDDEN_BYTES)
-        time.sleep(_FOREVER_S)
-        del kept
-    finally:
-        os._exit(1)
-
-
-def _lift():
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def litters(loss):
@@ -313,12 +250,7 @@ _ACTIONS = {
     "cut": cuts_its_report,
     "fill": fills_the_disk,
     "nospace": meets_a_full_disk,
-    "shares": shares,
-    "memfd": has_a_memfd,
-    "forks": forks,
-    "spawns": spawns,
     "leavesdaemon": leaves_a_daemon,
-    "leavesdaemonandkills": leaves_a_daemon_and_kills_the_launcher,
     "litter": litters,
     "litterandkill": litters_and_is_killed,
 }

@@ -1,4 +1,4 @@
-"""What a trial or a coordinator has out of sight: hidden memory, children, temporary files."""
+"""What a trial or a coordinator has out of sight: children, temporary files."""
 
 import functools
 import signal
@@ -12,13 +12,9 @@ import psutil
 from autotune.contract import SCRATCH_ENV, Outcome, Start
 from tests.chaos.arena import Ground
 from tests.chaos.faults import LITTER, Fault, must
-from tests.chaos.in_trials import expect
 from tests.searches import Search
 from tests.trials import TESTS, wait_until
 
-_LIMIT_BYTES = 200 * 2**20
-_HIDDEN = ("shares", "memfd", "forks", "spawns")
-"""Ways to hold memory that no allocation of the rank's own fails for."""
 _STARTED = (
     ("the model is built", "autotune.job.model_probe"),
     ("its agent starts", "autotune.fleet.node.agent"),
@@ -32,24 +28,16 @@ _WAIT_S = 120.0
 def faults() -> Iterator[Fault]:
     """All of them."""
     for start in Start:
-        for action in _HIDDEN:
-            for place in ("build", "forward"):
-                yield Fault(
-                    name=f"memory that hides: {action} in {place}, {start}",
-                    inject=functools.partial(_hides, f"{action}_in_{place}", start),
-                    in_short=(action, place, start) == ("forks", "forward", Start.WARM),
-                )
         for action in ("litter", "litterandkill"):
             yield Fault(
                 name=f"temporary files: {action} in forward, {start}",
                 inject=functools.partial(_litters, f"{action}_in_forward", start),
                 in_short=(action, start) == ("litterandkill", Start.WARM),
             )
-        for action in ("leavesdaemon", "leavesdaemonandkills"):
-            yield Fault(
-                name=f"children left: {action} in forward, {start}",
-                inject=functools.partial(_leaves_a_daemon, f"{action}_in_forward", start),
-            )
+        yield Fault(
+            name=f"children left: leavesdaemon in forward, {start}",
+            inject=functools.partial(_leaves_a_daemon, "leavesdaemon_in_forward", start),
+        )
     for which in ("outer", "inner"):
         yield Fault(
             name=f"children left: the {which} keeper of an agent is killed",
@@ -62,15 +50,6 @@ def faults() -> Iterator[Fault]:
             in_short=module == "autotune.job.model_probe",
             rounds=2,
         )
-
-
-def _hides(factory: str, start: Start, ground: Ground) -> None:
-    arena = ground.arena
-    result = arena.run(factory, start, memory_limit_bytes=_LIMIT_BYTES)
-    expect(result, Outcome.OOM, f"over the limit of {_LIMIT_BYTES} bytes", start)
-    peak_bytes = result.peak_memory_bytes or 0
-    must(peak_bytes > _LIMIT_BYTES, f"its peak is said to be {peak_bytes} bytes")
-    arena.check()
 
 
 def _litters(factory: str, start: Start, ground: Ground) -> None:

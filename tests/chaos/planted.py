@@ -1,6 +1,5 @@
 """Secrets drawn anew and planted in configurations, as people keep them there."""
 
-import base64
 import json
 import random
 import string
@@ -55,12 +54,7 @@ def _key() -> _Planted:
     return f"-----BEGIN PRIVATE KEY-----\n{body}\n-----END PRIVATE KEY-----\n", body
 
 
-def _basic() -> _Planted:
-    encoded = base64.b64encode(f"admin:{_word()}".encode()).decode()
-    return {"headers": [f"Authorization: Basic {encoded}"]}, encoded
-
-
-_NAMES = ("password", "db_pwd", "hf_token", "wandb_api_key", "cookie", "Secret")
+_NAMES = ("password", "db_pwd", "hf_token", "wandb_api_key", "Secret")
 
 SECRETS: dict[str, Callable[[], _Planted]] = {
     "a token of Hugging Face": _form("hf_", 34),
@@ -70,8 +64,6 @@ SECRETS: dict[str, Callable[[], _Planted]] = {
     "a key of Slack": _form("xoxb-123456789012-", 24),
     "a token of three parts": _form("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.", 43),
     "a private key": _key,
-    "a header": _basic,
-    "a signed address": _named(lambda w: f"https://a.blob.core.windows.net/c?sv=1&sig={w}%3D"),
     "an address with a password": _named(lambda w: f"postgres://me:{w}@host/db"),
     "under a name": _named(lambda w: dict.fromkeys(_NAMES, w)),
     "in a list": _named(lambda w: {"x": [["--api-key", f"{w}"], [f"--api-key={w}"]]}),

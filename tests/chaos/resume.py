@@ -8,13 +8,12 @@ from autotune.contract import Outcome
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import processes_of
 from autotune.search.history import History
-from autotune.search.in_flight import SearchContext, TrialsInFlight
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import frozen_trials, make_axes
+from autotune.search.runner import Runner
 from tests.chaos.faults import LostError, must
 from tests.chaos.invariants import Digests, check_record, unleased_segments
-from tests.search.scripted import Notebook
 from tests.searches import Search
 from tests.trials import wait_until
 
@@ -47,19 +46,8 @@ def resume(search: Search, before: Digests) -> History:
     study.lock()
     try:
         study.sweep()
-        flight = TrialsInFlight(
-            SearchContext(
-                job=session.job,
-                study=study,
-                fleet=_NoFleet(),
-                engine=session.engine,
-                environment=session.environment,
-                lattice=session.lattice,
-                observer=Notebook(),
-                interrupt=Interrupt(),
-            )
-        )
-        flight.recover()
+        runner = Runner(record=study, fleet=_NoFleet(), interrupt=Interrupt(), note=lambda _: None)
+        runner.recover(session.is_answered_by)
     finally:
         study.unlock()
     sweep_segments()  # as a fleet does when it is made
@@ -67,12 +55,12 @@ def resume(search: Search, before: Digests) -> History:
     check_record(study, before)
     half = [str(path) for path in study.folder.rglob(".*.json.*")]
     must(not half, f"half-written files are left: {half}")
-    if flight.left_out:
-        raise LostError(f"trials of this very job are left out: {flight.left_out}")
-    axes = make_axes(session.lattice.values, flight.history)
+    if runner.left_out:
+        raise LostError(f"trials of this very job are left out: {runner.left_out}")
+    axes = make_axes(session.lattice.values, runner.history)
     objective = Objective.of(session.job, session.environment)
-    check_told(flight.history, frozen_trials(axes, flight.history, objective))
-    return flight.history
+    check_told(runner.history, frozen_trials(axes, runner.history, objective))
+    return runner.history
 
 
 def check_told(history: History, told: list[Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from autotune.contract import Outcome, Role, Start
 from autotune.record.study import Trial
 from autotune.search.history import MAX_RETRIES
-from autotune.search.in_flight import MAX_FAULTS_IN_A_ROW
+from autotune.search.runner import MAX_FAULTS_IN_A_ROW
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, must
 from tests.chaos.invariants import check_record

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.check import CheckReport, check, read_source
+from autotune.check import CheckReport, check, read
 from autotune.check.fixes import parse_chosen
 from autotune.engines.deepspeed.rules.plain import environment
 from tests.engines.deepspeed.rules.cases import NEWEST
@@ -37,7 +37,7 @@ def checked(
     **how: Any,
 ) -> CheckReport:
     where = environment(accelerator=accelerator, version=version)
-    return check(read_source(path, **how), where, [parse_chosen(text) for text in chosen])
+    return check(read(path, **how), where, [parse_chosen(text) for text in chosen])
 
 
 def all_chosen(path: Path, **how: Any) -> CheckReport:

@@ -291,29 +291,10 @@ def test_a_file_that_serves_an_application_too_keeps_its_keys(tmp_path):
             {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}},
         ),
         ({"fp16": {}, "hysteresis": 3}, {"fp16": {"hysteresis": 3}}),
-        (
-            {"curriculum_learning": {"enabled": False, "min_difficulty": 8}},
-            {"data_efficiency": {"data_sampling": {"curriculum_learning":
-             {"enabled": False, "min_difficulty": 8}}}},
-        ),
     ],
 )  # fmt: skip
 def test_what_belongs_elsewhere_is_moved_with_its_value(tmp_path, before, after):
     assert fixed(tmp_path, {"train_batch_size": 8} | before) == {"train_batch_size": 8} | after
-
-
-def test_a_curriculum_that_is_on_comes_as_a_metric(tmp_path):
-    old = {"enabled": True, "curriculum_type": "seqlen", "min_difficulty": 8}
-    after = fixed(tmp_path, {"train_batch_size": 8, "curriculum_learning": old})
-    sampling = after["data_efficiency"]["data_sampling"]
-    new = sampling["curriculum_learning"]
-    assert (after["data_efficiency"]["enabled"], sampling["enabled"], new["enabled"]) == (
-        True,
-    ) * 3
-    assert set(old.items()) - {("enabled", True)} < set(
-        new["curriculum_metrics"]["seqlen"].items()
-    )
-    assert "curriculum_learning" not in after
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,10 @@ def test_what_comes_to_light_after_a_fix_is_told_as_such(tmp_path):
 
 
 def test_without_a_world_rules_that_need_it_are_silent(tmp_path):
-    config = {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4}
+    config = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}
     report = checked(write(tmp_path, config))
     assert (rules(report), report.world) == ([], None)
-    report = checked(write(tmp_path, config), world=4)
+    report = checked(write(tmp_path, config), world=3)
     assert rules(report) == ["batch.product"]
 
 

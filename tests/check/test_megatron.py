@@ -219,7 +219,7 @@ def test_a_file_that_another_sources_is_said_to_be_megatrons(tmp_path):
     run = check_files([str(tmp_path / "args.sh")], CheckFlags())
     error = run.unread[0].error
     assert "has arguments of Megatron-LM, and starts no training" in error.message
-    assert error.hint.startswith("name the file that starts a pretrain_*.py")
+    assert error.hint.startswith("name the file that starts the script with these arguments")
 
 
 def test_without_a_world_it_is_said_what_is_not_judged(tmp_path):
@@ -298,6 +298,48 @@ def test_without_a_launcher_the_world_is_what_the_file_exports(tmp_path):
     report = checked(tmp_path / "run.sh", f"export WORLD_SIZE=24 RANK=0\n{line}")
     assert "world 24 (WORLD_SIZE)" in report.about
     assert [one.violation.rule for one in report.found] == ["megatron.batch.product"]
+
+
+OF_OTHERS = {
+    "slime": """ray job submit --address=http://127.0.0.1:8265 -- python3 train.py \\
+  --actor-num-nodes 1 --actor-num-gpus-per-node 8 --num-layers 46 --num-experts 64 \\
+  --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 \\
+  --expert-model-parallel-size {ep} --expert-tensor-parallel-size 1 --rollout-batch-size 8
+""",
+    "ms-swift": """NPROC_PER_NODE=8 CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 \\
+megatron sft --model Some/Mixture --tensor_model_parallel_size 2 --sequence_parallel true \\
+  --pipeline_model_parallel_size 2 --expert_model_parallel_size {ep} --global_batch_size 16 \\
+  --target_modules all-linear all-router --recompute_granularity none --max_length 2048
+""",
+    "finetune.py": """torchrun --nproc-per-node 8 finetune.py --tensor-model-parallel-size 2 \\
+  --pipeline-model-parallel-size 2 --expert-model-parallel-size {ep} \\
+  --expert-tensor-parallel-size 1 --dataset a b --position-embedding-type alibi
+""",
+}
+"""Launches of programs that hand arguments to Megatron beside some of their own."""
+
+
+@pytest.mark.parametrize("text", OF_OTHERS.values(), ids=OF_OTHERS)
+def test_a_launch_of_another_program_is_judged_as_far_as_it_says(tmp_path, text):
+    right = checked(tmp_path / "right.sh", text.format(ep=4))
+    assert (right.world, found_in(right)) == (8, [])
+    assert right.would_run(fixed=False) is None  # the program adds arguments itself
+    wrong = checked(tmp_path / "wrong.sh", text.format(ep=8))
+    assert [rule for rule, _ in found_in(wrong)] == ["megatron.ep.ranks"]
+
+
+def test_the_batch_that_ms_swift_takes_by_default_counts(tmp_path):
+    text = OF_OTHERS["ms-swift"].format(ep=1)
+    of_17 = checked(tmp_path / "a.sh", text.replace("size 16", "size 17"))
+    assert [one.violation.rule for one in of_17.found] == ["megatron.batch.product"]
+    assert "--micro_batch_size 1 x dp 2" in of_17.found[0].violation.message
+    few = checked(tmp_path / "b.sh", text.replace("0,1,2,3,4,5,6,7", "0,1,2,3"))
+    assert found_in(few)[0][0] == "megatron.environment.visible_devices"
+
+
+def test_a_number_of_nodes_is_no_number_of_ranks(tmp_path):
+    line = "python entry.py model.tensor_model_parallel_size=2 model.micro_batch_size=1\n"
+    assert checked(tmp_path / "run.sh", f"export WORLD_SIZE=1\n{line}").world is None
 
 
 def test_a_line_that_decides_is_named_once(tmp_path):

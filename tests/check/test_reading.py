@@ -12,7 +12,7 @@ import yaml
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.user_text import MAX_BYTES
-from autotune.check import NotADsConfigError, read_source, read_sources
+from autotune.check import NotADsConfigError, read, read_all
 from autotune.engines.deepspeed.sources.consumers import Consumer, inserted
 from tests.check.files import AUTO, checked, messages, rules, write
 
@@ -36,7 +36,7 @@ def test_a_file_that_holds_none_is_told_in_one_line(tmp_path, name, content, kin
     text = content if isinstance(content, str) else _text(name, content)
     path = write(tmp_path, text, name)
     with pytest.raises(NotADsConfigError) as raised:
-        read_source(path)
+        read(path)
     assert kind in raised.value.message
     assert raised.value.message.startswith(f"{path}: is no DeepSpeed configuration")
     assert "\n" not in raised.value.message
@@ -59,7 +59,7 @@ def _text(name, content):
     ],
 )
 def test_a_ds_config_is_one_with_few_keys_and_misspelt_ones(tmp_path, content):
-    assert read_source(write(tmp_path, content)).config == content
+    assert read(write(tmp_path, content)).config == content
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_ds_config_is_one_with_few_keys_and_misspelt_ones(tmp_path, content):
 )
 def test_a_section_at_depth_is_found(tmp_path, content, at):
     for name in ("x.json", "x.yaml"):
-        source = read_source(write(tmp_path, _text(name, content), name))
+        source = read(write(tmp_path, _text(name, content), name))
         assert source.at == at
         assert "lr" not in source.config
         assert ".".join(at) in source.because
@@ -96,16 +96,16 @@ def test_several_sections_are_several_sources(tmp_path):
     write(tmp_path, RAW, "two.json")
     content = {"small": {"deepspeed": RAW}, "large": {"deepspeed": AUTO}}
     path = write(tmp_path, content)
-    found = read_sources(path)
+    found = read_all(path)
     assert [one.at for one in found] == [("small", "deepspeed"), ("large", "deepspeed")]
     assert [one.consumer for one in found] == [Consumer.DEEPSPEED, Consumer.TRAINER]
     with pytest.raises(JobError, match=r"holds 2 .* small\.deepspeed, large\.deepspeed"):
-        read_source(path)
+        read(path)
     sweep = {
         "method": "grid",
         "parameters": {"deepspeed": {"values": ["one.json", "two.json", "one.json"]}},
     }
-    found = read_sources(write(tmp_path, yaml.safe_dump(sweep), "sweep.yaml"))
+    found = read_all(write(tmp_path, yaml.safe_dump(sweep), "sweep.yaml"))
     assert [one.path.name for one in found] == ["one.json", "two.json"]
 
 
@@ -121,24 +121,24 @@ def test_a_section_beside_no_argument_of_trainers_is_some_programs_own(tmp_path)
     report = checked(write(tmp_path, section))
     assert [one.violation.level for one in report.found] == ["error"]
     path = write(tmp_path, {"output_dir": "o", "deepspeed": section})
-    assert read_source(path).consumer is Consumer.TRAINER
+    assert read(path).consumer is Consumer.TRAINER
 
 
 def test_a_file_that_a_distribution_names_is_read(tmp_path):
     write(tmp_path, AUTO, "ds.json")
     told = {"model": "m", "dist_config": {"name": "deepspeed", "config_file": "ds.json"}}
-    source = read_source(write(tmp_path, yaml.safe_dump(told), "train.yaml"))
+    source = read(write(tmp_path, yaml.safe_dump(told), "train.yaml"))
     assert (source.path.name, source.consumer) == ("ds.json", Consumer.TRAINER)
     told["dist_config"]["name"] = "fsdp2"
     with pytest.raises(NotADsConfigError):
-        read_source(write(tmp_path, yaml.safe_dump(told), "train.yaml"))
+        read(write(tmp_path, yaml.safe_dump(told), "train.yaml"))
 
 
 def test_arguments_at_depth_are_trainers(tmp_path):
     write(tmp_path, AUTO, "ds.json")
     trained = {"output_dir": "o", "per_device_train_batch_size": 4, "deepspeed": "ds.json"}
     path = write(tmp_path, yaml.safe_dump({"training": trained, "model": {"n": 1}}), "h.yaml")
-    source = read_source(path)
+    source = read(path)
     assert (source.consumer, source.path.name) == (Consumer.TRAINER, "ds.json")
     assert source.arguments["per_device_train_batch_size"] == 4
 
@@ -154,16 +154,16 @@ ds_cfg:
 
 def test_each_reader_of_yaml_has_its_own_numbers(tmp_path):
     """OmegaConf reads 5e8 as a number, PyYAML as text; neither touches what stands in quotes."""
-    zero = read_source(write(tmp_path, HYDRA, "hydra.yaml")).config["zero_optimization"]
+    zero = read(write(tmp_path, HYDRA, "hydra.yaml")).config["zero_optimization"]
     assert zero["reduce_bucket_size"] == 5e8
     assert zero["allgather_bucket_size"] == "5e8"
     plain = HYDRA.replace("defaults: [_self_]\nmodel: {_target_: models.Net}", "seed: 1")
-    zero = read_source(write(tmp_path, plain, "plain.yaml")).config["zero_optimization"]
+    zero = read(write(tmp_path, plain, "plain.yaml")).config["zero_optimization"]
     assert zero["reduce_bucket_size"] == "5e8"
     factory = "finetuning_type: lora\ncutoff_len: 8\nlearning_rate: 1e-4\ndeepspeed:\n" + "".join(
         f"  {line}\n" for line in HYDRA.splitlines()[3:]
     ).replace("    ", "  ")
-    source = read_source(write(tmp_path, factory, "factory.yaml"))
+    source = read(write(tmp_path, factory, "factory.yaml"))
     assert source.reader == "LLaMA-Factory"
     assert source.config["zero_optimization"]["reduce_bucket_size"] == 5e8
     assert source.arguments["learning_rate"] == 1e-4
@@ -193,7 +193,7 @@ def test_accelerates_values_go_through_text(tmp_path):
         "mixed_precision": "bf16",
     }
     path = write(tmp_path, yaml.safe_dump(file), "accelerate.yaml")
-    source = read_source(path)
+    source = read(path)
     zero = source.config["zero_optimization"]
     assert zero["stage"] == 3
     assert zero["offload_optimizer"] == {"device": "nvme", "nvme_path": "none"}
@@ -202,7 +202,7 @@ def test_accelerates_values_go_through_text(tmp_path):
     assert source.config["gradient_accumulation_steps"] == 4
     assert source.accelerate_file == file
     line = "accelerate launch --zero_stage 1 --gradient_clipping 2 train.py"
-    source = read_source(path, launch=line)
+    source = read(path, launch=line)
     assert source.config["zero_optimization"]["stage"] == 1
     assert source.config["gradient_clipping"] == 2.0
 
@@ -257,7 +257,7 @@ def test_the_section_is_what_the_installed_accelerate_makes_of_it(tmp_path, sect
     file = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED"}
     ranks = {"num_processes": 2, "num_machines": 1, "machine_rank": 0}
     told = file | ranks | {"deepspeed_config": section, "mixed_precision": precision}
-    source = read_source(path := write(tmp_path, yaml.safe_dump(told), "accelerate.yaml"))
+    source = read(path := write(tmp_path, yaml.safe_dump(told), "accelerate.yaml"))
     added = inserted(source.config, source.consumer, source.mixed_precision)
     assert {**source.config, **added} == _made_by_accelerate(path)
 
@@ -269,7 +269,7 @@ def test_what_accelerate_inserts_is_what_the_installed_one_inserts(tmp_path):
     file = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED"}
     told = file | {"num_processes": 2, "num_machines": 1, "mixed_precision": "fp16"}
     path = write(tmp_path, yaml.safe_dump(told), "accelerate.yaml")
-    source = read_source(inner, accelerate=path)
+    source = read(inner, accelerate=path)
     added = inserted(source.config, source.consumer, source.mixed_precision)
     assert set(added) == {"gradient_accumulation_steps", "fp16"}
     assert {**source.config, **added} == _made_by_accelerate(path, inner)
@@ -277,7 +277,7 @@ def test_what_accelerate_inserts_is_what_the_installed_one_inserts(tmp_path):
 
 def test_what_accelerate_is_told_is_kept_as_it_is_given(tmp_path):
     file = {"distributed_type": "deepspeed", "mixed_precision": "bfloat16"}
-    source = read_source(write(tmp_path, yaml.safe_dump(file), "accelerate.yaml"))
+    source = read(write(tmp_path, yaml.safe_dump(file), "accelerate.yaml"))
     assert source.consumer is Consumer.ACCELERATE
     assert source.mixed_precision == "bfloat16"
     assert source.accelerate_file == file
@@ -302,7 +302,7 @@ NEOX = """\
 
 def test_gpt_neox_hands_over_some_of_its_keys(tmp_path):
     path = write(tmp_path, NEOX, "125M.yml")
-    source = read_source(path, world=8)
+    source = read(path, world=8)
     assert source.config == {
         "train_batch_size": 32,
         "train_micro_batch_size_per_gpu": 4,
@@ -327,7 +327,7 @@ def test_a_part_of_gpt_neox_without_batch_sizes_has_them_elsewhere(tmp_path):
     assert rules(report) == []
     part = "train-iters: 5\npos-emb: none\nvocab-file: a\ntokenizer-type: b\n"
     with pytest.raises(NotADsConfigError, match="a part of a GPT-NeoX configuration"):
-        read_source(write(tmp_path, part, "local.yml"))
+        read(write(tmp_path, part, "local.yml"))
 
 
 LIGHTNING = """\
@@ -342,7 +342,7 @@ model: {class_path: Net}
 
 
 def test_lightning_makes_the_configuration_of_a_named_strategy(tmp_path):
-    source = read_source(write(tmp_path, LIGHTNING, "config.yaml"))
+    source = read(write(tmp_path, LIGHTNING, "config.yaml"))
     assert (source.reader, source.consumer, source.world) == ("Lightning", Consumer.DEEPSPEED, 8)
     assert source.config["gradient_accumulation_steps"] == 2
     assert source.config["bf16"] == {"enabled": True}
@@ -350,9 +350,7 @@ def test_lightning_makes_the_configuration_of_a_named_strategy(tmp_path):
     assert source.config["zero_optimization"]["offload_param"]["device"] == "cpu"
     assert source.unknown == {("train_micro_batch_size_per_gpu",)}
     with pytest.raises(NotADsConfigError, match="no key that only DeepSpeed has"):
-        read_source(
-            write(tmp_path, LIGHTNING.replace("deepspeed_stage_3_offload", "ddp"), "d.yaml")
-        )
+        read(write(tmp_path, LIGHTNING.replace("deepspeed_stage_3_offload", "ddp"), "d.yaml"))
 
 
 def test_what_lightning_puts_in_itself_is_no_fault_of_the_file(tmp_path):
@@ -391,20 +389,20 @@ def test_lightning_takes_a_configuration(tmp_path, has_file):
 def test_readers_of_trainers_arguments_are_told_by_their_keys(tmp_path, keys, reader):
     write(tmp_path, AUTO, "ds.json")
     path = write(tmp_path, yaml.safe_dump(keys | {"deepspeed": "ds.json"}), "train.yaml")
-    source = read_source(path)
+    source = read(path)
     assert (source.consumer, source.reader) == (Consumer.TRAINER, reader)
 
 
 def test_a_name_of_ms_swifts_is_a_file_of_its_package(tmp_path, monkeypatch):
     path = write(tmp_path, "train_type: full\ndeepspeed: zero2\n", "sft.yaml")
     with pytest.raises(NotADsConfigError, match="names zero2, which ms-swift brings"):
-        read_source(path)
+        read(path)
     package = tmp_path / "swift"
     (package / "config").mkdir(parents=True)
     (package / "__init__.py").touch()
     write(package / "config", AUTO, "zero2.json")
     monkeypatch.syspath_prepend(tmp_path)
-    source = read_source(path)
+    source = read(path)
     assert source.path == package / "config" / "zero2.json"
     assert (source.reader, source.consumer) == ("ms-swift", Consumer.TRAINER)
 
@@ -428,10 +426,10 @@ def test_megatron_deepspeed_does_not_compare_its_flags_with_the_file(tmp_path):
     )
     assert report.exit_code(fixed=False) == 0
     pipeline = line.replace("--zero-stage 3", "--pipeline-model-parallel-size 2")
-    layout = read_source(path, launch=pipeline).layout
+    layout = read(path, launch=pipeline).layout
     assert (layout.pp, layout.tp) == (2, 2)
     unknown = line.replace("-size 2", "-size $TP")
-    assert read_source(path, launch=unknown).world is None
+    assert read(path, launch=unknown).world is None
 
 
 HJSON = """\
@@ -466,21 +464,21 @@ def test_hjson_is_read_and_refused_for_who_reads_json_alone(tmp_path):
 def test_what_no_reader_takes_is_named(tmp_path, text, said):
     pytest.importorskip("hjson")
     with pytest.raises(RenderError, match=said):
-        read_source(write(tmp_path, text))
+        read(write(tmp_path, text))
 
 
 def test_a_large_file_is_refused_at_once(tmp_path):
     path = write(tmp_path, '{"a": "' + "x" * MAX_BYTES + '"}')
     with pytest.raises(RenderError, match="larger than 4 MiB"):
-        read_source(path)
+        read(path)
 
 
 def test_a_long_yaml_is_refused_before_it_is_read(tmp_path):
     lines = "".join(f"key_{i}: [1, 2, {{a: b}}]\n" for i in range(12_000))
     with pytest.raises(NotADsConfigError, match="no word in it is DeepSpeed's"):
-        read_source(write(tmp_path, lines, "data.yaml"))
+        read(write(tmp_path, lines, "data.yaml"))
     with pytest.raises(RenderError, match="YAML of more than 256 KiB"):
-        read_source(write(tmp_path, f"{lines}zero_optimization: {{stage: 1}}\n", "data.yaml"))
+        read(write(tmp_path, f"{lines}zero_optimization: {{stage: 1}}\n", "data.yaml"))
 
 
 def test_nothing_waits_for_a_pipe_or_a_device(tmp_path):
@@ -489,14 +487,14 @@ def test_nothing_waits_for_a_pipe_or_a_device(tmp_path):
     os.mkfifo(pipe)
     for path, kind in ((pipe, "a named pipe"), (Path("/dev/zero"), "a device")):
         with pytest.raises(RenderError, match=kind):
-            read_source(path)
+            read(path)
     with pytest.raises(RenderError, match="is a folder"):
-        read_source(tmp_path)
+        read(tmp_path)
 
 
 def test_a_text_in_hand_is_read_under_its_name(tmp_path):
     path = tmp_path / "not_there.json"
-    source = read_source(path, text=json.dumps(RAW))
+    source = read(path, text=json.dumps(RAW))
     assert (source.config, source.path, source.can_write) == (RAW, path, False)
 
 
@@ -504,15 +502,15 @@ def test_a_text_in_hand_is_read_under_its_name(tmp_path):
 def test_standard_input_is_read_by_what_it_holds(monkeypatch, text):
     pytest.importorskip("hjson")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    source = read_source(Path("-"))
+    source = read(Path("-"))
     assert source.config == RAW
     assert not source.can_write
 
 
 def test_a_pipe_of_the_shell_is_read():
     code = (
-        "import sys; from pathlib import Path; from autotune.check import read_source;"
-        "print(read_source(Path(sys.argv[1])).config)"
+        "import sys; from pathlib import Path; from autotune.check import read;"
+        "print(read(Path(sys.argv[1])).config)"
     )
     command = f"{sys.executable} -c '{code}' <(echo '{json.dumps(RAW)}')"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
@@ -563,7 +561,7 @@ TRAINING = {"lr": 1e-3, "epochs": 3, "model": {"name": "vit"}}
 )
 def test_what_everybodys_training_script_has_tells_no_ds_config(tmp_path, name, content):
     with pytest.raises(NotADsConfigError):
-        read_source(write(tmp_path, _text(name, content), name))
+        read(write(tmp_path, _text(name, content), name))
 
 
 @pytest.mark.parametrize(
@@ -581,7 +579,7 @@ def test_what_everybodys_training_script_has_tells_no_ds_config(tmp_path, name, 
     ],
 )
 def test_what_deepspeed_alone_has_tells_a_ds_config_beside_anything(tmp_path, name, content):
-    assert read_source(write(tmp_path, content, name)).config == content
+    assert read(write(tmp_path, content, name)).config == content
 
 
 def test_a_section_of_somebody_elses_is_not_renamed(tmp_path):
@@ -608,7 +606,7 @@ def test_deepspeed_config_is_everybodys_key(tmp_path, has_file):
     """accelerate's section has fields of its own, and stands beside fields of its own."""
     inner = write(tmp_path, RAW, "ds.json").name if has_file else RAW
     path = write(tmp_path, yaml.safe_dump({"deepspeed_config": inner, "lr": 1}), "train.yaml")
-    source = read_source(path)
+    source = read(path)
     assert (source.consumer, source.accelerate_file) == (Consumer.DEEPSPEED, None)
     assert source.config == RAW
 
@@ -617,7 +615,7 @@ def test_deepspeed_config_is_everybodys_key(tmp_path, has_file):
 def test_a_file_that_a_section_names_is_read(tmp_path, key):
     write(tmp_path, RAW, "ds.json")
     content = {"model": "m", "deepspeed": {"enabled": True, key: "ds.json"}}
-    source = read_source(write(tmp_path, yaml.safe_dump(content), "model.yaml"))
+    source = read(write(tmp_path, yaml.safe_dump(content), "model.yaml"))
     assert source.path.name == "ds.json"
 
 
@@ -632,7 +630,7 @@ def test_determined_reads_exponents(tmp_path):
 def test_a_foreign_file_that_names_a_file_elsewhere_holds_none(tmp_path):
     text = "services: {t: {image: x, environment: {DS_CONFIG: /opt/elsewhere/ds.json}}}\n"
     with pytest.raises(NotADsConfigError, match=r"it names /opt/elsewhere/ds\.json, which is not"):
-        read_source(write(tmp_path, text, "docker-compose.yml"))
+        read(write(tmp_path, text, "docker-compose.yml"))
 
 
 def test_names_of_accelerates_inside_of_zero_optimization_are_known(tmp_path):

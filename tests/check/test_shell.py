@@ -4,7 +4,7 @@ import pytest
 
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
-from autotune.engines.deepspeed.sources.source import read_source
+from autotune.engines.deepspeed.sources.source import read
 from tests.check.files import AUTO, checked, rules, write
 
 
@@ -12,7 +12,7 @@ def test_what_the_line_names_is_checked_with_its_flags(tmp_path):
     write(tmp_path, AUTO | {"train_micro_batch_size_per_gpu": 2}, "ds.json")
     line = "torchrun --nproc_per_node 4 t.py --deepspeed ds.json --per_device_train_batch_size 8\n"
     path = write(tmp_path, f"#!/bin/bash\n{line}", "run.sh")
-    source = read_source(path)
+    source = read(path)
     assert (source.consumer, source.world) == (Consumer.TRAINER, 4)
     assert source.path == tmp_path / "ds.json"
     assert not source.can_write
@@ -22,7 +22,7 @@ def test_what_the_line_names_is_checked_with_its_flags(tmp_path):
 def test_flags_of_accelerate_alone(tmp_path):
     line = "accelerate launch --num_processes 2 --use_deepspeed --zero_stage 3 t.py\n"
     path = write(tmp_path, line, "run.sh")
-    source = read_source(path)
+    source = read(path)
     assert source.config["zero_optimization"]["stage"] == 3
     report = checked(path)
     assert (report.fixed_text, report.passes) == (None, True)
@@ -31,4 +31,4 @@ def test_flags_of_accelerate_alone(tmp_path):
 
 def test_a_shell_file_of_something_else(tmp_path):
     with pytest.raises(NotADsConfigError, match="without a launch line"):
-        read_source(write(tmp_path, "echo deepspeed\n", "run.sh"))
+        read(write(tmp_path, "echo deepspeed\n", "run.sh"))

@@ -7,7 +7,7 @@ import yaml
 
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.user_text import STANDARD_INPUT
-from autotune.check import read_source
+from autotune.check import read
 from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.source import world_in
@@ -27,7 +27,7 @@ def yaml_file(folder, content, name="accelerate.yaml"):
 
 
 def test_plain_json_is_deepspeeds(tmp_path):
-    source = read_source(write(tmp_path, RAW))
+    source = read(write(tmp_path, RAW))
     assert (source.consumer, source.world) == (Consumer.DEEPSPEED, None)
     assert source.config == RAW
 
@@ -72,7 +72,7 @@ def test_the_accelerate_file_that_goes_with_a_configuration(tmp_path):
         {"accelerate": other},
         {"launch": f"accelerate launch --config_file {other} train.py"},
     ):
-        source = read_source(path, **how)
+        source = read(path, **how)
         assert (source.consumer, source.world) == (Consumer.ACCELERATE, 4)
         assert source.mixed_precision == "bf16"
 
@@ -120,7 +120,7 @@ def test_a_launch_line_may_name_the_file_itself_from_another_folder(tmp_path, na
     (tmp_path / "configs").mkdir()
     path = yaml_file(tmp_path / "configs", ACCELERATE, "acc.yaml")
     line = f"accelerate launch --config_file {name.format(path=path)} --num_processes 4 train.py"
-    source = read_source(path, launch=line)
+    source = read(path, launch=line)
     assert (source.consumer, source.at, source.world) == (
         Consumer.ACCELERATE,
         ("deepspeed_config",),
@@ -154,7 +154,7 @@ def test_a_file_that_accelerate_does_not_use_deepspeed_for(tmp_path):
 )
 def test_the_ranks_of_a_node_are_those_that_accelerate_is_told(tmp_path, said, line, per_node):
     path = yaml_file(tmp_path, {"deepspeed_config": {"zero_stage": 3}} | said)
-    assert read_source(path, launch=line).per_node == per_node
+    assert read(path, launch=line).per_node == per_node
 
 
 def test_a_launch_line_for_another_file_is_said(tmp_path, monkeypatch):
@@ -174,7 +174,7 @@ def test_a_launch_line_for_another_file_is_said(tmp_path, monkeypatch):
     for named in (path, path.name, f"elsewhere/{path.name}", "$CONFIG", "configs/${STAGE}.json"):
         assert rules(said(named)) == []
 
-    piped = read_source(
+    piped = read(
         STANDARD_INPUT, text="{}", launch=f"deepspeed train.py --deepspeed_config {other}"
     )
     assert piped.launched == str(other)
@@ -194,7 +194,7 @@ def test_a_launch_line_for_another_file_is_said(tmp_path, monkeypatch):
 def test_a_value_of_an_accelerate_file_that_is_none_is_named(tmp_path, wrong, said):
     path = yaml_file(tmp_path, ACCELERATE | wrong)
     with pytest.raises(JobError) as raised:
-        read_source(path, world=8)
+        read(path, world=8)
     assert f"{path}: {said}" in raised.value.message
     assert raised.value.hint
 
@@ -202,15 +202,15 @@ def test_a_value_of_an_accelerate_file_that_is_none_is_named(tmp_path, wrong, sa
 @pytest.mark.parametrize("unsaid", [-1, None, "$GPUS"])
 def test_an_accelerate_file_may_leave_the_world_to_others(tmp_path, unsaid):
     path = yaml_file(tmp_path, ACCELERATE | {"num_processes": unsaid, "num_machines": None})
-    assert read_source(path).world is None
+    assert read(path).world is None
 
 
 def test_what_is_said_comes_before_what_is_read(tmp_path):
     path = yaml_file(tmp_path, ACCELERATE)
     line = "accelerate launch --num_processes 2 train.py"
-    assert read_source(path, launch=line).world == 2
-    assert read_source(path, launch=line, world=8).world == 8
-    assert read_source(path, consumer=Consumer.TRAINER).consumer == Consumer.TRAINER
+    assert read(path, launch=line).world == 2
+    assert read(path, launch=line, world=8).world == 8
+    assert read(path, consumer=Consumer.TRAINER).consumer == Consumer.TRAINER
 
 
 @pytest.mark.parametrize("folder", ["", "configs", "a/b"])
@@ -268,7 +268,7 @@ def test_a_section_inside_arguments_is_mended_there(tmp_path):
 def test_what_cannot_be_read_is_named(tmp_path, text, name, error, said):
     path = write(tmp_path, text, name)
     with pytest.raises(error, match=said) as raised:
-        read_source(path)
+        read(path)
     assert name in raised.value.message
     assert raised.value.hint
 
@@ -284,12 +284,12 @@ def test_an_empty_file_is_told_as_such(tmp_path, text):
 def test_a_file_that_is_named_is_held_to_the_same_depth(tmp_path):
     write(tmp_path, '{"a":' * 60 + "1" + "}" * 60, "deep.json")
     with pytest.raises(RenderError, match=r"deep\.json: .* deeper than 50 levels"):
-        read_source(write(tmp_path, "deepspeed: deep.json", "x.yml"))
+        read(write(tmp_path, "deepspeed: deep.json", "x.yml"))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(AutotuneError, match="nowhere"):
-        read_source(tmp_path / "nowhere.json")
+        read(tmp_path / "nowhere.json")
 
 
 @pytest.mark.parametrize(
@@ -337,21 +337,21 @@ def test_the_ranks_of_a_command_that_a_shell_starts(tmp_path, words, world):
 )
 def test_a_launch_line_says_where_it_runs(tmp_path, launch, accelerator):
     path = write(tmp_path, RAW, "ds_config.json")
-    assert read_source(path, launch=launch).accelerator == accelerator
+    assert read(path, launch=launch).accelerator == accelerator
     script = write(tmp_path, f"#!/bin/bash\n{launch}\n", "run.sh")
-    assert read_source(script).accelerator == accelerator
+    assert read(script).accelerator == accelerator
 
 
 def test_files_say_where_it_runs(tmp_path):
-    assert read_source(yaml_file(tmp_path, ACCELERATE)).accelerator is None
+    assert read(yaml_file(tmp_path, ACCELERATE)).accelerator is None
     on_cores = yaml_file(tmp_path, ACCELERATE | {"use_cpu": True}, "cores.yaml")
-    assert read_source(on_cores).accelerator == "cpu"
+    assert read(on_cores).accelerator == "cpu"
     inner = write(tmp_path, AUTO)
-    assert read_source(inner, accelerate=on_cores).accelerator == "cpu"
+    assert read(inner, accelerate=on_cores).accelerator == "cpu"
     arguments = yaml_file(tmp_path, {"deepspeed": inner.name, "use_cpu": True}, "arguments.yaml")
-    assert read_source(arguments).accelerator == "cpu"
+    assert read(arguments).accelerator == "cpu"
     run = "export DS_ACCELERATOR=cpu\ndeepspeed train.py --deepspeed_config " + inner.name
-    assert read_source(write(tmp_path, run, "run.sh")).accelerator == "cpu"
+    assert read(write(tmp_path, run, "run.sh")).accelerator == "cpu"
 
 
 SECTION = """distributed_type: DEEPSPEED
@@ -511,7 +511,7 @@ def test_a_file_behind_a_folder_of_the_shells_is_found(tmp_path, monkeypatch, fo
     line = f"deepspeed --num_gpus 2 fit.py --deepspeed_config {folder}/mine.json\n"
     path = write(tmp_path, line, "run.sh").relative_to(tmp_path)
     if folder.startswith("$HOME"):
-        with pytest.raises(RenderError, match="which is not there"):
+        with pytest.raises(RenderError, match="which only the shell knows"):
             checked(path)
     else:
         assert checked(path).found == ()

@@ -5,7 +5,7 @@ import pytest
 from autotune.base.errors import AutotuneError
 from autotune.base.nested import dotted, path_of
 from autotune.base.user_text import STANDARD_INPUT
-from autotune.check import read_source
+from autotune.check import read
 from autotune.engines.deepspeed.sources.reading import parsed
 from tests.check.files import checked, rules, write
 
@@ -61,7 +61,7 @@ def test_a_key_of_yaml_that_is_no_text_is_spelled_as_yaml_spells_it(name, tmp_pa
 def test_a_number_of_thousands_of_digits_is_no_lesson_in_python(name, text, tmp_path):
     path = write(tmp_path, text % ("9" * 5001), name)
     with pytest.raises(AutotuneError) as error:
-        read_source(path)
+        read(path)
     assert "sys." not in str(error.value)
     assert "digits" in str(error.value) or "no number is so long" in str(error.value)
 

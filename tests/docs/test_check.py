@@ -18,7 +18,7 @@ EXAMPLES = re.findall(
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == len(FILES) == DOCUMENT.count("```sh") == 3
+    assert len(EXAMPLES) == len(FILES) == DOCUMENT.count("```sh") == 2
 
 
 @pytest.mark.parametrize(("command", "output"), EXAMPLES)

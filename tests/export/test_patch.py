@@ -220,7 +220,7 @@ def test_the_export_of_a_command_and_its_patched_file_agree_key_by_key(tmp_path,
     command = ["torchrun", "--nproc-per-node", "2", "train.py", f"--config={path}"]
     job = job_of(replace(observed(description, command=command), folder=str(tmp_path)), tmp_path)
     engine = ScriptEngine(job, CPU)
-    values = canonical({**engine.own.values, **chosen}, engine.context)
+    values = canonical({**engine.unchanged.values, **chosen}, engine.context)
     candidate = Candidate.of(values, world=job.world, global_batch=job.global_batch)
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
     export_handout(handout, tmp_path / "best", to="command")
@@ -619,7 +619,7 @@ def own_of(folder: Path, **said: Any) -> Wanted:
     script = replace(script, folder=str(folder))
     job = job_of(script, folder)
     engine = ScriptEngine(job, CPU)
-    values = {**engine.own.values, "zero.stage": 2, "micro_batch": 8}
+    values = {**engine.unchanged.values, "zero.stage": 2, "micro_batch": 8}
     candidate = Candidate.of(values, world=2, global_batch=16)
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
     edits = engine.edits(candidate)

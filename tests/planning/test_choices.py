@@ -174,7 +174,7 @@ def test_gradients_in_16_bits_are_a_choice_of_their_own(mixture):
 
 def test_what_a_search_of_megatron_lays_out_is_known(mixture):
     found, _ = mixture
-    searched = lattice_of(found.outlook.job, found.outlook.engine).candidates
+    searched = lattice_of(found.outlook.engine).candidates
     rows = [found.candidates[int(index)] for index in found.choices.firsts[:40]]
     for candidate in rows:
         assert found.outlook.default_search.has(candidate) == (candidate in searched)

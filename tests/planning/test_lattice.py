@@ -46,7 +46,7 @@ class PlainEngine:
                 "gradient_accumulation_steps": candidate.grad_accum,
                 "zero_optimization": {"stage": candidate["zero.stage"]},
             },
-            world=candidate.world,
+            ranks=candidate.world,
             tp=candidate.tp,
             pp=candidate.pp,
             global_batch=candidate.global_batch,

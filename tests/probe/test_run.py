@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from autotune.base.errors import ExitCode, FleetError, JobError
-from autotune.contract import SCRATCH_ENV
+from autotune.contract import SCRATCH_ENV, TrialResult
 from autotune.devices.hardware import detect_environment
-from autotune.fleet.measuring import measure_on_ranks
+from autotune.fleet.gang_fleet import GangTrial
 from autotune.fleet.node.processes import processes_of
+from autotune.fleet.transports.base import Node
+from autotune.fleet.transports.local import LocalTransport
+from autotune.probe.measuring import ProbeRequest, measure
 from autotune.probe.points import LINK_KINDS, of_kind
 from autotune.probe.run import run_probe
 from tests.command_line import autotune
@@ -92,7 +95,7 @@ def test_a_rank_that_is_killed_is_named(folder: Path) -> None:
     killer = threading.Thread(target=kill_rank_one)
     killer.start()
     try:
-        with pytest.raises(FleetError, match="rank 1 was ended by SIGKILL"):
+        with pytest.raises(FleetError, match="rank 1: ended by SIGKILL"):
             run_probe(HERE, world=2, is_quick=True)
     finally:
         ended.set()
@@ -113,11 +116,14 @@ def test_ranks_that_hang_are_ended(folder: Path) -> None:
 def test_ctrl_c_ends_the_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the signal's handler does it, wherever the coordinator is."""
 
-    def interrupt(*_: object, **__: object) -> int:
-        assert processes_of(folder), "the ranks have started"
-        raise KeyboardInterrupt
+    poll = GangTrial.poll
 
-    monkeypatch.setattr("subprocess.Popen.wait", interrupt)
+    def interrupt(trial: GangTrial) -> TrialResult | None:
+        if trial.asked_to_end_s is None and processes_of(folder):
+            raise KeyboardInterrupt
+        return poll(trial)
+
+    monkeypatch.setattr(GangTrial, "poll", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_probe(CPU, world=1)
     assert processes_of(folder) == []
@@ -128,14 +134,9 @@ def test_ctrl_c_ends_the_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.real
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fails only where there is no GPU")
 def test_a_rank_that_fails_says_why() -> None:
+    node = Node(name="here", devices=("0",))
     with pytest.raises(FleetError, match="rank 0: "):
-        measure_on_ranks(
-            "autotune.probe.rank",
-            ['{"is_quick": true, "precisions": [], "disk": null}'],
-            accelerator="cuda",
-            devices=[0],
-            timeout_s=60.0,
-        )
+        measure(LocalTransport(node), [node], ProbeRequest(precisions=()), "cuda")
 
 
 def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
         run_probe(CPU, world=0)
     with pytest.raises(JobError, match="--world -1"):
         run_probe(CPU, world=-1)
-    with pytest.raises(FleetError, match="has 2 cpu"):
+    with pytest.raises(FleetError, match="has 2 device"):
         run_probe(CPU, world=3)
     file = tmp_path / "file"
     file.touch()
@@ -155,7 +156,7 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     out = tmp_path / "hardware.yaml"
     done = autotune("probe", "--world", "100000", "--out", str(out), folder=tmp_path)
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE
-    assert "this machine has" in done.stderr
+    assert "localhost has" in done.stderr
     nowhere = tmp_path / "nowhere" / "hardware.yaml"
     done = autotune("probe", "--out", str(nowhere), folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT

@@ -55,7 +55,7 @@ def comparison(n_rounds: int = 2, **changes: object) -> Comparison:
         objective=Objective.of(JOB, CPU),
     )
     figures = {
-        "race": Race(racers=(), baseline=None, logs={}, n_rounds=n_rounds, rules=COLD),
+        "race": Race(peaks={}, baseline=None, logs={}, n_rounds=n_rounds, rules=COLD),
         "leader": ran(5, 55.0, zero__stage=1, micro_batch=4, overlap_comm=True),
         "start": ran(1, 50.0, zero__stage=0, micro_batch=8),
         "others": (ran(7, 54.0, zero__stage=2, micro_batch=4),),

@@ -23,11 +23,10 @@ from autotune.search.base import Running, Snapshot, Stage
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan
-from autotune.search.reduced import reduce_lattice
 from autotune.space.knob import Context
 from tests.report.test_terminal import shown
 from tests.report.told import facts_of
-from tests.search.scripted import ENVIRONMENT, ScriptedEngine, lattice_of, make
+from tests.search.scripted import ENVIRONMENT, ScriptedEngine, lattice_of, make, session_of
 from tests.search.test_reduced import Searched
 
 JOB = make(trials=6, fidelity="layers=1", study="reduced")
@@ -118,10 +117,8 @@ def test_nothing_of_a_reduced_trial_is_handed_out(study: Study) -> None:
 
 
 def plan_of(folder: Path, job: Job) -> Plan:
-    lattice = lattice_of(job)
     engine = ScriptedEngine(job, refused=lambda c: bool(c.layers and c["zero.stage"] == 3))
-    reductions = reduce_lattice(job, ENVIRONMENT, lattice, engine)
-    return make_plan(job, ENVIRONMENT, lattice, Study(folder, "s"), History(), reductions)
+    return make_plan(session_of(Study(folder, "s"), job, engine=engine), History())
 
 
 def test_the_plan_says_what_comes_first_and_what_cannot(tmp_path: Path) -> None:

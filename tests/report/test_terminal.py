@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.app.session import Session, plan_search
+from autotune.app.session import plan_search
 from autotune.app.studies import state_of
 from autotune.base.units import format_interval
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed.script import ScriptEngine
-from autotune.fleet.transports.local import Here
 from autotune.job.job import Job
-from autotune.planning import lattice as lattices
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page.trials import trials as trials_of
@@ -30,6 +28,7 @@ from autotune.report.verdict import verdict_of
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan
+from autotune.search.session import RecordedPlace, Session
 from autotune.space.knob import Context
 from tests.observed import job_of, observed
 from tests.report.told import cells_of, facts_of
@@ -38,13 +37,13 @@ from tests.search.scripted import (
     GIB,
     Behaviour,
     ScriptedEngine,
-    ScriptedFleet,
     fault,
     lattice_of,
     make,
     ok,
     realistic,
     search,
+    session_of,
 )
 from tests.trials import CPU
 
@@ -188,16 +187,7 @@ def test_the_plan_counts_what_answers_for_the_job(tmp_path: Path) -> None:
     study = finished(tmp_path)
     for changes, n_recorded in (({}, len(study.trials())), ({"seq_len": 128}, 0)):
         job = make(**changes)
-        session = Session(
-            job=job,
-            job_data={},
-            environment=ENVIRONMENT,
-            engine=ScriptedEngine(job),
-            lattice=lattice_of(job),
-            study=study,
-            place=Here(ENVIRONMENT, {}),
-            make_fleet=lambda: ScriptedFleet(realistic),
-        )
+        session = session_of(study, job)
         assert plan_search(session, fresh=False).n_recorded == n_recorded
 
 
@@ -208,16 +198,7 @@ def test_the_plan_says_what_the_engine_lacks(tmp_path: Path) -> None:
 
     job = make()
     for engine, said in ((Lacking(job), "a kernel is not installed"), (ScriptedEngine(job), "")):
-        session = Session(
-            job=job,
-            job_data={},
-            environment=ENVIRONMENT,
-            engine=engine,
-            lattice=lattice_of(job),
-            study=Study(tmp_path, "planned"),
-            place=Here(ENVIRONMENT, {}),
-            make_fleet=lambda: ScriptedFleet(realistic),
-        )
+        session = session_of(Study(tmp_path, "planned"), job, engine=engine)
         plan = plan_search(session, fresh=True)
         assert plan.lacks == said
         console = Console(file=io.StringIO(), width=200)
@@ -248,8 +229,8 @@ def test_a_study_that_was_moved_names_its_own_files(tmp_path: Path) -> None:
 def test_the_price_falls_as_the_record_grows(tmp_path: Path) -> None:
     job = make()
     study = finished(tmp_path)
-    before = make_plan(job, ENVIRONMENT, lattice_of(job), study, History())
-    after = make_plan(job, ENVIRONMENT, lattice_of(job), study, History(study.trials()))
+    before = make_plan(session_of(study, job), History())
+    after = make_plan(session_of(study, job), History(study.trials()))
     assert before.trials > 0
     assert not before.is_measured
     assert after.trials == 0
@@ -262,7 +243,7 @@ def test_a_search_that_was_cut_short_still_owes_baseline_trials(tmp_path: Path) 
 
     def owed(n_trials: int) -> int:
         history = History(study.trials()[:n_trials])
-        return make_plan(job, ENVIRONMENT, lattice_of(job), study, history).baseline_trials
+        return make_plan(session_of(study, job), history).baseline_trials
 
     roles = [trial.spec.identity.role for trial in study.trials()]
     assert [owed(0), owed(1), owed(roles.index(Role.SEARCH) + 1)] == [2, 1, 0]
@@ -271,18 +252,26 @@ def test_a_search_that_was_cut_short_still_owes_baseline_trials(tmp_path: Path) 
 def test_the_first_run_of_a_command_says_what_a_trial_takes(tmp_path: Path) -> None:
     script = observed()
     job = job_of(script, tmp_path)
-    lattice = lattices.lattice_of(job, ScriptEngine(job, CPU))
-    plan = make_plan(job, CPU, lattice, Study(tmp_path, "s"), History())
+    session = Session(
+        job=job,
+        engine=ScriptEngine(job, CPU),
+        place=RecordedPlace(CPU, {}),
+        study=Study(tmp_path, "s"),
+    )
+    plan = make_plan(session, History())
     assert plan.is_measured
     assert plan.trial_s == plan.confirm_s == script.measured.wall_s
 
 
-def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(tmp_path: Path) -> None:
+def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = make(world=4, global_batch=16)
     lattice = lattice_of(job)
     vars(lattice)["values"] = {"tp": (1, 2, 4), "pp": (1, 2)}
-    study, places = Study(tmp_path, "s"), ["n0", "n0", "n1", "n1"]
-    plan = make_plan(job, ENVIRONMENT, lattice, study, History(), places=places)
+    session = session_of(Study(tmp_path, "s"), job, lattice=lattice)
+    monkeypatch.setattr(session.place, "rank_places", lambda _: ("n0", "n0", "n1", "n1"))
+    plan = make_plan(session, History())
     console = Console(file=io.StringIO(), width=80, color_system=None)
     print_plan(console, plan, reasons=False)
     assert isinstance(console.file, io.StringIO)
@@ -294,7 +283,8 @@ def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(tmp_path: Path) 
         "groups of pp=2: over 2 places",
     ):
         assert line in text
-    assert make_plan(job, ENVIRONMENT, lattice, study, History(), places=["n0"] * 4).ranks == ()
+    monkeypatch.setattr(session.place, "rank_places", lambda _: ("n0",) * 4)
+    assert make_plan(session, History()).ranks == ()
 
 
 def test_a_ratio_that_may_be_noise_is_marked_where_studies_are_listed() -> None:
@@ -326,7 +316,7 @@ def test_names_stand_in_columns_on_a_terminal_alone(is_terminal: bool, n_lines: 
 
 def test_the_budget_caps_the_price(tmp_path: Path) -> None:
     job = make(budget="30s")
-    plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())
+    plan = make_plan(session_of(Study(tmp_path, "s"), job), History())
     assert plan.total_s == 30
     console = Console(file=io.StringIO(), width=80, color_system=None)
     print_plan(console, plan, reasons=True)
@@ -341,7 +331,7 @@ def test_the_price_is_about_where_the_baseline_is_looked_for(
     tmp_path: Path, baseline: str | None, said: str
 ) -> None:
     job = make() if baseline is None else make(baseline=baseline)
-    plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())
+    plan = make_plan(session_of(Study(tmp_path, "s"), job), History())
     console = Console(file=io.StringIO(), width=400, color_system=None)
     print_plan(console, plan, reasons=False)
     assert isinstance(console.file, io.StringIO)
@@ -359,7 +349,9 @@ def test_the_price_is_about_where_the_baseline_is_looked_for(
 def test_where_nothing_runs_nothing_is_charged(tmp_path: Path, origin: Origin, said: str) -> None:
     job = dataclasses.replace(make(), price_per_hour=2.0)
     study = Study(tmp_path, "s")
-    plan = make_plan(job, ENVIRONMENT, lattice_of(job), study, History(), origin=origin)
+    session = session_of(study, job)
+    session.place.origin = origin
+    plan = make_plan(session, History())
     assert (plan.total_s, plan.accelerator_hours, plan.price) == (0, 0, 0)
     console = Console(file=io.StringIO(), width=400, color_system=None)
     print_plan(console, plan, reasons=False)
@@ -372,7 +364,7 @@ def test_where_nothing_runs_nothing_is_charged(tmp_path: Path, origin: Origin, s
 
 def test_an_exhausted_lattice_is_not_charged_for(tmp_path: Path) -> None:
     job = make(trials=1000)
-    plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())
+    plan = make_plan(session_of(Study(tmp_path, "s"), job), History())
     assert plan.search_trials == len(plan.lattice.candidates)
 
 
@@ -531,7 +523,7 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
 
     def priced(n_trials: int, **changes: object) -> Plan:
         changed, history = make(**changes), History(trials[:n_trials])
-        return make_plan(changed, ENVIRONMENT, lattice_of(job), study, history)
+        return make_plan(session_of(study, changed, lattice=lattice_of(job)), history)
 
     def guard_line(plan: Plan) -> str:
         console = Console(file=io.StringIO(), width=600, color_system=None)

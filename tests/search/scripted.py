@@ -13,16 +13,18 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed.ladder import ladder
 from autotune.engines.deepspeed.plans import plans_of
-from autotune.fleet.base import Handle, Progress
+from autotune.fleet.base import Fleet, Handle, Place, Progress
 from autotune.job.job import Budget, Job, make_job
 from autotune.planning.lattice import Lattice
 from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
 from autotune.search.base import Snapshot
-from autotune.search.in_flight import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
-from autotune.search.rounds import Runner
+from autotune.search.runner import Runner
+from autotune.search.session import RecordedPlace, Session
+from autotune.search.steering import Steering
+from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
@@ -306,19 +308,23 @@ def search(
     refused: Callable[[Candidate], bool] = lambda _: False,
     observer: Notebook | None = None,
     interrupt: Interrupt | None = None,
+    steering: Steering | None = None,
+    no_comparison: str = "",
 ) -> SearchAnswer:
     """Run a search on a scripted fleet."""
     study.trials_folder.mkdir(parents=True, exist_ok=True)
     return run_search(
-        context_of(
+        session_of(
             study,
             job,
-            fleet=fleet or ScriptedFleet(behave),
             engine=engine or ScriptedEngine(job, refused=refused),
             lattice=lattice or lattice_of(job, refused=refused),
-            observer=observer or Notebook(),
-            interrupt=interrupt or Patient(),
-        )
+        ),
+        fleet or ScriptedFleet(behave),
+        observer=observer or Notebook(),
+        interrupt=interrupt or Patient(),
+        steering=steering,
+        no_comparison=no_comparison,
     )
 
 
@@ -329,17 +335,46 @@ def runner_of(record: Study, fleet: ScriptedFleet, interrupt: Interrupt | None =
     )
 
 
-def context_of(study: Study, job: Job, **changes: Any) -> SearchContext:
+class ScriptedPlace(Place):
+    """A place whose fleet is given."""
+
+    def __init__(self, make_fleet: Callable[[], Fleet]) -> None:
+        super().__init__(ENVIRONMENT, {})
+        self._make_fleet = make_fleet
+
+    def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], Fleet]:
+        return self._make_fleet
+
+
+def session_of(
+    study: Study,
+    job: Job,
+    *,
+    engine: Engine | None = None,
+    lattice: Lattice | None = None,
+    make_fleet: Callable[[], Fleet] = lambda: ScriptedFleet(realistic),
+    **changes: Any,
+) -> Session:
     """What a search on a scripted fleet works with."""
-    given = {
-        "fleet": ScriptedFleet(realistic),
-        "engine": ScriptedEngine(job),
-        "lattice": lattice_of(job),
-        "observer": Notebook(),
-        "interrupt": Patient(),
+    return Session(
+        job=job,
+        engine=engine or ScriptedEngine(job),
+        place=ScriptedPlace(make_fleet),
+        study=study,
+        known_lattice=lattice or lattice_of(job),
         **changes,
-    }
-    return SearchContext(job=job, study=study, environment=ENVIRONMENT, **given)
+    )
+
+
+def spec_of_run(job: Job, run: Run, number: int) -> TrialSpec:
+    """The spec of a run of a job."""
+    session = Session(
+        job=job,
+        engine=ScriptedEngine(job),
+        place=RecordedPlace(ENVIRONMENT, {}),
+        study=Study(Path(), "scripted"),
+    )
+    return session.spec_of(run, number)
 
 
 def with_budget(job: Job, **changes: Any) -> Job:

@@ -14,7 +14,7 @@ from autotune.search import confirm, race
 from autotune.search.base import Stage
 from autotune.search.history import History
 from autotune.search.objective import Objective
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
     ENVIRONMENT,
@@ -29,6 +29,7 @@ from tests.search.scripted import (
     make,
     ok,
     search,
+    spec_of_run,
     with_budget,
 )
 
@@ -38,14 +39,7 @@ OBJECTIVE = Objective.of(JOB, ENVIRONMENT)
 
 def spec_of(number: int, member: Candidate, round_number: int | None = None) -> TrialSpec:
     role = Role.SEARCH if round_number is None else Role.CONFIRM
-    return make_spec(
-        Run(candidate=member, role=role, confirm_round=round_number),
-        study="scripted",
-        number=number,
-        job=JOB,
-        engine=ScriptedEngine(JOB),
-        environment=ENVIRONMENT,
-    )
+    return spec_of_run(JOB, Run(candidate=member, role=role, confirm_round=round_number), number)
 
 
 def trial(spec: TrialSpec, result: TrialResult) -> Trial:

@@ -2,6 +2,8 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,8 +19,8 @@ from autotune.contract import (
 )
 from autotune.record.study import Study
 from autotune.search.base import Stage, StopReason
-from autotune.search.in_flight import MAX_FAULTS_IN_A_ROW
-from autotune.search.loop import run_search
+from autotune.search.loop import overridden
+from autotune.search.runner import MAX_FAULTS_IN_A_ROW
 from tests.search.scripted import (
     GIB,
     Behaviour,
@@ -27,7 +29,6 @@ from tests.search.scripted import (
     ScriptedEngine,
     ScriptedFleet,
     candidate,
-    context_of,
     fault,
     lattice_of,
     make,
@@ -590,7 +591,7 @@ def test_nothing_is_compared_where_only_the_baseline_ran_within_the_limits(
 def test_the_state_says_why_there_was_no_comparison(study: Study):
     study.trials_folder.mkdir(parents=True, exist_ok=True)
     why = "answers would only repeat themselves"
-    run_search(context_of(study, make(trials=1), no_comparison=why))
+    search(study, make(trials=1), no_comparison=why)
     assert study.read_state()["no_comparison"] == why
 
 
@@ -603,3 +604,18 @@ def test_an_edited_configuration_is_not_served_the_old_figures(study: Study):
     assert any(f"{before} trials of the record ran another" in note for note in notes.notes)
     assert result.best is not None
     assert result.best.trial >= before
+
+
+def test_a_key_of_the_user_s_that_gives_way_is_told_with_the_trial_that_it_gave_way_in() -> None:
+    noted: dict[str, str] = {}
+    for number, key, runs in ((3, "bucket", None), (4, "stage", 1), (5, "stage", 3)):
+        spec: Any = SimpleNamespace(
+            engine=SimpleNamespace(overridden={key: ["auto", runs]}),
+            identity=SimpleNamespace(number=number),
+        )
+        for of, text in overridden(spec):
+            noted.setdefault(of, text)
+    assert list(noted.values()) == [
+        "your configuration has bucket='auto': trial 3 runs without it, as its candidate needs",
+        "your configuration has stage='auto': trial 4 runs with 1, as its candidate needs",
+    ]

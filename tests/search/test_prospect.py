@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.session import Session, open_session
+from autotune.app.session import open_session
 from autotune.app.steering import prospect
 from autotune.base.errors import ExitCode
 from autotune.base.units import parse_seconds
@@ -17,6 +17,7 @@ from autotune.engines.base import bind_engine
 from autotune.planning.lattice import lattice_of
 from autotune.search.history import History
 from autotune.search.prospect import START_S, prospect_of
+from autotune.search.session import Session
 from autotune.search.steering import steering_of
 from tests.command_line import autotune
 from tests.jobs import CPU, tiny_job
@@ -62,7 +63,7 @@ def test_what_cannot_end_in_time_is_said(tmp_path: Path):
 
 def test_what_was_measured_corrects_the_time_of_a_step_and_nothing_else(tmp_path: Path):
     job = tiny_job(tmp_path, world=2, global_batch=8, space="smoke")
-    lattice = lattice_of(job, bind_engine(job, CPU))
+    lattice = lattice_of(bind_engine(job, CPU))
     ran = lattice.candidates[:4]
     plans = bind_engine(job, CPU).plans(ran)
     plain = steering_of(job, CPU, lattice)
@@ -131,7 +132,7 @@ def test_a_search_that_cannot_succeed_is_not_begun_unless_it_is_forced(tmp_path:
 def test_what_the_host_cannot_hold_is_not_started(tmp_path: Path, gib: int, is_started: bool):
     job = tiny_job(tmp_path, world=8, global_batch=8, space="smoke")
     machine = replace(CPU, n_devices=8)
-    lattice = lattice_of(job, bind_engine(job, machine))
+    lattice = lattice_of(bind_engine(job, machine))
     steering = steering_of(job, machine, lattice, host_memory_bytes=gib * 2**30)
     # Eight ranks hold their imports at least: 300 MiB each.
     assert bool(steering.above_host) is not is_started

@@ -4,14 +4,14 @@ import numpy
 import pytest
 
 from autotune.base.student_t import expected_loss, upper_probability
-from autotune.search.race import COLD, MISSED, WARM, Logs, Race, Racer, Rules
+from autotune.search.race import COLD, MISSED, WARM, Logs, Race, Rules
 
 KEYS = ("a", "b", "c", "start")
 
 
 def race_of(logs: Logs, n_rounds: int, rules: Rules = WARM, **changes: object) -> Race:
-    racers = tuple(Racer(key=key, peak_bytes=float(at)) for at, key in enumerate(logs))
-    known = {"racers": racers, "baseline": "start", "logs": logs, "n_rounds": n_rounds}
+    peaks = {key: float(at) for at, key in enumerate(logs)}
+    known = {"peaks": peaks, "baseline": "start", "logs": logs, "n_rounds": n_rounds}
     return Race(**{**known, "rules": rules, **changes})
 
 
@@ -41,8 +41,7 @@ def test_losers_drop_out_and_the_best_and_the_baseline_are_confirmed_cold():
 def test_the_smaller_memory_wins_among_equals():
     off = {"a": 0.001, "b": 0.0, "start": -0.5}
     logs = {key: {n: log + 0.001 * (n % 2) for n in range(9)} for key, log in off.items()}
-    racers = tuple(Racer(key=k, peak_bytes=p) for k, p in (("a", 2.0), ("b", 1.0), ("start", 0.0)))
-    assert race_of(logs, 9, racers=racers).standing == ("b",)
+    assert race_of(logs, 9, peaks={"a": 2.0, "b": 1.0, "start": 0.0}).standing == ("b",)
 
 
 def test_left_behind_are_those_that_dropped_out_as_surely_slower():
@@ -58,8 +57,7 @@ def test_left_behind_are_those_that_dropped_out_as_surely_slower():
 def test_one_slow_run_does_not_throw_out_a_candidate_that_its_own_trial_speaks_for():
     logs = {"a": {0: 0.0}, "b": {0: -0.2}, "c": {0: 0.0}, "start": {0: -0.5}}
     own = {"a": 0.0, "b": 0.03, "c": 0.0, "start": -0.5}
-    racers = tuple(Racer(key=k, peak_bytes=1.0, trial_log=log) for k, log in own.items())
-    assert "b" in race_of(logs, 1, racers=racers).standing
+    assert "b" in race_of(logs, 1, peaks=dict.fromkeys(own, 1.0), trial_logs=own).standing
 
 
 def test_the_interval_pays_for_the_look_and_for_each_rival():

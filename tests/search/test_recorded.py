@@ -8,16 +8,18 @@ import pytest
 from autotune.contract import Role
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.record.study import Study, Trial
-from autotune.search.recorded import Task
+from autotune.search.session import RecordedPlace, Session
 from autotune.search.trial_spec import Run, make_spec
 from tests.jobs import CPU, canonical_candidate, tiny_job
 
 SGD = {"type": "SGD", "params": {"lr": 0.5}}
 
 
-def task_of(study: Study, folder: Path, **changes: Any) -> Task:
+def task_of(study: Study, folder: Path, **changes: Any) -> Session:
     job = tiny_job(folder, **changes)
-    return Task(job=job, environment=CPU, engine=DeepSpeedEngine(job, CPU), study=study)
+    return Session(
+        job=job, place=RecordedPlace(CPU, {}), engine=DeepSpeedEngine(job, CPU), study=study
+    )
 
 
 @pytest.fixture

@@ -18,12 +18,10 @@ from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.search.history import History
-from autotune.search.in_flight import SearchContext
-from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.search.reduced import reduce_lattice, too_large
 from autotune.search.steering import Forecaster, Steering, lessons_of
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
     ENVIRONMENT,
@@ -39,6 +37,8 @@ from tests.search.scripted import (
     ok,
     peak_of,
     rate_of,
+    search,
+    spec_of_run,
 )
 from tests.search.test_sampler import trial
 
@@ -106,18 +106,15 @@ class Searched:
         self.fleet, self.notebook = ScriptedFleet(behave), Notebook()
         lattice = lattice or lattice_of(job)
         self.lattice = lattice
-        self.result: SearchAnswer = run_search(
-            SearchContext(
-                job=job,
-                study=study,
-                fleet=self.fleet,
-                engine=engine or ScriptedEngine(job),
-                environment=ENVIRONMENT,
-                lattice=lattice,
-                observer=self.notebook,
-                interrupt=interrupt or Patient(),
-                steering=steering(job, lattice, model) if steers else None,
-            )
+        self.result: SearchAnswer = search(
+            study,
+            job,
+            fleet=self.fleet,
+            engine=engine or ScriptedEngine(job),
+            lattice=lattice,
+            observer=self.notebook,
+            interrupt=interrupt,
+            steering=steering(job, lattice, model) if steers else None,
         )
 
     @property
@@ -229,14 +226,7 @@ def spec_of(job: Job, number: int, candidate: Candidate, fidelity: Fidelity | No
     if fidelity is not None:
         form = candidate.reduced(fidelity)
         run = Run(candidate=form, role=Role.SEARCH, reduced_of=candidate)
-    return make_spec(
-        run,
-        study="scripted",
-        number=number,
-        job=job,
-        engine=ScriptedEngine(job),
-        environment=ENVIRONMENT,
-    )
+    return spec_of_run(job, run, number)
 
 
 def history_of(

@@ -23,7 +23,6 @@ from tests.search.scripted import (
     ScriptedEngine,
     ScriptedFleet,
     candidate,
-    context_of,
     fault,
     lattice_of,
     make,
@@ -31,6 +30,7 @@ from tests.search.scripted import (
     rate_of,
     realistic,
     search,
+    session_of,
     with_budget,
 )
 from tests.trials import LIMITS
@@ -367,10 +367,12 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
         lattice=lattice_of(job, stages=(0,), recompute=("none",)),
     )
     own = History(t for t in study.trials() if t.spec.identity.role is not Role.CONFIRM)
-    answer = RecordStandings(context_of(study, job), own).final(
-        baseline=candidate(job, zero__stage=0, micro_batch=8),
+    answer = RecordStandings(
+        session_of(study, job), own, candidate(job, zero__stage=0, micro_batch=8)
+    ).final(
         passed_over=(),
         stop_reason=None,
+        interrupted=False,
     )
     assert answer.best is not None
     assert [tie.candidate.micro_batch for tie in answer.ties] == [4]

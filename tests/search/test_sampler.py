@@ -15,17 +15,17 @@ from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import ask, frozen_trials, make_axes, sampler_seed
 from autotune.search.samplers.of_optuna import Gp, OptunasSampler, Random, Tpe
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import Run
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
-    ScriptedEngine,
     candidate,
     fault,
     lattice_of,
     make,
     ok,
     realistic,
+    spec_of_run,
 )
 
 SPACE: dict[str, Sequence[KnobValue]] = {
@@ -36,14 +36,7 @@ SPACE: dict[str, Sequence[KnobValue]] = {
 
 
 def spec_of(job: Job, number: int, role: Role = Role.SEARCH, **knobs: KnobValue) -> TrialSpec:
-    return make_spec(
-        Run(candidate=candidate(job, **knobs), role=role),
-        study="scripted",
-        number=number,
-        job=job,
-        engine=ScriptedEngine(job),
-        environment=ENVIRONMENT,
-    )
+    return spec_of_run(job, Run(candidate=candidate(job, **knobs), role=role), number)
 
 
 def trial(spec: TrialSpec, result: TrialResult | None) -> Trial:

@@ -23,9 +23,9 @@ from autotune.job.model import with_layers
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
 from autotune.search.history import History
-from autotune.search.in_flight import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
+from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import steering_of
 from autotune.space.space import load_space
 from tests.jobs import CPU, tiny_job
@@ -188,18 +188,18 @@ def test_reduced_trials_train_what_they_say_and_the_best_is_a_whole_one(tmp_path
             engine = DeepSpeedEngine(job, CPU)
             lattice = build_lattice(load_space(job.space, KNOBS), engine)
             done = run_search(
-                SearchContext(
+                Session(
                     job=job,
-                    study=study,
-                    fleet=fleet,
                     engine=engine,
-                    environment=CPU,
-                    lattice=lattice,
-                    observer=Notebook(),
-                    interrupt=Interrupt(),
-                    steering=steering_of(job, CPU, lattice),
-                    no_comparison="it takes longer than it tells here",
-                )
+                    place=RecordedPlace(CPU, {}),
+                    study=study,
+                    known_lattice=lattice,
+                ),
+                fleet,
+                observer=Notebook(),
+                interrupt=Interrupt(),
+                steering=steering_of(job, CPU, lattice),
+                no_comparison="it takes longer than it tells here",
             )
     finally:
         fleet.close()

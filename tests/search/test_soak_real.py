@@ -16,7 +16,7 @@ from autotune.fleet.transports.local import local_fleet
 from autotune.record.soak import read_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
-from autotune.search.rounds import Runner
+from autotune.search.runner import Runner
 from autotune.search.soak import Soak, soak_trials
 from tests import trials
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job

@@ -14,17 +14,12 @@ from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.search.history import History
-from autotune.search.in_flight import SearchContext
-from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.search.steering import Steering, lessons_of, steering_of
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
-    Notebook,
-    Patient,
-    ScriptedEngine,
     ScriptedFleet,
     candidate,
     fault,
@@ -34,6 +29,7 @@ from tests.search.scripted import (
     peak_of,
     rate_of,
     realistic,
+    search,
 )
 from tests.search.test_sampler import spec_of, trial
 
@@ -67,18 +63,12 @@ def run(
     study: Study, job: Job, its: Steering | None, lattice: Lattice | None = None
 ) -> ScriptedFleet:
     fleet = ScriptedFleet(realistic)
-    run_search(
-        SearchContext(
-            job=job,
-            study=study,
-            fleet=fleet,
-            engine=ScriptedEngine(job),
-            environment=ENVIRONMENT,
-            lattice=lattice or lattice_of(job),
-            observer=Notebook(),
-            interrupt=Patient(),
-            steering=its,
-        )
+    search(
+        study,
+        job,
+        fleet=fleet,
+        lattice=lattice,
+        steering=its,
     )
     return fleet
 

@@ -6,13 +6,14 @@ from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.record.facts import environment_at
 from autotune.record.study import Study
-from autotune.search.recorded import Task
+from autotune.search.session import RecordedPlace, Session
 from autotune.search.study_facts import environments_of
 from tests.search.scripted import ENVIRONMENT, Notebook, ScriptedEngine, make, search
 
 
-def task(study: Study, job: Job, environment: Environment = ENVIRONMENT) -> Task:
-    return Task(job=job, environment=environment, engine=ScriptedEngine(job), study=study)
+def task(study: Study, job: Job, environment: Environment = ENVIRONMENT) -> Session:
+    place = RecordedPlace(environment, {})
+    return Session(job=job, place=place, engine=ScriptedEngine(job), study=study)
 
 
 def listed(study: Study, notebook: Notebook, **job: Any) -> list[dict[str, Any]]:

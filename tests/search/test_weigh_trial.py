@@ -12,21 +12,17 @@ from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study, Trial
 from autotune.search.base import StopReason
 from autotune.search.history import History
-from autotune.search.in_flight import SearchContext
-from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.search.stop import TrialBalance, weigh_trial
 from tests.search.scripted import (
     ENVIRONMENT,
     Notebook,
-    Patient,
-    ScriptedEngine,
     ScriptedFleet,
     candidate,
-    lattice_of,
     make,
     ok,
     realistic,
+    search,
 )
 from tests.search.test_sampler import spec_of
 from tests.search.test_steering import steering
@@ -39,18 +35,12 @@ def searched(study: Study, **job: object) -> tuple[SearchAnswer, Notebook]:
     made = make(trials=99, **job)
     study.lock()
     notebook = Notebook()
-    result = run_search(
-        SearchContext(
-            job=made,
-            study=study,
-            fleet=ScriptedFleet(realistic),
-            engine=ScriptedEngine(made),
-            environment=ENVIRONMENT,
-            lattice=lattice_of(made),
-            observer=notebook,
-            interrupt=Patient(),
-            steering=steering(made),
-        )
+    result = search(
+        study,
+        made,
+        fleet=ScriptedFleet(realistic),
+        observer=notebook,
+        steering=steering(made),
     )
     return result, notebook
 

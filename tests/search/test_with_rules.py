@@ -9,16 +9,13 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
-from autotune.search.in_flight import SearchContext
-from autotune.search.loop import run_search
 from autotune.space.space import load_space
 from tests.search.scripted import (
     ENVIRONMENT,
-    Notebook,
-    Patient,
     ScriptedFleet,
     make,
     realistic,
+    search,
 )
 
 
@@ -28,17 +25,12 @@ def test_what_is_run_is_legal_and_rendered(study: Study, space: str):
     engine = DeepSpeedEngine(job, ENVIRONMENT)
     lattice = build_lattice(load_space(space, KNOBS), engine)
     fleet = ScriptedFleet(realistic)
-    result = run_search(
-        SearchContext(
-            job=job,
-            study=study,
-            fleet=fleet,
-            engine=engine,
-            environment=ENVIRONMENT,
-            lattice=lattice,
-            observer=Notebook(),
-            interrupt=Patient(),
-        )
+    result = search(
+        study,
+        job,
+        fleet=fleet,
+        engine=engine,
+        lattice=lattice,
     )
     legal = {candidate.hash for candidate in lattice.candidates}
     assert {spec.identity.candidate_hash for spec in fleet.ran(Role.SEARCH)} <= legal
@@ -68,17 +60,12 @@ def test_a_users_own_baseline_keeps_the_keys_that_no_knob_knows(study: Study):
     job = make(space="smoke", trials=2, baseline=str(path))
     engine = DeepSpeedEngine(job, ENVIRONMENT)
     fleet = ScriptedFleet(realistic)
-    result = run_search(
-        SearchContext(
-            job=job,
-            study=study,
-            fleet=fleet,
-            engine=engine,
-            environment=ENVIRONMENT,
-            lattice=build_lattice(load_space("smoke", KNOBS), engine),
-            observer=Notebook(),
-            interrupt=Patient(),
-        )
+    result = search(
+        study,
+        job,
+        fleet=fleet,
+        engine=engine,
+        lattice=build_lattice(load_space("smoke", KNOBS), engine),
     )
     assert len(fleet.ran(Role.BASELINE)) == 1
     assert result.baseline is not None

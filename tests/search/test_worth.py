@@ -18,6 +18,7 @@ from autotune.record.study import Study
 from autotune.record.worth import LADDER_FILE, Ladder, read_ladder
 from autotune.report.parts import facts_in, tell_parts
 from autotune.report.terminal.overview import print_ladder
+from autotune.search.session import RecordedPlace
 from autotune.search.worth import Way, WayRunner
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
@@ -72,7 +73,7 @@ def way_between(
 ) -> Way:
     return Way(
         job=replace(JOB, guard_steps=0),
-        environment=ENVIRONMENT,
+        place=RecordedPlace(ENVIRONMENT, {}),
         engine=engine,
         study=record,
         baseline=baseline,

@@ -156,7 +156,7 @@ def test_no_candidate_has_zenflow_where_it_loses_the_weights(
 ) -> None:
     job = replace(job_of(observed(TRAINER), tmp_path), space="lossy")
     environment = replace(CPU, deepspeed_version=release)
-    candidates = lattice_of(job, ScriptEngine(job, environment)).candidates
+    candidates = lattice_of(ScriptEngine(job, environment)).candidates
     assert len(candidates) > 3
     has_zenflow = any(c.values.get("zenflow", "none") != "none" for c in candidates)
     assert has_zenflow is not loses_weights

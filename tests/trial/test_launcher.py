@@ -180,7 +180,7 @@ def launcher(folder: Path, port: int, module: str) -> subprocess.Popen[str]:
     (folder / "ranks").mkdir(exist_ok=True)
     python_path = os.pathsep.join([str(REPOSITORY), str(folder)])
     return subprocess.Popen(
-        ranks_command(NodePart(folder=str(folder), devices=["0", "1"]), port, module),
+        ranks_command(NodePart(folder=str(folder), devices=["0", "1"], module=module), port),
         env={**os.environ, "PYTHONPATH": python_path, PARENT_ENV: str(os.getpid())},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

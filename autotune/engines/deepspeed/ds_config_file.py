@@ -10,13 +10,14 @@ from typing import Any
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import look_up, without
-from autotune.base.secrecy import HIDDEN, holds_secret, scrubbed, scrubbed_text, texts_of
+from autotune.base.secrecy import HIDDEN, holds_secret, scrubbed, scrubbed_text
+from autotune.base.text import texts_of
 from autotune.base.user_text import read_text
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.rules.keys import SECTIONS as KNOWN
-from autotune.engines.deepspeed.rules.keys import SPELLINGS
+from autotune.engines.deepspeed.rules.sections import SECTIONS as KNOWN
+from autotune.engines.deepspeed.rules.sections import SPELLINGS
 
 _PRECISIONS = ("bf16", "bfloat16", "fp16")
 

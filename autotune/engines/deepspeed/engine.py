@@ -178,7 +178,7 @@ class DeepSpeedEngine(Engine):
         model = job.model_with(candidate.layers)
         return Setup(
             ds_config=self._render(candidate)[0],
-            world=candidate.world,
+            ranks=candidate.world,
             tp=candidate.tp,
             pp=candidate.pp,
             global_batch=candidate.global_batch,

@@ -98,10 +98,10 @@ def plans_of(
         **_lengths(candidates, job),
         **_layout(candidates, job, environment),
         **_dtypes(candidates, job),
-        **_kept(candidates),
+        **_recompute_and_offload(candidates),
         **_zero(candidates),
         **_kernels(candidates, job),
-        "whole_logits": _each(candidates, lambda c: _gathers_logits(c, job, environment)),
+        "whole_logits": _floats(candidates, lambda c: _gathers_logits(c, job, environment)),
     }
     return Plans(**columns)
 
@@ -148,7 +148,7 @@ def _column(of_kind: Mapping[K, Mapping[str, float]], name: str, kind: K) -> flo
     return of_kind[kind][name]
 
 
-def _each(candidates: Sequence[Candidate], function: Callable[[Candidate], float]) -> Floats:
+def _floats(candidates: Sequence[Candidate], function: Callable[[Candidate], float]) -> Floats:
     return answers_of(candidates, function).of(float)
 
 
@@ -159,14 +159,14 @@ def _value(candidate: Candidate, knob: str, otherwise: KnobValue) -> KnobValue:
 
 
 def _numbers(candidates: Sequence[Candidate], knob: str, otherwise: KnobValue) -> Floats:
-    return _each(candidates, lambda c: float(_value(c, knob, otherwise)))
+    return _floats(candidates, lambda c: float(_value(c, knob, otherwise)))
 
 
 def _spelled(
     candidates: Sequence[Candidate], knob: str, otherwise: str, meanings: Mapping[str, float]
 ) -> Floats:
     """Each candidate's choice as a number."""
-    return _each(candidates, lambda c: meanings[str(_value(c, knob, otherwise))])
+    return _floats(candidates, lambda c: meanings[str(_value(c, knob, otherwise))])
 
 
 def _lengths(candidates: Sequence[Candidate], job: Job) -> dict[str, Column]:
@@ -176,7 +176,7 @@ def _lengths(candidates: Sequence[Candidate], job: Job) -> dict[str, Column]:
     padded = partial(job.lengths.mean_padded, job.global_batch)
     return {
         "seq_len": float(job.lengths.longest_padded),
-        "padded_seq_len": _each(candidates, lambda candidate: padded(candidate.micro_batch)),
+        "padded_seq_len": _floats(candidates, lambda candidate: padded(candidate.micro_batch)),
     }
 
 
@@ -186,13 +186,13 @@ def _layout(
     # What the model computes grows with the rows that go through it.
     n_rows = (job.script.rows_per_sample or 1) if job.script is not None else 1
     return {
-        "dp": _each(candidates, lambda c: c.dp),
-        "tp": _each(candidates, lambda c: c.tp),
-        "pp": _each(candidates, lambda c: c.pp),
-        "ulysses": _each(candidates, lambda c: c.sp),
+        "dp": _floats(candidates, lambda c: c.dp),
+        "tp": _floats(candidates, lambda c: c.tp),
+        "pp": _floats(candidates, lambda c: c.pp),
+        "ulysses": _floats(candidates, lambda c: c.sp),
         **_experts(candidates, job, environment),
-        "micro_batch": _each(candidates, lambda c: c.micro_batch * n_rows),
-        "grad_accum": _each(candidates, lambda c: c.grad_accum),
+        "micro_batch": _floats(candidates, lambda c: c.micro_batch * n_rows),
+        "grad_accum": _floats(candidates, lambda c: c.grad_accum),
     }
 
 
@@ -207,7 +207,7 @@ def _experts(
     GroupedBlas.cpp; DeepSpeed, moe/ep_experts.py.
     """
     ep = _numbers(candidates, "ep", 1)
-    is_bf16 = _each(candidates, lambda c: c.precision(job.precision) == "bf16")
+    is_bf16 = _floats(candidates, lambda c: c.precision(job.precision) == "bf16")
     has_kernel = _HAS_GROUPED_PRODUCTS.search(environment.device_name) is not None
     is_cpu = environment.accelerator == "cpu"  # the host is the device: no launch is saved
     return {
@@ -215,7 +215,7 @@ def _experts(
         # AutoTP splits no expert.
         "expert_tp": np.where(ep > 1, 1.0, 0.0),
         "grouped_experts": np.maximum(is_bf16 * np.where(ep > 1, 1.0, has_kernel), is_cpu),
-        "flex_dispatch": _each(candidates, lambda c: c.get("ep.dispatch") == "deepep"),
+        "flex_dispatch": _floats(candidates, lambda c: c.get("ep.dispatch") == "deepep"),
     }
 
 
@@ -226,7 +226,7 @@ def _dtypes(candidates: Sequence[Candidate], job: Job) -> dict[str, Any]:
     DeepSpeed, runtime/zero/stage_1_and_2.py and stage3.py (`single_partition_of_fp32_groups`,
     `fp32_partitioned_groups_flat`).
     """
-    precision_bytes = _each(candidates, lambda c: _BYTES[c.precision(job.precision)])
+    precision_bytes = _floats(candidates, lambda c: _BYTES[c.precision(job.precision)])
 
     def spelled(knob: str, otherwise: str) -> Floats:
         chosen = _spelled(candidates, knob, otherwise, {**_BYTES, "model": 0.0})
@@ -254,7 +254,7 @@ def _n_moments(job: Job) -> int:
     return _MOMENTS.get(kind, 2)
 
 
-def _kept(candidates: Sequence[Candidate]) -> dict[str, Floats]:
+def _recompute_and_offload(candidates: Sequence[Candidate]) -> dict[str, Floats]:
     """Columns of recomputation and offload.
 
     In a pipeline `every_K` recomputes all layers, K at once; the model takes it for full.
@@ -266,16 +266,16 @@ def _kept(candidates: Sequence[Candidate]) -> dict[str, Floats]:
         return float(kind.removeprefix(_EVERY)) if is_apart else 1.0
 
     return {
-        "recompute": _each(
+        "recompute": _floats(
             candidates,
             lambda c: float(
                 Recompute.NONE if _value(c, "recompute", "none") == "none" else Recompute.FULL
             ),
         ),
-        "recompute_every": _each(candidates, every),
+        "recompute_every": _floats(candidates, every),
         "optimizer_tier": _spelled(candidates, "offload.optimizer", "none", _TIERS),
         "param_tier": _spelled(candidates, "offload.param", "none", _TIERS),
-        "offloaded_activations": _each(
+        "offloaded_activations": _floats(
             candidates, lambda c: c.get("offload.activations") == "cpu"
         ),
     }
@@ -298,7 +298,7 @@ def _zero(candidates: Sequence[Candidate]) -> dict[str, Floats]:
         "gather_group": np.where(hpz > 1, hpz, 0.0),  # 0 stands for the whole group
         "reduce_bucket_elements": elements("reduce_bucket_size", 500_000_000),
         # The BF16_Optimizer has no such bucket, and the knob does not act there.
-        "copies_grads": _each(
+        "copies_grads": _floats(
             candidates,
             lambda c: (
                 c.get("reduce_bucket_size") is not None
@@ -315,20 +315,20 @@ def _zero(candidates: Sequence[Candidate]) -> dict[str, Floats]:
 
 def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
     copies = _activation_copies(job.model.source.get("config") or {})
-    is_compiled = _each(candidates, lambda c: _value(c, "compile", "none") != "none")
+    is_compiled = _floats(candidates, lambda c: _value(c, "compile", "none") != "none")
     return {
         **{name: is_compiled * value for name, value in _COMPILED.items()},
-        "logit_bytes": _each(candidates, lambda c: _logit_bytes(c, job)),
-        "fragments": _each(
+        "logit_bytes": _floats(candidates, lambda c: _logit_bytes(c, job)),
+        "fragments": _floats(
             candidates,
             lambda c: GROWING_SEGMENTS if c.get("allocator") == "expandable_segments" else 1.0,
         ),
         # Our own pipeline's stages take torch's fused functions.
-        "activation_copies": _each(candidates, lambda c: copies if c.pp == 1 else 0.0),
-        "flash_attention": _each(candidates, lambda c: c.get("attention") != "eager"),
+        "activation_copies": _floats(candidates, lambda c: copies if c.pp == 1 else 0.0),
+        "flash_attention": _floats(candidates, lambda c: c.get("attention") != "eager"),
         # The knob acts on CPU ranks alone.
-        "clears_pages": _each(candidates, lambda c: c.get("host_allocator") == "default"),
-        "keeps_heap": _each(candidates, lambda c: c.get("host_allocator") == "keep"),
+        "clears_pages": _floats(candidates, lambda c: c.get("host_allocator") == "default"),
+        "keeps_heap": _floats(candidates, lambda c: c.get("host_allocator") == "keep"),
         "loss_chunk_tokens": _numbers(candidates, "loss_chunk_tokens", 0),
         "mlp_tile_tokens": _numbers(candidates, "mlp_chunk_tokens", 0),
     }

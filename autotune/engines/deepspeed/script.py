@@ -94,7 +94,7 @@ class ScriptEngine(DeepSpeedEngine):
         }
 
     @cached_property
-    def own(self) -> Candidate:
+    def unchanged(self) -> Candidate:
         """The command as it is."""
         knobs, job = canonical(self._own_knobs, self.context), self._job
         return Candidate.of(knobs, world=job.world, global_batch=job.global_batch)
@@ -105,12 +105,12 @@ class ScriptEngine(DeepSpeedEngine):
         In a candidate one value stands for all that run alike, as the model's size does for all
         larger buckets. What is not edited stays as the user or DeepSpeed has it.
         """
-        own, values = self.own.values, candidate.values
+        before, values = self.unchanged.values, candidate.values
         found = dict(values)
         for name in self._defaults_at(candidate):
             found[name] = KNOBS[name].default_for(values)
-        for name in [name for name in found if name in own and own[name] == values[name]]:
-            found[name] = self._own_knobs.get(name, KNOBS[name].default_for(own))
+        for name in [name for name in found if name in before and before[name] == values[name]]:
+            found[name] = self._own_knobs.get(name, KNOBS[name].default_for(before))
         return found
 
     def _defaults_at(self, candidate: Candidate) -> list[str]:
@@ -131,7 +131,7 @@ class ScriptEngine(DeepSpeedEngine):
             n: Domain(values=(value,), when=()) for n, value in layout_of(self._script).items()
         }
         if "zero.stage" in self._reach.left_out:
-            domains["zero.stage"] = Domain(values=(self.own["zero.stage"],), when=())
+            domains["zero.stage"] = Domain(values=(self.unchanged["zero.stage"],), when=())
         if "micro_batch" not in domains:
             domains["micro_batch"] = Domain(values=(self._script.micro_batch,), when=())
         elif self._script.micro_batch not in domains["micro_batch"].values:
@@ -139,8 +139,8 @@ class ScriptEngine(DeepSpeedEngine):
             domains["micro_batch"] = replace(
                 domains["micro_batch"], values=tuple(sorted(values, key=int))
             )
-        if own := self._base_knobs.get("attention"):
-            domains = _with_attention_named(domains, own)
+        if attention := self._base_knobs.get("attention"):
+            domains = _with_attention_named(domains, attention)
         if self._switches_optimizer and (domain := domains.get(_IMPLEMENTATION)):
             wanted = {*domain.values, implementation_of(self._script)} & self._implementations
             values = tuple(v for v in IMPLEMENTATIONS.values() if v in wanted)
@@ -150,7 +150,7 @@ class ScriptEngine(DeepSpeedEngine):
         return replace(space, domains=domains)
 
     def ladder(self) -> Iterator[list[Candidate]]:
-        yield [self.own]
+        yield [self.unchanged]
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
         for name, value in super().steps(candidate):
@@ -204,10 +204,10 @@ class ScriptEngine(DeepSpeedEngine):
         is not edited the user's own stays, and DeepSpeed allocates all of that.
         """
         found = super().plans(candidates, needs_shape=needs_shape)
-        if _BUCKET not in self.own.values:
+        if _BUCKET not in self.unchanged.values:
             return found
-        is_own = [candidate.get(_BUCKET) == self.own[_BUCKET] for candidate in candidates]
-        arrived = float(self.as_written(self.own)[_BUCKET])
+        is_own = [candidate.get(_BUCKET) == self.unchanged[_BUCKET] for candidate in candidates]
+        arrived = float(self.as_written(self.unchanged)[_BUCKET])
         elements = np.where(is_own, arrived, found.reduce_bucket_elements)
         return replace(found, reduce_bucket_elements=elements)
 
@@ -226,9 +226,9 @@ class ScriptEngine(DeepSpeedEngine):
 
     def edits(self, candidate: Candidate) -> Edits:
         """What a candidate changes of the command as it is; nothing for that itself."""
-        if candidate == self.own:
+        if candidate == self.unchanged:
             return Edits(rows_per_sample=self._script.rows_per_sample)
-        before, after = self._rendered(self.own), self._rendered(candidate)
+        before, after = self._rendered(self.unchanged), self._rendered(candidate)
         defaults = {KNOBS[name].key for name in self._defaults_at(candidate)}
         configuration = {
             key: value
@@ -258,7 +258,7 @@ class ScriptEngine(DeepSpeedEngine):
 
         def differs(knob: str) -> bool:
             is_argument = self._reach.ways.get(knob) == "arguments"
-            return is_argument and candidate.get(knob) != self.own.get(knob)
+            return is_argument and candidate.get(knob) != self.unchanged.get(knob)
 
         found: dict[str, KnobValue] = {}
         if differs("micro_batch"):
@@ -268,7 +268,9 @@ class ScriptEngine(DeepSpeedEngine):
             found[recompute_name(self._script)] = candidate.get("recompute") == "full"
         if differs("compile"):
             found["torch_compile"] = candidate.get("compile") == "torch"
-        if self._switches_optimizer and (optim := self._optim(candidate)) != self._optim(self.own):
+        if self._switches_optimizer and (optim := self._optim(candidate)) != self._optim(
+            self.unchanged
+        ):
             found[OPTIMIZER_ARGUMENT] = optim
         if differs("attention"):
             found[ATTENTION_ARGUMENT] = candidate["attention"]
@@ -305,7 +307,7 @@ class ScriptEngine(DeepSpeedEngine):
         What nobody foresaw of the user's own settings was read back when the command ran.
         """
         reported = self._script.measured.read_back
-        of_own, asked = self._foretold(self.own), self._foretold(candidate)
+        of_own, asked = self._foretold(self.unchanged), self._foretold(candidate)
         if self._script.accumulates_by_hand:  # DeepSpeed is told what it always was
             asked |= {name: of_own[name] for name in ("micro_batch", "grad_accum")}
         found = {
@@ -365,7 +367,7 @@ class ScriptEngine(DeepSpeedEngine):
 
     def remarks(self) -> list[str]:
         """See `Engine.remarks`: what the rules say of what ran, and what did not arrive."""
-        setup = self.setup(self.own)
+        setup = self.setup(self.unchanged)
         if self._script.reads_config:  # keys of its own are none of DeepSpeed's
             setup = setup.with_config(own_keys(setup.ds_config))
         found = [
@@ -420,7 +422,7 @@ class ScriptEngine(DeepSpeedEngine):
 
     @cached_property
     def _broken(self) -> frozenset[str]:
-        return frozenset(violation.rule for violation in judge(self.setup(self.own)))
+        return frozenset(violation.rule for violation in judge(self.setup(self.unchanged)))
 
     @property
     def _switches_optimizer(self) -> bool:
@@ -461,7 +463,7 @@ class ScriptEngine(DeepSpeedEngine):
     def _edited(self, candidate: Candidate) -> dict[str, Any]:
         config: dict[str, Any] = copy.deepcopy(dict(self._script.config))
         self.edits(candidate).apply(config, drops_product=True)
-        if self._script.reads_config and candidate != self.own:
+        if self._script.reads_config and candidate != self.unchanged:
             zero = config.get("zero_optimization", {})
             before = inert_keys(self._script.config.get("zero_optimization", {}))
             for name in inert_keys(zero):
@@ -478,7 +480,9 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _with_attention_named(domains: Mapping[str, Domain], own: KnobValue) -> dict[str, Domain]:
+def _with_attention_named(
+    domains: Mapping[str, Domain], in_command: KnobValue
+) -> dict[str, Domain]:
     """Domains in which the command's own attention stands for transformers' choice.
 
     `default` is no word that a command takes.
@@ -487,10 +491,10 @@ def _with_attention_named(domains: Mapping[str, Domain], own: KnobValue) -> dict
     for name, domain in domains.items():
         when = dict(domain.when)
         if "default" in when.get("attention", ()):
-            when["attention"] |= {own}
+            when["attention"] |= {in_command}
         found[name] = replace(domain, when=tuple(when.items()))
     if attention := found.get("attention"):
-        given = {own, *attention.values} - {"default"}
+        given = {in_command, *attention.values} - {"default"}
         named = tuple(value for value in KNOBS["attention"].choices if value in given)
         found["attention"] = replace(attention, values=named)
     return found
@@ -499,9 +503,9 @@ def _with_attention_named(domains: Mapping[str, Domain], own: KnobValue) -> dict
 def _in_placeholders(script: Observed) -> dict[str, KnobValue]:
     """Knobs that the command names, as they are in it."""
     return {
-        name: KNOBS[name].check(own, where=f"{{{name}={own}}} in the command")
-        for name, own in script.placeholders.items()
-        if own and name in KNOBS
+        name: KNOBS[name].check(value, where=f"{{{name}={value}}} in the command")
+        for name, value in script.placeholders.items()
+        if value and name in KNOBS
     }
 
 

@@ -185,7 +185,7 @@ def ranks_by(kind: str, flags: Mapping[str, Any]) -> tuple[int | None, int | Non
 def _included(filter_text: str) -> tuple[int | None, int | None]:
     """`worker-0@worker-1:0,2`: hosts, each with its slots or with all of them."""
     slots = [host.partition(":")[2] for host in filter_text.split("@")]
-    if not all(slots):
+    if not all(slots) or not {"$", "`"}.isdisjoint(filter_text):
         return None, None
     sizes = [len(one.split(",")) for one in slots]
     return sum(sizes), max(sizes)

@@ -5,6 +5,8 @@ Each names the function of NVIDIA/Megatron-LM that checks it (the main branch at
 (`autotune.engines.megatron.pretrain_gpt.check_arguments`).
 """
 
+import contextlib
+import math
 import re
 from collections.abc import Callable
 from functools import cache
@@ -236,6 +238,31 @@ def _chunk_layers(launch: MegatronLaunch) -> Answer:
     )
 
 
+@argument_rule("batch.product", "megatron/core/num_microbatches_calculator.py: global_batch_size")
+def _batch(launch: MegatronLaunch) -> Answer:
+    """A global batch that no number of ranks makes a multiple of the micro-batch."""
+    total, micro = launch.get("global_batch_size"), launch.get("micro_batch_size")
+    changing = ("decrease_batch_size_if_needed", "rampup_batch_size")
+    if not total or not micro or any(map(launch.get, changing)):
+        return None
+    named, unit = f"--micro-batch-size {micro}", micro
+    with contextlib.suppress(UnknownFactError):
+        ranks = math.prod(map(launch.get, _COUNTS[:3]))
+        if launch.world is not None:
+            return None  # the rule of layouts says it
+        if (groups := (launch.per_node or 1) // math.gcd(launch.per_node or 1, ranks)) > 1:
+            named, unit = (
+                f"{named} x dp of at least {groups}, and of its multiples",
+                micro * groups,
+            )
+    if total % unit == 0:
+        return None
+    return (
+        f"--global-batch-size {total} is no multiple of {named}, on any number of nodes",
+        f"take a --global-batch-size that {unit} divides",
+    )
+
+
 def chunks_of(launch: MegatronLaunch) -> int | None:
     """Chunks of a pipeline rank; None where they are not even."""
     if (layout := launch.get("pipeline_model_parallel_layout")) is not None:
@@ -260,6 +287,22 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _visible,
     _one_chunk,
     _chunk_layers,
+    _batch,
+    *(
+        clash(
+            "flags.gone",
+            old,
+            f"--{old.replace('_', '-')}: Megatron takes the flag, and ends with the advice to use "
+            f"another",
+            f"give --{new} in its place",
+        )
+        for old, new in (
+            ("batch_size", "micro-batch-size"),
+            ("warmup", "lr-warmup-fraction"),
+            ("model_parallel_size", "tensor-model-parallel-size"),
+            ("checkpoint_activations", "recompute-activations"),
+        )
+    ),
     clash(
         "batch.micro",
         "!micro_batch_size|batch_size",

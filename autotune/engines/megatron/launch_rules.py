@@ -83,7 +83,7 @@ def _in_fields(found: Violation, launch: MegatronLaunch) -> Violation:
     def put(flag: re.Match[str]) -> str:
         verb, argument = flag[1], flag[2].replace("-", "_")
         given = launch.given.get(argument)
-        field = given.flag if given is not None else argument
+        field = given.flag if given is not None else f"{launch.prefix}{argument}"
         return f"set {field} to true" if verb == "add" else f"{verb} {field}" if verb else field
 
     message, fix = (_FLAG.sub(put, text) for text in (found.message, found.fix))
@@ -374,9 +374,15 @@ _OLDER = ("0.14", "0.15")
 
 
 def _number(launch: MegatronLaunch, argument: str) -> int:
-    if argument == "expert_tensor_parallel_size" and not launch.get("num_experts"):
+    if argument == "expert_tensor_parallel_size" and not _has_experts(launch):
         return 0  # a dense model has no experts to split
     return int(launch.get(argument) or 0)
+
+
+def _has_experts(launch: MegatronLaunch) -> bool:
+    """True for a mixture; experts that are shared among ranks are there, however many."""
+    is_shared = int(launch.get("expert_model_parallel_size") or 1) > 1
+    return is_shared or bool(launch.get("num_experts"))
 
 
 def _switch(launch: MegatronLaunch, argument: str, at_default: KnobValue) -> int:

@@ -37,12 +37,52 @@ from autotune.engines.megatron.flags import (
 from autotune.space.rule import UnknownFactError, Violation, listed
 
 _SCRIPT = re.compile(r"pretrain_\w+\.py|train_\w+\.py")
+_GPT = re.compile(r"pretrain_(?:gpt|mamba|t5|bert|vlm)\.py")
+"""Scripts that are Megatron-LM's whatever only the shell knows of their arguments."""
 _MARKS = frozenset({"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size"})
 """Flags of which Megatron-LM's scripts are given at least one."""
 _OTHERS = ("--deepspeed", "--deepspeed_config")
 """Flags of Megatron-DeepSpeed's, whose arguments are its own."""
 _PLAIN_SCRIPT = "pretrain_gpt.py"
 """The script whose flags are all known; others may add some."""
+_OF_LAYOUTS = frozenset(
+    f"--{name}-size"
+    for name in (
+        *("tensor-model-parallel", "pipeline-model-parallel", "expert-model-parallel"),
+        "context-parallel",
+    )
+)
+"""Flags by which a script of any name is known to hand its arguments to Megatron's parser."""
+_RANKS_OF_SLIME = ("--actor-num-nodes", "--actor-num-gpus-per-node")
+"""Flags of slime's scripts that say how many ranks train (slime/utils/arguments.py)."""
+_SWIFT = "megatron"
+"""The command of ms-swift that trains with Megatron (swift/cli/_megatron/main.py)."""
+_SWIFT_TRAINS = ("pt", "sft", "rlhf")
+_STARTS_SWIFT = re.compile(rf"\b{_SWIFT}[ \t]+(?:{'|'.join(_SWIFT_TRAINS)})\b")
+_SWIFT_DEFAULTS: Mapping[str, Any] = {
+    "micro_batch_size": 1,
+    "global_batch_size": 16,
+    "expert_tensor_parallel_size": 1,
+    "use_distributed_optimizer": True,
+    "recompute_granularity": "selective",
+}
+"""Arguments that ms-swift has at another default than Megatron-LM
+(swift/megatron/arguments/megatron_args.py)."""
+_SWIFT_VARIABLES = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+"""Variables that ms-swift sets unless they are set (the same file)."""
+_DEGREES = frozenset(flag.removeprefix("--").replace("-", "_") for flag in _OF_LAYOUTS)
+"""Arguments that a script of another name has at Megatron-LM's default, too: its parser's, which
+is a number, comes before what a script would set."""
+_SETTLED_BY_SWIFT = frozenset(
+    {
+        *_DEGREES,
+        *("recompute_granularity", "sequence_parallel", "recompute_method"),
+        *("recompute_num_layers", "num_virtual_stages_per_pipeline_rank", "tp_comm_overlap"),
+        *("num_layers_per_virtual_pipeline_stage", "decrease_batch_size_if_needed"),
+        *("rampup_batch_size", "use_tp_pp_dp_mapping", "microbatch_group_size_per_vp_stage"),
+    }
+)
+"""Arguments that ms-swift has at Megatron-LM's default, or leaves alone."""
 _OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _OVERRIDDEN = (
     *(".tensor_model_parallel_size", ".pipeline_model_parallel_size", ".micro_batch_size"),
@@ -126,6 +166,12 @@ class MegatronLaunch:
     """Variables that the file sets for the ranks."""
     is_overrides: bool = False
     """True if it overrides fields of a recipe, as NeMo and Megatron-Bridge take them."""
+    rest: tuple[str, str] | None = None
+    """What says the arguments that the line does not give, and why that is not known; None: they
+    are at Megatron's defaults."""
+    prefix: str = ""
+    """What stands before an argument's name where it is no flag of Megatron-LM's parser: nothing
+    before a recipe's field."""
     start: int = 0
     sourced: tuple[Path, ...] = ()
     """Files beside it that it sources: arguments that stand there are given where it uses them."""
@@ -181,7 +227,8 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
     """
     # Most files that are checked are no launches: they are not parsed twice.
     marks = (*_MARKS, *(f"{name}=" for name in _OVERRIDDEN))
-    may_start = any(mark in text for mark in marks) or _SOURCES.search(text)
+    patterns = (_SOURCES, _GPT, _STARTS_SWIFT)
+    may_start = any(mark in text for mark in marks) or any(p.search(text) for p in patterns)
     return list(_of_shell(text, path, release)) if is_shell(text, path) and may_start else []
 
 
@@ -269,32 +316,39 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             (word, match) for word in command.words if (match := _OVERRIDE.fullmatch(word.text))
         ]
         is_overrides = any(match[1].endswith(_OVERRIDDEN) for _, match in overrides)
-        script = _overriding_script(words) if is_overrides else _megatrons_script(words)
+        script = _overriding_script(words) if is_overrides else _script_at(words)
         if script is None:
             continue
-        arguments = _Arguments(release, words[script], path)
+        is_swift = _is_swift(words)
+        is_megatrons = not is_overrides and _is_megatrons(words, script)
+        exported = {**shell.exported, **command.variables}
+        usual = _SWIFT_VARIABLES if is_swift else {}
+        variables = {**usual, **{name: word.text for name, word in exported.items()}}
+        arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
         if is_overrides:
             for word, match in overrides:
                 arguments.take_override(match[1].lstrip("+"), match[2], word.start)
+        elif is_swift:
+            arguments.take_swift(command.words[script + 1 :], command.words[script].start)
         else:
             arguments.take(command.words[script + 1 :])
-        exported = {**shell.exported, **command.variables}
-        variables = {name: word.text for name, word in exported.items()}
-        world, per_node = _ranks(command, words[:script], options, variables)
-        devices, nodes = (arguments.trainer.get(name) for name in ("devices", "num_nodes"))
-        if world is None and isinstance(devices, int) and isinstance(nodes, int):
+        # Megatron takes it where no launcher sets it; elsewhere it may be a number of nodes.
+        of_variable = variables.get("WORLD_SIZE", "") if is_megatrons else ""
+        world, per_node = _ranks(command, words[:script], options, of_variable)
+        nodes, devices = _ranks_of_swift(variables) if is_swift else arguments.ranks()
+        if world is None and nodes and devices:
             world, per_node = devices * nodes, devices
         yield MegatronLaunch(
             path=path,
             text=text,
             given=arguments.given,
-            words=() if is_overrides else words[script + 1 :],
+            words=words[script + 1 :] if is_megatrons else (),
             problems=[*arguments.problems, *_lost(shell, command)],
             unknown=frozenset(arguments.unknown),
-            is_partial=is_overrides or bool(arguments.open_words),  # a recipe has the rest
+            is_partial=not is_megatrons or bool(arguments.open_words),
             open_words=arguments.open_words,
-            settled=_settled(arguments, words) if is_overrides else frozenset(),
-            is_overrides=is_overrides,
+            is_overrides=is_overrides or is_swift,
+            **_rest(arguments, words, script, is_overrides=is_overrides),
             unread=shell.unread,
             sourced=shell.sourced,
             world=world,
@@ -310,15 +364,22 @@ def _ranks(
     command: Command,
     before_script: Sequence[str],
     options: Mapping[str, str],
-    variables: Mapping[str, str],
+    of_variable: str,
 ) -> tuple[int | None, int | None]:
-    """Ranks that a launch starts, all and by node; None: it does not say."""
+    """Ranks that a launch starts, all and by node; None: it does not say.
+
+    Args:
+        command: The launch.
+        before_script: Its words before the script.
+        options: What the file asks Slurm for.
+        of_variable: The ranks that a variable names; empty: none does.
+    """
     words = [word.text for word in command.words]
     if parts_of(words).kind:
         return ranks_of(words)
     world, per_node = slurm.tasks_of([*command.within, *before_script], options)
-    if world is None and (ranks := variables.get("WORLD_SIZE", "")).isdecimal():
-        world = int(ranks)  # as Megatron takes it, where no launcher sets it
+    if world is None and of_variable.isdecimal():
+        world = int(of_variable)
     return world, per_node
 
 
@@ -342,14 +403,52 @@ def _gpu_of(options: Mapping[str, str]) -> dict[str, Any]:
         return {}
 
 
-def _megatrons_script(words: Sequence[str]) -> int | None:
-    """Place of a script that is given Megatron's flags."""
+def _script_at(words: Sequence[str]) -> int | None:
+    """Place of a script, or of a command of ms-swift's, that is given Megatron's arguments."""
+    if _is_swift(words):
+        return words.index(_SWIFT) + 1
     named = (at for at, word in enumerate(words) if _SCRIPT.fullmatch(PurePath(word).name))
-    if (script := next(named, None)) is None:
-        return None
+    script = next(named, parts_of(words).script_at)
     given = {word.partition("=")[0] for word in words[script + 1 :]}
-    is_megatrons = not _MARKS.isdisjoint(given) and given.isdisjoint(_OTHERS)
-    return script if is_megatrons else None
+    marks = _MARKS if _is_megatrons(words, script) else _OF_LAYOUTS
+    is_gpt = script < len(words) and _GPT.fullmatch(PurePath(words[script]).name) is not None
+    is_open = is_gpt and parts_of(words).kind == "torchrun"
+    has_marks = bool(given & marks) or (is_open and any(map(_BY_SHELL.match, given)))
+    return script if has_marks and given.isdisjoint(_OTHERS) else None
+
+
+def _is_megatrons(words: Sequence[str], script: int) -> bool:
+    """True for a script with the name of one of Megatron-LM's, whose defaults are its own."""
+    name = PurePath(words[script]).name if script < len(words) else ""
+    return _SCRIPT.fullmatch(name) is not None and _RANKS_OF_SLIME[0] not in words
+
+
+def _is_swift(words: Sequence[str]) -> bool:
+    return words[0] == _SWIFT and len(words) > 1 and words[1] in _SWIFT_TRAINS
+
+
+def _ranks_of_swift(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Nodes, and ranks of a node (swift/cli/main.py: get_torchrun_args)."""
+    texts = (variables.get("NNODES", "1"), variables.get("NPROC_PER_NODE", ""))
+    nodes, devices = (int(text) if text.isdecimal() else None for text in texts)
+    return nodes, devices
+
+
+def _rest(
+    arguments: "_Arguments", words: Sequence[str], script: int, *, is_overrides: bool
+) -> dict[str, Any]:
+    """The fields of a launch about arguments that the line does not give."""
+    if is_overrides:
+        rest = ("what the line does not override", "the recipe is not read")
+        return {"rest": rest, "settled": _settled(arguments, words)}
+    if _is_swift(words):
+        rest = ("what the model decides", "ms-swift reads its sizes from the checkpoint")
+        return {"rest": rest, "settled": _SETTLED_BY_SWIFT, "prefix": "--"}
+    if _is_megatrons(words, script):
+        return {}
+    name = PurePath(words[script]).name
+    rest = ("what the line does not give", f"{name} may set it")
+    return {"rest": rest, "settled": frozenset((*_OF_FLAGS_ALONE, *_DEGREES))}
 
 
 def _overriding_script(words: Sequence[str]) -> int | None:
@@ -368,8 +467,12 @@ def _settled(arguments: "_Arguments", words: Sequence[str]) -> frozenset[str]:
 class _Arguments:
     """Reads words as a release's parser does, or as the fields of a recipe."""
 
-    def __init__(self, release: str, script: str, path: Path) -> None:
+    def __init__(self, release: str, script: str, path: Path, *, is_megatrons: bool) -> None:
         self.release, self._script, self._path = release, script, path
+        self._is_megatrons = is_megatrons
+        """True if all words are for Megatron's parser; a script of another name may add some."""
+        self._of_script: dict[str, str] = {}
+        """Flag of another script's -> its first value."""
         self.open_words: dict[int, str] = {}
         self.given: dict[str, GivenArgument] = {}
         self.unknown: set[str] = set()
@@ -389,12 +492,16 @@ class _Arguments:
             self._take(words[at], words[at + 1 : end])
             at = end
 
-    def take_override(self, key: str, text: str, start: int) -> None:
-        """Read the value of a recipe's field."""
+    def take_override(self, key: str, text: str, start: int, *, spelled: str = "") -> None:
+        """Read the value of a recipe's field; `spelled` is how messages name it."""
         section, _, name = key.rpartition(".")
-        argument = _OF_RECIPES.get(name, name)
+        flag = flags(self.release).get(f"--{name.replace('_', '-')}")
+        argument = _OF_RECIPES.get(name) or (name if flag is None else flag.argument)
         if _BY_SHELL.search(text):
             return self._forget(argument)
+        if spelled and text == "none":  # ms-swift's word for Megatron's own default
+            self.given.pop(argument, None)
+            return None
         try:
             value = parse_yaml(f"value: {text}", self._path)["value"]
             flag = _flags_with_value(self.release).get(argument)
@@ -405,7 +512,40 @@ class _Arguments:
             return self._forget(argument)
         if section == "trainer":
             self.trainer[name] = value
-        return None if value is None else self._keep(argument, value, key, start)
+        return None if value is None else self._keep(argument, value, spelled or key, start)
+
+    def take_swift(self, words: Sequence[Word], start: int) -> None:
+        """Read the words behind a command of ms-swift's; flags of its own are left out.
+
+        Args:
+            words: The words.
+            start: Where the command stands, as the place of ms-swift's defaults.
+        """
+        for argument, value in _SWIFT_DEFAULTS.items():
+            self._keep(argument, value, f"--{argument}", start)
+        for at, word in enumerate(words):
+            if not word.text.startswith("--"):
+                continue
+            name, equals, attached = word.text.removeprefix("--").partition("=")
+            values = [attached] if equals else []
+            for follows in words[at + 1 :]:
+                if follows.text.startswith("--"):
+                    break
+                values.append(follows.text)
+            field = name.replace("-", "_")
+            text = (
+                values[0] if len(values) == 1 else f"[{', '.join(values)}]" if values else "true"
+            )
+            self.take_override(field, text, word.start, spelled=f"--{field}")
+
+    def ranks(self) -> tuple[int | None, int | None]:
+        """Nodes, and ranks of a node, as far as NeMo's fields or slime's flags say."""
+        nodes, devices = (self.trainer.get(name) for name in ("num_nodes", "devices"))
+        if isinstance(nodes, int) and isinstance(devices, int):
+            return nodes, devices
+        texts = [self._of_script.get(flag, "") for flag in _RANKS_OF_SLIME]
+        nodes, devices = (int(text) if text.isdecimal() else None for text in texts)
+        return nodes, devices
 
     def _keep(self, argument: str, value: Any, flag: str, start: int) -> None:
         """Note an argument; of several the last one counts."""
@@ -425,7 +565,9 @@ class _Arguments:
         try:
             flag = flag_of(name, self.release)
         except JobError as error:
-            if PurePath(self._script).name != _PLAIN_SCRIPT and not is_flag_of_any(name):
+            if not self._is_megatrons:
+                self._of_script[name] = attached or (following[0].text if following else "")
+            elif PurePath(self._script).name != _PLAIN_SCRIPT and not is_flag_of_any(name):
                 self._script_flags.append((name, word))
             else:
                 self._refuse("flags.unknown", error.message, word, error.hint)
@@ -439,6 +581,8 @@ class _Arguments:
         try:
             value = _value(flag, taken)
         except ValueError as error:
+            if not self._is_megatrons:
+                return self._forget(flag.argument)
             message = f"{flag.name} {' '.join(taken)}: it {error}"
             return self._refuse("flags.value", message, word, "give it such a value")
         return self._keep(flag.argument, value, flag.name, word.start)
@@ -447,7 +591,7 @@ class _Arguments:
         for word in words:
             if _BY_SHELL.search(word.text):
                 self.open_words[word.start] = word.text
-            else:
+            elif self._is_megatrons:
                 self._refuse("flags.stray_word", f"{word.text}: is no flag", word, "remove it")
 
     @property

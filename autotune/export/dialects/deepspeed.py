@@ -141,7 +141,7 @@ def _read(
     chosen: dict[str, Any] = {n.replace(".", "_"): value for n, value in workload.settings.items()}
     setup = Setup(
         ds_config=config,
-        world=layout.world,
+        ranks=layout.world,
         tp=layout.tp,
         pp=layout.pp,
         sp_by_script=layout.sp,

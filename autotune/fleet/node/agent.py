@@ -36,7 +36,7 @@ from typing import Any
 from autotune.base.clock import machine
 from autotune.base.errors import AutotuneError
 from autotune.base.guarded_process import scratch_folder
-from autotune.base.keeper import below, children_of, end_with_parent
+from autotune.base.keeper import end_with_parent
 from autotune.contract import PARENT_ENV, SCRATCH_ENV, from_json
 from autotune.fleet.node.files import TrialFiles, node_folder
 from autotune.fleet.node.ports import sweep_segments
@@ -97,12 +97,10 @@ class Agent:
         self,
         line: AnswerLine,
         *,
-        keeper: int | None = None,
         lease_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._line = line
-        self._keeper = keeper
         self._lease_s = lease_s
         self._clock = clock
         self._templates = WarmTemplates()
@@ -203,7 +201,6 @@ class Agent:
             if error is not None:
                 self._say_failed(folder, error)
                 continue
-            self._end_strangers()
             self._line.say("ended", folder=folder, problem=problem)
 
     def _send_files(self, folder: str, trial: _TrialHere) -> None:
@@ -219,19 +216,6 @@ class Agent:
         kind = type(error).__name__
         self._line.say("failed", folder=folder, error=kind, message=message, hint=hint)
 
-    def _end_strangers(self) -> None:
-        """Kill orphans of trials whose launcher was killed, and that bear no mark of theirs.
-
-        The keeper has them, and nothing else but this process. Whose they are is not known, so
-        those of one trial live on while another one runs.
-        """
-        if self._keeper is None or self._running:
-            return
-        for child in children_of(self._keeper):
-            for pid in (child, *below(child)) if child != os.getpid() else ():
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-
 
 def _on_this_clock(part: NodePart) -> NodePart:
     """The same with its submission by this machine's clock: on another one it is when it came."""
@@ -245,16 +229,15 @@ def _on_this_clock(part: NodePart) -> NodePart:
 def main(arguments: list[str]) -> None:
     """Serve the coordinator at the other end of this process's input and output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
-    keeper = int(os.environ[PARENT_ENV]) if PARENT_ENV in os.environ else None
-    if keeper is not None:
-        end_with_parent(keeper)
+    if PARENT_ENV in os.environ:
+        end_with_parent(int(os.environ[PARENT_ENV]))
     lease_s = float(arguments[1]) if arguments[:1] == ["--lease"] else math.inf
     # What this process prints by accident must not hold it up, nor stand between the answers.
     line = AnswerLine(os.dup(sys.stdout.fileno()))
     # Whatever started it: what the ranks leave among temporary files goes with it.
     with scratch_folder() as scratch:
         os.environ[SCRATCH_ENV] = str(scratch)
-        Agent(line, keeper=keeper, lease_s=lease_s).serve(sys.stdin.fileno())
+        Agent(line, lease_s=lease_s).serve(sys.stdin.fileno())
 
 
 if __name__ == "__main__":

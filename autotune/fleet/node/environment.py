@@ -61,9 +61,9 @@ def rank_environment(part: NodePart, spec: TrialSpec, temporary: Path) -> dict[s
         # As the export's launch.sh sets it: an offloaded optimizer runs on the host's cores.
         threads = max(1, len(usable_cores()) // part.n_sharing)
         made.setdefault("OMP_NUM_THREADS", str(threads))
-        if part.n_nodes > 1:
-            # The equals sign keeps NCCL from taking the name for the beginning of one.
-            made.setdefault("NCCL_SOCKET_IFNAME", f"={part.interface}")
+        # Loopback for one machine alone: nothing need listen where others could reach it.
+        # The equals sign keeps NCCL from taking the name for the beginning of one.
+        made.setdefault("NCCL_SOCKET_IFNAME", f"={part.interface}")
         if spec.engine.binds_cores:
             made[CORES_ENV] = _shares(usable_cores(), part.n_sharing)
     else:

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import psutil
 
-from autotune.base.keeper import below
+from autotune.base.keeper import END_WAIT_S, below
 from autotune.contract import TRIAL_ENV, Start
 from autotune.trial.rendezvous import LOOPBACK, Rendezvous
 
+TRAINS = "autotune.trial.wrapper"
+"""Module of a rank that trains."""
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, FileNotFoundError)
-_KILL_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ class NodePart:
     start: Start | None = None
     """How the ranks have to start, as those of the first node did; None: as the spec says, if
     that works here. A trial starts in one way on all of its nodes."""
+    module: str = TRAINS
+    """Module that each rank runs, unless the trial has a command of the user's."""
     n_sharing: int = 1
     """Ranks of the job on this node, which share its cores; where a reduced trial has fewer, each
     still gets no more of them."""
@@ -74,14 +77,14 @@ class NodePart:
         )
 
 
-def ranks_command(part: NodePart, port: int, module: str, *arguments: str) -> list[str]:
-    """The command that runs `python -m MODULE` in every rank, under a launcher tied to us.
+def ranks_command(part: NodePart, port: int) -> list[str]:
+    """The command that runs `python -m MODULE FOLDER` in every rank, by a launcher tied to us.
 
     The launcher writes how the ranks ended into the trial's folder; the port has to be leased.
     """
     rendezvous = json.dumps(asdict(part.rendezvous(port)))
     launcher = (sys.executable, "-m", "autotune.trial.launcher", part.folder, rendezvous)
-    return [*launcher, module, *arguments]
+    return [*launcher, part.module, part.folder]
 
 
 def guest_command(part: NodePart, port: int) -> list[str]:
@@ -109,7 +112,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 def kill_all(folder: Path) -> None:
     """Kill every process of the trials below `folder` and wait until they are gone."""
-    deadline = time.monotonic() + _KILL_WAIT_S
+    deadline = time.monotonic() + END_WAIT_S
     while processes := kill_once(folder):
         psutil.wait_procs(processes, timeout=0.5)
         if time.monotonic() > deadline:

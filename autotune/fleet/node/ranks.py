@@ -15,6 +15,7 @@ from typing import IO, Any
 import psutil
 
 from autotune.base.errors import FleetError, StudyError
+from autotune.base.keeper import END_WAIT_S
 from autotune.base.units import format_bytes
 from autotune.contract import (
     NODE_FILE,
@@ -51,9 +52,6 @@ from autotune.fleet.reports import exit_codes, measured_span_s, read_reports
 
 STACKS_WAIT_S = 1.0
 """Time for ranks to write their stacks before a hung trial is killed."""
-KILL_WAIT_S = 10.0
-"""Time after which a process that is still there is left to itself: it is in uninterruptible
-sleep, and the kernel delivers the signal when it wakes."""
 DRAIN_WAIT_S = 15.0
 """Time after which device memory that is not free counts as taken by somebody else."""
 LAST_WORDS_S = 1.0
@@ -156,7 +154,7 @@ class LocalRanks:
             if self._was_never_started():
                 self._restart_cold()
                 return False
-            self._enter(_EndStage.KILLED, KILL_WAIT_S)
+            self._enter(_EndStage.KILLED, END_WAIT_S)
         if self._stage is _EndStage.ASKED_FOR_STACKS and self._is_time():
             self._kill(hangs=True)
         if self._stage is _EndStage.KILLED and (self._is_gone() or self._is_time()):
@@ -183,7 +181,7 @@ class LocalRanks:
     def _kill(self, *, hangs: bool) -> None:
         if isinstance(self._launcher, WarmProcess):
             self._launcher.give_up(hangs=hangs)
-        self._enter(_EndStage.KILLED, KILL_WAIT_S)
+        self._enter(_EndStage.KILLED, END_WAIT_S)
 
     def _is_gone(self) -> bool:
         return not kill_once(self.folder) and self._launcher.poll() is not None
@@ -256,7 +254,7 @@ class LocalRanks:
         return self._start_cold()
 
     def _start_cold(self) -> subprocess.Popen[bytes]:
-        command = ranks_command(self._part, self.port, "autotune.trial.wrapper", self._part.folder)
+        command = ranks_command(self._part, self.port)
         if self._spec.workload.command:
             command = guest_command(self._part, self.port)
         with self._logs("ab") as (stdout, stderr):

@@ -90,7 +90,7 @@ class Here(Place):
         return local_fleet(self.environment, world=world)
 
     def rank_places(self, world: int) -> tuple[str, ...]:
-        return rank_places(LocalTransport(self.environment, world=world), world)
+        return rank_places(LocalTransport(local_node(self.environment, world)), world)
 
 
 def other_agents() -> list[int]:
@@ -111,8 +111,24 @@ def local_fleet(environment: Environment, *, world: int, is_exclusive: bool = Fa
         FleetError: The machine has fewer GPUs than the job has ranks, or its ranks cannot meet.
     """
     check_reachable()
-    transport = LocalTransport(environment, world=world)
+    transport = LocalTransport(local_node(environment, world))
     return GangFleet(transport, world=world, is_exclusive=is_exclusive)
+
+
+def local_node(environment: Environment, world: int) -> Node:
+    """This machine's devices; a CPU rank of the job's `world` has a core as its device."""
+    if environment.accelerator == "cpu":
+        # More ranks than cores train as well, only slowly, and share the cores' memory.
+        cores, n_ranks = usable_cores(), max(environment.n_devices, world)
+        shared_bytes = environment.device_memory_bytes * environment.n_devices // n_ranks
+        numbers = [cores[i % len(cores)] for i in range(max(world, len(cores)))]
+        slots, places = [str(core) for core in numbers], core_places(numbers)
+    else:
+        slots, shared_bytes = [gpu.uuid for gpu in visible_gpus()], 0
+        places = gpu_places(slots)
+    return Node(
+        name=THIS_MACHINE, devices=tuple(slots), places=places, rank_memory_bytes=shared_bytes
+    )
 
 
 class LocalTransport:
@@ -120,23 +136,8 @@ class LocalTransport:
 
     is_remote = False
 
-    def __init__(self, environment: Environment, *, world: int) -> None:
-        """Take the machine's devices; a CPU rank of the job's `world` has a core as its device."""
-        if environment.accelerator == "cpu":
-            # More ranks than cores train as well, only slowly, and share the cores' memory.
-            cores, n_ranks = usable_cores(), max(environment.n_devices, world)
-            shared_bytes = environment.device_memory_bytes * environment.n_devices // n_ranks
-            numbers = [cores[i % len(cores)] for i in range(max(world, len(cores)))]
-            slots, places = [str(core) for core in numbers], core_places(numbers)
-        else:
-            slots, shared_bytes = [gpu.uuid for gpu in visible_gpus()], 0
-            places = gpu_places(slots)
-        self._node = Node(
-            name=THIS_MACHINE,
-            devices=tuple(slots),
-            places=places,
-            rank_memory_bytes=shared_bytes,
-        )
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
     def nodes(self) -> tuple[Node, ...]:
         return (self._node,)

@@ -171,12 +171,8 @@ class RemoteTransport(ABC):
         kind: type[Answer],
         module: str,
         *arguments: str,
-        timeout_s: float | None = None,
-        is_over: Callable[[], bool] = lambda: False,
     ) -> Answer:
         """Run a module of this release on a host, and return what it answers, of some kind.
-
-        It is ended as soon as nobody waits for it, by `is_over`.
 
         Raises:
             FleetError: It cannot be started there, says nothing in time, or says what is in the
@@ -187,8 +183,7 @@ class RemoteTransport(ABC):
         except OSError as error:
             raise FleetError(f"it cannot be reached: {error}") from error
         process.send(b"")
-        timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-        lines, last, deadline_s = JsonLines(), "", time.monotonic() + timeout_s
+        lines, last, deadline_s = JsonLines(), "", time.monotonic() + _ANSWER_S
         while True:
             code = process.poll()
             received = process.receive() + (b"" if code is None else b"\n")
@@ -198,9 +193,9 @@ class RemoteTransport(ABC):
                     return read_answer(last, kind)
             if code is not None:
                 raise FleetError(last or f"the way to it ended with code {code}")
-            if time.monotonic() > deadline_s or self._gives_up or is_over():
+            if time.monotonic() > deadline_s or self._gives_up:
                 process.end()
-                raise FleetError(f"no answer within {timeout_s:.0f} s{': ' if last else ''}{last}")
+                raise FleetError(f"no answer within {_ANSWER_S:.0f} s{': ' if last else ''}{last}")
             time.sleep(_PERIOD_S)
 
     def _start(self, host: str, module: str, *arguments: str) -> NodeProcess:

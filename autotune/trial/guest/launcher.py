@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.base.keeper import adopt_orphans, below, end_all_below, end_with_parent
+from autotune.base.keeper import below, end_with_parent, keeping
 from autotune.contract import (
     PARENT_ENV,
     RANKS_DIR,
@@ -67,25 +67,21 @@ _PORTS = ("PET_MASTER_PORT", "MASTER_PORT", "MAIN_PROCESS_PORT")
 def main() -> None:
     """Run the command until it has ended, and end what it leaves."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
-    end_with_parent(int(os.environ[PARENT_ENV]))
-    adopt_orphans()
     folder, port, n_ranks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     workload = TrialSpec.from_dict(read_json(folder / SPEC_FILE)).workload
-    try:
-        process = subprocess.Popen(
-            with_port(workload.command, port),
-            cwd=workload.folder or None,
-            env=guest_environment(os.environ, folder, port),
-            stdin=subprocess.DEVNULL,
-            preexec_fn=_ends_with_us,
-        )
-    except OSError as error:
-        print(f"launcher: {workload.command[0]}: {error.strerror or error}", file=sys.stderr)
-        sys.exit(2)
-    try:
+    with keeping(int(os.environ[PARENT_ENV])):
+        try:
+            process = subprocess.Popen(
+                with_port(workload.command, port),
+                cwd=workload.folder or None,
+                env=guest_environment(os.environ, folder, port),
+                stdin=subprocess.DEVNULL,
+                preexec_fn=_ends_with_us,
+            )
+        except OSError as error:
+            print(f"launcher: {workload.command[0]}: {error.strerror or error}", file=sys.stderr)
+            sys.exit(2)
         code = wait(process, folder, n_ranks)
-    finally:
-        end_all_below()
     sys.exit(code if code >= 0 else 128 - code)
 
 

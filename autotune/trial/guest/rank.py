@@ -6,13 +6,11 @@ The script runs as it is. What it hands to DeepSpeed and to its framework is edi
 
 import atexit
 import copy
-import faulthandler
 import functools
 import inspect
 import json
 import math
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -21,9 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from autotune.contract import (
-    RANKS_DIR,
     SPEC_FILE,
-    STACKS_FILE,
     Outcome,
     Phase,
     TrialSpec,
@@ -35,10 +31,10 @@ from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import Edits, configuration_of
 from autotune.trial.guest.hooks import Hook, around, call_after_imports
 from autotune.trial.guest.reading import settings_read, sources_of, stop_watching
-from autotune.trial.reporter import Reporter
+from autotune.trial.reporter import begin_rank
 from autotune.trial.statistics import MIN_SAMPLES
-from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV, SUBMITTED_ENV
-from autotune.trial.wrapper import segments, versions
+from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV
+from autotune.trial.wrapper import versions
 
 _OF_FILE = ("config_file", "config_written", "sources", "settings_read", "arrived")
 """What is known of a configuration where it is read, before Trainer or accelerate fill it in."""
@@ -70,7 +66,7 @@ class Guest:
         self.folder = folder
         self.spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
         self.edits = Edits.of_trial(folder)
-        self.reporter = Reporter(folder, rank, float(os.environ[SUBMITTED_ENV]))
+        self.reporter = begin_rank(folder, rank)
         self.seen: dict[str, Any] = {
             **{"frameworks": [], "engines": 0, "engines_trained": 0},
             **{"parses_arguments": False, "is_partitioned": False},
@@ -95,8 +91,6 @@ class Guest:
         guest = cls(folder, rank)
         _use_what_is_built()
         listen(guest.spec, folder, rank)
-        stacks = (folder / RANKS_DIR / STACKS_FILE.format(rank=rank)).open("wb")
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
@@ -131,7 +125,6 @@ class Guest:
 
     def on_deepspeed(self, module: ModuleType) -> None:
         """What a configuration takes is counted from here on."""
-        from autotune.trial.engines import deepspeed as driver
         from autotune.trial.memory import make_meter
 
         self.reporter.report.versions = versions()
@@ -140,7 +133,7 @@ class Guest:
 
             reuse_cpu_info()
             load_as_built()
-        self._meter = make_meter(self.spec.layout.accelerator, segments(driver))
+        self._meter = make_meter(self.spec.layout.accelerator)
         capacity = int(os.environ.get(CAPACITY_ENV, "0")) or None
         self._meter.start(self.spec.measure.memory_limit_bytes or capacity)
         self.reporter.enter(Phase.MODEL)

@@ -27,18 +27,18 @@ def engine_of(folder: Path, description: dict[str, Any] = RAW, **given: Any) -> 
 
 def changed(engine: ScriptEngine, **knobs: Any) -> Candidate:
     """The command as it is but for some knobs, `__` for a dot."""
-    own = engine.own
-    values = {**own.values, **{name.replace("__", "."): v for name, v in knobs.items()}}
-    return replace(own, knobs=tuple(sorted(values.items())))
+    unchanged = engine.unchanged
+    values = {**unchanged.values, **{name.replace("__", "."): v for name, v in knobs.items()}}
+    return replace(unchanged, knobs=tuple(sorted(values.items())))
 
 
 @pytest.mark.parametrize("description", [RAW, TRAINER], ids=["raw", "trainer"])
 def test_the_command_as_it_is_has_no_edits(tmp_path: Path, description: dict[str, Any]) -> None:
     engine = engine_of(tmp_path, description)
-    edits = engine.edits(engine.own)
+    edits = engine.edits(engine.unchanged)
     assert not edits.configuration
     assert not edits.arguments
-    assert json.loads(engine.files(engine.own)[CONFIG_FILE]) == description["config"]
+    assert json.loads(engine.files(engine.unchanged)[CONFIG_FILE]) == description["config"]
 
 
 def test_a_model_built_under_zero_init_keeps_its_stage(tmp_path: Path) -> None:
@@ -47,16 +47,16 @@ def test_a_model_built_under_zero_init_keeps_its_stage(tmp_path: Path) -> None:
     for is_partitioned, stages in ((True, {3}), (False, {0, 1, 2, 3})):
         script = observed({**own, "is_partitioned": is_partitioned})
         job = job_of(script, tmp_path)
-        lattice = lattice_of(job, ScriptEngine(job, CPU))
+        lattice = lattice_of(ScriptEngine(job, CPU))
         assert {candidate["zero.stage"] for candidate in lattice.candidates} == stages
         assert ("zero.stage" in reach_of(script).left_out) == is_partitioned
 
 
 def test_the_baseline_is_the_command_as_it_is_and_nothing_else(tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
-    assert list(engine.ladder()) == [[engine.own]]
-    assert (engine.own.micro_batch, engine.own.grad_accum) == (4, 2)
-    assert engine.own.values["zero.stage"] == 1
+    assert list(engine.ladder()) == [[engine.unchanged]]
+    assert (engine.unchanged.micro_batch, engine.unchanged.grad_accum) == (4, 2)
+    assert engine.unchanged.values["zero.stage"] == 1
     with pytest.raises(JobError, match="--baseline"):
         engine.baseline(tmp_path / "ds.json")
 
@@ -67,7 +67,7 @@ def test_a_key_of_the_user_s_for_another_stage_refuses_no_stage(tmp_path: Path) 
     own = observed({**TRAINER, "config": {**TRAINER["config"], "zero_optimization": zero}})
     job = job_of(own, tmp_path)
     engine = ScriptEngine(job, CPU)
-    lattice = lattice_of(job, engine)
+    lattice = lattice_of(engine)
     stages = {candidate["zero.stage"]: candidate for candidate in lattice.candidates}
     assert stages.keys() == {0, 1, 2, 3}
     gone = engine.edits(stages[3]).configuration
@@ -78,7 +78,7 @@ def test_a_key_of_the_user_s_for_another_stage_refuses_no_stage(tmp_path: Path) 
 def test_the_command_as_it_is_breaks_no_rule_whatever_it_does(tmp_path: Path) -> None:
     odd = {**RAW, "config": {**RAW["config"], "no_such_key": 1, "fp16": {"enabled": "yes"}}}
     engine = engine_of(tmp_path, odd)
-    assert not engine.judge(engine.own)
+    assert not engine.judge(engine.unchanged)
 
 
 def test_a_batch_that_deepspeed_was_told_otherwise_is_said_and_not_mended(
@@ -108,7 +108,7 @@ def test_a_script_that_accumulates_by_hand_keeps_its_file_s_batch(tmp_path: Path
         ),
         CPU,
     )
-    values = {**engine.own.values, "micro_batch": 2, "zero.stage": 2}
+    values = {**engine.unchanged.values, "micro_batch": 2, "zero.stage": 2}
     candidate = Candidate.of(values, world=2, global_batch=16)
     assert candidate.grad_accum == 4
     assert engine.edits(candidate).configuration == {"zero_optimization.stage": 2}
@@ -160,14 +160,14 @@ def test_another_precision_goes_by_the_configuration_and_trainer_s_arguments_say
         said = {"bf16": True, "fp16": False} if description is TRAINER else {}
         assert edits.arguments == said
         assert engine.expected(candidate)["dtype"] == "bf16"
-        assert engine.expected(engine.own)["dtype"] == "fp32"
+        assert engine.expected(engine.unchanged)["dtype"] == "fp32"
 
 
 def test_a_bucket_above_the_model_is_predicted_at_its_full_size(tmp_path: Path) -> None:
     """DeepSpeed allocates 5e8 elements by default, whatever the model; an edit writes fewer."""
     (folder := tmp_path / "plain").mkdir()
     engine = engine_of(folder)
-    own, smaller = engine.own, changed(engine, reduce_bucket_size=100_000)
+    own, smaller = engine.unchanged, changed(engine, reduce_bucket_size=100_000)
     assert own["reduce_bucket_size"] == RAW["n_params"]
     assert "zero_optimization.reduce_bucket_size" not in engine.edits(own).configuration
     plans = engine.plans([own, changed(engine, zero__stage=2), smaller], needs_shape=False)
@@ -175,7 +175,9 @@ def test_a_bucket_above_the_model_is_predicted_at_its_full_size(tmp_path: Path) 
     config = {**RAW["config"], "zero_optimization": {"stage": 1, "reduce_bucket_size": 3e7}}
     (folder := tmp_path / "set").mkdir()
     engine = engine_of(folder, {**RAW, "config": config})
-    assert list(engine.plans([engine.own], needs_shape=False).reduce_bucket_elements) == [3e7]
+    assert list(engine.plans([engine.unchanged], needs_shape=False).reduce_bucket_elements) == [
+        3e7
+    ]
 
 
 def test_the_section_of_the_precision_that_was_goes(tmp_path: Path) -> None:
@@ -191,8 +193,8 @@ def test_the_section_of_the_precision_that_was_goes(tmp_path: Path) -> None:
 def test_another_stage_is_one_key_and_the_user_s_stay(tmp_path: Path, stage: int) -> None:
     """Stage 3 once wrote five of DeepSpeed's defaults, some of them cut to the model's size."""
     engine = engine_of(tmp_path)
-    chosen = canonical({**engine.own.values, "zero.stage": stage}, engine.context)
-    candidate = replace(engine.own, knobs=tuple(sorted(chosen.items())))
+    chosen = canonical({**engine.unchanged.values, "zero.stage": stage}, engine.context)
+    candidate = replace(engine.unchanged, knobs=tuple(sorted(chosen.items())))
     assert engine.edits(candidate).configuration == {"zero_optimization.stage": stage}
     written = json.loads(engine.files(candidate)[CONFIG_FILE])
     assert written["gradient_clipping"] == RAW["config"]["gradient_clipping"]
@@ -206,8 +208,8 @@ def test_a_bucket_that_the_user_s_stage_has_not_is_written(tmp_path: Path) -> No
     """DeepSpeed would allocate 5e8 elements for a model of two million."""
     at_stage_0 = {**RAW, "config": {**RAW["config"], "zero_optimization": {"stage": 0}}}
     engine = engine_of(tmp_path, at_stage_0)
-    chosen = canonical({**engine.own.values, "zero.stage": 2}, engine.context)
-    candidate = replace(engine.own, knobs=tuple(sorted(chosen.items())))
+    chosen = canonical({**engine.unchanged.values, "zero.stage": 2}, engine.context)
+    candidate = replace(engine.unchanged, knobs=tuple(sorted(chosen.items())))
     assert engine.edits(candidate).configuration == {
         "zero_optimization.stage": 2,
         "zero_optimization.reduce_bucket_size": RAW["n_params"],
@@ -216,7 +218,9 @@ def test_a_bucket_that_the_user_s_stage_has_not_is_written(tmp_path: Path) -> No
 
 def test_a_raw_script_s_batch_is_two_keys_of_its_configuration(tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
-    candidate = Candidate.of({**engine.own.values, "micro_batch": 8}, world=2, global_batch=16)
+    candidate = Candidate.of(
+        {**engine.unchanged.values, "micro_batch": 8}, world=2, global_batch=16
+    )
     edits = engine.edits(candidate)
     assert edits.configuration["train_micro_batch_size_per_gpu"] == 8
     assert edits.configuration["gradient_accumulation_steps"] == 1
@@ -227,7 +231,9 @@ def test_a_raw_script_s_batch_is_two_keys_of_its_configuration(tmp_path: Path) -
 def test_trainer_s_batch_is_set_in_its_arguments_too(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, TRAINER)
     candidate = Candidate.of(
-        {**engine.own.values, "micro_batch": 2, "recompute": "full"}, world=2, global_batch=16
+        {**engine.unchanged.values, "micro_batch": 2, "recompute": "full"},
+        world=2,
+        global_batch=16,
     )
     assert engine.edits(candidate).arguments == {
         "per_device_train_batch_size": 2,
@@ -245,7 +251,7 @@ def test_trainer_s_optimizer_is_one_argument_and_no_key(tmp_path: Path) -> None:
     assert edits.arguments == {"optim": "adamw_torch_fused"}
     assert not edits.configuration
     assert engine.expected(candidate)["optimizer_fused"] is True
-    assert engine.expected(engine.own)["optimizer_fused"] is False
+    assert engine.expected(engine.unchanged)["optimizer_fused"] is False
 
 
 def test_an_optimizer_of_the_file_stays_in_the_file(tmp_path: Path) -> None:
@@ -260,7 +266,7 @@ def test_an_optimizer_of_the_file_stays_in_the_file(tmp_path: Path) -> None:
 
 def test_an_argument_that_offload_overrules_is_not_tried(tmp_path: Path) -> None:
     job = job_of(observed(BY_ARGUMENTS), tmp_path)
-    candidates = lattice_of(job, ScriptEngine(job, CPU)).candidates
+    candidates = lattice_of(ScriptEngine(job, CPU)).candidates
     name = "optimizer.implementation"
     assert {c[name] for c in candidates} == {"torch", "torch_fused"}
     offloaded = [c for c in candidates if c.get("offload.optimizer") == "cpu"]
@@ -283,7 +289,7 @@ def test_another_attention_is_one_argument(tmp_path: Path) -> None:
     assert engine.edits(candidate).arguments == {"attn_implementation": "eager"}
     assert not engine.edits(candidate).configuration
     assert engine.expected(candidate)["attention"] == "eager"
-    assert engine.expected(engine.own)["attention"] == "sdpa"
+    assert engine.expected(engine.unchanged)["attention"] == "sdpa"
 
 
 def test_an_attention_in_the_command_s_own_words_is_filled_in(tmp_path: Path) -> None:
@@ -291,12 +297,12 @@ def test_an_attention_in_the_command_s_own_words_is_filled_in(tmp_path: Path) ->
     script = observed(TRAINER, command=command, read_back={"attention": "sdpa"})
     job = job_of(script, tmp_path)
     engine = ScriptEngine(job, CPU)
-    assert Script().workload(job, engine.own).command[-1] == "sdpa"
-    candidates = lattice_of(job, engine).counted().candidates
+    assert Script().workload(job, engine.unchanged).command[-1] == "sdpa"
+    candidates = lattice_of(engine).counted().candidates
     words = {Script().workload(job, each).command[-1] for each in candidates}
     assert words == {"eager", "sdpa"}, "flash attention is not in their environment"
     there = described(FleetWishes(gpu="H100"), shipped_accelerators(), where="--gpu")
-    far = {each.get("attention") for each in lattice_of(job, ScriptEngine(job, there)).candidates}
+    far = {each.get("attention") for each in lattice_of(ScriptEngine(job, there)).candidates}
     assert "flash_attention_2" in far, "what is installed here decides nothing for other machines"
     assert engine.expected(changed(engine, attention="eager"))["attention"] == "eager"
     assert not engine.edits(changed(engine, attention="eager")).arguments
@@ -323,7 +329,7 @@ def test_a_value_in_the_command_that_is_none_of_the_knob_s_is_refused(tmp_path: 
 
 def test_no_step_leads_to_what_does_not_reach_the_command(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, BY_ARGUMENTS)
-    steps = set(engine.steps(engine.own))
+    steps = set(engine.steps(engine.unchanged))
     assert ("optimizer.implementation", "torch_fused") in steps
     assert ("optimizer.implementation", "deepspeed") not in steps
     assert not {name for name, _ in steps} & {"tp", "loss_chunk_tokens"}
@@ -350,7 +356,7 @@ def test_a_user_s_key_is_told_as_it_was_written(tmp_path: Path) -> None:
 def test_what_is_expected_is_what_was_read_back_but_for_the_edits(tmp_path: Path) -> None:
     odd = {"gradient_clipping": 0.25, "optimizer_wrapper": "SomethingElse"}
     engine = engine_of(tmp_path, read_back=odd)
-    own, other = engine.expected(engine.own), engine.expected(changed(engine, zero__stage=2))
+    own, other = engine.expected(engine.unchanged), engine.expected(changed(engine, zero__stage=2))
     assert own["stage"] == 1
     assert other["stage"] == 2
     assert own["n_params"] == other["n_params"] == RAW["n_params"]
@@ -371,7 +377,7 @@ def test_a_batch_that_no_power_of_two_is_stays_a_choice(tmp_path: Path) -> None:
     odd["config"] = {**RAW["config"], "train_micro_batch_size_per_gpu": 6}
     engine = engine_of(tmp_path, odd, read_back={"micro_batch": 6})
     assert 6 in engine.space.domains["micro_batch"].values
-    assert engine.own.micro_batch == 6
+    assert engine.unchanged.micro_batch == 6
 
 
 def test_pairs_of_rows_are_asked_for_and_priced(tmp_path: Path) -> None:
@@ -380,7 +386,7 @@ def test_pairs_of_rows_are_asked_for_and_priced(tmp_path: Path) -> None:
     plain = engine_of(tmp_path / "plain", TRAINER)
     pairs = engine_of(tmp_path, {**TRAINER, "micro_batches": [8, 8]})
     other = changed(pairs, micro_batch=2)
-    assert (pairs.own.micro_batch, pairs.edits(other).rows_per_sample) == (4, 2)
+    assert (pairs.unchanged.micro_batch, pairs.edits(other).rows_per_sample) == (4, 2)
     assert Edits(**json.loads(pairs.files(other)[EDITS_FILE])) == pairs.edits(other)
     assert any("2 rows" in line for line in pairs.remarks())
     assert not any("rows" in line for line in plain.remarks())
@@ -401,9 +407,9 @@ def test_every_candidate_of_the_lattice_keeps_the_batch(
 ) -> None:
     job = job_of(observed(description), tmp_path)
     engine = ScriptEngine(job, CPU)
-    candidates = lattice_of(job, engine).candidates
+    candidates = lattice_of(engine).candidates
     assert len(candidates) > 3
-    assert engine.own in candidates
+    assert engine.unchanged in candidates
     for candidate in candidates:
         assert candidate.micro_batch * candidate.grad_accum * 2 == job.global_batch
 
@@ -450,12 +456,12 @@ def test_every_candidate_has_the_stages_of_the_script_s_pipeline(tmp_path: Path)
     assert script.global_batch == 8
     job = job_of(script, tmp_path)
     engine = ScriptEngine(job, CPU)
-    assert (engine.own.micro_batch, engine.own.grad_accum) == (2, 4)
-    candidates = lattice_of(job, engine).candidates
-    assert engine.own in candidates
+    assert (engine.unchanged.micro_batch, engine.unchanged.grad_accum) == (2, 4)
+    candidates = lattice_of(engine).candidates
+    assert engine.unchanged in candidates
     assert len({candidate.micro_batch for candidate in candidates}) > 1
     for candidate in candidates:
         assert candidate.micro_batch * candidate.grad_accum == 8
         assert candidate.values["zero.stage"] <= 1, "DeepSpeed's pipelines have no more"
-    edits = engine.edits(replace(engine.own, knobs=engine.own.knobs))
+    edits = engine.edits(replace(engine.unchanged, knobs=engine.unchanged.knobs))
     assert not edits.configuration

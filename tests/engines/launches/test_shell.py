@@ -79,6 +79,9 @@ def test_what_only_the_shell_knows_stays_as_it_is_written(text):
         ('A="1 2"\nB="$A 3"\ntorchrun t.py --train $B', ["1", "2", "3"]),
         ('K=a\nif [[ "$K" == "a" ]]; then\n N=1\nelse\n N=2\nfi\ntorchrun t.py --train $N', ["1"]),
         ("N=1\nif [ $N -gt 4 ]; then\n N=2\nfi\ntorchrun t.py --train $N", ["1"]),
+        ("read -r -d '' A <<E\n1\n  2 \\\n 3\nE\ntorchrun t.py --train $A", ["1", "2", "3"]),
+        ('torchrun t.py --train "a\\d" b\\\nc', ["a\\d", "bc"]),
+        ("if [ 1 = 2 ]; then\n torchrun u.py --train 1\nfi\ntorchrun t.py --train 2", ["2"]),
     ],
 )
 def test_values_sums_and_tests_are_followed(text, told):
@@ -244,6 +247,14 @@ def test_a_folder_of_the_script_or_of_its_start_is_known(folder, said):
     is_known = "$" not in said
     assert first == said
     assert second == (f"{said}/a" if is_known else "$F/a")
+
+
+@pytest.mark.parametrize(
+    ("text", "folder"),
+    [("cd a", "a"), ("cd a\ncd ../b", "b"), ("cd $X", "$PWD"), ("probe && cd a", "$PWD")],
+)
+def test_a_folder_that_the_file_goes_to_is_known(text, folder):
+    assert words(f"{text}\nrun $PWD\n", -1) == ["run", folder]
 
 
 @pytest.mark.parametrize(

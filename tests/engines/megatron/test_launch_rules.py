@@ -48,6 +48,7 @@ BROKEN = {
     "--bf16 --fp8-format hybrid",
     "sequence.positions": "--max-position-embeddings 64",
     "vp.pipeline": "--num-virtual-stages-per-pipeline-rank 2",
+    "flags.gone": "--model-parallel-size 2",
     "vp.chunk_layers": "--pipeline-model-parallel-size 2 "
     "--num-layers-per-virtual-pipeline-stage 3",
     "pp.layout": "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "

@@ -178,8 +178,12 @@ def handed_out(
     )
     job = job_of(script, folder)
     engine = ScriptEngine(job, CPU)
-    chosen = {**engine.own.values, "zero.stage": 1, **({"micro_batch": 8} if is_trainer else {})}
-    candidate = dataclasses.replace(engine.own, knobs=tuple(sorted(chosen.items())))
+    chosen = {
+        **engine.unchanged.values,
+        "zero.stage": 1,
+        **({"micro_batch": 8} if is_trainer else {}),
+    }
+    candidate = dataclasses.replace(engine.unchanged, knobs=tuple(sorted(chosen.items())))
     return handout_of(candidate, engine=engine, job=job, environment=CPU)
 
 
@@ -337,7 +341,7 @@ def test_the_readme_names_a_placeholder_s_new_value(tmp_path: Path) -> None:
     job = job_of(script, tmp_path)
     engine = ScriptEngine(job, CPU)
     candidate = Candidate.of(
-        {**engine.own.values, "micro_batch": 2}, world=2, global_batch=job.global_batch
+        {**engine.unchanged.values, "micro_batch": 2}, world=2, global_batch=job.global_batch
     )
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
     out = exported(handout, tmp_path, "command")
@@ -345,7 +349,7 @@ def test_the_readme_names_a_placeholder_s_new_value(tmp_path: Path) -> None:
     assert "| `{micro_batch=4}` | `2` |\n| `{grad_accum=2}` | `4` |" in text
     assert "Nothing is changed" not in text
     assert started(out) == "a.py --b 2 --s 4"
-    as_typed = dataclasses.replace(handout, candidate=engine.own)
+    as_typed = dataclasses.replace(handout, candidate=engine.unchanged)
     text = (exported(as_typed, tmp_path, "command") / "README.md").read_text()
     assert "Nothing is changed" in text
     assert not [word for word in ("edits", "changes", "best") if word in text]

@@ -6,7 +6,6 @@ import tempfile
 
 import pytest
 
-from autotune.base import private
 from autotune.base.errors import FleetError
 from autotune.fleet.node import ports
 from autotune.fleet.node.ports import lease_port, sweep_segments
@@ -94,8 +93,6 @@ def test_a_port_whose_connections_have_just_ended_is_free():
 def leases(tmp_path, monkeypatch):
     """The folder of leases, in a temporary directory of its own."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(private, "_SESSION_FOLDER", str(tmp_path / "none"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     return ports.leases_folder()
 
 

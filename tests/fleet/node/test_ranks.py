@@ -122,7 +122,7 @@ def test_a_process_that_does_not_die_is_left_to_itself(machine: Machine) -> None
     machine.left = [psutil.Process()] * 9
     machine.ranks.end(hangs=False)
     assert not machine.ranks.advance()
-    machine.now_s = ranks.KILL_WAIT_S
+    machine.now_s = ranks.END_WAIT_S
     assert machine.ranks.advance()
     assert machine.report().launcher_code is None
 

@@ -9,9 +9,8 @@ from autotune.engines.base import bind_engine
 from autotune.fleet.transports.remote import RemoteTransport
 from autotune.job.job import make_job, read_job_file
 from autotune.planning.lattice import Lattice, lattice_of
-from autotune.probe.fleet import measure_fleet
+from autotune.probe.measuring import ProbeRequest, measure, with_devices
 from autotune.probe.points import of_kind, points_of
-from autotune.probe.run import ProbeRequest
 from autotune.record.answer import SearchAnswer, answer_of
 from autotune.record.facts import environment_of
 from autotune.record.study import Study, Trial
@@ -64,7 +63,7 @@ def _lattice(study: Study) -> Lattice:
     environment = environment_of(study.read_state())
     assert environment is not None
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))
-    return lattice_of(job, bind_engine(job, environment))
+    return lattice_of(bind_engine(job, environment))
 
 
 def _choice(values: Mapping[str, KnobValue], names: list[str]) -> Choice:
@@ -93,7 +92,7 @@ def _answer(study: Study) -> SearchAnswer:
 def check_probed(transport: RemoteTransport) -> None:
     """Two nodes with a rank each measure the link between them."""
     wanted = ProbeRequest(precisions=("fp32",), is_quick=True, only="pairs")
-    measured = measure_fleet(transport, wanted, world=1)
+    measured = measure(transport, with_devices(transport.nodes(), 1), wanted, "cpu")
     (pair,) = of_kind(points_of(measured.reports), "pair", "nodes")
     assert pair.ranks == (0, 1)
     assert pair.size_bytes / pair.slowest_s > 1e5

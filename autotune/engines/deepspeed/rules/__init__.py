@@ -6,7 +6,6 @@ from autotune.engines.communication.rules import RULES as COMMUNICATION_RULES
 from autotune.engines.deepspeed.rules import (
     batch,
     compile,
-    data,
     experts,
     model,
     nvme,
@@ -42,9 +41,9 @@ _KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)
 
 _IN_CODE = rules_of(
     *(version, batch, precision, optimizer, scheduler, zero, offload, parallel, pipeline),
-    *(sequence, experts, model, nvme, compile, data, surroundings),
+    *(sequence, experts, model, nvme, compile, surroundings),
 )
-_ABOUT_SECTIONS = ("data.", "surroundings.")
+_ABOUT_SECTIONS = ("data.", "surroundings.", "schema.")
 _ABOUT_VALUES = tuple(rule for rule in (*_IN_CODE, *ROWS) if rule not in version.KEY_RULES)
 
 VALUE_RULES = tuple(rule for rule in _ABOUT_VALUES if not rule.name.startswith(_ABOUT_SECTIONS))
@@ -96,7 +95,7 @@ def judge(setup: Setup, unknown_facts: set[str] | None = None) -> list[Violation
         Empty for a legal setup; it never raises, whatever the configuration holds.
     """
     found: list[Violation] = []
-    if not is_plain(setup):
+    if not is_plain(setup.ds_config, setup.version):
         found = judge_by((*schema.BLOCKING, *_KEY_RULES), setup, unknown_facts)
         setup = setup.with_config(as_read(setup.ds_config, setup.version))
         found += judge_by(_SECTION_RULES, setup, unknown_facts)

@@ -1,16 +1,15 @@
 """Findings about the arguments that a configuration gives to a constructor, one by one."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from difflib import SequenceMatcher
 from typing import Any
 
+from autotune.base.names import misspelt, near_names
 from autotune.base.text import MOST_NAMED, named
 from autotune.engines.deepspeed.rules.base import Setup, patch
 from autotune.engines.deepspeed.rules.constructors import Constructor
-from autotune.engines.deepspeed.rules.sections import is_auto, shown
-from autotune.engines.deepspeed.rules.spelling import guesses
+from autotune.engines.deepspeed.rules.sections import is_auto, known_values, shown
 from autotune.space.rule import Choice, Finding, listed
 
 _OTHER_NAMES = {
@@ -18,13 +17,17 @@ _OTHER_NAMES = {
     "epsilon": "eps",
     "num_training_steps": "total_num_steps",
     "num_warmup_steps": "warmup_num_steps",
+    "warmup_steps": "warmup_num_steps",
+    "total_steps": "total_num_steps",
+    "min_lr": "warmup_min_lr",
+    "max_lr": "warmup_max_lr",
 }
 """Other software's name of a parameter -> DeepSpeed's and torch's."""
 
 _MOST_COMPARED = 50
 """Unknown arguments that are compared with known ones and get a finding each."""
-_ALIKE = 0.8
-"""Likeness from which on a word of a name is taken for a misspelt one."""
+_ALIKE = 0.6
+"""Least likeness, from 0 to 1, of a name that may have been meant."""
 
 
 def unknown_arguments(
@@ -39,7 +42,7 @@ def unknown_arguments(
         also: Keys that DeepSpeed takes out, or that another rule judges.
     """
     known = {*made.takes, *also}
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name, _ in known_values(given) if name not in known]
     compared, rest = unknown[:_MOST_COMPARED], unknown[_MOST_COMPARED:]
     found = [_unknown(section, made, given, str(name), given[name]) for name in compared]
     return [*found, _unknown_rest(section, made, rest)] if rest else found
@@ -55,7 +58,7 @@ def wrong_arguments(
     """A finding for every argument whose value the constructor, or the first step, refuses."""
     return [
         _wrong(section, made, name, value, raised, setup)
-        for name, value in given.items()
+        for name, value in known_values(given)
         if name not in but and not is_auto(value)
         for raised in [made.refusal(name, value, accelerator=setup.accelerator)]
         if raised
@@ -72,11 +75,11 @@ def _unknown(
 ) -> Finding:
     dotted = f"{section}.params.{name}"
     message = f"{dotted}: {made.name} has no such parameter ({listed(made.takes, ', ')})"
-    meant = next(_meant(name, made.takes), None)
+    meant = _meant(name, made.takes)
     if meant is not None and meant not in given and not _is_refused(made, meant, value):
         renamed = patch(f"{section}.params", {name: None, meant: value})
         return Finding(message=message, at=(dotted,), changes=renamed)
-    near = guesses(name, made.takes)
+    near = near_names(name, made.takes, most=1, alike=_ALIKE)
     guess = f"did you mean {near[0]}? Else " if near else ""
     removed = Choice(changes=patch(f"{section}.params", {name: None}))
     return Finding(
@@ -96,24 +99,10 @@ def _unknown_rest(section: str, made: Constructor, names: Sequence[Any]) -> Find
     )
 
 
-def _meant(name: str, takes: Sequence[str]) -> Iterator[str]:
-    """The parameter that a name must mean: it has a word misspelt, or lacks one."""
+def _meant(name: str, takes: Sequence[str]) -> str | None:
+    """The parameter that a name must mean."""
     other = _OTHER_NAMES.get(name.lower(), "")
-    if other in takes:
-        yield other
-    words = name.lower().replace("-", "_").split("_")
-    fitting = [known for known in takes if _fits(words, known.split("_"))]
-    if len(fitting) == 1:
-        yield fitting[0]
-
-
-def _fits(words: Sequence[str], known: Sequence[str]) -> bool:
-    if len(words) == len(known):
-        return all(
-            SequenceMatcher(None, *pair).ratio() >= _ALIKE
-            for pair in zip(words, known, strict=True)
-        )
-    return 1 < len(words) < len(known) and set(words) <= set(known)
+    return other if other in takes else misspelt(name, takes)
 
 
 def _is_refused(made: Constructor, name: str, value: Any) -> bool:
@@ -124,7 +113,7 @@ def _wrong(
     section: str, made: Constructor, name: str, value: Any, raised: str, setup: Setup
 ) -> Finding:
     dotted = f"{section}.params.{name}"
-    wants = made.wants(name)
+    wants = made.wants.get(name, "")
     refusal = f"takes {wants}" if wants else f"refuses it ({raised})"
     message = f"{dotted}={shown(name, value)}: {made.name} {refusal}"
     meant = _as_number(value)

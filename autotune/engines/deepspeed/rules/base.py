@@ -1,17 +1,17 @@
 """The setup that DeepSpeed's rules judge, and the cases that prove them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from autotune.base.nested import merge
+from autotune.base.names import near_names
+from autotune.base.nested import Unknown, merge
 from autotune.devices.hardware import Environment
 from autotune.engines.communication.base import Communication
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
 from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.engines.deepspeed.rules.spelling import guesses
-from autotune.engines.deepspeed.rules.values import CANONICAL, ELEMENTS
+from autotune.engines.deepspeed.rules.sections import CANONICAL, ELEMENTS
 from autotune.job.model_shape import ModelShape
 from autotune.space.rule import Finding, Patch, UnknownFactError
 
@@ -21,6 +21,8 @@ _CLIPS_BY_DEFAULT_SINCE = "0.19.3"
 _ELASTIC_BEFORE = "0.19.8"
 
 _NO_SECTION: Mapping[str, Any] = {}
+_ALIKE = 0.6
+"""Least likeness, from 0 to 1, of a type that may have been meant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,8 @@ class Setup:
     """
 
     ds_config: Mapping[str, Any]
-    world: int
+    ranks: int | Unknown
+    """Ranks of the whole run, which rules ask for as `world`."""
     tp: int
     pp: int
     global_batch: int | None = None
@@ -86,6 +89,13 @@ class Setup:
     """Knobs of NCCL and gloo; None: they are left to themselves."""
 
     @property
+    def world(self) -> int:
+        """Ranks of the whole run; raises UnknownFactError where nobody knows."""
+        if isinstance(self.ranks, Unknown):
+            raise UnknownFactError("world")
+        return self.ranks
+
+    @property
     def accelerator(self) -> str:
         """`cpu`, `cuda` or another kind of device."""
         return self.environment.accelerator
@@ -101,12 +111,8 @@ class Setup:
         return is_at_least(self.version, release) and not is_late
 
     def with_config(self, ds_config: Mapping[str, Any]) -> "Setup":
-        """The same setup with another configuration; nothing of it needs to be known."""
-        other = object.__new__(type(self))
-        names = {field.name for field in fields(self)}
-        vars(other).update({name: value for name, value in vars(self).items() if name in names})
-        vars(other)["ds_config"] = ds_config
-        return other
+        """The same setup with another configuration."""
+        return replace(self, ds_config=ds_config)
 
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of the configuration by its top-level name; empty where there is none."""
@@ -385,7 +391,7 @@ def unknown_type(section: str, given: str, known: Iterable[str], usual: str, of:
     spelled = {name.lower(): name for name in known}
     # FusedAdam is what DeepSpeed makes of Adam.
     within = sorted((name for name in spelled if name in given.lower()), key=len)
-    near = within[-1:] or guesses(given.lower(), spelled)
+    near = within[-1:] or near_names(given, spelled, most=1, alike=_ALIKE)
     best = spelled[near[0]] if near else usual
     is_same = given.lower() in spelled
     return Finding(

@@ -53,7 +53,7 @@ def _product(setup: Setup) -> Finding | None:
     try:
         found, dp = setup.batch, setup.batch_ranks
     except UnknownFactError:
-        if (wrong := _wrong_everywhere(setup.ds_config)) is None:
+        if (wrong := _wrong_everywhere(setup)) is None:
             raise
         return wrong
     if found is None or found[0] * found[1] * dp == found[2]:
@@ -124,19 +124,27 @@ def _global_batch(setup: Setup) -> Finding | None:
     )
 
 
-def _wrong_everywhere(config: Mapping[str, Any]) -> Finding | None:
-    """Sizes that contradict each other on any number of ranks; None: on some they do not."""
-    given = [config.get(name) for name in BATCH_KEYS]
-    sizes = [size for size in given if type(size) is int and size > 0]
-    if len(sizes) < len(given):
+def _wrong_everywhere(setup: Setup) -> Finding | None:
+    """Sizes that contradict each other on any number of ranks; None: on some they do not.
+
+    What is not known is a whole number from 1 on, and the ranks are so many nodes of them.
+    """
+    config, total = setup.ds_config, setup.ds_config.get(_TOTAL)
+    sizes = {name: config.get(name) for name in (_MICRO, _ACCUM)}
+    known = {name: size for name, size in sizes.items() if type(size) is int and size > 0}
+    try:
+        per_node = min(1, setup.world)
+    except UnknownFactError:
+        per_node = setup.environment.n_devices
+    if per_node > 1 and setup.pp == 1 and config.get("sequence_parallel_size") in (None, 1):
+        known["ranks of a node"] = per_node
+    if type(total) is not int or total < 1 or total % math.prod(known.values()) == 0:
         return None
-    micro, accum, total = sizes
-    samples = micro * accum
-    if total % samples == 0:
-        return None
+    names, factors = " * ".join(known), " * ".join(map(str, known.values()))
+    samples = f"{factors} = {math.prod(known.values())}" if len(known) > 1 else factors
     return Finding(
-        message=f"{_TOTAL}={total} is no multiple of {_MICRO} * {_ACCUM} = {micro} * {accum} = "
-        f"{samples}: it does not train on any number of ranks",
+        message=f"{_TOTAL}={total} is no multiple of {names} = {samples}: it does not train on "
+        "any number of ranks",
         advice="say how many ranks there are (--world), and the sizes that fit are named",
     )
 

@@ -19,12 +19,13 @@ from autotune.engines.deepspeed.rules.releases import is_at_least
 
 DATA_FILE = Path(__file__).with_name("constructors.json")
 
-_WHOLE = (-2, -1, 0, 1, 2, 10)
-_BROKEN = (-2.0, -1.0, -1e-9, 0.0, 1e-9, 0.5, 1 - 1e-9, 1.0, 1 + 1e-9, 1.5, 2.0, 10.0)
+WHOLE = (-2, -1, 0, 1, 2, 10)
+"""Whole numbers with which every parameter is tried."""
+BROKEN = (-2.0, -1.0, -1e-9, 0.0, 1e-9, 0.5, 1 - 1e-9, 1.0, 1 + 1e-9, 1.5, 2.0, 10.0)
 _NUMBER_AS_TEXT, _TEXT = "0.5", "words"
 SAMPLES: tuple[Any, ...] = (
     *(None, True, False, _NUMBER_AS_TEXT, _TEXT, [0.5], {}),
-    *(*_WHOLE, *_BROKEN),
+    *(*WHOLE, *BROKEN),
 )
 """Values with which every parameter is tried."""
 
@@ -57,6 +58,8 @@ class Constructor:
     """Error that it raised with the parameters that it needs alone; empty: none."""
     refuses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Parameter -> sample -> what it raised."""
+    wants: Mapping[str, str] = field(default_factory=dict)
+    """Parameter -> its legal values in words; none where they are no numbers."""
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -87,11 +90,6 @@ class Constructor:
     @cached_property
     def _answers(self) -> dict[tuple[Any, ...], str]:
         return {}
-
-    def wants(self, parameter: str) -> str:
-        """The legal values, for people; empty where they are no numbers."""
-        refused = self.refuses.get(parameter)
-        return _wants(refused) if refused else ""
 
 
 def sample_name(value: Any) -> str:
@@ -214,6 +212,10 @@ def _constructors() -> Mapping[str, Constructor]:
                 }
                 for parameter, wrong in recorded.get("refuses", {}).items()
             },
+            wants={
+                _IN_FILE.get(parameter, parameter): words
+                for parameter, words in recorded.get("wants", {}).items()
+            },
         )
         for group in prefix
         for name, recorded in _data()[group].items()
@@ -239,13 +241,13 @@ def _refusal(refused: Mapping[str, str], value: Any, at: str = "") -> str:
         return refused.get(at + sample_name(value), "")
     if not any(name.startswith("length ") for name in refused):
         return refused.get(sample_name([0.5]), "")
-    wrong = refused.get(f"length {min(len(value), _longest(refused))}", "")
+    wrong = refused.get(f"length {min(len(value), longest(refused))}", "")
     items = (_refusal(refused, item, f"item {n}: ") for n, item in enumerate(value))
     return wrong or next(filter(None, items), "")
 
 
 def _of_number(refused: Mapping[str, str], value: float, at: str) -> str:
-    tried: Sequence[float] = _WHOLE if type(value) is int else _BROKEN
+    tried: Sequence[float] = WHOLE if type(value) is int else BROKEN
     if not -math.inf < value < math.inf:
         return ""
     after = bisect_left(tried, value)
@@ -257,7 +259,8 @@ def _of_number(refused: Mapping[str, str], value: float, at: str) -> str:
     return beside[0] if all(beside) else ""
 
 
-def _longest(refused: Mapping[str, str]) -> int:
+def longest(refused: Mapping[str, str]) -> int:
+    """Length of the longest list that was tried for a parameter."""
     return max(int(name.removeprefix("length ")) for name in refused if name.startswith("length "))
 
 
@@ -266,38 +269,3 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
-
-
-def _wants(refused: Mapping[str, str], at: str = "") -> str:
-    lengths = [name for name in refused if name.startswith("length ")]
-    if lengths and not at:
-        right = [n for n in range(_longest(refused) + 1) if f"length {n}" not in refused]
-        item = _wants(refused, "item 0: ").replace("a number ", "")
-        few = f"a list of {right[0]} numbers" if len(right) == 1 else "a list of numbers"
-        return few if item in ("", "a number") else f"{few}, each {item}"
-    broken, whole = (
-        [one for one in tried if at + sample_name(one) not in refused]
-        for tried in (_BROKEN, _WHOLE)
-    )
-    if not broken and not whole:
-        return ""
-    taken = sorted({*broken, *whole})
-    noun = "a number" if broken else "a whole number"
-    bounds = [_low(taken[0]), _high(taken[-1])] if broken else [_low_whole(taken[0])]
-    words = " and ".join(filter(None, bounds))
-    null = "" if at + sample_name(None) in refused else " or null"
-    return f"{noun} {words}".strip() + null
-
-
-def _low(least: float) -> str:
-    known = {0.0: "of at least 0", 1e-9: "above 0", 1.0: "of at least 1", 1 + 1e-9: "above 1"}
-    return known.get(least, "")
-
-
-def _low_whole(least: float) -> str:
-    return f"of at least {least:g}" if least > _WHOLE[0] else ""
-
-
-def _high(most: float) -> str:
-    known = {0.0: "of at most 0", 1 - 1e-9: "below 1", 1.0: "of at most 1"}
-    return known.get(most, "")

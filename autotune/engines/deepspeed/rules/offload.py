@@ -22,41 +22,8 @@ def adam_in_words(setup: Setup) -> str:
     return f"optimizer.type={kind}, torch_adam={torch_adam}{zenflow}"
 
 
-def _removal(setup: Setup, *names: str) -> Patch:
-    return zero(**{name: None for name in names if name in setup.zero})
-
-
 def _ratio(setup: Setup) -> float:
     return float(setup.zero_section("offload_optimizer").get("ratio", 1))
-
-
-@rule(
-    "runtime/engine.py: _configure_zero_optimizer passes it to stage 3 only", consequence="ignored"
-)
-def _param_needs_stage_3(setup: Setup) -> Finding | None:
-    if setup.param_offload == "none" or setup.stage == 3:
-        return None
-    return Finding(
-        message=f"zero_optimization.offload_param to {setup.param_offload} at stage "
-        f"{setup.stage}: only stage 3 shards parameters, the others ignore it",
-        changes=_removal(setup, "offload_param", "cpu_offload_param"),
-        advice="or set zero_optimization.stage to 3",
-    )
-
-
-@rule(
-    "runtime/engine.py:2384: zero_use_cpu_optimizer does not ask for the stage",
-    consequence="differs",
-)
-def _optimizer_at_stage_0(setup: Setup) -> Finding | None:
-    if setup.optimizer_offload == "none" or setup.stage > 0:
-        return None
-    return Finding(
-        message=f"zero_optimization.offload_optimizer to {setup.optimizer_offload} at stage 0: "
-        "nothing is offloaded, and the optimizer becomes DeepSpeed's CPU one",
-        changes=_removal(setup, "offload_optimizer", "cpu_offload"),
-        advice="or set zero_optimization.stage to 1",
-    )
 
 
 @rule("runtime/zero/partition_parameters.py:1225-1230")

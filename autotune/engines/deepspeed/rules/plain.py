@@ -73,7 +73,7 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
     whole = PLAIN_SHAPE.n_params
     return Setup(
         ds_config=config_of(case),
-        world=case.world,
+        ranks=case.world,
         tp=case.tp,
         pp=case.pp,
         global_batch=case.global_batch,

@@ -4,7 +4,7 @@ from autotune.engines.deepspeed.rules.base import (
     Setup,
 )
 from autotune.engines.deepspeed.rules.offload import adam_in_words, cpu_adam_by
-from autotune.engines.deepspeed.rules.values import CANONICAL
+from autotune.engines.deepspeed.rules.sections import CANONICAL
 from autotune.space.rule import Choice, Finding, Patch, rule
 
 MASTERS, STATES = "bf16_master_weights_and_grads", "bf16_optimizer_states"

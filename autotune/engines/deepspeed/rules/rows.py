@@ -7,6 +7,7 @@ be: `@name` is an attribute of `Setup`, any other name a dotted key of the confi
 - `{"not": ...}`, none of these;
 - `{"above": ...}` or `{"below": ...}`, a number or the name of another fact;
 - `{"truth": ...}`, something or nothing as Python asks it;
+- `{"given": ...}`, in the file or not, whatever its value;
 - `{"from": ..., "before": ...}`, a release of DeepSpeed.
 
 The other entries of a case are those of a `Finding`; `{name}` in one stands for a fact.
@@ -54,6 +55,9 @@ def _condition(name: str, wanted: Any) -> _Condition:
         first, end = wanted.get("from", "0"), wanted.get("before", "")
         return lambda setup: setup.is_at_least(first, before=end), (True,), True
     ((kind, value),) = wanted.items()
+    if kind == "given":
+        section, _, key = name.rpartition(".")
+        return lambda setup: key in section_at(setup.ds_config, section), (value,), True
     if kind == "truth":
         return lambda setup: bool(read(setup)), (value,), True
     other = _reader(value) if _is_name(value) else None

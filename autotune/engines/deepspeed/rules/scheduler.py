@@ -1,7 +1,5 @@
 """The scheduler section: types that DeepSpeed builds, where it can, and their parameters."""
 
-from typing import Any
-
 from autotune.engines.deepspeed.rules.arguments import (
     missing,
     unknown_arguments,
@@ -13,21 +11,15 @@ from autotune.engines.deepspeed.rules.base import (
     unknown_type,
 )
 from autotune.engines.deepspeed.rules.constructors import names_of, scheduler_of
-from autotune.space.rule import Choice, Finding, rule
+from autotune.space.rule import Finding, rule
 
 _OWN = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 """DeepSpeed's own (runtime/lr_schedules.py)."""
-
-_WARMUP_TYPES = ("log", "linear")
 
 
 def _type(setup: Setup) -> str | None:
     name = setup.section("scheduler").get("type")
     return name if isinstance(name, str) else None
-
-
-def _params(**keys: Any) -> dict[str, Any]:
-    return {"scheduler": {"params": keys}}
 
 
 @rule("runtime/engine.py: _scheduler_from_config")
@@ -87,22 +79,6 @@ def _param_value(setup: Setup) -> list[Finding] | None:
     if made is None or not made.refuses:
         return None
     return wrong_arguments("scheduler", made, given, setup)
-
-
-@rule("runtime/lr_schedules.py: WarmupLR logs it and takes `log`", consequence="ignored")
-def _warmup_type(setup: Setup) -> Finding | None:
-    given = as_section(setup.section("scheduler").get("params")).get("warmup_type")
-    if not isinstance(given, str) or given in (*_WARMUP_TYPES, "auto"):
-        return None
-    if _type(setup) not in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR"):
-        return None
-    return Finding(
-        message=f"scheduler.params.warmup_type={given}: DeepSpeed reads every value but "
-        "linear as log",
-        at=("scheduler.params.warmup_type",),
-        choices=tuple(Choice(changes=_params(warmup_type=one)) for one in _WARMUP_TYPES),
-        advice="set scheduler.params.warmup_type to log or linear",
-    )
 
 
 @rule(

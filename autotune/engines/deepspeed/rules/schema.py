@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from autotune.base.nested import look_up, merge
+from autotune.base.names import misspelt
+from autotune.base.nested import Unknown, look_up, merge
 from autotune.engines.deepspeed.rules.base import (
     BATCH_KEYS,
     Setup,
@@ -28,19 +29,24 @@ from autotune.engines.deepspeed.rules.constructors import (
     schedule_decides,
     scheduler_of,
 )
-from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.sections import (
     AUTO,
+    DEPRECATED,
     PARAMS,
+    REFUSED,
+    SECTIONS,
+    SPELLINGS,
+    Key,
+    Section,
+    as_pydantic,
     as_read,
     dotted,
     is_auto,
     known_items,
+    known_values,
     sections,
     shown,
 )
-from autotune.engines.deepspeed.rules.spelling import misspelt
-from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section, as_pydantic
 from autotune.space.rule import Choice, Finding, UnknownFactError, rule
 
 _MOST_COMPARED = 50
@@ -318,7 +324,7 @@ def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Iterator[Finding
             continue
         unknown = [
             name
-            for name in content
+            for name, _ in known_values(content)
             if name not in section.keys and (strict or not _is_remark(name))
         ]
         compared, rest = unknown[:_MOST_COMPARED], unknown[_MOST_COMPARED:]
@@ -524,27 +530,6 @@ def _deprecated_name(setup: Setup) -> list[Finding]:
     ] + list(_old_bf16(setup))
 
 
-@rule(
-    "runtime/zero/config.py: set_new_param=False, and nothing else reads it", consequence="ignored"
-)
-def _deprecated_pin_memory(setup: Setup) -> Finding | None:
-    name = "cpu_offload_use_pin_memory"
-    if setup.zero.get(name) is None:
-        return None
-    pinned = [
-        Choice(changes=zero(**{name: None, part: {"pin_memory": setup.zero[name]}}))
-        for part in ("offload_optimizer", "offload_param")
-        if setup.zero_section(part) and "pin_memory" not in setup.zero_section(part)
-    ]
-    return Finding(
-        message=f"zero_optimization.{name} is deprecated and does nothing: pin_memory of "
-        "offload_optimizer and offload_param decides",
-        at=(f"zero_optimization.{name}",),
-        choices=(*pinned, Choice(changes=zero(**{name: None}))),
-        advice=f"say pin_memory there, or remove zero_optimization.{name}",
-    )
-
-
 def _asks(setup: Setup, old: str) -> Any:
     return SECTIONS["zero_optimization"].keys[old].taken(setup.zero[old])
 
@@ -570,8 +555,7 @@ def _old_bf16(setup: Setup) -> Iterator[Finding]:
 
 def _with_autos(section: Mapping[str, Any]) -> dict[str, Any]:
     """A section with those of its values that only its consumer knows: the file says "auto"."""
-    hidden = [name for name in SECTIONS["bf16"].keys if name in section and name not in [*section]]
-    return {**dict(section.items()), **dict.fromkeys(hidden, AUTO)}
+    return {name: AUTO if isinstance(value, Unknown) else value for name, value in section.items()}
 
 
 @rule("runtime/zero/config.py: field name and alias")
@@ -586,5 +570,5 @@ BLOCKING = (_section_value, _top_level_value, _auto_unresolved, _auto_dropped)
 
 KEY_RULES = (
     *(_unknown_key, _unknown_top_level_key, _unknown_plain_key),
-    *(_deprecated_with_new, _deprecated_name, _deprecated_pin_memory, _spelled_twice),
+    *(_deprecated_with_new, _deprecated_name, _spelled_twice),
 )

@@ -10,14 +10,15 @@ from autotune.engines.deepspeed.rules.base import (
     zero,
 )
 from autotune.engines.deepspeed.rules.constructors import TAKEN_OUT, takes
-from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.engines.deepspeed.rules.sections import dotted, known_items, sections
-from autotune.engines.deepspeed.rules.values import Key
+from autotune.engines.deepspeed.rules.sections import (
+    SECTIONS,
+    Key,
+    dotted,
+    known_items,
+    sections,
+)
 from autotune.space.rule import Choice, Finding, Patch, rule
-
-_CURRICULUM = "curriculum_learning"
-_CLUSTERS = "and set its data_cluster_path where DeepSpeed loads the data"
 
 REMOVED_OPTIMIZERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "onebitadam": ("AdamW", (*takes("FusedAdam"), *TAKEN_OUT)),
@@ -49,8 +50,7 @@ def removed_later(config: Mapping[str, Any], version: str) -> Iterator[str]:
     """
     for path, content, section in sections(config):
         for name, key, value in known_items(content, section):
-            is_off = value in (None, False, -1) or _is_off(value)
-            if key.removed_in and not key.is_removed(version) and not is_off:
+            if key.removed_in and not key.is_removed(version) and not _is_off(value):
                 yield dotted(path, name)
     kind = as_section(config.get("optimizer")).get("type")
     is_of_others = isinstance(kind, str) and kind.lower() in REMOVED_OPTIMIZERS
@@ -59,7 +59,9 @@ def removed_later(config: Mapping[str, Any], version: str) -> Iterator[str]:
 
 
 def _is_off(value: Any) -> bool:
-    return isinstance(value, Mapping) and (not value or value.get("enabled") is False)
+    if isinstance(value, Mapping):
+        return not value or value.get("enabled") is False
+    return value in (None, False, -1)
 
 
 @rule("runtime/config.py:80-141, DeepSpeed issue 8489")
@@ -76,17 +78,7 @@ def _removed(setup: Setup, path: str, name: str, value: Any) -> Finding:
         f"{where} is gone since {key.removed_in}, and DeepSpeed {setup.version} refuses it "
         f"whatever its value: {key.why_removed}"
     )
-    is_off = _is_off(value)
-    moved = _moved_curriculum(setup.ds_config) if name == _CURRICULUM else {}
-    if moved:
-        return Finding(
-            message=message,
-            at=(where,),
-            changes=moved,
-            words="move it to data_efficiency.data_sampling",
-            advice="" if is_off else _CLUSTERS,
-        )
-    if is_off or value in (None, False, -1):
+    if _is_off(value):
         return Finding(message=message, at=(where,), changes=gone)
     then = ": it trains in fp32 then" if name == "amp" and setup.dtype == "fp32" else ""
     leave = Choice(changes=gone, words=f"remove {where}{then}")
@@ -109,29 +101,7 @@ def _heirs(setup: Setup, name: str, value: Any) -> Iterator[Choice]:
         yield Choice(changes=zero(**hpz))
 
 
-def _moved_curriculum(config: Mapping[str, Any]) -> Patch:
-    """The old curriculum at its new place; nothing where another one is there already.
-
-    One that is on becomes the metric of its own name (runtime/data_pipeline/config.py asserts
-    that there is one), in one cluster of samples, since the old one had no others.
-    """
-    gone: dict[str, Any] = {_CURRICULUM: None}
-    old, efficiency = config[_CURRICULUM], as_section(config.get("data_efficiency"))
-    sampling = as_section(efficiency.get("data_sampling"))
-    if not isinstance(old, Mapping) or not old or sampling.get(_CURRICULUM) is not None:
-        return {}
-    if old.get("enabled") is not True:
-        return gone | {"data_efficiency": {"data_sampling": {_CURRICULUM: dict(old)}}}
-    metric = {name: value for name, value in old.items() if name != "enabled"}
-    kinds = {"difficulty_type": "value", "clustering_type": "single_cluster"}
-    name = str(old.get("curriculum_type", "seqlen"))
-    new = {"enabled": True, "curriculum_metrics": {name: kinds | metric}}
-    on = {} if "enabled" in sampling else {"enabled": True}
-    on_above = {} if "enabled" in efficiency else {"enabled": True}
-    return gone | {"data_efficiency": {**on_above, "data_sampling": {**on, _CURRICULUM: new}}}
-
-
-@rule("the same fields, read off the releases that keys.py names")
+@rule("the same fields, read off the releases of READ")
 def _missing_key(setup: Setup) -> list[Finding]:
     return [_missing(setup, path, name) for path, name, _ in _given(setup, Key.is_missing)]
 

@@ -8,11 +8,10 @@ launcher hands the section on as variables of the environment, all of them text.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from autotune.base.names import near_names
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
-from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.schema import HOMES
-from autotune.engines.deepspeed.rules.sections import AUTO
-from autotune.engines.deepspeed.rules.spelling import guesses
+from autotune.engines.deepspeed.rules.sections import AUTO, SECTIONS
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.space.rule import Violation
@@ -150,7 +149,7 @@ def _takes(name: str, kind: type[int] | type[float], text: str) -> bool:
 
 
 def _near(given: str, known: Iterable[str]) -> str:
-    return next(iter(guesses(given, list(known))), "")
+    return next(iter(near_names(given, known, alike=0.6)), "")
 
 
 def _place_of(name: str) -> str:

@@ -13,7 +13,7 @@ from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.consumers import Consumer, known_values
 from autotune.engines.deepspeed.sources.filled import filled, with_hidden_sizes
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
-from autotune.engines.deepspeed.sources.source import Source, read_source
+from autotune.engines.deepspeed.sources.source import Source, read
 from autotune.engines.deepspeed.sources.training import (
     DEFAULT_OPTIM,
     completed,
@@ -57,7 +57,7 @@ def read_run(path: Path, *, world: int, hidden: int, with_monitors: bool = False
     """
     source: Source | None = None
     try:
-        source = read_source(path)
+        source = read(path)
     except NotADsConfigError as error:
         if error.is_known:
             raise  # else a ds_config may hold little that tells it

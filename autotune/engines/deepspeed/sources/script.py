@@ -1,6 +1,8 @@
 """A training script, read and not run: who trains in it, and with which arguments of Trainer's."""
 
 import ast
+import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -81,8 +83,9 @@ class MadeArguments:
     """The arguments of Trainer's that a script makes in its code."""
 
     known: Mapping[str, Any]
-    unknown: frozenset[str]
-    """Those that it gives a value which is not read; the others have Trainer's defaults."""
+    unknown: frozenset[str] | None
+    """Those that it gives a value which is not read; the others have Trainer's defaults. None:
+    any may be given, or the defaults are others, as TRL's are."""
 
 
 def made_arguments(path: Path, given: Mapping[str, Any]) -> MadeArguments | None:
@@ -93,26 +96,59 @@ def made_arguments(path: Path, given: Mapping[str, Any]) -> MadeArguments | None
         given: Flags of its launch line, with underscores.
 
     Returns:
-        None where it makes none so, or hands over a mapping besides.
+        None where it makes none so.
     """
     tree = _tree(path)
-    calls = [call for name in _CLASSES for call in _calls(tree, name)]
-    if len(calls) != 1 or any(one.arg is None for one in calls[0].keywords):
+    trls = [
+        alias.asname or alias.name
+        for module, alias in _imports(tree)
+        if module.split(".")[0] == "trl" and alias.name.endswith("Config")
+    ]
+    calls = [call for name in (*_CLASSES, *trls) for call in _calls(tree, name)]
+    calls = [call for call in calls if _name(call.func) in _CLASSES or _is_output(call)]
+    if len(calls) != 1:
         return None
-    flags = _own_flags(tree, given)
+    flags, constants = _own_flags(tree, given), _constants(tree)
     known: dict[str, Any] = {}
     unknown: set[str] = set()
     for keyword in calls[0].keywords:
-        name = str(keyword.arg)
         value: Any = keyword.value
+        if keyword.arg is None:
+            continue
         try:
             if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
-                known[name] = flags[value.attr]
+                known[keyword.arg] = flags[value.attr]
+            elif isinstance(value, ast.Name):
+                known[keyword.arg] = constants[value.id]
             else:
-                known[name] = ast.literal_eval(value)
+                known[keyword.arg] = ast.literal_eval(value)
         except (KeyError, ValueError):
-            unknown.add(name)
-    return MadeArguments(known=known, unknown=frozenset(unknown))
+            unknown.add(keyword.arg)
+    is_open = any(one.arg is None for one in calls[0].keywords)
+    has_own_defaults = is_open or _name(calls[0].func) not in _CLASSES
+    return MadeArguments(known=known, unknown=None if has_own_defaults else frozenset(unknown))
+
+
+def _is_output(call: ast.Call) -> bool:
+    """Whether a configuration of TRL's is a trainer's, and not a model's or a script's."""
+    return any(one.arg in ("output_dir", "deepspeed") for one in call.keywords)
+
+
+def _constants(tree: ast.AST) -> dict[str, Any]:
+    """Names that are set once, to a literal, and that no function takes."""
+    nodes = list(ast.walk(tree))
+    stored = Counter(
+        one.arg if isinstance(one, ast.arg) else one.id
+        for one in nodes
+        if isinstance(one, ast.arg) or (isinstance(one, ast.Name) and type(one.ctx) is ast.Store)
+    )
+    found: dict[str, Any] = {}
+    for node in nodes:
+        name = _name(node.targets[0]) if isinstance(node, ast.Assign) else ""
+        if isinstance(node, ast.Assign) and stored[name] == 1:
+            with contextlib.suppress(ValueError):
+                found[name] = ast.literal_eval(node.value)
+    return found
 
 
 def _own_flags(tree: ast.AST, given: Mapping[str, Any]) -> dict[str, Any]:

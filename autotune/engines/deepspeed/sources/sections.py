@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.engines.deepspeed.rules.keys import SECTIONS
+from autotune.base.names import near_names
 from autotune.engines.deepspeed.rules.schema import HOMES, holds_its_keys
-from autotune.engines.deepspeed.rules.spelling import guesses
-from autotune.engines.deepspeed.rules.values import REFUSED
+from autotune.engines.deepspeed.rules.sections import REFUSED, SECTIONS
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 
 SECTION_NAMES = frozenset(PROGRAMS["files"]["section_names"])
@@ -164,5 +163,5 @@ def _is_misspelt(name: Any, value: Any, *, is_json: bool = True) -> bool:
         return False
     words = _MISSPELT[is_json]
     begun = (known for known in words if "_" in name and known.startswith(name))
-    like = next(begun, None) or next(iter(guesses(name, words, alike=_ALIKE)), None)
+    like = next(begun, None) or next(iter(near_names(name, words, alike=_ALIKE)), None)
     return like is not None and holds_its_keys(like, value)

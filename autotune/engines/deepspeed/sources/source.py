@@ -5,15 +5,22 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
+from autotune.base.nested import look_up
 from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources import lightning
 from autotune.engines.deepspeed.sources.accelerate_file import AccelerateFile, config_of
-from autotune.engines.deepspeed.sources.consumers import FILLED, Consumer, autos
+from autotune.engines.deepspeed.sources.consumers import (
+    ARGUMENTS,
+    FILLED,
+    Consumer,
+    autos,
+    is_known_value,
+)
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from autotune.engines.deepspeed.sources.launch import (
@@ -42,6 +49,7 @@ from autotune.engines.deepspeed.sources.script import (
     trains_with,
     uses_lightnings,
 )
+from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
 from autotune.engines.launches.line import TRL, flags_of
 from autotune.engines.launches.shell import Command, ShellText, cost_of_lost, is_shell, read_shell
@@ -56,6 +64,8 @@ _OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
 same names."""
 
+_OWN_LAUNCHERS = ("llamafactory-cli", "swift")
+"""Commands that start their ranks themselves."""
 RANKS_VARIABLE = "NPROC_PER_NODE"
 """Environment variable by which LLaMA-Factory and ms-swift are told the ranks of a node."""
 _AUTO_TELLS = f'"{AUTO}" at'
@@ -112,14 +122,14 @@ class Source(ReadConfig):
         return self.path == self.asked and self.path.is_file()
 
 
-def read_source(path: Path, **how: Any) -> Source:
-    """The one configuration of a file, with the arguments of `read_sources`.
+def read(path: Path, **how: Any) -> Source:
+    """The one configuration of a file, with the arguments of `read_all`.
 
     Raises:
-        RenderError, NotADsConfigError: As in `read_sources`.
+        RenderError, NotADsConfigError: As in `read_all`.
         JobError: As there, or the file holds several.
     """
-    found = read_sources(path, **how)
+    found = read_all(path, **how)
     if len(found) > 1:
         places = ", ".join(".".join(one.at) or str(one.path) for one in found)
         raise JobError(
@@ -129,7 +139,7 @@ def read_source(path: Path, **how: Any) -> Source:
     return found[0]
 
 
-def read_sources(
+def read_all(
     path: Path,
     *,
     text: str | None = None,
@@ -172,21 +182,42 @@ def read_sources(
     )
 
 
-def _launches(shell: ShellText) -> Iterator[tuple[Command, LaunchLine]]:
+def _launches(shell: ShellText, path: Path) -> Iterator[tuple[Command, LaunchLine]]:
     for command in shell.commands:
         words = [word.text for word in command.words]
         line = launch_of_words(words)
         variables = {
             name: word.text for name, word in {**shell.exported, **command.variables}.items()
         }
+        ranks = (assigned(words[:1]) | variables).get(RANKS_VARIABLE, "")
+        if not line.kind and PurePath(line.script).name in _OWN_LAUNCHERS and ranks.isdecimal():
+            n_nodes = variables.get("NNODES", "1")
+            line = replace(
+                line,
+                per_node=int(ranks),
+                world=int(ranks) * int(n_nodes) if n_nodes.isdecimal() else None,
+            )
         line = replace(
             line,
             accelerator=line.accelerator or accelerator_in(variables),
             visible=line.visible or visible_devices(variables),
         )
         names = (line.config, line.named, line.accelerate_config, line.plugin)
-        if (line.kind or line.script) and (any(names) or line.uses_deepspeed):
+        is_named = any(names) or line.uses_deepspeed
+        if not is_named:
+            line = _with_own_config(line, path)
+        if (line.kind or line.script) and (is_named or line.config is not None):
             yield command, line
+
+
+def _with_own_config(line: LaunchLine, asked: Path) -> LaunchLine:
+    """The line with the ds_config that its script hands to `TrainingArguments` by a flag."""
+    script = _script(line.script, asked)
+    made = None if script is None else made_arguments(script, line.arguments)
+    named = None if made is None else made.known.get("deepspeed")
+    if not isinstance(named, str):
+        return line
+    return replace(line, config=named, consumer=Consumer.TRAINER)
 
 
 def world_in(words: Sequence[str], folder: Path) -> int | None:
@@ -228,8 +259,9 @@ def _in_accelerates_file(line: LaunchLine, folder: Path) -> int | None:
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
     """The configurations of the launch lines of a shell file."""
     found: list[Source] = []
-    shell = read_shell(text, path, follows=True)
-    for command, line in _launches(shell):
+    variables = slurm.variables_of(slurm.options_of(text))
+    shell = read_shell(text, path, variables=variables, follows=True)
+    for command, line in _launches(shell, path):
         of_line = _of_line(line, text, path, shell, world=world, given=given)
         lost = shell.lost_below(command)
         found += of_line if lost is None else [_with_lost(one, lost, text) for one in of_line]
@@ -299,10 +331,11 @@ def _of_named(
         found = _read(Path(name), written, base, line, accelerate=None, world=world, given=given)
         # Its lines are those of the shell file, which is not edited: variables stand in it.
         return [replace(one, path=base, document=f"a here-document ({name})") for one in found]
-    if "$" in name and shell.unread:
+    if "$" in name or "`" in name:
+        why = ", ".join((*shell.unread, "say the launch with --launch")[:1])
         raise RenderError(
             f"{base}: names {name!r}, which only the shell knows",
-            f"{', '.join(shell.unread)}: put it there, or name the ds_config.json itself",
+            f"{why}, or name the ds_config.json itself",
         )
     path = named_path(name, base)
     return _read(
@@ -398,7 +431,9 @@ def _source(
     defaults = None if script is None else own_defaults(script)
     line_arguments = line.arguments
     if made_there is not None:
-        defaults, line_arguments = made_there.unknown, made_there.known
+        is_open = made_there.unknown is None
+        given_there = line.arguments if is_open else {}
+        defaults, line_arguments = made_there.unknown, {**given_there, **made_there.known}
     arguments = {**section.arguments, **line_arguments}
     layout = section.layout or line.layout or layout_beside(section.path)
     accelerator = (
@@ -424,6 +459,7 @@ def _source(
         arguments_unread=_why_unread(line, script, reader),
         not_judged=(
             *_unread_filler(line, script, because),
+            *_unread_trainer(section, consumer, line, script),
             *_unread_file(section, consumer, line_arguments),
         ),
         world=counted,
@@ -485,6 +521,23 @@ def _unread_filler(line: LaunchLine, script: Path | None, because: str) -> Itera
     if line.script and because.startswith(_AUTO_TELLS):
         seen = "is not there to be read" if script is None else "is not seen to train with Trainer"
         yield NotJudged(what=f'who fills in "{AUTO}"', why=f"{line.script} {seen}")
+
+
+def _unread_trainer(
+    section: ReadConfig, consumer: Consumer, line: LaunchLine, script: Path | None
+) -> Iterator[NotJudged]:
+    """Arguments that Trainer would refuse beside the file, where the script is not there."""
+    if consumer is not Consumer.ACCELERATE or script is not None or not line.script:
+        return
+    differing = [
+        f"--{one.name}"
+        for one in ARGUMENTS
+        if is_known_value(one.name, given := line.arguments.get(one.name))
+        and look_up(section.config, one.key) not in (None, AUTO, given)
+    ]
+    if differing:
+        why = f"{line.script} is not there to be read: Trainer refuses values that differ"
+        yield NotJudged(what=f"{', '.join(differing)} against the file", why=why)
 
 
 def _unread_file(

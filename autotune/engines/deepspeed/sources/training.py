@@ -28,7 +28,7 @@ EVERY = "every_n_layers"
 
 FLASH_ATTN: Mapping[str, str] = {
     "auto": "default",
-    **{theirs: ours for ours, theirs in FACTORY_ATTENTION.items()},
+    **{name: value for value, name in FACTORY_ATTENTION.items()},
 }
 """Value of LLaMA-Factory's `flash_attn` -> of the knob."""
 

@@ -5,9 +5,8 @@ import json
 import deepspeed
 import pytest
 
-from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.engines.deepspeed.rules.values import Key
+from autotune.engines.deepspeed.rules.sections import SECTIONS, Key
 from tests.record_keys import DATA_FILE, recorded
 
 pytestmark = pytest.mark.real

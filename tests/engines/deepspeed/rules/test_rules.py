@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from autotune.engines.deepspeed import rules
 from autotune.engines.deepspeed.rules import ALL_RULES, judge
 from autotune.engines.deepspeed.rules.base import Setup, changed
-from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.plain import environment
+from autotune.engines.deepspeed.rules.sections import SECTIONS
 from autotune.engines.deepspeed.rules.witnesses import witnesses_of
 from tests.counting import calls_of
 from tests.engines.deepspeed.rules.cases import NEWEST, setup, setup_of, witnesses
@@ -123,7 +123,7 @@ def test_no_configuration_makes_a_rule_raise(
     violations = judge(
         Setup(
             ds_config=config,
-            world=world,
+            ranks=world,
             tp=tp,
             pp=pp,
             global_batch=4 if known else None,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.base.nested import merge
+from autotune.base.nested import Unknown, merge
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.sections import as_read
 from autotune.space.rule import UnknownFactError
@@ -171,7 +171,8 @@ def test_a_value_of_another_type_reads_as_what_deepspeed_takes_it_for():
     assert zero["stage"] == 3
     assert "sub_group_size" not in zero
     assert zero.get("sub_group_size") is None
-    assert list(zero) == ["stage"]
+    assert list(zero) == ["stage", "reduce_scatter"]
+    assert isinstance(dict(zero.items())["reduce_scatter"], Unknown)
     with pytest.raises(UnknownFactError):
         zero.get("reduce_scatter")
     assert as_read({"gradient_clipping": 1.0}, NEWEST) == {"gradient_clipping": 1.0}

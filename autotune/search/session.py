@@ -1,24 +1,30 @@
-"""Whether a recorded trial ran what its candidate would run now, to the letter.
+"""A job with all that its search goes by, and whether a recorded trial answers for it.
 
-The optimizer, the user's base configuration and the templates are in no knob: a comparison of
-candidates alone would give an edited file the figures of the old one.
+A trial answers if it ran what its candidate would run now, to the letter. The optimizer, the
+user's base configuration and the templates are in no knob: a comparison of candidates alone would
+give an edited file the figures of the old one.
 """
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
-from autotune.contract import Layout, Workload
+from autotune.contract import Layout, TrialSpec, Workload
+from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
+from autotune.fleet.base import Fleet, Place, answers_only
 from autotune.job.job import Job
+from autotune.planning.lattice import Lattice, lattice_of
 from autotune.record.facts import left_out_of
 from autotune.record.study import Recorded, Study, Trial
 from autotune.search.history import History
+from autotune.search.objective import Objective
+from autotune.search.trial_spec import Run, make_spec, may_start_warm
 from autotune.space.candidate import Candidate, candidate_of, layout_of
 from autotune.space.workload import workload_of
 
@@ -33,18 +39,72 @@ def history_of(recorded: Recorded, facts: Mapping[str, Any]) -> History:
     )
 
 
+class RecordedPlace(Place):
+    """The place where a record's trials ran: nothing runs there any more."""
+
+    def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], Fleet]:
+        raise answers_only()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Task:
-    """A job with the engine that renders it on the devices at hand, and where its record is."""
+class Session:
+    """A job, what is legal for it at a place, and where its record is; nothing runs here."""
 
     job: Job
     """Job to tune."""
-    environment: Environment
-    """The devices and versions at hand."""
     engine: Engine
     """Engine that a candidate is for."""
+    place: Place
+    """Place that runs its trials or answers for them."""
     study: Study
     """The record; the only state there is."""
+    known_lattice: Lattice | None = None
+    """The legal candidates where somebody has them; None: they are found when asked for."""
+    job_data: Mapping[str, Any] = field(default_factory=dict)
+    """The job as YAML says it, readable from any folder."""
+    table: Sequence[Accelerator] = field(default_factory=shipped_accelerators)
+    """Accelerator table of the cost model."""
+
+    @property
+    def environment(self) -> Environment:
+        """The devices and versions at hand."""
+        return self.place.environment
+
+    @cached_property
+    def lattice(self) -> Lattice:
+        """The legal candidates; raises as `lattice_of`."""
+        return self.known_lattice or lattice_of(self.engine)
+
+    @cached_property
+    def make_fleet(self) -> Callable[[], Fleet]:
+        """Makes the fleet that runs its trials; raises as `Place.fleet_for`."""
+        return self.place.fleet_for(self.job, self.engine, self.lattice)
+
+    @cached_property
+    def objective(self) -> Objective:
+        """Objective of the job, within the memory of the devices."""
+        return Objective.of(self.job, self.environment)
+
+    def may_start_warm(self, candidate: Candidate | None) -> bool:
+        """Whether a trial of a candidate may start warm; None is none."""
+        if candidate is None:
+            return False
+        return may_start_warm(self.job, self.engine_of(candidate), candidate, self.environment)
+
+    def spec_of(self, run: Run, number: int) -> TrialSpec:
+        """The spec of a run.
+
+        Raises:
+            RenderError: The candidate's configuration does not render.
+        """
+        return make_spec(
+            run,
+            study=self.study.name,
+            number=number,
+            job=self.job,
+            engine=self.engine_of(run.candidate),
+            environment=self.environment,
+        )
 
     @cached_property
     def users(self) -> tuple[Engine, Candidate] | None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.engines.deepspeed.rules.spelling import misspelt
+from autotune.base.names import misspelt
 
 KNOWN = (
     *("zero_optimization", "optimizer", "overlap_comm", "pin_memory", "data_parallel_size"),
