@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.base.nested import leaves, merge, value_at
 from autotune.check.changes import changes_at, same_data
 from autotune.check.numbers_read import as_read
@@ -110,7 +111,8 @@ def parse_chosen(text: str) -> Reply:
     rule, _, number = text.rpartition("=")
     if not rule or not number.isdecimal() or not number.isascii():
         raise JobError(
-            f"--choose {text} is not RULE=N", "such as --choose batch.product=1; check lists them"
+            f"{flag('choose')} {text} is not RULE=N",
+            f"such as {flag('choose')} batch.product=1; check lists them",
         )
     return Reply(rule=rule, number=int(number))
 
@@ -244,10 +246,11 @@ def _next(
     answer = waiting[0]
     if len(numbers.get(answer.rule, ())) >= answer.number > 0:
         raise JobError(
-            f"--choose {answer} is not open any more: another choice settled it", "leave it out"
+            f"{flag('choose')} {answer} is not open any more: another choice settled it",
+            "leave it out",
         )
     open_answers = ", ".join(map(str, opened)) or "nothing"
-    raise JobError(f"--choose {answer} is not open", f"to choose from: {open_answers}")
+    raise JobError(f"{flag('choose')} {answer} is not open", f"to choose from: {open_answers}")
 
 
 def moved_in(config: Mapping[str, Any], changes: Patch) -> Moves:

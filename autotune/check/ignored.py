@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.check.rule_list import no_such_rule, rule_names
 
 KEY = "_autotune_ignore"
@@ -55,7 +56,7 @@ def ignored_in(
     Raises:
         JobError: One of them is no rule and no pattern that fits one, or the key holds no list.
     """
-    everywhere = [*known_rules(flags, "--ignore"), *known_rules(_by_key(config, name), name)]
+    everywhere = [*known_rules(flags, flag("ignore")), *known_rules(_by_key(config, name), name)]
     lines: dict[int, tuple[str, ...]] = {}
     is_above_all = True
     for number, line in enumerate(text.split("\n"), start=1):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.base.errors import FleetError, JobError
+from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.yaml_file import read_yaml
 from autotune.devices.probed import MeasuredRates
@@ -178,7 +179,7 @@ def find_accelerator(
             + ", ".join(entry.name for entry in entries),
             did_you_mean(device, [entry.name for entry in entries], most=2, alike=_ALIKE)
             + f"add an entry like those in {SHIPPED.name} to a file of your own "
-            "(--accelerators of search, plan, explain and estimate)",
+            f"({flag('accelerators')} of search, plan, explain and estimate)",
         )
     if memory_gib is None:
         return found[0]

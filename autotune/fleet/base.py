@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.contract import Origin, Phase, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
 from autotune.devices.hardware import Environment
@@ -208,7 +209,7 @@ def answers_only() -> JobError:
     """Error of a place that only answers for trials, where some have to run."""
     return JobError(
         "this fleet only answers for trials, and runs none",
-        "name one that runs them: --fleet local, or one of other machines",
+        f"name one that runs them: {flag('fleet')} local, or one of other machines",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.base.clock import machine, unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
+from autotune.base.flags import flag
 from autotune.contract import (
     NodeReport,
     Outcome,
@@ -85,7 +86,8 @@ class GangFleet:
                         *left_out,
                     )
                 ),
-                f"{'mend what is left out, ' if left_out else ''}set --world to what it has, or "
+                f"{'mend what is left out, ' if left_out else ''}set {flag('world')} to what it "
+                "has, or "
                 "name a fleet that has as many",
             )
         self._n_sharing = self._allocator.per_node(world)

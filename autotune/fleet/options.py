@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag, switch
 from autotune.base.names import did_you_mean
 
 EACH_KIND = "each"
@@ -52,7 +53,8 @@ class FleetOptions:
         """
         if self != NO_OPTIONS:
             raise JobError(
-                f"--fleet {fleet} takes no --fleet-option and no --exclusive: they are about "
+                f"{flag('fleet')} {fleet} takes no {flag('fleet_option')} and no "
+                f"{switch('exclusive')}: they are about "
                 "machines that run trials",
                 "leave them out",
             )
@@ -74,7 +76,7 @@ def options_of(texts: Sequence[str], *, exclusive: bool = False) -> FleetOptions
         if not equals or not value or name not in names:
             guess = "" if name in names else did_you_mean(name, names, most=1)
             raise JobError(
-                f"--fleet-option {text}: "
+                f"{flag('fleet_option')} {text}: "
                 + ("no value" if name in names else f"no option {name!r}"),
                 f"{guess}write KEY=VALUE with one of {', '.join(names)}",
             )

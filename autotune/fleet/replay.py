@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
 from autotune.devices.hardware import Environment, versions_here
@@ -41,23 +42,28 @@ class Replay:
         options.refuse("replay")
         if not of:
             raise JobError(
-                "--fleet replay: no table is named",
-                "--fleet replay:FILE.csv or replay:FILE.csv#GROUP",
+                f"{flag('fleet')} replay: no table is named",
+                f"{flag('fleet')} replay:FILE.csv or replay:FILE.csv#GROUP",
             )
         if job_file is not None:
             raise JobError(
-                f"--fleet replay: {job_file}: the table says what is trained, so no job is read",
+                f"{flag('fleet')} replay: {job_file}: the table says what is trained, so no job "
+                "is read",
                 "leave the job file out",
             )
         if clash := [name for name in _GIVEN_BY_TABLE if name in flags]:
-            flags_named = ", ".join(f"--{name.replace('_', '-')}" for name in clash)
+            flags_named = ", ".join(map(flag, clash))
             raise JobError(
-                f"--fleet replay: {flags_named}: cannot be chosen, since the runs of the table "
+                f"{flag('fleet')} replay: {flags_named}: cannot be chosen, since the runs of the "
+                "table "
                 "were made already",
                 f"leave out {flags_named}",
             )
         if "fidelity" in flags:
-            raise JobError("--fleet replay: a table has no reduced runs", "leave --fidelity out")
+            raise JobError(
+                f"{flag('fleet')} replay: a table has no reduced runs",
+                f"leave {flag('fidelity')} out",
+            )
         path, _, wanted = of.partition("#")
         return _ReplayedPlace(read_problem(Path(path), wanted), flags)
 

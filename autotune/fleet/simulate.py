@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.base.units import format_bytes
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.cost.constants import constants_of
@@ -67,11 +68,13 @@ class Simulate:
         if (found := _DESCRIBED.fullmatch(of)) is not None:
             per_node = None if found[1] is None else int(found[1])
             if per_node == 0:
-                raise JobError(f"--fleet simulate:{of}: no devices", "name at least one: 8xH100")
+                raise JobError(
+                    f"{flag('fleet')} simulate:{of}: no devices", "name at least one: 8xH100"
+                )
             keys = {} if job_file is None else read_job_file(job_file)
             table = accelerators_of({**keys, **flags})
             wishes = FleetWishes(gpu=found[2], per_node=per_node)
-            named = described(wishes, table, where=f"--fleet simulate:{of}")
+            named = described(wishes, table, where=f"{flag('fleet')} simulate:{of}")
             environment = dataclasses.replace(named, **versions_here())
         return _SimulatedPlace(environment, flags)
 

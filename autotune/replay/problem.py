@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.base.units import format_bytes
 from autotune.contract import METER_SLACK, KnobValue, Outcome, is_count
 from autotune.cost.constants import Constants
@@ -225,7 +226,7 @@ def _chosen(path: Path, groups: Sequence[Group], wanted: str) -> Group:
         f"{path}: {count if found else f'no group is named {wanted!r}'}:\n  "
         + "\n  ".join(shown[:_MOST_LISTED])
         + more,
-        f"choose one by its number or a part of its name: --fleet replay:{path}#1",
+        f"choose one by its number or a part of its name: {flag('fleet')} replay:{path}#1",
     )
 
 

@@ -9,6 +9,7 @@ import warnings
 from typing import Any
 
 import optuna
+from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -97,20 +98,30 @@ class OptunaJournal(RecordDialect):
 def _trials(report: Story) -> list[FrozenTrial]:
     """One per candidate, in the order in which they were first tried; the values as they are."""
     rows = {row.candidate.hash: row for row in report.rows}
-    axes = {
-        name: Axis(values=tuple(values), is_log2=False)
-        for name, values in report.history.values.items()
+    seen, knobs = report.history.values, report.context.knobs
+    axes = {name: Axis(values=tuple(values), is_log2=False) for name, values in seen.items()}
+    distributions = {
+        name: _over([int(value) for value in values])
+        if knobs[name].kind == "int"
+        else CategoricalDistribution(tuple(values))
+        for name, values in seen.items()
     }
     found = frozen_trials(axes, report.history, report.objective)
     for tried, trial in zip(report.history.tried, found, strict=True):
         row = rows[tried.candidate.hash]
         trial.user_attrs = _attributes(report, tried, row)
+        trial.distributions = {name: distributions[name] for name in trial.params}
         if trial.state is TrialState.COMPLETE:
             listed = {"constraints": list(trial.constraints.values())}
             trial.system_attrs = {**trial.system_attrs, **listed}
             if row.figure is not None and report.objective.directions[0] == "maximize":
                 trial.values = [row.figure.samples_per_s, *trial.values[1:]]
     return [trial for trial in found if trial.state is not TrialState.RUNNING]
+
+
+def _over(numbers: list[int]) -> IntDistribution:
+    """The range of some numbers, by their logarithms where it has no zero."""
+    return IntDistribution(min(numbers), max(numbers), log=min(numbers) >= 1)
 
 
 def _attributes(report: Story, tried: Tried, row: Row) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def _explained(what: str, error: Exception) -> NotUsableError:
             "have none"
         )
         hint = (
-            "leave out --trace; or write that line without .item(), .tolist(), .nonzero() or an "
+            "leave the trace out; or write that line without .item(), .tolist(), .nonzero() or an "
             "if on a tensor"
         )
     elif isinstance(error, _NO_KERNEL) or "fake impl" in raised:
@@ -185,7 +185,7 @@ def _explained(what: str, error: Exception) -> NotUsableError:
     elif isinstance(error, ImportError):
         hint = "install it; or choose another implementation, such as --set attention=sdpa"
     else:
-        hint = "leave out --trace; a trial shows whether the model runs outside of it"
+        hint = "leave the trace out; a trial shows whether the model runs outside of it"
     return NotUsableError(text, hint)
 
 

@@ -144,6 +144,24 @@ def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], sai
     assert "command line" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"fleet": "simulate:0xH100"}, "fleet simulate:0xH100: no devices"),
+        ({"fleet": "hostfile"}, "fleet hostfile: which file?"),
+        ({"fleet": "simulate:1xH100", "exclusive": True}, "no fleet_option and no exclusive=True"),
+        ({"command": "torchrun train.py", "job": "job.yaml"}, "fix: leave job out"),
+    ],
+)
+def test_a_search_names_its_arguments_and_no_flag(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(JobError) as caught:
+        autotune.search(**JOB, results=tmp_path, **changed)
+    assert message in str(caught.value)
+    assert "--" not in str(caught.value)
+
+
 def test_a_search_returns_a_value_and_tells_how_it_goes(tmp_path: Path) -> None:
     seen: list[Snapshot] = []
     found = autotune.search(

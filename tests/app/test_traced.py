@@ -82,7 +82,7 @@ def test_a_model_that_cannot_be_traced_is_an_error_of_the_users(found):
     job = dataclasses.replace(found.outlook.job, model=model)
     with pytest.raises(JobError, match="reads values") as caught:
         trace_candidate(job, found.candidate, accelerator="cpu")
-    assert "leave out --trace" in caught.value.hint
+    assert "leave the trace out" in caught.value.hint
 
 
 def test_layers_of_megatron_are_not_the_models_code():

@@ -108,7 +108,7 @@ def test_a_gpu_keeps_no_dropped_scores() -> None:
         ("ReadsValues", "reads values", "without .item()"),
         ("HasKernel", "twice", "register_fake"),
         ("NeedsPackage", "a_package_that_nobody_has", "install it"),
-        ("Raises", "ValueError: no such thing", "leave out --trace"),
+        ("Raises", "ValueError: no such thing", "leave the trace out"),
     ],
 )
 def test_what_cannot_be_traced_says_where_and_what_to_do(name, says, fix) -> None:

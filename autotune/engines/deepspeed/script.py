@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.base.nested import leaves, look_up
 from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
@@ -163,7 +164,8 @@ class ScriptEngine(DeepSpeedEngine):
     def baseline(self, path: Path) -> tuple[DeepSpeedEngine, Candidate]:
         """Refuse: the command is the baseline."""
         raise JobError(
-            f"--baseline {path}: the command as it is is what a search of it compares with",
+            f"{flag('baseline')} {path}: the command as it is is what a search of it compares "
+            "with",
             "leave it out, or give the command that uses this file",
         )
 

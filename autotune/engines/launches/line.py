@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 
 TRL = "trl"
 """Its command, which reads YAML with a parser of its own."""
@@ -195,7 +196,7 @@ def count_in(
     flags: Mapping[str, Any], name: str, *, default: int | None = None, words: Sequence[Any] = ()
 ) -> int | None:
     """A count that the line gives; None where it gives one of the words that stand for one."""
-    return count(flags.get(name, default), name=f"--launch: --{name}", words=words)
+    return count(flags.get(name, default), name=f"{flag('launch')}: --{name}", words=words)
 
 
 def count(value: Any, *, name: str, words: Sequence[Any] = ()) -> int | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.contract import read_text
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import NodeProcess
@@ -66,12 +67,14 @@ def read_hostfile(file: str) -> tuple[Host, ...]:
             none.
     """
     if not file:
-        raise JobError("--fleet hostfile: which file?", "--fleet hostfile:FILE")
+        raise JobError(f"{flag('fleet')} hostfile: which file?", f"{flag('fleet')} hostfile:FILE")
     hint = "a line is HOST slots=N, such as: worker-1 slots=8"
     try:
         lines = read_text(Path(file)).splitlines()
     except OSError as error:
-        raise JobError(f"--fleet hostfile:{file}: {error.strerror or error}", hint) from error
+        raise JobError(
+            f"{flag('fleet')} hostfile:{file}: {error.strerror or error}", hint
+        ) from error
     hosts: dict[str, Host] = {}
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()

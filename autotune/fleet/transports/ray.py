@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import FleetError, JobError
+from autotune.base.flags import flag
 from autotune.base.units import parse_seconds
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import JsonLines, NodeProcess
@@ -99,10 +100,10 @@ class RayDriver:
         """
         wait_s = DEFAULT_WAIT_S
         if options.wait:
-            wait_s = parse_seconds(options.wait, where="--fleet-option wait")
+            wait_s = parse_seconds(options.wait, where=f"{flag('fleet_option')} wait")
         shape = _shape(options.slots)
         if find_spec("ray") is None:
-            raise FleetError("--fleet ray: Ray is not installed here", "pip install ray")
+            raise FleetError(f"{flag('fleet')} ray: Ray is not installed here", "pip install ray")
         self._lock = threading.Lock()
         """The nodes are first asked in several threads."""
         self._received = JsonLines()
@@ -228,7 +229,7 @@ def _shape(slots: str) -> tuple[int, int] | None:
         return None
     if (found := _SHAPE.fullmatch(slots)) is None:
         raise JobError(
-            f"--fleet-option slots={slots}: no number of nodes and of slots on each",
+            f"{flag('fleet_option')} slots={slots}: no number of nodes and of slots on each",
             "write NODESxEACH, such as slots=2x8",
         )
     return int(found[1]), int(found[2])

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import autotune.fleet.node.bootstrap
 from autotune.base.errors import FleetError, JobError
+from autotune.base.flags import flag
 from autotune.base.guarded_process import keeper_options
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
@@ -70,7 +71,7 @@ class RemoteTransport(ABC):
         """
         if options.is_of_each_kind:
             raise JobError(
-                f"--fleet-option kind={options.kind}: only `search` takes several kinds",
+                f"{flag('fleet_option')} kind={options.kind}: only `search` takes several kinds",
                 "name one, such as kind=H100, or leave it out",
             )
         self.options = options
@@ -338,7 +339,7 @@ class Elsewhere(Place):
                 raise FleetError(
                     f"{package.name} is not installed on {', '.join(lacking)}",
                     f"pip install {package.name} there, or name an interpreter that has it: "
-                    "--fleet-option python=PATH",
+                    f"{flag('fleet_option')} python=PATH",
                 )
         return lambda: self.gangs(job.world)
 
@@ -383,7 +384,7 @@ def remote_place(place: Place, fleet: str) -> Elsewhere:
     """
     if not isinstance(place, Elsewhere):
         raise JobError(
-            f"--fleet {fleet} has no nodes to ask",
+            f"{flag('fleet')} {fleet} has no nodes to ask",
             "name a fleet of other machines, such as hostfile:FILE, or leave it out",
         )
     return place
@@ -400,9 +401,9 @@ _NOT_EVERYWHERE = {
 
 def _uneven(found: Mapping[str, Inventory]) -> Iterator[str]:
     """Packages that some nodes have and others lack, or have otherwise: no trial uses them."""
-    for flag, package in _NOT_EVERYWHERE.items():
+    for fact, package in _NOT_EVERYWHERE.items():
         lacking = [
-            name for name, inventory in found.items() if not getattr(inventory.environment, flag)
+            name for name, inventory in found.items() if not getattr(inventory.environment, fact)
         ]
         if 0 < len(lacking) < len(found):
             verb = "lacks" if len(lacking) == 1 else "lack"
@@ -444,7 +445,8 @@ def common_environment(transport: RemoteTransport) -> Environment:
         raise FleetError(
             f"the nodes of the fleet differ, so that their figures do not compare: "
             f"{'; '.join(parts)}",
-            "search on one kind of them with --fleet-option kind=NAME, or on one after the other "
+            f"search on one kind of them with {flag('fleet_option')} kind=NAME, or on one after "
+            "the other "
             "with kind=each; or install the same releases",
         )
     environments = [inventory.environment for inventory in found.values()]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import FleetError, JobError
+from autotune.base.flags import flag
 from autotune.base.units import parse_seconds
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import NodeProcess
@@ -32,7 +33,10 @@ from autotune.fleet.transports.slurm_job import (
     step_command,
 )
 
-_HOW = "name one, --fleet slurm:JOB, or ask for one: --fleet slurm:'-N 4 -t 2:00:00'"
+
+def _how() -> str:
+    fleet = flag("fleet")
+    return f"name one, {fleet} slurm:JOB, or ask for one: {fleet} slurm:'-N 4 -t 2:00:00'"
 
 
 class SlurmNodes:
@@ -52,7 +56,8 @@ class SlurmNodes:
             yield of
             return
         arguments = _split(of)
-        wait_s = parse_seconds(options.wait, where="--fleet-option wait") if options.wait else 0.0
+        where = f"{flag('fleet_option')} wait"
+        wait_s = parse_seconds(options.wait, where=where) if options.wait else 0.0
         agree(f"asks Slurm for nodes: sbatch {of}\n{look_at_request(arguments)}")
         with obtained(arguments, wait_s=wait_s or math.inf, say=say) as job:
             yield job
@@ -63,9 +68,9 @@ class SlurmNodes:
         check_slurm()
         job = of or os.environ.get("SLURM_JOB_ID", "")
         if not job:
-            raise JobError("--fleet slurm: this is no allocation of Slurm", _HOW)
+            raise JobError(f"{flag('fleet')} slurm: this is no allocation of Slurm", _how())
         if not job.isdigit():
-            raise JobError(f"--fleet slurm:{of}: no nodes were asked for", _HOW)
+            raise JobError(f"{flag('fleet')} slurm:{of}: no nodes were asked for", _how())
         return Elsewhere(SlurmTransport(job, options), flags)
 
 
@@ -82,7 +87,7 @@ class SlurmTransport(RemoteTransport):
         self._job = job
         self._status = status_of(job)
         if self._status.state != "RUNNING":
-            raise FleetError(not_running(job, self._status), _HOW)
+            raise FleetError(not_running(job, self._status), _how())
 
     def hosts(self) -> Sequence[Host]:
         return self._hosts
@@ -117,7 +122,7 @@ def _split(of: str) -> list[str]:
     try:
         arguments = shlex.split(of)
     except ValueError as error:
-        raise JobError(f"--fleet slurm:{of}: {error}", "close the quotation") from error
+        raise JobError(f"{flag('fleet')} slurm:{of}: {error}", "close the quotation") from error
     if not arguments or not arguments[0].startswith("-"):
-        raise JobError(f"--fleet slurm:{of}: is no job and no request", _HOW)
+        raise JobError(f"{flag('fleet')} slurm:{of}: is no job and no request", _how())
     return arguments

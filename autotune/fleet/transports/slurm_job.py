@@ -18,6 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from autotune.base.errors import FleetError, JobError
+from autotune.base.flags import flag
 from autotune.base.guarded_process import run_guarded
 from autotune.base.secrecy import is_secret
 from autotune.fleet.node.environment import MACHINE_VARIABLES
@@ -260,7 +261,7 @@ def check_slurm() -> None:
     missing = [name for name in ("srun", "scontrol", "sbatch") if shutil.which(name) is None]
     if missing:
         raise FleetError(
-            f"--fleet slurm: not on this machine: {', '.join(missing)}",
+            f"{flag('fleet')} slurm: not on this machine: {', '.join(missing)}",
             "run it on a node of the cluster, such as the login node; or load Slurm's module",
         )
 
@@ -311,11 +312,11 @@ def _refused(
 ) -> JobError | FleetError:
     if any(phrase in found.stderr for phrase in _UNREACHED):
         return FleetError(
-            f"--fleet slurm: sbatch reaches no cluster: {_words(found.stderr)}",
+            f"{flag('fleet')} slurm: sbatch reaches no cluster: {_words(found.stderr)}",
             "see whether `sinfo` answers here; SLURM_CONF names the cluster's configuration",
         )
     return JobError(
-        f"--fleet slurm: sbatch refuses {shlex.join(arguments)}: {_words(found.stderr)}",
+        f"{flag('fleet')} slurm: sbatch refuses {shlex.join(arguments)}: {_words(found.stderr)}",
         "they are arguments of `sbatch`, such as -N 4 --gpus-per-node 8 -t 2:00:00",
     )
 
@@ -352,7 +353,8 @@ def _wait_for_nodes(job: str, *, wait_s: float, say: Callable[[str], None]) -> J
         if now_s - started_s > wait_s:
             raise FleetError(
                 f"job {job} of Slurm has no nodes after {wait_s:.0f} s: {status.reason}",
-                "ask for fewer, wait longer (--fleet-option wait=1h), or name another partition",
+                f"ask for fewer, wait longer ({flag('fleet_option')} wait=1h), or name another "
+                "partition",
             )
         time.sleep(min(look_s, max(0.0, started_s + wait_s - now_s)))
         look_s = min(2 * look_s, _LONGEST_LOOK_S)

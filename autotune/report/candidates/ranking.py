@@ -101,8 +101,8 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     values = {
         "ranking": ranking,
         "job": job,
-        "best": [_told(ranking, rank) for rank in best],
-        "more": [_told(ranking, rank) for rank in more],
+        "best": [_shown(ranking, rank) for rank in best],
+        "more": [_shown(ranking, rank) for rank in more],
         "first_s": float(found.step_time_s[int(ranking.order[0])]),
         "has_front": any(map(ranking.is_on_front, (*best, *more))),
         "likeliest": float(found.fit_probability.max()),
@@ -116,7 +116,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     print_parts(console, tell_parts("ranking", values))
 
 
-def _told(ranking: Ranking, rank: int) -> dict[str, Any]:
+def _shown(ranking: Ranking, rank: int) -> dict[str, Any]:
     """A row, and why it is there, and what varies in it."""
     index, times_s = int(ranking.choices.firsts[rank - 1]), ranking.prediction.step_time_s
     return {

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.flags import flag
 from autotune.engines.deepspeed.sources.accelerate_names import FLAGS
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.layout import (
@@ -97,11 +98,13 @@ def read_launch(line: str) -> LaunchLine:
         JobError: It is empty, its quotes do not close, or a count in it is none.
     """
     if not line.strip():
-        raise JobError("--launch is empty", "give the line that starts the training, or leave it")
+        raise JobError(
+            f"{flag('launch')} is empty", "give the line that starts the training, or leave it"
+        )
     try:
         words = shlex.split(line.replace("\\\n", " "))
     except ValueError as error:
-        raise JobError(f"--launch: {error}: {line}", "close the quotes") from error
+        raise JobError(f"{flag('launch')}: {error}: {line}", "close the quotes") from error
     return launch_of_words(words)
 
 
