@@ -12,7 +12,7 @@ from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node
-from autotune.fleet.transports.local import LocalTransport
+from autotune.fleet.transports.local import LocalTransport, local_node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
@@ -21,8 +21,8 @@ class TwinTransport(LocalTransport):
     """The way to two nodes that are one machine."""
 
     def __init__(self, environment: Environment) -> None:
-        super().__init__(environment, world=2)
-        (here,) = super().nodes()
+        here = local_node(environment, 2)
+        super().__init__(here)
         self._twins = tuple(
             replace(here, name=f"twin-{place}", devices=(core,))
             for place, core in enumerate(here.devices[:2])
