@@ -447,6 +447,8 @@ def _look(
 def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJudged]:
     """What decides whether a configuration runs, and nobody here could read."""
     yield from source.not_judged
+    if source.reader == neox.READER:
+        yield neox.OWN_CHECKS
     if "world" in looked.unknown_facts:
         yield WITHOUT_WORLD
     if source.is_tuned is None and look_up(source.config, "autotuning.enabled") is True:

@@ -174,6 +174,31 @@ def test_a_launch_of_deepspeed_that_runs_is_told_so(tmp_path, monkeypatch, text)
     assert (would_run, found, said) == (True, set(), "")
 
 
+AXOLOTL = (
+    "base_model: m\nmicro_batch_size: 1\nsequence_len: 64\nadapter: lora\ndeepspeed: ds.json\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "stage", "is_refused"),
+    [
+        (f"{FILES['factory.yaml']}pure_bf16: true\n", 3, True),
+        (f"{FILES['factory.yaml']}pure_bf16: true\n", 2, False),
+        (f"{FILES['factory.yaml']}pure_bf16: false\n", 3, False),
+        (f"{FILES['factory.yaml']}use_galore: true\n", 2, True),
+        (f"{AXOLOTL}fsdp: [full_shard]\n", 2, True),
+        (f"{AXOLOTL}fsdp: []\noptimizer: adamw_torch\n", 2, False),
+        (f"{AXOLOTL}optimizer: muon\n", 1, True),
+    ],
+)
+def test_what_a_program_refuses_beside_deepspeed_is_told(tmp_path, text, stage, is_refused):
+    (tmp_path / "ds.json").write_text(FILES["auto.json"].replace("2}", f"{stage}}}"))
+    path = tmp_path / "settings.yaml"
+    path.write_text(text.replace("auto.json", "ds.json"))
+    (report,) = check_file(path, CheckFlags())
+    assert ("file.program_refuses" in {one.violation.rule for one in report.found}) == is_refused
+
+
 BLOCKED = """
 import sys
 for room in ("search", "fleet", "record", "report", "planning", "export", "app", "cli"):

@@ -317,6 +317,7 @@ def test_gpt_neox_hands_over_some_of_its_keys(tmp_path):
     assert rules(found) == ["schema.section_value", "batch.product"]
     assert "4 * 1 * 4 = 16" in messages(found, "batch.product")
     assert found.fixed_text is None
+    assert [one.what for one in found.not_judged] == ["GPT-NeoX's own checks"]
 
 
 def test_a_part_of_gpt_neox_without_batch_sizes_has_them_elsewhere(tmp_path):

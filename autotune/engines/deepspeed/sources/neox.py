@@ -12,9 +12,12 @@ from typing import Any
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
-from autotune.space.rule import Violation
+from autotune.space.rule import NotJudged, Violation
 
 READER = "GPT-NeoX"
+OWN_CHECKS = NotJudged(
+    what=f"{READER}'s own checks", why="of the keys that it does not hand to DeepSpeed"
+)
 
 _DEFAULTS: Mapping[str, Any] = PROGRAMS["neox"]["defaults"]
 """Keys of NeoXArgsDeepspeedConfig, and the value at which NeoX leaves each of them out."""

@@ -4,18 +4,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.base.nested import look_up
+from autotune.engines.deepspeed.rules.sections import shown
 from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
 from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import ReadConfig
 from autotune.engines.launches.devices import VisibleDevices, too_few
 from autotune.space.rule import Violation
 
+_STAGE = "zero_optimization.stage"
+_REFUSED: Mapping[str, Sequence[Mapping[str, Any]]] = PROGRAMS["trainer"][
+    "refused_beside_deepspeed"
+]
+"""Program -> settings that it refuses beside DeepSpeed."""
 _MEGATRON_FLAGS = (
     ("micro_batch_size", "train_micro_batch_size_per_gpu"),
     ("global_batch_size", "train_batch_size"),
-    ("zero_stage", "zero_optimization.stage"),
+    ("zero_stage", _STAGE),
 )
 """Flag and key that nothing compares (megatron/training.py: _create_ds_config_dict)."""
 
@@ -39,6 +46,7 @@ def refusals(
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(section, arguments)
+        yield from _refused_by(reader, look_up(section.config, _STAGE), arguments)
         for name in ACCELERATE_ALONE:
             if name in section.arguments:
                 yield violation_of("huggingface.accelerates_field", name, name=name)
@@ -54,6 +62,25 @@ def refusals(
     forces = section.config.get("zero_force_ds_cpu_optimizer") is not False
     if is_offloaded and forces and "cpu_optimizer" not in arguments:
         yield violation_of("megatron_deepspeed.cpu_optimizer", key)
+
+
+def _refused_by(reader: str, stage: Any, arguments: Mapping[str, Any]) -> Iterator[Violation]:
+    """Settings of a program that it refuses beside DeepSpeed, or beside a stage of it."""
+    for row in _REFUSED.get(reader, ()):
+        name, of_stage = row["name"], row.get("stage")
+        value = arguments.get(name)
+        is_meant = value in row["values"] if "values" in row else bool(value)
+        if not is_meant or of_stage not in (None, stage):
+            continue
+        yield violation_of(
+            "file.program_refuses",
+            name,
+            name=name,
+            value=shown(name, value),
+            reader=reader,
+            beside="DeepSpeed" if of_stage is None else f"ZeRO stage {of_stage}",
+            way="DeepSpeed" if of_stage is None else f"take another stage than {of_stage}",
+        )
 
 
 def _texts(section: ReadConfig, arguments: Mapping[str, Any]) -> Iterator[Violation]:
