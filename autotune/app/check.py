@@ -176,37 +176,48 @@ def check_file(path: Path, flags: CheckFlags, *, fix: bool = False) -> list[Chec
         NotADsConfigError: It holds no DeepSpeed configuration.
         JobError: What the launch line or another file says is not one of its values.
     """
-    if launches := _launches(path, flags):
-        from autotune.check.megatron import check_launch  # brings NumPy
-
-        if flags.choose:
-            raise JobError(
-                f"{flag('choose')} {flags.choose[0]}: a launch of Megatron-LM has no choices by "
-                "number",
-                "leave it out, and change the flag that the finding names",
-            )
-        environment = _environment(flags.accelerator or "cuda", flags.deepspeed_version)
-        return [
-            check_launch(
-                launch,
-                environment,
-                world=flags.world,
-                ignore=flags.ignore,
-                checkout=flags.megatron_path,
-            )
-            for launch in launches
-        ]
+    launches = _launches(path, flags)
+    if any(launch.is_megatrons for launch in launches):
+        return _of_launches(launches, flags)
     try:
         sources = _read(path, flags)
     except NotADsConfigError as error:
+        if launches:
+            return _of_launches(launches, flags)
         raise _of_megatron(error) from error
-    reports = []
+    reports: list[CheckReport] = []
     for number in range(len(sources)):
         report = _judged(sources[number], flags)
         reports.append(report)
         if fix and write_fix(report) and number + 1 < len(sources):
             sources = _read(path, flags)  # the text of the others has moved
-    return reports
+    return [*reports, *_of_launches(launches, flags)] if launches else reports
+
+
+def _of_launches(launches: Sequence[MegatronLaunch], flags: CheckFlags) -> list[CheckReport]:
+    """The reports of trainings with Megatron's arguments.
+
+    Raises:
+        JobError: A choice by number is made, or a checkout cannot be asked.
+    """
+    from autotune.check.megatron import check_launch  # brings NumPy
+
+    if flags.choose:
+        raise JobError(
+            f"{flag('choose')} {flags.choose[0]}: a launch of Megatron-LM has no numbered choices",
+            "leave it out, and change the flag that the finding names",
+        )
+    environment = _environment(flags.accelerator or "cuda", flags.deepspeed_version)
+    return [
+        check_launch(
+            launch,
+            environment,
+            world=flags.world,
+            ignore=flags.ignore,
+            checkout=flags.megatron_path,
+        )
+        for launch in launches
+    ]
 
 
 def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:

@@ -328,6 +328,61 @@ def test_a_launch_of_another_program_is_judged_as_far_as_it_says(tmp_path, text)
     assert [rule for rule, _ in found_in(wrong)] == ["megatron.ep.ranks"]
 
 
+DS = '{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {}}'
+SWIFT = "NPROC_PER_NODE=8 srun megatron sft {words} --micro_batch_size 3 --model x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "readers", "open_words"),
+    [
+        # The DeepSpeed launch below it is read, too.
+        (
+            OF_OTHERS["finetune.py"].format(ep=4)
+            + "deepspeed --num_gpus 4 train.py --deepspeed_config ds.json\n",
+            ["deepspeed", "megatron-lm"],
+            "what the line does not give",
+        ),
+        (
+            "torchrun --nproc-per-node 8 train.py --tensor-model-parallel-size 2 "
+            "--deepspeed-config ds.json\n",
+            ["deepspeed"],
+            "",
+        ),
+        # What ms-swift reads besides decides its batch.
+        (SWIFT.format(words="conf.yaml"), ["megatron-lm"], "what conf.yaml says"),
+        (SWIFT.format(words="$ARGS"), ["megatron-lm"], "what $ARGS of line 1 adds"),
+    ],
+    ids=["both", "deepspeed", "file", "words"],
+)
+def test_what_a_file_starts_besides_is_read_or_named(
+    tmp_path, monkeypatch, text, readers, open_words
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds.json").write_text(DS)
+    (tmp_path / "run.sh").write_text(text)
+    reports = check_files(["run.sh"], CheckFlags(megatron_release="0.16")).reports
+    assert [report.to_dict(fixed=False)["consumer"] for report in reports] == readers
+    assert open_words in " ".join(one.what for one in reports[-1].not_judged)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python convert_checkpoint.py --tensor-model-parallel-size 2 --batch-size 4",
+        "torchrun run_text_generation_server.py --tensor-model-parallel-size 3",
+    ],
+)
+def test_a_script_that_does_not_train_is_no_launch(tmp_path, line):
+    (tmp_path / "run.sh").write_text(f"{line}\n")
+    (unread,) = check_files([str(tmp_path / "run.sh")], CheckFlags()).unread
+    assert "starts no training" in unread.error.message
+
+
+def test_flags_of_a_scripts_own_are_not_megatrons(tmp_path):
+    line = "torchrun --nproc-per-node 8 my_tune.py --tensor-model-parallel-size 2 "
+    assert found_in(checked(tmp_path / "a.sh", f"{line} --batch-size 4 --warmup 0.1\n")) == []
+
+
 def test_the_batch_that_ms_swift_takes_by_default_counts(tmp_path):
     text = OF_OTHERS["ms-swift"].format(ep=1)
     of_17 = checked(tmp_path / "a.sh", text.replace("size 16", "size 17"))

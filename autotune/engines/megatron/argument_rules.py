@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.engines.launches.devices import too_few, visible_devices
 from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release, release_tuple
-from autotune.engines.megatron.launched import MegatronLaunch
+from autotune.engines.megatron.launched import GONE, MegatronLaunch
 from autotune.engines.megatron.layout_rule import ARGUMENTS, CONFIG
 from autotune.engines.megatron.stages import stages_of
 from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
@@ -331,12 +331,7 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
             f"another",
             f"give --{new} in its place",
         )
-        for old, new in (
-            ("batch_size", "micro-batch-size"),
-            ("warmup", "lr-warmup-fraction"),
-            ("model_parallel_size", "tensor-model-parallel-size"),
-            ("checkpoint_activations", "recompute-activations"),
-        )
+        for old, new in GONE.items()
     ),
     clash(
         "batch.micro",

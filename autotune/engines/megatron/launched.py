@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -41,7 +42,7 @@ _GPT = re.compile(r"pretrain_(?:gpt|mamba|t5|bert|vlm)\.py")
 """Scripts that are Megatron-LM's whatever only the shell knows of their arguments."""
 _MARKS = frozenset({"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size"})
 """Flags of which Megatron-LM's scripts are given at least one."""
-_OTHERS = ("--deepspeed", "--deepspeed_config")
+_OTHERS = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
 """Flags of Megatron-DeepSpeed's, whose arguments are its own."""
 _PLAIN_SCRIPT = "pretrain_gpt.py"
 """The script whose flags are all known; others may add some."""
@@ -52,7 +53,16 @@ _OF_LAYOUTS = frozenset(
         "context-parallel",
     )
 )
-"""Flags by which a script of any name is known to hand its arguments to Megatron's parser."""
+"""Flags by which a training of another name is known to hand arguments to Megatron's parser."""
+_TRAINS = re.compile(r"train|tune|sft|rlhf|distill")
+"""In the name of a script that trains; others convert, generate or evaluate."""
+GONE = {
+    "batch_size": "micro-batch-size",
+    "warmup": "lr-warmup-fraction",
+    "model_parallel_size": "tensor-model-parallel-size",
+    "checkpoint_activations": "recompute-activations",
+}
+"""Arguments that Megatron's parser takes to refuse them -> the flag in their place."""
 _RANKS_OF_SLIME = ("--actor-num-nodes", "--actor-num-gpus-per-node")
 """Flags of slime's scripts that say how many ranks train (slime/utils/arguments.py)."""
 _SWIFT = "megatron"
@@ -198,6 +208,11 @@ class MegatronLaunch:
         return defaults(self.release).get(argument)
 
     @property
+    def is_megatrons(self) -> bool:
+        """True for a training that Megatron-LM's own script or a recipe starts."""
+        return self.rest is None or (self.is_overrides and not self.prefix)
+
+    @property
     def is_passing_on(self) -> bool:
         """True if all that the shell puts in are the words that the file was started with."""
         return bool(self.open_words) and all(map(_PASSED_ON.fullmatch, self.open_words.values()))
@@ -226,7 +241,7 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
         JobError: A quote does not close, or a count of ranks is none.
     """
     # Most files that are checked are no launches: they are not parsed twice.
-    marks = (*_MARKS, *(f"{name}=" for name in _OVERRIDDEN))
+    marks = (*_MARKS, *_OF_LAYOUTS, *(f"{name}=" for name in _OVERRIDDEN))
     patterns = (_SOURCES, _GPT, _STARTS_SWIFT)
     may_start = any(mark in text for mark in marks) or any(p.search(text) for p in patterns)
     return list(_of_shell(text, path, release)) if is_shell(text, path) and may_start else []
@@ -319,7 +334,7 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
         script = _overriding_script(words) if is_overrides else _script_at(words)
         if script is None:
             continue
-        is_swift = _is_swift(words)
+        is_swift = _swift_at(words) is not None
         is_megatrons = not is_overrides and _is_megatrons(words, script)
         exported = {**shell.exported, **command.variables}
         usual = _SWIFT_VARIABLES if is_swift else {}
@@ -405,12 +420,17 @@ def _gpu_of(options: Mapping[str, str]) -> dict[str, Any]:
 
 def _script_at(words: Sequence[str]) -> int | None:
     """Place of a script, or of a command of ms-swift's, that is given Megatron's arguments."""
-    if _is_swift(words):
-        return words.index(_SWIFT) + 1
+    if (swift := _swift_at(words)) is not None:
+        return swift
     named = (at for at, word in enumerate(words) if _SCRIPT.fullmatch(PurePath(word).name))
     script = next(named, parts_of(words).script_at)
     given = {word.partition("=")[0] for word in words[script + 1 :]}
-    marks = _MARKS if _is_megatrons(words, script) else _OF_LAYOUTS
+    marks = _MARKS
+    if not _is_megatrons(words, script):
+        name = PurePath(words[script]).name if script < len(words) else ""
+        if not _TRAINS.search(name) or parts_of(words).kind in ("accelerate", "deepspeed"):
+            return None
+        marks = _OF_LAYOUTS
     is_gpt = script < len(words) and _GPT.fullmatch(PurePath(words[script]).name) is not None
     is_open = is_gpt and parts_of(words).kind == "torchrun"
     has_marks = bool(given & marks) or (is_open and any(map(_BY_SHELL.match, given)))
@@ -420,11 +440,14 @@ def _script_at(words: Sequence[str]) -> int | None:
 def _is_megatrons(words: Sequence[str], script: int) -> bool:
     """True for a script with the name of one of Megatron-LM's, whose defaults are its own."""
     name = PurePath(words[script]).name if script < len(words) else ""
-    return _SCRIPT.fullmatch(name) is not None and _RANKS_OF_SLIME[0] not in words
+    is_slimes = any(word.partition("=")[0] == _RANKS_OF_SLIME[0] for word in words)
+    return _SCRIPT.fullmatch(name) is not None and not is_slimes
 
 
-def _is_swift(words: Sequence[str]) -> bool:
-    return words[0] == _SWIFT and len(words) > 1 and words[1] in _SWIFT_TRAINS
+def _swift_at(words: Sequence[str]) -> int | None:
+    """Place of the word behind ms-swift's command, such as `sft`."""
+    pairs = enumerate(pairwise(words), 1)
+    return next((at for at, (a, b) in pairs if a == _SWIFT and b in _SWIFT_TRAINS), None)
 
 
 def _ranks_of_swift(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
@@ -441,9 +464,13 @@ def _rest(
     if is_overrides:
         rest = ("what the line does not override", "the recipe is not read")
         return {"rest": rest, "settled": _settled(arguments, words)}
-    if _is_swift(words):
+    if _swift_at(words) is not None:
+        if arguments.file:
+            rest = (f"what {arguments.file} says", "the file is not read")
+            return {"rest": rest, "prefix": "--"}
         rest = ("what the model decides", "ms-swift reads its sizes from the checkpoint")
-        return {"rest": rest, "settled": _SETTLED_BY_SWIFT, "prefix": "--"}
+        settled = frozenset() if arguments.open_words else _SETTLED_BY_SWIFT
+        return {"rest": rest, "settled": settled, "prefix": "--"}
     if _is_megatrons(words, script):
         return {}
     name = PurePath(words[script]).name
@@ -473,6 +500,8 @@ class _Arguments:
         """True if all words are for Megatron's parser; a script of another name may add some."""
         self._of_script: dict[str, str] = {}
         """Flag of another script's -> its first value."""
+        self.file = ""
+        """Configuration of ms-swift's that the line names; empty: none."""
         self.open_words: dict[int, str] = {}
         self.given: dict[str, GivenArgument] = {}
         self.unknown: set[str] = set()
@@ -521,15 +550,22 @@ class _Arguments:
             words: The words.
             start: Where the command stands, as the place of ms-swift's defaults.
         """
-        for argument, value in _SWIFT_DEFAULTS.items():
-            self._keep(argument, value, f"--{argument}", start)
+        alone = [word for word in words if _BY_SHELL.match(word.text)]
+        if words and words[0].text.endswith((".yaml", ".yml", ".json")):
+            self.file = words[0].text
+        elif not alone:
+            for argument, value in _SWIFT_DEFAULTS.items():
+                self._keep(argument, value, f"--{argument}", start)
         for at, word in enumerate(words):
+            before = words[at - 1].text if at else ""
+            if word in alone and (not before.startswith("--") or "=" in before):
+                self.open_words[word.start] = word.text
             if not word.text.startswith("--"):
                 continue
             name, equals, attached = word.text.removeprefix("--").partition("=")
             values = [attached] if equals else []
             for follows in words[at + 1 :]:
-                if follows.text.startswith("--"):
+                if follows.text.startswith("--") or (values and follows in alone):
                     break
                 values.append(follows.text)
             field = name.replace("-", "_")
@@ -566,12 +602,14 @@ class _Arguments:
             flag = flag_of(name, self.release)
         except JobError as error:
             if not self._is_megatrons:
-                self._of_script[name] = attached or (following[0].text if following else "")
-            elif PurePath(self._script).name != _PLAIN_SCRIPT and not is_flag_of_any(name):
+                return self._leave(name, attached, following)
+            if PurePath(self._script).name != _PLAIN_SCRIPT and not is_flag_of_any(name):
                 self._script_flags.append((name, word))
             else:
                 self._refuse("flags.unknown", error.message, word, error.hint)
             return None
+        if flag.argument in GONE and not self._is_megatrons:
+            return self._leave(name, attached, following)
         taken = [attached] if equals else []
         n_more = max(0, _most_values(flag) - len(taken))
         taken += [text.text for text in following[:n_more]]
@@ -582,10 +620,17 @@ class _Arguments:
             value = _value(flag, taken)
         except ValueError as error:
             if not self._is_megatrons:
-                return self._forget(flag.argument)
+                return self._leave(name, attached, following)
             message = f"{flag.name} {' '.join(taken)}: it {error}"
             return self._refuse("flags.value", message, word, "give it such a value")
         return self._keep(flag.argument, value, flag.name, word.start)
+
+    def _leave(self, name: str, attached: str, following: Sequence[Word]) -> None:
+        """Note a flag of another script's."""
+        self._of_script[name] = attached or (following[0].text if following else "")
+        self.open_words |= {
+            word.start: word.text for word in following[1:] if _BY_SHELL.match(word.text)
+        }
 
     def _stray(self, words: Sequence[Word]) -> None:
         for word in words:
