@@ -365,8 +365,9 @@ class EnginePlugin(ABC):
     advice: AdviceRules = COMMON
     """Advice for each bound of a trial, in the order in which it is given."""
     saves_memory: Sequence[tuple[str, KnobValue, str]] = ()
-    """Knobs that save memory, each with the value that saves none, and the change in words: said
-    where no trial fitted and none had another value."""
+    """Knobs that save memory, each with the value that saves none, and the change in words, where
+    `{space}` is the key that names a space: told where no trial fitted and none had another
+    value."""
 
     def knob_of(self, key: str) -> str:
         """The knob that governs a dotted key of the configuration file; empty: none does.
@@ -378,7 +379,7 @@ class EnginePlugin(ABC):
     def unused_savings(self, tried: Collection[Candidate]) -> list[str]:
         """Changes of `saves_memory`, in words, that none of the candidates makes."""
         return [
-            change
+            change.format(space=flag("space"))
             for knob, neutral, change in self.saves_memory
             if all(candidate.get(knob, neutral) == neutral for candidate in tried)
         ]

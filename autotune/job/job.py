@@ -489,7 +489,7 @@ class JobFile(BaseModel):
         identity=NEVER,
     )
     diagnose: bool = key(
-        "Trials end with watched steps that show where time goes; --no-diagnose leaves them out.",
+        "Trials end with watched steps that show where time goes.",
         Topic.CHECKS,
         default=True,
         identity=NEVER,

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
+from autotune.base.flags import flag
 from autotune.base.units import format_count, format_seconds
 from autotune.contract import TrialResult, TrialSpec
 from autotune.fleet.base import Fleet, Handle, Place
@@ -251,7 +252,8 @@ class Runner:
         last = results(self.history.recorded)[-1]
         limit_s, more = self.history.recorded[-1].spec.measure.timeout_s, ""
         if last.wall_s >= limit_s:
-            more = f"if trials need more than {format_seconds(limit_s)}, raise --trial-timeout; "
+            longer = f"search with a longer {flag('trial_timeout')}"
+            more = f"if trials need more than {format_seconds(limit_s)}, {longer}; "
         raise FleetError(
             f"the last {self._n_faults_in_a_row} trials in a row were ended by the platform, the "
             f"last ({last.number}) by {last.outcome}: {last.evidence}",

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import autotune
 from autotune.app.api import key_files
 from autotune.app.api.calls import arguments_of
-from autotune.base.errors import JobError, StudyError
+from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.cli import cli
 from autotune.job import job
 from autotune.job.keys import Topic
@@ -151,12 +151,17 @@ def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], sai
         ({"fleet": "hostfile"}, "fleet hostfile: which file?"),
         ({"fleet": "simulate:1xH100", "exclusive": True}, "no fleet_option and no exclusive=True"),
         ({"command": "torchrun train.py", "job": "job.yaml"}, "fix: leave job out"),
+        ({"diagnose": "x"}, "mend diagnose (trials end with watched steps"),
+        (
+            {"fleet": "simulate:2xH100", "memory_limit": "1MiB"},
+            "offload to the host (space zero_offload)",
+        ),
     ],
 )
 def test_a_search_names_its_arguments_and_no_flag(
     tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(JobError) as caught:
+    with pytest.raises(AutotuneError) as caught:
         autotune.search(**JOB, results=tmp_path, **changed)
     assert message in str(caught.value)
     assert "--" not in str(caught.value)

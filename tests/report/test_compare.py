@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -59,6 +60,8 @@ def test_the_same_candidates_stand_side_by_side(comparison: StudyComparison) -> 
     assert (frame["ratio_low"] < frame["ratio"]).all()
     assert (frame["ratio_high"] > frame["ratio"]).all()
     assert set(frame["interval_from"]) == {"runs"}, "both studies have a final comparison"
+    assert dict(frame.dtypes) == dict(replace(comparison, candidates=[]).table.dtypes)
+    assert str(frame["ratio"].dtype) == "float64"
 
 
 def test_outcomes_bests_and_gains(comparison: StudyComparison) -> None:

@@ -52,8 +52,8 @@ class DeepSpeed(EnginePlugin):
     advice = ADVICE
     saves_memory = (
         ("recompute", "none", "recomputation (a space with recompute: [none, full])"),
-        ("offload.optimizer", "none", "optimizer offload to the host (--space zero_offload)"),
-        ("offload.param", "none", "parameter offload to the host (--space zero_offload)"),
+        ("offload.optimizer", "none", "optimizer offload to the host ({space} zero_offload)"),
+        ("offload.param", "none", "parameter offload to the host ({space} zero_offload)"),
     )
 
     def knob_of(self, key: str) -> str:

@@ -37,8 +37,8 @@ class Megatron(EnginePlugin):
     saves_memory = (
         ("recompute", "none", "recomputation (recompute=full)"),
         ("distributed_optimizer", False, "the distributed optimizer"),
-        ("fsdp", "none", "Megatron's FSDP (--space megatron)"),
-        ("optimizer_offload", 0.0, "the optimizer on the host (--space megatron)"),
+        ("fsdp", "none", "Megatron's FSDP ({space} megatron)"),
+        ("optimizer_offload", 0.0, "the optimizer on the host ({space} megatron)"),
     )
     no_trace = "Megatron's ranks run layers of its own"
     config_file = ARGUMENTS_FILE

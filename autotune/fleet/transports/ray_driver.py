@@ -154,8 +154,8 @@ class Bridge:
             if now_s > deadline_s:
                 raise Denied(
                     f"Ray did not give {_words(self._shape)} within {wait_s:.0f} s: {_there()}",
-                    "end what holds them, wait for longer with --fleet-option wait=1h, or ask "
-                    "for others with --fleet-option slots=NODESxEACH",
+                    "end what holds them, wait for longer (fleet option wait=1h), or ask "
+                    "for others (fleet option slots=NODESxEACH)",
                 )
             if now_s - reported_at_s > _SAY_PERIOD_S:
                 if reported_at_s > 0:
@@ -255,7 +255,7 @@ def _join(address: str) -> None:
         Denied: There is none, or its Ray or Python is another.
     """
     address = address or os.environ.get("RAY_ADDRESS", "auto")
-    hint = "start one with `ray start --head`, or name one: --fleet ray:HOST:6379"
+    hint = "start one with `ray start --head`, or name the fleet ray:HOST:6379"
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit() and "/" not in host:
         try:

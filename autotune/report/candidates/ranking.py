@@ -154,7 +154,7 @@ def forecast_values(
 
 
 def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
-    """What `first_forecast.j2` tells, where rows of some ranks are shown."""
+    """What `ranking.j2` tells, where rows of some ranks are shown."""
     index, unchanged = int(ranking.choices.firsts[0]), ranking.unchanged
     candidate = ranking.candidates[index]
     return {

@@ -51,13 +51,17 @@ _BESIDES_THE_TABLE = (
 """Keys of the job that change what a trial runs or what `best` means, and that no column tells
 fully: two histograms are one word there."""
 _SIDES = ("first", "other")
-_CANDIDATES = (
-    *("settings", "candidate_hash", "first", "other", "first_trial", "other_trial"),
-    *("first_samples_per_s", "other_samples_per_s", "ratio", "ratio_low", "ratio_high"),
-    *("interval_from", "first_runs", "other_runs", "first_peak_memory_bytes"),
-    *("other_peak_memory_bytes", "same_config"),
-)
-"""Columns of the table of shared candidates."""
+_CANDIDATES = {
+    **dict.fromkeys(("settings", "candidate_hash", "first", "other"), "string"),
+    **dict.fromkeys(("first_trial", "other_trial"), "Int64"),
+    **dict.fromkeys(("first_samples_per_s", "other_samples_per_s"), "float64"),
+    **dict.fromkeys(("ratio", "ratio_low", "ratio_high"), "float64"),
+    "interval_from": "string",
+    **dict.fromkeys(("first_runs", "other_runs"), "Int64"),
+    **dict.fromkeys(("first_peak_memory_bytes", "other_peak_memory_bytes"), "Int64"),
+    "same_config": "boolean",
+}
+"""Columns of the table of shared candidates, and their types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +113,7 @@ class StudyComparison:
     @property
     def table(self) -> pd.DataFrame:
         """The shared candidates, a row each."""
-        return pd.DataFrame(self.candidates, columns=_CANDIDATES).convert_dtypes()
+        return pd.DataFrame(self.candidates, columns=[*_CANDIDATES]).astype(_CANDIDATES)
 
     def parts(self) -> list[Part]:
         """What a terminal shows."""
