@@ -53,7 +53,7 @@ from autotune.engines.deepspeed.sources.script import (
 )
 from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
-from autotune.engines.launches.line import TRL, flags_of
+from autotune.engines.launches.line import TRL, flags_of, parts_of
 from autotune.engines.launches.shell import Command, ShellText, cost_of_lost, is_shell, read_shell
 from autotune.space.rule import NotJudged, Violation
 
@@ -231,10 +231,12 @@ def _ranks_of(
         per_node = given.get(RANKS_VARIABLE)
         nodes = given.get("NNODES") if "NNODES" in variables else 1
         return (per_node * nodes if per_node and nodes else None), per_node
+    before_script = words[: parts_of(words).script_at]
     if PurePath(words[0]).name in ("mpirun", "mpiexec"):
-        counts = (after for name, after in itertools.pairwise(words) if name in _COUNTS)
-        return next((int(count) for count in counts if count.isdecimal()), None), None
-    world, per_node = slurm.tasks_of(words, slurm.options_of(text))
+        pairs = itertools.pairwise(before_script)
+        count = next((after for name, after in pairs if name in _COUNTS), "")
+        return (int(count) if count.isdecimal() else None), None
+    world, per_node = slurm.tasks_of(before_script, slurm.options_of(text))
     return world or given.get("WORLD_SIZE"), per_node
 
 
