@@ -129,6 +129,8 @@ def _wrong_everywhere(setup: Setup) -> Finding | None:
 
     What is not known is a whole number from 1 on, and the ranks are so many nodes of them.
     """
+    if setup.elasticity:  # it decides the sizes
+        return None
     config, total = setup.ds_config, setup.ds_config.get(_TOTAL)
     sizes = {name: config.get(name) for name in (_MICRO, _ACCUM)}
     known = {name: size for name, size in sizes.items() if type(size) is int and size > 0}
