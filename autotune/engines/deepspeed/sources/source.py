@@ -126,7 +126,7 @@ class Source(ReadConfig):
         return self.path == self.asked and self.path.is_file()
 
 
-def read(path: Path, **how: Any) -> Source:
+def read(path: str | Path, **how: Any) -> Source:
     """The one configuration of a file, with the arguments of `read_all`.
 
     Raises:
@@ -144,12 +144,12 @@ def read(path: Path, **how: Any) -> Source:
 
 
 def read_all(
-    path: Path,
+    path: str | Path,
     *,
     text: str | None = None,
     world: int | None = None,
     launch: str | None = None,
-    accelerate: Path | None = None,
+    accelerate: str | Path | None = None,
     consumer: Consumer | None = None,
 ) -> list[Source]:
     """Read the configurations of a file, at least one, and whatever goes with them.
@@ -171,6 +171,7 @@ def read_all(
         JobError: The launch line or the YAML is not one, or says twice what it says, or a value in
             them is none of those that are allowed there.
     """
+    path = Path(path)
     text = read_text(path) if text is None else text
     if is_shell(text, path):
         return _of_shell(text, path, world=world, given=consumer)
@@ -183,7 +184,7 @@ def read_all(
         text,
         path,
         line,
-        accelerate=accelerate,
+        accelerate=None if accelerate is None else Path(accelerate),
         world=world,
         given=consumer,
     )
