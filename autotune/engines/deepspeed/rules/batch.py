@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.base.flags import flag
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.space.rule import Choice, Finding, Patch, UnknownFactError, in_words, rule
 
@@ -147,7 +148,7 @@ def _wrong_everywhere(setup: Setup) -> Finding | None:
     return Finding(
         message=f"{_TOTAL}={total} is no multiple of {names} = {samples}: it does not train on "
         "any number of ranks",
-        advice="say how many ranks there are (--world), and the sizes that fit are named",
+        advice=f"say how many ranks there are ({flag('world')}), and the sizes that fit are named",
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
+from autotune.base.flags import flag
 from autotune.base.nested import look_up
 from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
@@ -363,7 +364,7 @@ def _of_named(
         # Its lines are those of the shell file, which is not edited: variables stand in it.
         return [replace(one, path=base, document=f"a here-document ({name})") for one in found]
     if "$" in name or "`" in name:
-        why = ", ".join((*shell.unread, "say the launch with --launch")[:1])
+        why = ", ".join((*shell.unread, f"say the launch with {flag('launch')}")[:1])
         raise RenderError(
             f"{base}: names {name!r}, which only the shell knows",
             f"{why}, or name the ds_config.json itself",
@@ -558,7 +559,7 @@ def _unread_filler(line: LaunchLine, script: Path | None, because: str) -> Itera
 def _unknown_ranks(section: ReadConfig) -> Iterator[NotJudged]:
     """The ranks of a launch that does not say them, where the batch sizes make some."""
     if all(type(section.config.get(name)) is int for name in BATCH_KEYS):
-        why = "the batch sizes are right for one: give it with --world"
+        why = f"the batch sizes are right for one: give it with {flag('world')}"
         yield NotJudged(what="the number of ranks", why=why)
 
 
@@ -586,8 +587,8 @@ def _unread_file(
     named = arguments.get("deepspeed")
     is_handed = consumer is Consumer.TRAINER and isinstance(named, str)
     if is_handed and Path(str(named)).name != section.path.name:
-        why = "the script hands it to Trainer, which takes it first: check it with --launch"
-        yield NotJudged(what=str(named), why=why)
+        why = "the script hands it to Trainer, which takes it first"
+        yield NotJudged(what=str(named), why=f"{why}: check it with {flag('launch')}")
 
 
 def _why_unread(line: LaunchLine, script: Path | None, reader: str) -> str:
@@ -598,7 +599,9 @@ def _why_unread(line: LaunchLine, script: Path | None, reader: str) -> str:
         return f"{line.script} sets them in its own way"
     if line.script.endswith(".py"):
         return f"{line.script} is not there to be read"
-    return f"{reader} has defaults of its own" if reader else "give the line with --launch"
+    return (
+        f"{reader} has defaults of its own" if reader else f"give the line with {flag('launch')}"
+    )
 
 
 def _script(name: str, asked: Path) -> Path | None:
