@@ -25,9 +25,9 @@ _SETTING = re.compile(
 )
 """Words before one of `_LIKELY` that make it a setting of a model or a place in a table."""
 _PLAIN_VALUE = re.compile(
-    r"(?is)\W*|auto|none|null|true|false|<.*>|\[[^\[\]]*\]|[-+]?[\d.]+(?:e[-+]?\d+)?|\$\{?[A-Z_]+\}?"
+    r"(?is)\W*|auto|none|null|true|false|<.*>|\[[^\[\]]*\]|[-+]?[\d.]{1,5}(?:e[-+]?\d+)?|\$\{?[A-Z_]+\}?"
 )
-"""Texts that are no secret: settings, special tokens, numbers, variables."""
+"""Texts that are no secret: settings, special tokens, short numbers, variables."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _FORMS = re.compile(
     r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)"
@@ -51,6 +51,8 @@ _VALUE = re.compile(
     r"\\\"[^\"\n]{0,4000}\"?|[bruf]?(?:\"(?:[^\"\\\n]|\\.){0,4000}\"?|'(?:[^'\\\n]|\\.){0,4000}'?)|"
     r"\[[^\]]{0,2000}\]|\{[^}]{0,2000}\}|[^\s\"'`,;&|)}\]<>]{1,4000}"
 )
+_BLOCK = re.compile(r"[|>][-+]?[ \t]*\r?\n([ \t]+)\Z")
+"""The end of a joint behind which a text of several lines stands, with their indent."""
 
 
 @lru_cache(maxsize=4096)
@@ -59,8 +61,7 @@ def is_secret(name: str) -> bool:
     words = [word.lower() for word in _WORD.findall(name[-200:])] or [""]
     is_bare = name == "PWD" or words in (["key"], ["pass"], ["auth"])
     is_setting = is_bare or _SETTING.fullmatch(words[-2:][0])
-    is_likely = words[-1] in _LIKELY and not is_setting
-    return is_likely or _SURE.search("".join(words)) is not None
+    return (words[-1] in _LIKELY and not is_setting) or _SURE.search("".join(words)) is not None
 
 
 def holds_secret(name: object, value: Any) -> bool:
@@ -78,11 +79,8 @@ def scrubbed_text(text: str) -> str:
 @lru_cache(maxsize=4)
 def _known_secrets(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """Values of the variables whose names are those of secrets; shorter ones are words."""
-    return tuple(
-        value
-        for name, value in sorted(variables, key=lambda variable: -len(variable[1]))
-        if len(value) >= 8 and is_secret(name) and not os.path.exists(value)
-    )
+    named = (value for name, value in variables if len(value) >= 8 and is_secret(name))
+    return tuple(one for one in sorted(named, key=len, reverse=True) if not os.path.exists(one))
 
 
 @lru_cache(maxsize=4096)
@@ -92,8 +90,11 @@ def _without(text: str, known: tuple[str, ...]) -> str:
     text = _ADDRESS.sub(HIDDEN, _FORMS.sub(HIDDEN, text))
     parts, at = [], 0
     for named in _NAMED.finditer(text):
-        is_looked_at = named.start() >= at and is_secret(named["name"])
-        value = _VALUE.match(text, named.end()) if is_looked_at else None
+        if named.start() < at or not is_secret(named["name"]):
+            continue
+        block = _BLOCK.search(named["joint"])
+        lines = re.compile(rf".+(?:[\r\n]+{block[1]}.*){{0,999}}") if block else _VALUE
+        value = lines.match(text, named.end())
         if value is not None and _tells(named, value[0]):
             first = value[0][0]
             quote = first if first in "\"'" else named["quote"] * (first in "[{\\")
@@ -126,10 +127,8 @@ def scrubbed(data: Any, known: tuple[str, ...] | None = None) -> Any:
         }
     if isinstance(data, list | tuple):
         # Items may be the words of a command line: `--token`, then its value.
-        return [
-            HIDDEN if _is_value_of(flag, item) else scrubbed(item, known)
-            for flag, item in zip(("", *data), data, strict=False)
-        ]
+        pairs = zip(("", *data), data, strict=False)
+        return [HIDDEN if _is_value_of(*pair) else scrubbed(pair[1], known) for pair in pairs]
     return data
 
 

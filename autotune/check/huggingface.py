@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.base.flags import flag
 from autotune.base.names import misspelt
 from autotune.base.nested import dotted, look_up, merge, path_of, value_at
 from autotune.engines.deepspeed.rules.base import patch
@@ -237,7 +238,7 @@ def not_compared(source: Source) -> Iterator[NotJudged]:
         yield NotJudged(
             what=f"{_ACCUM}=auto",
             why="Trainer fills it in, a script that calls accelerate itself ends with an "
-            "exception: give the line with --launch",
+            f"exception: give the line with {flag('launch')}",
         )
     if source.consumer is not Consumer.TRAINER:
         return
@@ -258,7 +259,7 @@ def not_compared(source: Source) -> Iterator[NotJudged]:
         if not why and key in _BY_LENGTH and source.arguments:
             why = "the length of the training decides"
         if key == "train_batch_size" and source.world is None and source.arguments:
-            why = why or "the number of ranks is not known: give it with --world"
+            why = why or f"the number of ranks is not known: give it with {flag('world')}"
         why = why or source.arguments_unread
         by_reason.setdefault(why, []).append(key)
     for why, open_keys in by_reason.items():
@@ -389,17 +390,17 @@ def _flags(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     """Flags that the file overrules without a word."""
     if source.consumer is not Consumer.ACCELERATE or source.is_made:
         return
-    for flag in FLAGS:
-        key = KEYS[flag]
-        asked, value = source.flags.get(flag), look_up(config, key)
+    for name in FLAGS:
+        key = KEYS[name]
+        asked, value = source.flags.get(name), look_up(config, key)
         if asked is None or value is None or value in (AUTO, asked):
             continue
-        if flag != "zero3_save_16bit_model":  # it only saves
+        if name != "zero3_save_16bit_model":  # it only saves
             yield violation_of(
                 "huggingface.flag_ignored",
                 key,
                 choices=(at_key(key, AUTO), at_key(key, asked)),
-                flag=flag,
+                flag=name,
                 asked=asked,
                 key=key,
                 value=value,

@@ -6,6 +6,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
+from autotune.base.flags import flag
 from autotune.base.nested import Unknown, dotted, leaves, look_up
 from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.check import huggingface
@@ -37,8 +38,6 @@ from autotune.space.rule import (
     listed,
 )
 
-WITHOUT_WORLD = NotJudged(what="what the number of ranks decides", why="give it with --world")
-"""What rules about ranks leave open where nobody says how many there are."""
 _NO_WORLD = Unknown("nobody says how many ranks there are")
 _AT_RUN_TIME = "put in at run time"
 _KEY_TWICE = "file.key_twice"
@@ -444,18 +443,23 @@ def _look(
     )
 
 
+def without_world() -> NotJudged:
+    """What rules about ranks leave open where nobody says how many there are."""
+    return NotJudged(what="what the number of ranks decides", why=f"give it with {flag('world')}")
+
+
 def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJudged]:
     """What decides whether a configuration runs, and nobody here could read."""
     yield from source.not_judged
     if source.reader == neox.READER:
         yield neox.OWN_CHECKS
     if "world" in looked.unknown_facts:
-        yield WITHOUT_WORLD
+        yield without_world()
     if source.is_tuned is None and look_up(source.config, "autotuning.enabled") is True:
         yield NotJudged(
             what="autotuning",
             why="what the file means without deepspeed --autotuning is something else: give the "
-            "line with --launch",
+            f"line with {flag('launch')}",
         )
     for path in sorted(source.unknown):
         value = look_up(source.config, dotted(path))

@@ -6,9 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.base.flags import flag
 from autotune.check.ignored import MEGATRON_PREFIX, ignored_in
 from autotune.check.key_positions import TextPlace
-from autotune.check.lint import WITHOUT_WORLD, CheckReport, Found
+from autotune.check.lint import CheckReport, Found, without_world
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import FileRule
@@ -29,10 +30,6 @@ _READER = "megatron-lm"
 _CHECKOUT_RULE = "checkout.refuses"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
-_OTHER_CHECKS = NotJudged(
-    what="Megatron-LM's other checks",
-    why="of schedules, data, checkpoints, sizes: --megatron-path names a checkout to ask",
-)
 _PARSER = "megatron/training/arguments.py, parse_args"
 _WORD_RULES: Mapping[str, FileRule] = {
     "flags.unknown": FileRule(
@@ -176,7 +173,7 @@ def _refused_by(checkout: Path | None, launch: MegatronLaunch) -> list[Violation
 
 def _world_because(launch: MegatronLaunch) -> str:
     if launch.world is None:
-        return "the launch line does not say it: give --world"
+        return f"the launch line does not say it: give {flag('world')}"
     is_set = launch.variables.get("WORLD_SIZE") == str(launch.world)
     return "WORLD_SIZE" if is_set else "the launch line"
 
@@ -212,14 +209,18 @@ def _not_judged(
         given = f"{launch.prefix}{name}" if launch.is_overrides else flag_name(name)
         yield NotJudged(what=given, why=why)
     if "world" in unknown_facts:
-        yield WITHOUT_WORLD
+        yield without_world()
     lacks = asks_for_connections(launch) and CONNECTIONS not in launch.variables
     offloads = "offload_modules" in launch.given and _OFFLOAD not in launch.variables
     for name, is_missing in ((CONNECTIONS, lacks), (_OFFLOAD, offloads)):
         if is_missing:
             yield NotJudged(what=name, why="the file does not set it")
     if checkout is None and not launch.is_overrides:
-        yield _OTHER_CHECKS
+        yield NotJudged(
+            what="Megatron-LM's other checks",
+            why="of schedules, data, checkpoints, sizes: "
+            f"{flag('megatron_path')} names a checkout to ask",
+        )
 
 
 def _source(launch: MegatronLaunch) -> Source:

@@ -250,6 +250,18 @@ def test_a_check_is_a_value(tmp_path: Path) -> None:
         autotune.check(config, fix=True)
 
 
+def test_a_check_names_the_arguments_of_a_call(tmp_path: Path) -> None:
+    sizes = {"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}
+    shown = " ".join(str(autotune.check(sizes, **world)) for world in ({}, {"world": 2}))
+    assert "(world)" in shown
+    assert "choose='batch.product=1'" in shown
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps({"train_micro_batch_size_per_gpu": "2"}))
+    shown += str(autotune.check(file))
+    assert "(fix=True writes it)" in shown
+    assert "--" not in shown.replace("\n---", "")
+
+
 def test_what_is_wrong_is_raised() -> None:
     with pytest.raises(JobError, match="such argument"):
         autotune.search(**JOB, trails=3)

@@ -90,6 +90,7 @@ VALUES = [
     "hf_token:\n  hunter2\nlr: 1",
     "api_keys:\n- hunter2",
     "db_password: |\n  hunter2\n",
+    "a:\n  db_password: >-\n    ab\n\n      hunter2 hunter2\n    hunter2\n  b: 1",
     "password=/hunter2/x",
     '{"aws_secret_access_key": "/hunter2+x"}',
     "/data/hf_Zq7xV2mK9pLwZq7xV2mK9pLw/x.bin",
@@ -204,6 +205,12 @@ def test_a_document_without_secrets_stays_byte_for_byte():
     assert scrubbed_document("ds_config.json", text) == text
     hidden = scrubbed_document("ds_config.json", '{"pwd": "hunter2"}')
     assert json.loads(hidden) == {"pwd": HIDDEN}
+
+
+@pytest.mark.parametrize("value", ["12345678", "2718281828e1"])
+def test_a_long_number_may_be_a_secret(value):
+    assert scrubbed({"password": value, "token": "3"}) == {"password": HIDDEN, "token": "3"}
+    assert scrubbed_text(f'"password": "{value}"') == f'"password": "{HIDDEN}"'
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda of: st.lists(of)))

@@ -177,6 +177,22 @@ def test_an_ignored_field_is_told_where_it_counts(name, home):
     assert home in one.fix
 
 
+@pytest.mark.parametrize(
+    ("field", "fix"),
+    [
+        ({"fp16": False}, "remove fp16 from the accelerate file"),
+        ({"bf16": {"enabled": False}}, "remove bf16 from the accelerate file"),
+        (
+            {"bf16": {"enabled": True}},
+            "set mixed_precision to bf16 at the top of the accelerate file",
+        ),
+    ],
+)
+def test_a_precision_in_the_section_is_wanted_only_where_it_is_on(field, fix):
+    data = PLAIN | {"deepspeed_config": PLAIN["deepspeed_config"] | field}
+    assert [one.fix for one in violations(data)] == [fix]
+
+
 def test_a_field_of_the_section_at_the_top_is_sent_there():
     (one,) = violations(PLAIN | {"zero3_init_flag": True})
     assert one.fix == "move zero3_init_flag into deepspeed_config"

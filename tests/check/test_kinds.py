@@ -146,6 +146,11 @@ def test_a_launch_of_deepspeed_is_refused(tmp_path, monkeypatch, text, rule):
     [
         ("deepspeed --num_gpus $N t.py --deepspeed_config open.json", "number of ranks"),
         ("deepspeed --hostfile h t.py --deepspeed_config plain.json", "the number of ranks"),
+        ("python t.py --deepspeed_config open.json -n 3", "number of ranks"),
+        ("mpirun python t.py --deepspeed_config open.json -n 3", "number of ranks"),
+        ("mpirun -np $NP python t.py --deepspeed_config open.json -n 3", "number of ranks"),
+        ("srun bash -c 'python t.py --deepspeed_config open.json -N 1 -n 3'", "number of ranks"),
+        ("#SBATCH -n 6\nsrun -n $N python t.py --deepspeed_config open.json", "number of ranks"),
         ("deepspeed --exclude localhost:0 t.py --deepspeed_config plain.json", "number of ranks"),
         ("accelerate launch --config_file accelerate.yaml -m my.train "
          "--gradient_accumulation_steps 1", "my.train is not there to be read"),

@@ -167,6 +167,9 @@ def test_sizes_that_fit_no_world_are_said_and_no_world_is_made_up(tmp_path):
     there = checked(write(tmp_path, sizes), world=8)
     assert rules(there) == ["batch.product"]
     assert there.found[0].violation.choices
+    elastic = {"elasticity": {"enabled": True, "ignore_non_elastic_batch_info": True}}
+    before = checked(write(tmp_path, sizes | elastic), version="0.17.6")
+    assert "batch.product" not in rules(before)
 
 
 def test_sequence_parallelism_without_its_mesh_or_auto_sp(tmp_path):

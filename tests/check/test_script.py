@@ -98,6 +98,23 @@ def test_arguments_that_a_script_makes_in_another_way_are_not_read(tmp_path, tex
     assert made_arguments(write(tmp_path, text, "train.py"), {}) is None
 
 
+@pytest.mark.parametrize(
+    ("before", "known"),
+    [
+        ("N = 4", {"per_device_train_batch_size": 4}),
+        ("from config import N\ndef f():\n    N = 4", {}),
+        ("N = 4\nfrom config import M as N", {}),
+        ("def f():\n    N = 4\nfrom config import *", {}),
+        ("N = 4\nif debug:\n    N = 2", {}),
+        ("if debug:\n    N = 4", {"per_device_train_batch_size": 4}),
+        ("class N:\n    pass\ndef f():\n    N = 4", {}),
+    ],
+)
+def test_a_constant_of_a_script_is_set_once_in_it(tmp_path, before, known):
+    text = f"{before}\nTrainingArguments('o', per_device_train_batch_size=N)"
+    assert made_arguments(write(tmp_path, text, "train.py"), {}).known == known
+
+
 def test_what_a_script_makes_is_compared_with_its_file(tmp_path):
     write(tmp_path, MAKES, "train.py")
     config = CONFIG | {"gradient_accumulation_steps": 1, "gradient_clipping": 0.3}

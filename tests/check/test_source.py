@@ -27,7 +27,7 @@ def yaml_file(folder, content, name="accelerate.yaml"):
 
 
 def test_plain_json_is_deepspeeds(tmp_path):
-    source = read(write(tmp_path, RAW))
+    source = read(str(write(tmp_path, RAW)))
     assert (source.consumer, source.world) == (Consumer.DEEPSPEED, None)
     assert source.config == RAW
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from autotune.app.api.calls import each_of
 from autotune.app.check import CheckFlags, check_config, check_files
 from autotune.base.errors import JobError
+from autotune.base.flags import called
 from autotune.check.run import CheckRun
 from autotune.report.check.text import print_run
 from autotune.report.shown import Shown
@@ -96,7 +97,8 @@ def check(
     found = _found(files, flags, fix=fix)
 
     def show(console: Console) -> None:
-        print_run(console, found, fixed=fix, quiet=False, strict=strict)
+        with called("check"):  # it is shown when the call is over
+            print_run(console, found, fixed=fix, quiet=False, strict=strict)
         for one in found.unread:
             console.print(Text(str(one)))
 

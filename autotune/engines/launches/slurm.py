@@ -67,6 +67,8 @@ def _tasks(options: Mapping[str, str]) -> tuple[int | None, int | None]:
     if tasks:
         whole = nodes is not None and tasks % nodes == 0
         return tasks, per_node or (tasks // nodes if nodes and whole else None)
+    if "ntasks" in options:  # only the shell knows it
+        return None, per_node
     return (nodes * per_node, per_node) if nodes and per_node else (None, per_node)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
+from autotune.base.flags import is_call, switch
 from autotune.base.text import visible
 from autotune.base.units import format_count
 from autotune.check import CheckReport, Found
@@ -80,18 +81,18 @@ def print_check(
 
 
 def _above_the_diff(report: CheckReport, *, fixed: bool) -> str:
-    source = report.source
+    source, writes = report.source, f"{switch('fix')} writes"
     if not source.can_write and source.path == source.asked:
         return "the fix:"  # of standard input, or of what stands in no file
     if not source.can_write:
         return (
-            f"the fix of {source.path} (--fix writes into the file that is checked, which is "
+            f"the fix of {source.path} ({writes} into the file that is checked, which is "
             f"{source.asked}):"
         )
     if not report.passes:
-        return "the fix so far (--fix writes nothing that would not run):"
+        return f"the fix so far ({writes} nothing that would not run):"
     written = report.is_written(fixed=fixed)
-    return "fixed, with this diff:" if written else "the fix (--fix writes it):"
+    return "fixed, with this diff:" if written else f"the fix ({writes} it):"
 
 
 def _print_found(console: Console, report: CheckReport, found: Found) -> None:
@@ -130,10 +131,12 @@ def _print_questions(console: Console, report: CheckReport) -> None:
             _print_text(console, head)
         for question in questions:
             for option in question.options:
-                flag = f"--choose {question.violation.rule}={option.number}"
-                _print_text(console, f"{flag}  {option.words}", indent="  ")
+                choice = f"{question.violation.rule}={option.number}"
+                choose = f"choose={choice!r}" if is_call() else f"--choose {choice}"
+                _print_text(console, f"{choose}  {option.words}", indent="  ")
     if not is_short:
-        _print_text(console, f"{n} choices more, none of them needed: --format json lists them")
+        lists = "as_dict() lists" if is_call() else "--format json lists"
+        _print_text(console, f"{n} choices more, none of them needed: {lists} them")
 
 
 def _print_text(console: Console, text: str, *, indent: str = "", style: str = "") -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.base.flags import flag
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.space.rule import Choice, Finding, Patch, UnknownFactError, in_words, rule
 
@@ -129,6 +130,8 @@ def _wrong_everywhere(setup: Setup) -> Finding | None:
 
     What is not known is a whole number from 1 on, and the ranks are so many nodes of them.
     """
+    if setup.elasticity:  # it decides the sizes
+        return None
     config, total = setup.ds_config, setup.ds_config.get(_TOTAL)
     sizes = {name: config.get(name) for name in (_MICRO, _ACCUM)}
     known = {name: size for name, size in sizes.items() if type(size) is int and size > 0}
@@ -145,7 +148,7 @@ def _wrong_everywhere(setup: Setup) -> Finding | None:
     return Finding(
         message=f"{_TOTAL}={total} is no multiple of {names} = {samples}: it does not train on "
         "any number of ranks",
-        advice="say how many ranks there are (--world), and the sizes that fit are named",
+        advice=f"say how many ranks there are ({flag('world')}), and the sizes that fit are named",
     )
 
 

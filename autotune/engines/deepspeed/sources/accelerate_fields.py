@@ -116,7 +116,7 @@ def _lost(data: Mapping[str, Any], section: Mapping[str, Any]) -> Iterator[Viola
         yield violation_of("accelerate.machines", "num_machines", machines=machines)
     for name in section:
         if name not in SECTION_FIELDS | _OLD_SECTION_FIELDS:
-            fix = _place_of(str(name)) or _rename(str(name), SECTION_FIELDS)
+            fix = _place_of(str(name), section[name]) or _rename(str(name), SECTION_FIELDS)
             at = f"deepspeed_config.{name}"
             yield violation_of("accelerate.unknown_field", at, name=name, fix=fix)
     if section.get("deepspeed_config_file") in (None, "none"):
@@ -152,9 +152,12 @@ def _near(given: str, known: Iterable[str]) -> str:
     return next(iter(near_names(given, known, alike=0.6)), "")
 
 
-def _place_of(name: str) -> str:
+def _place_of(name: str, value: Any) -> str:
     """Where a field of the section that accelerate ignores does something; empty: nowhere."""
     if name in ("fp16", "bf16"):
+        is_on = value.get("enabled") if isinstance(value, Mapping) else value
+        if str(is_on).lower() not in ("true", AUTO):
+            return f"remove {name} from the accelerate file"
         return f"set mixed_precision to {name} at the top of the accelerate file"
     if name in TOP_FIELDS:
         return f"move {name} out of deepspeed_config, to the top of the accelerate file"

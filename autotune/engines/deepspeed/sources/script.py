@@ -135,20 +135,31 @@ def _is_output(call: ast.Call) -> bool:
 
 
 def _constants(tree: ast.AST) -> dict[str, Any]:
-    """Names that are set once, to a literal, and that no function takes."""
+    """Names that are set once, to a literal, and that nothing else in the script is called.
+
+    There is none where the script imports `*`: any name may come from there.
+    """
     nodes = list(ast.walk(tree))
-    stored = Counter(
-        one.arg if isinstance(one, ast.arg) else one.id
-        for one in nodes
-        if isinstance(one, ast.arg) or (isinstance(one, ast.Name) and type(one.ctx) is ast.Store)
-    )
+    stored = Counter(name for node in nodes for name in _names_given(node))
     found: dict[str, Any] = {}
-    for node in nodes:
+    for node in nodes if "*" not in stored else ():
         name = _name(node.targets[0]) if isinstance(node, ast.Assign) else ""
         if isinstance(node, ast.Assign) and stored[name] == 1:
             with contextlib.suppress(ValueError):
                 found[name] = ast.literal_eval(node.value)
     return found
+
+
+def _names_given(node: ast.AST) -> Iterator[str]:
+    """The name that a part of a script gives to something."""
+    if isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.alias):
+        yield node.asname or node.name.partition(".")[0]
+    elif isinstance(node, ast.Name) and type(node.ctx) is ast.Store:
+        yield node.id
 
 
 def _own_flags(tree: ast.AST, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
+from autotune.base.flags import flag
 from autotune.base.nested import look_up
 from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
@@ -53,7 +54,7 @@ from autotune.engines.deepspeed.sources.script import (
 )
 from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
-from autotune.engines.launches.line import TRL, flags_of
+from autotune.engines.launches.line import TRL, flags_of, parts_of
 from autotune.engines.launches.shell import Command, ShellText, cost_of_lost, is_shell, read_shell
 from autotune.space.rule import NotJudged, Violation
 
@@ -126,7 +127,7 @@ class Source(ReadConfig):
         return self.path == self.asked and self.path.is_file()
 
 
-def read(path: Path, **how: Any) -> Source:
+def read(path: str | Path, **how: Any) -> Source:
     """The one configuration of a file, with the arguments of `read_all`.
 
     Raises:
@@ -144,12 +145,12 @@ def read(path: Path, **how: Any) -> Source:
 
 
 def read_all(
-    path: Path,
+    path: str | Path,
     *,
     text: str | None = None,
     world: int | None = None,
     launch: str | None = None,
-    accelerate: Path | None = None,
+    accelerate: str | Path | None = None,
     consumer: Consumer | None = None,
 ) -> list[Source]:
     """Read the configurations of a file, at least one, and whatever goes with them.
@@ -171,6 +172,7 @@ def read_all(
         JobError: The launch line or the YAML is not one, or says twice what it says, or a value in
             them is none of those that are allowed there.
     """
+    path = Path(path)
     text = read_text(path) if text is None else text
     if is_shell(text, path):
         return _of_shell(text, path, world=world, given=consumer)
@@ -183,7 +185,7 @@ def read_all(
         text,
         path,
         line,
-        accelerate=accelerate,
+        accelerate=None if accelerate is None else Path(accelerate),
         world=world,
         given=consumer,
     )
@@ -231,10 +233,12 @@ def _ranks_of(
         per_node = given.get(RANKS_VARIABLE)
         nodes = given.get("NNODES") if "NNODES" in variables else 1
         return (per_node * nodes if per_node and nodes else None), per_node
+    before_script = words[: parts_of(words).script_at]
     if PurePath(words[0]).name in ("mpirun", "mpiexec"):
-        counts = (after for name, after in itertools.pairwise(words) if name in _COUNTS)
-        return next((int(count) for count in counts if count.isdecimal()), None), None
-    world, per_node = slurm.tasks_of(words, slurm.options_of(text))
+        pairs = itertools.pairwise(before_script)
+        count = next((after for name, after in pairs if name in _COUNTS), "")
+        return (int(count) if count.isdecimal() else None), None
+    world, per_node = slurm.tasks_of(before_script, slurm.options_of(text))
     return world or given.get("WORLD_SIZE"), per_node
 
 
@@ -360,7 +364,7 @@ def _of_named(
         # Its lines are those of the shell file, which is not edited: variables stand in it.
         return [replace(one, path=base, document=f"a here-document ({name})") for one in found]
     if "$" in name or "`" in name:
-        why = ", ".join((*shell.unread, "say the launch with --launch")[:1])
+        why = ", ".join((*shell.unread, f"say the launch with {flag('launch')}")[:1])
         raise RenderError(
             f"{base}: names {name!r}, which only the shell knows",
             f"{why}, or name the ds_config.json itself",
@@ -555,7 +559,7 @@ def _unread_filler(line: LaunchLine, script: Path | None, because: str) -> Itera
 def _unknown_ranks(section: ReadConfig) -> Iterator[NotJudged]:
     """The ranks of a launch that does not say them, where the batch sizes make some."""
     if all(type(section.config.get(name)) is int for name in BATCH_KEYS):
-        why = "the batch sizes are right for one: give it with --world"
+        why = f"the batch sizes are right for one: give it with {flag('world')}"
         yield NotJudged(what="the number of ranks", why=why)
 
 
@@ -583,8 +587,8 @@ def _unread_file(
     named = arguments.get("deepspeed")
     is_handed = consumer is Consumer.TRAINER and isinstance(named, str)
     if is_handed and Path(str(named)).name != section.path.name:
-        why = "the script hands it to Trainer, which takes it first: check it with --launch"
-        yield NotJudged(what=str(named), why=why)
+        why = "the script hands it to Trainer, which takes it first"
+        yield NotJudged(what=str(named), why=f"{why}: check it with {flag('launch')}")
 
 
 def _why_unread(line: LaunchLine, script: Path | None, reader: str) -> str:
@@ -595,7 +599,9 @@ def _why_unread(line: LaunchLine, script: Path | None, reader: str) -> str:
         return f"{line.script} sets them in its own way"
     if line.script.endswith(".py"):
         return f"{line.script} is not there to be read"
-    return f"{reader} has defaults of its own" if reader else "give the line with --launch"
+    return (
+        f"{reader} has defaults of its own" if reader else f"give the line with {flag('launch')}"
+    )
 
 
 def _script(name: str, asked: Path) -> Path | None:
