@@ -113,8 +113,8 @@ class _Block:
     """Whether a branch before this one did; behind a `&&`: whether what stands before it holds."""
     may_differ: bool = False
     """Whether values that may be others decide that."""
-    saved: dict[str, Value] | None = None
-    """The variables before a branch that runs only if values are others."""
+    saved: dict[str, Value | None] | None = None
+    """What variables held before a branch that runs only if values are others set them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +196,8 @@ class _Reader:
         self._blocks: list[_Block] = []
         self._gone: list[str] = []
         """Files that it sources and that are not read, in words."""
+        self._is_handed = False
+        """Whether the present text is one that a command hands on, and that may be another."""
         self._defines = False
         """Whether a function's name stands before the next brace."""
         self._depth = self._n_put = self._n_differing = 0
@@ -424,16 +426,23 @@ class _Reader:
         """Begin a branch; one that runs only if values are others is gone through aside."""
         is_aside = runs is False and may_differ
         block.runs = is_aside or runs
-        block.saved = dict(self._held) if is_aside else None
+        block.saved = {} if is_aside else None
 
     def _leaves(self, block: _Block) -> None:
         """End a branch: of one gone through aside stays only that what it sets may differ."""
-        if block.saved is not None:
-            self._held = {
-                name: one if self._held.get(name) is one else one._replace(may_differ=True)
-                for name, one in block.saved.items()
-            }
-            block.saved = None
+        saved, block.saved = block.saved, None
+        for name, value in (saved or {}).items():
+            self._put(name, value and value._replace(may_differ=True))
+
+    def _put(self, name: str, value: Value | None) -> None:
+        """Let a variable hold a value; None: it is not set."""
+        saved = next((one.saved for one in reversed(self._blocks) if one.saved is not None), None)
+        if saved is not None:
+            saved.setdefault(name, self._held.get(name))
+        if value is None:
+            self._held.pop(name, None)
+        else:
+            self._held[name] = value
 
     def _joins(self, fields: Sequence[Field], end: str, place: int, n_blocks: int) -> None:
         """End what stands behind a `&&` or `||`, and begin what stands behind this one."""
@@ -499,7 +508,7 @@ class _Reader:
         touched = touched_by(names)
         if names[0] == "unset" and self._certain:
             for name in touched:
-                self._held.pop(name, None)
+                self._put(name, None)
         else:
             self._forget(touched)
         if names[0] == "read":  # what a here-document gives it, is held where that stands
@@ -542,14 +551,14 @@ class _Reader:
         if not before.is_array:
             items = [[char for item in items for char in item]]
         may_differ = may_differ or before.may_differ or self._may_differ
-        self._held[name] = Value(items, before.is_array, why, may_differ)
+        self._put(name, Value(items, before.is_array, why, may_differ))
         return None
 
     def _hold(self, name: str, value: Value) -> None:
         """Set a variable, unless only the shell knows whether it is set."""
         if self._certain is not False:
             value = value._replace(may_differ=value.may_differ or self._may_differ)
-            self._held[name] = value if self._certain else Value(why=self._why())
+            self._put(name, value if self._certain else Value(why=self._why()))
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:
@@ -573,8 +582,8 @@ class _Reader:
                 where = self._line(fields[0].place)
                 self._gone.append(f"{name}, which {where} sources, is not read")
                 self.unread += self._gone[-1:]
-                held = self._held.items()
-                self._held = {name: one._replace(may_differ=True) for name, one in held}
+                for each, value in list(self._held.items()):
+                    self._put(each, value._replace(may_differ=True))
         finally:
             self.commands, self._held["BASH_SOURCE"] = commands, outer or Value()
         return found is not None
@@ -592,7 +601,8 @@ class _Reader:
         texts = tuple(word.text for word in words)
         if texts[0] == "eval":
             parts = [[*chars, (" ", -1)] for one in rest for chars in one.items][1:]
-            text = Field("", parts, fields[0].place)
+            may_differ = any(one.may_differ for one in rest)
+            text = Field("", parts, fields[0].place, may_differ=may_differ)
             return self._hands_on(text, path, ("eval",))
         if texts[0] == "cd" and len(texts) == 2:
             here = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
@@ -600,7 +610,8 @@ class _Reader:
             self._hold("PWD", Value([unplaced(os.path.normpath(here))] if is_known else None))
         names = _VARIABLES.findall(" ".join([*texts, *(one.text for one in variables.values())]))
         unread = [self._held[name].why for name in names if name in self._held]
-        if any(one.may_differ for one in fields) or not self._held.keys() >= set(names):
+        may_differ = self._is_handed or any(one.may_differ for one in fields)
+        if may_differ or not self._held.keys() >= set(names):
             unread += self._gone
         made = Command(
             words=words,
@@ -618,8 +629,10 @@ class _Reader:
         """Read a text that a command hands to a shell; one that does not close is left."""
         if self._depth < _MOST_DEEP:
             chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
+            before, self._is_handed = self._is_handed, self._is_handed or text.may_differ
             with contextlib.suppress(_OpenError):
                 self.read(chars, path, within)
+            self._is_handed = before
 
 
 def _documents(

@@ -181,8 +181,9 @@ def test_sums_are_those_of_bash(sum_):
         "A=(x)\n" + "A+=(${A[@]} ${A[@]})\n" * 60 + "torchrun t.py ${A[@]}\n",
         f"torchrun t.py --name $(({'-' * 50_000}1))\n",
         "A=1\n" + "torchrun t.py --name $A\n" * 20_000,
+        "".join(f"A{n}=1\n[ ${{B:-1}} = 2 ] && C=1\n" for n in range(4000)) + "torchrun t.py",
     ],
-    ids=["word", "quoted", "doubled", "array", "signs", "uses"],
+    ids=["word", "quoted", "doubled", "array", "signs", "uses", "aside"],
 )
 def test_no_file_takes_long(text):
     begun_s = time.process_time()
@@ -394,6 +395,7 @@ def test_a_file_in_another_folder_is_sourced_and_one_that_is_not_there_is_named(
         ("[ -f x ] && G=3\nC='run $G'\neval $C\n", "line 1 decides by `&&`"),
         (". gone.sh\nrun ${G:-8}\n", "gone.sh, which line 1 sources"),
         ("A=1\n. gone.sh\nrun $A\n", "gone.sh, which line 2 sources"),
+        ('. gone.sh\nC="run ${G:-8}"\neval $C\n', "gone.sh, which line 1 sources"),
         (". gone.sh\nG=8 run $H\n", "gone.sh, which line 1 sources"),
         ("G=8\nif [ -f x ]; then G=3; fi\necho $G\nrun 1\n", None),
         (". gone.sh\nA=1\nrun $A\n", None),
