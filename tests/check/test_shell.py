@@ -29,6 +29,19 @@ def test_flags_of_accelerate_alone(tmp_path):
     assert "flags" in report.not_edited
 
 
+def test_what_the_launch_may_be_given_besides_is_said(tmp_path):
+    write(tmp_path, {"train_batch_size": 8}, "ds.json")
+    line = "deepspeed --num_gpus ${GPUS:-8} t.py --deepspeed_config ds.json\n"
+    report = checked(write(tmp_path, f". gone.sh\n{line}", "run.sh"))
+    said = [one.why for one in report.not_judged if one.what == "what the launch is given"]
+    assert said == ["gone.sh, which line 1 sources, is not read"]
+
+
+def test_a_line_that_a_backslash_continues_tells_its_ranks(tmp_path):
+    path = write(tmp_path, {"train_batch_size": 8}, "ds.json")
+    assert read(path, launch="mpirun -np 4 \\\n python t.py --deepspeed_config ds.json").world == 4
+
+
 def test_a_shell_file_of_something_else(tmp_path):
     with pytest.raises(NotADsConfigError, match="without a launch line"):
         read(write(tmp_path, "echo deepspeed\n", "run.sh"))

@@ -6,19 +6,32 @@ It is read and not run. Known are quotes, line continuations, here-documents, as
 written, and the file says why.
 """
 
-import ast
 import contextlib
-import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import NamedTuple
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.user_text import read_text
+from autotune.engines.launches.shell_words import (
+    ASSIGNS,
+    NAME,
+    UNKNOWN,
+    Chars,
+    Field,
+    Value,
+    Word,
+    at_blanks,
+    plain,
+    split,
+    sum_of,
+    touched_by,
+    truth_of,
+    unplaced,
+)
 
 SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
 """What a shell file is called."""
@@ -30,24 +43,27 @@ _STARTS = re.compile(
     re.MULTILINE,
 )
 _IN_ROUND = r"""[^()'"\\]|\\[\s\S]|'[^']*+'|"(?:[^"\\]|\\[\s\S])*+\""""
-_ROUND = reduce(lambda inner, _: rf"\((?:{_IN_ROUND}|{inner})*+\)", range(5), r"\([^()]*+\)")
-_CURLY = reduce(lambda inner, _: rf"\{{(?:[^{{}}]|{inner})*+\}}", range(3), r"\{[^{}]*+\}")
+_ROUND = reduce(lambda inner, _: rf"\((?:{_IN_ROUND}|{inner})*+\)", range(9), r"\([^()]*+\)")
+_CURLY = reduce(lambda inner, _: rf"\{{(?:[^{{}}]|{inner})*+\}}", range(7), r"\{[^{}]*+\}")
 _PUT = rf"\$(?:{_ROUND}|{_CURLY}|[A-Za-z_]\w*|\d|(?![({{]))|`(?:[^`\\]|\\[\s\S])*+`"
 """What a shell puts something else for."""
 _PART = rf"""\\[\s\S]|'[^']*+'|"(?:\\[\s\S]|{_PUT}|[^"\\$`])*+"|{_PUT}|[<>]{_ROUND}"""
-_NAME = r"[A-Za-z_]\w*"
 _TOKEN = re.compile(  # what is matched once is not matched again in another way
-    r"(?P<blank>(?:[ \t\r]|\\\r?\n)++|\#[^\n]*+)"
-    rf"|(?P<array>{_NAME}\+?=\((?:{_PART}|(?<=\s)\#[^\n]*+|(?<!\s)\#|[^()'\"`\\$\#])*+\))"
+    r"(?P<blank>(?:[ \t\r]|\\\r?\n|\\\Z)++|\#[^\n]*+)"
+    rf"|(?P<array>{NAME}\+?=\((?:{_PART}|(?<=[\s(])\#[^\n]*+|(?<![\s(])\#|[^()'\"`\\$\#])*+\))"
+    rf"|(?P<sum>\({_ROUND}\))"
     r"|\d*(?P<sign><<<|<<-?|>>|>&|<&|>\||<>|[<>](?!\()|(?=&>))(?:&>>?)?[ \t]*"
     r"|(?P<end>&&|\|\||[\n;&|()])"
     rf"|(?P<word>(?:{_PART}|[^\s;&|()<>'\"`\\$])++)"
 )
 _PIECE = re.compile(rf"""(\\[\s\S])|('[^']*')|(")|({_PUT})|[^\\'"$`]+|.""", re.S)
-_NAMED = re.compile(rf"\$(?:({_NAME}|\d)|\{{({_NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?\}})")
+_NAMED = re.compile(rf"\$(?:({NAME}|\d)|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?\}})")
 _IN_DOCUMENTS = re.compile(rf"\\[$`\\]|\$\w+|\${_CURLY}")
-_ASSIGNS = re.compile(rf"({_NAME})(\+?)=")
-_UNKNOWN = re.compile(r"[$`]")
+_VARIABLES = re.compile(rf"\$\{{?({NAME})")
+_CLOSED = re.compile(r"[ \t]*\)")
+_LOOPS = ("for", "while", "until", "select")
+_OFTEN = (*_LOOPS, "function")
+_JOINS = ("&&", "||")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
@@ -59,27 +75,6 @@ _MOST_DEEP = 6
 """Texts that read one another, at most."""
 _MOST_PUT = 2**20
 """Characters that variables put into a file, at most: each line may double what one holds."""
-_COMPARES: Mapping[str, Callable[[int, int], bool]] = {
-    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
-}
-_SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
-    **{ast.Div: lambda a, b: int(a / b), ast.Mod: lambda a, b: a - b * int(a / b)},
-}
-"""Operations of a sum; a shell rounds towards 0."""
-
-Chars = list[tuple[str, int]]
-"""Characters, each with its place in the file; -1: in one that it sources."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Word:
-    """A word of a command."""
-
-    text: str
-    """As the command gets it, with the variables that the file tells."""
-    start: int
-    """Where it is written: in the command, or where its variable is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +88,8 @@ class Command:
     """Those that it sets for itself alone: the value and where it is written."""
     within: tuple[str, ...] = ()
     """The command that hands it to a shell as a text; empty: it stands in the file itself."""
+    unread: tuple[str, ...] = ()
+    """Why words of it are not known, or may be others: lines that decide, files not read."""
 
 
 def cost_of_lost(lost: Command) -> str:
@@ -104,53 +101,20 @@ def cost_of_lost(lost: Command) -> str:
     )
 
 
-class _Value(NamedTuple):
-    """What a variable is set to."""
-
-    items: list[Chars] | None = None
-    """None: only the shell knows it."""
-    is_array: bool = False
-    why: str = ""
-    """Why only the shell knows it; empty: the value itself tells."""
-
-
-class _Field(NamedTuple):
-    """What stands between two blanks, and the words that it is split into."""
-
-    raw: str
-    items: list[Chars]
-    place: int
-    is_array: bool = False
-
-    @property
-    def chars(self) -> Chars:
-        return [char for item in self.items for char in item]
-
-    @property
-    def value(self) -> Chars:
-        """Value of an assignment, behind its sign."""
-        chars = self.chars
-        return chars if self.is_array else chars[_plain(chars).index("=") + 1 :]
-
-    @property
-    def text(self) -> str:
-        return _plain(self.chars)
-
-    def word(self, chars: Chars) -> Word:
-        start = chars[0][1] if chars else -1
-        return Word(text=_plain(chars), start=start if start >= 0 else self.place)
-
-
 @dataclass
 class _Block:
-    """An `if` or a loop that is open."""
+    """An `if`, a loop, a function or braces that are open, or what stands behind a `&&`."""
 
     keyword: str
     start: int
     runs: bool | None
     """Whether what stands in it runs; None: only the shell knows."""
     has_run: bool | None
-    """Whether a branch before this one did."""
+    """Whether a branch before this one did; behind a `&&`: whether what stands before it holds."""
+    may_differ: bool = False
+    """Whether values that may be others decide that."""
+    saved: dict[str, Value | None] | None = None
+    """What variables held before a branch that runs only if values are others set them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +160,7 @@ def read_shell(
         JobError: A quote or a bracket in it does not close.
     """
     known = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **(variables or {})}
-    reader = _Reader(text, {name: _Value([_unplaced(one)]) for name, one in known.items()})
+    reader = _Reader(text, {name: Value([unplaced(one)]) for name, one in known.items()})
     try:
         reader.read(list(zip(text, range(len(text)), strict=True)), path if follows else None)
     except _OpenError as error:
@@ -215,14 +179,14 @@ class _OpenError(Exception):
     """Something that does not close; `at` is where it opens."""
 
     def __init__(self, text: str, at: int) -> None:
-        super().__init__(f"the {text[at : at + 2].strip()} does not close")
+        super().__init__(f"the {text[at : at + 2].strip()} does not close, or is nested too deep")
         self.at = at
 
 
 class _Reader:
     """Goes through texts, and holds the variables as they are where a command stands."""
 
-    def __init__(self, text: str, held: dict[str, _Value]) -> None:
+    def __init__(self, text: str, held: dict[str, Value]) -> None:
         self._text, self._held = text, held
         self.commands: list[Command] = []
         self.exported: dict[str, Word] = {}
@@ -230,9 +194,13 @@ class _Reader:
         self.unread: list[str] = []
         self.written: dict[str, str] = {}
         self._blocks: list[_Block] = []
-        self._is_next: bool | None = True
-        """Whether the present command runs after a `&&` or `||`; None: only the shell knows."""
-        self._depth = self._n_put = 0
+        self._gone: list[str] = []
+        """Files that it sources and that are not read, in words."""
+        self._is_handed = False
+        """Whether the present text is one that a command hands on, and that may be another."""
+        self._defines = False
+        """Whether a function's name stands before the next brace."""
+        self._depth = self._n_put = self._n_differing = 0
 
     def read(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
         """Take all commands of a text.
@@ -245,59 +213,59 @@ class _Reader:
         Raises:
             _OpenError: Something in it does not close.
         """
-        text, at = _plain(chars), 0
-        n_blocks, is_next = len(self._blocks), self._is_next
+        text, at = plain(chars), 0
+        n_blocks = len(self._blocks)
         documents: list[tuple[str, bool, str, str]] = []
         self._depth += 1
         while at < len(text):
             n_unread = len(self.unread)
-            fields, targets, end, at = self._command(chars, text, at)
-            fields = self._without_keywords(fields, end)
-            if not fields:
+            given, targets, end, at = self._command(chars, text, at)
+            if given and end == "(" and (closed := _CLOSED.match(text, at)):
+                given, at, self._defines = [], closed.end(), True
+            fields = self._without_keywords(given, end)
+            if not fields or self._certain is False:
                 del self.unread[n_unread:]
             documents += _documents(fields, targets) if self._certain is not False else ()
             if fields and not self._sets(fields) and not self._sources(fields, path):
                 self._runs(fields, path, within)
-            self._is_next = is_next
-            if end in ("&&", "||") and is_next:
-                truth = _truth(fields) if fields and fields[0].raw in ("[", "[[") else None
-                self._is_next = None if truth is None else truth is (end == "&&")
+            if given and end != "|":
+                self._joins(fields if given[0].raw != "!" else [], end, given[0].place, n_blocks)
             for last, is_literal, name, variable in documents if end == "\n" else ():
                 found = re.compile(rf"^[ \t]*{re.escape(last)}[ \t\r]*$", re.M).search(text, at)
                 stop = found.start() if found else len(text)
                 body = chars[at:stop]
                 body = body if is_literal else self._filled_in(body)
-                if name:
+                if name and not (self._is_aside and os.path.normpath(name) in self.written):
                     above = "\n" * text.count("\n", 0, at)
-                    self.written[os.path.normpath(name)] = above + _plain(body)
+                    self.written[os.path.normpath(name)] = above + plain(body)
                 elif variable:
-                    self._hold(variable, _Value([body]))
+                    self._hold(variable, Value([body]))
                 at = found.end() + 1 if found else len(text)
             documents = [] if end == "\n" else documents
         self._depth -= 1
-        self._is_next = is_next
         del self._blocks[n_blocks:]
 
     def _command(
         self, chars: Chars, text: str, at: int
-    ) -> tuple[list[_Field], list[tuple[str, _Field]], str, int]:
+    ) -> tuple[list[Field], list[tuple[str, Field]], str, int]:
         """The words of a command, its redirections, the sign behind it, and where that ends."""
-        fields: list[_Field] = []
-        targets: list[tuple[str, _Field]] = []
+        fields: list[Field] = []
+        targets: list[tuple[str, Field]] = []
         sign = ""
         while (token := _TOKEN.match(text, at)) is not None:
             start, at = at, token.end()
             if token["end"]:
                 return fields, targets, token["end"], at
             if token["array"]:
-                begin = text.index("(", start) + 1
+                begin, before = text.index("(", start) + 1, self._n_differing
                 items = self._items(chars[begin : at - 1])
-                fields.append(_Field(token[0], items, chars[start][1], is_array=True))
+                may_differ = self._n_differing > before
+                fields.append(Field(token[0], items, chars[start][1], True, may_differ))
+            elif token["sum"]:
+                fields.append(Field(token[0], [chars[start:at]], chars[start][1]))
             elif token["word"]:
-                made = self._field(
-                    chars[start:at], is_split=not (sign or _ASSIGNS.match(token[0]))
-                )
-                if text[at : at + 1] == "(" and _ASSIGNS.fullmatch(made.raw):
+                made = self._field(chars[start:at], is_split=not (sign or ASSIGNS.match(token[0])))
+                if text[at : at + 1] == "(" and ASSIGNS.fullmatch(made.raw):
                     raise _OpenError(text, at)
                 if sign in ("", "<<<"):
                     fields.append(made)
@@ -311,15 +279,15 @@ class _Reader:
 
     def _items(self, chars: Chars) -> list[Chars]:
         """The elements of an array."""
-        text, at, found = _plain(chars), 0, list[Chars]()
+        text, at, found = plain(chars), 0, list[Chars]()
         while at < len(text):
             fields, _, _, at = self._command(chars, text, at)
             found += [item for one in fields for item in one.items]
         return found
 
-    def _field(self, chars: Chars, *, is_split: bool = True) -> _Field:
+    def _field(self, chars: Chars, *, is_split: bool = True) -> Field:
         """A word without its quotes, with the variables of the file."""
-        raw, at, is_quoted = _plain(chars), 0, False
+        raw, at, is_quoted, before = plain(chars), 0, False, self._n_differing
         done: list[Chars] = []
         word: Chars | None = None
         while (found := _PIECE.match(raw, at)) is not None:
@@ -331,7 +299,7 @@ class _Reader:
             if put and (values := self._put_in(part)) is not None:
                 is_whole = is_quoted or not is_split
                 for number, piece in enumerate(
-                    values if is_whole else _split(values, joins=word is not None)
+                    values if is_whole else split(values, joins=word is not None)
                 ):
                     if number and word is not None:
                         done.append(word)
@@ -350,11 +318,12 @@ class _Reader:
             word = [] if word is None else word
             word += part
         items = done if word is None else [*done, word]
-        return _Field(raw, items, chars[0][1] if chars else -1)
+        place = chars[0][1] if chars else -1
+        return Field(raw, items, place, may_differ=self._n_differing > before)
 
     def _filled_in(self, chars: Chars) -> Chars:
         """A here-document with the variables put in that it names."""
-        text, last, found = _plain(chars), 0, Chars()
+        text, last, found = plain(chars), 0, Chars()
         for one in _IN_DOCUMENTS.finditer(text):
             part = chars[one.start() : one.end()]
             value = part[1:] if one[0][0] == "\\" else self._field(part, is_split=False).chars
@@ -364,14 +333,15 @@ class _Reader:
 
     def _put_in(self, chars: Chars) -> list[Chars] | None:
         """What an expansion stands for; None: only the shell knows."""
-        raw = _plain(chars)
+        raw = plain(chars)
         if raw.startswith("$(("):
+            self._forget(touched_by([raw[1:]]))
             names = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", raw[3:-2])
-            number = _sum(self._field(_unplaced(names), is_split=False).text)
-            return None if number is None else [_unplaced(str(number))]
+            number = sum_of(self._field(unplaced(names), is_split=False).text)
+            return None if number is None else [unplaced(str(number))]
         if raw.startswith(("`", "$(")):
             folder = self._folder(chars[1 if raw[0] == "`" else 2 : -1])
-            return None if folder is None else [_unplaced(folder)]
+            return None if folder is None else [unplaced(folder)]
         if (found := _NAMED.fullmatch(raw)) is None:
             return None
         name, sign = found[1] or found[2], found[4]
@@ -380,13 +350,15 @@ class _Reader:
             return None
         if held is None:
             default = self._field(chars[found.start(5) : found.end(5)], is_split=False).chars
+            self._n_differing += 1
             if "=" in sign:
-                self._hold(name, _Value([default]))
+                self._hold(name, Value([default], may_differ=True))
             return [default]
         if held.items is None:
             self.unread += filter(None, [held.why])
             return None
         items = held.items if held.is_array and found[3] in ("[@]", "[*]") else held.items[:1]
+        self._n_differing += held.may_differ
         self._n_put += sum(len(item) + 32 for item in items)
         return items if self._n_put <= _MOST_PUT else None
 
@@ -402,7 +374,7 @@ class _Reader:
         for command in inside.commands:
             texts = [one.text for one in command.words if one.text not in _FOLDER_FLAGS]
             name, rest = "".join(texts[:1]), texts[1:]
-            if any(map(_UNKNOWN.search, rest)) or len(rest) != (name != "pwd"):
+            if any(map(UNKNOWN.search, rest)) or len(rest) != (name != "pwd"):
                 return None
             if name == "cd":
                 here = os.path.join(here, rest[0])
@@ -417,8 +389,16 @@ class _Reader:
     @property
     def _certain(self) -> bool | None:
         """Whether what stands here runs; None: only the shell knows."""
-        states = [self._is_next, *(block.runs for block in self._blocks)]
+        states = [block.runs for block in self._blocks]
         return False if False in states else None if None in states else True
+
+    @property
+    def _is_aside(self) -> bool:
+        return any(block.saved is not None for block in self._blocks)
+
+    @property
+    def _may_differ(self) -> bool:
+        return any(block.may_differ for block in self._blocks)
 
     def _why(self) -> str:
         block = next((block for block in self._blocks if block.runs is None), None)
@@ -432,82 +412,159 @@ class _Reader:
         number = self._text.count("\n", 0, max(0, place)) + 1
         return f"line {number}" if place >= 0 else "a file that it sources"
 
-    def _without_keywords(self, fields: list[_Field], end: str) -> list[_Field]:
+    def _asks(self, fields: Sequence[Field]) -> tuple[bool | None, bool]:
+        """Whether a test holds (None: only the shell knows), and whether it may be otherwise.
+
+        Where the values may be those of another turn or call, only the shell knows.
+        """
+        truth = truth_of(fields) if len(fields) > 1 and fields[0].raw in ("[", "[[") else None
+        if truth is None or any(block.keyword in _OFTEN for block in self._blocks):
+            return None, False
+        return truth, any(one.may_differ for one in fields)
+
+    def _opens(self, block: _Block, runs: bool | None, *, may_differ: bool) -> None:
+        """Begin a branch; one that runs only if values are others is gone through aside."""
+        is_aside = runs is False and may_differ
+        block.runs = is_aside or runs
+        block.saved = {} if is_aside else None
+
+    def _leaves(self, block: _Block) -> None:
+        """End a branch: of one gone through aside stays only that what it sets may differ."""
+        saved, block.saved = block.saved, None
+        for name, value in (saved or {}).items():
+            self._put(name, value and value._replace(may_differ=True))
+
+    def _put(self, name: str, value: Value | None) -> None:
+        """Let a variable hold a value; None: it is not set."""
+        saved = next((one.saved for one in reversed(self._blocks) if one.saved is not None), None)
+        if saved is not None:
+            saved.setdefault(name, self._held.get(name))
+        if value is None:
+            self._held.pop(name, None)
+        else:
+            self._held[name] = value
+
+    def _joins(self, fields: Sequence[Field], end: str, place: int, n_blocks: int) -> None:
+        """End what stands behind a `&&` or `||`, and begin what stands behind this one."""
+        truth, may_differ = self._asks(fields)
+        if len(self._blocks) > n_blocks and self._blocks[-1].keyword in _JOINS:
+            block = self._blocks.pop()
+            runs = block.runs if block.saved is None else False
+            self._leaves(block)
+            truth = truth if runs else block.has_run if runs is False else None
+            may_differ |= block.may_differ
+        if end in _JOINS:
+            self._blocks.append(_Block(end, place, None, truth, may_differ))
+            runs = None if truth is None else truth is (end == "&&")
+            self._opens(self._blocks[-1], runs, may_differ=may_differ)
+
+    def _without_keywords(self, fields: list[Field], end: str) -> list[Field]:
         """The words of a command behind its keywords, which open and close blocks."""
         blocks = self._blocks
         while fields:
             word, place = fields[0].raw, fields[0].place
             is_test = len(fields) > 1 and fields[1].raw in ("[", "[[")
-            truth = _truth(fields[1:]) if is_test and end in ("\n", ";") else None
+            is_whole = is_test and end in ("\n", ";")
+            truth, differs = self._asks(fields[1:]) if is_whole else (None, False)
             if word == "if":
-                blocks.append(_Block(word, place, truth, truth))
+                blocks.append(_Block(word, place, None, truth, differs))
+                self._opens(blocks[-1], truth, may_differ=differs)
                 return [] if is_test else fields[1:]
             if word in ("elif", "else") and blocks:
                 block = blocks[-1]
-                truth, before = True if word == "else" else truth, block.has_run
-                block.runs = False if before else truth if before is False else None
-                block.has_run = before or block.runs
+                self._leaves(block)
+                truth, differs = (True, False) if word == "else" else (truth, differs)
+                before, may_differ = block.has_run, block.may_differ if block.has_run else differs
+                runs = False if before else truth if before is False else None
+                block.has_run, block.may_differ = before or runs, block.may_differ or differs
+                self._opens(block, runs, may_differ=may_differ)
                 if word == "elif":
                     return []
-            elif word in ("for", "while", "until", "select", "case"):
+            elif word in (*_LOOPS, "case"):
                 blocks.append(_Block(word, place, None, None))
-                if word in ("for", "select") and len(fields) > 1:
-                    self._held[fields[1].raw] = _Value()
+                names = [one.raw for one in fields[1:]]
+                self._forget(names[:1] if word in ("for", "select") else touched_by(names))
                 return []
-            elif word in ("fi", "done", "esac"):
-                del blocks[-1:]
+            elif word == "function":
+                self._defines, fields = True, fields[1:]
+            elif word == "{":
+                name = "function" if self._defines else word
+                blocks.append(_Block(name, place, True, None, self._defines))
+                self._defines = False
+            elif word in ("fi", "done", "esac") or (
+                word == "}" and blocks and blocks[-1].keyword in ("{", "function")
+            ):
+                if blocks:
+                    self._leaves(blocks.pop())
                 return []
-            elif word not in ("then", "else", "do", "{", "}", "!", "time"):
+            elif word not in ("then", "else", "do", "}", "!", "time"):
                 return fields
             fields = fields[1:]
         return []
 
-    def _sets(self, fields: Sequence[_Field]) -> bool:
+    def _sets(self, fields: Sequence[Field]) -> bool:
         """Take a line that only sets variables; whether it is one."""
         names = [one.raw for one in fields]
+        touched = touched_by(names)
+        if names[0] == "unset" and self._certain:
+            for name in touched:
+                self._put(name, None)
+        else:
+            self._forget(touched)
         if names[0] == "read":  # what a here-document gives it, is held where that stands
             if len(names) == 4 and names[1] in ("-a", "-ra", "-ar"):
-                items = [chars for chars in _at_blanks(fields[3].chars) if chars]
-                self._hold(names[2], _Value(items, is_array=True))
+                items = [chars for chars in at_blanks(fields[3].chars) if chars]
+                value = Value(items, is_array=True, may_differ=fields[3].may_differ)
+                self._hold(names[2], value)
+            return True
+        if touched or names[0].startswith("(("):
             return True
         is_declared = names[0] in _DECLARES
-        if not is_declared and not all(map(_ASSIGNS.match, names)):
+        if not is_declared and not all(map(ASSIGNS.match, names)):
             return names[0] in (":", "[", "[[")  # ${X:=default} has set where it was put in
         for one in fields[is_declared:]:
-            found = _ASSIGNS.match(one.raw)
+            found = ASSIGNS.match(one.raw)
             name = found[1] if found else one.raw
             if found is not None and self._certain is not False:
                 self._assign(name, one, is_added=bool(found[2]))
-            held = self._held.get(name, _Value())
-            if is_declared and held.items is not None:
+            held = self._held.get(name, Value())
+            if is_declared and held.items is not None and not self._is_aside:
                 self.exported[name] = one.word([char for item in held.items for char in item])
         return True
 
-    def _assign(self, name: str, given: _Field, *, is_added: bool) -> None:
-        value = _Value(given.items if given.is_array else [given.value], given.is_array)
-        if not given.is_array and re.search(r"\$\(|`", _plain(given.value)):  # what a program says
-            value = _Value()
+    def _assign(self, name: str, given: Field, *, is_added: bool) -> None:
+        items, may_differ = given.items if given.is_array else [given.value], given.may_differ
+        value = Value(items, given.is_array, may_differ=may_differ)
+        if not given.is_array and re.search(r"\$\(|`", plain(given.value)):  # what a program says
+            value = Value()
         if not is_added:
             return self._hold(name, value)
-        before = self._held.get(name, _Value([], is_array=value.is_array))
+        before = self._held.get(name, Value([], is_array=value.is_array))
         if before.items is None:
             return None
-        added = value.items or []
+        added, why = value.items or [], before.why
         if self._certain is None:  # whether it is there, only the shell knows
-            self.unread += filter(None, [self._why()])
-            added = [_unplaced(f"${{{name}[@]}}")]
+            why = self._why()
+            self.unread.append(why)
+            added = [unplaced(f"${{{name}[@]}}")]
         items = [*before.items, *added]
         if not before.is_array:
             items = [[char for item in items for char in item]]
-        self._held[name] = _Value(items, is_array=before.is_array)
+        may_differ = may_differ or before.may_differ or self._may_differ
+        self._put(name, Value(items, before.is_array, why, may_differ))
         return None
 
-    def _hold(self, name: str, value: _Value) -> None:
+    def _hold(self, name: str, value: Value) -> None:
         """Set a variable, unless only the shell knows whether it is set."""
         if self._certain is not False:
-            self._held[name] = value if self._certain else _Value(why=self._why())
+            value = value._replace(may_differ=value.may_differ or self._may_differ)
+            self._put(name, value if self._certain else Value(why=self._why()))
 
-    def _sources(self, fields: Sequence[_Field], path: Path | None) -> bool:
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._hold(name, Value())
+
+    def _sources(self, fields: Sequence[Field], path: Path | None) -> bool:
         """Read a file that a line sources; whether it does."""
         if path is None or len(fields) < 2 or fields[0].raw not in ("source", "."):
             return False
@@ -516,20 +573,24 @@ class _Reader:
         try:
             if found is None or self._depth >= _MOST_DEEP:
                 raise RenderError(f"{name}: is not there", "")
-            self.commands, chars = [], _unplaced(read_text(found))
-            self._held["BASH_SOURCE"] = _Value([_unplaced(str(found))])
+            self.commands, chars = [], unplaced(read_text(found))
+            self._held["BASH_SOURCE"] = Value([unplaced(str(found))])
             self.sourced.append(found)
             self.read(chars, found)
         except (RenderError, _OpenError):
-            where = self._line(fields[0].place)
-            self.unread.append(f"{name}, which {where} sources, is not read")
+            if self._certain is not False:
+                where = self._line(fields[0].place)
+                self._gone.append(f"{name}, which {where} sources, is not read")
+                self.unread += self._gone[-1:]
+                for each, value in list(self._held.items()):
+                    self._put(each, value._replace(may_differ=True))
         finally:
-            self.commands, self._held["BASH_SOURCE"] = commands, outer or _Value()
+            self.commands, self._held["BASH_SOURCE"] = commands, outer or Value()
         return found is not None
 
-    def _runs(self, fields: Sequence[_Field], path: Path | None, within: tuple[str, ...]) -> None:
+    def _runs(self, fields: Sequence[Field], path: Path | None, within: tuple[str, ...]) -> None:
         """Take a command, or those in the text that it hands to a shell."""
-        n_set = next(at for at, one in enumerate(fields) if not _ASSIGNS.match(one.raw))
+        n_set = next(at for at, one in enumerate(fields) if not ASSIGNS.match(one.raw))
         rest, variables = fields[n_set:], {}
         words = tuple(one.word(chars) for one in rest for chars in one.items)
         if not words or self._certain is False:
@@ -540,28 +601,42 @@ class _Reader:
         texts = tuple(word.text for word in words)
         if texts[0] == "eval":
             parts = [[*chars, (" ", -1)] for one in rest for chars in one.items][1:]
-            text = _Field("", parts, fields[0].place)
+            may_differ = any(one.may_differ for one in rest)
+            text = Field("", parts, fields[0].place, may_differ=may_differ)
             return self._hands_on(text, path, ("eval",))
         if texts[0] == "cd" and len(texts) == 2:
-            here = os.path.join(self._field(_unplaced("$PWD")).text, texts[1])
-            is_known = _UNKNOWN.search(here) is None
-            self._hold("PWD", _Value([_unplaced(os.path.normpath(here))] if is_known else None))
-        made = Command(words=words, start=fields[0].place, variables=variables, within=within)
+            here = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
+            is_known = UNKNOWN.search(here) is None
+            self._hold("PWD", Value([unplaced(os.path.normpath(here))] if is_known else None))
+        names = _VARIABLES.findall(" ".join([*texts, *(one.text for one in variables.values())]))
+        unread = [self._held[name].why for name in names if name in self._held]
+        may_differ = self._is_handed or any(one.may_differ for one in fields)
+        if may_differ or not self._held.keys() >= set(names):
+            unread += self._gone
+        made = Command(
+            words=words,
+            start=fields[0].place,
+            variables=variables,
+            within=within,
+            unread=tuple(dict.fromkeys(filter(None, unread))),
+        )
         self.commands.append(made)
         for shell, flag, one in zip(rest, rest[1:], rest[2:], strict=False):
             if shell.text.rpartition("/")[2] in _SHELLS and re.fullmatch(r"-\w*c", flag.text):
                 self._hands_on(one, path, texts)
 
-    def _hands_on(self, text: _Field, path: Path | None, within: tuple[str, ...]) -> None:
+    def _hands_on(self, text: Field, path: Path | None, within: tuple[str, ...]) -> None:
         """Read a text that a command hands to a shell; one that does not close is left."""
         if self._depth < _MOST_DEEP:
             chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
+            before, self._is_handed = self._is_handed, self._is_handed or text.may_differ
             with contextlib.suppress(_OpenError):
                 self.read(chars, path, within)
+            self._is_handed = before
 
 
 def _documents(
-    fields: Sequence[_Field], targets: Iterable[tuple[str, _Field]]
+    fields: Sequence[Field], targets: Iterable[tuple[str, Field]]
 ) -> Iterator[tuple[str, bool, str, str]]:
     """The here-documents of a command: the last line, whether it is as it stands, where it goes.
 
@@ -583,80 +658,8 @@ def _sourced(name: str, base: Path) -> Path | None:
     A folder that only the shell knows is taken for the script's, or one above it.
     """
     rest = _UNKNOWN_FOLDERS.sub("", name)
-    if not rest or _UNKNOWN.search(rest):
+    if not rest or UNKNOWN.search(rest):
         return None
     near = (*(folder / rest for folder in base.parents[:_FOLDERS_ABOVE]), Path(rest))
     found = next((one for one in near if one.is_file()), None)
     return None if found is None or found.resolve() == base.resolve() else found
-
-
-def _truth(fields: Sequence[_Field]) -> bool | None:
-    """Whether `[ ... ]` holds; None: it asks something else than about words and numbers."""
-    words = [_plain(chars) for one in fields[1:-1] for chars in one.items]
-    if fields[0].raw == "[[":  # where nothing is split
-        words = [one.text for one in fields[1:-1]]
-    if fields[-1].raw not in ("]", "]]") or any(map(_UNKNOWN.search, words)):
-        return None
-    if len(words) == 2 and words[0] in ("-n", "-z"):
-        return bool(words[1]) is (words[0] == "-n")
-    if len(words) != 3:
-        return None
-    left, sign, right = words
-    if sign in ("=", "==", "!=") and not set("*?[") & set(right):
-        return (left == right) is (sign != "!=")
-    if sign in _COMPARES and re.fullmatch(r"-?\d+ -?\d+", f"{left} {right}"):
-        return _COMPARES[sign](int(left), int(right))
-    return None
-
-
-def _sum(text: str) -> int | None:
-    """The number that `$((...))` is; None: it is not known."""
-    if len(text) > 300 or re.fullmatch(r"[\d\s()+*/%-]+", text) is None:
-        return None
-    with contextlib.suppress(SyntaxError, ZeroDivisionError, OverflowError, KeyError, ValueError):
-        return _number(ast.parse(text.strip(), mode="eval").body)
-    return None
-
-
-def _number(node: ast.AST) -> int:
-    """The value of a node of a sum; a KeyError or ValueError where it is of another kind."""
-    if isinstance(node, ast.UnaryOp):
-        number = _number(node.operand)
-        return -number if isinstance(node.op, ast.USub) else number
-    if isinstance(node, ast.BinOp):
-        return _SUMS[type(node.op)](_number(node.left), _number(node.right))
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    raise ValueError(node)
-
-
-def _plain(chars: Chars) -> str:
-    return "".join(char for char, _ in chars)
-
-
-def _unplaced(text: str) -> Chars:
-    return [(char, -1) for char in text]
-
-
-def _at_blanks(chars: Chars) -> Iterator[Chars]:
-    """A value split at its blanks: empty at an end where a blank stands there."""
-    word: Chars = []
-    for char in chars:
-        if char[0] in " \t\r\n":
-            yield word
-            word = []
-        else:
-            word.append(char)
-    yield word
-
-
-def _split(parts: Sequence[Chars], *, joins: bool) -> Iterator[Chars]:
-    """Values without quotes, split at their blanks; the first joins what stands before it."""
-    for number, part in enumerate(parts):
-        is_first = number == 0 and joins
-        # A backslash before a line's end is no word of its own.
-        yield from (
-            word
-            for at, word in enumerate(_at_blanks(part))
-            if (word and _plain(word) != "\\") or (is_first and at == 0)
-        )

@@ -20,11 +20,11 @@ from autotune.engines.launches.line import parts_of, ranks_of
 from autotune.engines.launches.shell import (
     Command,
     ShellText,
-    Word,
     cost_of_lost,
     is_shell,
     read_shell,
 )
+from autotune.engines.launches.shell_words import Word
 from autotune.engines.megatron.flags import (
     Flag,
     flag_of,

@@ -90,6 +90,61 @@ def test_values_sums_and_tests_are_followed(text, told):
     assert words(text)[3:] == told
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "K=${1:-a}\nif [ $K = a ]; then\n run 1\nelif [ $K = b ]; then\n run 2\nfi\n",
+        "K=${K:-a}\nJ=$K\n[ $J = a ] && run 1\n[[ $J = b ]] && { N=2; run $N; }\n",
+        "K=${K:-1}; J=0\n[ $K = 2 ] && J=1\nif [ $J = 1 ]; then\n run 1\nelse\n run 2\nfi\n",
+        "N=2\nif [ ${K:-a} = b ]; then\n N=1; run $N\nelse\n run $N\nfi\n",
+        "K=a\n. gone.sh\nif [ $K = b ]; then run 1; else run 2; fi\n",
+        "K=0\nwhile :; do\n if [ $K = 1 ]; then run 1; else run 2; fi\n K=$((K + 1))\ndone\n",
+        "K=0\nf() {\n if [ $K = 1 ]; then run 1; else run 2; fi\n}\n",
+        "K=0\nfunction f {\n if [ $K = 1 ]; then run 1; else run 2; fi\n}\n",
+        *(
+            f"K=0\n{line}\nif [ $K = 1 ]; then\n run 1\nelse\n run 2\nfi\n"
+            for line in (
+                *(
+                    'read -p "how? " K',
+                    "IFS=, read -r J K",
+                    "let K=K+1",
+                    "((K++))",
+                    "(( K += 1 ))",
+                ),
+                *("printf -v K 1", "mapfile -t K < f", "J=$((K++))", "while read K; do :; done"),
+            )
+        ),
+    ],
+)
+def test_launches_of_all_branches_stand_where_a_test_may_end_otherwise(text):
+    commands = read_shell(text, Path("run.sh"), follows=True).commands
+    ran = [[word.text for word in each.words] for each in commands]
+    assert [each for each in ran if each[0] == "run"] == [["run", "1"], ["run", "2"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("N=${N:-4}\nif [ $N = 8 ]; then\n M=1\nelse\n M=2\nfi\nrun $N $M", ["4", "2"]),
+        ("N=1\nif [ ${K:-a} = b ]; then\n N=2\nfi\nrun $N", ["1"]),
+        ("[ -d x ] && { A=1; G=3; }\nrun $A $G", ["$A", "$G"]),
+        ("[ 1 = 2 ] && { A=1; G=3; }\nrun $A ${G:-8}", ["$A", "8"]),
+        ("G=8\n[ -d x ] &&\n G=3\nrun $G", ["$G"]),
+        ("[ 1 = 2 ] && probe || G=3\nrun $G", ["3"]),
+        ("main() {\n N=4\n run $N\n}", ["4"]),
+        ("N=4\nunset N\nrun ${N:-8}", ["8"]),
+        ("run \\\n 1 \\", ["1"]),
+        ("A=(# it's ours\n 1)\nrun ${A[@]}", ["1"]),
+        ("A=$(( ((((((8)))))) ))\nrun $A", ["8"]),
+        ("run ${A:-${B:-${C:-${D:-${E:-8}}}}} $(a $(b $(c $(d $(e $(f $(g)))))))", None),
+    ],
+)
+def test_values_behind_tests_and_in_odd_places(text, told):
+    found = words(text, -1)
+    assert found[:1] == ["run"]
+    assert found[1:] == (told or ["8", text[text.index("$(a") :]])
+
+
 @pytest.mark.parametrize("inner", ["<(sort names)", "> x", "<"])
 def test_an_array_of_odd_elements_ends(inner):
     text = f"A=(1 {inner})\ntorchrun t.py ${{A[@]}}\n"
@@ -126,8 +181,9 @@ def test_sums_are_those_of_bash(sum_):
         "A=(x)\n" + "A+=(${A[@]} ${A[@]})\n" * 60 + "torchrun t.py ${A[@]}\n",
         f"torchrun t.py --name $(({'-' * 50_000}1))\n",
         "A=1\n" + "torchrun t.py --name $A\n" * 20_000,
+        "".join(f"A{n}=1\n[ ${{B:-1}} = 2 ] && C=1\n" for n in range(4000)) + "torchrun t.py",
     ],
-    ids=["word", "quoted", "doubled", "array", "signs", "uses"],
+    ids=["word", "quoted", "doubled", "array", "signs", "uses", "aside"],
 )
 def test_no_file_takes_long(text):
     begun_s = time.process_time()
@@ -329,6 +385,26 @@ def test_a_file_in_another_folder_is_sourced_and_one_that_is_not_there_is_named(
         assert ([each.name for each in shell.sourced], shell.unread) == (["env.sh"], ())
     shell = read_shell("A=1\n. ../conf/gone.sh\n", tmp_path / "jobs" / "run.sh", follows=True)
     assert shell.unread == ("../conf/gone.sh, which line 2 sources, is not read",)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("G=8\nif [ -f x ]; then G=3; fi\nrun $G\n", "line 2 decides by `if`"),
+        ("A=()\nif [ -f x ]; then A+=(1); fi\nrun ${A[@]}\n", "line 2 decides by `if`"),
+        ("[ -f x ] && G=3\nC='run $G'\neval $C\n", "line 1 decides by `&&`"),
+        (". gone.sh\nrun ${G:-8}\n", "gone.sh, which line 1 sources"),
+        ("A=1\n. gone.sh\nrun $A\n", "gone.sh, which line 2 sources"),
+        ('. gone.sh\nC="run ${G:-8}"\neval $C\n', "gone.sh, which line 1 sources"),
+        (". gone.sh\nG=8 run $H\n", "gone.sh, which line 1 sources"),
+        ("G=8\nif [ -f x ]; then G=3; fi\necho $G\nrun 1\n", None),
+        (". gone.sh\nA=1\nrun $A\n", None),
+        ("if [ 1 = 2 ]; then . gone.sh; fi\nrun ${A:-1}\n", None),
+    ],
+)
+def test_a_command_tells_why_words_of_it_are_not_known(text, why):
+    command = read_shell(text, Path("run.sh"), follows=True).commands[-1]
+    assert [each[: len(why or "")] for each in command.unread] == ([why] if why else [])
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def read_all(
         return _of_shell(text, path, world=world, given=consumer)
     line = LaunchLine()
     if launch is not None:
-        line, words = read_launch(launch), shlex.split(launch)
+        line, words = read_launch(launch), shlex.split(launch.replace("\\\n", " "))
         line = _with_ranks(line, words, "", assigned(words))
     return _read(
         path,
@@ -295,6 +295,8 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     shell = read_shell(text, path, variables=variables, follows=True)
     for command, line in _launches(shell, text, path):
         of_line = _of_line(line, text, path, shell, world=world, given=given)
+        unread = [NotJudged(what="what the launch is given", why=why) for why in command.unread]
+        of_line = [replace(one, not_judged=(*one.not_judged, *unread)) for one in of_line]
         lost = shell.lost_below(command)
         found += of_line if lost is None else [_with_lost(one, lost, text) for one in of_line]
     if not found:

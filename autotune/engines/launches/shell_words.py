@@ -1,0 +1,164 @@
+"""What stands in a shell file: words with their places, values, tests and sums."""
+
+import ast
+import contextlib
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import dropwhile
+from typing import NamedTuple
+
+NAME = r"[A-Za-z_]\w*"
+ASSIGNS = re.compile(rf"({NAME})(\+?)=")
+UNKNOWN = re.compile(r"[$`]")
+_ALTERED = re.compile(
+    rf"(?:\+\+|--)\s*+({NAME})|({NAME})\s*+(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
+)
+_TOUCHES = ("read", "mapfile", "readarray", "getopts", "unset")
+_COMPARES: Mapping[str, Callable[[int, int], bool]] = {
+    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
+}
+_SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
+    **{ast.Div: lambda a, b: int(a / b), ast.Mod: lambda a, b: a - b * int(a / b)},
+}
+"""Operations of a sum; a shell rounds towards 0."""
+
+Chars = list[tuple[str, int]]
+"""Characters, each with its place in the file; -1: in one that it sources."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """A word of a command."""
+
+    text: str
+    """As the command gets it, with the variables that the file tells."""
+    start: int
+    """Where it is written: in the command, or where its variable is set."""
+
+
+class Value(NamedTuple):
+    """What a variable is set to."""
+
+    items: list[Chars] | None = None
+    """None: only the shell knows it."""
+    is_array: bool = False
+    why: str = ""
+    """Why only the shell knows it, or a part of it; empty: the value itself tells."""
+    may_differ: bool = False
+    """Whether another may stand there: it comes from a default, or a file was not read since."""
+
+
+class Field(NamedTuple):
+    """What stands between two blanks, and the words that it is split into."""
+
+    raw: str
+    items: list[Chars]
+    place: int
+    is_array: bool = False
+    may_differ: bool = False
+    """Whether one of its values may be another."""
+
+    @property
+    def chars(self) -> Chars:
+        return [char for item in self.items for char in item]
+
+    @property
+    def value(self) -> Chars:
+        """Value of an assignment, behind its sign."""
+        chars = self.chars
+        return chars if self.is_array else chars[plain(chars).index("=") + 1 :]
+
+    @property
+    def text(self) -> str:
+        return plain(self.chars)
+
+    def word(self, chars: Chars) -> Word:
+        start = chars[0][1] if chars else -1
+        return Word(text=plain(chars), start=start if start >= 0 else self.place)
+
+
+def touched_by(words: Sequence[str]) -> list[str]:
+    """Variables that a command sets, or takes away, in a way that is not followed."""
+    words = [*dropwhile(ASSIGNS.match, words), ""]
+    if words[0] == "let" or words[0].startswith("(("):
+        return [before or behind for before, behind in _ALTERED.findall(" ".join(words))]
+    if words[0] == "printf":
+        return words[2:3] if words[1] == "-v" else []
+    return [one for one in words[1:] if words[0] in _TOUCHES and re.fullmatch(NAME, one)]
+
+
+def truth_of(fields: Sequence[Field]) -> bool | None:
+    """Whether `[ ... ]` holds; None: it asks something else than about words and numbers."""
+    words = [plain(chars) for one in fields[1:-1] for chars in one.items]
+    if fields[0].raw == "[[":  # where nothing is split
+        words = [one.text for one in fields[1:-1]]
+    if fields[-1].raw not in ("]", "]]") or any(map(UNKNOWN.search, words)):
+        return None
+    if len(words) == 2 and words[0] in ("-n", "-z"):
+        return bool(words[1]) is (words[0] == "-n")
+    if len(words) != 3:
+        return None
+    left, sign, right = words
+    if sign in ("=", "==", "!=") and not set("*?[") & set(right):
+        return (left == right) is (sign != "!=")
+    if sign in _COMPARES and re.fullmatch(r"-?\d+ -?\d+", f"{left} {right}"):
+        return _COMPARES[sign](int(left), int(right))
+    return None
+
+
+def sum_of(text: str) -> int | None:
+    """The number that `$((...))` is; None: it is not known."""
+    if len(text) > 300 or re.fullmatch(r"[\d\s()+*/%-]+", text) is None:
+        return None
+    with contextlib.suppress(SyntaxError, ZeroDivisionError, OverflowError, KeyError, ValueError):
+        return _number(ast.parse(text.strip(), mode="eval").body)
+    return None
+
+
+def _number(node: ast.AST) -> int:
+    """The value of a node of a sum; a KeyError or ValueError where it is of another kind."""
+    if isinstance(node, ast.UnaryOp):
+        number = _number(node.operand)
+        return -number if isinstance(node.op, ast.USub) else number
+    if isinstance(node, ast.BinOp):
+        return _SUMS[type(node.op)](_number(node.left), _number(node.right))
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    raise ValueError(node)
+
+
+def plain(chars: Chars) -> str:
+    """The text of characters, without their places."""
+    return "".join(char for char, _ in chars)
+
+
+def unplaced(text: str) -> Chars:
+    """The characters of a text that stands in no file."""
+    return [(char, -1) for char in text]
+
+
+def at_blanks(chars: Chars) -> Iterator[Chars]:
+    """A value split at its blanks: empty at an end where a blank stands there."""
+    word: Chars = []
+    for char in chars:
+        if char[0] in " \t\r\n":
+            yield word
+            word = []
+        else:
+            word.append(char)
+    yield word
+
+
+def split(parts: Sequence[Chars], *, joins: bool) -> Iterator[Chars]:
+    """Values without quotes, split at their blanks; the first joins what stands before it."""
+    for number, part in enumerate(parts):
+        is_first = number == 0 and joins
+        # A backslash before a line's end is no word of its own.
+        yield from (
+            word
+            for at, word in enumerate(at_blanks(part))
+            if (word and plain(word) != "\\") or (is_first and at == 0)
+        )
