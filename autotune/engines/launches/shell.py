@@ -15,6 +15,7 @@ from functools import reduce
 from pathlib import Path
 
 from autotune.base.errors import JobError, RenderError
+from autotune.base.flags import flag
 from autotune.base.user_text import read_text
 from autotune.engines.launches.shell_words import (
     ASSIGNS,
@@ -404,9 +405,8 @@ class _Reader:
         block = next((block for block in self._blocks if block.runs is None), None)
         if block is None:
             return ""
-        return (
-            f"{self._line(block.start)} decides by `{block.keyword}`: say the launch with --launch"
-        )
+        line = self._line(block.start)
+        return f"{line} decides by `{block.keyword}`: say the launch with {flag('launch')}"
 
     def _line(self, place: int) -> str:
         number = self._text.count("\n", 0, max(0, place)) + 1
