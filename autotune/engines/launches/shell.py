@@ -621,8 +621,8 @@ class _Reader:
             unread=tuple(dict.fromkeys(filter(None, unread))),
         )
         self.commands.append(made)
-        for shell, flag, one in zip(rest, rest[1:], rest[2:], strict=False):
-            if shell.text.rpartition("/")[2] in _SHELLS and re.fullmatch(r"-\w*c", flag.text):
+        for shell, option, one in zip(rest, rest[1:], rest[2:], strict=False):
+            if shell.text.rpartition("/")[2] in _SHELLS and re.fullmatch(r"-\w*c", option.text):
                 self._hands_on(one, path, texts)
 
     def _hands_on(self, text: Field, path: Path | None, within: tuple[str, ...]) -> None:
