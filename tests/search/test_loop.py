@@ -237,7 +237,7 @@ def test_where_all_trials_end_by_their_time_limit_that_is_named(study: Study, wa
     fleet.wall_s = wall_s
     with pytest.raises(FleetError) as caught:
         search(study, make(), fleet=fleet)
-    is_told = "more than 10 min 00 s, raise --trial-timeout" in caught.value.hint
+    is_told = "more than 10 min 00 s, search with a longer --trial-timeout" in caught.value.hint
     assert is_told == (wall_s > 600)
 
 

@@ -71,8 +71,8 @@ def test_knobs_that_the_lattice_leaves_are_read(tmp_path):
         ("-parallel-size 2", "-parallel-size $TP", "tell --tensor-model-parallel-size"),
         ("--bf16", "--bf16 --account-for-loss-in-pipeline-split", "tell --account-for-emb"),
         ("-parallel-size 2", "-parallel-size 3", "attention-heads 4 is no multiple of --tensor"),
-        ("pretrain_gpt.py", "other.py", "does not tell --"),
-        ("pretrain_gpt.py", "other", "starts no training of Megatron-LM"),
+        ("pretrain_gpt.py", "tune.py", "does not tell --"),
+        ("pretrain_gpt.py", "other.py", "starts no training of Megatron-LM"),
     ],
 )
 def test_another_training_than_the_jobs_is_refused(tmp_path, old, new, message):
