@@ -66,7 +66,8 @@ class DeepSpeed(EnginePlugin):
         return "micro_batch, tp" if key == "gradient_accumulation_steps" else ""
 
     def ranks_of_command(self, command: Sequence[str], folder: Path) -> int | None:
-        from autotune.engines.deepspeed.sources.source import RANKS_VARIABLE, world_in
+        from autotune.engines.deepspeed.sources.source import world_in
+        from autotune.engines.launches.line import RANKS_VARIABLE
 
         ranks = os.environ.get(RANKS_VARIABLE, "")
         return world_in(command, folder) or (int(ranks) if ranks.isdecimal() else 0) or None

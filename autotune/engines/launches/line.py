@@ -8,12 +8,16 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
+from autotune.engines.launches.shell_words import UNKNOWN
 
 TRL = "trl"
 """Its command, which reads YAML with a parser of its own."""
 
 AXOLOTL = "axolotl"
 """Its command, which hands what stands after `--` to the launcher that it starts."""
+
+RANKS_VARIABLE = "NPROC_PER_NODE"
+"""Environment variable by which LLaMA-Factory and ms-swift are told the ranks of a node."""
 
 _SCRIPT_COMMANDS = ("llamafactory-cli", AXOLOTL, "swift", TRL)
 
@@ -117,6 +121,16 @@ def ranks_of(words: Sequence[str]) -> tuple[int | None, int | None]:
     return ranks_by(parts.kind, launcher)
 
 
+def ranks_in(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """All ranks, and those of one node, of a program that is told them by variables.
+
+    LLaMA-Factory and ms-swift (cli/main.py: get_torchrun_args); None: they do not say.
+    """
+    texts = (variables.get("NNODES", "1"), variables.get(RANKS_VARIABLE, ""))
+    nodes, per_node = (int(text) if text.isdecimal() else None for text in texts)
+    return (nodes * per_node if nodes and per_node else None), per_node
+
+
 def _launcher(word: str) -> str:
     return _LAUNCHERS.get(word.rpartition("/")[2], "")
 
@@ -186,7 +200,7 @@ def ranks_by(kind: str, flags: Mapping[str, Any]) -> tuple[int | None, int | Non
 def _included(filter_text: str) -> tuple[int | None, int | None]:
     """`worker-0@worker-1:0,2`: hosts, each with its slots or with all of them."""
     slots = [host.partition(":")[2] for host in filter_text.split("@")]
-    if not all(slots) or not {"$", "`"}.isdisjoint(filter_text):
+    if not all(slots) or UNKNOWN.search(filter_text):
         return None, None
     sizes = [len(one.split(",")) for one in slots]
     return sum(sizes), max(sizes)
@@ -215,7 +229,7 @@ def count(value: Any, *, name: str, words: Sequence[Any] = ()) -> int | None:
     """
     if type(value) is int and value > 0:
         return value
-    if value is None or (isinstance(value, str) and not {"$", "`"}.isdisjoint(value)):
+    if value is None or (isinstance(value, str) and UNKNOWN.search(value)):
         return None
     if type(value) is not bool and value in words:
         return None

@@ -16,7 +16,7 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.launches import slurm
-from autotune.engines.launches.line import parts_of, ranks_of
+from autotune.engines.launches.line import parts_of, ranks_in, ranks_of
 from autotune.engines.launches.shell import (
     Command,
     ShellText,
@@ -24,7 +24,7 @@ from autotune.engines.launches.shell import (
     is_shell,
     read_shell,
 )
-from autotune.engines.launches.shell_words import Word
+from autotune.engines.launches.shell_words import UNKNOWN, Word
 from autotune.engines.megatron.flags import (
     Flag,
     flag_of,
@@ -133,7 +133,6 @@ _OTHER_CONFIGURATION = ("--config-name", "--config-path", "--config-dir", "-cn",
 """Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
 """The release in the first line of an export's arguments."""
-_BY_SHELL = re.compile(r"[$`]")
 _SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]", re.MULTILINE)
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
 
@@ -350,9 +349,9 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
         # Megatron takes it where no launcher sets it; elsewhere it may be a number of nodes.
         of_variable = variables.get("WORLD_SIZE", "") if is_megatrons else ""
         world, per_node = _ranks(command, words[:script], options, of_variable)
-        nodes, devices = _ranks_of_swift(variables) if is_swift else arguments.ranks()
-        if world is None and nodes and devices:
-            world, per_node = devices * nodes, devices
+        if world is None:
+            told, told_per_node = ranks_in(variables) if is_swift else arguments.ranks()
+            world, per_node = (told, told_per_node) if told else (world, per_node)
         yield MegatronLaunch(
             path=path,
             text=text,
@@ -363,7 +362,11 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             is_partial=not is_megatrons or bool(arguments.open_words),
             open_words=arguments.open_words,
             is_overrides=is_overrides or is_swift,
-            **_rest(arguments, words, script, is_overrides=is_overrides),
+            **(
+                {}
+                if is_megatrons
+                else _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
+            ),
             unread=shell.unread,
             sourced=shell.sourced,
             world=world,
@@ -422,24 +425,26 @@ def _script_at(words: Sequence[str]) -> int | None:
     """Place of a script, or of a command of ms-swift's, that is given Megatron's arguments."""
     if (swift := _swift_at(words)) is not None:
         return swift
+    parts = parts_of(words)
     named = (at for at, word in enumerate(words) if _SCRIPT.fullmatch(PurePath(word).name))
-    script = next(named, parts_of(words).script_at)
+    script = next(named, parts.script_at)
+    if script == len(words):
+        return None
+    name = PurePath(words[script]).name
     given = {word.partition("=")[0] for word in words[script + 1 :]}
     marks = _MARKS
     if not _is_megatrons(words, script):
-        name = PurePath(words[script]).name if script < len(words) else ""
-        if not _TRAINS.search(name) or parts_of(words).kind in ("accelerate", "deepspeed"):
+        if not _TRAINS.search(name) or parts.kind in ("accelerate", "deepspeed"):
             return None
         marks = _OF_LAYOUTS
-    is_gpt = script < len(words) and _GPT.fullmatch(PurePath(words[script]).name) is not None
-    is_open = is_gpt and parts_of(words).kind == "torchrun"
-    has_marks = bool(given & marks) or (is_open and any(map(_BY_SHELL.match, given)))
+    is_open = _GPT.fullmatch(name) is not None and parts.kind == "torchrun"
+    has_marks = bool(given & marks) or (is_open and any(map(UNKNOWN.match, given)))
     return script if has_marks and given.isdisjoint(_OTHERS) else None
 
 
 def _is_megatrons(words: Sequence[str], script: int) -> bool:
     """True for a script with the name of one of Megatron-LM's, whose defaults are its own."""
-    name = PurePath(words[script]).name if script < len(words) else ""
+    name = PurePath(words[script]).name
     is_slimes = any(word.partition("=")[0] == _RANKS_OF_SLIME[0] for word in words)
     return _SCRIPT.fullmatch(name) is not None and not is_slimes
 
@@ -450,29 +455,25 @@ def _swift_at(words: Sequence[str]) -> int | None:
     return next((at for at, (a, b) in pairs if a == _SWIFT and b in _SWIFT_TRAINS), None)
 
 
-def _ranks_of_swift(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Nodes, and ranks of a node (swift/cli/main.py: get_torchrun_args)."""
-    texts = (variables.get("NNODES", "1"), variables.get("NPROC_PER_NODE", ""))
-    nodes, devices = (int(text) if text.isdecimal() else None for text in texts)
-    return nodes, devices
-
-
 def _rest(
-    arguments: "_Arguments", words: Sequence[str], script: int, *, is_overrides: bool
+    arguments: "_Arguments",
+    words: Sequence[str],
+    script: int,
+    *,
+    is_overrides: bool,
+    is_swift: bool,
 ) -> dict[str, Any]:
     """The fields of a launch about arguments that the line does not give."""
     if is_overrides:
         rest = ("what the line does not override", "the recipe is not read")
         return {"rest": rest, "settled": _settled(arguments, words)}
-    if _swift_at(words) is not None:
+    if is_swift:
         if arguments.file:
             rest = (f"what {arguments.file} says", "the file is not read")
             return {"rest": rest, "prefix": "--"}
         rest = ("what the model decides", "ms-swift reads its sizes from the checkpoint")
         settled = frozenset() if arguments.open_words else _SETTLED_BY_SWIFT
         return {"rest": rest, "settled": settled, "prefix": "--"}
-    if _is_megatrons(words, script):
-        return {}
     name = PurePath(words[script]).name
     rest = ("what the line does not give", f"{name} may set it")
     return {"rest": rest, "settled": frozenset((*_OF_FLAGS_ALONE, *_DEGREES))}
@@ -526,7 +527,7 @@ class _Arguments:
         section, _, name = key.rpartition(".")
         flag = flags(self.release).get(f"--{name.replace('_', '-')}")
         argument = _OF_RECIPES.get(name) or (name if flag is None else flag.argument)
-        if _BY_SHELL.search(text):
+        if UNKNOWN.search(text):
             return self._forget(argument)
         if spelled and text == "none":  # ms-swift's word for Megatron's own default
             self.given.pop(argument, None)
@@ -550,7 +551,7 @@ class _Arguments:
             words: The words.
             start: Where the command stands, as the place of ms-swift's defaults.
         """
-        alone = [word for word in words if _BY_SHELL.match(word.text)]
+        alone = [word for word in words if UNKNOWN.match(word.text)]
         if words and words[0].text.endswith((".yaml", ".yml", ".json")):
             self.file = words[0].text
         elif not alone:
@@ -575,13 +576,12 @@ class _Arguments:
             self.take_override(field, text, word.start, spelled=f"--{field}")
 
     def ranks(self) -> tuple[int | None, int | None]:
-        """Nodes, and ranks of a node, as far as NeMo's fields or slime's flags say."""
-        nodes, devices = (self.trainer.get(name) for name in ("num_nodes", "devices"))
-        if isinstance(nodes, int) and isinstance(devices, int):
-            return nodes, devices
-        texts = [self._of_script.get(flag, "") for flag in _RANKS_OF_SLIME]
-        nodes, devices = (int(text) if text.isdecimal() else None for text in texts)
-        return nodes, devices
+        """All ranks, and those of a node, as far as NeMo's fields or slime's flags say."""
+        nodes, per_node = (self.trainer.get(name) for name in ("num_nodes", "devices"))
+        if not (isinstance(nodes, int) and isinstance(per_node, int)):
+            texts = [self._of_script.get(flag, "") for flag in _RANKS_OF_SLIME]
+            nodes, per_node = (int(text) if text.isdecimal() else None for text in texts)
+        return (nodes * per_node if nodes and per_node else None), per_node
 
     def _keep(self, argument: str, value: Any, flag: str, start: int) -> None:
         """Note an argument; of several the last one counts."""
@@ -614,7 +614,7 @@ class _Arguments:
         n_more = max(0, _most_values(flag) - len(taken))
         taken += [text.text for text in following[:n_more]]
         self._stray(following[n_more:])
-        if any(map(_BY_SHELL.search, taken)):
+        if any(map(UNKNOWN.search, taken)):
             return self._forget(flag.argument)
         try:
             value = _value(flag, taken)
@@ -629,12 +629,12 @@ class _Arguments:
         """Note a flag of another script's."""
         self._of_script[name] = attached or (following[0].text if following else "")
         self.open_words |= {
-            word.start: word.text for word in following[1:] if _BY_SHELL.match(word.text)
+            word.start: word.text for word in following[1:] if UNKNOWN.match(word.text)
         }
 
     def _stray(self, words: Sequence[Word]) -> None:
         for word in words:
-            if _BY_SHELL.search(word.text):
+            if UNKNOWN.search(word.text):
                 self.open_words[word.start] = word.text
             elif self._is_megatrons:
                 self._refuse("flags.stray_word", f"{word.text}: is no flag", word, "remove it")

@@ -54,8 +54,9 @@ from autotune.engines.deepspeed.sources.script import (
 )
 from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
-from autotune.engines.launches.line import TRL, flags_of, parts_of
+from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, parts_of, ranks_in
 from autotune.engines.launches.shell import Command, ShellText, cost_of_lost, is_shell, read_shell
+from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation
 
 _TELLING = frozenset(
@@ -71,8 +72,6 @@ _COUNTS = ("-n", "-np", "--n", "--np")
 """Flags of MPI's launchers for the number of ranks."""
 _OWN_LAUNCHERS = ("llamafactory-cli", "swift")
 """Commands that start their ranks themselves."""
-RANKS_VARIABLE = "NPROC_PER_NODE"
-"""Environment variable by which LLaMA-Factory and ms-swift are told the ranks of a node."""
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
 
@@ -228,18 +227,16 @@ def _ranks_of(
     line: LaunchLine, words: Sequence[str], text: str, variables: Mapping[str, str]
 ) -> tuple[int | None, int | None]:
     """All ranks, and those of one node."""
-    given = {name: int(text) for name, text in variables.items() if text.isdecimal()}
     if PurePath(line.script).name in _OWN_LAUNCHERS:
-        per_node = given.get(RANKS_VARIABLE)
-        nodes = given.get("NNODES") if "NNODES" in variables else 1
-        return (per_node * nodes if per_node and nodes else None), per_node
+        return ranks_in(variables)
     before_script = words[: parts_of(words).script_at]
     if PurePath(words[0]).name in ("mpirun", "mpiexec"):
         pairs = itertools.pairwise(before_script)
         count = next((after for name, after in pairs if name in _COUNTS), "")
         return (int(count) if count.isdecimal() else None), None
     world, per_node = slurm.tasks_of(before_script, slurm.options_of(text))
-    return world or given.get("WORLD_SIZE"), per_node
+    of_variable = variables.get("WORLD_SIZE", "")
+    return world or (int(of_variable) if of_variable.isdecimal() else None), per_node
 
 
 def _with_own_config(line: LaunchLine, asked: Path) -> LaunchLine:
@@ -365,7 +362,7 @@ def _of_named(
         found = _read(Path(name), written, base, line, accelerate=None, world=world, given=given)
         # Its lines are those of the shell file, which is not edited: variables stand in it.
         return [replace(one, path=base, document=f"a here-document ({name})") for one in found]
-    if "$" in name or "`" in name:
+    if UNKNOWN.search(name):
         why = ", ".join((*shell.unread, f"say the launch with {flag('launch')}")[:1])
         raise RenderError(
             f"{base}: names {name!r}, which only the shell knows",
