@@ -1,6 +1,7 @@
 """How soon a strategy finds the best of a measured group: regret, without an accelerator."""
 
 import statistics
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from autotune.search.acquisition import Posterior, Shot
 from autotune.search.history import History
 from autotune.search.optuna_study import Axis, make_axes
 from autotune.search.samplers.grid import least_used
+from autotune.search.stop import expects_no_gain
 
 Strategy = Callable[[Group, int, int], Sequence[int]]
 """Group, number of trials and seed -> the configurations in the order in which they are tried,
@@ -74,7 +76,8 @@ def summarize_runs(runs: Sequence[Run]) -> dict[str, Any]:
         For 1% and 2%: `mean_trials_to_Npct` over the groups, `max_trials_to_Npct` of any run,
         where an unsolved run counts at its cap, and `unsolved_at_Npct`, the number of such runs;
         `solved_within_K`, the share of runs that are within 1% by trial K; `regret`, its mean by
-        trial, from the first at which every run has measured something.
+        trial, from the first at which every run has measured something; `mean_trials` that a run
+        took in all, and `mean_regret_at_end` and `max_regret_at_end` of any run.
     """
     by_group: dict[int, list[Run]] = {}
     for run in runs:
@@ -92,6 +95,9 @@ def summarize_runs(runs: Sequence[Run]) -> dict[str, Any]:
         solved = [(run.trials_to(SHARES[0]) or n + 1) <= n for run in runs]
         figures[f"solved_within_{n}"] = sum(solved) / len(solved)
     figures["regret"] = mean_regrets(runs)
+    figures["mean_trials"] = statistics.fmean(len(run.regrets) for run in runs)
+    figures["mean_regret_at_end"] = statistics.fmean(run.regrets[-1] for run in runs)
+    figures["max_regret_at_end"] = max(run.regrets[-1] for run in runs)
     return figures
 
 
@@ -154,18 +160,26 @@ def forecast_order(forecast_of: Callable[[Group], Forecast]) -> Strategy:
     return order
 
 
-def calibrated_order(forecast_of: Callable[[Group], Forecast]) -> Strategy:
+def calibrated_order(
+    forecast_of: Callable[[Group], Forecast], *, ends_early: bool = False
+) -> Strategy:
     """As the calibrated sampler proposes.
 
     Args:
         forecast_of: What a model says of a group's configurations, in their order.
+        ends_early: Whether it ends as a search does that names no number of trials.
     """
 
     def order(group: Group, n_trials: int, seed: int) -> Sequence[int]:
         forecast, shots = forecast_of(group), list[Shot]()
         is_open = np.ones(len(group.configurations), bool)
+        gains = deque[float]()
         while len(shots) < n_trials:
-            row = Posterior(forecast=forecast, shots=shots).choose(is_open)
+            believed = Posterior(forecast=forecast, shots=shots)
+            gains.appendleft(believed.expected_gain(is_open))
+            if ends_early and expects_no_gain(gains):
+                break
+            row = believed.choose(is_open)
             is_open[row] = False
             ran = group.configurations[row]
             is_out_of_memory = ran.outcome is Outcome.OOM

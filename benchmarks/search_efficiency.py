@@ -17,6 +17,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,9 @@ ABOUT = {
     "gp": "Optuna's Gaussian process",
     "forecast": "the analytic model's order, never corrected",
     "calibrated": "that model, corrected by every trial",
+    "ending": "the same, until no trial is expected to gain anything",
 }
-ALWAYS_ALIKE = ("forecast", "calibrated")
+ALWAYS_ALIKE = ("forecast", "calibrated", "ending")
 """No number is drawn by them: one seed says all, but for those of a model that is off."""
 _SHARES = 1.0
 """A share of a peak stays one, however far a constant is off."""
@@ -112,6 +114,7 @@ def make_strategies(model_off: float) -> dict[str, Strategy]:
         "gp": sampled_order("gp"),
         "forecast": predicting(forecast_order),
         "calibrated": predicting(calibrated_order),
+        "ending": predicting(partial(calibrated_order, ends_early=True)),
     }
 
 
@@ -166,7 +169,7 @@ def _spelled(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
 
 def print_table(figures: dict[str, dict[str, Any]]) -> None:
     print(f"{'strategy':11} {'to 1%':>6} {'worst':>6} {'to 2%':>6} {'worst':>6}", end="")
-    print(f" {'by 5':>5} {'by 8':>5} {'by 15':>5} {'unsolved':>9}")
+    print(f" {'by 5':>5} {'by 8':>5} {'by 15':>5} {'unsolved':>9} {'trials':>7} {'behind':>7}")
     for name, of_it in figures.items():
         print(
             f"{name:11} {of_it['mean_trials_to_1pct']:6.1f} {of_it['max_trials_to_1pct']:6}",
@@ -175,7 +178,8 @@ def print_table(figures: dict[str, dict[str, Any]]) -> None:
         print(f" {of_it['mean_trials_to_2pct']:6.1f} {of_it['max_trials_to_2pct']:6}", end="")
         shares = (of_it[f"solved_within_{n}"] for n in (5, 8, 15))
         print(" ".join(["", *(f"{share:5.0%}" for share in shares)]), end="")
-        print(f" {of_it['unsolved_at_1pct']:4} of {of_it['runs']}  {ABOUT[name]}")
+        print(f" {of_it['unsolved_at_1pct']:4} of {of_it['runs']:3}", end="")
+        print(f" {of_it['mean_trials']:6.1f} {of_it['mean_regret_at_end']:7.2%}  {ABOUT[name]}")
 
 
 def print_hardest(runs: dict[str, Sequence[Run]]) -> None:

@@ -91,6 +91,8 @@ class Budget:
 
     trials: int
     """Trials of the search proper; the baseline's and the final comparison's come on top."""
+    ends_early: bool = False
+    """Whether it ends before, once nothing is expected to gain: nobody asked for so many."""
     time_s: float | None
     """Wall-clock seconds for all trials together; None for no limit."""
     patience: int | None
@@ -405,7 +407,8 @@ class JobFile(BaseModel):
         le=LARGEST,
     )
     trials: int | None = key(
-        "Trials of the search, 20 by default, with grid all; baseline and finalists come on top.",
+        "Trials of the search; by default all with grid, else up to 20, until none is expected to "
+        "gain 0.6%. Baseline and finalists come on top.",
         Topic.PRICE,
         unit="trials",
         identity=NEVER,
@@ -690,6 +693,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         "objective": ObjectiveWish(name=file.objective, floor=file.objective_floor),
         "budget": Budget(
             trials=file.trials or (LARGEST if sampler.is_exhaustive else DEFAULT_TRIALS),
+            ends_early=file.trials is None and not sampler.is_exhaustive,
             time_s=file.budget,
             patience=file.patience,
             gpu_hours=file.gpu_hours,

@@ -27,6 +27,7 @@ class StopReason(StrEnum):
     TRIALS = "the number of trials is reached"
     TIME = "too little of the time budget is left for another trial and the final comparison"
     PATIENCE = "no gain for a while"
+    SETTLED = "no other trial is expected to gain anything"
     GAIN = "another trial would cost more than it is expected to save"
     EXHAUSTED = "every legal candidate was tried"
     INTERRUPTED = "interrupted"

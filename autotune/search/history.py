@@ -195,6 +195,11 @@ class History:
         explored._before = self._explored_before
         return explored
 
+    def before(self, number: int) -> "History":
+        """The same as it was before a trial began, with what has ended since."""
+        earlier = (trial for trial in self.recorded if _number(trial) < number)
+        return History(earlier, to_repeat=self.to_repeat, of_reduced=self._of_reduced)
+
     @cached_property
     def tried(self) -> tuple[Tried, ...]:
         """The candidates in the order in which they were first tried."""

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from autotune.base.plugins import load_plugin
 from autotune.base.units import format_bytes
@@ -18,7 +19,7 @@ from autotune.search.runner import Runner
 from autotune.search.sampler import Request, Sampler
 from autotune.search.session import Session
 from autotune.search.steering import Steering
-from autotune.search.stop import has_time, n_done, searched, weigh_trial, why_stop
+from autotune.search.stop import expects_no_gain, has_time, n_done, searched, weigh_trial, why_stop
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 
@@ -317,14 +318,19 @@ class ProposalStage(SearchStage):
         reduced = None if self._reduced is None else self._reduced.next(history, used_s=used_s)
         self._is_reducing = reduced is not None
         candidate, full = reduced or (self._propose(), None)
-        if candidate is None or not self._pays():
-            self.stop = StopReason.EXHAUSTED if candidate is None else StopReason.GAIN
+        if candidate is None:
+            self.stop = StopReason.EXHAUSTED
+        elif not self._pays():
+            self.stop = StopReason.GAIN
+        elif reduced is None and self._expects_no_gain():
+            self.stop = StopReason.SETTLED
+        if candidate is None or self.stop is not None:
             return None
         return self._run(candidate, Role.SEARCH, reduced_of=full)
 
     def _propose(self) -> Candidate | None:
         """The candidate to try next; None when all were."""
-        session, closed = self._session, self._closed()
+        session, closed = self._session, self._closed(self._history)
         if self._baseline.users is not None and not searched(self._history):
             # The search starts from what the user runs today: mostly one knob away.
             return session.lattice.nearest(self._baseline.users.values, closed)
@@ -345,7 +351,7 @@ class ProposalStage(SearchStage):
         session, history = self._session, self._history
         if self._steering is None or session.job.budget.gpu_hours is None:
             return True
-        gain = self._steering.expected_gain(history, self._closed())
+        gain = self._steering.expected_gain(history, self._closed(self._history))
         weighed = weigh_trial(
             gain, history, session.objective, session.job, baseline=self._baseline.candidate
         )
@@ -353,10 +359,24 @@ class ProposalStage(SearchStage):
             self._runner.note(str(weighed))
         return weighed.pays
 
-    def _closed(self) -> set[str]:
+    def _expects_no_gain(self) -> bool:
+        """Whether no trial is expected to gain anything, where nobody asked for more of them."""
+        steering, sampler = self._steering, self._sampler
+        if steering is None or not sampler.goes_by_forecast or not steering.steers:
+            return False
+        if not self._session.job.budget.ends_early:
+            return False
+        firsts = [t.trials[0].spec.identity.number for t in searched(self._history)]
+        earlier = (self._history.before(number) for number in reversed(firsts))
+        return expects_no_gain(
+            steering.expected_gain(history, self._closed(history))
+            for history in chain([self._history], earlier)
+        )
+
+    def _closed(self, history: History) -> set[str]:
         """Hashes of the candidates that need no further trial."""
-        known = too_large(self._history).keys() | self._not_startable
-        settled = (t.candidate.hash for t in self._history.tried if not t.is_owed)
+        known = too_large(history).keys() | self._not_startable
+        settled = (t.candidate.hash for t in history.tried if not t.is_owed)
         return {*settled, *known}
 
     @property

@@ -1,17 +1,24 @@
 """When a search stops proposing: trials, time, no gain, or none that pays."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice, takewhile
 
 from autotune.base.units import format_amount
 from autotune.job.job import Budget, Job
 from autotune.search.base import StopReason
 from autotune.search.history import History, Tried, results
 from autotune.search.objective import Objective
+from autotune.search.race import LOSS
 from autotune.space.candidate import Candidate
 
 CONFIRM_SHARE = 1 / 3
 """Largest share of a time budget that is kept back for the final comparison."""
+
+LAST_FORECASTS = 3
+"""Forecasts in a row that have to agree that no trial gains anything. One alone may be wrong; what
+the trials after it measure corrects the next (`benchmarks/search_efficiency.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +85,12 @@ def why_stop(
     if budget.patience is not None and _n_since_gain(history, objective) >= budget.patience:
         return StopReason.PATIENCE
     return None
+
+
+def expects_no_gain(expected_gains: Iterable[float]) -> bool:
+    """Whether the last forecasts agree that no trial gains a share of `LOSS`; the newest first."""
+    small = list(takewhile(lambda gain: gain < LOSS, islice(expected_gains, LAST_FORECASTS)))
+    return len(small) == LAST_FORECASTS
 
 
 def weigh_trial(

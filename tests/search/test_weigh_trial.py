@@ -1,5 +1,6 @@
-"""A search ends when another trial is expected to save less than it costs."""
+"""A search ends when another trial is expected to gain nothing, or less than it costs."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,14 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.contract import Role
+from autotune.job.job import DEFAULT_TRIALS
 from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study, Trial
 from autotune.search.base import StopReason
 from autotune.search.history import History
 from autotune.search.objective import Objective
-from autotune.search.stop import TrialBalance, weigh_trial
+from autotune.search.race import LOSS
+from autotune.search.stop import TrialBalance, expects_no_gain, weigh_trial
 from tests.search.scripted import (
     ENVIRONMENT,
     Notebook,
@@ -32,7 +35,7 @@ TRIAL_S = 36.0
 
 
 def searched(study: Study, **job: object) -> tuple[SearchAnswer, Notebook]:
-    made = make(trials=99, **job)
+    made = make(**{"trials": 99, **job})
     study.lock()
     notebook = Notebook()
     result = search(
@@ -76,6 +79,36 @@ def test_what_is_cheap_to_gain_is_found_first(tmp_path: Path) -> None:
     assert whole.best is not None
     assert ended.best is not None
     assert ended.best.samples_per_s >= 0.98 * whole.best.samples_per_s
+
+
+def test_without_a_number_of_trials_a_search_ends_once_none_is_expected_to_gain(
+    tmp_path: Path,
+) -> None:
+    whole, _ = searched(Study(tmp_path, "whole"))
+    ended, _ = searched(Study(tmp_path, "ended"), trials=None)
+    assert ended.stop_reason is StopReason.SETTLED
+    assert n_explored(Study(tmp_path, "ended")) < DEFAULT_TRIALS
+    assert whole.best is not None
+    assert ended.best is not None
+    assert ended.best.samples_per_s >= (1 - LOSS) * whole.best.samples_per_s
+
+
+def test_a_number_of_trials_that_is_asked_for_is_run(tmp_path: Path) -> None:
+    result, _ = searched(Study(tmp_path, "asked"), trials=DEFAULT_TRIALS)
+    assert result.stop_reason is StopReason.TRIALS
+
+
+@pytest.mark.parametrize(
+    ("gains", "ends"),
+    [
+        ([0.001, 0.002, 0.005, 0.1], True),
+        ([0.001, 0.002], False),
+        ([0.001, 0.1, 0.001, 0.001], False),
+        ([0.001, 0.001, math.inf], False),
+    ],
+)
+def test_no_gain_has_to_be_expected_three_times_in_a_row(gains: list[float], ends: bool) -> None:
+    assert expects_no_gain(gains) is ends
 
 
 def test_the_reason_is_said_with_both_figures(tmp_path: Path) -> None:
