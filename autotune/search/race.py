@@ -4,9 +4,11 @@ Everything follows from log samples/s by candidate and round, so that a comparis
 short goes on as it was. Each round is a block (`autotune.record.blocks`). Two questions are asked
 of the same runs:
 
-- Which is the best? Everybody runs until naming the best is expected to lose less than `LOSS`
-  (Chick and Inoue, New Two-Stage and Sequential Procedures for Selecting the Best Simulated
-  System, Operations Research 49, 2001). The search's own trial counts as one run.
+- Which is the best? Differences below `ZONE` do not matter: whoever is hardly that much faster
+  than the leader drops out, and the rest run until another one than the best is `UNLIKELY` to be
+  (Kim and Nelson, A Fully Sequential Procedure for Indifference-Zone Selection in Simulation, ACM
+  Transactions on Modeling and Computer Simulation 11, 2001). The search's own trial counts as one
+  run.
 - How large is the gain? Its interval is looked at twice, and each look may end the race. Each has
   a share of the 5% that a 95% interval may miss (Lan and DeMets, Discrete Sequential Boundaries
   for Clinical Trials, Biometrika 70, 1983), so the interval holds whenever the race ends.
@@ -31,10 +33,14 @@ MIN_ROUNDS = 2
 """Below two runs of each there is no between-run variance to speak of."""
 LOSS = 0.006
 """Expected loss of samples/s, as a share, below which it does not matter which one is named."""
+ZONE = 0.02
+"""Difference in log samples/s up to which a choice is as good as another."""
+UNLIKELY = 0.08
+"""Probability that one of the others is faster by more than `ZONE` at which the best is named."""
 N_CONFIRM = 2
 """Candidates that are confirmed cold: the best and the baseline."""
 SURE = 0.02
-"""Probability of being the best below which a candidate drops out."""
+"""Probability of being faster by more than `ZONE` below which a candidate drops out."""
 MISSED = (0.04, 0.01)
 """Share of studies that may miss the true gain at each look, 5% in all."""
 NARROW = 0.06
@@ -57,13 +63,12 @@ class Rules:
     @property
     def selection_rounds(self) -> int:
         """Rounds that everybody runs who may still be the best, at most."""
-        return self.looks[1] - 1 if self.warm else self.looks[0]
+        return BLOCK - 1 if self.warm else self.looks[0]
 
     def most_runs(self, n_members: int) -> RunCount:
         """Runs of a race of so many, at most, without repeats and a late best."""
         n_pair = min(n_members, N_CONFIRM)
-        n_more = self.looks[1] - self.selection_rounds
-        n = n_members * self.selection_rounds + n_pair * n_more
+        n = n_members * self.selection_rounds + n_pair
         return self._runs(n if n_members > 1 else n_members * MIN_ROUNDS, n_pair)
 
     @property
@@ -154,8 +159,12 @@ class Race:
         if self.named is not None:
             return tuple(self._last)
         order = sorted(self._last, key=self._fastest.index)
-        left = [key for key in order if not self._is_beaten(key, order[0])]
-        ties = [key for key in left if self._is_tie(key, order[0])]
+        left = [key for key in order if self._probability_ahead(key, order[0]) >= SURE]
+        ties = [
+            key
+            for key in order
+            if self._is_tie(key, order[0]) and not self._is_beaten(key, order[0])
+        ]
         best = min(ties, key=lambda key: self.peaks[key])
         return (best, *(key for key in left if not self._is_tie(key, best)))
 
@@ -173,11 +182,11 @@ class Race:
             return None if is_over else Round(keys=keys, cold=not warm or n >= MIN_ROUNDS - 1)
         if not self._last:
             return None
-        if n >= last:
+        is_chosen = n >= self.rules.selection_rounds or self._is_chosen
+        if n >= last and is_chosen:
             return self.confirmation if n < BLOCK else None
         if n == first and self.confirmation is None and self._is_narrow:
             return None
-        is_chosen = n >= self.rules.selection_rounds or self._is_chosen
         if is_chosen and n + 1 in (first, last) and self.confirmation is not None:
             return self.confirmation
         return Round(keys=self._pair if is_chosen else self._contenders, cold=not warm)
@@ -231,7 +240,7 @@ class Race:
         if self.named is not None or self.n_rounds < MIN_ROUNDS:
             return self.n_rounds >= self.rules.looks[0]
         best, *rivals = self.standing
-        return math.fsum(self._loss(rival, best) for rival in rivals) < LOSS
+        return math.fsum(self._probability_ahead(rival, best) for rival in rivals) < UNLIKELY
 
     @property
     def _is_narrow(self) -> bool:
@@ -260,7 +269,15 @@ class Race:
         """How far one is ahead of another, and the standard error of that."""
         return self._fit.contrast({key: 1.0, of: -1.0})
 
+    def _probability_ahead(self, key: str, of: str) -> float:
+        """Probability that one is faster than another by more than `ZONE`; 1: it is the same."""
+        if key == of:
+            return 1.0
+        ahead, error = self._ahead(key, of)
+        return upper_probability((ZONE - ahead) / error, self._fit.degrees)
+
     def _is_beaten(self, key: str, leader: str) -> bool:
+        """Whether the leader is surely faster, by however little."""
         ahead, error = self._ahead(key, leader)
         return key != leader and upper_probability(-ahead / error, self._fit.degrees) < SURE
 
