@@ -49,10 +49,10 @@ DEMO: dict[str, dict[str, Any]] = {
         "seq_len": 64,
         "precision": "fp32",
         "space": "cpu",
-        "trials": 8,
+        "trials": 6,
         "budget": "8m",
     },
-    "cuda": {"model": "gpt2", "seq_len": 1024, "trials": 20, "budget": "6m"},
+    "cuda": {"model": "gpt2", "seq_len": 1024, "budget": "6m"},
 }
 """The job where nobody names a model: small enough for a few minutes, with room for choices."""
 DEMO_BATCH_PER_RANK = 16
