@@ -4,6 +4,7 @@ A driver is a module, found by its engine's name (entry points of the group `aut
 is loaded outside the ranks as well, so it imports the engine only inside its functions.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
@@ -22,6 +23,9 @@ class LiveEngine(ABC):
     It is made before anything watches the engine, so that a pass can do without what does.
     """
 
+    step_method = "step"
+    """Name of the engine's method that makes optimizer steps."""
+
     def __init__(self, engine: Any) -> None:
         self.engine = engine
 
@@ -38,9 +42,22 @@ class LiveEngine(ABC):
     def on_losses(self, note: Callable[[Any, bool], None]) -> None:
         """Hand on each loss of a step, and whether it is a share of the step's, not a mean."""
 
-    @abstractmethod
     def on_steps(self, call: Callable[[], None]) -> None:
         """Call something after every optimizer step, by the engine's methods as they are now."""
+
+        def watched(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            ends_step = self.ends_step()
+            outcome = step(*args, **kwargs)
+            if ends_step:
+                call()
+            return outcome
+
+        step = getattr(self.engine, self.step_method)
+        setattr(self.engine, self.step_method, functools.partial(watched, step))
+
+    def ends_step(self) -> bool:
+        """True if the call of `step_method` at hand ends an optimizer step."""
+        return True
 
     @abstractmethod
     def was_applied(self) -> bool:

@@ -46,14 +46,14 @@ def load_code(accelerator: str) -> None:
 
 def load_model_code(model: dict[str, Any]) -> None:
     """Import what every trial of a model does, whatever its configuration."""
-    from autotune.trial.imports import preload
+    from autotune.trial.prebuilt import preload
 
     preload({}, model)
 
 
 def read_config(spec: TrialSpec, folder: Path) -> dict[str, Any]:
     """The candidate's configuration, with what it needs imported."""
-    from autotune.trial.imports import preload
+    from autotune.trial.prebuilt import preload
 
     config: dict[str, Any] = json.loads((folder / CONFIG_DIR / CONFIG_FILE).read_text("utf-8"))
     preload(config, spec.workload.model)

@@ -31,6 +31,8 @@ class LiveDeepSpeed(LiveEngine):
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
         self._is_pipeline = isinstance(engine, PipelineEngine)
+        if self._is_pipeline:
+            self.step_method = "train_batch"
         self._methods = {
             name: getattr(engine, name)
             for name in (*_RANGES, "train_batch")
@@ -66,19 +68,8 @@ class LiveDeepSpeed(LiveEngine):
 
         engine.backward = noted_backward
 
-    def on_steps(self, call: Callable[[], None]) -> None:
-        engine, is_pipeline = self.engine, self._is_pipeline
-        name = "train_batch" if is_pipeline else "step"
-        method = getattr(engine, name)
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            ends_a_step = is_pipeline or engine.is_gradient_accumulation_boundary()
-            outcome = method(*args, **kwargs)
-            if ends_a_step:
-                call()
-            return outcome
-
-        setattr(engine, name, watched)
+    def ends_step(self) -> bool:
+        return self._is_pipeline or bool(self.engine.is_gradient_accumulation_boundary())
 
     def was_applied(self) -> bool:
         return bool(self.engine.was_step_applied())
