@@ -23,8 +23,6 @@ def load_code(accelerator: str) -> None:
     from autotune.trial.scripts import train_megatron
 
     train_megatron.load_megatron(accelerator)
-    for module in ("train", "lengths"):
-        importlib.import_module(f"autotune.trial.scripts.{module}")
     importlib.import_module("autotune.trial.engines.megatron_live")
 
 
