@@ -4,7 +4,6 @@ A driver is a module, found by its engine's name (entry points of the group `aut
 is loaded outside the ranks as well, so it imports the engine only inside its functions.
 """
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.contract import OwnLog, RankReport, TrialSpec
+from autotune.trial.guest.hooks import around
 
 if TYPE_CHECKING:  # it imports torch
     from autotune.trial.engines.torch_collectives import Collectives
@@ -52,8 +52,11 @@ class LiveEngine(ABC):
                 call()
             return outcome
 
-        step = getattr(self.engine, self.step_method)
-        setattr(self.engine, self.step_method, functools.partial(watched, step))
+        self.around(self.step_method, watched)
+
+    def around(self, method: str, wrapper: Callable[..., Any]) -> None:
+        """Put a wrapper in the place of one of the engine's methods; see `guest.hooks.around`."""
+        setattr(self.engine, method, around(getattr(self.engine, method), wrapper))
 
     def ends_step(self) -> bool:
         """True if the call of `step_method` at hand ends an optimizer step."""

@@ -48,25 +48,23 @@ class LiveDeepSpeed(LiveEngine):
 
     def on_losses(self, note: Callable[[Any, bool], None]) -> None:
         """Trainer and accelerate hand over shares."""
-        engine = self.engine
-        if self._is_pipeline:
-            train_batch = engine.train_batch
 
-            def noted_train_batch(*args: Any, **kwargs: Any) -> Any:
-                outcome = train_batch(*args, **kwargs)
-                # Only the last stage computes it; the engine has sent it to the others.
-                note(engine.dp_group_loss, False)
-                return outcome
+        def noted_train_batch(train_batch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            outcome = train_batch(*args, **kwargs)
+            # Only the last stage computes it; the engine has sent it to the others.
+            note(self.engine.dp_group_loss, False)
+            return outcome
 
-            engine.train_batch = noted_train_batch
-            return
-        backward = engine.backward
-
-        def noted_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+        def noted_backward(
+            backward: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             note(loss.detach(), not kwargs.get("scale_wrt_gas", True))
             return backward(loss, *args, **kwargs)
 
-        engine.backward = noted_backward
+        if self._is_pipeline:
+            self.around("train_batch", noted_train_batch)
+        else:
+            self.around("backward", noted_backward)
 
     def ends_step(self) -> bool:
         return self._is_pipeline or bool(self.engine.is_gradient_accumulation_boundary())

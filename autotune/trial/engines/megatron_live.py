@@ -33,14 +33,12 @@ class LiveMegatron(LiveEngine):
         torch.cuda.synchronize()
 
     def on_losses(self, note: Callable[[Any, bool], None]) -> None:
-        step = self.engine.step
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def noted(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             loss = step(*args, **kwargs)
             note(loss, False)
             return loss
 
-        self.engine.step = noted
+        self.around("step", noted)
 
     def was_applied(self) -> bool:
         return bool(self.engine.was_applied)
