@@ -36,8 +36,8 @@ class GuestStopwatch(Stopwatch):
         self._guest = guest
         self._outputs: list[torch.Tensor] = []
         """Losses that the engine's forward passes gave back."""
-        self._held: list[tuple[float, float, float]] = []
-        """Steps that are not agreed on yet, as this rank has seen them."""
+        self._held: list[tuple[tuple[float, float, float], tuple[int, int, int]]] = []
+        """Steps that are not agreed on yet: what this rank has seen of each, and its counts."""
         self._n_at_once = 1
         engine.register_forward_hook(self._note_output)
 
@@ -47,7 +47,7 @@ class GuestStopwatch(Stopwatch):
 
     def cut_short(self) -> NoReturn:
         """The script is done, and enough steps were measured: that is the figure."""
-        self._forget_held()  # another rank may have ended before
+        self._held.clear()  # another rank may have ended before
         try:
             if not self._has_enough:
                 self._end_measuring()
@@ -71,8 +71,7 @@ class GuestStopwatch(Stopwatch):
         if self._n_at_once == 1:
             super()._step()
             return
-        self._held.append(self._seen())
-        self.intake.note()
+        self._held.append((self._seen(), self.intake.counted()))
         if len(self._held) >= self._n_at_once:
             self._settle()
         self._restart()
@@ -89,23 +88,19 @@ class GuestStopwatch(Stopwatch):
     def _settle(self) -> None:
         # Within a step ranks wait for one another: over several each takes as long, and the
         # slowest of each step would add up what that one makes up for in the next.
-        facts = torch.tensor(self._held, dtype=torch.float64, device=self._live.device)
+        held, self._held = self._held, []
+        seen = [of_rank for of_rank, _ in held]
+        facts = torch.tensor(seen, dtype=torch.float64, device=self._live.device)
         torch.distributed.all_reduce(facts)
         facts[:, 0] /= torch.distributed.get_world_size()
-        n_later = len(self._held)
-        self._held.clear()
-        for step_time_s, n_nonfinite, n_skipped in facts.tolist():
+        n_later = len(held)
+        agreed = zip(facts.tolist(), held, strict=True)
+        for (step_time_s, n_nonfinite, n_skipped), (_, self.intake.decided) in agreed:
             n_later -= 1
             self._take(step_time_s, not n_nonfinite, not n_skipped, n_later=n_later)
-            if n_skipped:
-                self.intake.pass_over()
             if self._has_enough:  # the diagnostic pass has begun
                 break
-        self._forget_held()
-
-    def _forget_held(self) -> None:
-        self._held.clear()
-        self.intake.forget()
+        self.intake.decided = None
 
     def _has_cores(self) -> bool:
         """The ranks of the user's own command share theirs, and are counted as one.
