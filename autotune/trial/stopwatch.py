@@ -111,8 +111,8 @@ class Stopwatch:
         was_applied = self._live.was_applied()
         self._live.synchronize()
         rank_time_s = time.perf_counter() - self._step_began_s
-        is_odd = not math.isfinite(self._rank_loss())
-        return rank_time_s, float(is_odd), float(not was_applied)
+        is_nonfinite = not math.isfinite(self._rank_loss())
+        return rank_time_s, float(is_nonfinite), float(not was_applied)
 
     def _agree(self, *seen: float) -> tuple[float, bool, bool]:
         """Share the step among the ranks, so that all decide alike: the slowest time counts."""
