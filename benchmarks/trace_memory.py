@@ -1,14 +1,10 @@
 """How far is traced memory off what the same training step really allocates on a CPU?
 
     python benchmarks/trace_memory.py [--models NAME ...] [--half] [--json]
-    python benchmarks/trace_memory.py --deep llama-3-8b --seq-len 4096 --micro-batch 1 [--json]
 
 Builds each model for real, trains two steps under torch's profiler, and adds up the allocator's
 own reports; then traces the same step with fake tensors. Compared is what each phase holds at its
 peak above the weights. Both are counted in bytes, so runs repeat exactly.
-
-With --deep nothing is real: the peaks that small depths of a model tell of it, beside those of a
-trace of all its layers, and the seconds of both.
 """
 
 import argparse
@@ -46,10 +42,6 @@ def largest(parts: Mapping[Part, Bytes]) -> dict[StepPhase, Bytes]:
 
 def main() -> int:
     options = parse_arguments()
-    if options.deep:
-        rows = [deep(options.deep, recompute, options) for recompute in RECOMPUTES]
-        print(json.dumps(rows) if options.json else "\n".join(map(told_deep, rows)))
-        return 0
     choices = (options.models, PRECISIONS, ATTENTIONS, RECOMPUTES)
     cases: list[list[Any]] = [
         [of[index] for of, index in zip(choices, indices, strict=True)]
@@ -73,7 +65,6 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=["tiny-llama", "tiny-gpt2"])
-    parser.add_argument("--deep", metavar="MODEL", help="small depths against the whole")
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--micro-batch", type=int, default=2)
     parser.add_argument(
@@ -89,7 +80,6 @@ def request_of(
     model = load_model(name)
     return {
         "source": model.source,
-        "n_params": model.shape.n_params_total,
         "seq_len": options.seq_len,
         "micro_batch": options.micro_batch,
         "precision": precision,
@@ -99,36 +89,8 @@ def request_of(
         "gradients": "grow",
         "granule_bytes": 1,
         "has_fused_dropout": False,
-        "may_extrapolate": False,
         "name": name,
     }
-
-
-def deep(name: str, recompute: str, options: argparse.Namespace) -> dict[str, Any]:
-    request = request_of(name, "bf16", "sdpa", recompute, options=options)
-    small, whole = (answer_to({**request, "may_extrapolate": may}) for may in (True, False))
-    phases = (largest(Traced.from_dict(found).parts) for found in (small, whole))
-    told, traced = ({p.value: sum(held.values()) for p, held in found.items()} for found in phases)
-    return {
-        "case": f"{name} recompute={recompute}",
-        "depths": small["depths"],
-        "told_bytes": told,
-        "traced_bytes": traced,
-        "took_s": {"small": small["took_s"], "whole": whole["took_s"]},
-        "error": max(abs(told[phase] / size - 1) for phase, size in traced.items()),
-    }
-
-
-def told_deep(row: dict[str, Any]) -> str:
-    peaks = ", ".join(
-        f"{phase} {size / 2**30:.3f} of {row['traced_bytes'][phase] / 2**30:.3f} GiB"
-        for phase, size in row["told_bytes"].items()
-    )
-    seconds = row["took_s"]
-    return (
-        f"{row['case']}: {peaks}; error {row['error']:.3%}; layers {row['depths']} took "
-        f"{seconds['small']:.1f} s, all of them {seconds['whole']:.1f} s"
-    )
 
 
 def compare(request: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from deepspeed.utils import logger
 from autotune.contract import TrialSpec
 from autotune.trial.engines.base import differences
 from autotune.trial.engines.deepspeed import load_code, load_model_code
-from autotune.trial.imports import preload
+from autotune.trial.prebuilt import preload
 from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import Settings, batches, make_engine, make_stage
 from tests.deepspeed_state import clean_globals

@@ -15,7 +15,7 @@ from deepspeed.utils import groups
 
 from autotune.contract import TrialSpec
 from autotune.trial.engines.base import differences
-from autotune.trial.imports import preload
+from autotune.trial.prebuilt import preload
 from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import batches, gradient_scale, make_engine, micro_step
 from tests.deepspeed_state import clean_globals

@@ -376,12 +376,11 @@ NAMES_DEEPSPEED = {
     "space/script.py": "what reaches such a command",
     "trial/engines/deepspeed.py": "its driver",
     "trial/engines/deepspeed_live.py": "its live engine, as others see it",
-    "trial/imports.py": "what it imports late, for its driver",
-    "trial/prebuilt.py": "its extensions, for its driver",
+    "trial/prebuilt.py": "its modules and extensions, for its driver",
+    "trial/rank.py": "the version that ran, where it is installed",
     "trial/readback.py": "what its live engine says, for its driver",
     "trial/scripts/train.py": "trains with it, and is exported so",
     "trial/scripts/transformer.py": "its pipelines, of that script",
-    "trial/wrapper.py": "the version that ran, where it is installed",
 }
 """Every other file that names DeepSpeed, and why; an entry goes as soon as its file does not."""
 

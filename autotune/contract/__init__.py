@@ -24,7 +24,6 @@ from autotune.contract.files import ContractError as ContractError
 from autotune.contract.files import NotAFileError as NotAFileError
 from autotune.contract.files import from_json as from_json
 from autotune.contract.files import is_count as is_count
-from autotune.contract.files import mode_of as mode_of
 from autotune.contract.files import open_regular as open_regular
 from autotune.contract.files import read_bounded as read_bounded
 from autotune.contract.files import read_json as read_json
@@ -33,7 +32,6 @@ from autotune.contract.files import read_text as read_text
 from autotune.contract.files import write_aside as write_aside
 from autotune.contract.files import write_json as write_json
 from autotune.contract.plausible import METER_SLACK as METER_SLACK
-from autotune.contract.plausible import ROUNDING as ROUNDING
 from autotune.contract.plausible import check_result as check_result
 from autotune.contract.result import COORDINATOR_ENDED as COORDINATOR_ENDED
 from autotune.contract.result import MOST_LOSSES as MOST_LOSSES

@@ -12,7 +12,7 @@ from autotune.contract.files import ContractError
 from autotune.contract.result import TrialResult
 from autotune.contract.spec import TrialSpec
 
-ROUNDING = 1e-6
+_ROUNDING = 1e-6
 """Share by which figures that follow from one another may differ: they pass through JSON."""
 METER_SLACK = 0.02
 """Share by which a meter may show more than a limit, or than there is. A trial is held to its
@@ -76,12 +76,12 @@ def _of_steps(result: TrialResult, spec: TrialSpec) -> Iterator[Complaint]:
         if (rate is None) != (of_s is None) or not is_sound:
             yield "samples_per_s", rate, f"{spec.layout.global_batch} samples a step of {of_s} s"
     known_s = [seconds for seconds in ends_s if seconds is not None]
-    if any(low > high * (1 + ROUNDING) for low, high in pairwise(known_s)):
+    if any(low > high * (1 + _ROUNDING) for low, high in pairwise(known_s)):
         yield "step_time_s", step_s, f"within its interval, {ends_s[0]} to {ends_s[2]}"
     tokens, padded = result.tokens_per_step, result.padded_tokens_per_step
-    if tokens is not None and padded is not None and not 0 < tokens <= padded * (1 + ROUNDING):
+    if tokens is not None and padded is not None and not 0 < tokens <= padded * (1 + _ROUNDING):
         yield "tokens_per_step", tokens, f"above 0, and at most the {padded:g} with padding"
 
 
 def _same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=ROUNDING)
+    return math.isclose(one, other, rel_tol=_ROUNDING)

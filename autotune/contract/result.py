@@ -341,8 +341,7 @@ class TrialResult(Stored):
     peak_memory_bytes: int | None = None
     """Highest of any rank, by the device's meter (the one that the limit is checked against)."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
-    """Peak bytes by meter, each the highest of any rank; `peak` has the others' `shared` and
-    `children` in it where there were any."""
+    """Peak bytes by meter, each the highest of any rank."""
     host_construction_bytes: int | None = None
     loss_first: float | None = None
     loss_last: float | None = None

@@ -21,18 +21,8 @@ from typing import Any, NoReturn
 
 from autotune.base.errors import JobError
 from autotune.base.keeper import end_with_parent
-from autotune.contract import (
-    PARENT_ENV,
-    RANKS_DIR,
-    SPEC_FILE,
-    Phase,
-    TrialSpec,
-    read_json,
-    write_json,
-)
-from autotune.trial.rendezvous import RankStore
-from autotune.trial.reporter import begin_rank
-from autotune.trial.wrapper import pin
+from autotune.contract import PARENT_ENV, RANKS_DIR, Phase, read_json, write_json
+from autotune.trial.rank import Rank, pin
 
 REQUEST_FILE = "request.json"
 FOUND_FILE = "{rank:02d}.found.json"
@@ -42,24 +32,19 @@ FOUND_FILE = "{rank:02d}.found.json"
 def main(folder: Path) -> NoReturn:
     """Measure, write, and leave without waiting for destructors."""
     end_with_parent(int(os.environ[PARENT_ENV]))
-    rank = int(os.environ["RANK"])
     pin(int(os.environ["LOCAL_RANK"]))
-    spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
-    reporter = begin_rank(folder, rank)
-    reporter.enter(Phase.IMPORT)
-    store = RankStore()
+    rank = Rank(folder, int(os.environ["RANK"]))
+    rank.reporter.enter(Phase.IMPORT)
     began_s = time.monotonic()
     try:
-        store.open()
-        found = _measure(read_json(folder / REQUEST_FILE), spec.layout.accelerator)
-        write_json(folder / RANKS_DIR / FOUND_FILE.format(rank=rank), found)
+        rank.store.open()
+        found = _measure(read_json(folder / REQUEST_FILE), rank.spec.layout.accelerator)
+        number = rank.reporter.report.rank
+        write_json(folder / RANKS_DIR / FOUND_FILE.format(rank=number), found)
     except BaseException as error:
-        reporter.fail(error)
-        os._exit(1)
-    reporter.report.step_times_s = [time.monotonic() - began_s]
-    reporter.enter(Phase.TEARDOWN)
-    store.leave()
-    os._exit(0)
+        rank.fail(error)
+    rank.reporter.report.step_times_s = [time.monotonic() - began_s]
+    rank.finish()
 
 
 def _measure(wanted: Mapping[str, Any], accelerator: str) -> dict[str, Any]:

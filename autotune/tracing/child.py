@@ -6,10 +6,9 @@ cannot pretend to have one; where the real device is another, `autotune.tracing.
 that changes.
 """
 
-import math
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 
 from autotune.job.model_probe import NotUsableError, answer, one_line
 from autotune.tracing.fakes import as_in_a_trial
-from autotune.tracing.moments import Traced, at_depth, depths, differs, same_parts
+from autotune.tracing.moments import Traced
 from autotune.tracing.step import layers_of, trace_step
 from autotune.trial.scripts.train import (
     DTYPES,
@@ -36,11 +35,6 @@ from autotune.trial.scripts.train import (
     from_factory,
 )
 
-_EVERY = "every_"
-_MOST_OFF = 1e-3
-"""Share of the peak that a depth may be off the line through two others; beyond it the model's
-layers are not alike, and all of them are traced."""
-
 _NO_KERNEL = (UnsupportedOperatorException, NotImplementedError)
 
 
@@ -50,7 +44,7 @@ def main() -> None:
 
 
 def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Traced memory, the depths, and how long it took.
+    """Traced memory, and how long it took.
 
     Raises:
         NotUsableError: The model cannot be built, or its step cannot be run.
@@ -58,70 +52,14 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
     start_s = time.monotonic()
     source = request["source"]
     config = source.get("config")
-    n_layers, period, lists = (0, 1, []) if config is None else _layers(config)
-    recompute = str(request["recompute"])
-    if recompute.startswith(_EVERY):
-        period = math.lcm(period, int(recompute.removeprefix(_EVERY)))
+    n_layers = 0
+    if config is not None:
+        from transformers import AutoConfig  # heavy
 
-    def traced(depth: int) -> Traced:
-        shallow = source
-        if depth != n_layers:
-            shallow = {**source, "config": _cut(source["config"], n_layers, depth, lists)}
-        return _traced(request, shallow, depth)
-
-    found, used = _extrapolated(traced, n_layers, period, request)
-    return {**found.as_dict(), "depths": used, "took_s": time.monotonic() - start_s}
-
-
-def _extrapolated(
-    traced: Callable[[int], Traced], n_layers: int, period: int, request: Mapping[str, Any]
-) -> tuple[Traced, list[int]]:
-    """From small depths where these tell the whole; else, and else only, the whole model."""
-    chosen = depths(n_layers, period) if request["may_extrapolate"] else None
-    if chosen is None:
-        return traced(n_layers), [n_layers]
-    several = [traced(depth) for depth in chosen]
-    extrapolated_params = at_depth(several[0], several[1], n_layers).n_params
-    if (
-        not all(step.n_layers for step in several)
-        or not same_parts(several)
-        or extrapolated_params != request["n_params"]
-        or differs(several[2], at_depth(several[0], several[1], chosen[2])) > _MOST_OFF
-    ):
-        return traced(n_layers), [n_layers]
-    return at_depth(several[0], several[1], n_layers), list(chosen)
-
-
-def _layers(config: dict[str, Any]) -> tuple[int, int, list[str]]:
-    """A config's layers: their number, their period, and the keys that list all of them."""
-    from transformers import AutoConfig  # heavy
-
-    hf_config = AutoConfig.for_model(**config)
-    n_layers = getattr(hf_config, "num_hidden_layers", None)
-    if not isinstance(n_layers, int):
-        return 0, 1, []
-    listed = {
-        key: value
-        for key, value in hf_config.to_dict().items()
-        if isinstance(value, list) and len(value) == n_layers
-    }
-    return n_layers, math.lcm(*map(_period, listed.values())), list(listed)
-
-
-def _period(values: list[Any]) -> int:
-    """The least distance at which all values are alike; else their number."""
-    n = len(values)
-    return next((p for p in range(1, n) if values[p:] == values[: n - p]), n)
-
-
-def _cut(config: dict[str, Any], n_layers: int, depth: int, lists: list[str]) -> dict[str, Any]:
-    from transformers import AutoConfig  # heavy
-
-    spelled = AutoConfig.for_model(config["model_type"]).attribute_map
-    name = spelled.get("num_hidden_layers", "num_hidden_layers")
-    fields = {key: value for key, value in config.items() if key != "num_hidden_layers"}
-    cut = {key: fields[key][:depth] for key in lists if len(fields.get(key) or []) == n_layers}
-    return {**fields, **cut, name: depth}
+        named = getattr(AutoConfig.for_model(**config), "num_hidden_layers", None)
+        n_layers = named if isinstance(named, int) else 0
+    found = _traced(request, source, n_layers)
+    return {**found.as_dict(), "took_s": time.monotonic() - start_s}
 
 
 def _traced(request: Mapping[str, Any], source: dict[str, Any], n_layers: int) -> Traced:

@@ -30,9 +30,6 @@ class Trace:
     """Result of a trace, and its method."""
 
     traced: Traced
-    depths: tuple[int, ...]
-    """Layers of the models that were traced: several from which the model's own depth was
-    extrapolated, or that depth itself."""
     took_s: float
     notes: tuple[str, ...]
     """Where a trial may hold something else."""
@@ -53,7 +50,6 @@ def trace_candidate(job: Job, candidate: Candidate, *, accelerator: str) -> Trac
     if job.lengths.kind == "histogram":
         raise JobError(
             f"{switch('trace')}: lengths: a trace is of samples of seq_len tokens, not of a "
-            "histogram"
             "histogram",
             "leave out `lengths` for batches of the longest samples, or leave out "
             f"{switch('trace')}",
@@ -64,12 +60,11 @@ def trace_candidate(job: Job, candidate: Candidate, *, accelerator: str) -> Trac
         about=f"{switch('trace')}: model {job.model.name!r}",
         doing="tracing its step",
         timeout_s=_TIMEOUT_S,
-        if_slow="a model with many kinds of layers is traced whole: trace a shallower one",
+        if_slow="all layers are traced: trace a shallower model",
         if_dead="run its forward pass in a Python shell to see why",
     )
     return Trace(
         traced=Traced.from_dict(found),
-        depths=tuple(found["depths"]),
         took_s=found["took_s"],
         notes=tuple(_notes(candidate, accelerator)),
     )
@@ -79,7 +74,6 @@ def _request(job: Job, candidate: Candidate, accelerator: str) -> dict[str, Any]
     is_cuda = accelerator == "cuda"
     return {
         "source": job.model.source,
-        "n_params": job.model.shape.n_params_total,
         "seq_len": job.seq_len,
         "micro_batch": candidate.micro_batch,
         "precision": job.precision,
@@ -90,7 +84,6 @@ def _request(job: Job, candidate: Candidate, accelerator: str) -> dict[str, Any]
         "gradients": _gradients(job, candidate),
         "granule_bytes": _CUDA_GRANULE_BYTES if is_cuda else 1,
         "has_fused_dropout": is_cuda,
-        "may_extrapolate": True,
     }
 
 

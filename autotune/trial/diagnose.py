@@ -13,7 +13,7 @@ import os
 import statistics
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.autograd import DeviceType
 from torch.autograd.profiler import profile, record_function
@@ -23,7 +23,6 @@ from autotune.trial import timeline
 from autotune.trial.engines.base import LiveEngine
 from autotune.trial.faults import evidence_of
 from autotune.trial.reporter import Reporter
-from autotune.trial.stopwatch import TrialDone
 from autotune.trial.timeline import BEGIN
 
 _MAX_PROFILED = 3
@@ -40,26 +39,29 @@ seconds that it gets besides: reading a trace of a million events takes a while.
 class DiagnosticPass:
     """One engine's pass; made before anything watches the engine, so that it can do without."""
 
-    def __init__(self, live: LiveEngine, reporter: Reporter) -> None:
+    def __init__(
+        self, live: LiveEngine, reporter: Reporter, finish: Callable[[], NoReturn]
+    ) -> None:
+        """Take the engine; `finish` ends the rank once the pass is over."""
         self._live = live
         self._reporter = reporter
+        self._finish = finish
         self._steps = 0
         self._n_done = 0
         self._profiler: Any = None
         self._log = live.collective_log()
         self._split: Split | None = None
         self._problems: list[str] = []
-        self._is_written = False
         self._ending = threading.Lock()
 
-    def begin(self) -> bool:
-        """Watch from the next step on; return whether the trial is done all the same."""
+    def begin(self) -> None:
+        """Watch from the next step on; a step that takes long is not taken again."""
         # The slowest rank's times, which all ranks know: so all decide alike.
         step_time_s = statistics.median(self._reporter.report.step_times_s)
         if step_time_s > _LONGEST_STEP_S:
             self._problems.append(f"left out: a step takes {step_time_s:.0f} s")
             self._keep()
-            return True
+            self._finish()
         self._steps = max(1, min(_MAX_PROFILED, int(_PROFILED_S / max(step_time_s, 1e-6))))
         limit_s = _PATIENCE * (1 + (self._steps + 1) * step_time_s)
         clock = threading.Timer(limit_s, self._run_out, (limit_s,))
@@ -70,12 +72,12 @@ class DiagnosticPass:
         self._live.on_steps(self._on_step)
         with self._attempt("profiler"):
             self._start_profiler()
-        return False
 
     def fail(self, error: BaseException) -> None:
         """The pass has ended with an error; what it had found until then is kept."""
-        self._problems.append(evidence_of(error))
-        self._keep()
+        if not self._ending.locked():
+            self._problems.append(evidence_of(error))
+            self._keep()
 
     def _on_step(self) -> None:
         self._n_done += 1
@@ -88,7 +90,7 @@ class DiagnosticPass:
             with self._attempt("log of collectives"):
                 self._log.stop()
             self._keep()
-            raise TrialDone
+            self._finish()
 
     def _in_range(self, label: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method as a range of the profiler, which ends when the device has done its work."""
@@ -125,10 +127,7 @@ class DiagnosticPass:
             gc.enable()
 
     def _keep(self) -> None:
-        """Put what was found into the report, once: an error may come after the last step."""
-        if self._is_written:
-            return
-        self._is_written = True
+        """Put what was found into the report; the rank ends by it."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # the clock has run out, and ends this process
         if self._log.is_cut:

@@ -13,14 +13,17 @@ from megatron.core import parallel_state
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel.layers import param_is_not_tensor_parallel_duplicate
 
-_DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+from autotune.trial.scripts.train import DTYPES
+from autotune.trial.scripts.train_megatron import optimizers_of, unwrapped
+
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def read_back(training: Any) -> dict[str, Any]:
     """Read what a `Training` trains with; every rank has to call it."""
     config, chunks = training.config, training.chunks
     of_data = chunks[0].ddp_config
-    optimizers = getattr(training.optimizer, "chained_optimizers", [training.optimizer])
+    optimizers = optimizers_of(training)
     return {
         "tp": parallel_state.get_tensor_model_parallel_world_size(),
         "pp": parallel_state.get_pipeline_model_parallel_world_size(),
@@ -71,7 +74,7 @@ def read_back(training: Any) -> dict[str, Any]:
         "dtype": _DTYPE_NAMES[_largest(chunks).dtype],
         "n_layers": _total(_n_layers(chunks), parallel_state.get_pipeline_model_parallel_group()),
         "n_params": _n_params(chunks),
-        "padded_vocab": _model(chunks[0]).vocab_size,
+        "padded_vocab": unwrapped(chunks[0]).vocab_size,
         "optimizer": type(optimizers[0].optimizer).__name__,
     }
 
@@ -149,7 +152,7 @@ def _stages(chunks: Sequence[Any]) -> str:
             ),
             strict=True,
         )
-        for chunk in map(_model, chunks)
+        for chunk in map(unwrapped, chunks)
     ]
     counts = (count for row in rows for count in row)
     return "|".join("E" * e + "t" * t + "m" * m + "L" * loss for e, t, m, loss in counts)
@@ -157,14 +160,14 @@ def _stages(chunks: Sequence[Any]) -> str:
 
 def _n_mtp_layers(chunks: Iterable[Any]) -> int:
     """Layers of these chunks that predict further tokens."""
-    blocks = (getattr(_model(chunk), "mtp", None) for chunk in chunks)
+    blocks = (getattr(unwrapped(chunk), "mtp", None) for chunk in chunks)
     return sum(len(block.layers) for block in blocks if block is not None)
 
 
 def _dense_layers(chunks: Iterable[Any]) -> list[int]:
     """Layers of a mixture without experts, numbered from 0; none of a dense model."""
-    layers = [layer for chunk in chunks for layer in _model(chunk).decoder.layers]
-    config = _model(next(iter(chunks))).config
+    layers = [layer for chunk in chunks for layer in unwrapped(chunk).decoder.layers]
+    config = unwrapped(next(iter(chunks))).config
     device = torch.cuda.current_device()
     is_dense = torch.zeros(config.num_layers, dtype=torch.int64, device=device)
     for layer in layers:
@@ -181,13 +184,6 @@ def _dispatcher(config: Any) -> str:
     if config.moe_token_dispatcher_type != "flex":
         return str(config.moe_token_dispatcher_type)
     return str(getattr(config, "moe_flex_dispatcher_backend", None) or "deepep")
-
-
-def _model(chunk: Any) -> Any:
-    """A chunk without what is wrapped around it."""
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
-    return chunk
 
 
 def _parameters(chunks: Iterable[Any]) -> list[torch.nn.Parameter]:
@@ -226,3 +222,35 @@ def _total(count: int, group: Any) -> int:
     counts = torch.tensor([count], dtype=torch.int64, device=torch.cuda.current_device())
     dist.all_reduce(counts, group=group)
     return int(counts)
+
+
+def states(training: Any) -> dict[str, int]:
+    """Bytes that this rank holds of weights, gradients and what its optimizer keeps."""
+    weights = _parameters(training.chunks)
+    gradients = [
+        buffer.grad_data
+        for chunk in training.chunks
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
+    ]
+    of_weights = {weight.untyped_storage().data_ptr() for weight in weights}
+    kept: list[torch.Tensor] = []
+    for optimizer in optimizers_of(training):
+        adam = optimizer.optimizer
+        for group in adam.param_groups:
+            # What lies in the memory of a weight is no copy of it.
+            kept += [
+                p for p in group["params"] if p.untyped_storage().data_ptr() not in of_weights
+            ]
+        for state in adam.state.values():
+            kept += [value for value in state.values() if torch.is_tensor(value)]
+    return {
+        "params_bytes": _bytes(weights),
+        "grads_bytes": _bytes(gradients),
+        "optimizer_bytes": _bytes(kept),
+    }
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of tensors, each once."""
+    unique = {(tensor.data_ptr(), tensor.numel()): tensor for tensor in tensors}
+    return sum(tensor.numel() * tensor.element_size() for tensor in unique.values())

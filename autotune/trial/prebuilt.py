@@ -1,6 +1,10 @@
-"""Build DeepSpeed's extensions, and load them without asking ninja or the processor again.
+"""What a rank of DeepSpeed loads before its memory base is taken: modules, and built extensions.
 
-`python -m autotune.trial.prebuilt NAME FOLDER` builds one, run by
+Both are no part of a configuration's memory. And modules that nothing uses are not waited for:
+DeepSpeed's ZeRO loads its Muon functions, which compile on import and drag in torch's whole
+inductor (1.5 s and 40 MiB per rank), for any optimizer.
+
+`python -m autotune.trial.prebuilt NAME FOLDER` builds an extension, run by
 `autotune.engines.deepspeed.extensions`, which holds the lock and collects the output.
 
 For every extension that it loads, built or not, DeepSpeed asks py-cpuinfo for compiler flags:
@@ -10,6 +14,7 @@ behind a lock *file*. A rank killed in that moment leaves the lock, and every la
 it; and what ninja then takes for outdated is compiled again, minutes in the middle of a trial.
 """
 
+import importlib
 import importlib.util
 import os
 import shlex
@@ -43,6 +48,14 @@ _BUILDERS = {
     "pin_memory": "PinMemoryBuilder",
 }
 _CPU_INFO_FILE = "cpu_info.json"
+_ENGINE = (
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.bf16_optimizer",
+    "deepspeed.module_inject.auto_tp",
+)
+_MUON = "deepspeed.runtime.zero.muon.original_muon"
+_HUGGING_FACE = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 
 
 def main() -> None:
@@ -127,6 +140,44 @@ def load_now(names: Iterable[str]) -> None:
 
     loaded = OpBuilder._loaded_ops
     loaded |= {n: module for n in names if n not in loaded and (module := _load_built(n))}
+
+
+def preload(ds_config: dict[str, Any], model: dict[str, Any]) -> None:
+    """Import the modules of the engine, whose optimizer decides about Muon, and of the model."""
+    optimizer = str(ds_config.get("optimizer", {}).get("type", ""))
+    if "muon" not in optimizer.lower():
+        _import_uncompiled(_MUON)
+    # The engine brings it in, or the model does; under zero.Init, which replaces
+    # Tensor.__new__, that would be too late (seen with Mixtral).
+    _import_if_there("torch._dynamo")
+    for module in _ENGINE:
+        _import_if_there(module)
+    if "lora" in model:
+        _import_if_there("peft")
+    if "config" in model:
+        for module in _HUGGING_FACE:
+            _import_if_there(module)
+        _import_if_there(f"transformers.models.{model['config'].get('model_type')}")
+
+
+def _import_uncompiled(module: str) -> None:
+    from deepspeed.runtime import compiler
+
+    if not hasattr(compiler, "compile"):  # before 0.18, when nothing compiled on import
+        return
+    compile_decorator = compiler.compile
+    compiler.compile = lambda *_args, **_kwargs: lambda function: function
+    try:
+        _import_if_there(module)
+    finally:
+        compiler.compile = compile_decorator
+
+
+def _import_if_there(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return  # another version's layout: it is then loaded when it is needed
 
 
 def _folder() -> Path | None:

@@ -19,7 +19,9 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 
-_DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+from autotune.trial.scripts.train import DTYPES
+
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def read_back(engine: Any, asked: Iterable[str]) -> dict[str, Any]:
@@ -167,18 +169,19 @@ def _is_split(module: torch.nn.Module) -> bool:
 
 def _parameter_dtype(module: torch.nn.Module) -> torch.dtype:
     """Type of the parameter with the most elements: norms may be kept in fp32."""
-    parameter = max(module.parameters(), key=_numel)
+    parameter = max(module.parameters(), key=numel)
     return parameter.dtype
 
 
-def _numel(parameter: torch.nn.Parameter) -> int:
+def numel(parameter: torch.nn.Parameter) -> int:
+    """Elements of a whole parameter."""
     # At stage 3 `numel()` is that of the empty placeholder.
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+    return int(getattr(parameter, "dsnumel", parameter.numel()))
 
 
 def _n_params(module: torch.nn.Module, *, trained: bool) -> int:
     """Elements that are trained or frozen, a shared tensor counted once; of one rank if split."""
-    return sum(_numel(p) for p in module.parameters() if p.requires_grad is trained)
+    return sum(numel(p) for p in module.parameters() if p.requires_grad is trained)
 
 
 def _clipping(engine: Any) -> float:
@@ -205,7 +208,7 @@ def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict
         _read_dtypes(optimizer, masters)
         | _read_swapping(engine, optimizer)
         | {
-            "max_reuse_distance": private["max_reuse_dist_in_numel"],
+            "max_reuse_distance": private["max_reuse_dist_innumel"],
             "n_sub_groups": len(optimizer.fp16_groups),
             "hpz_partition_size": _hpz_partition_size(),
             "quantized_weights": bool(private["zero_quantized_weights"]),
@@ -218,7 +221,7 @@ def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict
             "overlap_comm": _overlaps(engine, optimizer),
             "prefetch_bucket_size": private["prefetch_bucket_sz"],
             "max_live_parameters": private["max_n_available_params"],
-            "param_persistence_threshold": parameters.param_numel_persistence_threshold,
+            "param_persistence_threshold": parameters.paramnumel_persistence_threshold,
             "n_persistent_params": len(optimizer.persistent_parameters),
         }
     )

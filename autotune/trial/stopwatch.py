@@ -1,4 +1,4 @@
-"""Times real optimizer steps of a live engine and decides when enough were seen.
+"""Times real optimizer steps of a live engine, decides when enough were seen, and ends the rank.
 
 A step reaches from one optimizer step's end to the next: data, all micro-batches, reduction and
 update, by the host's clock with the device synchronised. A step's time is the slowest rank's.
@@ -6,6 +6,7 @@ Steps that the engine did not apply (fp16 overflow) look fast and are not counte
 """
 
 import math
+import os
 import time
 from typing import Any, Protocol
 
@@ -14,10 +15,13 @@ import torch.distributed as dist
 
 from autotune.contract import Measure, Phase
 from autotune.trial.course import Course
-from autotune.trial.engines.base import LiveEngine
-from autotune.trial.faults import NonFiniteLossError
-from autotune.trial.reporter import Reporter
+from autotune.trial.diagnose import DiagnosticPass
+from autotune.trial.engines.base import Driver, LiveEngine, differences
+from autotune.trial.faults import NonFiniteLossError, ReadBackError
+from autotune.trial.rank import Rank
 from autotune.trial.scripts.train import IGNORED
+from autotune.trial.surroundings import Watch
+from autotune.trial.variables import CORES_ENV
 
 _MAX_SKIPPED = 50
 """Unapplied steps after which fp16 training is called non-finite: a dynamic loss scale that starts
@@ -37,82 +41,93 @@ class Counter(Protocol):
         """Begin a step."""
 
 
-class TrialDone(BaseException):
-    """Raised out of the optimizer step that completes the trial; no training script catches it."""
-
-
-class _Listener(Protocol):
-    """Is told how far a trial is, as `Aftermath` says."""
-
-    def on_first_step(self) -> None: ...
-    def on_warm(self) -> None: ...
-    def after_step(self) -> None: ...
-    def on_measured(self) -> None: ...
-    def finale(self) -> bool: ...
-
-
 class Stopwatch:
-    """Times the optimizer steps of one live engine."""
+    """Times the optimizer steps of one live engine, and does what belongs around them."""
 
     def __init__(
         self,
-        reporter: Reporter,
-        measure: Measure,
-        listener: _Listener,
+        rank: Rank,
+        driver: Driver,
+        live: LiveEngine,
         *,
         is_loss_scaled: bool,
         tokens: Counter | None = None,
     ) -> None:
-        self._reporter = reporter
-        self._measure = measure
-        self._listener = listener
+        """Take the engine, before anything watches it; `attach` begins.
+
+        Raises:
+            ReadBackError: A soak that goes on from a checkpoint did not.
+        """
+        self._rank = rank
+        self._driver = driver
+        self._live = live
         self._is_loss_scaled = is_loss_scaled
-        self._course = Course(measure)
-        self._has_enough = False
         self._tokens = tokens
+        self._report = rank.reporter.report
+        self._measure: Measure = rank.spec.measure
+        self._course = Course(self._measure)
+        self._has_enough = False
         self._step_began_s = 0.0
         self._micro_losses: list[torch.Tensor] = []
         self._are_shares = False
         self._applied = 0
         self._skipped = 0
+        # A GPU's rank may be bound as well, but its steps are not made on these cores.
+        is_watched = rank.spec.layout.accelerator == "cpu" and self._has_cores()
+        self._surroundings = Watch(os.sched_getaffinity(0) if is_watched else set())
+        self._cpu_s_before = self._measured_from_s = 0.0
+        self._soak: Any = None
+        if self._measure.checkpoint is not None:
+            from autotune.trial.checkpoint import Soak
 
-    def attach(self, live: LiveEngine) -> None:
-        live.on_losses(self._note_loss)
-        live.on_steps(lambda: self._on_step(live))
-        self._reporter.enter(Phase.WARM_UP)
+            self._soak = Soak(
+                self._measure.checkpoint, live, self._measure.budget_s, rank.reporter, rank.meter
+            )
+        elif self._measure.diagnoses:
+            rank.diagnostic_pass = DiagnosticPass(live, rank.reporter, rank.finish)
+
+    def attach(self) -> None:
+        self._live.on_losses(self._note_loss)
+        self._live.on_steps(self._on_step)
+        self._rank.reporter.enter(Phase.WARM_UP)
         self._restart()
 
     def _note_loss(self, loss: torch.Tensor, is_share: bool) -> None:
         self._micro_losses.append(loss)
         self._are_shares = is_share
 
-    def _on_step(self, live: LiveEngine) -> None:
-        was_applied = live.was_applied()
-        live.synchronize()
-        rank_time_s = time.perf_counter() - self._step_began_s
-        self._take(*self._agree(rank_time_s, was_applied, device=live.device))
+    def _on_step(self) -> None:
+        try:
+            self._step()
+        except BaseException as error:  # whatever a training script catches
+            self._rank.fail(error)
+
+    def _step(self) -> None:
+        self._take(*self._agree(*self._seen()))
         self._restart()
+
+    def _seen(self) -> tuple[float, float, float]:
+        """The step at hand on this rank: seconds, 1 where its loss is not finite, 1 if skipped."""
+        was_applied = self._live.was_applied()
+        self._live.synchronize()
+        rank_time_s = time.perf_counter() - self._step_began_s
+        is_nonfinite = not math.isfinite(self._rank_loss())
+        return rank_time_s, float(is_nonfinite), float(not was_applied)
+
+    def _agree(self, *seen: float) -> tuple[float, bool, bool]:
+        """Share the step among the ranks, so that all decide alike: the slowest time counts."""
+        facts = torch.tensor(seen, dtype=torch.float64, device=self._live.device)
+        dist.all_reduce(facts, op=dist.ReduceOp.MAX)
+        step_time_s, any_nonfinite, any_skipped = facts.tolist()
+        return step_time_s, not any_nonfinite, not any_skipped
 
     def _take(
         self, step_time_s: float, loss_is_finite: bool, applied: bool, *, n_later: int = 0
     ) -> None:
         """Go on by a step that the ranks have agreed on; `n_later` more have ended since."""
-        self._check(loss_is_finite, applied, at=len(self._reporter.report.losses) - 1 - n_later)
+        self._check(loss_is_finite, applied, at=len(self._report.losses) - 1 - n_later)
         if applied:
             self._count(step_time_s)
-
-    def _agree(
-        self, rank_time_s: float, was_applied: bool, *, device: str
-    ) -> tuple[float, bool, bool]:
-        """Share the step among the ranks, so that all decide alike: the slowest time counts."""
-        facts = torch.tensor(
-            [rank_time_s, float(not math.isfinite(self._rank_loss())), float(not was_applied)],
-            dtype=torch.float64,
-            device=device,
-        )
-        dist.all_reduce(facts, op=dist.ReduceOp.MAX)
-        step_time_s, any_nonfinite, any_skipped = facts.tolist()
-        return step_time_s, not any_nonfinite, not any_skipped
 
     def _rank_loss(self) -> float:
         """Loss of the step at hand on this rank; 0: a script may call `loss.backward()` itself."""
@@ -120,7 +135,7 @@ class Stopwatch:
             return 0.0
         losses = torch.stack(self._micro_losses).float()
         loss = float((losses.sum() if self._are_shares else losses.mean()).item())
-        self._reporter.report.losses.append(loss)
+        self._report.losses.append(loss)
         self._micro_losses.clear()
         return loss
 
@@ -128,16 +143,16 @@ class Stopwatch:
         """Take note of a step that was not applied; `at` is the place of its loss."""
         # Without a loss scale nothing can mend it: DeepSpeed skips such a bf16 step, and the next.
         if not loss_is_finite and (applied or not self._is_loss_scaled):
-            losses = self._reporter.report.losses
+            losses = self._report.losses
             is_here = at >= 0 and not math.isfinite(losses[at])
             whose = f"loss {losses[at]}" if is_here else "another rank's loss"
             n_steps = self._applied + self._skipped + 1
             raise NonFiniteLossError(f"{whose} in optimizer step {n_steps}")
         if not applied:
             self._skipped += 1
-            self._reporter.report.skipped.append(at)
-            if self._reporter.report.phase is Phase.MEASURED:
-                self._reporter.report.steps_skipped += 1
+            self._report.skipped.append(at)
+            if self._report.phase is Phase.MEASURED:
+                self._report.steps_skipped += 1
             if self._skipped > _MAX_SKIPPED and self._skipped > self._applied:
                 raise NonFiniteLossError(
                     f"{self._skipped} optimizer steps were skipped for overflow, "
@@ -145,42 +160,79 @@ class Stopwatch:
                 )
 
     def _count(self, step_time_s: float) -> None:
-        report = self._reporter.report
+        report = self._report
         self._applied += 1
         if self._applied == 1:
-            self._listener.on_first_step()
+            self._read_back()
         if self._applied <= self._measure.warmup_steps:
             report.warmup_step_times_s.append(step_time_s)
             if self._applied == 1:
-                self._reporter.write()  # cut off from here on, it was slow; before, it hung
+                self._rank.reporter.write()  # cut off from here on, it was slow; before, it hung
             if self._applied >= self._measure.warmup_steps:
-                self._listener.on_warm()
-                self._reporter.enter(Phase.MEASURED)
+                self._begin_measuring()
             return
         if not self._has_enough:
             report.step_times_s.append(step_time_s)
             if self._tokens is not None:
                 self._tokens.add()
-            self._listener.after_step()
+            if self._soak is not None:
+                self._soak.after_step()
             if self._course.add(step_time_s):
                 self._end_measuring()
-        if self._has_enough and self._listener.finale():
-            raise TrialDone
+        if self._has_enough:
+            self._finale()
+
+    def _read_back(self) -> None:
+        """Compare what the live engine trains with, after its first step, with what was asked.
+
+        Raises:
+            ReadBackError: It is something else.
+        """
+        report, expected = self._report, self._rank.spec.engine.expected
+        report.read_back = self._driver.read_back(self._live.engine, expected)
+        report.differences = [*differences(expected, report.read_back), *self._more_differences()]
+        if report.differences:
+            raise ReadBackError("; ".join(report.differences))
+
+    def _more_differences(self) -> list[str]:
+        return []
+
+    def _has_cores(self) -> bool:
+        """True if other processes on this rank's cores are none of the trial's other ranks."""
+        return bool(os.environ.get(CORES_ENV))
+
+    def _begin_measuring(self) -> None:
+        if self._soak is None:  # which is there to see what memory does later on
+            self._rank.meter.settle()
+        self._surroundings.begin()
+        self._cpu_s_before, self._measured_from_s = time.process_time(), time.perf_counter()
+        self._rank.reporter.enter(Phase.MEASURED)
 
     def _end_measuring(self) -> None:
-        self._has_enough = True
-        self._listener.on_measured()
-        self._keep_steady()
-
-    def _keep_steady(self) -> None:
         """Move the steps that the series showed to be warm-up to those of the floor."""
-        report, n_warm_up = self._reporter.report, self._course.n_warm_up
+        self._has_enough = True
+        report, n_warm_up = self._report, self._course.n_warm_up
+        report.cpu_s = time.process_time() - self._cpu_s_before
+        report.measured_s = time.perf_counter() - self._measured_from_s
+        report.surroundings = self._surroundings.end()
         report.warmup_step_times_s += report.step_times_s[:n_warm_up]
         del report.step_times_s[:n_warm_up]
         report.is_steady = self._course.is_steady
         report.stopped_early = self._course.is_losing
         if self._tokens is not None:
             report.tokens, report.padded_tokens = self._tokens.since(n_warm_up)
+
+    def _finale(self) -> None:
+        """Called after each step once all are measured: ends the rank, or begins its last pass."""
+        if self._soak is not None and not self._soak.finale():
+            return
+        rank = self._rank
+        self._report.memory_bytes = rank.meter.read()
+        self._report.own_log = self._live.own_log(self._report)
+        if rank.diagnostic_pass is None:
+            rank.finish()
+        rank.meter.lift()  # the profiler's own memory is no part of the configuration's
+        rank.diagnostic_pass.begin()
 
     def _restart(self) -> None:
         if self._tokens is not None:

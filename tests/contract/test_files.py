@@ -12,12 +12,12 @@ from autotune.contract import (
     ContractError,
     NotAFileError,
     is_count,
-    mode_of,
     read_bounded,
     read_json,
     read_text,
     write_json,
 )
+from autotune.contract.files import mode_of
 from tests.chaos.mutations import NO_FILES
 
 NOT_FILES = {

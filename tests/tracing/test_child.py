@@ -1,16 +1,16 @@
-"""Traces of real models: what small depths tell, what cannot be traced, what is not allocated."""
+"""Traces of real models: what they hold, what cannot be traced, what is not allocated."""
 
 import resource
 from pathlib import Path
 
 import pytest
 
-from autotune.job.model import load_model, model_from_config
+from autotune.job.model import load_model
 from autotune.job.model_probe import NotUsableError
 from autotune.tracing.child import answer_to
 from autotune.tracing.moments import Kind, StepPhase, Traced
 from benchmarks.trace_memory import largest
-from tests.tracing.requests import REPEATED, request_for
+from tests.tracing.requests import request_for
 
 HERE = str(Path(__file__).resolve().parents[2])
 
@@ -19,44 +19,15 @@ def factory(name: str) -> dict[str, object]:
     return {"factory": f"tests.tracing.models:{name}", "path": [HERE], "vocab": 64}
 
 
-def traced(request) -> tuple[Traced, list[int]]:
-    found = answer_to(request)
-    return Traced.from_dict(found), found["depths"]
-
-
-def test_small_depths_tell_the_whole() -> None:
-    model = model_from_config("repeated", REPEATED, where="here")
-    counted = model.shape.n_params_total
-    small, depths = traced(request_for(model.source, counted, recompute="full"))
-    # Another number of parameters says that deeper layers are something else: all are traced.
-    whole, all_of_them = traced(request_for(model.source, counted + 1, recompute="full"))
-    assert depths == [4, 5, 6]
-    assert all_of_them == [16]
-    assert small.n_params == whole.n_params == counted
-    extrapolated, found = (
-        {phase: sum(held.values()) for phase, held in largest(step.parts).items()}
-        for step in (small, whole)
-    )
-    assert extrapolated == pytest.approx(found, rel=1e-6)
-
-
-def test_depths_differ_by_the_period_of_the_layers() -> None:
-    # Every other layer attends to a window.
-    windowed = {"model_type": "gemma2", "head_dim": 8, "sliding_window": 16}
-    config = {**REPEATED, **windowed, "num_hidden_layers": 20}
-    model = model_from_config("windowed", config, where="here")
-    request = request_for(model.source, model.shape.n_params_total, attention="eager")
-    found, depths = traced(request)
-    assert depths == [4, 6, 8]
-    assert found.n_layers == 20
+def traced(request) -> Traced:
+    return Traced.from_dict(answer_to(request))
 
 
 def test_nothing_is_allocated() -> None:
     model = load_model("llama-3-70b")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found, _ = traced(
-        request_for(model.source, model.shape.n_params_total, precision="bf16", gradients="taken")
-    )
+    found = traced(request_for(model.source, precision="bf16", gradients="taken"))
+    assert (found.n_layers, found.n_params) == (80, model.shape.n_params_total)
     assert found.peak_bytes > 100e9
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 512 * 1024
@@ -66,7 +37,7 @@ def test_gradients_are_there_as_they_were_asked_for() -> None:
     source = load_model("tiny-llama").source
     held = {}
     for gradients in ("grow", "kept", "taken"):
-        parts = traced(request_for(source, gradients=gradients))[0].parts
+        parts = traced(request_for(source, gradients=gradients)).parts
         held[gradients] = {phase: h[Kind.GRADIENTS] for phase, h in largest(parts).items()}
     assert held["grow"][StepPhase.FORWARD] == 0
     assert held["grow"][StepPhase.STEP] == held["kept"][StepPhase.FORWARD] > 0
@@ -76,8 +47,8 @@ def test_gradients_are_there_as_they_were_asked_for() -> None:
 def test_adapters_are_what_is_trained() -> None:
     source = load_model("tiny-llama").source
     lora = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear", "dropout": 0.0}
-    whole = traced(request_for(source))[0]
-    adapted = traced(request_for({**source, "lora": lora}))[0]
+    whole = traced(request_for(source))
+    adapted = traced(request_for({**source, "lora": lora}))
     assert adapted.n_params > whole.n_params
     step, of_all = (largest(found.parts)[StepPhase.STEP] for found in (adapted, whole))
     assert 0 < step[Kind.GRADIENTS] < 0.1 * of_all[Kind.GRADIENTS]
@@ -86,7 +57,7 @@ def test_adapters_are_what_is_trained() -> None:
 def test_chunks_of_the_loss_hold_fewer_logits() -> None:
     source = load_model("tiny-llama-32k").source
     whole, chunked = (
-        traced(request_for(source, loss_chunk_tokens=chunk, gradients="taken"))[0]
+        traced(request_for(source, loss_chunk_tokens=chunk, gradients="taken"))
         for chunk in (0, 16)
     )
     assert chunked.peak_bytes < 0.7 * whole.peak_bytes
@@ -96,9 +67,7 @@ def test_a_gpu_keeps_no_dropped_scores() -> None:
     source = load_model("tiny-gpt2").source
     source = {**source, "config": {**source["config"], "attn_pdrop": 0.1}}
     request = request_for(source, seq_len=256)
-    on_cpu, on_gpu = (
-        traced({**request, "has_fused_dropout": fused})[0] for fused in (False, True)
-    )
+    on_cpu, on_gpu = (traced({**request, "has_fused_dropout": fused}) for fused in (False, True))
     assert on_gpu.peak_bytes < 0.9 * on_cpu.peak_bytes
 
 
@@ -125,15 +94,15 @@ def test_flash_attention_that_is_not_installed_says_what_is() -> None:
     assert "attention=sdpa" in caught.value.hint
 
 
-def test_a_factory_is_traced_whole() -> None:
-    found, depths = traced(request_for(factory("Bigram")))
-    assert depths == [0]
+def test_a_factory_is_traced_without_its_layers_apart() -> None:
+    found = traced(request_for(factory("Bigram")))
+    assert found.n_layers == 0
     assert found.n_params == 64 * 32 + 32 * 64 + 64
     assert largest(found.parts)[StepPhase.BACKWARD][Kind.ACTIVATIONS] > 0
 
 
 def test_a_factory_may_cast_what_it_built() -> None:
-    found, _ = traced(request_for(factory("tied_and_cast")))
+    found = traced(request_for(factory("tied_and_cast")))
     assert found.n_params == 64 * 32 + 64
     assert largest(found.parts)[StepPhase.STEP][Kind.PARAMETERS] == 2 * found.n_params
     assert largest(found.parts)[StepPhase.STEP][Kind.OPTIMIZER] >= 4 * found.n_params

@@ -8,8 +8,16 @@ from autotune.tracing.moments import Kind, Part, StepPhase
 from autotune.tracing.step import trace_step
 from autotune.tracing.tracker import Tracker
 from autotune.trial.scripts.train import from_config
-from tests.tracing.requests import REPEATED
 
+REPEATED = {
+    "model_type": "llama",
+    "vocab_size": 4096,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 FIRST = Part(phase=StepPhase.FORWARD, place="layers")
 SECOND = Part(phase=StepPhase.FORWARD, place="head")
 

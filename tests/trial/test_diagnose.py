@@ -3,7 +3,6 @@ tested with their trials."""
 
 import json
 import os
-import time
 
 import pytest
 import torch
@@ -13,9 +12,9 @@ from autotune.contract import Phase, RankReport
 from autotune.trial import diagnose
 from autotune.trial.diagnose import DiagnosticPass
 from autotune.trial.engines.deepspeed_live import LiveDeepSpeed
-from autotune.trial.reporter import Reporter
-from autotune.trial.stopwatch import TrialDone
+from tests import trials
 from tests.report.diagnosed import split_of
+from tests.trial.fake_rank import Ended, fake_rank
 
 
 class Engine:
@@ -50,10 +49,10 @@ def alone():
 
 
 def make(folder, engine, *, step_time_s=0.06):
-    (folder / "ranks").mkdir()
-    reporter = Reporter(folder, 0, time.time())
+    rank = fake_rank(folder, trials.spec())
+    reporter = rank.reporter
     reporter.report.step_times_s = [step_time_s] * 6
-    return DiagnosticPass(LiveDeepSpeed(engine), reporter), reporter
+    return DiagnosticPass(LiveDeepSpeed(engine), reporter, rank.finish), reporter
 
 
 def train(engine):
@@ -65,8 +64,8 @@ def train(engine):
 def test_it_ends_by_itself_and_says_where_the_time_went(tmp_path, alone):
     engine = Engine()
     watched, reporter = make(tmp_path, engine)
-    assert not watched.begin(), "the trial goes on"
-    with pytest.raises(TrialDone):
+    watched.begin()
+    with pytest.raises(Ended):
         train(engine)
     found = reporter.report.diagnosis
     assert (found.steps, engine.n_backwards) == (2, 2 * (2 + 1)), "0.15 s of steps, and one more"
@@ -86,7 +85,7 @@ def test_a_profiler_that_fails_costs_its_part_and_no_more(tmp_path, alone, monke
     engine = Engine()
     watched, reporter = make(tmp_path, engine)
     watched.begin()
-    with pytest.raises(TrialDone):
+    with pytest.raises(Ended):
         train(engine)
     found = reporter.report.diagnosis
     assert "profiler: RuntimeError: no profiler here" in found.problem
@@ -95,7 +94,8 @@ def test_a_profiler_that_fails_costs_its_part_and_no_more(tmp_path, alone, monke
 
 def test_steps_that_take_long_are_not_taken_again(tmp_path, alone):
     watched, reporter = make(tmp_path, Engine(), step_time_s=90.0)
-    assert watched.begin(), "the trial is done"
+    with pytest.raises(Ended):
+        watched.begin()
     assert reporter.report.diagnosis.problem == "left out: a step takes 90 s"
 
 

@@ -1,7 +1,10 @@
-"""What a trial that is cut off leaves behind; timing itself is tested on real engines."""
+"""What a rank does around its steps, and what a trial that is cut off leaves behind; timing itself
+is tested on real engines."""
 
 import dataclasses
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,73 +12,75 @@ import torch
 from autotune.contract import Measure
 from autotune.trial import stopwatch as stopwatch_module
 from autotune.trial.engines.deepspeed_live import LiveDeepSpeed
-from autotune.trial.reporter import Reporter
+from autotune.trial.faults import ReadBackError
 from autotune.trial.scripts.train import IGNORED
-from autotune.trial.stopwatch import Stopwatch, TokenCounter, TrialDone
+from autotune.trial.stopwatch import Stopwatch, TokenCounter
+from autotune.trial.variables import CORES_ENV
+from tests import trials
+from tests.trial.fake_rank import Ended, fake_rank
 
 MEASURE = Measure(warmup_steps=2, min_steps=6, max_steps=6, target_half_width=0.1, budget_s=1.0)
 
 
-class Listener:
-    """Wants nothing but what a test gives it."""
+class Engine:
+    """Counts nothing and reduces nothing."""
 
-    def __init__(self, **wants):
-        for name in ("on_first_step", "on_warm", "after_step", "on_measured"):
-            setattr(self, name, wants.get(name, lambda: None))
+    def backward(self, loss, scale_wrt_gas=True):
+        return loss
 
-    def finale(self):
-        return True
+    def step(self):
+        pass
 
 
-def make(folder, *, measure=MEASURE, **wants):
+def make(folder, *, measure=MEASURE, read_back=lambda engine, expected: {}, **asked):
     """A stopwatch of a rank whose trial is in the folder."""
-    (folder / "ranks").mkdir()
-    reporter = Reporter(folder, 0, 0.0)
-    return Stopwatch(reporter, measure, Listener(**wants), is_loss_scaled=False)
+    spec = trials.spec(**{"expected": {}, **asked})
+    rank = fake_rank(folder, dataclasses.replace(spec, measure=measure))
+    driver = SimpleNamespace(read_back=read_back)
+    return Stopwatch(rank, driver, LiveDeepSpeed(Engine()), is_loss_scaled=False)
+
+
+def count(stopwatch, *step_times_s):
+    for step_time_s in step_times_s:
+        stopwatch._count(step_time_s)
 
 
 def count_all(stopwatch, step_times_s):
     """Feed steps until the trial is done, which it has to be."""
-
-    def feed():
-        for step_time_s in step_times_s:
-            stopwatch._count(step_time_s)
-
-    with pytest.raises(TrialDone):
-        feed()
+    with pytest.raises(Ended):
+        count(stopwatch, *step_times_s)
 
 
 def test_the_first_step_is_on_disk_before_the_second_begins(tmp_path):
-    read_back = []
-    stopwatch = make(tmp_path, on_first_step=lambda: read_back.append(True))
-    stopwatch._count(0.1)
-
-    assert read_back == [True]
+    stopwatch = make(tmp_path, expected={"stage": 2}, read_back=lambda *_: {"stage": 2})
+    count(stopwatch, 0.1)
     report = json.loads((tmp_path / "ranks" / "00.json").read_text())
     assert report["warmup_step_times_s"] == [0.1]
+    assert (report["read_back"], report["differences"]) == ({"stage": 2}, [])
 
 
-def test_it_says_when_warming_up_is_over_and_only_then(tmp_path):
+def test_an_engine_that_runs_something_else_ends_the_trial_at_its_first_step(tmp_path):
+    stopwatch = make(tmp_path, expected={"stage": 2}, read_back=lambda *_: {"stage": 1})
+    with pytest.raises(ReadBackError, match="stage: asked 2, the engine runs 1"):
+        count(stopwatch, 0.1)
+
+
+def test_the_meter_settles_when_warming_up_is_over_and_only_then(tmp_path):
     warm_after = []
-    stopwatch = make(tmp_path, on_warm=lambda: warm_after.append(stopwatch._applied))
-    for _ in range(5):
-        stopwatch._count(0.1)
-
+    stopwatch = make(tmp_path)
+    stopwatch._rank.meter.settle = lambda: warm_after.append(stopwatch._applied)
+    count(stopwatch, *[0.1] * 5)
     assert warm_after == [MEASURE.warmup_steps]
 
 
 def test_what_the_series_shows_to_be_warm_up_is_thrown_away_and_kept_on_record(tmp_path):
-    measured_after = []
-    stopwatch = make(
-        tmp_path,
-        measure=dataclasses.replace(MEASURE, max_steps=30, budget_s=30.0, target_half_width=1e-9),
-        on_measured=lambda: measured_after.append(stopwatch._applied),
-    )
+    long = dataclasses.replace(MEASURE, max_steps=30, budget_s=30.0, target_half_width=1e-9)
+    stopwatch = make(tmp_path, measure=long)
     slow, steady = [0.5] * 4, [0.1, 0.101, 0.099, 0.1, 0.101] * 5
     count_all(stopwatch, [9.0, 8.0, *slow, *steady, 0.1])
 
-    report = stopwatch._reporter.report
-    assert measured_after == [32]
+    report = stopwatch._rank.reporter.report
+    assert stopwatch._applied == 32
     assert report.warmup_step_times_s == [9.0, 8.0, *slow]
     assert report.step_times_s == [*steady, 0.1]
     assert (report.is_steady, report.stopped_early) == (True, False)
@@ -97,27 +102,36 @@ def test_a_trial_that_stops_early_says_so(tmp_path):
     )
     stopwatch = make(tmp_path, measure=losing)
     count_all(stopwatch, [0.1, 0.101, 0.102] * 15)
-    assert stopwatch._reporter.report.stopped_early
-    assert len(stopwatch._reporter.report.step_times_s) >= MEASURE.min_steps
-
-
-class Engine:
-    """Counts nothing and reduces nothing."""
-
-    def backward(self, loss, scale_wrt_gas=True):
-        return loss
-
-    def step(self):
-        pass
+    report = stopwatch._rank.reporter.report
+    assert report.stopped_early
+    assert len(report.step_times_s) >= MEASURE.min_steps
 
 
 @pytest.mark.parametrize(("asked", "loss"), [({}, 2.0), ({"scale_wrt_gas": False}, 4.0)])
 def test_a_steps_loss_is_the_one_whose_gradient_it_follows(tmp_path, monkeypatch, asked, loss):
     """Trainer and accelerate divide by the accumulation: what they hand over adds up."""
     monkeypatch.setattr(stopwatch_module.dist, "all_reduce", lambda *_, **__: None)
-    stopwatch, engine = make(tmp_path), Engine()
-    stopwatch.attach(LiveDeepSpeed(engine))
+    stopwatch = make(tmp_path)
+    stopwatch.attach()
+    stopwatch._live.was_applied = lambda: True
     for of_micro_batch in (1.0, 3.0):
-        engine.backward(torch.tensor(of_micro_batch), **asked)
-    stopwatch._agree(0.1, was_applied=True, device="cpu")
-    assert stopwatch._reporter.report.losses == [loss]
+        stopwatch._live.engine.backward(torch.tensor(of_micro_batch), **asked)
+    stopwatch._agree(*stopwatch._seen())
+    assert stopwatch._rank.reporter.report.losses == [loss]
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
+def test_only_cpu_ranks_are_watched_bound_or_not(tmp_path, monkeypatch, accelerator):
+    monkeypatch.setenv(CORES_ENV, "0")
+    stopwatch = make(tmp_path, accelerator=accelerator)
+    stopwatch._begin_measuring()
+    stopwatch._course.add(0.1)
+    stopwatch._end_measuring()
+    report = stopwatch._rank.reporter.report
+    watched = report.surroundings and report.surroundings.cores
+    assert watched == (sorted(os.sched_getaffinity(0)) if accelerator == "cpu" else None)
+    at_the_end = (report.cpu_s, report.measured_s)
+    assert report.measured_s > 0
+    with pytest.raises(Ended):
+        stopwatch._finale()
+    assert (report.cpu_s, report.measured_s) == at_the_end

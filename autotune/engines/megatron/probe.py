@@ -220,19 +220,15 @@ def _keep_finite(training: Any) -> None:
 
 
 def _figures(training: Any, meter: CpuMeter) -> dict[str, Any]:
-    from autotune.trial import megatron_states  # after Megatron: it may be a checkout's
+    from autotune.trial import megatron_readback  # after Megatron: it may be a checkout's
 
     return {
-        **megatron_states.states(training),
+        **megatron_readback.states(training),
         "peak_memory_bytes": meter.read()["peak"],
-        "n_layers": sum(_n_layers(chunk) for chunk in training.chunks),
+        "n_layers": sum(
+            len(train_megatron.unwrapped(chunk).decoder.layers) for chunk in training.chunks
+        ),
     }
-
-
-def _n_layers(chunk: Any) -> int:
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
-    return len(chunk.decoder.layers)
 
 
 if __name__ == "__main__":

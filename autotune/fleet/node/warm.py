@@ -219,7 +219,7 @@ class _Template:
 
 
 def _imported_for(model: dict[str, Any]) -> dict[str, Any]:
-    """Part of a model that decides which modules are imported; see `autotune.trial.imports`."""
+    """Part of a model that decides which modules are imported; see `prebuilt.preload`."""
     made: dict[str, Any] = {"lora": True} if "lora" in model else {}
     if "config" in model:
         made["config"] = {"model_type": model["config"].get("model_type")}

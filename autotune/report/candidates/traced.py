@@ -35,7 +35,7 @@ def traced_as_dict(found: TracedEstimate) -> dict[str, Any]:
         "pred_traced_phase_bytes": {
             phase.value: _peak_bytes(memory) for phase, memory in found.phases.items()
         },
-        "trace": {**trace.traced.as_dict(), "depths": list(trace.depths), "took_s": trace.took_s},
+        "trace": {**trace.traced.as_dict(), "took_s": trace.took_s},
         "trace_notes": list(trace.notes),
     }
 

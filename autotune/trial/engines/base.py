@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.contract import OwnLog, RankReport, TrialSpec
+from autotune.trial.guest.hooks import around
 
 if TYPE_CHECKING:  # it imports torch
     from autotune.trial.engines.torch_collectives import Collectives
@@ -21,6 +22,9 @@ class LiveEngine(ABC):
 
     It is made before anything watches the engine, so that a pass can do without what does.
     """
+
+    step_method = "step"
+    """Name of the engine's method that makes optimizer steps."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -38,9 +42,25 @@ class LiveEngine(ABC):
     def on_losses(self, note: Callable[[Any, bool], None]) -> None:
         """Hand on each loss of a step, and whether it is a share of the step's, not a mean."""
 
-    @abstractmethod
     def on_steps(self, call: Callable[[], None]) -> None:
         """Call something after every optimizer step, by the engine's methods as they are now."""
+
+        def watched(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            ends_step = self.ends_step()
+            outcome = step(*args, **kwargs)
+            if ends_step:
+                call()
+            return outcome
+
+        self.around(self.step_method, watched)
+
+    def around(self, method: str, wrapper: Callable[..., Any]) -> None:
+        """Put a wrapper in the place of one of the engine's methods; see `guest.hooks.around`."""
+        setattr(self.engine, method, around(getattr(self.engine, method), wrapper))
+
+    def ends_step(self) -> bool:
+        """True if the call of `step_method` at hand ends an optimizer step."""
+        return True
 
     @abstractmethod
     def was_applied(self) -> bool:

@@ -1,6 +1,5 @@
 """DeepSpeed inside the ranks of a trial: a driver (see `autotune.trial.engines.base`)."""
 
-import functools
 import importlib
 import json
 import os
@@ -10,6 +9,7 @@ from typing import Any
 
 from autotune.contract import CONFIG_DIR, TrialSpec
 from autotune.trial.engines.base import LiveEngine
+from autotune.trial.guest.hooks import around
 from autotune.trial.transformer_shape import script_settings
 
 CONFIG_FILE = "ds_config.json"
@@ -46,14 +46,14 @@ def load_code(accelerator: str) -> None:
 
 def load_model_code(model: dict[str, Any]) -> None:
     """Import what every trial of a model does, whatever its configuration."""
-    from autotune.trial.imports import preload
+    from autotune.trial.prebuilt import preload
 
     preload({}, model)
 
 
 def read_config(spec: TrialSpec, folder: Path) -> dict[str, Any]:
     """The candidate's configuration, with what it needs imported."""
-    from autotune.trial.imports import preload
+    from autotune.trial.prebuilt import preload
 
     config: dict[str, Any] = json.loads((folder / CONFIG_DIR / CONFIG_FILE).read_text("utf-8"))
     preload(config, spec.workload.model)
@@ -80,17 +80,13 @@ def on_initialize(
     """
     import deepspeed
 
-    initialize = deepspeed.initialize
-
-    @functools.wraps(initialize)
-    def watched_initialize(*args: Any, **kwargs: Any) -> Any:
+    def watched(initialize: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before()
-        kwargs["config"] = config
-        made = initialize(*args, **kwargs)
+        made = initialize(*args, **{**kwargs, "config": config})
         after(made[0])
         return made
 
-    deepspeed.initialize = watched_initialize
+    deepspeed.initialize = around(deepspeed.initialize, watched)
 
 
 def live(engine: Any) -> LiveEngine:

@@ -31,6 +31,8 @@ class LiveDeepSpeed(LiveEngine):
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
         self._is_pipeline = isinstance(engine, PipelineEngine)
+        if self._is_pipeline:
+            self.step_method = "train_batch"
         self._methods = {
             name: getattr(engine, name)
             for name in (*_RANGES, "train_batch")
@@ -46,39 +48,26 @@ class LiveDeepSpeed(LiveEngine):
 
     def on_losses(self, note: Callable[[Any, bool], None]) -> None:
         """Trainer and accelerate hand over shares."""
-        engine = self.engine
-        if self._is_pipeline:
-            train_batch = engine.train_batch
 
-            def noted_train_batch(*args: Any, **kwargs: Any) -> Any:
-                outcome = train_batch(*args, **kwargs)
-                # Only the last stage computes it; the engine has sent it to the others.
-                note(engine.dp_group_loss, False)
-                return outcome
+        def noted_train_batch(train_batch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            outcome = train_batch(*args, **kwargs)
+            # Only the last stage computes it; the engine has sent it to the others.
+            note(self.engine.dp_group_loss, False)
+            return outcome
 
-            engine.train_batch = noted_train_batch
-            return
-        backward = engine.backward
-
-        def noted_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+        def noted_backward(
+            backward: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             note(loss.detach(), not kwargs.get("scale_wrt_gas", True))
             return backward(loss, *args, **kwargs)
 
-        engine.backward = noted_backward
+        if self._is_pipeline:
+            self.around("train_batch", noted_train_batch)
+        else:
+            self.around("backward", noted_backward)
 
-    def on_steps(self, call: Callable[[], None]) -> None:
-        engine, is_pipeline = self.engine, self._is_pipeline
-        name = "train_batch" if is_pipeline else "step"
-        method = getattr(engine, name)
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            ends_a_step = is_pipeline or engine.is_gradient_accumulation_boundary()
-            outcome = method(*args, **kwargs)
-            if ends_a_step:
-                call()
-            return outcome
-
-        setattr(engine, name, watched)
+    def ends_step(self) -> bool:
+        return self._is_pipeline or bool(self.engine.is_gradient_accumulation_boundary())
 
     def was_applied(self) -> bool:
         return bool(self.engine.was_step_applied())

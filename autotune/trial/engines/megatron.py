@@ -1,6 +1,5 @@
 """Megatron Core inside the ranks of a trial: a driver (see `autotune.trial.engines.base`)."""
 
-import functools
 import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +8,7 @@ from typing import Any
 
 from autotune.contract import CONFIG_DIR, Measure, TrialSpec, settings_of
 from autotune.trial.engines.base import LiveEngine
+from autotune.trial.guest.hooks import around
 
 ARGUMENTS_FILE = "megatron_args.json"
 """Name of a candidate's arguments, below `CONFIG_DIR`."""
@@ -23,8 +23,6 @@ def load_code(accelerator: str) -> None:
     from autotune.trial.scripts import train_megatron
 
     train_megatron.load_megatron(accelerator)
-    for module in ("train", "lengths"):
-        importlib.import_module(f"autotune.trial.scripts.{module}")
     importlib.import_module("autotune.trial.engines.megatron_live")
 
 
@@ -79,16 +77,13 @@ def on_initialize(
     from autotune.trial.engines import megatron_checkout
     from autotune.trial.scripts import train_megatron
 
-    make_training = train_megatron.make_training
-
-    @functools.wraps(make_training)
-    def watched_make_training(arguments: Mapping[str, Any], settings: Any) -> Any:
+    def watched(make: Callable[..., Any], arguments: Mapping[str, Any], settings: Any) -> Any:
         before()
-        made = make_training(config, settings)
+        made = make(config, settings)
         after(made)
         return made
 
-    train_megatron.make_training = watched_make_training
+    train_megatron.make_training = around(train_megatron.make_training, watched)
     megatron_checkout.watch_imports(before, after)
 
 

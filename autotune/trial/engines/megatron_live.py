@@ -9,7 +9,8 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel import p2p_communication, schedules
 
 from autotune.trial.engines.base import LiveEngine
-from autotune.trial.engines.torch_collectives import TorchCollectives
+from autotune.trial.engines.torch_collectives import Collectives
+from autotune.trial.scripts.train_megatron import optimizers_of
 from autotune.trial.timeline import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER
 
 _PASSES = {"forward_step": FORWARD, "backward_step": BACKWARD}
@@ -32,24 +33,12 @@ class LiveMegatron(LiveEngine):
         torch.cuda.synchronize()
 
     def on_losses(self, note: Callable[[Any, bool], None]) -> None:
-        step = self.engine.step
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def noted(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             loss = step(*args, **kwargs)
             note(loss, False)
             return loss
 
-        self.engine.step = noted
-
-    def on_steps(self, call: Callable[[], None]) -> None:
-        step = self.engine.step
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            loss = step(*args, **kwargs)
-            call()
-            return loss
-
-        self.engine.step = watched
+        self.around("step", noted)
 
     def was_applied(self) -> bool:
         return bool(self.engine.was_applied)
@@ -65,8 +54,8 @@ class LiveMegatron(LiveEngine):
         between = getattr(p2p_communication, "P2PCommunicator", p2p_communication)
         between._communicate = in_range(EXCHANGE, between._communicate)
 
-    def collective_log(self) -> TorchCollectives:
-        return TorchCollectives("megatron.")
+    def collective_log(self) -> Collectives:
+        return Collectives(dist, "megatron.", torch.cuda.synchronize)
 
     def save(self, folder: str, tag: str, steps: int) -> None:
         """A file per rank, to be read by the same layout.
@@ -79,7 +68,7 @@ class LiveMegatron(LiveEngine):
             _gather_weights(chunk)
         state = {
             "chunks": [chunk.state_dict() for chunk in training.chunks],
-            "optimizers": [_state_of(optimizer) for optimizer in _optimizers(training)],
+            "optimizers": [_state_of(optimizer) for optimizer in optimizers_of(training)],
             "applied": training.steps_applied,
             "steps": steps,
         }
@@ -93,7 +82,7 @@ class LiveMegatron(LiveEngine):
         for chunk, saved in zip(training.chunks, state["chunks"], strict=True):
             chunk.load_state_dict(saved)
         with torch.no_grad():  # shards are views of weights
-            for optimizer, saved in zip(_optimizers(training), state["optimizers"], strict=True):
+            for optimizer, saved in zip(optimizers_of(training), state["optimizers"], strict=True):
                 _give_back(optimizer, saved)
         training.steps_applied = state["applied"]
         return str(path), {"steps": state["steps"]}
@@ -108,11 +97,6 @@ def _gather_weights(chunk: Any) -> None:
     config = getattr(chunk, "ddp_config", None)
     if getattr(config, "overlap_param_gather", False):
         chunk.start_param_sync(force_sync=True)
-
-
-def _optimizers(training: Any) -> list[Any]:
-    """Megatron's optimizers: one for the experts, and one for all else."""
-    return list(getattr(training.optimizer, "chained_optimizers", [training.optimizer]))
 
 
 def _state_of(optimizer: Any) -> dict[str, Any]:

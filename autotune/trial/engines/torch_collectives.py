@@ -118,13 +118,6 @@ class Collectives:
         return call
 
 
-class TorchCollectives(Collectives):
-    """Those of torch.distributed, on GPUs."""
-
-    def __init__(self, users: str) -> None:
-        super().__init__(dist, users, torch.cuda.synchronize)
-
-
 class _OneByOne:
     """Stands for what puts calls together: each runs when it is made, and is waited for then."""
 

@@ -1,7 +1,7 @@
 """What a user's command trains, read off its live engine."""
 
 import importlib.util
-import math
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autotune.trial.readback import recomputed_layers
+from autotune.trial.readback import numel, recomputed_layers
 
 _FRAMEWORKS = (
     ("llamafactory", "llama-factory"),
@@ -26,33 +26,16 @@ _MAX_TEXT = 2000
 def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
     """What the first rank knows at the end of its steps, for `description.json`."""
     module = engine.module
-    counts = list(_counts(module))
+    counts = [(numel(parameter), parameter.requires_grad) for parameter in module.parameters()]
     return {
-        "framework": _framework(seen),
+        **seen,
+        "framework": next(
+            (name for package, name in _FRAMEWORKS if package in sys.modules), seen["framework"]
+        ),
         "executable": sys.executable,
         "world": torch.distributed.get_world_size(),
         "dp": int(engine.dp_world_size) if hasattr(engine, "dp_world_size") else 1,
         "engine": type(engine).__name__,
-        "engines": seen["engines"],
-        "engines_trained": seen["engines_trained"],
-        "config": seen.get("config", {}),
-        "config_written": seen.get("config_written", {}),
-        "config_file": seen.get("config_file", ""),
-        "sources": seen.get("sources", []),
-        "brings_plugin": bool(seen.get("brings_plugin")),
-        "settings_read": seen.get("settings_read", []),
-        "arrived": seen.get("arrived", []),
-        "arguments": _short(seen.get("arguments", {})),
-        "arguments_class": seen.get("arguments_class", ""),
-        "parses_arguments": seen["parses_arguments"],
-        "micro_batches": seen.get("micro_batches", []),
-        "lengths": seen.get("lengths", []),
-        "gives_data": bool(seen.get("gives_data")),
-        "asks_micro_batch": bool(seen.get("asks_micro_batch")),
-        "is_partitioned": bool(seen.get("is_partitioned")),
-        "client_optimizer": seen.get("client_optimizer", ""),
-        "optimizer_by_arguments": bool(seen.get("optimizer_by_arguments")),
-        "takes_attention": bool(seen.get("takes_attention")),
         "has_flash_attention": importlib.util.find_spec("flash_attn") is not None,
         "optimizer": type(_innermost(engine.optimizer)).__name__,
         "model_class": type(_unwrapped(module)).__name__,
@@ -82,15 +65,6 @@ def _script_files() -> Iterator[str]:
             yield path
 
 
-def _framework(seen: Mapping[str, Any]) -> str:
-    for package, name in _FRAMEWORKS:
-        if package in sys.modules:
-            return name
-    if seen.get("arguments_class"):
-        return "trainer"
-    return "accelerate" if "accelerate" in seen["frameworks"] else "deepspeed"
-
-
 def _innermost(optimizer: Any) -> Any:
     """The optimizer that updates, below DeepSpeed's own wrappers."""
     for _ in range(4):
@@ -113,38 +87,14 @@ def _config_of(module: Any) -> dict[str, Any]:
     config: Any = getattr(_unwrapped(module), "config", None)
     if not hasattr(config, "to_dict"):
         return {}
-    found = config.to_dict()
-    found.pop("_name_or_path", None)
-    return dict(
-        _jsonable(found), attn_implementation=getattr(config, "_attn_implementation", None)
+    text = json.dumps(
+        {**config.to_dict(), "attn_implementation": getattr(config, "_attn_implementation", None)},
+        default=lambda value: str(value)[:_MAX_TEXT],
+        skipkeys=True,
     )
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _jsonable(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)[:_MAX_TEXT]
-
-
-def _short(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in _jsonable(arguments).items()
-        if not (isinstance(value, str) and len(value) > _MAX_TEXT) and not name.startswith("_")
-    }
-
-
-def _counts(module: torch.nn.Module) -> Iterator[tuple[int, bool]]:
-    """Elements of each parameter, and whether it is trained; a shared one counts once."""
-    for parameter in module.parameters():
-        # At stage 3 `numel()` is that of the empty placeholder.
-        yield int(getattr(parameter, "ds_numel", parameter.numel())), parameter.requires_grad
+    found: dict[str, Any] = json.loads(text)
+    found.pop("_name_or_path", None)
+    return found
 
 
 def _sizes(module: torch.nn.Module) -> dict[str, int]:

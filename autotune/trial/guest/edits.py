@@ -103,14 +103,22 @@ def configuration_of(given: Any) -> tuple[dict[str, Any], str]:
     path = os.fspath(given)
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
-            return _parsed(file.read()), os.path.abspath(path)
+            return dict(parsed(file.read())), os.path.abspath(path)
     try:
-        return _parsed(path), ""
+        return dict(parsed(path)), ""
     except ValueError:
-        return _parsed(base64.urlsafe_b64decode(path).decode("utf-8")), ""
+        return dict(parsed(base64.urlsafe_b64decode(path).decode("utf-8"))), ""
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    import hjson  # what DeepSpeed reads its file with; installed with it
+def parsed(text: str) -> Any:
+    """The JSON of a text, or what DeepSpeed reads as JSON.
 
-    return dict(json.loads(json.dumps(hjson.loads(text))))
+    Raises:
+        ValueError: It is neither.
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        import hjson  # what DeepSpeed reads its file with; installed with it
+
+        return json.loads(json.dumps(hjson.loads(text)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.trial.guest.hooks import Hook
 from autotune.trial.guest.quiet import output_folder
+from autotune.trial.guest.reading import data_of
 
 RECOMPUTE_NAMES = ("activation_checkpointing", "gradient_checkpointing")
 """Names of one field of TrainingArguments: the newer one is tried first."""
@@ -58,7 +59,8 @@ def hooks(arguments: Mapping[str, Any], seen: dict[str, Any]) -> list[Hook]:
         """
         given = args[0] if args else kwargs.get("config")
         # Beside its older switches it refuses the key, and older releases do not know it.
-        seen["takes_attention"] = bool(_in_yaml(given).get(ATTENTION_ARGUMENT))
+        in_file = data_of(str(given)) or {}
+        seen["takes_attention"] = bool(in_file.get(ATTENTION_ARGUMENT))
         return load(*args, **{**kwargs, **of("axolotl"), "output_dir": output_folder()})
 
     def make_trl_model(finish: Callable[[Any], None], model: Any) -> None:
@@ -79,15 +81,3 @@ def hooks(arguments: Mapping[str, Any], seen: dict[str, Any]) -> list[Hook]:
         (trl, "ModelConfig.__post_init__", make_trl_model),
         (trl, "ModelConfig.__getattribute__", read_trl_model),
     ]
-
-
-def _in_yaml(path: Any) -> dict[str, Any]:
-    """The settings of a file of axolotl's; empty where it is none that lies here."""
-    import yaml  # axolotl reads its file with it
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = yaml.safe_load(file)
-    except (OSError, TypeError, ValueError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}

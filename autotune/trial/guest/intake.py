@@ -41,8 +41,8 @@ class Intake:
         """
         self._passes: list[_Pass] = []
         self._steps: list[tuple[int, int, int]] = []
-        self._noted: list[tuple[int, int, int]] = []
-        """Steps that are neither measured nor left out yet."""
+        self.decided: tuple[int, int, int] | None = None
+        """Counts of an earlier step that is decided on; None: it is the one at hand."""
         self._earlier_lengths: set[int] = set()
         self._is_pipeline = hasattr(engine, "train_batch")
         self._is_backward = False
@@ -70,20 +70,10 @@ class Intake:
         return self._earlier_lengths.union(self.lengths)
 
     def add(self) -> None:
-        """Add the oldest step that was noted to those that are measured, or the one at hand."""
-        self._steps.append(self._noted.pop(0) if self._noted else self._counted())
+        """Add the step that is decided on to those that are measured."""
+        self._steps.append(self.decided or self.counted())
 
-    def note(self) -> None:
-        """Keep the counts of the step at hand until it is decided on."""
-        self._noted.append(self._counted())
-
-    def pass_over(self) -> None:
-        self._noted.pop(0)
-
-    def forget(self) -> None:
-        self._noted.clear()
-
-    def _counted(self) -> tuple[int, int, int]:
+    def counted(self) -> tuple[int, int, int]:
         """Samples and tokens of the step at hand, without padding and with it."""
         trained = self._trained()
         counted = [forward.real for forward in trained if forward.real is not None]

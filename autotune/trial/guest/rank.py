@@ -12,32 +12,31 @@ import json
 import math
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from autotune.contract import (
-    SPEC_FILE,
-    Outcome,
-    Phase,
-    TrialSpec,
-    read_json,
-)
-from autotune.trial.communication import listen
+from autotune.contract import Outcome, Phase
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import Edits, configuration_of
 from autotune.trial.guest.hooks import Hook, around, call_after_imports
 from autotune.trial.guest.reading import settings_read, sources_of, stop_watching
-from autotune.trial.reporter import begin_rank
+from autotune.trial.rank import Rank, versions
 from autotune.trial.statistics import MIN_SAMPLES
-from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV
-from autotune.trial.wrapper import versions
+from autotune.trial.variables import BUILT_ENV
 
-_OF_FILE = ("config_file", "config_written", "sources", "settings_read", "arrived")
-"""What is known of a configuration where it is read, before Trainer or accelerate fill it in."""
+_SEEN: Mapping[str, Any] = {
+    "framework": "deepspeed",
+    **dict.fromkeys(("engines", "engines_trained"), 0),
+    **dict.fromkeys(("config_file", "arguments_class", "client_optimizer"), ""),
+    **{name: {} for name in ("config", "config_written", "arguments")},
+    **dict.fromkeys(("sources", "settings_read", "arrived", "micro_batches", "lengths"), ()),
+    **dict.fromkeys(("brings_plugin", "gives_data", "asks_micro_batch", "is_partitioned"), False),
+    **dict.fromkeys(("parses_arguments", "optimizer_by_arguments", "takes_attention"), False),
+}
+"""What a script shows of itself, before it shows anything; see `describe`."""
 _PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
 """Arguments of Accelerator with which a script sets DeepSpeed up in its code."""
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
@@ -45,6 +44,7 @@ _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 _OURS = __name__.partition(".")[0]
 _NO_SCRIPTS = ("deepspeed", "accelerate", "transformers", "torch")
 """Packages whose calls of the engine's say nothing of the user's script."""
+_MAX_TEXT = 2000
 _MAX_ERRORS = 5
 """Errors of an engine, with no step between them, after which a script that goes on is stuck."""
 _MAX_PLAIN_STEPS = 50
@@ -59,20 +59,16 @@ class NoEngineError(RuntimeError):
     """The script trains, but not by DeepSpeed."""
 
 
-class Guest:
+class Guest(Rank):
     """What is known of this rank, and what is done with it."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.folder = folder
-        self.spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
+    def __init__(self, folder: Path, number: int) -> None:
+        super().__init__(folder, number)
         self.edits = Edits.of_trial(folder)
-        self.reporter = begin_rank(folder, rank)
-        self.seen: dict[str, Any] = {
-            **{"frameworks": [], "engines": 0, "engines_trained": 0},
-            **{"parses_arguments": False, "is_partitioned": False},
-        }
-        """What the script shows of itself; see `describe`."""
-        self._meter: Any = None
+        self.seen = dict(_SEEN)
+        self._of_file: dict[str, Any] = {}
+        """What is known of a configuration where it is read, before Trainer or accelerate fill it
+        in."""
         self._watched: Any = None
         self._stopwatch: Any = None
         self._splits_models = False
@@ -83,14 +79,11 @@ class Guest:
         self._n_plain_steps = 0
         self._exit_code: Any = None
         """What the script gave to `sys.exit`."""
-        self._is_over = False
-        self._lock = threading.RLock()
 
     @classmethod
-    def begin(cls, folder: Path, rank: int) -> "Guest":
-        guest = cls(folder, rank)
-        _use_what_is_built()
-        listen(guest.spec, folder, rank)
+    def begin(cls, folder: Path, number: int) -> "Guest":
+        guest = cls(folder, number)
+        os.environ.update(_built_variables())
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
@@ -125,24 +118,20 @@ class Guest:
 
     def on_deepspeed(self, module: ModuleType) -> None:
         """What a configuration takes is counted from here on."""
-        from autotune.trial.memory import make_meter
-
         self.reporter.report.versions = versions()
         if _built_variables():
             from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
 
             reuse_cpu_info()
             load_as_built()
-        self._meter = make_meter(self.spec.layout.accelerator)
-        capacity = int(os.environ.get(CAPACITY_ENV, "0")) or None
-        self._meter.start(self.spec.measure.memory_limit_bytes or capacity)
+        self.start_meter()
         self.reporter.enter(Phase.MODEL)
 
     def _on_optimizers(self, module: ModuleType) -> None:
         """Optimizers are there: a script whose steps are none of an engine's is not waited for."""
 
         def on_step(*_: Any) -> None:
-            if self.seen["engines"] or self._is_over or not self._is_here:
+            if self.seen["engines"] or self.is_over or not self._is_here:
                 return
             self._n_plain_steps += 1
             if self._n_plain_steps >= _MAX_PLAIN_STEPS:
@@ -156,8 +145,11 @@ class Guest:
         self, finish: Callable[..., Any], arguments: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
         """Trainer's arguments: a candidate's values, and nothing that leaves traces."""
-        self.seen["arguments"] = _plain(vars(arguments))
-        self.seen["arguments_class"] = type(arguments).__name__
+        self.seen |= {
+            "framework": "trainer",
+            "arguments": _without_long_texts(_plain(vars(arguments))),
+            "arguments_class": type(arguments).__name__,
+        }
         for name, value in self.edits.arguments.items():
             if name == frameworks.ATTENTION_ARGUMENT:
                 continue  # none of Trainer's
@@ -197,9 +189,9 @@ class Guest:
         stop_watching()
         read(config, config_file_or_dict, *args, **kwargs)
         if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
-            self.seen["config_file"] = os.path.abspath(config_file_or_dict)
-        if "config_written" not in self.seen:
-            self.seen.update(self._origin(config.config))
+            self._of_file["config_file"] = os.path.abspath(config_file_or_dict)
+        if "config_written" not in self._of_file:
+            self._of_file |= self._origin(config.config)
         self.edits.apply(config.config, drops_product=True)
         config.set_stage_and_offload()
 
@@ -207,16 +199,13 @@ class Guest:
         self, make: Callable[..., None], accelerator: Any, /, *args: Any, **kwargs: Any
     ) -> None:
         """No trackers, and no folder of theirs for a project."""
-        self._note_framework("accelerate")
+        if self.seen["framework"] != "trainer":
+            self.seen["framework"] = "accelerate"
         given = inspect.signature(make).bind_partial(accelerator, *args, **kwargs).arguments
         self.seen["brings_plugin"] = any(given.get(name) for name in _PLUGINS)
         if kwargs.get("log_with") is not None:
             kwargs["log_with"] = None
         make(accelerator, *args, **kwargs)
-
-    def _note_framework(self, name: str) -> None:
-        if name not in self.seen["frameworks"]:
-            self.seen["frameworks"].append(name)
 
     # ------------------------------------------------ the engine
 
@@ -298,14 +287,15 @@ class Guest:
         engine.register_forward_pre_hook(on_pass, with_kwargs=True)
 
     def _watch(self, engine: Any, facts: dict[str, Any]) -> None:
-        from autotune.trial.guest.watch import watch
+        from autotune.trial.guest.watch import GuestStopwatch
 
         # What Hugging Face's file said comes before what became of it.
-        self.seen = {**self.seen, **facts, **{k: self.seen[k] for k in _OF_FILE if k in self.seen}}
+        self.seen |= {**facts, **self._of_file}
         self._watched = engine
         try:
-            self._meter.cap()
-            self._stopwatch = watch(self, engine, self._meter)
+            self.meter.cap()
+            self._stopwatch = GuestStopwatch(self, engine)
+            self._stopwatch.attach()
         except Exception as error:  # no mistake of ours is left to the script, which may catch it
             self.fail(error)
 
@@ -342,20 +332,6 @@ class Guest:
 
     # ------------------------------------------------ the end
 
-    def finish(self) -> NoReturn:
-        """All is measured: end this rank here, whatever the script would still do."""
-        with self._lock:
-            self._is_over = True
-            quiet.remove_empty_folders()
-            self.reporter.enter(Phase.TEARDOWN)
-            self.reporter.finish()
-        self._leave(0)
-
-    def fail(self, error: BaseException, outcome: Outcome | None = None) -> NoReturn:
-        """End this rank by an error that the script may not answer."""
-        self._record(error, outcome)
-        self._leave(1)
-
     def on_error(
         self,
         show: Callable[..., None],
@@ -366,7 +342,7 @@ class Guest:
         """An error that nobody caught."""
         show(kind, error, trace)
         if not isinstance(error, KeyboardInterrupt) and self._is_here:
-            self._record(error)
+            self.record(error)
 
     def _note_exit(self, leave: Callable[..., NoReturn], code: Any = None, /) -> NoReturn:
         """`sys.exit`, whose code nobody is told at the end of the interpreter."""
@@ -376,14 +352,14 @@ class Guest:
 
     def _end(self, leave: Callable[[int], NoReturn], status: int) -> NoReturn:
         """`os._exit`, which ends a rank past all that would tell of it."""
-        if self._is_here and not self._is_over:
+        if self._is_here and not self.is_over:
             self._exit_code = status
             self.on_exit()
         leave(status)
 
     def on_exit(self) -> None:
         """The interpreter ends: the script is done, or has given up."""
-        if self._is_over or not self._is_here:
+        if self.is_over or not self._is_here:
             return
         report = self.reporter.report
         if report.phase is Phase.MEASURED and len(report.step_times_s) >= MIN_SAMPLES:
@@ -391,7 +367,7 @@ class Guest:
         # A script may have put its own hook for errors in the place of ours.
         cause = self._last_error or getattr(sys, "last_value", None)
         if cause is not None and not isinstance(cause, SystemExit | KeyboardInterrupt):
-            self._record(cause)
+            self.record(cause)
             return
         n_steps = 0 if self._stopwatch is None else self._stopwatch.n_applied
         if self.seen["engines"] == 0:
@@ -402,7 +378,7 @@ class Guest:
             why = f"after {n_steps} optimizer steps, and at least {self._least_steps} are needed"
         code = f" with exit code {self._exit_code}" if self._exit_code else ""
         ended = ScriptEndedError(f"the script ended by itself{code}: {why}")
-        self._record(ended, Outcome.INVALID)
+        self.record(ended, Outcome.INVALID)
 
     @property
     def _is_here(self) -> bool:
@@ -413,27 +389,9 @@ class Guest:
     def _least_steps(self) -> int:
         return self.spec.measure.warmup_steps + MIN_SAMPLES
 
-    def _record(self, error: BaseException, outcome: Outcome | None = None) -> None:
-        with self._lock:
-            if self._is_over:
-                return
-            self._is_over = True
-            quiet.remove_empty_folders()
-            report = self.reporter.report
-            if self._meter is not None:
-                says_so = outcome_of(error, report.phase) is Outcome.OOM
-                if not says_so and outcome is None and self._meter.explains(error):
-                    outcome = Outcome.OOM
-                self._meter.lift()
-                report.memory_bytes = self._meter.read()
-            self.reporter.fail(error, outcome)
-        print(report.traceback, file=sys.stderr, flush=True)
-
-    def _leave(self, code: int) -> NoReturn:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Destructors of process groups and worker threads can hang or crash after a good run.
-        os._exit(code)
+    def _close(self) -> None:
+        super()._close()
+        quiet.remove_empty_folders()
 
 
 def _is_called_by_script() -> bool:
@@ -461,11 +419,6 @@ def _is_partitioned(model: Any) -> bool:
     return parameters is not None and any(hasattr(weight, "ds_id") for weight in parameters())
 
 
-def _use_what_is_built() -> None:
-    """Let DeepSpeed find the extensions that were built for this Python, if any were."""
-    os.environ.update(_built_variables())
-
-
 def _built_variables() -> dict[str, str]:
     """Variables that lead to what was built for the Python of this rank; empty: nothing was."""
     built = json.loads(os.environ.get(BUILT_ENV, "{}"))
@@ -474,6 +427,15 @@ def _built_variables() -> dict[str, str]:
 
 def _class_of(value: Any) -> str:
     return "" if value is None else type(value).__name__
+
+
+def _without_long_texts(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without those that are private or hold a whole text."""
+    return {
+        name: value
+        for name, value in arguments.items()
+        if not name.startswith("_") and not (isinstance(value, str) and len(value) > _MAX_TEXT)
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from autotune.trial.guest.edits import Changes, put, value_at
+from autotune.trial.guest.edits import Changes, parsed, put, value_at
 
 _SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml")
 _YAML = (".yaml", ".yml")
@@ -83,7 +83,7 @@ def sources_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _source(path: str, wanted: Mapping[tuple[str, ...], Any]) -> dict[str, Any] | None:
-    data = _data(path)
+    data = data_of(path)
     best: tuple[int, tuple[str, ...], Mapping[str, Any]] | None = None
     for at, section in _sections(data or {}):
         n_same = sum(_is_same(value_at(section, key), value) for key, value in wanted.items())
@@ -152,7 +152,7 @@ def _changing(
 
 def _copy(path: str, changes: Changes) -> str | None:
     """A copy of a file with changes in it; None where its text is none that is read here."""
-    data = _data(path)
+    data = data_of(path)
     if data is None:
         return None
     for at, value in changes:
@@ -169,7 +169,7 @@ def _copy(path: str, changes: Changes) -> str | None:
     return copied
 
 
-def _data(path: str) -> dict[str, Any] | None:
+def data_of(path: str) -> dict[str, Any] | None:
     """The mapping in a file, read as its user's packages do; None: it holds none."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -179,19 +179,10 @@ def _data(path: str) -> dict[str, Any] | None:
 
             found = yaml.safe_load(text)
         else:
-            found = _json(text)
+            found = parsed(text)
     except Exception:  # of any parser, or a package that is not there: no training ends by this
         return None
     return found if isinstance(found, dict) else None
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        import hjson  # as DeepSpeed reads its file
-
-        return json.loads(json.dumps(hjson.loads(text)))
 
 
 def _sections(

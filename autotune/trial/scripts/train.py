@@ -781,19 +781,30 @@ def read(name: str) -> dict[str, Any]:
     return dict(json.loads((HERE / name).read_text(encoding="utf-8")))
 
 
-def main() -> None:
-    """Train, and print what each step took."""
+def steps_asked() -> int:
+    """Optimizer steps that the command line asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
-    n_steps = parser.parse_args().steps
-    engine, settings, ds_config = start()
+    return int(parser.parse_args().steps)
+
+
+def print_steps(n_steps: int, losses: Iterator[Any], *, is_first: bool) -> None:
+    """Train so many steps; the first rank prints what each took."""
     began_s = time.perf_counter()
-    for step, loss in zip(range(n_steps), steps(engine, settings, ds_config), strict=False):
+    for step, loss in zip(range(n_steps), losses, strict=False):
         loss_value = loss.item()  # waits for the device
         step_time_s = time.perf_counter() - began_s
-        if engine.global_rank == 0:
+        if is_first:
             print(f"step {step}  loss {loss_value:.4f}  {step_time_s:.4f} s", flush=True)
         began_s = time.perf_counter()
+
+
+def main() -> None:
+    """Train, and print what each step took."""
+    n_steps = steps_asked()
+    engine, settings, ds_config = start()
+    losses = steps(engine, settings, ds_config)
+    print_steps(n_steps, losses, is_first=engine.global_rank == 0)
     engine.destroy()
     torch.distributed.destroy_process_group()
     leave()

@@ -6,25 +6,22 @@ train on your own data. The script needs torch and megatron-core, `train.py` and
 beside it, and `megatron_cpu.py` on CPU ranks.
 """
 
-import argparse
 import copy
 import dataclasses
 import importlib
 import inspect
-import json
 import math
 import os
 import re
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-HERE = Path(__file__).resolve().parent
+train: Any = importlib.import_module(f"{__package__}.train" if __package__ else "train")
+"""The script beside this one, in a package or not."""
 PADDED_TO = 128
 """Megatron-LM pads the vocabulary to a multiple of this times the tensor parallel degree."""
 _BUCKET_PARAMS = 40_000_000
@@ -74,15 +71,10 @@ Arguments = Mapping[str, Any]
 Inputs = dict[str, torch.Tensor]
 
 
-def beside(name: str) -> Any:
-    """A module whose file lies beside this one, in a package or not."""
-    return importlib.import_module(f"{__package__}.{name}" if __package__ else name)
-
-
 def load_megatron(accelerator: str) -> None:
     """Import Megatron Core, on CPU ranks with the host in CUDA's place."""
     if accelerator == "cpu":
-        on_cpu = beside("megatron_cpu")
+        on_cpu = train.beside("megatron_cpu")
         on_cpu.install()
         on_cpu.mend_megatron()
     for module in ("models.gpt.gpt_model", "models.gpt.gpt_layer_specs", "optimizer"):
@@ -175,6 +167,11 @@ def unwrapped(model: Any) -> Any:
     while hasattr(model, "module"):
         model = model.module
     return model
+
+
+def optimizers_of(training: Any) -> list[Any]:
+    """Megatron's optimizers of a `Training`: one for the experts, and one for all else."""
+    return list(getattr(training.optimizer, "chained_optimizers", [training.optimizer]))
 
 
 def shared_loss(losses: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -358,7 +355,7 @@ def transformer_config(arguments: Arguments, settings: Any) -> Any:
     n_chunks = chunks_per_rank(arguments)
     overlaps_sends = bool(n_chunks) and "no_overlap_p2p_communication" not in arguments
     given["cpu_offloading"] = "cpu_offloading_num_layers" in arguments
-    dtype = beside("train").DTYPES[settings.precision]
+    dtype = train.DTYPES[settings.precision]
     # Batched sends train wrongly between two stages with several chunks, without an error.
     config = kind(
         **given,
@@ -489,7 +486,7 @@ def optimizer_config(arguments: Arguments, config: Any) -> Any:
 
     known = {field.name for field in dataclasses.fields(OptimizerConfig)}
     given = {name: value for name, value in arguments.items() if name in known}
-    dtypes = {**beside("train").DTYPES, "fp8": torch.uint8}
+    dtypes = {**train.DTYPES, "fp8": torch.uint8}
     given |= {name: dtypes[given[name]] for name in _DTYPES_OF_STATES if name in given}
     return OptimizerConfig(**given, params_dtype=config.params_dtype)
 
@@ -634,13 +631,9 @@ def batches(training: Training, *, order: int = 0) -> list[Iterator[Inputs]]:
     from megatron.core import parallel_state
 
     replica = parallel_state.get_data_parallel_rank()
-    full = beside("train").full
-
-    def steps_applied() -> int:
-        return training.steps_applied
-
     samples = [
-        full(training.settings, replica, steps_applied, order=order) for _ in training.chunks
+        train.full(training.settings, replica, lambda: training.steps_applied, order=order)
+        for _ in training.chunks
     ]
     return [map(inputs_of, drawn) for drawn in samples]
 
@@ -679,7 +672,7 @@ def settings_of(data: Mapping[str, Any], arguments: Arguments) -> Any:
     """What `train.py` knows of a run: its ranks, its device and its samples."""
     micro_batch = arguments["micro_batch_size"]
     per_step = micro_batch * data["dp"]
-    return beside("train").Settings.of(
+    return train.Settings.of(
         data,
         {},
         micro_batch=micro_batch,
@@ -694,32 +687,19 @@ def join_ranks() -> None:
     dist.all_reduce(torch.zeros(1, device=device_of_rank()))
 
 
-def read(name: str) -> dict[str, Any]:
-    """A JSON file of this folder."""
-    return dict(json.loads((HERE / name).read_text(encoding="utf-8")))
-
-
 def main() -> None:
     """Train, and print what each step took."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
-    n_steps = parser.parse_args().steps
-    data, arguments = read("settings.json"), read("megatron_args.json")
+    n_steps = train.steps_asked()
+    data, arguments = train.read("settings.json"), train.read("megatron_args.json")
     settings = settings_of(data, arguments)
     if data["binds_cores"]:
-        beside("train").bind_to_cores(settings)
+        train.bind_to_cores(settings)
     load_megatron(settings.accelerator)
     join_ranks()
-    training = make_training(arguments, settings)
-    began_s = time.perf_counter()
-    for step, loss in zip(range(n_steps), steps(training), strict=False):
-        loss_value = loss.item()  # waits for the device
-        step_time_s = time.perf_counter() - began_s
-        if dist.get_rank() == 0:
-            print(f"step {step}  loss {loss_value:.4f}  {step_time_s:.4f} s", flush=True)
-        began_s = time.perf_counter()
+    losses = steps(make_training(arguments, settings))
+    train.print_steps(n_steps, losses, is_first=dist.get_rank() == 0)
     dist.destroy_process_group()
-    beside("train").leave()
+    train.leave()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from autotune.contract import TrialSpec, settings_of
-from autotune.trial import megatron_states
 from autotune.trial.engines import megatron as driver
 from autotune.trial.engines.base import differences
 from autotune.trial.scripts import train_megatron
@@ -25,6 +24,8 @@ STEPS_AFTER = 2
 
 def train(case: dict[str, Any]) -> Answer:
     """Train in one rank; losses are those of its samples."""
+    from autotune.trial import megatron_readback  # the host has CUDA's place by now
+
     spec, arguments = TrialSpec.from_dict(case["spec"]), case["arguments"]
     torch.set_num_threads(1)
     driver.join_ranks()
@@ -47,7 +48,7 @@ def train(case: dict[str, Any]) -> Answer:
         "norms": norms[:STEPS],
         "read_back": found,
         "differences": differences(spec.engine.expected, found),
-        "states": megatron_states.states(training),
+        "states": megatron_readback.states(training),
     }
 
 

@@ -1,5 +1,6 @@
 """A rank of a user's script: what lies between two steps is done for several at once."""
 
+import dataclasses
 import math
 import os
 import time
@@ -12,22 +13,20 @@ import torch
 
 from autotune.contract import Measure
 from autotune.trial.faults import NonFiniteLossError
-from autotune.trial.guest.intake import Intake
-from autotune.trial.guest.watch import GuestAftermath, GuestStopwatch
-from autotune.trial.reporter import Reporter
+from autotune.trial.guest import watch
+from autotune.trial.guest.watch import GuestStopwatch
+from tests import trials
+from tests.trial.fake_rank import Ended, fake_rank
 
 MEASURE = Measure(warmup_steps=2, min_steps=6, max_steps=100, target_half_width=1e-9, budget_s=1e9)
-
-
-class Ended(BaseException):
-    """The rank has ended."""
 
 
 class Rank:
     """A script whose steps take as long as a test says, of one sample of four tokens each."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **scaled: bool) -> None:
-        (folder / "ranks").mkdir()
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_loss_scaled: bool = False
+    ) -> None:
         self.now_s = 0.0
         self.n_steps = self.n_agreed = 0
         self.n_tokens = 4
@@ -38,26 +37,29 @@ class Rank:
         monkeypatch.setattr(time, "perf_counter", lambda: self.now_s)
         monkeypatch.setattr(torch.distributed, "all_reduce", self.agree)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
-        self.reporter = Reporter(folder, 0, 0.0)
-        self.module = torch.nn.Identity()
-        self.live: Any = SimpleNamespace(
+        monkeypatch.setattr(watch, "describe", lambda engine, seen: seen)
+        self.module: Any = torch.nn.Identity()
+        self.module.fp16_enabled = lambda: is_loss_scaled
+        live = SimpleNamespace(
             engine=self.module,
             device="cpu",
             was_applied=lambda: self.n_steps - 1 not in self.skips,
             synchronize=lambda: None,
             on_losses=lambda note: None,
             on_steps=lambda call: None,
+            own_log=lambda report: None,
         )
-        guest = SimpleNamespace(
-            reporter=self.reporter, on_step=lambda: None, finish=self.end, fail=self.fail
+        monkeypatch.setattr(
+            watch,
+            "driver",
+            SimpleNamespace(live=lambda engine: live, read_back=lambda engine, expected: {}),
         )
-        names = ("on_first_step", "on_warm", "after_step", "on_measured")
-        quiet = dict.fromkeys(names, lambda: None)
-        listener: Any = SimpleNamespace(**quiet, finale=lambda: True, absorbs=lambda error: False)
-        self.intake = Intake(self.module)
-        scale = {"is_loss_scaled": False, **scaled}
-        self.stopwatch = GuestStopwatch(guest, MEASURE, listener, intake=self.intake, **scale)
-        self.stopwatch.attach(self.live)
+        edits = SimpleNamespace(observes=True, rows_per_sample=1)
+        spec = dataclasses.replace(trials.spec(expected={}), measure=MEASURE)
+        guest = fake_rank(folder, spec, edits=edits, seen={}, on_step=lambda: None)
+        self.report = guest.reporter.report
+        self.stopwatch = GuestStopwatch(guest, self.module)
+        self.stopwatch.attach()
 
     def agree(self, facts: torch.Tensor, **_: Any) -> None:
         self.n_agreed += 1
@@ -69,17 +71,11 @@ class Rank:
         self.stopwatch._micro_losses += self.losses[self.n_steps : self.n_steps + 1]
         self.n_steps += 1
         self.now_s += seconds * (1 + 0.1 * (0.618 * self.n_steps % 1))
-        self.stopwatch._on_step(self.live)
+        self.stopwatch._on_step()
 
     def run(self, n_steps: int, seconds: float) -> None:
         for _ in range(n_steps):
             self.step(seconds)
-
-    def end(self) -> None:
-        raise Ended
-
-    def fail(self, error: BaseException) -> None:
-        raise error
 
 
 def test_short_steps_are_agreed_on_together_and_none_is_lost(
@@ -88,7 +84,7 @@ def test_short_steps_are_agreed_on_together_and_none_is_lost(
     rank = Rank(tmp_path, monkeypatch)
     with pytest.raises(Ended):
         rank.run(1000, 0.01)
-    report = rank.reporter.report
+    report = rank.report
     assert len(report.warmup_step_times_s) + len(report.step_times_s) == 2 + 100
     assert max(report.step_times_s) < 0.012, "no step holds what lies between"
     assert rank.n_agreed < 30
@@ -96,12 +92,12 @@ def test_short_steps_are_agreed_on_together_and_none_is_lost(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "scaled"), [(0.3, {}), (0.01, {"is_loss_scaled": True})], ids=["long", "scaled"]
+    ("seconds", "is_loss_scaled"), [(0.3, False), (0.01, True)], ids=["long", "scaled"]
 )
 def test_steps_that_are_long_or_may_be_skipped_are_agreed_on_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, scaled: dict[str, bool]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, is_loss_scaled: bool
 ) -> None:
-    rank = Rank(tmp_path, monkeypatch, **scaled)
+    rank = Rank(tmp_path, monkeypatch, is_loss_scaled=is_loss_scaled)
     rank.run(40, seconds)
     assert rank.n_agreed == 40
 
@@ -113,7 +109,7 @@ def test_a_script_that_ends_is_measured_by_the_steps_that_were_agreed_on(
     rank.run(24, 0.01)
     with pytest.raises(Ended):
         rank.stopwatch.cut_short()
-    report = rank.reporter.report
+    report = rank.report
     assert 18 <= len(report.warmup_step_times_s) + len(report.step_times_s) <= 24
     assert report.tokens == 4 * len(report.step_times_s)
 
@@ -136,7 +132,7 @@ def test_a_step_that_is_skipped_among_others_costs_its_own_loss_and_tokens(
     assert len(rank.stopwatch._held) == 2
     with pytest.raises(Ended):
         rank.run(1000, 0.01)
-    report = rank.reporter.report
+    report = rank.report
     assert report.skipped == [skipped]
     assert report.steps_skipped == 1
     assert (report.tokens, report.padded_tokens) == (4 * len(report.step_times_s),) * 2
@@ -164,5 +160,6 @@ def test_other_work_is_looked_for_where_no_other_trial_may_run(
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(n_cores)))
-    aftermath: Any = SimpleNamespace(_spec=SimpleNamespace(layout=SimpleNamespace(world=2)))
-    assert GuestAftermath._has_cores(aftermath) == is_watched
+    spec = SimpleNamespace(layout=SimpleNamespace(world=2))
+    stopwatch: Any = SimpleNamespace(_rank=SimpleNamespace(spec=spec))
+    assert GuestStopwatch._has_cores(stopwatch) == is_watched
