@@ -335,9 +335,8 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             continue
         is_swift = _swift_at(words) is not None
         is_megatrons = not is_overrides and _is_megatrons(words, script)
-        exported = {**shell.exported, **command.variables}
         usual = _SWIFT_VARIABLES if is_swift else {}
-        variables = {**usual, **{name: word.text for name, word in exported.items()}}
+        variables = {**usual, **{name: word.text for name, word in command.variables.items()}}
         arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
         if is_overrides:
             for word, match in overrides:
@@ -347,8 +346,12 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
         else:
             arguments.take(command.words[script + 1 :])
         # Megatron takes it where no launcher sets it; elsewhere it may be a number of nodes.
-        of_variable = variables.get("WORLD_SIZE", "") if is_megatrons else ""
-        world, per_node = _ranks(command, words[:script], options, of_variable)
+        world, per_node = ranks_of(
+            words,
+            within=command.within,
+            variables=variables if is_megatrons else {},
+            options=options,
+        )
         if world is None:
             told, told_per_node = ranks_in(variables) if is_swift else arguments.ranks()
             world, per_node = (told, told_per_node) if told else (world, per_node)
@@ -367,7 +370,7 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
                 if is_megatrons
                 else _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
             ),
-            unread=shell.unread,
+            unread=command.unread,
             sourced=shell.sourced,
             world=world,
             per_node=per_node,
@@ -376,29 +379,6 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             release=release,
             **_gpu_of(options),
         )
-
-
-def _ranks(
-    command: Command,
-    before_script: Sequence[str],
-    options: Mapping[str, str],
-    of_variable: str,
-) -> tuple[int | None, int | None]:
-    """Ranks that a launch starts, all and by node; None: it does not say.
-
-    Args:
-        command: The launch.
-        before_script: Its words before the script.
-        options: What the file asks Slurm for.
-        of_variable: The ranks that a variable names; empty: none does.
-    """
-    words = [word.text for word in command.words]
-    if parts_of(words).kind:
-        return ranks_of(words)
-    world, per_node = slurm.tasks_of([*command.within, *before_script], options)
-    if world is None and of_variable.isdecimal():
-        world = int(of_variable)
-    return world, per_node
 
 
 def _lost(shell: ShellText, command: Command) -> Iterator[Violation]:

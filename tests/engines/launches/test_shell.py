@@ -44,7 +44,7 @@ def test_a_launch_line_with_variables_arrays_and_a_here_document():
         *("--per_device_train_batch_size", "4", "--bf16", "--output_dir", "out/$(date +%s)"),
     ]
     assert launch.variables["CUDA_VISIBLE_DEVICES"].text == "0"
-    assert shell.exported["OMP_NUM_THREADS"].text == "4"
+    assert launch.variables["OMP_NUM_THREADS"].text == "4"
     assert SCRIPT[launch.words[7].start] == "4"  # where the variable is set
 
 
@@ -273,7 +273,7 @@ def test_a_file_beside_it_that_it_sources_is_followed(tmp_path):
     assert [word.text for word in launch.words[2:]] == ["--train", "4", "--name", "c"]
     used = text.index('"${ARGS[@]}"')
     assert [word.start for word in launch.words[2:]] == [*[used] * 3, text.index("c\n")]
-    assert shell.exported["N"].text == "4"
+    assert launch.variables["N"].text == "4"
     assert shell.sourced == (tmp_path / "args.sh",)
     assert read_shell(text, tmp_path / "run.sh").sourced == ()
 
@@ -281,7 +281,7 @@ def test_a_file_beside_it_that_it_sources_is_followed(tmp_path):
 def test_what_is_sourced_under_a_condition_only_the_shell_knows(tmp_path):
     (tmp_path / "args.sh").write_text("N=4\nsource run.sh\n")
     text = "if [ -f x ]; then\n  source ./args.sh\nfi\ntorchrun t.py --train $N\n"
-    for sourced in (text, "N=4\n" + text.replace(" t.py", " args.sh")):
+    for sourced in (text, "N=8\n" + text.replace(" t.py", " args.sh")):
         shell = read_shell(sourced, tmp_path / "run.sh", follows=True)
         assert shell.commands[-1].words[-1].text == "$N"
 
@@ -382,9 +382,15 @@ def test_a_file_in_another_folder_is_sourced_and_one_that_is_not_there_is_named(
         text = f'source "{folder}/env.sh"\nrun $N\n'
         shell = read_shell(text, tmp_path / "jobs" / "run.sh", follows=True)
         assert [word.text for word in shell.commands[0].words] == ["run", "4"]
-        assert ([each.name for each in shell.sourced], shell.unread) == (["env.sh"], ())
-    shell = read_shell("A=1\n. ../conf/gone.sh\n", tmp_path / "jobs" / "run.sh", follows=True)
-    assert shell.unread == ("../conf/gone.sh, which line 2 sources, is not read",)
+        assert ([each.name for each in shell.sourced], shell.commands[0].unread) == (
+            ["env.sh"],
+            (),
+        )
+    shell = read_shell(
+        "A=1\n. ../conf/gone.sh\nrun $A\n", tmp_path / "jobs" / "run.sh", follows=True
+    )
+    gone = "../conf/gone.sh, which line 2 sources, is not read"
+    assert shell.commands[-1].unread == (gone,)
 
 
 @pytest.mark.parametrize(

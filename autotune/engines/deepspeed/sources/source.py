@@ -1,12 +1,11 @@
 """The configuration to check: its text, its place, and what is known of its reader."""
 
 import contextlib
-import itertools
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
@@ -54,7 +53,7 @@ from autotune.engines.deepspeed.sources.script import (
 )
 from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
-from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, parts_of, ranks_in
+from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, cost_of_lost, is_shell, read_shell
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation
@@ -68,10 +67,6 @@ _OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
 same names."""
 
-_COUNTS = ("-n", "-np", "--n", "--np")
-"""Flags of MPI's launchers for the number of ranks."""
-_OWN_LAUNCHERS = ("llamafactory-cli", "swift")
-"""Commands that start their ranks themselves."""
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
 
@@ -178,16 +173,10 @@ def read_all(
     line = LaunchLine()
     if launch is not None:
         line, words = read_launch(launch), shlex.split(launch.replace("\\\n", " "))
-        line = _with_ranks(line, words, "", assigned(words))
-    return _read(
-        path,
-        text,
-        path,
-        line,
-        accelerate=None if accelerate is None else Path(accelerate),
-        world=world,
-        given=consumer,
-    )
+        line = _with_ranks(line, words, assigned(words))
+    beside = None if accelerate is None else Path(accelerate)
+    asked = _Asked(path=path, line=line, world=world, given=consumer, accelerate=beside)
+    return _read(path, text, asked)
 
 
 def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command, LaunchLine]]:
@@ -196,10 +185,8 @@ def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command
         if words[0] in ("echo", "printf"):
             continue
         line = launch_of_words(words)
-        variables = {
-            name: word.text for name, word in {**shell.exported, **command.variables}.items()
-        }
-        line = _with_ranks(line, [*command.within, *words], text, variables)
+        variables = {name: word.text for name, word in command.variables.items()}
+        line = _with_ranks(line, words, variables, within=command.within, text=text)
         line = replace(
             line,
             accelerator=line.accelerator or accelerator_in(variables),
@@ -214,29 +201,19 @@ def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command
 
 
 def _with_ranks(
-    line: LaunchLine, words: Sequence[str], text: str, variables: Mapping[str, str]
+    line: LaunchLine,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    within: Sequence[str] = (),
+    text: str = "",
 ) -> LaunchLine:
     """The line with the ranks that start without a launcher of Python's."""
     if line.kind or not words:
         return line
-    world, per_node = _ranks_of(line, words, text, variables)
+    options = slurm.options_of(text)
+    world, per_node = ranks_of(words, within=within, variables=variables, options=options)
     return replace(line, world=line.world or world, per_node=line.per_node or per_node)
-
-
-def _ranks_of(
-    line: LaunchLine, words: Sequence[str], text: str, variables: Mapping[str, str]
-) -> tuple[int | None, int | None]:
-    """All ranks, and those of one node."""
-    if PurePath(line.script).name in _OWN_LAUNCHERS:
-        return ranks_in(variables)
-    before_script = words[: parts_of(words).script_at]
-    if PurePath(words[0]).name in ("mpirun", "mpiexec"):
-        pairs = itertools.pairwise(before_script)
-        count = next((after for name, after in pairs if name in _COUNTS), "")
-        return (int(count) if count.isdecimal() else None), None
-    world, per_node = slurm.tasks_of(before_script, slurm.options_of(text))
-    of_variable = variables.get("WORLD_SIZE", "")
-    return world or (int(of_variable) if of_variable.isdecimal() else None), per_node
 
 
 def _with_own_config(line: LaunchLine, asked: Path) -> LaunchLine:
@@ -291,46 +268,33 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     variables = slurm.variables_of(slurm.options_of(text))
     shell = read_shell(text, path, variables=variables, follows=True)
     for command, line in _launches(shell, text, path):
-        of_line = _of_line(line, text, path, shell, world=world, given=given)
+        asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
         unread = [NotJudged(what="what the launch is given", why=why) for why in command.unread]
-        of_line = [replace(one, not_judged=(*one.not_judged, *unread)) for one in of_line]
         lost = shell.lost_below(command)
-        found += of_line if lost is None else [_with_lost(one, lost, text) for one in of_line]
+        for one in _of_line(asked, text, command.unread):
+            one = replace(one, not_judged=(*one.not_judged, *unread))
+            found.append(one if lost is None else _with_lost(one, lost, text))
     if not found:
         raise NotADsConfigError(path, "a shell file without a launch line that names one")
     return found
 
 
-def _of_line(
-    line: LaunchLine,
-    text: str,
-    path: Path,
-    shell: ShellText,
-    *,
-    world: int | None,
-    given: Consumer | None,
-) -> list[Source]:
+def _of_line(asked: "_Asked", text: str, unread: Sequence[str]) -> list[Source]:
     """The configurations of one launch line of a shell file; empty: it names none."""
-    name, arguments = line.config, None
+    line, arguments = asked.line, None
+    name = line.config
     if name is None and line.named is not None:
         try:
-            return _of_named(line.named, path, line, shell, world=world, given=given)
+            return _of_named(line.named, asked, unread)
         except NotADsConfigError:  # arguments alone: accelerate is told the rest
-            arguments = named_path(line.named, path)
+            arguments = named_path(line.named, asked.path)
     name = name or line.accelerate_config
-    if name is None and not line.plugin and not line.uses_deepspeed:
-        return []
-    if name is None:  # the flags of accelerate say it all
+    if name is None and (line.plugin or line.uses_deepspeed):  # accelerate's flags say it all
         file = AccelerateFile({}, None)
-        made = ReadConfig(
-            path=path,
-            text=text,
-            syntax="shell",
-            config=config_of(file, line.plugin),
-            is_made=True,
-        )
-        return [_source(made, path, line, file, world=world, given=given)]
-    sources = _of_named(name, path, line, shell, world=world, given=given)
+        config = config_of(file, line.plugin)
+        made = ReadConfig(path=asked.path, text=text, syntax="shell", config=config, is_made=True)
+        return [_source(made, asked, file)]
+    sources = [] if name is None else _of_named(name, asked, unread)
     return [_beside(one, arguments) for one in sources] if arguments else sources
 
 
@@ -348,36 +312,21 @@ def _with_lost(source: Source, lost: Command, text: str) -> Source:
     return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
 
 
-def _of_named(
-    name: str,
-    base: Path,
-    line: LaunchLine,
-    shell: ShellText,
-    *,
-    world: int | None,
-    given: Consumer | None,
-) -> list[Source]:
+def _of_named(name: str, asked: "_Asked", unread: Sequence[str]) -> list[Source]:
     """The configurations of a file that a launch line names, or that its shell file writes."""
-    if (written := shell.written.get(os.path.normpath(name))) is not None:
-        found = _read(Path(name), written, base, line, accelerate=None, world=world, given=given)
+    if (written := asked.written.get(os.path.normpath(name))) is not None:
+        found = _read(Path(name), written, asked)
         # Its lines are those of the shell file, which is not edited: variables stand in it.
-        return [replace(one, path=base, document=f"a here-document ({name})") for one in found]
+        document = f"a here-document ({name})"
+        return [replace(one, path=asked.path, document=document) for one in found]
     if UNKNOWN.search(name):
-        why = ", ".join((*shell.unread, f"say the launch with {flag('launch')}")[:1])
+        why = (*unread, f"say the launch with {flag('launch')}")[0]
         raise RenderError(
-            f"{base}: names {name!r}, which only the shell knows",
+            f"{asked.path}: names {name!r}, which only the shell knows",
             f"{why}, or name the ds_config.json itself",
         )
-    path = named_path(name, base)
-    return _read(
-        path,
-        read_text(path),
-        base,
-        line,
-        accelerate=None,
-        world=world,
-        given=given,
-    )
+    path = named_path(name, asked.path)
+    return _read(path, read_text(path), asked)
 
 
 def _beside(source: Source, path: Path) -> Source:
@@ -391,27 +340,31 @@ def _beside(source: Source, path: Path) -> Source:
     )
 
 
-def _read(
-    path: Path,
-    text: str,
-    asked: Path,
-    line: LaunchLine,
-    *,
-    accelerate: Path | None,
-    world: int | None,
-    given: Consumer | None,
-) -> list[Source]:
-    """The configurations of a file; `asked` is the one that was named, which may name it."""
-    if accelerate is None and line.accelerate_config is not None:
-        accelerate = _from_line(line.accelerate_config, path)
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """A file that was named, and what is said of it."""
+
+    path: Path
+    """It; a configuration that it names may stand in another one."""
+    line: LaunchLine
+    world: int | None
+    given: Consumer | None
+    accelerate: Path | None = None
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Path -> the text that the file writes there."""
+
+
+def _read(path: Path, text: str, asked: _Asked) -> list[Source]:
+    """The configurations of a file."""
+    accelerate = asked.accelerate
+    if accelerate is None and asked.line.accelerate_config is not None:
+        accelerate = _from_line(asked.line.accelerate_config, path)
     if accelerate is not None and _is_same(accelerate, path):
         accelerate = None
     accelerate_data = {} if accelerate is None else parsed(read_text(accelerate), accelerate).data
     file = AccelerateFile(accelerate_data, accelerate)
-    return [
-        _source(section, asked, line, file, world=world, given=given)
-        for section in sections_of(text, path, line, has_accelerate=accelerate is not None)
-    ]
+    sections = sections_of(text, path, asked.line, has_accelerate=accelerate is not None)
+    return [_source(section, asked, file) for section in sections]
 
 
 def _from_line(name: str, asked: Path) -> Path | None:
@@ -431,18 +384,10 @@ def _is_same(one: Path, other: Path) -> bool:
     return one == other or (os.path.isfile(one) and os.path.exists(other) and one.samefile(other))
 
 
-def _source(
-    section: ReadConfig,
-    asked: Path,
-    line: LaunchLine,
-    accelerate: AccelerateFile,
-    *,
-    world: int | None,
-    given: Consumer | None,
-) -> Source:
-    file = section.accelerate or accelerate
-    script = _script(line.script, asked)
-    consumer, because = _consumer(given, section, line, script, file)
+def _source(section: ReadConfig, asked: _Asked, accelerate: AccelerateFile) -> Source:
+    file, line, world = section.accelerate or accelerate, asked.line, asked.world
+    script = _script(line.script, asked.path)
+    consumer, because = _consumer(asked.given, section, line, script, file)
     ranks = line.world or file.n_processes or section.world
     nodes = line.n_nodes or file.n_machines
     reader = section.reader or line.reader or ("TRL" if Path(line.script).name == TRL else "")
@@ -477,7 +422,7 @@ def _source(
     )
     read = {one.name: getattr(section, one.name) for one in fields(section)}
     facts = dict(
-        asked=asked,
+        asked=asked.path,
         consumer=consumer,
         because=because,
         is_guessed=is_guessed,
@@ -509,7 +454,7 @@ def _source(
             *section.refused,
             *refusals(section, consumer, reader, arguments),
             *_of_devices(
-                "" if asked == section.path else f"{asked}: ",
+                "" if asked.path == section.path else f"{asked.path}: ",
                 line,
                 file,
                 per_node=per_node or (None if nodes else ranks),
