@@ -23,8 +23,8 @@ from autotune.engines.launches.shell_syntax import (
     Block,
     Item,
     OpenError,
-    Redirection,
     Simple,
+    Token,
     assigned,
     elements,
     end_of,
@@ -340,7 +340,7 @@ class _Reader:
 
     def _simple(self, node: Simple) -> _Truth:
         fields = [self._element(word) for word in node.words]
-        targets = [(one, self._field(one.word, is_split=False)) for one in node.targets]
+        targets = [(one, self._field(one.chars, is_split=False)) for one in node.targets]
         if fields and not self._sets(fields) and not self._sources(fields):
             self._runs(fields)
         self._document(fields, targets)
@@ -396,16 +396,14 @@ class _Reader:
         place = chars[0][1] if chars else -1
         return Field(raw, items, place, may_differ=self._n_differing > before)
 
-    def _document(
-        self, fields: Sequence[Field], targets: Sequence[tuple[Redirection, Field]]
-    ) -> None:
+    def _document(self, fields: Sequence[Field], targets: Sequence[tuple[Token, Field]]) -> None:
         """Keep the here-documents of a command, where they go to a file or a variable."""
-        files = [word.text for target, word in targets if target.sign in (">", ">|")]
+        files = [word.text for target, word in targets if target.text in (">", ">|")]
         command = fields[0].raw if fields else ""
         name = files[-1] if files else fields[-1].text if command == "tee" else ""
         path = os.path.normpath(name)
         for target, word in targets:
-            if target.sign not in ("<<", "<<-"):
+            if target.document is None:
                 continue
             is_literal = word.raw[:1] in ("'", '"', "\\")
             body = target.document if is_literal else self._filled_in(target.document)

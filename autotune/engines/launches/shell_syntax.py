@@ -10,18 +10,17 @@ from typing import NamedTuple
 from autotune.engines.launches.shell_words import ASSIGNS, DECLARES, NAME, Chars, plain, touched_by
 
 LOOPS = ("for", "select", "while", "until")
-JOINTS = ("&&", "||")
+_JOINTS = ("&&", "||")
 _STRAY = frozenset(("then", "elif", "else", "fi", "do", "done", "esac", "}"))
 _MOST_NESTED = 60
 """Brackets or blocks in one another: no launch has more."""
 
 _BLANK = re.compile(r"(?:(?:[ \t\r]|\\\r?\n|\\\Z)++|\#[^\n]*+)*+")
-_SIGN = re.compile(r"&&|\|[|&]?|;;&?|;&?|[\n&()]")
+_SIGN = re.compile(r"&&|\|\||\|&?|;;&?|;&?|[\n&()]")
 _REDIRECTS = re.compile(r"\d*(<<<|<<-?|>>|>&|<&|>\||<>|&>>?|[<>](?!\())[ \t]*")
 _ARRAY = re.compile(rf"{NAME}\+?=\(")
-_KEYWORD = re.compile(r"[^\s;&|()<>]++")
 _PLAIN = re.compile(r"[^\s;&|()<>'\"`\\$]*+")
-_PARENTHESES = re.compile(r"[ \t]*\([ \t]*\)")
+_OPENS = re.compile(r"['\"`\\$]|[<>]\(")
 _QUOTES = re.compile(r"['\"\\]")
 _NAMED = re.compile(rf"\$(?:{NAME}|\d)?")
 _SUM = re.compile(r"\$(\(\(.*?\)\))")
@@ -43,13 +42,15 @@ class OpenError(Exception):
         self.at = at
 
 
-class Redirection(NamedTuple):
-    """What a command reads or writes."""
+class Token(NamedTuple):
+    """A word, a sign, or a redirection with the word behind it."""
 
-    sign: str
-    word: Chars
-    document: Chars
-    """The here-document that it begins."""
+    chars: Chars
+    text: str
+    """As it is written; of a redirection its sign."""
+    is_word: bool = False
+    document: Chars | None = None
+    """The here-document that a redirection begins."""
 
 
 class Simple(NamedTuple):
@@ -57,7 +58,8 @@ class Simple(NamedTuple):
 
     place: int
     words: Sequence[Chars]
-    targets: Sequence[Redirection]
+    targets: Sequence[Token]
+    """Its redirections."""
 
 
 class Block(NamedTuple):
@@ -122,13 +124,15 @@ def parsed(chars: Chars) -> list[Item]:
     Raises:
         OpenError: Something in it does not close.
     """
-    return _Parser(chars).items()
+    return _Parser(_tokens(chars)).items()
 
 
 def elements(chars: Chars) -> Sequence[Chars] | None:
     """The words in an assignment of an array; None: a word is none."""
     found = _ARRAY.match(plain(chars))
-    return None if found is None else _Parser(chars[found.end() : -1]).words()
+    if found is None:
+        return None
+    return [one.chars for one in _tokens(chars[found.end() : -1]) if one.is_word]
 
 
 def assigned(items: Sequence[Item]) -> Iterator[tuple[str, bool]]:
@@ -148,83 +152,130 @@ def assigned(items: Sequence[Item]) -> Iterator[tuple[str, bool]]:
             yield from ((one[1], bool(one[2])) for raw in raws if (one := ASSIGNS.match(raw)))
 
 
+def _tokens(chars: Chars) -> list[Token]:
+    text, at, found = plain(chars), 0, list[Token]()
+    is_test, n_documented = False, 0
+    while (blank := _BLANK.match(text, at)) and (at := blank.end()) < len(text):
+        start, document = at, None
+        if redirects := _REDIRECTS.match(text, at):
+            start, at = redirects.end(), _word_end(text, redirects.end())
+            document = Chars() if redirects[1] in ("<<", "<<-") else None
+            sign, is_word = redirects[1], redirects[1] == "<<<"
+        elif (signs := _SIGN.match(text, at)) and text[at : at + 2] != "((":
+            at, sign = signs.end(), signs[0]
+            is_word, is_test = is_test and sign != "\n", is_test and sign != "\n"
+        else:
+            at, is_word = _word_end(text, at), True
+            sign = text[start:at]
+            is_test = sign == "[[" or (is_test and sign != "]]")
+        found.append(Token(chars[start:at], sign, is_word, document))
+        if sign == "\n":
+            for one in found[n_documented:]:
+                at = _documented(chars, text, one, at)
+            n_documented = len(found)
+    return found
+
+
+def _documented(chars: Chars, text: str, target: Token, at: int) -> int:
+    """Take the here-document of a redirection, which begins there: where it ends."""
+    if target.document is None:
+        return at
+    last = re.escape(_QUOTES.sub("", plain(target.chars)))
+    end = re.compile(rf"^[ \t]*{last}[ \t\r]*$", re.M).search(text, at)
+    target.document.extend(chars[at : end.start() if end else len(text)])
+    return end.end() + 1 if end else len(text)
+
+
+def _word_end(text: str, at: int) -> int:
+    if (array := _ARRAY.match(text, at)) is not None:
+        at = end_of(text, array.end() - 1)
+    elif text.startswith("((", at):
+        at = end_of(text, at)
+    while found := _PLAIN.match(text, at):
+        at = found.end()
+        if not _OPENS.match(text, at):
+            break
+        at = end_of(text, at)
+    return at
+
+
 class _Parser:
-    def __init__(self, chars: Chars) -> None:
-        self._chars, self._text, self._at = chars, plain(chars), 0
-        self._depth = 0
-        self._documents: list[Redirection] = []
-        """Those whose text begins in the next line."""
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens, self._at, self._depth = tokens, 0, 0
 
     def items(self, *stops: str) -> list[Item]:
         """The commands up to a word or a sign, which is left, or to the end."""
         found, joint = list[Item](), ""
         while True:
-            node = self._pipe(stops)
-            if node is not None:
+            if (node := self._pipe(stops)) is not None:
                 found.append(Item(joint, node))
                 joint = ""
-            sign = self._sign()
-            if not sign or sign[:2] in stops:
+            sign = self._ahead()
+            if not sign or sign in stops:
                 return found
-            self._take(sign)
-            if sign in JOINTS and node is not None:
+            self._at += 1
+            if sign in _JOINTS and node is not None:
                 joint = sign
             elif sign != "\n":
                 joint = ""
 
-    def words(self) -> list[Chars]:
-        """All words of a text that holds no commands."""
-        found = list[Chars]()
-        while self._at < len(self._text):
-            found += self._simple(-1).words
-            self._at += 1
-        return found
+    def _ahead(self, further: int = 0) -> str:
+        """The next token, which is left, as it is written; empty: there is none."""
+        at = self._at + further
+        return self._tokens[at].text if at < len(self._tokens) else ""
 
-    def _pipe(self, stops: tuple[str, ...]) -> Simple | Block | None:
+    def _take(self, *expected: str) -> None:
+        """Go past tokens, if they stand there."""
+        for one in expected:
+            self._at += self._ahead() == one
+
+    def _take_lines(self) -> None:
+        while self._ahead() == "\n":
+            self._at += 1
+
+    def _pipe(self, stops: Sequence[str]) -> Simple | Block | None:
         parts = []
         while (part := self._command(stops)) is not None:
             parts.append(part)
-            if self._sign() not in ("|", "|&"):
+            if self._ahead() not in ("|", "|&"):
                 break
-            self._take(self._sign())
+            self._at += 1
             self._take_lines()
         if len(parts) < 2:
             return parts[0] if parts else None
         return Block(parts[0].place, "|", [((), [Item("", one)]) for one in parts])
 
-    def _command(self, stops: tuple[str, ...]) -> Simple | Block | None:
+    def _command(self, stops: Sequence[str]) -> Simple | Block | None:
         """The next command; None where a word or a sign ends the list."""
-        while (word := self._word_ahead()) in _STRAY and word not in stops:
-            self._at += len(word)
-        if word in stops or self._at == len(self._text):
+        while (word := self._ahead()) in _STRAY and word not in stops:
+            self._at += 1
+        if not word or word in stops:
             return None
+        chars = self._tokens[self._at].chars
+        place = chars[0][1] if chars else -1
         self._depth += 1
         if self._depth > _MOST_NESTED:
-            raise OpenError(self._text, self._at)
-        place = self._chars[self._at][1]
+            raise OpenError(word, 0)
         block = self._block(word, stops, place)
         simple = self._simple(place)  # of a block, where it reads and writes
         self._depth -= 1
         return block or (simple if simple.words or simple.targets else None)
 
-    def _block(self, word: str, stops: tuple[str, ...], place: int) -> Simple | Block | None:
+    def _block(self, word: str, stops: Sequence[str], place: int) -> Simple | Block | None:
         """A command that others stand in; None: it is a simple one."""
-        if not word and self._text[self._at] == "(" != self._text[self._at + 1 : self._at + 2]:
-            return Block(place, "(", [((), self._within("(", ")"))])
-        if word == "{":
-            return Block(place, word, [((), self._within(word, "}"))])
+        if word in ("(", "{"):
+            return Block(place, word, [((), self._within(word, ")" if word == "(" else "}"))])
         if word == "if":
             return Block(place, word, list(self._branches()))
         if word in LOOPS:
+            self._take(word)
             names: Sequence[str] = ()
             if word in ("for", "select"):
-                self._take(word)
-                header = [plain(one) for one in self._simple(place).words[:1]]
-                names = touched_by(header) if "((" in "".join(header) else header
-            condition = self._within("" if names else word, "do", is_left=True)
+                names = [plain(one) for one in self._simple(place).words[:1]]
+                names = touched_by(names) if names and "((" in names[0] else names
+            condition = self.items("do")
             return Block(place, word, [(condition, self._within("do", "done"))], names)
         if word == "case":
-            self._take(word)
             self._simple(place)
             return Block(place, word, list(self._cases()))
         if word in ("!", "time"):
@@ -234,29 +285,23 @@ class _Parser:
             return inner if is_other else Block(place, word, [((), [Item("", inner)])])
         if word == "function":
             self._take(word)
-            word = self._word_ahead()
-        elif not word or word[-1] == "=" or not self._is_defined(word):
+        elif [self._ahead(1), self._ahead(2)] != ["(", ")"]:
             return None
-        self._take(word)
-        if (found := _PARENTHESES.match(self._text, self._at)) is not None:
-            self._at = found.end()
+        self._at += 1
+        self._take("(", ")")
         self._take_lines()
         body = self._command(stops)
         return Block(place, "function", [((), [] if body is None else [Item("", body)])])
 
-    def _is_defined(self, name: str) -> bool:
-        return _PARENTHESES.match(self._text, self._at + len(name)) is not None
-
-    def _within(self, begin: str, end: str, *, is_left: bool = False) -> list[Item]:
-        """The commands between two words or signs, of which the second may be left."""
+    def _within(self, begin: str, end: str) -> list[Item]:
+        """The commands between two words or signs."""
         self._take(begin)
         found = self.items(end)
-        if not is_left:
-            self._take(end)
+        self._take(end)
         return found
 
     def _branches(self) -> Iterator[tuple[Sequence[Item], Sequence[Item]]]:
-        while (word := self._word_ahead()) in ("if", "elif"):
+        while (word := self._ahead()) in ("if", "elif"):
             condition = self._within(word, "then")
             yield condition, self.items("elif", "else", "fi")
         if word == "else":
@@ -265,89 +310,24 @@ class _Parser:
         self._take("fi")
 
     def _cases(self) -> Iterator[tuple[Sequence[Item], Sequence[Item]]]:
-        self._take_lines()
-        while self._at < len(self._text) and self._word_ahead() != "esac":
-            while (sign := self._sign()) not in (")", ""):
-                self._take(sign)  # `|` between two patterns
-            if not sign and not self._simple(-1).words:
-                self._at += 1
-            if self._sign() == ")":
-                self._take(")")
-                yield (), self.items(";;", ";&", "esac")
-                self._take(self._sign())
-                self._take_lines()
+        ends = (";;", ";&", ";;&", "esac")
+        while self._ahead() not in ("", "esac"):
+            is_pattern = self._ahead() != ")"
+            self._at += 1
+            if not is_pattern:
+                yield (), self.items(*ends)
+                self._take(*ends[:-1])
         self._take("esac")
 
     def _simple(self, place: int) -> Simple:
-        words, targets = list[Chars](), list[Redirection]()
-        while True:
-            self._skip()
-            if (sign := _REDIRECTS.match(self._text, self._at)) is not None:
-                self._at = sign.end()
-                target = Redirection(sign[1], self._word(), [])
-                if sign[1] == "<<<":
-                    words.append(target.word)
-                else:
-                    targets.append(target)
-                    self._documents += [target] if sign[1] in ("<<", "<<-") else []
-            elif word := self._word():
-                words.append(word)
-            elif words and plain(words[0]) == "[[" and plain(words[-1]) != "]]":
-                sign = _SIGN.match(self._text, self._at)
-                if sign is None or (sign[0] == "\n" and plain(words[-1]) not in JOINTS):
-                    return Simple(place, words, targets)
-                words.append(self._chars[self._at : sign.end()])
-                self._at = sign.end()
+        words, targets = list[Chars](), list[Token]()
+        while self._at < len(self._tokens):
+            token = self._tokens[self._at]
+            if token.is_word:
+                words.append(token.chars)
+            elif _REDIRECTS.fullmatch(token.text):
+                targets.append(token)
             else:
-                return Simple(place, words, targets)
-
-    def _word(self) -> Chars:
-        """The next word; empty: there is none."""
-        text, start = self._text, self._at
-        if (array := _ARRAY.match(text, start)) is not None:
-            self._at = end_of(text, array.end() - 1)
-        elif text.startswith("((", start):
-            self._at = end_of(text, start)
-        while (found := _PLAIN.match(text, self._at)) is not None:
-            self._at = found.end()
-            sign = text[self._at : self._at + 2]
-            if sign[:1] not in ("'", '"', "`", "\\", "$") and sign not in ("<(", ">("):
                 break
-            self._at = end_of(text, self._at)
-        return self._chars[start : self._at]
-
-    def _word_ahead(self) -> str:
-        """The next word, which is left; empty where a sign stands."""
-        self._skip()
-        found = _KEYWORD.match(self._text, self._at)
-        return found[0] if found else ""
-
-    def _sign(self) -> str:
-        """The sign that ends a command, which is left; empty: a word or the end stands there."""
-        self._skip()
-        found = _SIGN.match(self._text, self._at)
-        return found[0] if found else ""
-
-    def _skip(self) -> None:
-        found = _BLANK.match(self._text, self._at)
-        self._at = found.end() if found else self._at
-
-    def _take(self, expected: str) -> None:
-        """Go past a word or a sign, if it stands there, and past the here-documents of a line."""
-        self._skip()
-        if self._text.startswith(expected, self._at):
-            self._at += len(expected)
-            if expected == "\n":
-                self._take_documents()
-
-    def _take_lines(self) -> None:
-        while self._sign() == "\n":
-            self._take("\n")
-
-    def _take_documents(self) -> None:
-        for _, word, document in self._documents:
-            last = re.escape(_QUOTES.sub("", plain(word)))
-            end = re.compile(rf"^[ \t]*{last}[ \t\r]*$", re.M).search(self._text, self._at)
-            document += self._chars[self._at : end.start() if end else len(self._text)]
-            self._at = min(end.end() + 1, len(self._text)) if end else len(self._text)
-        self._documents = []
+            self._at += 1
+        return Simple(place, words, targets)

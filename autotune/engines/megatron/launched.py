@@ -408,13 +408,13 @@ def _script_at(words: Sequence[str]) -> int | None:
     parts = parts_of(words)
     named = (at for at, word in enumerate(words) if _SCRIPT.fullmatch(PurePath(word).name))
     script = next(named, parts.script_at)
-    if script == len(words):
+    if script == len(words) or parts.kind == "deepspeed":  # it starts Megatron-DeepSpeed's
         return None
     name = PurePath(words[script]).name
     given = {word.partition("=")[0] for word in words[script + 1 :]}
     marks = _MARKS
     if not _is_megatrons(words, script):
-        if not _TRAINS.search(name) or parts.kind in ("accelerate", "deepspeed"):
+        if not _TRAINS.search(name) or parts.kind == "accelerate":
             return None
         marks = _OF_LAYOUTS
     is_open = _GPT.fullmatch(name) is not None and parts.kind == "torchrun"

@@ -135,6 +135,19 @@ def test_launches_of_all_branches_stand_where_a_test_may_end_otherwise(text):
         ("N=4\nunset N\nrun ${N:-8}", ["8"]),
         ("run \\\n 1 \\", ["1"]),
         ("A=(# it's ours\n 1)\nrun ${A[@]}", ["1"]),
+        ("A=1\n(A=2; B=3)\nrun $A ${B:-4}", ["1", "4"]),
+        ("probe && (A=1; B=2)\nrun $A $B", ["$A", "$B"]),
+        ("[ 1 = 1 ] && (A=1; run $A)", ["1"]),
+        ("A=1\nbash -c 'A=2'\necho 3 | read A\nrun $A", ["1"]),
+        ("if probe; then\n A=1; run $A\nfi", ["1"]),
+        ("if probe; then A=1; else A=1; fi\nrun $A", ["1"]),
+        ("A='--x 1'\nif probe; then\n A=\"$A --y\"\nfi\nrun $A", ["--x", "1", "${A[@]}"]),
+        ("A=1\nfor B in 1 2; do\n run $A\n A=2\ndone", ["$A"]),
+        ("for B in 1 2; do\n A=2; run $A\ndone", ["2"]),
+        ("case $B in\n a|b) A=1 ;;\n *) A=1; esac\nrun ${C:-3}", ["3"]),
+        ("if [ 1 = 1 ] && [[ 2 == 3 ]]; then A=1; else A=2; fi\nrun $A", ["2"]),
+        ("! [ 1 = 2 ] && A=1\nrun $A", ["1"]),
+        ("export A=1\nunset A\nrun ${A:-2}", ["2"]),
         ("A=$(( ((((((8)))))) ))\nrun $A", ["8"]),
         ("run ${A:-${B:-${C:-${D:-${E:-8}}}}} $(a $(b $(c $(d $(e $(f $(g)))))))", None),
     ],
@@ -192,7 +205,11 @@ def test_no_file_takes_long(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["A=(\n" + "a # b (c) 'd'\n" * 60, "$(" * 20_000, '"$(' * 5_000, "A=(" * 5_000]
+    "text",
+    [
+        "A=(\n" + "a # b (c) 'd'\n" * 60,
+        *("$(" * 20_000, '"$(' * 5_000, "A=(" * 5_000, "${A:-" * 4_000, "{ " * 4_000),
+    ],
 )
 def test_no_text_that_does_not_close_takes_long(text):
     begun_s = time.process_time()
