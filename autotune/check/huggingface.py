@@ -6,7 +6,7 @@ from typing import Any
 from autotune.base.flags import flag
 from autotune.base.names import misspelt
 from autotune.base.nested import dotted, look_up, merge, path_of, value_at
-from autotune.engines.deepspeed.rules.base import patch
+from autotune.engines.deepspeed.rules.base import moved, patch
 from autotune.engines.deepspeed.rules.schema import HOMES
 from autotune.engines.deepspeed.rules.sections import AUTO, SECTIONS, shown
 from autotune.engines.deepspeed.sources import accelerate_fields
@@ -47,16 +47,18 @@ def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         if name in FILLED[source.consumer]:
             continue
         where = next(_meant(path, config, source.consumer), None)
-        changes, fix, guess = _gone(path), f"remove {name}, or write the value", ""
+        fix, guess = f"remove {name}, or write the value", ""
+        entries: dict[str, Any] = {"changes": _gone(path)}
         if where is not None:
             old, new = where
-            moved = patch(".".join(new[:-1]), {new[-1]: value_at(config, old)})
-            changes, fix = merge(_gone(old), moved), f"rename {dotted(old)} to {dotted(new)}"
+            there = patch(".".join(new[:-1]), {new[-1]: value_at(config, old)})
+            entries = {"changes": merge(_gone(old), there), "moves": {old: new}}
+            fix = f"rename {dotted(old)} to {dotted(new)}"
             guess = f": did you mean {dotted(new)}?"
         yield violation_of(
             "huggingface.auto_not_filled",
             name,
-            changes=changes,
+            **entries,
             key=name,
             consumer=source.consumer,
             guess=guess,
@@ -365,7 +367,7 @@ def _old_bf16(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     yield violation_of(
         "huggingface.old_bf16",
         "bfloat16",
-        changes={"bfloat16": None, "bf16": old},
+        **moved(("", "bfloat16"), ("", "bf16"), old),
         consequence="differs" if is_other else None,
         switch=str(is_on).lower(),
     )

@@ -284,11 +284,9 @@ class _Reader:
         for name in dict.fromkeys(name for branch in branches for name in branch.changes):
             before = self._get(name)
             ends = [(branch.runs, branch.changes.get(name, before)) for branch in branches]
-            open_ = [value for runs, value in ends if runs is None]
-            if open_:
+            value = next((value for runs, value in ends if runs), before)
+            if open_ := [value for runs, value in ends if runs is None]:
                 value = _one_of(name, before, open_ if is_all else [*open_, before], why)
-            else:
-                value = next((value for runs, value in ends if runs), before)
             self._put(name, value and value.differing(may_differ))
 
     def _node(self, node: Simple | Block) -> _Truth:

@@ -281,8 +281,9 @@ class _Parser:
         if word in ("!", "time"):
             self._take(word)
             inner = self._command(stops)
-            is_other = inner is None or word == "time"
-            return inner if is_other else Block(place, word, [((), [Item("", inner)])])
+            if inner is None or word == "time":
+                return inner
+            return Block(place, word, [((), [Item("", inner)])])
         if word == "function":
             self._take(word)
         elif [self._ahead(1), self._ahead(2)] != ["(", ")"]:
