@@ -21,7 +21,7 @@ from autotune.engines.deepspeed.sources.consumers import (
 )
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import asked_precision, at_key, known_of
-from autotune.engines.deepspeed.sources.source import Source
+from autotune.engines.deepspeed.sources.reading import Source
 from autotune.space.rule import NotJudged, Violation
 
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -235,7 +235,7 @@ def _given(key: str, source: Source) -> list[str]:
 
 def not_compared(source: Source) -> Iterator[NotJudged]:
     """Values of a file that Trainer compares with arguments that nobody here knows."""
-    section = (source.accelerate_file or {}).get("deepspeed_config")
+    section = source.accelerate.data.get("deepspeed_config")
     if source.is_trainers is None and look_up(section or {}, _ACCUM) == AUTO:
         yield NotJudged(
             what=f"{_ACCUM}=auto",
@@ -382,7 +382,7 @@ def _accumulation(config: Mapping[str, Any], source: Source) -> Iterator[Violati
             changes={_ACCUM: AUTO},
             consumer=source.consumer,
         )
-    asked = {**source.flags, **source.arguments}.get(_ACCUM)
+    asked = {**source.line.plugin, **source.arguments}.get(_ACCUM)
     if _ACCUM not in config and type(asked) is int and asked != 1:
         changes = {_ACCUM: AUTO}
         yield violation_of("huggingface.accumulation_lost", _ACCUM, changes=changes, asked=asked)
@@ -394,7 +394,7 @@ def _flags(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
         return
     for name in FLAGS:
         key = KEYS[name]
-        asked, value = source.flags.get(name), look_up(config, key)
+        asked, value = source.line.plugin.get(name), look_up(config, key)
         if asked is None or value is None or value in (AUTO, asked):
             continue
         if name != "zero3_save_16bit_model":  # it only saves
@@ -438,14 +438,14 @@ def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
 
 
 def _yaml_file(source: Source) -> Iterator[Violation]:
-    if source.accelerate_file is not None:
+    if source.accelerate.path is not None:
         yield from accelerate_fields.violations(
-            source.accelerate_file,
+            source.accelerate.data,
             is_counted=source.world is not None,
             fills_in=source.is_trainers is not False,
         )
-    if source.beside_file:
-        named = ", ".join(source.beside_file)
+    if source.accelerate.beside_file:
+        named = ", ".join(source.accelerate.beside_file)
         file = source.path.name
         yield violation_of("huggingface.accelerate_duplicate", named=named, file=file)
     if source.not_for:

@@ -28,7 +28,8 @@ from autotune.engines.deepspeed.sources import neox
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import filled
-from autotune.engines.deepspeed.sources.source import Source, auto_that_tells
+from autotune.engines.deepspeed.sources.reading import Source
+from autotune.engines.deepspeed.sources.source import auto_that_tells
 from autotune.space.rule import (
     Level,
     NotJudged,

@@ -27,12 +27,13 @@ from autotune.engines.deepspeed.sources.filled import with_hidden_sizes
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from autotune.engines.deepspeed.sources.reading import (
     SYNONYMS,
+    Source,
     as_arguments,
     has_arguments,
     parsed,
     trainer_of,
 )
-from autotune.engines.deepspeed.sources.source import Source, read
+from autotune.engines.deepspeed.sources.source import read
 from autotune.engines.deepspeed.sources.training import (
     AXOLOTL,
     CHECKPOINTING,

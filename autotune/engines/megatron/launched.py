@@ -408,17 +408,19 @@ def _script_at(words: Sequence[str]) -> int | None:
     parts = parts_of(words)
     named = (at for at, word in enumerate(words) if _SCRIPT.fullmatch(PurePath(word).name))
     script = next(named, parts.script_at)
-    if script == len(words) or parts.kind == "deepspeed":  # it starts Megatron-DeepSpeed's
+    if script == len(words):
         return None
     name = PurePath(words[script]).name
     given = {word.partition("=")[0] for word in words[script + 1 :]}
-    marks = _MARKS
+    marks, is_open = _MARKS, any(map(UNKNOWN.match, given))
+    if is_open and parts.kind == "deepspeed":  # Megatron-DeepSpeed's flags may be among them
+        return None
     if not _is_megatrons(words, script):
-        if not _TRAINS.search(name) or parts.kind == "accelerate":
+        if not _TRAINS.search(name) or parts.kind in ("accelerate", "deepspeed"):
             return None
         marks = _OF_LAYOUTS
-    is_open = _GPT.fullmatch(name) is not None and parts.kind == "torchrun"
-    has_marks = bool(given & marks) or (is_open and any(map(UNKNOWN.match, given)))
+    is_gpts = _GPT.fullmatch(name) is not None and parts.kind == "torchrun"
+    has_marks = bool(given & marks) or (is_gpts and is_open)
     return script if has_marks and given.isdisjoint(_OTHERS) else None
 
 
