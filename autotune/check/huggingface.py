@@ -10,7 +10,7 @@ from autotune.engines.deepspeed.rules.base import moved, patch
 from autotune.engines.deepspeed.rules.schema import HOMES
 from autotune.engines.deepspeed.rules.sections import AUTO, SECTIONS, shown
 from autotune.engines.deepspeed.sources import accelerate_fields
-from autotune.engines.deepspeed.sources.accelerate_names import FLAGS, KEYS
+from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS, KEYS
 from autotune.engines.deepspeed.sources.consumers import (
     ARGUMENTS,
     BETAS,

@@ -327,12 +327,12 @@ class _Reader:
         may_differ = False
         for condition, body in node.branches:
             truth = self._list(condition) if condition else _Truth(is_if or None)
-            runs = False if has_run or truth.holds is False else truth.holds
-            runs = None if has_run is None and runs else runs
+            runs = None if has_run is None else truth.holds
+            runs = False if has_run or truth.holds is False else runs
             differs = may_differ if has_run else truth.may_differ
             branches.append(self._branch(partial(self._list, body), runs, differs))
-            has_run, may_differ = has_run or runs, may_differ or truth.may_differ
-            has_run = None if runs is None else has_run
+            has_run = runs if has_run is False else has_run
+            may_differ = may_differ or truth.may_differ
         is_all = is_if and bool(node.branches) and not node.branches[-1][0]
         self._merge(branches, self._why(node.keyword, node.place), is_all=is_all)
 

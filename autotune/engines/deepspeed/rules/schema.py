@@ -48,6 +48,7 @@ from autotune.engines.deepspeed.rules.sections import (
     sections,
     shown,
 )
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.space.rule import Choice, Finding, Moves, UnknownFactError, rule
 
 _MOST_COMPARED = 50
@@ -84,16 +85,10 @@ HOMES = _homes()
 """Name of a key that tells -> the section that it belongs to, wherever it stands."""
 
 _OTHERS: Mapping[str, tuple[str, str]] = {
-    "zero_stage": ("zero_optimization", "stage"),
-    "zero3_save_16bit_model": (
-        "zero_optimization",
-        "stage3_gather_16bit_weights_on_model_save",
-    ),
-    **{
-        f"offload_{kind}_{name}": (f"zero_optimization.offload_{kind}", name)
-        for kind in ("optimizer", "param")
-        for name in ("device", "nvme_path")
-    },
+    name: (key.rpartition(".")[0], key.rpartition(".")[2])
+    for name, key in PROGRAMS["accelerate"]["keys"].items()
+    if name != key
+} | {
     "max_grad_norm": ("", "gradient_clipping"),
     "per_device_train_batch_size": ("", "train_micro_batch_size_per_gpu"),
 }
