@@ -8,9 +8,9 @@ from autotune.base.names import misspelt
 from autotune.base.nested import dotted, look_up, merge, path_of, value_at
 from autotune.engines.deepspeed.rules.base import moved, patch
 from autotune.engines.deepspeed.rules.schema import HOMES
-from autotune.engines.deepspeed.rules.sections import AUTO, SECTIONS, shown
+from autotune.engines.deepspeed.rules.sections import ACCELERATES, AUTO, SECTIONS, shown
 from autotune.engines.deepspeed.sources import accelerate_fields
-from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS, KEYS
+from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS
 from autotune.engines.deepspeed.sources.consumers import (
     ARGUMENTS,
     BETAS,
@@ -393,7 +393,7 @@ def _flags(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     if source.consumer is not Consumer.ACCELERATE or source.is_made:
         return
     for name in FLAGS:
-        key = KEYS[name]
+        key = ACCELERATES[name]
         asked, value = source.line.plugin.get(name), look_up(config, key)
         if asked is None or value is None or value in (AUTO, asked):
             continue

@@ -31,6 +31,7 @@ from autotune.engines.deepspeed.rules.constructors import (
     scheduler_of,
 )
 from autotune.engines.deepspeed.rules.sections import (
+    ACCELERATES,
     AUTO,
     DEPRECATED,
     PARAMS,
@@ -48,7 +49,6 @@ from autotune.engines.deepspeed.rules.sections import (
     sections,
     shown,
 )
-from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.space.rule import Choice, Finding, Moves, UnknownFactError, rule
 
 _MOST_COMPARED = 50
@@ -86,7 +86,7 @@ HOMES = _homes()
 
 _OTHERS: Mapping[str, tuple[str, str]] = {
     name: (key.rpartition(".")[0], key.rpartition(".")[2])
-    for name, key in PROGRAMS["accelerate"]["keys"].items()
+    for name, key in ACCELERATES.items()
     if name != key
 } | {
     "max_grad_norm": ("", "gradient_clipping"),
