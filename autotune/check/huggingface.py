@@ -21,6 +21,7 @@ from autotune.engines.deepspeed.sources.consumers import (
 )
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import asked_precision, at_key, known_of
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source
 from autotune.space.rule import NotJudged, Violation
 
@@ -151,18 +152,11 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         )
 
 
+_TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"]
 _DEFAULTS: Mapping[str, Any] = {
-    _MICRO: 8,
-    _ACCUM: 1,
-    "gradient_clipping": 1.0,
-    "optimizer.params.lr": 5e-5,
-    "optimizer.params.eps": 1e-8,
-    "optimizer.params.weight_decay": 0.0,
-    "optimizer.params.betas": [0.9, 0.999],
-    "scheduler.params.warmup_max_lr": 5e-5,
+    **{one.key: _TRAINERS[one.name] for one in ARGUMENTS if one.name in _TRAINERS},
+    "optimizer.params.betas": [_TRAINERS[name] for name in BETAS],
     "scheduler.params.warmup_num_steps": 1,
-    "fp16.enabled": False,
-    "bf16.enabled": False,
 }
 """Key -> what Trainer puts there where nobody gives its argument."""
 
