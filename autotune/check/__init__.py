@@ -3,7 +3,8 @@
 from autotune.check.edit import edit
 from autotune.check.lint import CheckReport, Found, check, judge
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
-from autotune.engines.deepspeed.sources.source import Source, read, read_all
+from autotune.engines.deepspeed.sources.reading import Source
+from autotune.engines.deepspeed.sources.source import read, read_all
 
 __all__ = [
     "CheckReport",

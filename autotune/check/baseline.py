@@ -7,7 +7,8 @@ from autotune.base.nested import look_up
 from autotune.check.lint import check
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
-from autotune.engines.deepspeed.sources.source import Source, read_all
+from autotune.engines.deepspeed.sources.reading import Source
+from autotune.engines.deepspeed.sources.source import read_all
 from autotune.space.rule import Violation
 
 _BY_THE_JOB = "batch."

@@ -71,18 +71,3 @@ def changes_at(places: Iterable[tuple[Sequence[str], Any]]) -> dict[str, Any]:
             inner = inner.setdefault(section, {})
         inner[name] = value
     return found
-
-
-def new_names(data: Mapping[str, Any], changes: Patch) -> dict[str, str]:
-    """Old name -> new name of the keys of a section that go while their values come again.
-
-    Of keys that share a value none is renamed: which of them is which, nobody says.
-    """
-    gone = [name for name, value in changes.items() if value is None and name in data]
-    come = with_changes({}, {n: value for n, value in changes.items() if n not in data})
-    found: dict[str, str] = {}
-    for old in gone:
-        new = [name for name, value in come.items() if same_data(value, data[old])]
-        if len(new) == 1 and sum(same_data(data[name], data[old]) for name in gone) == 1:
-            found[old] = new[0]
-    return found

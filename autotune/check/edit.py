@@ -10,10 +10,10 @@ from typing import Any
 
 from autotune.base.errors import AutotuneError
 from autotune.check import json_text, yaml_text
-from autotune.check.changes import new_names, same_data, with_changes
+from autotune.check.changes import same_data, with_changes
 from autotune.check.text_nodes import Member, TextNode, TooOddError
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
-from autotune.space.rule import Patch
+from autotune.space.rule import Moves, Patch
 
 _At = tuple[Any, ...]
 """Keys from the root of a text to one of its values."""
@@ -24,16 +24,20 @@ _MOST_READ = {"json": 2**26, "yaml": 2**22}
 
 
 def edit(
-    text: str, changes: Patch, syntax: str = "json", *, reads_exponents: bool = False
+    text: str,
+    changes: Patch,
+    syntax: str = "json",
+    *,
+    moves: Moves | None = None,
+    reads_exponents: bool = False,
 ) -> str | None:
     """A text that says the same but for some changes, and is otherwise as it was written.
-
-    A key that goes while its value comes under another name in the same section is renamed where
-    it stands.
 
     Args:
         text: A valid mapping, with a byte order mark or without.
         changes: Values to set, nested like the text; None takes a key away, `NULL` is null.
+        moves: Which of them bring a key to another place; within its section it is renamed where
+            it stands.
         syntax: `json` or `yaml`; nothing else is edited.
         reads_exponents: Whether a reader of the YAML takes 5e8 for a number.
 
@@ -48,7 +52,7 @@ def edit(
     try:
         data = _data(after, syntax, reads_exponents)
         comments = yaml_text.comments(after) if syntax == "yaml" else None
-        steps = list(_steps(data, changes))
+        steps = list(_steps(data, changes, moves or {}))
         if len(steps) * len(text) > _MOST_READ[syntax]:
             return None
         is_spelled = syntax == "json" or reads_exponents
@@ -72,15 +76,22 @@ def _data(text: str, syntax: str, reads_exponents: bool) -> dict[str, Any]:
 
 
 def _steps(
-    data: Mapping[str, Any], changes: Patch, at: _At = ()
+    data: Mapping[str, Any], changes: Patch, moves: Moves, at: _At = ()
 ) -> Iterator[tuple[_At, Any, str]]:
     """Single changes: a path, the value there or None where the key goes, the key's new name."""
-    renamed = new_names(data, changes)
+    here = [(old[-1], new[-1]) for old, new in moves.items() if old[:-1] == new[:-1] == at]
+    after = with_changes(data, changes)
+    renamed = {
+        old: new
+        for old, new in here
+        if old in data and new not in data and old not in after and new in after
+        if same_data(after[new], data[old])
+    }
     for name, value in changes.items():
         if name in renamed:
             yield (*at, name), data[name], renamed[name]
         elif isinstance(value, Mapping) and isinstance(data.get(name), Mapping):
-            yield from _steps(data[name], value, (*at, name))
+            yield from _steps(data[name], value, moves, (*at, name))
         elif name not in renamed.values() and (value is not None or name in data):
             new = value if value is None else with_changes({}, {name: value})
             yield (*at, name), new, ""

@@ -14,9 +14,8 @@ from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.base.nested import leaves, merge, value_at
 from autotune.check.changes import changes_at, same_data
-from autotune.check.numbers_read import as_read
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
-from autotune.space.rule import Moves, Patch, Violation, in_words
+from autotune.space.rule import Choice, Moves, Patch, Violation
 
 KeyPath = tuple[str, ...]
 Look = Callable[[Mapping[str, Any]], Sequence[Violation]]
@@ -57,6 +56,7 @@ class Option:
     number: int
     words: str
     changes: Patch
+    moves: Moves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,8 @@ class Mended:
     """A configuration as far as it could be mended."""
 
     config: Mapping[str, Any]
+    moves: Moves
+    """Keys that came to another place."""
     left: tuple[Violation, ...]
     """Violations that are left."""
     questions: tuple[Question, ...]
@@ -97,7 +99,7 @@ class Terms:
 
     knows_world: bool
     """Whether somebody said the world: one that is guessed from the batch sizes proves none."""
-    words: Callable[[Mapping[str, Any], Patch], str]
+    words: Callable[[Mapping[str, Any], Patch, Moves], str]
     """Changes of a configuration as the file's reader would write them; empty where they cannot be
     written into the file."""
 
@@ -127,9 +129,10 @@ def mend(
     """
     seen: dict[tuple[str, str], Violation] = {}
     numbers: dict[str, dict[str, int]] = {}
+    moves: dict[KeyPath, KeyPath] = {}
 
     def settled(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[Question, ...]]:
-        config = _settled(config, look, terms, seen)
+        config = _settled(config, look, terms, seen, moves)
         return config, tuple(_questions(config, look(config), numbers, terms))
 
     config, questions = settled(config)
@@ -137,14 +140,23 @@ def mend(
     while waiting:
         answer, option = _next(waiting, questions, numbers)
         waiting.remove(answer)
-        config, questions = settled(_after(config, option.changes))
+        moves |= option.moves
+        config, questions = settled(_after(config, option.changes, option.moves))
     return Mended(
-        config=config, left=tuple(look(config)), questions=questions, seen=tuple(seen.values())
+        config=config,
+        moves=moves,
+        left=tuple(look(config)),
+        questions=questions,
+        seen=tuple(seen.values()),
     )
 
 
 def _settled(
-    config: Mapping[str, Any], look: Look, terms: Terms, seen: dict[tuple[str, str], Violation]
+    config: Mapping[str, Any],
+    look: Look,
+    terms: Terms,
+    seen: dict[tuple[str, str], Violation],
+    moves: dict[KeyPath, KeyPath],
 ) -> Mapping[str, Any]:
     """A configuration after everything that needs nobody; as it was where that goes in circles."""
     before, been = config, {repr(config)}
@@ -152,32 +164,34 @@ def _settled(
         violations = look(config)
         for one in violations:
             seen.setdefault((one.rule, one.message), one)
-        after = _step(config, violations, terms)
-        if after is None:
+        steps = _steps(config, violations, terms)
+        if not steps:
             return config
-        config = after
+        for step in steps:
+            config = _after(config, step.changes, step.moves)
+            moves |= step.moves
         if repr(config) in been:
             break
         been.add(repr(config))
     return before
 
 
-def _step(
+def _steps(
     config: Mapping[str, Any], violations: Sequence[Violation], terms: Terms
-) -> Mapping[str, Any] | None:
-    """The configuration after the next fixes that need nobody; None where there is none."""
+) -> Sequence[Violation]:
+    """The next fixes that need nobody; empty: there is none."""
     effects = [_Effects(config, one) for one in violations]
-    effects = [one for one in effects if one.pieces and terms.words(config, one.changes)]
+    effects = [
+        one
+        for one in effects
+        if one.pieces and terms.words(config, one.violation.changes, one.violation.moves)
+    ]
     sure = [one for one in effects if one.is_free(sure=True)]
-    after = config
-    for one in _compatible(sure):
-        after = _after(after, one.changes)
-    if after is not config:
-        return after
+    if steps := [one.violation for one in _compatible(sure)]:
+        return steps
     others = (one for one in effects if one not in sure)
     free = (o for o in others if o.is_free(sure=False, knows_world=terms.knows_world))
-    step = next(free, None)
-    return None if step is None else _after(config, step.changes)
+    return [one.violation for one in free][:1]
 
 
 def _compatible(effects: Sequence["_Effects"]) -> Iterator["_Effects"]:
@@ -212,18 +226,19 @@ def _questions(
 ) -> Iterator[Question]:
     """The choices that are left, each way out under the number that it keeps."""
     for violation in violations:
-        wording = {repr(choice.changes): choice.words for choice in violation.choices}
-        ways = [violation.changes, *(choice.changes for choice in violation.choices)]
+        of_rule = Choice(changes=violation.changes, moves=violation.moves)
         known = numbers.setdefault(violation.rule, {})
+        wording = {repr(choice.changes): choice.words for choice in violation.choices}
         options: dict[str, Option] = {}
-        for changes in ways:
-            name = repr(changes)
-            if name in options or not _acts(config, changes):
+        for way in (of_rule, *violation.choices):
+            name = repr(way.changes)
+            if name in options or not _acts(config, way.changes):
                 continue
-            if written := terms.words(config, changes):
+            if written := terms.words(config, way.changes, way.moves):
                 number = known.setdefault(name, len(known) + 1)
+                words = wording.get(name) or written
                 options[name] = Option(
-                    number=number, words=wording.get(name) or written, changes=changes
+                    number=number, words=words, changes=way.changes, moves=way.moves
                 )
         if options:
             yield Question(violation=violation, options=tuple(options.values()))
@@ -253,61 +268,11 @@ def _next(
     raise JobError(f"{flag('choose')} {answer} is not open", f"to choose from: {open_answers}")
 
 
-def moved_in(config: Mapping[str, Any], changes: Patch) -> Moves:
-    """The keys and sections that changes bring to another place, whole; nulls go along."""
-    gone = [(path, old) for path, old, new in _pieces(config, changes) if new is _MISSING]
-    places = list(_places(changes)) if gone else []
-    found: dict[KeyPath, KeyPath] = {}
-    for path, old in gone:
-        value = _without_nulls(old)
-        same = (
-            place
-            for place, new in places
-            if new not in (None, {}) and _is_the_same(value, _without_nulls(new))
-        )
-        if (place := next(same, None)) is not None:
-            found[path] = place
-    return found
-
-
-def _is_the_same(value: Any, new: Any) -> bool:
-    if isinstance(value, Mapping) or isinstance(new, Mapping):
-        return same_data(as_read(value), as_read(new))
-    return is_same(value, new)
-
-
-def _places(changes: Patch, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    for name, value in changes.items():
-        yield (*at, name), value
-        if isinstance(value, Mapping):
-            yield from _places(value, (*at, name))
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return value
-
-
-def reworded(config: Mapping[str, Any], changes: Patch, fix: str) -> str:
-    """A fix in words that tell what moves, instead of what goes and what comes.
-
-    Args:
-        config: What it mends.
-        changes: What it does.
-        fix: As the rule tells it, which does not compare the two.
-    """
-    listed_changes = in_words(changes)
-    if not changes or not fix.startswith(listed_changes):
-        return fix
-    return in_words(changes, moved_in(config, changes)) + fix.removeprefix(listed_changes)
-
-
 class _Effects:
     """What the changes of a violation do to a configuration."""
 
     def __init__(self, config: Mapping[str, Any], violation: Violation) -> None:
-        self.config, self.changes = config, violation.changes
+        self.config, self.violation = config, violation
         self.pieces = list(_pieces(config, violation.changes))
         self.has_lost = any(new is _MISSING for _, _, new in self.pieces)
         self.added = {
@@ -338,9 +303,9 @@ class _Effects:
 
     def _gives_way(self, path: KeyPath, knows_world: bool) -> bool:
         """Whether only the accumulation changes, and the global batch is stated and stays."""
-        total = self.config.get(_TOTAL)
-        is_stated = type(total) is int and self.changes.get(_TOTAL, total) == total
-        return path == (_ACCUM,) and is_stated and knows_world and _MICRO not in self.changes
+        total, changes = self.config.get(_TOTAL), self.violation.changes
+        is_stated = type(total) is int and changes.get(_TOTAL, total) == total
+        return path == (_ACCUM,) and is_stated and knows_world and _MICRO not in changes
 
     def _may_add(self, path: KeyPath, value: Any, knows_world: bool) -> bool:
         if path == (_ACCUM,):
@@ -409,9 +374,9 @@ def _pieces(
             yield path, old, new
 
 
-def _after(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:
+def _after(config: Mapping[str, Any], changes: Patch, moves: Moves) -> dict[str, Any]:
     """A configuration after changes; what moves stays as it was written, with its nulls."""
     after = changed(config, changes)
-    for old, place in moved_in(config, changes).items():
+    for old, place in moves.items():
         after = merge(after, changes_at([(place, value_at(config, old))]))
     return after

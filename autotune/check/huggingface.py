@@ -6,11 +6,11 @@ from typing import Any
 from autotune.base.flags import flag
 from autotune.base.names import misspelt
 from autotune.base.nested import dotted, look_up, merge, path_of, value_at
-from autotune.engines.deepspeed.rules.base import patch
+from autotune.engines.deepspeed.rules.base import moved, patch
 from autotune.engines.deepspeed.rules.schema import HOMES
-from autotune.engines.deepspeed.rules.sections import AUTO, SECTIONS, shown
+from autotune.engines.deepspeed.rules.sections import ACCELERATES, AUTO, SECTIONS, shown
 from autotune.engines.deepspeed.sources import accelerate_fields
-from autotune.engines.deepspeed.sources.accelerate_names import FLAGS, KEYS
+from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS
 from autotune.engines.deepspeed.sources.consumers import (
     ARGUMENTS,
     BETAS,
@@ -21,7 +21,8 @@ from autotune.engines.deepspeed.sources.consumers import (
 )
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import asked_precision, at_key, known_of
-from autotune.engines.deepspeed.sources.source import Source
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
+from autotune.engines.deepspeed.sources.reading import Source
 from autotune.space.rule import NotJudged, Violation
 
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -47,16 +48,18 @@ def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         if name in FILLED[source.consumer]:
             continue
         where = next(_meant(path, config, source.consumer), None)
-        changes, fix, guess = _gone(path), f"remove {name}, or write the value", ""
+        fix, guess = f"remove {name}, or write the value", ""
+        entries: dict[str, Any] = {"changes": _gone(path)}
         if where is not None:
             old, new = where
-            moved = patch(".".join(new[:-1]), {new[-1]: value_at(config, old)})
-            changes, fix = merge(_gone(old), moved), f"rename {dotted(old)} to {dotted(new)}"
+            there = patch(".".join(new[:-1]), {new[-1]: value_at(config, old)})
+            entries = {"changes": merge(_gone(old), there), "moves": {old: new}}
+            fix = f"rename {dotted(old)} to {dotted(new)}"
             guess = f": did you mean {dotted(new)}?"
         yield violation_of(
             "huggingface.auto_not_filled",
             name,
-            changes=changes,
+            **entries,
             key=name,
             consumer=source.consumer,
             guess=guess,
@@ -149,18 +152,11 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         )
 
 
+_TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"]
 _DEFAULTS: Mapping[str, Any] = {
-    _MICRO: 8,
-    _ACCUM: 1,
-    "gradient_clipping": 1.0,
-    "optimizer.params.lr": 5e-5,
-    "optimizer.params.eps": 1e-8,
-    "optimizer.params.weight_decay": 0.0,
-    "optimizer.params.betas": [0.9, 0.999],
-    "scheduler.params.warmup_max_lr": 5e-5,
+    **{one.key: _TRAINERS[one.name] for one in ARGUMENTS if one.name in _TRAINERS},
+    "optimizer.params.betas": [_TRAINERS[name] for name in BETAS],
     "scheduler.params.warmup_num_steps": 1,
-    "fp16.enabled": False,
-    "bf16.enabled": False,
 }
 """Key -> what Trainer puts there where nobody gives its argument."""
 
@@ -233,7 +229,7 @@ def _given(key: str, source: Source) -> list[str]:
 
 def not_compared(source: Source) -> Iterator[NotJudged]:
     """Values of a file that Trainer compares with arguments that nobody here knows."""
-    section = (source.accelerate_file or {}).get("deepspeed_config")
+    section = source.accelerate.data.get("deepspeed_config")
     if source.is_trainers is None and look_up(section or {}, _ACCUM) == AUTO:
         yield NotJudged(
             what=f"{_ACCUM}=auto",
@@ -365,7 +361,7 @@ def _old_bf16(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     yield violation_of(
         "huggingface.old_bf16",
         "bfloat16",
-        changes={"bfloat16": None, "bf16": old},
+        **moved(("", "bfloat16"), ("", "bf16"), old),
         consequence="differs" if is_other else None,
         switch=str(is_on).lower(),
     )
@@ -380,7 +376,7 @@ def _accumulation(config: Mapping[str, Any], source: Source) -> Iterator[Violati
             changes={_ACCUM: AUTO},
             consumer=source.consumer,
         )
-    asked = {**source.flags, **source.arguments}.get(_ACCUM)
+    asked = {**source.line.plugin, **source.arguments}.get(_ACCUM)
     if _ACCUM not in config and type(asked) is int and asked != 1:
         changes = {_ACCUM: AUTO}
         yield violation_of("huggingface.accumulation_lost", _ACCUM, changes=changes, asked=asked)
@@ -391,8 +387,8 @@ def _flags(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     if source.consumer is not Consumer.ACCELERATE or source.is_made:
         return
     for name in FLAGS:
-        key = KEYS[name]
-        asked, value = source.flags.get(name), look_up(config, key)
+        key = ACCELERATES[name]
+        asked, value = source.line.plugin.get(name), look_up(config, key)
         if asked is None or value is None or value in (AUTO, asked):
             continue
         if name != "zero3_save_16bit_model":  # it only saves
@@ -436,14 +432,14 @@ def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
 
 
 def _yaml_file(source: Source) -> Iterator[Violation]:
-    if source.accelerate_file is not None:
+    if source.accelerate.path is not None:
         yield from accelerate_fields.violations(
-            source.accelerate_file,
+            source.accelerate.data,
             is_counted=source.world is not None,
             fills_in=source.is_trainers is not False,
         )
-    if source.beside_file:
-        named = ", ".join(source.beside_file)
+    if source.accelerate.beside_file:
+        named = ", ".join(source.accelerate.beside_file)
         file = source.path.name
         yield violation_of("huggingface.accelerate_duplicate", named=named, file=file)
     if source.not_for:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from autotune.base.flags import flag
@@ -11,7 +11,7 @@ from autotune.base.nested import Unknown, dotted, leaves, look_up
 from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.check import huggingface
 from autotune.check.diff import text_diff
-from autotune.check.fixes import Question, Reply, Terms, mend, reworded
+from autotune.check.fixes import Question, Reply, Terms, mend
 from autotune.check.ignored import ignored_in
 from autotune.check.json_text import duplicates
 from autotune.check.key_positions import Places, TextPlace, places_in
@@ -28,7 +28,8 @@ from autotune.engines.deepspeed.sources import neox
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import filled
-from autotune.engines.deepspeed.sources.source import Source, auto_that_tells
+from autotune.engines.deepspeed.sources.reading import Source
+from autotune.engines.deepspeed.sources.source import auto_that_tells
 from autotune.space.rule import (
     Level,
     NotJudged,
@@ -304,13 +305,13 @@ def _checked(
         look,
         Terms(
             knows_world=source.world is not None,
-            words=lambda config, changes: words_for(source, config, changes),
+            words=partial(words_for, source),
         ),
         chosen,
     )
     text = None
     if not why_not and repr(mended.config) != repr(source.config):
-        text = text_after(source, mended.config)
+        text = text_after(source, mended.config, mended.moves)
         if text is None:
             why_not = "its text cannot be changed there with every comment and alias kept"
     new = _new(mended.seen, before)
@@ -433,9 +434,7 @@ def _look(
             for one in violations
         ]
     return _Looked(
-        violations=tuple(
-            replace(one, fix=reworded(config, one.changes, one.fix)) for one in violations
-        ),
+        violations=tuple(violations),
         unknown=frozenset(unknown),
         unknown_facts=frozenset(unknown_facts),
         world=world,

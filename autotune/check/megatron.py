@@ -13,7 +13,7 @@ from autotune.check.lint import CheckReport, Found, without_world
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import FileRule
-from autotune.engines.deepspeed.sources.source import Source
+from autotune.engines.deepspeed.sources.reading import Source
 from autotune.engines.megatron.argument_rules import (
     ARGUMENT_RULES,
     CONNECTIONS,

@@ -11,7 +11,6 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from autotune.base.nested import merge
-from autotune.check.fixes import reworded
 from autotune.check.ignored import MEGATRON_PREFIX
 from autotune.check.rule_list import no_such_rule, rule_names
 from autotune.engines.deepspeed.rules import ALL_RULES, COMMUNICATION_RULES, Rule
@@ -148,9 +147,7 @@ def _example(rule: Rule[Setup], witness: Witness) -> RuleExample:
         broken=case.ds_config,
         also=_also(case),
         says="; ".join(finding.message for finding in found),
-        fix="; ".join(
-            filter(None, (reworded(case.ds_config, one.changes, one.fix) for one in found))
-        ),
+        fix="; ".join(filter(None, (one.fix for one in found))),
         does=does + (f": `{_readable(witness.raises)}`" if witness.raises else ""),
         mended=mended,
     )

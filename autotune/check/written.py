@@ -6,12 +6,10 @@ from typing import Any
 from autotune.base.nested import leaves
 from autotune.check.changes import changes_between
 from autotune.check.edit import edit
-from autotune.check.fixes import moved_in
 from autotune.engines.deepspeed.rules.base import changed
-from autotune.engines.deepspeed.sources.accelerate_names import FIELDS, SECTION
-from autotune.engines.deepspeed.sources.reading import parsed
-from autotune.engines.deepspeed.sources.source import Source
-from autotune.space.rule import Patch, in_words
+from autotune.engines.deepspeed.sources.accelerate_fields import FIELDS, SECTION
+from autotune.engines.deepspeed.sources.reading import Source, parsed
+from autotune.space.rule import Moves, Patch, in_words
 
 
 def not_edited(source: Source) -> str:
@@ -31,8 +29,8 @@ def not_edited(source: Source) -> str:
     return "" if _section(source) is not None else "the text holds the section as a text"
 
 
-def text_after(source: Source, config: Mapping[str, Any]) -> str | None:
-    """The text of the file with another configuration in it.
+def text_after(source: Source, config: Mapping[str, Any], moves: Moves) -> str | None:
+    """The text of the file with another configuration in it, to which some keys have moved.
 
     None where its own words do not say that, or where a comment would be lost.
     """
@@ -45,13 +43,16 @@ def text_after(source: Source, config: Mapping[str, Any]) -> str | None:
         return None
     for name in reversed(source.at):
         changes = {name: changes}
-    return edit(source.text, changes, source.syntax, reads_exponents=source.reads_exponents)
+    moves = {(*source.at, *old): (*source.at, *new) for old, new in moves.items()}
+    return edit(
+        source.text, changes, source.syntax, moves=moves, reads_exponents=source.reads_exponents
+    )
 
 
-def words_for(source: Source, config: Mapping[str, Any], changes: Patch) -> str:
+def words_for(source: Source, config: Mapping[str, Any], changes: Patch, moves: Moves) -> str:
     """Changes as an instruction for the file; empty where that has no words for them."""
     if not is_accelerates(source):
-        return in_words(changes, moved_in(config, changes))
+        return in_words(changes, moves)
     return in_words(_accelerates(source, config, changed(config, changes)) or {})
 
 

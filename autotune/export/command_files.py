@@ -17,7 +17,7 @@ from autotune.check.changes import changes_at
 from autotune.check.edit import edit
 from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
-from autotune.engines.deepspeed.sources.accelerate_names import FLAGS
+from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS
 from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.engines.launches.line import flags_of, in_short, text_or_none
 from autotune.export.base import Handout

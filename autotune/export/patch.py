@@ -21,18 +21,19 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.situation import optimizer_implementation
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO, SPELLINGS
-from autotune.engines.deepspeed.sources.accelerate_names import FIELDS, SECTION
+from autotune.engines.deepspeed.sources.accelerate_fields import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.filled import with_hidden_sizes
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from autotune.engines.deepspeed.sources.reading import (
     SYNONYMS,
+    Source,
     as_arguments,
     has_arguments,
     parsed,
     trainer_of,
 )
-from autotune.engines.deepspeed.sources.source import Source, read
+from autotune.engines.deepspeed.sources.source import read
 from autotune.engines.deepspeed.sources.training import (
     AXOLOTL,
     CHECKPOINTING,

@@ -112,11 +112,13 @@ class Choice:
     """One way out of several, where only the user can say which."""
 
     changes: Patch
+    moves: Moves = field(default_factory=dict)
+    """As in `Finding`."""
     words: str = ""
     """Fix in words, where the changes do not tell."""
 
     def __str__(self) -> str:
-        return self.words or in_words(self.changes)
+        return self.words or in_words(self.changes, self.moves)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,8 @@ class Finding:
     changes: Patch = field(default_factory=dict)
     """Laid over the configuration it makes the rule silent. Empty where somebody has to choose, or
     where what must change is not in the configuration (the layout, the job)."""
+    moves: Moves = field(default_factory=dict)
+    """Which of the changes only bring a key to another place, with its value."""
     words: str = ""
     """The changes in words, where their list does not tell."""
     advice: str = ""
@@ -144,7 +148,9 @@ class Finding:
     @property
     def fix(self) -> str:
         """The cheapest legal change, in words."""
-        return ", ".join(filter(None, (self.words or in_words(self.changes), self.advice)))
+        return ", ".join(
+            filter(None, (self.words or in_words(self.changes, self.moves), self.advice))
+        )
 
 
 Answer = Finding | Sequence[Finding] | None
@@ -162,6 +168,8 @@ class Violation:
     """The cheapest change that makes it legal."""
     changes: Patch = field(default_factory=dict)
     """The same for machines, as in `Finding`."""
+    moves: Moves = field(default_factory=dict)
+    """As in `Finding`."""
     at: tuple[str, ...] = ()
     """As in `Finding`."""
     choices: tuple[Choice, ...] = ()
@@ -230,6 +238,7 @@ class Rule(Generic[S]):
             message=finding.message,
             fix=finding.fix,
             changes=finding.changes,
+            moves=finding.moves,
             at=finding.at,
             choices=finding.choices,
             consequence=finding.consequence or self.consequence,

@@ -79,7 +79,7 @@ def test_only_the_lines_of_a_change_change(changes, lines):
 
 
 def test_a_renamed_key_stays_in_its_place():
-    after = edit(WRITTEN, {"zeta": None, "theta": 1})
+    after = edit(WRITTEN, {"zeta": None, "theta": 1}, moves={("zeta",): ("theta",)})
     assert after == WRITTEN.replace('"zeta"', '"theta"')
 
 

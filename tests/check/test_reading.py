@@ -200,7 +200,7 @@ def test_accelerates_values_go_through_text(tmp_path):
     assert zero["stage3_gather_16bit_weights_on_model_save"] is True
     assert source.config["gradient_clipping"] == 0.1
     assert source.config["gradient_accumulation_steps"] == 4
-    assert source.accelerate_file == file
+    assert source.accelerate.data == file
     line = "accelerate launch --zero_stage 1 --gradient_clipping 2 train.py"
     source = read(path, launch=line)
     assert source.config["zero_optimization"]["stage"] == 1
@@ -280,7 +280,7 @@ def test_what_accelerate_is_told_is_kept_as_it_is_given(tmp_path):
     source = read(write(tmp_path, yaml.safe_dump(file), "accelerate.yaml"))
     assert source.consumer is Consumer.ACCELERATE
     assert source.mixed_precision == "bfloat16"
-    assert source.accelerate_file == file
+    assert source.accelerate.data == file
     assert source.not_for == ""
 
 
@@ -608,7 +608,7 @@ def test_deepspeed_config_is_everybodys_key(tmp_path, has_file):
     inner = write(tmp_path, RAW, "ds.json").name if has_file else RAW
     path = write(tmp_path, yaml.safe_dump({"deepspeed_config": inner, "lr": 1}), "train.yaml")
     source = read(path)
-    assert (source.consumer, source.accelerate_file) == (Consumer.DEEPSPEED, None)
+    assert (source.consumer, source.accelerate.path) == (Consumer.DEEPSPEED, None)
     assert source.config == RAW
 
 

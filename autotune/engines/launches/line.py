@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
+from autotune.engines.launches import slurm
 from autotune.engines.launches.shell_words import UNKNOWN
 
 TRL = "trl"
@@ -20,6 +22,11 @@ RANKS_VARIABLE = "NPROC_PER_NODE"
 """Environment variable by which LLaMA-Factory and ms-swift are told the ranks of a node."""
 
 _SCRIPT_COMMANDS = ("llamafactory-cli", AXOLOTL, "swift", TRL)
+
+_OWN_LAUNCHERS = ("llamafactory-cli", "swift")
+"""Those that start their ranks themselves, and are told how many by variables."""
+_OF_MPI = ("-n", "-np", "--n", "--np")
+"""Flags of MPI's launchers for the number of ranks."""
 
 _LAUNCHERS = {
     "deepspeed": "deepspeed",
@@ -110,15 +117,37 @@ def in_short(words: Sequence[str]) -> str:
     return " ".join(shown)
 
 
-def ranks_of(words: Sequence[str]) -> tuple[int | None, int | None]:
-    """All ranks that a line's launcher starts, and those of one node; None: it does not say.
+def ranks_of(
+    words: Sequence[str],
+    *,
+    within: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> tuple[int | None, int | None]:
+    """All ranks that a line starts, and those of one node; None: it does not say.
+
+    Args:
+        words: The line.
+        within: The command that hands it to a shell as a text.
+        variables: Its environment.
+        options: What its file asks Slurm for.
 
     Raises:
         JobError: A count in it is none.
     """
-    parts = parts_of(words)
-    launcher = dict(flags_of([words[number] for number in parts.launcher_flags]))
-    return ranks_by(parts.kind, launcher)
+    parts, variables = parts_of(words), variables or {}
+    if parts.kind:
+        launcher = dict(flags_of([words[number] for number in parts.launcher_flags]))
+        return ranks_by(parts.kind, launcher)
+    if PurePath(next(iter(words[parts.script_at :]), "")).name in _OWN_LAUNCHERS:
+        return ranks_in(variables)
+    before_script = [*within, *words[: parts.script_at]]
+    starter = next((at for at, word in enumerate(before_script) if _is_mpis(word)), None)
+    if starter is not None:
+        pairs = pairwise(before_script[starter:])
+        return _counted(next((after for name, after in pairs if name in _OF_MPI), "")), None
+    world, per_node = slurm.tasks_of(before_script, options or {})
+    return world or _counted(variables.get("WORLD_SIZE", "")), per_node
 
 
 def ranks_in(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
@@ -127,8 +156,16 @@ def ranks_in(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
     LLaMA-Factory and ms-swift (cli/main.py: get_torchrun_args); None: they do not say.
     """
     texts = (variables.get("NNODES", "1"), variables.get(RANKS_VARIABLE, ""))
-    nodes, per_node = (int(text) if text.isdecimal() else None for text in texts)
+    nodes, per_node = map(_counted, texts)
     return (nodes * per_node if nodes and per_node else None), per_node
+
+
+def _counted(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _is_mpis(word: str) -> bool:
+    return PurePath(word).name in ("mpirun", "mpiexec")
 
 
 def _launcher(word: str) -> str:

@@ -3,22 +3,36 @@
 It is read and not run. Known are quotes, line continuations, here-documents, assignments, arrays,
 `+=`, `${X:-default}`, sums, tests of words and numbers, texts for another shell (`bash -c`,
 `eval`), files that are sourced, and folders (`$PWD`, `$(dirname "$0")`). All else stays as it is
-written, and the file says why.
+written, and the commands say why.
 """
 
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.user_text import read_text
+from autotune.engines.launches.shell_syntax import (
+    LOOPS,
+    Block,
+    Item,
+    OpenError,
+    Simple,
+    Token,
+    assigned,
+    elements,
+    end_of,
+    parsed,
+)
 from autotune.engines.launches.shell_words import (
     ASSIGNS,
+    DECLARES,
     NAME,
     UNKNOWN,
     Chars,
@@ -43,31 +57,12 @@ _STARTS = re.compile(
     r"|llamafactory-cli|axolotl[ \t]+train|trl|swift)[ \t]+(?![:=])\S",
     re.MULTILINE,
 )
-_IN_ROUND = r"""[^()'"\\]|\\[\s\S]|'[^']*+'|"(?:[^"\\]|\\[\s\S])*+\""""
-_ROUND = reduce(lambda inner, _: rf"\((?:{_IN_ROUND}|{inner})*+\)", range(9), r"\([^()]*+\)")
-_CURLY = reduce(lambda inner, _: rf"\{{(?:[^{{}}]|{inner})*+\}}", range(7), r"\{[^{}]*+\}")
-_PUT = rf"\$(?:{_ROUND}|{_CURLY}|[A-Za-z_]\w*|\d|(?![({{]))|`(?:[^`\\]|\\[\s\S])*+`"
-"""What a shell puts something else for."""
-_PART = rf"""\\[\s\S]|'[^']*+'|"(?:\\[\s\S]|{_PUT}|[^"\\$`])*+"|{_PUT}|[<>]{_ROUND}"""
-_TOKEN = re.compile(  # what is matched once is not matched again in another way
-    r"(?P<blank>(?:[ \t\r]|\\\r?\n|\\\Z)++|\#[^\n]*+)"
-    rf"|(?P<array>{NAME}\+?=\((?:{_PART}|(?<=[\s(])\#[^\n]*+|(?<![\s(])\#|[^()'\"`\\$\#])*+\))"
-    rf"|(?P<sum>\({_ROUND}\))"
-    r"|\d*(?P<sign><<<|<<-?|>>|>&|<&|>\||<>|[<>](?!\()|(?=&>))(?:&>>?)?[ \t]*"
-    r"|(?P<end>&&|\|\||[\n;&|()])"
-    rf"|(?P<word>(?:{_PART}|[^\s;&|()<>'\"`\\$])++)"
-)
-_PIECE = re.compile(rf"""(\\[\s\S])|('[^']*')|(")|({_PUT})|[^\\'"$`]+|.""", re.S)
+_PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({NAME}|\d)|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?\}})")
-_IN_DOCUMENTS = re.compile(rf"\\[$`\\]|\$\w+|\${_CURLY}")
+_IN_DOCUMENTS = re.compile(r"\\[$`\\]|\$(?:\w|\{)")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
-_CLOSED = re.compile(r"[ \t]*\)")
-_LOOPS = ("for", "while", "until", "select")
-_OFTEN = (*_LOOPS, "function")
-_JOINS = ("&&", "||")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
-_DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _FOLDER_FLAGS = ("--", "-P", "-L", "-f", "-e")
 """Flags of `cd`, `pwd` and their like after which a folder is the same one."""
 _FOLDERS_ABOVE = 3
@@ -76,6 +71,32 @@ _MOST_DEEP = 6
 """Texts that read one another, at most."""
 _MOST_PUT = 2**20
 """Characters that variables put into a file, at most: each line may double what one holds."""
+
+_Changes = dict[str, Value | None]
+"""Variable -> what it holds; None: it is not set."""
+
+
+class _Truth(NamedTuple):
+    """Whether a command holds."""
+
+    holds: bool | None
+    """None: only the shell knows."""
+    may_differ: bool = False
+    """Whether values that may be others decide that."""
+
+
+_OPEN = _Truth(None)
+
+
+class _Branch(NamedTuple):
+    """What was gone through under a condition."""
+
+    runs: bool | None
+    """None: only the shell knows."""
+    may_differ: bool
+    """Whether values that may be others decide that."""
+    changes: _Changes
+    truth: _Truth = _OPEN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +107,7 @@ class Command:
     start: int
     """Where its first word, or the first variable before it, begins."""
     variables: Mapping[str, Word] = field(default_factory=dict)
-    """Those that it sets for itself alone: the value and where it is written."""
+    """Those of its environment that the file sets: the value and where it is written."""
     within: tuple[str, ...] = ()
     """The command that hands it to a shell as a text; empty: it stands in the file itself."""
     unread: tuple[str, ...] = ()
@@ -102,33 +123,13 @@ def cost_of_lost(lost: Command) -> str:
     )
 
 
-@dataclass
-class _Block:
-    """An `if`, a loop, a function or braces that are open, or what stands behind a `&&`."""
-
-    keyword: str
-    start: int
-    runs: bool | None
-    """Whether what stands in it runs; None: only the shell knows."""
-    has_run: bool | None
-    """Whether a branch before this one did; behind a `&&`: whether what stands before it holds."""
-    may_differ: bool = False
-    """Whether values that may be others decide that."""
-    saved: dict[str, Value | None] | None = None
-    """What variables held before a branch that runs only if values are others set them."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShellText:
     """A shell file."""
 
     commands: tuple[Command, ...]
-    exported: Mapping[str, Word]
-    """Variables that it exports: the value and where it is written."""
     sourced: tuple[Path, ...]
     """Files that it sources, and whose variables it has from there on."""
-    unread: tuple[str, ...]
-    """What is not known of it: files that could not be read, and lines that decide."""
     written: Mapping[str, str]
     """Path, as `os.path.normpath` has it -> the text that a here-document writes there. It stands
     on the lines that it has in the file."""
@@ -164,43 +165,39 @@ def read_shell(
     reader = _Reader(text, {name: Value([unplaced(one)]) for name, one in known.items()})
     try:
         reader.read(list(zip(text, range(len(text)), strict=True)), path if follows else None)
-    except _OpenError as error:
+    except OpenError as error:
         line = text.count("\n", 0, error.at) + 1
         raise JobError(f"{path}:{line}: {error}", "close it") from error
     return ShellText(
         commands=tuple(reader.commands),
-        exported=reader.exported,
         sourced=tuple(dict.fromkeys(reader.sourced)),
-        unread=tuple(dict.fromkeys(reader.unread)),
         written=reader.written,
     )
 
 
-class _OpenError(Exception):
-    """Something that does not close; `at` is where it opens."""
-
-    def __init__(self, text: str, at: int) -> None:
-        super().__init__(f"the {text[at : at + 2].strip()} does not close, or is nested too deep")
-        self.at = at
-
-
 class _Reader:
-    """Goes through texts, and holds the variables as they are where a command stands."""
+    """Goes through commands, and holds the variables as they are where each stands."""
 
-    def __init__(self, text: str, held: dict[str, Value]) -> None:
-        self._text, self._held = text, held
+    def __init__(self, text: str, held: _Changes) -> None:
+        self._text = text
+        self._scopes = [held]
+        """Variables, and what each open block has changed of them."""
+        self._exported: dict[str, None] = {}
+        self._n_certain = 0
+        """Scopes, from the first on, whose values may be others where a function is called."""
         self.commands: list[Command] = []
-        self.exported: dict[str, Word] = {}
         self.sourced: list[Path] = []
-        self.unread: list[str] = []
         self.written: dict[str, str] = {}
-        self._blocks: list[_Block] = []
         self._gone: list[str] = []
         """Files that it sources and that are not read, in words."""
+        self._path: Path | None = None
+        """The file that is read, or that holds the text; None: none that it sources is read."""
+        self._within: tuple[str, ...] = ()
+        """The command that hands on the text that is read."""
         self._is_handed = False
-        """Whether the present text is one that a command hands on, and that may be another."""
-        self._defines = False
-        """Whether a function's name stands before the next brace."""
+        """Whether that text may be another."""
+        self._is_aside = False
+        """Whether what stands here runs only if values are others."""
         self._depth = self._n_put = self._n_differing = 0
 
     def read(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
@@ -212,79 +209,152 @@ class _Reader:
             within: The command that hands it on.
 
         Raises:
-            _OpenError: Something in it does not close.
+            OpenError: Something in it does not close.
         """
-        text, at = plain(chars), 0
-        n_blocks = len(self._blocks)
-        documents: list[tuple[str, bool, str, str]] = []
-        self._depth += 1
-        while at < len(text):
-            n_unread = len(self.unread)
-            given, targets, end, at = self._command(chars, text, at)
-            if given and end == "(" and (closed := _CLOSED.match(text, at)):
-                given, at, self._defines = [], closed.end(), True
-            fields = self._without_keywords(given, end)
-            if not fields or self._certain is False:
-                del self.unread[n_unread:]
-            documents += _documents(fields, targets) if self._certain is not False else ()
-            if fields and not self._sets(fields) and not self._sources(fields, path):
-                self._runs(fields, path, within)
-            if given and end != "|":
-                self._joins(fields if given[0].raw != "!" else [], end, given[0].place, n_blocks)
-            for last, is_literal, name, variable in documents if end == "\n" else ():
-                found = re.compile(rf"^[ \t]*{re.escape(last)}[ \t\r]*$", re.M).search(text, at)
-                stop = found.start() if found else len(text)
-                body = chars[at:stop]
-                body = body if is_literal else self._filled_in(body)
-                if name and not (self._is_aside and os.path.normpath(name) in self.written):
-                    above = "\n" * text.count("\n", 0, at)
-                    self.written[os.path.normpath(name)] = above + plain(body)
-                elif variable:
-                    self._hold(variable, Value([body]))
-                at = found.end() + 1 if found else len(text)
-            documents = [] if end == "\n" else documents
-        self._depth -= 1
-        del self._blocks[n_blocks:]
+        items = parsed(chars)
+        before = self._path, self._within
+        self._path, self._within, self._depth = path, within, self._depth + 1
+        self._list(items)
+        (self._path, self._within), self._depth = before, self._depth - 1
 
-    def _command(
-        self, chars: Chars, text: str, at: int
-    ) -> tuple[list[Field], list[tuple[str, Field]], str, int]:
-        """The words of a command, its redirections, the sign behind it, and where that ends."""
-        fields: list[Field] = []
-        targets: list[tuple[str, Field]] = []
-        sign = ""
-        while (token := _TOKEN.match(text, at)) is not None:
-            start, at = at, token.end()
-            if token["end"]:
-                return fields, targets, token["end"], at
-            if token["array"]:
-                begin, before = text.index("(", start) + 1, self._n_differing
-                items = self._items(chars[begin : at - 1])
-                may_differ = self._n_differing > before
-                fields.append(Field(token[0], items, chars[start][1], True, may_differ))
-            elif token["sum"]:
-                fields.append(Field(token[0], [chars[start:at]], chars[start][1]))
-            elif token["word"]:
-                made = self._field(chars[start:at], is_split=not (sign or ASSIGNS.match(token[0])))
-                if text[at : at + 1] == "(" and ASSIGNS.fullmatch(made.raw):
-                    raise _OpenError(text, at)
-                if sign in ("", "<<<"):
-                    fields.append(made)
-                else:
-                    targets.append((sign, made))
-            if not token["blank"]:
-                sign = (token["sign"] or "&") if token["sign"] is not None else ""
-        if at < len(text):
-            raise _OpenError(text, at)
-        return fields, targets, "", at
+    def _get(self, name: str) -> Value | None:
+        for number in range(len(self._scopes) - 1, -1, -1):
+            if name in self._scopes[number]:
+                value = self._scopes[number][name]
+                return value and value.differing(number < self._n_certain)
+        return None
 
-    def _items(self, chars: Chars) -> list[Chars]:
-        """The elements of an array."""
-        text, at, found = plain(chars), 0, list[Chars]()
-        while at < len(text):
-            fields, _, _, at = self._command(chars, text, at)
-            found += [item for one in fields for item in one.items]
-        return found
+    def _put(self, name: str, value: Value | None) -> None:
+        """Let a variable hold a value; None: it is not set."""
+        self._scopes[-1][name] = value
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._put(name, Value())
+
+    def _names(self) -> Iterable[str]:
+        return dict.fromkeys(name for scope in self._scopes for name in scope)
+
+    def _line(self, place: int) -> str:
+        number = self._text.count("\n", 0, max(0, place)) + 1
+        return f"line {number}" if place >= 0 else "a file that it sources"
+
+    def _why(self, keyword: str, place: int) -> str:
+        line = self._line(place)
+        return f"{line} decides by `{keyword}`: say the launch with {flag('launch')}"
+
+    def _list(self, items: Sequence[Item]) -> _Truth:
+        truth, place = _Truth(True), -1
+        for joint, node in items:
+            if joint:
+                runs = None if truth.holds is None else truth.holds is (joint == "&&")
+                branch = self._branch(partial(self._node, node), runs, truth.may_differ)
+                self._merge([branch], self._why(joint, place))
+                holds = branch.truth.holds if runs else truth.holds if runs is False else None
+                truth = _Truth(holds, truth.may_differ or branch.truth.may_differ)
+            else:
+                truth = self._node(node)
+            place = node.place
+        return truth
+
+    def _branch(self, run: Callable[[], _Truth], runs: bool | None, may_differ: bool) -> _Branch:
+        """Go through what runs, or may, and keep its changes apart."""
+        if runs is False and not may_differ:
+            return _Branch(runs, may_differ, {})
+        before = self._is_aside
+        self._is_aside = before or runs is False
+        truth, changes = self._apart(run)
+        self._is_aside = before
+        return _Branch(runs, may_differ, changes, truth)
+
+    def _apart(
+        self, run: Callable[[], _Truth], given: _Changes | None = None
+    ) -> tuple[_Truth, _Changes]:
+        """Go through commands from some changes on: what came of it, and all that it changes."""
+        self._scopes.append(given or {})
+        truth = run()
+        return truth, self._scopes.pop()
+
+    def _merge(self, branches: Sequence[_Branch], why: str, *, is_all: bool = False) -> None:
+        """Let variables hold what is left by branches of which one runs, or unless `is_all` none.
+
+        Of one that runs only if values are others stays that what it changes may differ.
+        """
+        may_differ = any(branch.may_differ for branch in branches)
+        for name in dict.fromkeys(name for branch in branches for name in branch.changes):
+            before = self._get(name)
+            ends = [(branch.runs, branch.changes.get(name, before)) for branch in branches]
+            value = next((value for runs, value in ends if runs), before)
+            if open_ := [value for runs, value in ends if runs is None]:
+                value = _one_of(name, before, open_ if is_all else [*open_, before], why)
+            self._put(name, value and value.differing(may_differ))
+
+    def _node(self, node: Simple | Block) -> _Truth:
+        if isinstance(node, Simple):
+            return self._simple(node)
+        first = node.branches[0][1] if node.branches else ()
+        if node.keyword in ("{", "!"):
+            truth = self._list(first)
+            is_other = node.keyword == "!" and truth.holds is not None
+            return truth._replace(holds=not truth.holds) if is_other else truth
+        if node.keyword in ("(", "|"):  # each in a shell of its own
+            for _, body in node.branches:
+                self._apart(partial(self._list, body))
+        elif node.keyword == "function":
+            before, self._n_certain = self._n_certain, len(self._scopes)
+            _, changes = self._apart(partial(self._list, first))
+            self._n_certain = before
+            self._merge([_Branch(True, True, changes)], "")
+        elif node.keyword in LOOPS:
+            self._loop(node)
+        else:
+            self._choice(node)
+        return _OPEN
+
+    def _loop(self, node: Block) -> None:
+        why, given = self._why(node.keyword, node.place), _Changes()
+        for name, is_added in assigned([Item("", node)]):
+            before = given.get(name, self._get(name))
+            given[name] = _added(name, before, why) if is_added and before else Value(why=why)
+        condition, body = node.branches[0]
+        _, changes = self._apart(partial(self._list, [*condition, *body]), given)
+        self._merge([_Branch(None, False, changes)], why)
+
+    def _choice(self, node: Block) -> None:
+        """Go through an `if` or a `case`."""
+        is_if, branches = node.keyword == "if", list[_Branch]()
+        has_run: bool | None = False
+        may_differ = False
+        for condition, body in node.branches:
+            truth = self._list(condition) if condition else _Truth(is_if or None)
+            runs = None if has_run is None else truth.holds
+            runs = False if has_run or truth.holds is False else runs
+            differs = may_differ if has_run else truth.may_differ
+            branches.append(self._branch(partial(self._list, body), runs, differs))
+            has_run = runs if has_run is False else has_run
+            may_differ = may_differ or truth.may_differ
+        is_all = is_if and bool(node.branches) and not node.branches[-1][0]
+        self._merge(branches, self._why(node.keyword, node.place), is_all=is_all)
+
+    def _simple(self, node: Simple) -> _Truth:
+        fields = [self._element(word) for word in node.words]
+        targets = [(one, self._field(one.chars, is_split=False)) for one in node.targets]
+        if fields and not self._sets(fields) and not self._sources(fields):
+            self._runs(fields)
+        self._document(fields, targets)
+        if len(fields) < 2 or fields[0].raw not in ("[", "[["):
+            return _OPEN
+        return _Truth(truth_of(fields), any(one.may_differ for one in fields))
+
+    def _element(self, chars: Chars) -> Field:
+        """A word of a command, or an assignment with it."""
+        raw, before = plain(chars), self._n_differing
+        if raw.startswith("(("):
+            return Field(raw, [chars], chars[0][1])
+        if (inside := elements(chars)) is None:
+            return self._field(chars, is_split=not ASSIGNS.match(raw))
+        items = [item for one in inside for item in self._field(one).items]
+        return Field(raw, items, chars[0][1], True, self._n_differing > before)
 
     def _field(self, chars: Chars, *, is_split: bool = True) -> Field:
         """A word without its quotes, with the variables of the file."""
@@ -292,44 +362,66 @@ class _Reader:
         done: list[Chars] = []
         word: Chars | None = None
         while (found := _PIECE.match(raw, at)) is not None:
-            escaped, single, quote, put = found.groups()
+            continued, escaped, single, quote, expands = found.groups()
             start, at = at, found.end()
+            if continued:
+                continue
             part = chars[start:at]
-            if escaped and escaped[1] == "\n":
-                continue
-            if put and (values := self._put_in(part)) is not None:
-                is_whole = is_quoted or not is_split
-                for number, piece in enumerate(
-                    values if is_whole else split(values, joins=word is not None)
-                ):
-                    if number and word is not None:
-                        done.append(word)
-                        word = None
-                    if piece or is_quoted:
-                        word = (word or []) + piece
-                continue
+            if expands:
+                with contextlib.suppress(OpenError):
+                    at = end_of(raw, start)
+                part = chars[start:at]
+                if (values := self._put_in(part)) is not None:
+                    is_whole = is_quoted or not is_split
+                    pieces = values if is_whole else split(values, joins=word is not None)
+                    for number, piece in enumerate(pieces):
+                        if number and word is not None:
+                            done.append(word)
+                            word = None
+                        if piece or is_quoted:
+                            word = (word or []) + piece
+                    continue
             if quote:
                 is_quoted, part = not is_quoted, []
-            elif single and is_quoted:
+            elif single is not None and is_quoted:
                 at, part = start + 1, part[:1]
-            elif single:
+            elif single is not None:
                 part = part[1:-1]
-            elif escaped and (not is_quoted or escaped[1] in '$`"\\'):
+            elif escaped and (not is_quoted or escaped in '$`"\\'):
                 part = part[1:]
-            word = [] if word is None else word
-            word += part
+            word = (word or []) + part
         items = done if word is None else [*done, word]
         place = chars[0][1] if chars else -1
         return Field(raw, items, place, may_differ=self._n_differing > before)
 
+    def _document(self, fields: Sequence[Field], targets: Sequence[tuple[Token, Field]]) -> None:
+        """Keep the here-documents of a command, where they go to a file or a variable."""
+        files = [word.text for target, word in targets if target.text in (">", ">|")]
+        command = fields[0].raw if fields else ""
+        name = files[-1] if files else fields[-1].text if command == "tee" else ""
+        path = os.path.normpath(name)
+        for target, word in targets:
+            if target.document is None:
+                continue
+            is_literal = word.raw[:1] in ("'", '"', "\\")
+            body = target.document if is_literal else self._filled_in(target.document)
+            if name and not (self._is_aside and path in self.written):
+                above = max(0, target.document[0][1]) if target.document else 0
+                self.written[path] = "\n" * self._text.count("\n", 0, above) + plain(body)
+            elif command == "read" and not name:
+                self._put(fields[-1].text, Value([body]))
+
     def _filled_in(self, chars: Chars) -> Chars:
         """A here-document with the variables put in that it names."""
         text, last, found = plain(chars), 0, Chars()
-        for one in _IN_DOCUMENTS.finditer(text):
-            part = chars[one.start() : one.end()]
+        while (one := _IN_DOCUMENTS.search(text, last)) is not None:
+            start, end = one.start(), one.end()
+            with contextlib.suppress(OpenError):
+                end = end_of(text, start)
+            part = chars[start:end]
             value = part[1:] if one[0][0] == "\\" else self._field(part, is_split=False).chars
-            found += [*chars[last : one.start()], *value]
-            last = one.end()
+            found += [*chars[last:start], *value]
+            last = end
         return [*found, *chars[last:]]
 
     def _put_in(self, chars: Chars) -> list[Chars] | None:
@@ -346,17 +438,14 @@ class _Reader:
         if (found := _NAMED.fullmatch(raw)) is None:
             return None
         name, sign = found[1] or found[2], found[4]
-        held = self._held.get(name)
-        if held is None and sign is None:
-            return None
-        if held is None:
+        held = self._get(name)
+        if held is None and sign is not None:
             default = self._field(chars[found.start(5) : found.end(5)], is_split=False).chars
             self._n_differing += 1
             if "=" in sign:
-                self._hold(name, Value([default], may_differ=True))
+                self._put(name, Value([default], may_differ=True))
             return [default]
-        if held.items is None:
-            self.unread += filter(None, [held.why])
+        if held is None or held.items is None:
             return None
         items = held.items if held.is_array and found[3] in ("[@]", "[*]") else held.items[:1]
         self._n_differing += held.may_differ
@@ -368,8 +457,11 @@ class _Reader:
 
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
-        inside = _Reader(self._text, dict(self._held))
-        with contextlib.suppress(_OpenError):
+        if self._depth > _MOST_DEEP:
+            return None
+        inside = _Reader(self._text, {name: self._get(name) for name in self._names()})
+        inside._depth = self._depth + 1
+        with contextlib.suppress(OpenError):
             inside.read(chars, None)
         here, printed = ".", None
         for command in inside.commands:
@@ -387,269 +479,148 @@ class _Reader:
                 return None
         return None if printed is None else os.path.normpath(printed)
 
-    @property
-    def _certain(self) -> bool | None:
-        """Whether what stands here runs; None: only the shell knows."""
-        states = [block.runs for block in self._blocks]
-        return False if False in states else None if None in states else True
-
-    @property
-    def _is_aside(self) -> bool:
-        return any(block.saved is not None for block in self._blocks)
-
-    @property
-    def _may_differ(self) -> bool:
-        return any(block.may_differ for block in self._blocks)
-
-    def _why(self) -> str:
-        block = next((block for block in self._blocks if block.runs is None), None)
-        if block is None:
-            return ""
-        line = self._line(block.start)
-        return f"{line} decides by `{block.keyword}`: say the launch with {flag('launch')}"
-
-    def _line(self, place: int) -> str:
-        number = self._text.count("\n", 0, max(0, place)) + 1
-        return f"line {number}" if place >= 0 else "a file that it sources"
-
-    def _asks(self, fields: Sequence[Field]) -> tuple[bool | None, bool]:
-        """Whether a test holds (None: only the shell knows), and whether it may be otherwise.
-
-        Where the values may be those of another turn or call, only the shell knows.
-        """
-        truth = truth_of(fields) if len(fields) > 1 and fields[0].raw in ("[", "[[") else None
-        if truth is None or any(block.keyword in _OFTEN for block in self._blocks):
-            return None, False
-        return truth, any(one.may_differ for one in fields)
-
-    def _opens(self, block: _Block, runs: bool | None, *, may_differ: bool) -> None:
-        """Begin a branch; one that runs only if values are others is gone through aside."""
-        is_aside = runs is False and may_differ
-        block.runs = is_aside or runs
-        block.saved = {} if is_aside else None
-
-    def _leaves(self, block: _Block) -> None:
-        """End a branch: of one gone through aside stays only that what it sets may differ."""
-        saved, block.saved = block.saved, None
-        for name, value in (saved or {}).items():
-            self._put(name, value and value._replace(may_differ=True))
-
-    def _put(self, name: str, value: Value | None) -> None:
-        """Let a variable hold a value; None: it is not set."""
-        saved = next((one.saved for one in reversed(self._blocks) if one.saved is not None), None)
-        if saved is not None:
-            saved.setdefault(name, self._held.get(name))
-        if value is None:
-            self._held.pop(name, None)
-        else:
-            self._held[name] = value
-
-    def _joins(self, fields: Sequence[Field], end: str, place: int, n_blocks: int) -> None:
-        """End what stands behind a `&&` or `||`, and begin what stands behind this one."""
-        truth, may_differ = self._asks(fields)
-        if len(self._blocks) > n_blocks and self._blocks[-1].keyword in _JOINS:
-            block = self._blocks.pop()
-            runs = block.runs if block.saved is None else False
-            self._leaves(block)
-            truth = truth if runs else block.has_run if runs is False else None
-            may_differ |= block.may_differ
-        if end in _JOINS:
-            self._blocks.append(_Block(end, place, None, truth, may_differ))
-            runs = None if truth is None else truth is (end == "&&")
-            self._opens(self._blocks[-1], runs, may_differ=may_differ)
-
-    def _without_keywords(self, fields: list[Field], end: str) -> list[Field]:
-        """The words of a command behind its keywords, which open and close blocks."""
-        blocks = self._blocks
-        while fields:
-            word, place = fields[0].raw, fields[0].place
-            is_test = len(fields) > 1 and fields[1].raw in ("[", "[[")
-            is_whole = is_test and end in ("\n", ";")
-            truth, differs = self._asks(fields[1:]) if is_whole else (None, False)
-            if word == "if":
-                blocks.append(_Block(word, place, None, truth, differs))
-                self._opens(blocks[-1], truth, may_differ=differs)
-                return [] if is_test else fields[1:]
-            if word in ("elif", "else") and blocks:
-                block = blocks[-1]
-                self._leaves(block)
-                truth, differs = (True, False) if word == "else" else (truth, differs)
-                before, may_differ = block.has_run, block.may_differ if block.has_run else differs
-                runs = False if before else truth if before is False else None
-                block.has_run, block.may_differ = before or runs, block.may_differ or differs
-                self._opens(block, runs, may_differ=may_differ)
-                if word == "elif":
-                    return []
-            elif word in (*_LOOPS, "case"):
-                blocks.append(_Block(word, place, None, None))
-                names = [one.raw for one in fields[1:]]
-                self._forget(names[:1] if word in ("for", "select") else touched_by(names))
-                return []
-            elif word == "function":
-                self._defines, fields = True, fields[1:]
-            elif word == "{":
-                name = "function" if self._defines else word
-                blocks.append(_Block(name, place, True, None, self._defines))
-                self._defines = False
-            elif word in ("fi", "done", "esac") or (
-                word == "}" and blocks and blocks[-1].keyword in ("{", "function")
-            ):
-                if blocks:
-                    self._leaves(blocks.pop())
-                return []
-            elif word not in ("then", "else", "do", "}", "!", "time"):
-                return fields
-            fields = fields[1:]
-        return []
-
     def _sets(self, fields: Sequence[Field]) -> bool:
-        """Take a line that only sets variables; whether it is one."""
+        """Take a line that only sets variables, or asks; whether it is one."""
         names = [one.raw for one in fields]
         touched = touched_by(names)
-        if names[0] == "unset" and self._certain:
+        self._forget(touched)
+        if names[0] == "unset":
             for name in touched:
                 self._put(name, None)
-        else:
-            self._forget(touched)
         if names[0] == "read":  # what a here-document gives it, is held where that stands
             if len(names) == 4 and names[1] in ("-a", "-ra", "-ar"):
                 items = [chars for chars in at_blanks(fields[3].chars) if chars]
-                value = Value(items, is_array=True, may_differ=fields[3].may_differ)
-                self._hold(names[2], value)
+                self._put(names[2], Value(items, True, may_differ=fields[3].may_differ))
             return True
         if touched or names[0].startswith("(("):
             return True
-        is_declared = names[0] in _DECLARES
+        is_declared = names[0] in DECLARES
         if not is_declared and not all(map(ASSIGNS.match, names)):
             return names[0] in (":", "[", "[[")  # ${X:=default} has set where it was put in
         for one in fields[is_declared:]:
-            found = ASSIGNS.match(one.raw)
-            name = found[1] if found else one.raw
-            if found is not None and self._certain is not False:
-                self._assign(name, one, is_added=bool(found[2]))
-            held = self._held.get(name, Value())
-            if is_declared and held.items is not None and not self._is_aside:
-                self.exported[name] = one.word([char for item in held.items for char in item])
+            if (found := ASSIGNS.match(one.raw)) is not None:
+                self._assign(found[1], one, is_added=bool(found[2]))
+            if is_declared:
+                self._exported[found[1] if found else one.raw] = None
         return True
 
     def _assign(self, name: str, given: Field, *, is_added: bool) -> None:
-        items, may_differ = given.items if given.is_array else [given.value], given.may_differ
-        value = Value(items, given.is_array, may_differ=may_differ)
-        if not given.is_array and re.search(r"\$\(|`", plain(given.value)):  # what a program says
-            value = Value()
-        if not is_added:
-            return self._hold(name, value)
-        before = self._held.get(name, Value([], is_array=value.is_array))
-        if before.items is None:
-            return None
-        added, why = value.items or [], before.why
-        if self._certain is None:  # whether it is there, only the shell knows
-            why = self._why()
-            self.unread.append(why)
-            added = [unplaced(f"${{{name}[@]}}")]
-        items = [*before.items, *added]
-        if not before.is_array:
-            items = [[char for item in items for char in item]]
-        may_differ = may_differ or before.may_differ or self._may_differ
-        self._put(name, Value(items, before.is_array, why, may_differ))
-        return None
+        value = Value(given.items, True) if given.is_array else Value([given.value])
+        before = self._get(name) if is_added else None
+        if before is not None and before.items is not None and value.items is not None:
+            items = [*before.items, *value.items]
+            if not before.is_array:
+                items = [[char for item in items for char in item]]
+            value = before._replace(items=items)
+        elif before is not None:
+            value = before
+        elif not given.is_array and re.search(r"\$\(|`", plain(given.value)):
+            value = Value()  # what a program says
+        self._put(name, value.differing(given.may_differ))
 
-    def _hold(self, name: str, value: Value) -> None:
-        """Set a variable, unless only the shell knows whether it is set."""
-        if self._certain is not False:
-            value = value._replace(may_differ=value.may_differ or self._may_differ)
-            self._put(name, value if self._certain else Value(why=self._why()))
-
-    def _forget(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._hold(name, Value())
-
-    def _sources(self, fields: Sequence[Field], path: Path | None) -> bool:
+    def _sources(self, fields: Sequence[Field]) -> bool:
         """Read a file that a line sources; whether it does."""
+        path = self._path
         if path is None or len(fields) < 2 or fields[0].raw not in ("source", "."):
             return False
-        name, commands, outer = fields[1].text, self.commands, self._held.get("BASH_SOURCE")
+        name, commands, outer = fields[1].text, self.commands, self._get("BASH_SOURCE")
         found = _sourced(name, path)
         try:
             if found is None or self._depth >= _MOST_DEEP:
                 raise RenderError(f"{name}: is not there", "")
             self.commands, chars = [], unplaced(read_text(found))
-            self._held["BASH_SOURCE"] = Value([unplaced(str(found))])
+            self._put("BASH_SOURCE", Value([unplaced(str(found))]))
             self.sourced.append(found)
             self.read(chars, found)
-        except (RenderError, _OpenError):
-            if self._certain is not False:
-                where = self._line(fields[0].place)
-                self._gone.append(f"{name}, which {where} sources, is not read")
-                self.unread += self._gone[-1:]
-                for each, value in list(self._held.items()):
-                    self._put(each, value._replace(may_differ=True))
+        except (RenderError, OpenError):
+            self._gone.append(f"{name}, which {self._line(fields[0].place)} sources, is not read")
+            for each in self._names():
+                if (value := self._get(each)) is not None:
+                    self._put(each, value.differing(True))
         finally:
-            self.commands, self._held["BASH_SOURCE"] = commands, outer or Value()
+            self.commands = commands
+            self._put("BASH_SOURCE", outer)
         return found is not None
 
-    def _runs(self, fields: Sequence[Field], path: Path | None, within: tuple[str, ...]) -> None:
+    def _runs(self, fields: Sequence[Field]) -> None:
         """Take a command, or those in the text that it hands to a shell."""
         n_set = next(at for at, one in enumerate(fields) if not ASSIGNS.match(one.raw))
-        rest, variables = fields[n_set:], {}
+        rest, variables = fields[n_set:], dict[str, Word]()
         words = tuple(one.word(chars) for one in rest for chars in one.items)
-        if not words or self._certain is False:
+        if not words:
             return
-        for one in fields[:n_set]:
-            name = one.raw.partition("=")[0]
-            variables[name] = one.word(one.value)
+        for name in self._exported:
+            if (held := self._get(name)) is not None and held.items is not None:
+                variables[name] = rest[0].word([char for item in held.items for char in item])
+        own = {one.raw.partition("=")[0]: one.word(one.value) for one in fields[:n_set]}
         texts = tuple(word.text for word in words)
         if texts[0] == "eval":
             parts = [[*chars, (" ", -1)] for one in rest for chars in one.items][1:]
             may_differ = any(one.may_differ for one in rest)
-            text = Field("", parts, fields[0].place, may_differ=may_differ)
-            return self._hands_on(text, path, ("eval",))
+            self._hands_on(Field("", parts, fields[0].place, may_differ=may_differ), ("eval",))
+            return
         if texts[0] == "cd" and len(texts) == 2:
             here = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
             is_known = UNKNOWN.search(here) is None
-            self._hold("PWD", Value([unplaced(os.path.normpath(here))] if is_known else None))
-        names = _VARIABLES.findall(" ".join([*texts, *(one.text for one in variables.values())]))
-        unread = [self._held[name].why for name in names if name in self._held]
+            self._put("PWD", Value([unplaced(os.path.normpath(here))] if is_known else None))
+        names = _VARIABLES.findall(" ".join([*texts, *(one.text for one in own.values())]))
+        held_values = [(name, self._get(name)) for name in names]
+        unread = [held.why for _, held in held_values if held]
         may_differ = self._is_handed or any(one.may_differ for one in fields)
-        if may_differ or not self._held.keys() >= set(names):
+        if may_differ or any(held is None for _, held in held_values):
             unread += self._gone
         made = Command(
             words=words,
             start=fields[0].place,
-            variables=variables,
-            within=within,
+            variables=variables | own,
+            within=self._within,
             unread=tuple(dict.fromkeys(filter(None, unread))),
         )
         self.commands.append(made)
         for shell, option, one in zip(rest, rest[1:], rest[2:], strict=False):
             if shell.text.rpartition("/")[2] in _SHELLS and re.fullmatch(r"-\w*c", option.text):
-                self._hands_on(one, path, texts)
+                self._scopes.append({})
+                self._hands_on(one, texts)
+                self._scopes.pop()
 
-    def _hands_on(self, text: Field, path: Path | None, within: tuple[str, ...]) -> None:
+    def _hands_on(self, text: Field, within: tuple[str, ...]) -> None:
         """Read a text that a command hands to a shell; one that does not close is left."""
         if self._depth < _MOST_DEEP:
             chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
             before, self._is_handed = self._is_handed, self._is_handed or text.may_differ
-            with contextlib.suppress(_OpenError):
-                self.read(chars, path, within)
+            with contextlib.suppress(OpenError):
+                self.read(chars, self._path, within)
             self._is_handed = before
 
 
-def _documents(
-    fields: Sequence[Field], targets: Iterable[tuple[str, Field]]
-) -> Iterator[tuple[str, bool, str, str]]:
-    """The here-documents of a command: the last line, whether it is as it stands, where it goes.
+def _one_of(name: str, before: Value | None, values: Sequence[Value | None], why: str) -> Value:
+    """A variable that holds one of some values: it, or what all of them begin with."""
+    texts = [None if one is None else one.texts for one in values]
+    first, begin = values[0], None if before is None else before.texts
+    if first is not None and texts[0] is not None and texts.count(texts[0]) == len(texts):
+        return first.differing(any(one.may_differ for one in values if one))
+    if before is not None and begin is not None:
+        if before.is_array:
+            is_added = all(one is not None and one[: len(begin)] == begin for one in texts)
+        else:
+            blank = "".join(begin)
+            is_added = all(
+                one and (one == begin or one[0].startswith(f"{blank} ")) for one in texts
+            )
+        if is_added:
+            return _added(name, before, why, gap="" if before.is_array else " ")
+    return Value(why=why)
 
-    That is a file, or a variable.
-    """
-    targets = list(targets)
-    files = [one.text for sign, one in targets if sign in (">", ">|")]
-    command = fields[0].raw if fields else ""
-    name = files[-1] if files else fields[-1].text if command == "tee" else ""
-    variable = fields[-1].text if command == "read" else ""
-    for sign, one in targets:
-        if sign in ("<<", "<<-"):
-            yield one.text, one.raw[:1] in ("'", '"', "\\"), name, variable
+
+def _added(name: str, before: Value, why: str, *, gap: str = "") -> Value:
+    """A value to which only the shell knows what is added."""
+    if before.items is None:
+        return Value(why=why)
+    rest = unplaced(f"{gap}${{{name}[@]}}")
+    items = [*before.items, rest]
+    if not before.is_array:
+        items = [[char for item in items for char in item]]
+    return before._replace(items=items, why=why)
 
 
 def _sourced(name: str, base: Path) -> Path | None:

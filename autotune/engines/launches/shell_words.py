@@ -15,6 +15,7 @@ UNKNOWN = re.compile(r"[$`]")
 _ALTERED = re.compile(
     rf"(?:\+\+|--)\s*+({NAME})|({NAME})\s*+(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
 )
+DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _TOUCHES = ("read", "mapfile", "readarray", "getopts", "unset")
 _COMPARES: Mapping[str, Callable[[int, int], bool]] = {
     f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
@@ -49,6 +50,15 @@ class Value(NamedTuple):
     """Why only the shell knows it, or a part of it; empty: the value itself tells."""
     may_differ: bool = False
     """Whether another may stand there: it comes from a default, or a file was not read since."""
+
+    @property
+    def texts(self) -> list[str] | None:
+        """The items, without their places."""
+        return None if self.items is None else [plain(item) for item in self.items]
+
+    def differing(self, may_differ: bool) -> "Value":
+        """The same value, in whose place another may stand."""
+        return self._replace(may_differ=True) if may_differ else self
 
 
 class Field(NamedTuple):

@@ -6,20 +6,23 @@ Each names the function of NVIDIA/Megatron-LM that checks it (the main branch at
 """
 
 import contextlib
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from autotune.engines.launches.devices import too_few, visible_devices
 from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release, release_tuple
 from autotune.engines.megatron.launched import GONE, MegatronLaunch
-from autotune.engines.megatron.layout_rule import ARGUMENTS, CONFIG
+from autotune.engines.megatron.layout_rule import ARGUMENTS
 from autotune.engines.megatron.stages import stages_of
 from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
 
-OPTIMIZER = "megatron/core/optimizer/optimizer_config.py, __post_init__"
+_ROWS = Path(__file__).with_suffix(".json")
+"""What does not go together: the arguments of `clash`."""
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CHUNKED = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 """The two ways to say how a pipeline is interleaved."""
@@ -333,138 +336,7 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
         )
         for old, new in GONE.items()
     ),
-    clash(
-        "batch.micro",
-        "!micro_batch_size|batch_size",
-        "--micro-batch-size is missing, and has no default",
-        "set --micro-batch-size to 1",
-    ),
-    clash(
-        "precision.one",
-        "fp16 bf16",
-        "--fp16 and --bf16: a run has one precision",
-        "remove --fp16",
-    ),
-    clash(
-        "fp8.params",
-        "fp8_param_gather !fp8",
-        "--fp8-param-gather: needs --fp8-format",
-        "remove --fp8-param-gather",
-        CONFIG,
-    ),
-    clash(
-        "graphs.one_way",
-        "cuda_graph_impl enable_cuda_graph|external_cuda_graph",
-        "--cuda-graph-impl beside --enable-cuda-graph or --external-cuda-graph: give one",
-        "remove --enable-cuda-graph and --external-cuda-graph",
-    ),
-    clash(
-        "overlap.needs_sharding",
-        "overlap_param_gather !use_distributed_optimizer|use_megatron_fsdp",
-        "--overlap-param-gather: needs --use-distributed-optimizer or --use-megatron-fsdp",
-        "add --use-distributed-optimizer",
-    ),
-    clash(
-        "vp.one_way",
-        "num_layers_per_virtual_pipeline_stage num_virtual_stages_per_pipeline_rank",
-        "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank say "
-        "the same in two ways, and Megatron takes one",
-        "remove --num-layers-per-virtual-pipeline-stage",
-    ),
-    clash(
-        "pp.layout",
-        "pipeline_model_parallel_layout "
-        "num_layers_per_virtual_pipeline_stage|num_virtual_stages_per_pipeline_rank",
-        "--pipeline-model-parallel-layout says all chunks: no other number of them is taken",
-        "remove --num-layers-per-virtual-pipeline-stage and "
-        "--num-virtual-stages-per-pipeline-rank",
-    ),
-    clash(
-        "recompute.full_method",
-        "recompute_granularity=full !recompute_activations !recompute_method",
-        "--recompute-granularity full: needs --recompute-method",
-        "set --recompute-method to uniform",
-        CONFIG,
-    ),
-    clash(
-        "recompute.full_method",
-        "recompute_granularity=full !recompute_activations !recompute_num_layers",
-        "--recompute-granularity full: needs --recompute-num-layers",
-        "set --recompute-num-layers to 1",
-        CONFIG,
-    ),
-    clash(
-        "recompute.one_way",
-        "recompute_granularity=full recompute_activations !recompute_method|recompute_num_layers",
-        "--recompute-granularity full: --recompute-activations makes it selective",
-        "remove one of the two",
-        consequence="ignored",
-    ),
-    clash(
-        "recompute.selective_method",
-        "recompute_granularity=selective|recompute_activations "
-        "recompute_method|recompute_num_layers",
-        "selective recomputation, which --recompute-activations asks for as well, takes no "
-        "--recompute-method and no --recompute-num-layers",
-        "remove them, or ask for --recompute-granularity full alone",
-        CONFIG,
-    ),
-    clash(
-        "offload.modules",
-        "fine_grained_activation_offloading !offload_modules",
-        "--fine-grained-activation-offloading: needs --offload-modules",
-        "set --offload-modules to core_attn",
-        CONFIG,
-    ),
-    clash(
-        "optimizer_offload.precision_aware",
-        "optimizer_cpu_offload !use_precision_aware_optimizer",
-        "--optimizer-cpu-offload: needs --use-precision-aware-optimizer",
-        "add --use-precision-aware-optimizer",
-    ),
-    clash(
-        "optimizer.precision_aware",
-        "main_grads_dtype!=fp32|main_params_dtype!=fp32|exp_avg_dtype!=fp32|exp_avg_sq_dtype!=fp32"
-        " !use_precision_aware_optimizer",
-        "a precision of the optimizer other than fp32 needs --use-precision-aware-optimizer",
-        "add --use-precision-aware-optimizer",
-        OPTIMIZER,
-    ),
-    clash(
-        "optimizer.precision_aware",
-        "use_precision_aware_optimizer !use_distributed_optimizer",
-        "--use-precision-aware-optimizer: needs --use-distributed-optimizer",
-        "add --use-distributed-optimizer",
-        OPTIMIZER,
-    ),
-    clash(
-        "experts.none",
-        "expert_model_parallel_size>1 !num_experts",
-        "--expert-model-parallel-size spreads experts, and --num-experts gives none",
-        "remove --expert-model-parallel-size",
-    ),
-    clash(
-        "experts.bias",
-        "num_experts add_bias_linear expert_tensor_parallel_size>1|tensor_model_parallel_size>1 "
-        "!expert_tensor_parallel_size=1",
-        "experts with biases have one tensor parallel rank",
-        "add --disable-bias-linear, or set --expert-tensor-parallel-size to 1",
-        CONFIG,
-        since="0.15",
-    ),
-    clash(
-        "experts.dispatcher",
-        "moe_enable_deepep moe_token_dispatcher_type!=flex",
-        "--moe-enable-deepep: takes --moe-token-dispatcher-type flex alone",
-        "set --moe-token-dispatcher-type to flex",
-        CONFIG,
-    ),
-    clash(
-        "checkpoint.format",
-        "use_megatron_fsdp ckpt_format!=fsdp_dtensor",
-        "--use-megatron-fsdp: saves --ckpt-format fsdp_dtensor alone",
-        "set --ckpt-format to fsdp_dtensor",
-    ),
+    *(clash(**row) for row in json.loads(_ROWS.read_text(encoding="utf-8"))),
 )
 """Rules of arguments, in the order in which they are asked. Where the first one refuses, no other
 can be: they divide by what it asks about."""

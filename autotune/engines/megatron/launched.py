@@ -3,6 +3,7 @@
 It is a shell file or a line.
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,12 +57,12 @@ _OF_LAYOUTS = frozenset(
 """Flags by which a training of another name is known to hand arguments to Megatron's parser."""
 _TRAINS = re.compile(r"train|tune|sft|rlhf|distill")
 """In the name of a script that trains; others convert, generate or evaluate."""
-GONE = {
-    "batch_size": "micro-batch-size",
-    "warmup": "lr-warmup-fraction",
-    "model_parallel_size": "tensor-model-parallel-size",
-    "checkpoint_activations": "recompute-activations",
-}
+_PROGRAMS = json.loads(Path(__file__).with_name("programs.json").read_text(encoding="utf-8"))
+"""What is recorded of the programs that hand arguments to Megatron: names, and defaults.
+
+Sources: swift/megatron/arguments/megatron_args.py; NeMo, examples/nlp/language_modeling/conf/
+megatron_gpt_config.yaml; the fields of recipes of NeMo and Megatron-Bridge."""
+GONE: Mapping[str, str] = _PROGRAMS["gone"]
 """Arguments that Megatron's parser takes to refuse them -> the flag in their place."""
 _RANKS_OF_SLIME = ("--actor-num-nodes", "--actor-num-gpus-per-node")
 """Flags of slime's scripts that say how many ranks train (slime/utils/arguments.py)."""
@@ -69,67 +70,28 @@ _SWIFT = "megatron"
 """The command of ms-swift that trains with Megatron (swift/cli/_megatron/main.py)."""
 _SWIFT_TRAINS = ("pt", "sft", "rlhf")
 _STARTS_SWIFT = re.compile(rf"\b{_SWIFT}[ \t]+(?:{'|'.join(_SWIFT_TRAINS)})\b")
-_SWIFT_DEFAULTS: Mapping[str, Any] = {
-    "micro_batch_size": 1,
-    "global_batch_size": 16,
-    "expert_tensor_parallel_size": 1,
-    "use_distributed_optimizer": True,
-    "recompute_granularity": "selective",
-}
-"""Arguments that ms-swift has at another default than Megatron-LM
-(swift/megatron/arguments/megatron_args.py)."""
-_SWIFT_VARIABLES = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-"""Variables that ms-swift sets unless they are set (the same file)."""
+_SWIFT_DEFAULTS: Mapping[str, Any] = _PROGRAMS["swift"]["defaults"]
+"""Arguments that ms-swift has at another default than Megatron-LM."""
+_SWIFT_VARIABLES: Mapping[str, str] = _PROGRAMS["swift"]["variables"]
+"""Variables that ms-swift sets unless they are set."""
 _DEGREES = frozenset(flag.removeprefix("--").replace("-", "_") for flag in _OF_LAYOUTS)
 """Arguments that a script of another name has at Megatron-LM's default, too: its parser's, which
 is a number, comes before what a script would set."""
-_SETTLED_BY_SWIFT = frozenset(
-    {
-        *_DEGREES,
-        *("recompute_granularity", "sequence_parallel", "recompute_method"),
-        *("recompute_num_layers", "num_virtual_stages_per_pipeline_rank", "tp_comm_overlap"),
-        *("num_layers_per_virtual_pipeline_stage", "decrease_batch_size_if_needed"),
-        *("rampup_batch_size", "use_tp_pp_dp_mapping", "microbatch_group_size_per_vp_stage"),
-    }
-)
+_SETTLED_BY_SWIFT = _DEGREES.union(_PROGRAMS["swift"]["at_megatrons_default"])
 """Arguments that ms-swift has at Megatron-LM's default, or leaves alone."""
 _OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
-_OVERRIDDEN = (
-    *(".tensor_model_parallel_size", ".pipeline_model_parallel_size", ".micro_batch_size"),
-    *(".context_parallel_size", ".expert_model_parallel_size", ".global_batch_size"),
-)
+_RECIPES: Mapping[str, Any] = _PROGRAMS["recipes"]
+_OVERRIDDEN = tuple(_RECIPES["telling_fields"])
 """Fields of which overrides of a Megatron training have at least one."""
-_OF_RECIPES = {
-    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
-    "num_moe_experts": "num_experts",
-    "layernorm_epsilon": "norm_epsilon",
-    "encoder_seq_length": "seq_length",
-    "sequence_length": "seq_length",
-    "activations_checkpoint_granularity": "recompute_granularity",
-    "activations_checkpoint_method": "recompute_method",
-    "activations_checkpoint_num_layers": "recompute_num_layers",
-    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
-    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
-}
+_OF_RECIPES: Mapping[str, str] = _RECIPES["fields"]
 """Field of a recipe of NeMo or Megatron-Bridge -> the argument, where they differ."""
-_OF_FLAGS_ALONE = (
-    *("num_layers_per_virtual_pipeline_stage", "decrease_batch_size_if_needed"),
-    *("use_tp_pp_dp_mapping", "rampup_batch_size", "microbatch_group_size_per_vp_stage"),
-)
+_OF_FLAGS_ALONE: Sequence[str] = _RECIPES["without_field"]
 """Arguments that recipes have no field for, or leave at their default."""
-_OF_STAGES = (
-    *("pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers"),
-    *("decoder_last_pipeline_num_layers", "num_virtual_stages_per_pipeline_rank"),
-)
+_OF_STAGES: Sequence[str] = _RECIPES["of_stages"]
 """Arguments that a recipe gives for a pipeline of its own degree."""
-_OF_NEMO = (
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-    *("expert_model_parallel_size", "account_for_embedding_in_pipeline_split"),
-    *("account_for_loss_in_pipeline_split", *_OF_STAGES),
-)
-"""Arguments that NeMo's own configuration has at Megatron's default
-(examples/nlp/language_modeling/conf/megatron_gpt_config.yaml)."""
-_OTHER_CONFIGURATION = ("--config-name", "--config-path", "--config-dir", "-cn", "-cp", "-cd")
+_OF_NEMO = (*_PROGRAMS["nemo"]["at_megatrons_default"], *_OF_STAGES)
+"""Arguments that NeMo's own configuration has at Megatron's default."""
+_OTHER_CONFIGURATION: Sequence[str] = _PROGRAMS["nemo"]["flags_of_another_configuration"]
 """Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
 """The release in the first line of an export's arguments."""
@@ -335,9 +297,8 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             continue
         is_swift = _swift_at(words) is not None
         is_megatrons = not is_overrides and _is_megatrons(words, script)
-        exported = {**shell.exported, **command.variables}
         usual = _SWIFT_VARIABLES if is_swift else {}
-        variables = {**usual, **{name: word.text for name, word in exported.items()}}
+        variables = {**usual, **{name: word.text for name, word in command.variables.items()}}
         arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
         if is_overrides:
             for word, match in overrides:
@@ -347,8 +308,12 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
         else:
             arguments.take(command.words[script + 1 :])
         # Megatron takes it where no launcher sets it; elsewhere it may be a number of nodes.
-        of_variable = variables.get("WORLD_SIZE", "") if is_megatrons else ""
-        world, per_node = _ranks(command, words[:script], options, of_variable)
+        world, per_node = ranks_of(
+            words,
+            within=command.within,
+            variables=variables if is_megatrons else {},
+            options=options,
+        )
         if world is None:
             told, told_per_node = ranks_in(variables) if is_swift else arguments.ranks()
             world, per_node = (told, told_per_node) if told else (world, per_node)
@@ -367,7 +332,7 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
                 if is_megatrons
                 else _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
             ),
-            unread=shell.unread,
+            unread=command.unread,
             sourced=shell.sourced,
             world=world,
             per_node=per_node,
@@ -376,29 +341,6 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             release=release,
             **_gpu_of(options),
         )
-
-
-def _ranks(
-    command: Command,
-    before_script: Sequence[str],
-    options: Mapping[str, str],
-    of_variable: str,
-) -> tuple[int | None, int | None]:
-    """Ranks that a launch starts, all and by node; None: it does not say.
-
-    Args:
-        command: The launch.
-        before_script: Its words before the script.
-        options: What the file asks Slurm for.
-        of_variable: The ranks that a variable names; empty: none does.
-    """
-    words = [word.text for word in command.words]
-    if parts_of(words).kind:
-        return ranks_of(words)
-    world, per_node = slurm.tasks_of([*command.within, *before_script], options)
-    if world is None and of_variable.isdecimal():
-        world = int(of_variable)
-    return world, per_node
 
 
 def _lost(shell: ShellText, command: Command) -> Iterator[Violation]:
@@ -432,13 +374,15 @@ def _script_at(words: Sequence[str]) -> int | None:
         return None
     name = PurePath(words[script]).name
     given = {word.partition("=")[0] for word in words[script + 1 :]}
-    marks = _MARKS
+    marks, is_open = _MARKS, any(map(UNKNOWN.match, given))
+    if is_open and parts.kind == "deepspeed":  # Megatron-DeepSpeed's flags may be among them
+        return None
     if not _is_megatrons(words, script):
         if not _TRAINS.search(name) or parts.kind in ("accelerate", "deepspeed"):
             return None
         marks = _OF_LAYOUTS
-    is_open = _GPT.fullmatch(name) is not None and parts.kind == "torchrun"
-    has_marks = bool(given & marks) or (is_open and any(map(UNKNOWN.match, given)))
+    is_gpts = _GPT.fullmatch(name) is not None and parts.kind == "torchrun"
+    has_marks = bool(given & marks) or (is_gpts and is_open)
     return script if has_marks and given.isdisjoint(_OTHERS) else None
 
 

@@ -44,7 +44,7 @@ def test_a_launch_line_with_variables_arrays_and_a_here_document():
         *("--per_device_train_batch_size", "4", "--bf16", "--output_dir", "out/$(date +%s)"),
     ]
     assert launch.variables["CUDA_VISIBLE_DEVICES"].text == "0"
-    assert shell.exported["OMP_NUM_THREADS"].text == "4"
+    assert launch.variables["OMP_NUM_THREADS"].text == "4"
     assert SCRIPT[launch.words[7].start] == "4"  # where the variable is set
 
 
@@ -135,6 +135,19 @@ def test_launches_of_all_branches_stand_where_a_test_may_end_otherwise(text):
         ("N=4\nunset N\nrun ${N:-8}", ["8"]),
         ("run \\\n 1 \\", ["1"]),
         ("A=(# it's ours\n 1)\nrun ${A[@]}", ["1"]),
+        ("A=1\n(A=2; B=3)\nrun $A ${B:-4}", ["1", "4"]),
+        ("probe && (A=1; B=2)\nrun $A $B", ["$A", "$B"]),
+        ("[ 1 = 1 ] && (A=1; run $A)", ["1"]),
+        ("A=1\nbash -c 'A=2'\necho 3 | read A\nrun $A", ["1"]),
+        ("if probe; then\n A=1; run $A\nfi", ["1"]),
+        ("if probe; then A=1; else A=1; fi\nrun $A", ["1"]),
+        ("A='--x 1'\nif probe; then\n A=\"$A --y\"\nfi\nrun $A", ["--x", "1", "${A[@]}"]),
+        ("A=1\nfor B in 1 2; do\n run $A\n A=2\ndone", ["$A"]),
+        ("for B in 1 2; do\n A=2; run $A\ndone", ["2"]),
+        ("case $B in\n a|b) A=1 ;;\n *) A=1; esac\nrun ${C:-3}", ["3"]),
+        ("if [ 1 = 1 ] && [[ 2 == 3 ]]; then A=1; else A=2; fi\nrun $A", ["2"]),
+        ("! [ 1 = 2 ] && A=1\nrun $A", ["1"]),
+        ("export A=1\nunset A\nrun ${A:-2}", ["2"]),
         ("A=$(( ((((((8)))))) ))\nrun $A", ["8"]),
         ("run ${A:-${B:-${C:-${D:-${E:-8}}}}} $(a $(b $(c $(d $(e $(f $(g)))))))", None),
     ],
@@ -192,7 +205,11 @@ def test_no_file_takes_long(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["A=(\n" + "a # b (c) 'd'\n" * 60, "$(" * 20_000, '"$(' * 5_000, "A=(" * 5_000]
+    "text",
+    [
+        "A=(\n" + "a # b (c) 'd'\n" * 60,
+        *("$(" * 20_000, '"$(' * 5_000, "A=(" * 5_000, "${A:-" * 4_000, "{ " * 4_000),
+    ],
 )
 def test_no_text_that_does_not_close_takes_long(text):
     begun_s = time.process_time()
@@ -273,7 +290,7 @@ def test_a_file_beside_it_that_it_sources_is_followed(tmp_path):
     assert [word.text for word in launch.words[2:]] == ["--train", "4", "--name", "c"]
     used = text.index('"${ARGS[@]}"')
     assert [word.start for word in launch.words[2:]] == [*[used] * 3, text.index("c\n")]
-    assert shell.exported["N"].text == "4"
+    assert launch.variables["N"].text == "4"
     assert shell.sourced == (tmp_path / "args.sh",)
     assert read_shell(text, tmp_path / "run.sh").sourced == ()
 
@@ -281,7 +298,7 @@ def test_a_file_beside_it_that_it_sources_is_followed(tmp_path):
 def test_what_is_sourced_under_a_condition_only_the_shell_knows(tmp_path):
     (tmp_path / "args.sh").write_text("N=4\nsource run.sh\n")
     text = "if [ -f x ]; then\n  source ./args.sh\nfi\ntorchrun t.py --train $N\n"
-    for sourced in (text, "N=4\n" + text.replace(" t.py", " args.sh")):
+    for sourced in (text, "N=8\n" + text.replace(" t.py", " args.sh")):
         shell = read_shell(sourced, tmp_path / "run.sh", follows=True)
         assert shell.commands[-1].words[-1].text == "$N"
 
@@ -382,9 +399,15 @@ def test_a_file_in_another_folder_is_sourced_and_one_that_is_not_there_is_named(
         text = f'source "{folder}/env.sh"\nrun $N\n'
         shell = read_shell(text, tmp_path / "jobs" / "run.sh", follows=True)
         assert [word.text for word in shell.commands[0].words] == ["run", "4"]
-        assert ([each.name for each in shell.sourced], shell.unread) == (["env.sh"], ())
-    shell = read_shell("A=1\n. ../conf/gone.sh\n", tmp_path / "jobs" / "run.sh", follows=True)
-    assert shell.unread == ("../conf/gone.sh, which line 2 sources, is not read",)
+        assert ([each.name for each in shell.sourced], shell.commands[0].unread) == (
+            ["env.sh"],
+            (),
+        )
+    shell = read_shell(
+        "A=1\n. ../conf/gone.sh\nrun $A\n", tmp_path / "jobs" / "run.sh", follows=True
+    )
+    gone = "../conf/gone.sh, which line 2 sources, is not read"
+    assert shell.commands[-1].unread == (gone,)
 
 
 @pytest.mark.parametrize(

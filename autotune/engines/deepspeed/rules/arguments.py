@@ -6,9 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 from autotune.base.names import misspelt, near_names
-from autotune.base.nested import as_written
 from autotune.base.text import MOST_NAMED, named
-from autotune.engines.deepspeed.rules.base import Setup, patch
+from autotune.engines.deepspeed.rules.base import Setup, moved, patch
 from autotune.engines.deepspeed.rules.constructors import Constructor
 from autotune.engines.deepspeed.rules.sections import is_auto, known_values, shown
 from autotune.space.rule import Choice, Finding, listed
@@ -78,8 +77,9 @@ def _unknown(
     message = f"{dotted}: {made.name} has no such parameter ({listed(made.takes, ', ')})"
     meant = _meant(name, made.takes)
     if meant is not None and meant not in given and not _is_refused(made, meant, value):
-        renamed = patch(f"{section}.params", {name: None, meant: as_written(value)})
-        return Finding(message=message, at=(dotted,), changes=renamed)
+        place = f"{section}.params"
+        renamed = moved((place, name), (place, meant), value)
+        return Finding(message=message, at=(dotted,), **renamed)
     near = near_names(name, made.takes, most=1, alike=_ALIKE)
     guess = f"did you mean {near[0]}? Else " if near else ""
     removed = Choice(changes=patch(f"{section}.params", {name: None}))

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from autotune.base.names import near_names
-from autotune.base.nested import Unknown, merge
+from autotune.base.nested import Unknown, as_written, merge
 from autotune.devices.hardware import Environment
 from autotune.engines.communication.base import Communication
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
@@ -408,6 +408,23 @@ def patch(path: str, keys: Patch) -> dict[str, Any]:
     for part in reversed(path.split(".")) if path else ():
         changes = {part: changes}
     return changes
+
+
+def moved(old: tuple[str, str], new: tuple[str, str], value: Any) -> dict[str, Any]:
+    """The entries of a finding, or a choice, that takes a key with its value to another place.
+
+    Args:
+        old: Path of its section, and its name.
+        new: The same of the place.
+        value: It.
+    """
+    changes = merge(removal([old]), patch(new[0], {new[1]: as_written(value)}))
+    return {"changes": changes, "moves": {_path(old): _path(new)}}
+
+
+def _path(place: tuple[str, str]) -> tuple[str, ...]:
+    section, name = place
+    return (*(section.split(".") if section else ()), name)
 
 
 def removal(where: Iterable[tuple[str, str]]) -> dict[str, Any]:

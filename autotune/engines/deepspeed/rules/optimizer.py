@@ -1,8 +1,11 @@
 """The optimizer section: types and parameters that DeepSpeed builds, and where."""
 
+from typing import Any
+
 from autotune.engines.deepspeed.rules.arguments import unknown_arguments, wrong_arguments
 from autotune.engines.deepspeed.rules.base import (
     Setup,
+    moved,
     params,
     unknown_type,
 )
@@ -140,9 +143,11 @@ def _max_grad_norm(setup: Setup) -> Finding | None:
         return None
     value = setup.optimizer_params["max_grad_norm"]
     clips = "gradient_clipping" in setup.ds_config or type(value) not in (int, float)
+    gone: dict[str, Any] = {"changes": params(max_grad_norm=None)}
+    place = ("optimizer.params", "max_grad_norm")
     return Finding(
         message=f"optimizer.params.max_grad_norm={value}: DeepSpeed clips by its own key",
-        changes=params(max_grad_norm=None) | ({} if clips else {"gradient_clipping": value}),
+        **(gone if clips else moved(place, ("", "gradient_clipping"), value)),
     )
 
 

@@ -13,11 +13,12 @@ from functools import lru_cache
 from typing import Any
 
 from autotune.base.names import misspelt
-from autotune.base.nested import as_written, look_up, merge
+from autotune.base.nested import look_up
 from autotune.engines.deepspeed.rules.base import (
     BATCH_KEYS,
     Setup,
     as_section,
+    moved,
     patch,
     removal,
     section_at,
@@ -30,6 +31,7 @@ from autotune.engines.deepspeed.rules.constructors import (
     scheduler_of,
 )
 from autotune.engines.deepspeed.rules.sections import (
+    ACCELERATES,
     AUTO,
     DEPRECATED,
     PARAMS,
@@ -47,7 +49,7 @@ from autotune.engines.deepspeed.rules.sections import (
     sections,
     shown,
 )
-from autotune.space.rule import Choice, Finding, UnknownFactError, rule
+from autotune.space.rule import Choice, Finding, Moves, UnknownFactError, rule
 
 _MOST_COMPARED = 50
 """Unknown keys of a section that are compared with known ones: a file that is no ds_config at all
@@ -83,16 +85,10 @@ HOMES = _homes()
 """Name of a key that tells -> the section that it belongs to, wherever it stands."""
 
 _OTHERS: Mapping[str, tuple[str, str]] = {
-    "zero_stage": ("zero_optimization", "stage"),
-    "zero3_save_16bit_model": (
-        "zero_optimization",
-        "stage3_gather_16bit_weights_on_model_save",
-    ),
-    **{
-        f"offload_{kind}_{name}": (f"zero_optimization.offload_{kind}", name)
-        for kind in ("optimizer", "param")
-        for name in ("device", "nvme_path")
-    },
+    name: (key.rpartition(".")[0], key.rpartition(".")[2])
+    for name, key in ACCELERATES.items()
+    if name != key
+} | {
     "max_grad_norm": ("", "gradient_clipping"),
     "per_device_train_batch_size": ("", "train_micro_batch_size_per_gpu"),
 }
@@ -372,7 +368,7 @@ def _unknown_one(
     guess = f"did you mean {meant}?" if home == path else f"it belongs to {_place(home)}"
     if is_others:
         guess = f"DeepSpeed calls it {target}"
-    move = {} if is_there or is_useless else _moved(path, name, home, meant, content[name])
+    move = {} if is_there or is_useless else moved((path, name), other, content[name])
     leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
     advice = f"remove {where}" + (", or decide which of the two counts" if is_there else "")
     if is_others and move:
@@ -381,19 +377,14 @@ def _unknown_one(
         message=f"{where} is not a key of DeepSpeed's: {guess}"
         + (f" ({target} is there already)" if is_there else ""),
         at=(where,),
-        changes={} if is_others else move,
-        choices=(*([Choice(changes=move)] if is_others and move else []), leave),
+        choices=(*([Choice(**move)] if is_others and move else []), leave),
         advice="" if move and not is_others else advice,
+        **({} if is_others else move),
     )
 
 
 def _place(path: str) -> str:
     return path or "the top level"
-
-
-def _moved(path: str, name: str, home: str, meant: str, value: Any) -> dict[str, Any]:
-    """The changes that take a key with its value to its place."""
-    return merge(removal([(path, name)]), patch(home, {meant: as_written(value)}))
 
 
 def _meant_key(
@@ -497,19 +488,22 @@ def _either(given: Mapping[str, Any], second: str, first: str, relation: str) ->
     )
     at = (f"zero_optimization.{second}", f"zero_optimization.{first}")
     others = {} if isinstance(new, Mapping) else {first: old, second: None}
-    moves = isinstance(new, Mapping) and "device" not in new and type(old) is bool
-    if moves:  # the section says how, and the old name whether
-        others = {second: None, first: {"device": "cpu" if old else "none"}}
+    renamed: Moves = {("zero_optimization", second): ("zero_optimization", first)}
+    if isinstance(new, Mapping) and "device" not in new and type(old) is bool:
+        # The section says how, and the old name whether.
+        is_same, gone = True, {second: None, first: {"device": "cpu" if old else "none"}}
+    else:
+        gone = {second: None}
     return Finding(
         message=f"{at[0]}={shown(second, old)} beside {at[1]}={shown(first, new)}: the first is "
         f"{relation} the second, and DeepSpeed takes one of them alone",
         at=at,
-        changes=zero(**(others if moves else {second: None})) if is_same or moves else {},
+        changes=zero(**gone) if is_same else {},
         choices=(
             *([] if is_same else [Choice(changes=zero(**{second: None}))]),
-            *([Choice(changes=zero(**others))] if others and not is_same and not moves else []),
+            *([Choice(changes=zero(**others), moves=renamed)] if others and not is_same else []),
         ),
-        advice="" if is_same or moves else f"remove {at[0]} or {at[1]}",
+        advice="" if is_same else f"remove {at[0]} or {at[1]}",
     )
 
 
@@ -523,7 +517,7 @@ def _deprecated_name(setup: Setup) -> list[Finding]:
         Finding(
             message=f"zero_optimization.{old} is the deprecated name of {new}",
             at=(f"zero_optimization.{old}",),
-            changes=zero(**{old: None, **_renewed(new, setup.zero[old])}),
+            **_renewed(old, new, setup.zero[old]),
         )
         for old, new in found
         if new not in setup.zero and _asks(setup, old) is not REFUSED
@@ -534,12 +528,12 @@ def _asks(setup: Setup, old: str) -> Any:
     return SECTIONS["zero_optimization"].keys[old].taken(setup.zero[old])
 
 
-def _renewed(new: str, value: Any) -> dict[str, Any]:
-    """The value of a deprecated key, in the words of the new one."""
-    is_asked = as_pydantic("bool", value) is True
-    if new.startswith("offload"):
-        return {new: {"device": "cpu"}} if is_asked else {}
-    return {new: is_asked}
+def _renewed(old: str, new: str, value: Any) -> dict[str, Any]:
+    """The entries of a finding that takes the value of a deprecated key to the new one."""
+    section, is_asked = "zero_optimization", as_pydantic("bool", value) is True
+    if not new.startswith("offload"):
+        return moved((section, old), (section, new), is_asked)
+    return {"changes": zero(**{old: None}, **({new: {"device": "cpu"}} if is_asked else {}))}
 
 
 def _old_bf16(setup: Setup) -> Iterator[Finding]:
@@ -549,7 +543,7 @@ def _old_bf16(setup: Setup) -> Iterator[Finding]:
     yield Finding(
         message="bfloat16 is the old name of bf16",
         at=("bfloat16",),
-        changes={"bfloat16": None, "bf16": as_written(config["bfloat16"])},
+        **moved(("", "bfloat16"), ("", "bf16"), config["bfloat16"]),
     )
 
 

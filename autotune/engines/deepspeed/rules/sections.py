@@ -301,6 +301,9 @@ here (`pipeline`, `datastates_ckpt`, what a curriculum holds, ...) are not looke
 
 ELEMENTS = key_of({"type": "integer", "minimum": 0})
 
+ACCELERATES: Mapping[str, str] = _data("accelerate_keys.json")
+"""Field of accelerate's section for DeepSpeed -> the key that it fills in."""
+
 SPELLINGS: Mapping[str, str] = _TABLE["zero_optimization"]["spellings"]
 """Second spelling of a `zero_optimization` key -> the first: pydantic's field name and alias."""
 

@@ -6,6 +6,7 @@ from typing import Any
 from autotune.engines.deepspeed.rules.base import (
     Setup,
     as_section,
+    moved,
     removal,
     zero,
 )
@@ -96,8 +97,8 @@ def _heirs(setup: Setup, name: str, value: Any) -> Iterator[Choice]:
             if setup.section(other).get("enabled") is not True:
                 yield Choice(changes={"amp": None, dtype: {"enabled": True}})
     if name == "mics_shard_size" and type(value) is int and value > 1:
-        hpz = {"mics_shard_size": None, "zero_hpz_partition_size": value}
-        yield Choice(changes=zero(**hpz))
+        section = "zero_optimization"
+        yield Choice(**moved((section, name), (section, "zero_hpz_partition_size"), value))
 
 
 @rule("the same fields, read off the releases of READ")

@@ -1,6 +1,8 @@
 """ZeRO: which keys act at which stage, and what its stages do not do."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup, zero
@@ -13,27 +15,11 @@ _QUANTIZED = (
     "zero_quantized_nontrainable_weights",
     "zero_quantized_gradients",
 )
-_ACTING: Mapping[tuple[int, ...], tuple[str, ...]] = {
-    (1, 2, 3): ("contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "overlap_comm"),
-    _BUCKETS: (
-        *("use_multi_rank_bucket_allreduce", "allgather_bucket_size", "round_robin_gradients"),
-        *("parameter_alignment", "ignore_unused_parameters"),
-    ),
-    (3,): (
-        *("sub_group_size", "zero_hpz_partition_size", "memory_efficient_linear"),
-        *("override_module_apply", "leaf_module", "log_trace_cache_warnings"),
-        *("enable_sanity_checks", "stage3_prefetch_bucket_size"),
-        *("stage3_param_persistence_threshold", "stage3_model_persistence_threshold"),
-        *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
-        *("stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params"),
-        *("stage3_allgather_sequential", *_QUANTIZED),
-    ),
-    (): ("allgather_partitions",),
-}
+_ACTING = json.loads(Path(__file__).with_name("acts_at.json").read_text(encoding="utf-8"))
 ACTS_AT: Mapping[str, tuple[int, ...]] = {
-    spelling: stages
-    for stages, names in _ACTING.items()
-    for name in names
+    spelling: tuple(row["stages"])
+    for row in _ACTING
+    for name in row["keys"]
     for spelling in (name, name.removeprefix("stage3_"))
 }
 """Key of `zero_optimization` -> the stages that read it. Keys that only concern checkpoints are

@@ -11,11 +11,17 @@ from typing import Any
 from autotune.base.names import near_names
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.schema import HOMES
-from autotune.engines.deepspeed.rules.sections import AUTO, SECTIONS
+from autotune.engines.deepspeed.rules.sections import ACCELERATES, AUTO, SECTIONS
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.space.rule import Violation
 
+SECTION = "deepspeed_config"
+"""Its section for DeepSpeed."""
+FIELDS = {key: name for name, key in ACCELERATES.items()}
+"""Key of a ds_config -> what the section calls it."""
+FLAGS = tuple(name for name in ACCELERATES if not name.endswith("_path"))
+"""Fields that are flags of `accelerate launch`, which come before the section."""
 KINDS: tuple[str, ...] = tuple(PROGRAMS["accelerate"]["kinds"])
 """Values of `distributed_type`."""
 ACCUMULATION = "gradient_accumulation_steps"

@@ -13,7 +13,8 @@ from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.consumers import Consumer, known_values
 from autotune.engines.deepspeed.sources.filled import filled, with_hidden_sizes
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
-from autotune.engines.deepspeed.sources.source import Source, read
+from autotune.engines.deepspeed.sources.reading import Source
+from autotune.engines.deepspeed.sources.source import read
 from autotune.engines.deepspeed.sources.training import (
     DEFAULT_OPTIM,
     completed,
@@ -79,7 +80,7 @@ def read_run(path: Path, *, world: int, hidden: int, with_monitors: bool = False
 
 def _is_plain(source: Source, path: Path) -> bool:
     """Whether the file is a ds_config and nobody's arguments stand beside it."""
-    is_told = source.is_made or source.arguments or source.accelerate_file is not None
+    is_told = source.is_made or source.arguments or source.accelerate.path is not None
     return source.path == path and not source.at and not is_told
 
 

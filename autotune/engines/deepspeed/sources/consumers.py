@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 
 
 class Consumer(StrEnum):
@@ -33,18 +34,10 @@ class Argument:
     """Type of its values: `int`, `float` (a whole number is one, too) or `bool`."""
 
 
-ARGUMENTS = (
-    Argument(name="per_device_train_batch_size", key="train_micro_batch_size_per_gpu", kind=int),
-    Argument(name="gradient_accumulation_steps", key="gradient_accumulation_steps", kind=int),
-    Argument(name="max_grad_norm", key="gradient_clipping", kind=float),
-    Argument(name="learning_rate", key="optimizer.params.lr", kind=float),
-    Argument(name="adam_epsilon", key="optimizer.params.eps", kind=float),
-    Argument(name="weight_decay", key="optimizer.params.weight_decay", kind=float),
-    Argument(name="learning_rate", key="scheduler.params.warmup_max_lr", kind=float),
-    Argument(name="warmup_steps", key="scheduler.params.warmup_num_steps", kind=float),
-    Argument(name="max_steps", key="scheduler.params.total_num_steps", kind=int),
-    Argument(name="fp16", key="fp16.enabled", kind=bool),
-    Argument(name="bf16", key="bf16.enabled", kind=bool),
+_KIND_OF: Mapping[str, type] = {"int": int, "float": float, "bool": bool}
+ARGUMENTS = tuple(
+    Argument(name=name, key=key, kind=_KIND_OF[kind])
+    for name, key, kind in PROGRAMS["trainer"]["keys_of_arguments"]
 )
 """Keys that `trainer_config_process` and `trainer_config_finalize` match."""
 
@@ -60,24 +53,7 @@ HIDDEN_SIZES: Mapping[str, Callable[[int], int]] = {
 }
 """Key -> what both consumers make of the model's hidden size."""
 
-_PREPARED = (
-    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-    *("gradient_clipping", "fp16.enabled", "bf16.enabled", "steps_per_print"),
-    *("optimizer.params.lr", "optimizer.params.weight_decay"),
-    *(
-        f"scheduler.params.{name}"
-        for name in ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
-    ),
-    *(
-        f"zero_optimization.{name}"
-        for name in (
-            *("stage", "offload_optimizer.device", "offload_param.device"),
-            *("offload_optimizer.nvme_path", "offload_param.nvme_path"),
-            "stage3_gather_16bit_weights_on_model_save",
-        )
-    ),
-    *HIDDEN_SIZES,
-)
+_PREPARED = (*PROGRAMS["accelerate"]["filled"], *HIDDEN_SIZES)
 FILLED: Mapping[Consumer, frozenset[str]] = {
     Consumer.DEEPSPEED: frozenset(),
     Consumer.ACCELERATE: frozenset(_PREPARED),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.space.rule import Choice, Consequence, Level, Patch, Violation
+from autotune.space.rule import Choice, Consequence, Level, Moves, Patch, Violation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,7 @@ def violation_of(
     /,
     *at: str,
     changes: Patch | None = None,
+    moves: Moves | None = None,
     choices: Sequence[Patch] = (),
     consequence: Consequence | None = None,
     is_note: bool | None = None,
@@ -48,6 +49,7 @@ def violation_of(
         name: The rule.
         at: Keys that it is about.
         changes: The fix.
+        moves: Which of the changes only bring a key to another place.
         choices: Further ways out.
         consequence: What the reader does with this file, where that is not the rule's usual one.
         is_note: Whether it is worth a note alone, where that is not as usual.
@@ -61,6 +63,7 @@ def violation_of(
         message=rule.message.format_map(facts),
         fix=rule.fix.format_map(facts),
         changes=changes or {},
+        moves=moves or {},
         at=at,
         choices=tuple(Choice(changes=one) for one in choices),
         consequence=consequence,

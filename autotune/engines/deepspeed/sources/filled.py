@@ -16,7 +16,7 @@ from autotune.engines.deepspeed.sources.consumers import (
     known_values,
     precision_of,
 )
-from autotune.engines.deepspeed.sources.source import Source
+from autotune.engines.deepspeed.sources.reading import Source
 from autotune.space.rule import Patch
 
 

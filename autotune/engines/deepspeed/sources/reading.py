@@ -24,7 +24,7 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError, kind_of
 from autotune.engines.deepspeed.sources.launch import LaunchLine
-from autotune.engines.deepspeed.sources.layout import ExportedLayout
+from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.sections import (
     is_ds_config,
@@ -33,7 +33,7 @@ from autotune.engines.deepspeed.sources.sections import (
     sections_inside,
 )
 from autotune.engines.launches.line import typed
-from autotune.space.rule import Violation
+from autotune.space.rule import NotJudged, Violation
 
 Syntax = Literal["json", "hjson", "yaml", "shell"]
 
@@ -76,14 +76,19 @@ class Parsed:
     """Keys of YAML that stand twice in one section, and the line of the last one."""
 
 
+_NO_LINE, _NO_FILE = LaunchLine(), AccelerateFile({}, None)
+
+
 @dataclass(frozen=True, kw_only=True)
-class ReadConfig:
-    """A DeepSpeed configuration that a file holds, or that another file holds which it names."""
+class Source:
+    """A DeepSpeed configuration that a file holds or names, and what is known of its reader."""
 
     path: Path
     """The file that holds it."""
+    asked: Path = Path()
+    """The file that was named; it may name another one."""
     text: str
-    syntax: Syntax
+    syntax: Syntax = "json"
     at: tuple[str, ...] = ()
     """The keys of the file under which it lies."""
     document: str = ""
@@ -105,26 +110,85 @@ class ReadConfig:
     """Whether it stands in some program's own file, which may add to it."""
     unknown: frozenset[tuple[str, ...]] = frozenset()
     """Keys that somebody fills in at run time: "auto" in `config`, or a placeholder."""
-    consumer: Consumer | None = None
+    consumer: Consumer = Consumer.DEEPSPEED
+    is_guessed: bool = True
+    """Whether nothing tells the consumer, so that DeepSpeed itself is taken for it."""
     because: str = ""
     """Evidence for the consumer; empty: there is none."""
     reader: str = ""
     """The program that hands it over, where it is another than the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of Trainer's."""
     arguments_path: Path | None = None
     """The file in which they stand; None: they stand in none."""
     arguments_at: tuple[str, ...] = ()
     """The keys of that file under which they lie."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Names of `arguments` that are numbers, and stand in the file as text."""
-    accelerate: AccelerateFile | None = None
+    own_defaults: frozenset[str] | None = None
+    """Fields of `TrainingArguments` for which the script has defaults of its own; None: it does
+    not tell, or is not there."""
+    arguments_unread: str = ""
+    """Why an argument of Trainer's that is not among `arguments` is not known."""
+    lost: frozenset[str] = frozenset()
+    """Arguments that the launch was meant to have, and that stand on a line of their own."""
+    is_trainers: bool | None = None
+    """Whether its script trains with Trainer; None: nobody says."""
+    line: LaunchLine = _NO_LINE
+    """What starts the training."""
+    accelerate: AccelerateFile = _NO_FILE
+    """The accelerate YAML; without a path there is none."""
     world: int | None = None
+    """Ranks, without those that the reader splits a model over."""
+    world_because: str = "given"
     split: int = 1
     """Ranks that the reader splits each stage over, which DeepSpeed leaves out of its batch."""
-    layout: ExportedLayout | None = None
+    per_node: int | None = None
+    """Ranks of one node; None where nobody says."""
+    layout: ExportedLayout = UNSPLIT
     """For an export or a pipeline: how its script splits the training."""
+    accelerator: str | None = None
+    """Where it runs, as the launch line, the arguments or the files say; None: nobody says."""
     refused: tuple[Violation, ...] = ()
     """Violations of the reader, which refuses or overrules keys before DeepSpeed sees them."""
+    not_judged: tuple[NotJudged, ...] = ()
+    """What belongs to the configuration, and could not be read."""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether a fix may be written: into no file but the one that was named."""
+        return self.path == self.asked and self.path.is_file()
+
+    @property
+    def mixed_precision(self) -> str | None:
+        """Accelerate's, where it is given, as it is given."""
+        return self.line.mixed_precision or self.accelerate.mixed_precision
+
+    @property
+    def not_for(self) -> str:
+        """Name of what accelerate runs instead of DeepSpeed, where its YAML says so."""
+        return "" if self.line.uses_deepspeed else self.accelerate.not_for
+
+    @property
+    def is_tuned(self) -> bool | None:
+        """Whether DeepSpeed's own autotuner starts it; None: nobody says."""
+        if self.line.is_tuned:
+            return True
+        return False if self.consumer is Consumer.ACCELERATE or self.line.kind else None
+
+    @property
+    def launched(self) -> str | None:
+        """The ds_config that the launch line names, where it is certain to be another file.
+
+        A line may be meant for another folder, and a variable for anything.
+        """
+        named = self.line.config
+        if named is None or "$" in named or self.document:
+            return None
+        if os.path.isfile(named):  # standard input is no file
+            is_same = os.path.exists(self.path) and self.path.samefile(named)
+            return None if is_same else named
+        return None if Path(named).name == self.path.name else named
 
 
 def may_be_deepspeeds(path: Path) -> bool:
@@ -207,9 +271,7 @@ def _is_ds_config(data: Mapping[str, Any], path: Path, *, is_json: bool) -> bool
     return is_ds_config(data, is_json=is_json, is_named=is_named)
 
 
-def sections_of(
-    text: str, path: Path, line: LaunchLine, *, has_accelerate: bool
-) -> list[ReadConfig]:
+def sections_of(text: str, path: Path, line: LaunchLine, *, has_accelerate: bool) -> list[Source]:
     """The DeepSpeed configurations of a file, at least one.
 
     Args:
@@ -229,7 +291,7 @@ def sections_of(
     if reads_exponents:
         found = parsed(text, path, reads_exponents=True)
     data = found.data
-    here = ReadConfig(
+    here = Source(
         path=path,
         text=text,
         syntax=found.syntax,
@@ -296,7 +358,7 @@ def has_arguments(data: Mapping[str, Any]) -> bool:
     return bool(_OF_ARGUMENTS & data.keys() or trainer_of(data))
 
 
-def _of_neox(here: ReadConfig, data: Mapping[str, Any]) -> ReadConfig:
+def _of_neox(here: Source, data: Mapping[str, Any]) -> Source:
     config = neox.config_of(data)
     if not config:
         raise NotADsConfigError(
@@ -308,7 +370,7 @@ def _of_neox(here: ReadConfig, data: Mapping[str, Any]) -> ReadConfig:
         config=config,
         is_made=True,
         unknown=_autos_at_top(config),
-        consumer=Consumer.DEEPSPEED,
+        is_guessed=False,
         because=f"{here.path} is GPT-NeoX's, which hands it these keys",
         reader=neox.READER,
         world=neox.world_of(data),
@@ -317,7 +379,7 @@ def _of_neox(here: ReadConfig, data: Mapping[str, Any]) -> ReadConfig:
     )
 
 
-def _of_lightning(here: ReadConfig, strategy: lightning.Strategy) -> ReadConfig:
+def _of_lightning(here: Source, strategy: lightning.Strategy) -> Source:
     data: Mapping[str, Any] = here.config
     given, section = strategy.config, replace(here, at=strategy.at)
     if isinstance(given, str):
@@ -333,7 +395,7 @@ def _of_lightning(here: ReadConfig, strategy: lightning.Strategy) -> ReadConfig:
         is_made=True,
         unasked=lightning.unasked(strategy.arguments) if is_made else frozenset(),
         unknown=_autos_at_top(after),
-        consumer=Consumer.DEEPSPEED,
+        is_guessed=False,
         because=f"the DeepSpeed strategy of Lightning in {here.path}",
         reader="Lightning",
         world=lightning.world_of(data),
@@ -345,7 +407,7 @@ def _autos_at_top(config: Mapping[str, Any]) -> frozenset[tuple[str, ...]]:
     return frozenset((name,) for name, value in config.items() if value == AUTO)
 
 
-def _of_accelerate(here: ReadConfig, line: LaunchLine) -> ReadConfig:
+def _of_accelerate(here: Source, line: LaunchLine) -> Source:
     file = AccelerateFile(here.config, here.path)
     if file.file is not None:
         return replace(_named(file.file, here.path), accelerate=file)
@@ -353,7 +415,7 @@ def _of_accelerate(here: ReadConfig, line: LaunchLine) -> ReadConfig:
     return replace(here, config=config, at=("deepspeed_config",), is_made=True, accelerate=file)
 
 
-def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]) -> ReadConfig:
+def _of_arguments(here: Source, data: Mapping[str, Any], at: tuple[str, ...]) -> Source:
     """The ds_config that a file names, or holds, beside arguments of Hugging Face's Trainer.
 
     They are numbers where their text is one: axolotl and TRL convert it, ms-swift hands it on as a
@@ -374,6 +436,7 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
     return replace(
         section,
         consumer=Consumer.TRAINER,
+        is_guessed=False,
         because=f"the {'.'.join(at)} key of {here.path}",
         reader=reader,
         arguments=arguments,
@@ -410,9 +473,9 @@ def _object_in(text: str, path: Path) -> Any:
         ) from error
 
 
-def _inside(here: ReadConfig) -> list[ReadConfig]:
+def _inside(here: Source) -> list[Source]:
     """Sections at depth, and those of files that are named there."""
-    found: list[ReadConfig] = []
+    found: list[Source] = []
     gone = ""
     for at, value in sections_inside(here.config):
         because = f"the section {'.'.join(at)} of {here.path}"
@@ -471,12 +534,12 @@ def named_path(name: str, base: Path) -> Path:
     return path
 
 
-def _named(name: str, base: Path) -> ReadConfig:
+def _named(name: str, base: Path) -> Source:
     """The ds_config that another file names."""
     path = named_path(name, base)
     text = read_text(path)
     found = parsed(text, path)
-    return ReadConfig(
+    return Source(
         path=path,
         text=text,
         syntax=found.syntax,

@@ -10,7 +10,7 @@ from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_valu
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
-from autotune.engines.deepspeed.sources.reading import ReadConfig
+from autotune.engines.deepspeed.sources.reading import Source
 from autotune.engines.launches.devices import VisibleDevices, too_few
 from autotune.space.rule import Violation
 
@@ -27,39 +27,31 @@ _MEGATRON_FLAGS = (
 """Flag and key that nothing compares (megatron/training.py: _create_ds_config_dict)."""
 
 
-def refusals(
-    section: ReadConfig, consumer: Consumer, reader: str, arguments: Mapping[str, Any]
-) -> Iterator[Violation]:
-    """What a reader does with a configuration that DeepSpeed does not see.
-
-    Args:
-        section: The configuration.
-        consumer: Who hands it to DeepSpeed.
-        reader: The program that does, where it has a name.
-        arguments: Of the launch line.
-    """
+def refusals(source: Source) -> Iterator[Violation]:
+    """What a reader does with a configuration that DeepSpeed does not see."""
+    consumer, reader, arguments = source.consumer, source.reader, source.arguments
     is_deepspeeds = consumer is Consumer.DEEPSPEED and not reader
-    is_named_yaml = section.syntax == "yaml" and section.is_named
-    if not is_deepspeeds and (section.syntax == "hjson" or is_named_yaml):
-        rule = f"file.{section.syntax}"
-        yield violation_of(rule, path=section.path, reader=reader or consumer)
+    is_named_yaml = source.syntax == "yaml" and source.is_named
+    if not is_deepspeeds and (source.syntax == "hjson" or is_named_yaml):
+        rule = f"file.{source.syntax}"
+        yield violation_of(rule, path=source.path, reader=reader or consumer)
     if consumer is Consumer.TRAINER:
         if not reader:
-            yield from _texts(section, arguments)
-        yield from _refused_by(reader, look_up(section.config, _STAGE), arguments)
+            yield from _texts(source)
+        yield from _refused_by(reader, look_up(source.config, _STAGE), arguments)
         for name in ACCELERATE_ALONE:
-            if name in section.arguments:
+            if name in source.arguments and name not in source.line.arguments:
                 yield violation_of("huggingface.accelerates_field", name, name=name)
     if reader != MEGATRON:
         return
     for flag, name in _MEGATRON_FLAGS:
-        value, given = look_up(section.config, name), arguments.get(flag)
+        value, given = look_up(source.config, name), arguments.get(flag)
         if type(value) is int and type(given) is int and value != given:
             yield violation_of(f"megatron_deepspeed.{flag}", value=value, given=given)
     # DeepSpeed then uses no section `optimizer` (runtime/engine.py: _configure_optimizer).
     key = "zero_optimization.offload_optimizer"
-    is_offloaded = look_up(section.config, f"{key}.device") in ("cpu", "nvme")
-    forces = section.config.get("zero_force_ds_cpu_optimizer") is not False
+    is_offloaded = look_up(source.config, f"{key}.device") in ("cpu", "nvme")
+    forces = source.config.get("zero_force_ds_cpu_optimizer") is not False
     if is_offloaded and forces and "cpu_optimizer" not in arguments:
         yield violation_of("megatron_deepspeed.cpu_optimizer", key)
 
@@ -83,10 +75,10 @@ def _refused_by(reader: str, stage: Any, arguments: Mapping[str, Any]) -> Iterat
         )
 
 
-def _texts(section: ReadConfig, arguments: Mapping[str, Any]) -> Iterator[Violation]:
+def _texts(source: Source) -> Iterator[Violation]:
     """Numbers that stand as text in a file that HfArgumentParser reads."""
-    for name, text in section.texts.items():
-        number = arguments[name]
+    for name, text in source.texts.items():
+        number = source.arguments[name]
         meant = int(number) if type(number) is float and number.is_integer() else number
         if not (is_known_value(name, number) or is_known_value(name, meant)):
             continue

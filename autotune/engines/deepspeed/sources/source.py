@@ -1,12 +1,11 @@
 """The configuration to check: its text, its place, and what is known of its reader."""
 
 import contextlib
-import itertools
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path, PurePath
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
@@ -33,11 +32,10 @@ from autotune.engines.deepspeed.sources.launch import (
     launch_of_words,
     read_launch,
 )
-from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, layout_beside
+from autotune.engines.deepspeed.sources.layout import UNSPLIT, layout_beside
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import (
-    ReadConfig,
-    Syntax,
+    Source,
     as_arguments,
     named_path,
     parsed,
@@ -54,7 +52,7 @@ from autotune.engines.deepspeed.sources.script import (
 )
 from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
-from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, parts_of, ranks_in
+from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, cost_of_lost, is_shell, read_shell
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation
@@ -68,62 +66,8 @@ _OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
 same names."""
 
-_COUNTS = ("-n", "-np", "--n", "--np")
-"""Flags of MPI's launchers for the number of ranks."""
-_OWN_LAUNCHERS = ("llamafactory-cli", "swift")
-"""Commands that start their ranks themselves."""
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source(ReadConfig):
-    """A configuration and its surroundings."""
-
-    asked: Path
-    """The file that was named; it may name another one."""
-    syntax: Syntax = "json"
-    consumer: Consumer
-    is_guessed: bool = False
-    """Whether nothing tells the consumer, so that DeepSpeed itself is taken for it."""
-    own_defaults: frozenset[str] | None = None
-    """Fields of `TrainingArguments` for which the script has defaults of its own; None: it does
-    not tell, or is not there."""
-    world: int | None = None
-    """Ranks, without those that the reader splits a model over."""
-    world_because: str = "given"
-    per_node: int | None = None
-    """Ranks of one node; None where nobody says."""
-    mixed_precision: str | None = None
-    """Accelerate's, where it is given, as it is given."""
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    """DeepSpeed's flags of `accelerate launch`."""
-    accelerate_file: Mapping[str, Any] | None = None
-    """The accelerate YAML, as PyYAML reads it; None: there is none."""
-    beside_file: tuple[str, ...] = ()
-    """Fields of the accelerate YAML that it refuses beside a `deepspeed_config_file`."""
-    launched: str | None = None
-    """The ds_config that the launch line names, where it is another file."""
-    not_for: str = ""
-    """Name of what accelerate runs instead of DeepSpeed, where its YAML says so."""
-    layout: ExportedLayout = UNSPLIT
-    accelerator: str | None = None
-    """Where it runs, as the launch line, the arguments or the files say; None: nobody says."""
-    is_trainers: bool | None = None
-    """Whether its script trains with Trainer; None: nobody says."""
-    is_tuned: bool | None = None
-    """Whether DeepSpeed's own autotuner starts it; None: nobody says."""
-    lost: frozenset[str] = frozenset()
-    """Arguments that the launch was meant to have, and that stand on a line of their own."""
-    arguments_unread: str = ""
-    """Why an argument of Trainer's that is not among `arguments` is not known."""
-    not_judged: tuple[NotJudged, ...] = ()
-    """What belongs to the configuration, and could not be read."""
-
-    @property
-    def can_write(self) -> bool:
-        """Whether a fix may be written: into no file but the one that was named."""
-        return self.path == self.asked and self.path.is_file()
 
 
 def read(path: str | Path, **how: Any) -> Source:
@@ -178,16 +122,10 @@ def read_all(
     line = LaunchLine()
     if launch is not None:
         line, words = read_launch(launch), shlex.split(launch.replace("\\\n", " "))
-        line = _with_ranks(line, words, "", assigned(words))
-    return _read(
-        path,
-        text,
-        path,
-        line,
-        accelerate=None if accelerate is None else Path(accelerate),
-        world=world,
-        given=consumer,
-    )
+        line = _with_ranks(line, words, assigned(words))
+    beside = None if accelerate is None else Path(accelerate)
+    asked = _Asked(path=path, line=line, world=world, given=consumer, accelerate=beside)
+    return _read(path, text, asked)
 
 
 def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command, LaunchLine]]:
@@ -196,10 +134,8 @@ def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command
         if words[0] in ("echo", "printf"):
             continue
         line = launch_of_words(words)
-        variables = {
-            name: word.text for name, word in {**shell.exported, **command.variables}.items()
-        }
-        line = _with_ranks(line, [*command.within, *words], text, variables)
+        variables = {name: word.text for name, word in command.variables.items()}
+        line = _with_ranks(line, words, variables, within=command.within, text=text)
         line = replace(
             line,
             accelerator=line.accelerator or accelerator_in(variables),
@@ -214,29 +150,19 @@ def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command
 
 
 def _with_ranks(
-    line: LaunchLine, words: Sequence[str], text: str, variables: Mapping[str, str]
+    line: LaunchLine,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    within: Sequence[str] = (),
+    text: str = "",
 ) -> LaunchLine:
     """The line with the ranks that start without a launcher of Python's."""
     if line.kind or not words:
         return line
-    world, per_node = _ranks_of(line, words, text, variables)
+    options = slurm.options_of(text)
+    world, per_node = ranks_of(words, within=within, variables=variables, options=options)
     return replace(line, world=line.world or world, per_node=line.per_node or per_node)
-
-
-def _ranks_of(
-    line: LaunchLine, words: Sequence[str], text: str, variables: Mapping[str, str]
-) -> tuple[int | None, int | None]:
-    """All ranks, and those of one node."""
-    if PurePath(line.script).name in _OWN_LAUNCHERS:
-        return ranks_in(variables)
-    before_script = words[: parts_of(words).script_at]
-    if PurePath(words[0]).name in ("mpirun", "mpiexec"):
-        pairs = itertools.pairwise(before_script)
-        count = next((after for name, after in pairs if name in _COUNTS), "")
-        return (int(count) if count.isdecimal() else None), None
-    world, per_node = slurm.tasks_of(before_script, slurm.options_of(text))
-    of_variable = variables.get("WORLD_SIZE", "")
-    return world or (int(of_variable) if of_variable.isdecimal() else None), per_node
 
 
 def _with_own_config(line: LaunchLine, asked: Path) -> LaunchLine:
@@ -291,46 +217,33 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     variables = slurm.variables_of(slurm.options_of(text))
     shell = read_shell(text, path, variables=variables, follows=True)
     for command, line in _launches(shell, text, path):
-        of_line = _of_line(line, text, path, shell, world=world, given=given)
+        asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
         unread = [NotJudged(what="what the launch is given", why=why) for why in command.unread]
-        of_line = [replace(one, not_judged=(*one.not_judged, *unread)) for one in of_line]
         lost = shell.lost_below(command)
-        found += of_line if lost is None else [_with_lost(one, lost, text) for one in of_line]
+        for one in _of_line(asked, text, command.unread):
+            one = replace(one, not_judged=(*one.not_judged, *unread))
+            found.append(one if lost is None else _with_lost(one, lost, text))
     if not found:
         raise NotADsConfigError(path, "a shell file without a launch line that names one")
     return found
 
 
-def _of_line(
-    line: LaunchLine,
-    text: str,
-    path: Path,
-    shell: ShellText,
-    *,
-    world: int | None,
-    given: Consumer | None,
-) -> list[Source]:
+def _of_line(asked: "_Asked", text: str, unread: Sequence[str]) -> list[Source]:
     """The configurations of one launch line of a shell file; empty: it names none."""
-    name, arguments = line.config, None
+    line, arguments = asked.line, None
+    name = line.config
     if name is None and line.named is not None:
         try:
-            return _of_named(line.named, path, line, shell, world=world, given=given)
+            return _of_named(line.named, asked, unread)
         except NotADsConfigError:  # arguments alone: accelerate is told the rest
-            arguments = named_path(line.named, path)
+            arguments = named_path(line.named, asked.path)
     name = name or line.accelerate_config
-    if name is None and not line.plugin and not line.uses_deepspeed:
-        return []
-    if name is None:  # the flags of accelerate say it all
+    if name is None and (line.plugin or line.uses_deepspeed):  # accelerate's flags say it all
         file = AccelerateFile({}, None)
-        made = ReadConfig(
-            path=path,
-            text=text,
-            syntax="shell",
-            config=config_of(file, line.plugin),
-            is_made=True,
-        )
-        return [_source(made, path, line, file, world=world, given=given)]
-    sources = _of_named(name, path, line, shell, world=world, given=given)
+        config = config_of(file, line.plugin)
+        made = Source(path=asked.path, text=text, syntax="shell", config=config, is_made=True)
+        return [_source(made, asked, file)]
+    sources = [] if name is None else _of_named(name, asked, unread)
     return [_beside(one, arguments) for one in sources] if arguments else sources
 
 
@@ -348,36 +261,21 @@ def _with_lost(source: Source, lost: Command, text: str) -> Source:
     return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
 
 
-def _of_named(
-    name: str,
-    base: Path,
-    line: LaunchLine,
-    shell: ShellText,
-    *,
-    world: int | None,
-    given: Consumer | None,
-) -> list[Source]:
+def _of_named(name: str, asked: "_Asked", unread: Sequence[str]) -> list[Source]:
     """The configurations of a file that a launch line names, or that its shell file writes."""
-    if (written := shell.written.get(os.path.normpath(name))) is not None:
-        found = _read(Path(name), written, base, line, accelerate=None, world=world, given=given)
+    if (written := asked.written.get(os.path.normpath(name))) is not None:
+        found = _read(Path(name), written, asked)
         # Its lines are those of the shell file, which is not edited: variables stand in it.
-        return [replace(one, path=base, document=f"a here-document ({name})") for one in found]
+        document = f"a here-document ({name})"
+        return [replace(one, path=asked.path, document=document) for one in found]
     if UNKNOWN.search(name):
-        why = ", ".join((*shell.unread, f"say the launch with {flag('launch')}")[:1])
+        why = (*unread, f"say the launch with {flag('launch')}")[0]
         raise RenderError(
-            f"{base}: names {name!r}, which only the shell knows",
+            f"{asked.path}: names {name!r}, which only the shell knows",
             f"{why}, or name the ds_config.json itself",
         )
-    path = named_path(name, base)
-    return _read(
-        path,
-        read_text(path),
-        base,
-        line,
-        accelerate=None,
-        world=world,
-        given=given,
-    )
+    path = named_path(name, asked.path)
+    return _read(path, read_text(path), asked)
 
 
 def _beside(source: Source, path: Path) -> Source:
@@ -391,27 +289,31 @@ def _beside(source: Source, path: Path) -> Source:
     )
 
 
-def _read(
-    path: Path,
-    text: str,
-    asked: Path,
-    line: LaunchLine,
-    *,
-    accelerate: Path | None,
-    world: int | None,
-    given: Consumer | None,
-) -> list[Source]:
-    """The configurations of a file; `asked` is the one that was named, which may name it."""
-    if accelerate is None and line.accelerate_config is not None:
-        accelerate = _from_line(line.accelerate_config, path)
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """A file that was named, and what is said of it."""
+
+    path: Path
+    """It; a configuration that it names may stand in another one."""
+    line: LaunchLine
+    world: int | None
+    given: Consumer | None
+    accelerate: Path | None = None
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Path -> the text that the file writes there."""
+
+
+def _read(path: Path, text: str, asked: _Asked) -> list[Source]:
+    """The configurations of a file."""
+    accelerate = asked.accelerate
+    if accelerate is None and asked.line.accelerate_config is not None:
+        accelerate = _from_line(asked.line.accelerate_config, path)
     if accelerate is not None and _is_same(accelerate, path):
         accelerate = None
     accelerate_data = {} if accelerate is None else parsed(read_text(accelerate), accelerate).data
     file = AccelerateFile(accelerate_data, accelerate)
-    return [
-        _source(section, asked, line, file, world=world, given=given)
-        for section in sections_of(text, path, line, has_accelerate=accelerate is not None)
-    ]
+    sections = sections_of(text, path, asked.line, has_accelerate=accelerate is not None)
+    return [_source(section, asked, file) for section in sections]
 
 
 def _from_line(name: str, asked: Path) -> Path | None:
@@ -431,18 +333,11 @@ def _is_same(one: Path, other: Path) -> bool:
     return one == other or (os.path.isfile(one) and os.path.exists(other) and one.samefile(other))
 
 
-def _source(
-    section: ReadConfig,
-    asked: Path,
-    line: LaunchLine,
-    accelerate: AccelerateFile,
-    *,
-    world: int | None,
-    given: Consumer | None,
-) -> Source:
-    file = section.accelerate or accelerate
-    script = _script(line.script, asked)
-    consumer, because = _consumer(given, section, line, script, file)
+def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Source:
+    file = section.accelerate if section.accelerate.path is not None else accelerate
+    line, world = asked.line, asked.world
+    script = _script(line.script, asked.path)
+    consumer, because = _consumer(asked.given, section, line, script, file)
     ranks = line.world or file.n_processes or section.world
     nodes = line.n_nodes or file.n_machines
     reader = section.reader or line.reader or ("TRL" if Path(line.script).name == TRL else "")
@@ -466,18 +361,15 @@ def _source(
         given_there = line.arguments if is_open else {}
         defaults, line_arguments = made_there.unknown, {**given_there, **made_there.known}
     arguments = {**section.arguments, **line_arguments}
-    layout = section.layout or line.layout or layout_beside(section.path)
-    accelerator = (
-        layout.accelerator
-        or line.accelerator
-        or ("cpu" if _is_for_cpu(arguments) or file.data.get("use_cpu") is True else None)
-    )
-    per_node = line.per_node or (
-        ranks // nodes if ranks and nodes and ranks % nodes == 0 else None
-    )
-    read = {one.name: getattr(section, one.name) for one in fields(section)}
-    facts = dict(
-        asked=asked,
+    layouts = (section.layout, line.layout, layout_beside(section.path))
+    layout = next((one for one in layouts if one not in (None, UNSPLIT)), None) or layouts[2]
+    is_for_cpu = _is_for_cpu(arguments) or file.data.get("use_cpu") is True
+    is_whole = ranks and nodes and ranks % nodes == 0
+    source = replace(
+        section,
+        asked=asked.path,
+        line=line,
+        accelerate=file,
         consumer=consumer,
         because=because,
         is_guessed=is_guessed,
@@ -486,38 +378,22 @@ def _source(
         unknown=section.unknown | frozenset(placeholders(section.config)),
         own_defaults=None if line.open_words else defaults,
         is_trainers=_is_trainers(consumer, script),
-        is_tuned=_is_tuned(consumer, line),
         arguments_unread=_why_unread(line, script, reader),
-        not_judged=(
-            *_unread_filler(line, script, because),
-            *_unread_trainer(section, consumer, line, script),
-            *(_unknown_ranks(section) if line.script and not (world or ranks) else ()),
-            *_unread_file(section, consumer, line_arguments),
-        ),
         world=counted,
         world_because=world_because,
-        per_node=per_node,
-        mixed_precision=line.mixed_precision or file.mixed_precision,
-        flags=line.plugin,
-        accelerate_file=None if file.path is None else file.data,
-        launched=_another(line.config, section.path),
-        beside_file=file.beside_file,
-        not_for="" if line.uses_deepspeed else file.not_for,
+        per_node=line.per_node or (ranks // nodes if ranks and nodes and is_whole else None),
         layout=layout,
-        accelerator=accelerator,
-        refused=(
-            *section.refused,
-            *refusals(section, consumer, reader, arguments),
-            *_of_devices(
-                "" if asked == section.path else f"{asked}: ",
-                line,
-                file,
-                per_node=per_node or (None if nodes else ranks),
-                is_on_cpu=accelerator == "cpu",
-            ),
-        ),
+        accelerator=layout.accelerator or line.accelerator or ("cpu" if is_for_cpu else None),
     )
-    return Source(**{**read, **facts})
+    not_judged = (
+        *_unread_filler(source, script),
+        *_unread_trainer(source, script),
+        *(_unknown_ranks(source) if line.script and not (world or ranks) else ()),
+        *_unread_file(source, line_arguments),
+    )
+    on_a_node = source.per_node or (None if nodes else ranks)
+    refused = (*section.refused, *refusals(source), *_of_devices(source, on_a_node))
+    return replace(source, not_judged=not_judged, refused=refused)
 
 
 def _is_trainers(consumer: Consumer, script: Path | None) -> bool | None:
@@ -526,19 +402,13 @@ def _is_trainers(consumer: Consumer, script: Path | None) -> bool | None:
     return False if script is not None and trains_with(script) is False else None
 
 
-def _is_tuned(consumer: Consumer, line: LaunchLine) -> bool | None:
-    if line.is_tuned:
-        return True
-    return False if consumer is Consumer.ACCELERATE or line.kind else None
-
-
-def _of_devices(
-    where: str, line: LaunchLine, file: AccelerateFile, *, per_node: int | None, is_on_cpu: bool
-) -> Iterator[Violation]:
+def _of_devices(source: Source, per_node: int | None) -> Iterator[Violation]:
     """Violations of the devices that a launch, or the YAML of accelerate, leaves visible."""
+    line, file = source.line, source.accelerate
     is_accelerates = line.kind == "accelerate" or file.path is not None
     visible = line.visible or visible_devices(file.data if is_accelerates else {})
-    if not is_on_cpu:
+    where = "" if source.asked == source.path else f"{source.asked}: "
+    if source.accelerator != "cpu":
         for found in device_violations(line.kind, line.launcher_flags, visible, per_node):
             yield replace(found, message=f"{where}{found.message}")
 
@@ -548,44 +418,41 @@ def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
     return any(arguments.get(name) is True for name in ("use_cpu", "no_cuda"))
 
 
-def _unread_filler(line: LaunchLine, script: Path | None, because: str) -> Iterator[NotJudged]:
+def _unread_filler(source: Source, script: Path | None) -> Iterator[NotJudged]:
     """Who fills in "auto", where a line names a script and that does not tell."""
-    if line.script and because.startswith(_AUTO_TELLS):
+    if source.line.script and source.because.startswith(_AUTO_TELLS):
         seen = "is not there to be read" if script is None else "is not seen to train with Trainer"
-        yield NotJudged(what=f'who fills in "{AUTO}"', why=f"{line.script} {seen}")
+        yield NotJudged(what=f'who fills in "{AUTO}"', why=f"{source.line.script} {seen}")
 
 
-def _unknown_ranks(section: ReadConfig) -> Iterator[NotJudged]:
+def _unknown_ranks(source: Source) -> Iterator[NotJudged]:
     """The ranks of a launch that does not say them, where the batch sizes make some."""
-    if all(type(section.config.get(name)) is int for name in BATCH_KEYS):
+    if all(type(source.config.get(name)) is int for name in BATCH_KEYS):
         why = f"the batch sizes are right for one: give it with {flag('world')}"
         yield NotJudged(what="the number of ranks", why=why)
 
 
-def _unread_trainer(
-    section: ReadConfig, consumer: Consumer, line: LaunchLine, script: Path | None
-) -> Iterator[NotJudged]:
+def _unread_trainer(source: Source, script: Path | None) -> Iterator[NotJudged]:
     """Arguments that Trainer would refuse beside the file, where the script is not there."""
-    if consumer is not Consumer.ACCELERATE or script is not None or not line.script:
+    line = source.line
+    if source.consumer is not Consumer.ACCELERATE or script is not None or not line.script:
         return
     differing = [
         f"--{one.name}"
         for one in ARGUMENTS
         if is_known_value(one.name, given := line.arguments.get(one.name))
-        and look_up(section.config, one.key) not in (None, AUTO, given)
+        and look_up(source.config, one.key) not in (None, AUTO, given)
     ]
     if differing:
         why = f"{line.script} is not there to be read: Trainer refuses values that differ"
         yield NotJudged(what=f"{', '.join(differing)} against the file", why=why)
 
 
-def _unread_file(
-    section: ReadConfig, consumer: Consumer, arguments: Mapping[str, Any]
-) -> Iterator[NotJudged]:
+def _unread_file(source: Source, arguments: Mapping[str, Any]) -> Iterator[NotJudged]:
     """The file that a script hands to Trainer, where another one is read here."""
     named = arguments.get("deepspeed")
-    is_handed = consumer is Consumer.TRAINER and isinstance(named, str)
-    if is_handed and Path(str(named)).name != section.path.name:
+    is_handed = source.consumer is Consumer.TRAINER and isinstance(named, str)
+    if is_handed and Path(str(named)).name != source.path.name:
         why = "the script hands it to Trainer, which takes it first"
         yield NotJudged(what=str(named), why=f"{why}: check it with {flag('launch')}")
 
@@ -620,7 +487,7 @@ def _counted(ranks: int | None, split: int) -> tuple[int | None, str]:
 
 def _consumer(
     given: Consumer | None,
-    section: ReadConfig,
+    section: Source,
     line: LaunchLine,
     script: Path | None,
     file: AccelerateFile,
@@ -628,7 +495,7 @@ def _consumer(
     """Program that reads it, with the evidence."""
     if given is not None:
         return given, "it was said"
-    if section.consumer is not None:
+    if not section.is_guessed:
         return section.consumer, section.because
     if line.consumer in (Consumer.TRAINER, Consumer.DEEPSPEED):
         return line.consumer, "the launch line"
@@ -662,17 +529,3 @@ def auto_that_tells(config: Mapping[str, Any]) -> str:
     """
     names = (".".join(path) for path in autos(config))
     return next((name for name in names if name in _TELLING), "")
-
-
-def _another(named: str | None, path: Path) -> str | None:
-    """The name, where it is certain to be another file.
-
-    A line may be meant for another folder, and a variable for anything.
-    """
-    if named is None or "$" in named:
-        return None
-    file = Path(named)
-    if os.path.isfile(file):
-        is_same = os.path.exists(path) and file.samefile(path)  # standard input is no file
-        return None if is_same else named
-    return None if file.name == path.name else named
