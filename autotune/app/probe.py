@@ -4,11 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.app.session import CPU_WORLD
+from autotune.base.errors import JobError
 from autotune.devices.hardware import detect_environment
+from autotune.fleet.transports.local import LocalTransport, local_node
 from autotune.fleet.transports.remote import Elsewhere
 from autotune.probe.hardware_file import check_writable
-from autotune.probe.measuring import ProbeRequest, measure, with_devices
-from autotune.probe.run import Probe, probe_of, run_probe
+from autotune.probe.run import Probe, run_probe
 
 
 def probe_machine(out: Path, *, world: int | None, disk: str | None, is_quick: bool) -> Probe:
@@ -21,7 +22,7 @@ def probe_machine(out: Path, *, world: int | None, disk: str | None, is_quick: b
         is_quick: See there.
 
     Raises:
-        JobError: The file cannot be written, or a value is not one.
+        JobError: The file cannot be written, the folder is none, or a value is not one.
         FleetError: As `run_probe`.
     """
     check_writable(out)
@@ -29,7 +30,12 @@ def probe_machine(out: Path, *, world: int | None, disk: str | None, is_quick: b
     if world is None:
         n = environment.n_devices
         world = n if environment.accelerator == "cuda" else min(n, CPU_WORLD)
-    return run_probe(environment, world=world, disk=disk, is_quick=is_quick)
+    if disk is not None:
+        if not Path(disk).is_dir():
+            raise JobError(f"--nvme {disk}: is no folder", "name one on the disk to measure")
+        disk = str(Path(disk).resolve())
+    here = LocalTransport(local_node(environment, 1))
+    return run_probe(environment, here, world=world, disk=disk, is_quick=is_quick)
 
 
 def probe_fleet(
@@ -56,10 +62,6 @@ def probe_fleet(
         FleetError: No node answers, they differ, or one could not measure: it is named.
     """
     check_writable(out)
-    environment, transport = place.environment, place.transport
-    for problem in transport.problems():
+    for problem in place.transport.problems():
         note(problem)
-    nodes = with_devices(transport.nodes(), world)
-    wanted = ProbeRequest(precisions=environment.precisions, disk=disk, is_quick=is_quick)
-    measured = measure(transport, nodes, wanted, environment.accelerator)
-    return probe_of(environment, measured, world=len(nodes[0].devices), n_nodes=len(nodes))
+    return run_probe(place.environment, place.transport, world=world, disk=disk, is_quick=is_quick)

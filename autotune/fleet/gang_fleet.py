@@ -4,6 +4,7 @@ import dataclasses
 import json
 import socket
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune.base.clock import machine, unix_now_s
+from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.base.flags import flag
 from autotune.contract import (
@@ -22,8 +23,8 @@ from autotune.contract import (
     TrialResult,
     TrialSpec,
 )
-from autotune.fleet.base import Handle, Progress
-from autotune.fleet.builds import build_on_nodes, started
+from autotune.fleet.base import Handle, Place, Progress
+from autotune.fleet.builds import build_on_nodes
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.node.files import Incoming, packed
@@ -31,7 +32,7 @@ from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.node.processes import TRAINS, NodePart
 from autotune.fleet.node.ranks import NoTemplateError
 from autotune.fleet.reports import read_node_report, read_reports
-from autotune.fleet.transports.base import JsonLines, Node, NodeProcess, Transport
+from autotune.fleet.transports.base import Node, Program, Transport, started
 
 AGENT = "autotune.fleet.node.agent"
 _END_WAIT_S = 60.0
@@ -41,8 +42,7 @@ _CLOSE_WAIT_S = 15.0
 _OTHERS_WAIT_S = 10.0
 """Time for the ranks of other nodes to end by themselves, once those of one node have."""
 _PERIOD_S = 0.02
-_SHARE_OF_TIME = 0.02
-"""Share of the time that looks at the nodes take."""
+"""Time between two looks at the nodes."""
 LEASE_S = 60.0
 """Time without a word after which a far node ends what it runs, and is given up here: it is dead,
 or its network is."""
@@ -209,15 +209,13 @@ class GangFleet:
 
     def hear(self) -> None:
         """Take in what the nodes have sent; does not wait."""
-        if time.monotonic() < self._not_before_s:
+        now_s = time.monotonic()
+        if now_s < self._not_before_s:  # every trial of a round asks
             return
-        # The time of this thread alone: on a busy machine a look is no dearer, only longer.
-        begun_cpu_s = time.thread_time()
+        self._not_before_s = now_s + _PERIOD_S
         for name, agent in self.agents.items():
             for event in agent.hear():
                 self._take(name, event)
-        now_s = time.monotonic()
-        self._not_before_s = now_s + (time.thread_time() - begun_cpu_s) / _SHARE_OF_TIME
         for name, lost in self._lost.items():
             if now_s >= lost.again_s and not lost.is_asked:
                 lost.is_asked = True
@@ -283,10 +281,7 @@ class GangFleet:
             module=trial.module,
             n_sharing=self._n_sharing,
             capacity_bytes=this_node.rank_memory_bytes,
-            submitted_at_s=trial.submitted_at_s,
-            submitted_on=machine(),
             coordinator=socket.gethostname(),
-            variables=dict(self._transport.variables()),
         )
         files = {"files": trial.files} if self._transport.is_remote else {}
         self.agents[name].tell("start", part=dataclasses.asdict(part), **files)
@@ -579,16 +574,32 @@ def rank_places(transport: Transport, world: int) -> tuple[str, ...]:
     return tuple(f"{slot.node}, {slot.domain}" if slot.domain else slot.node for slot in slots)
 
 
+class GangPlace(Place):
+    """Nodes that a transport reaches."""
+
+    is_exclusive = False
+    """As of `GangFleet`."""
+
+    @abstractmethod
+    def transport_for(self, world: int) -> Transport:
+        """The way to them, for a job of `world` ranks."""
+
+    def gangs(self, world: int) -> GangFleet:
+        transport = self.transport_for(world)
+        return GangFleet(transport, world=world, is_exclusive=self.is_exclusive)
+
+    def rank_places(self, world: int) -> tuple[str, ...]:
+        return rank_places(self.transport_for(world), world)
+
+
 class _AgentLine:
     """The line to the agent of a node, which is started when it is first told something."""
 
     def __init__(self, transport: Transport, node: Node) -> None:
         self._transport = transport
         self._node = node
-        self._process: NodeProcess | None = None
-        self._lines = JsonLines()
+        self._program: Program | None = None
         self._was_ready = False
-        self._received_at_s = 0.0
         self._sent_at_s = 0.0
         self._gave_up = ""
         """Why it was ended from here."""
@@ -599,63 +610,54 @@ class _AgentLine:
         Raises:
             FleetError: It cannot be started.
         """
-        now_s = time.monotonic()
-        if self._process is None:
+        if self._program is None:
             if command == "close":
                 return
-            self._lines, self._was_ready, self._gave_up = JsonLines(), False, ""
-            self._received_at_s = now_s
+            self._was_ready, self._gave_up = False, ""
             lease = ("--lease", str(LEASE_S)) if self._transport.is_remote else ()
-            self._process = started(self._transport, self._node, AGENT, *lease)
-        self._sent_at_s = now_s
+            self._program = started(self._transport, self._node, AGENT, *lease)
+        self._sent_at_s = time.monotonic()
         line = json.dumps({"command": command, **arguments})
-        self._process.send(f"{line}\n".encode())
+        self._program.process.send(f"{line}\n".encode())
 
     def hear(self) -> Iterator[dict[str, Any]]:
         """The lines that it has sent; the last one says that it is `gone`."""
-        process = self._process
-        if process is None:
+        if (program := self._program) is None:
             return
-        code = process.poll()  # first: what it said before it went is there then
-        received = process.receive()
-        for event in self._lines.events(received):
+        for event in program.events():
             self._was_ready |= event["event"] == "ready"
             yield event
-        if code is not None:
-            self._process = None
-            reason = self._gave_up or self._lines.last_words
-            problem = f"{self._node.name}: the agent of the node ended with code {code}"
+        if program.code is not None:
+            self._program = None
+            reason = self._gave_up or program.last_words
+            problem = f"{self._node.name}: the agent of the node ended with code {program.code}"
             yield {
                 "event": "gone",
                 "problem": f"{problem}: {reason}" if reason else problem,
                 "was_ready": self._was_ready,
             }
         elif self._transport.is_remote:
-            self._keep(process, has_spoken=bool(received))
+            self._keep(program)
 
-    def _keep(self, process: NodeProcess, *, has_spoken: bool) -> None:
+    def _keep(self, program: Program) -> None:
         """Renew the lease of a far agent, or give it up where it says nothing any more."""
         now_s = time.monotonic()
-        if has_spoken:
-            self._received_at_s = now_s
-        elif now_s - self._received_at_s > LEASE_S:
+        if now_s - program.heard_at_s > LEASE_S:
             since = "it was reached" if self._was_ready else "it was asked to start"
-            self._gave_up = (
-                self._lines.last_words or f"not a word for {LEASE_S:.0f} s since {since}"
-            )
-            self._received_at_s = now_s
-            process.end()
+            self._gave_up = program.last_words or f"not a word for {LEASE_S:.0f} s since {since}"
+            program.heard_at_s = now_s
+            program.process.end()
         elif self._was_ready and now_s - self._sent_at_s > _ALIVE_S:
             self.tell("alive")
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.end()
+        if self._program is not None:
+            self._program.process.end()
 
     def wait(self, deadline_s: float) -> None:
-        while self._process is not None and self._process.poll() is None:
-            self._process.receive()  # a far agent may still have something to say
+        while self._program is not None and self._program.code is None:
+            self._program.texts()  # a far agent may still have something to say
             if time.monotonic() > deadline_s:
                 self.kill()
             time.sleep(_PERIOD_S)
-        self._process = None
+        self._program = None

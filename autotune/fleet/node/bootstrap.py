@@ -102,9 +102,9 @@ def _main() -> None:
         )
     except OSError as error:
         _refuse(f"autotune cannot be unpacked there: {error}")
+    os.environ.update(request["variables"])
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *([path] if path else [])])
-    os.environ.update(request["variables"])
     sys.path.insert(0, folder)
     from autotune.base.guarded_process import temporary_root
 

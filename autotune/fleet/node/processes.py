@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
@@ -51,15 +51,10 @@ class NodePart:
     still gets no more of them."""
     capacity_bytes: int = 0
     """Memory of a CPU rank; 0: a GPU knows its own."""
-    submitted_at_s: float = 0.0
-    """When the trial was submitted, by the monotonic clock of the machine it was `submitted_on`;
-    the node's agent puts its own in its place."""
+    began_at_s: float = 0.0
+    """When it came to the node, by the monotonic clock there."""
     coordinator: str = ""
     """Name of the coordinator's machine."""
-    submitted_on: str = ""
-    """`autotune.base.clock.machine` of the coordinator."""
-    variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables of the coordinator that the ranks get, before the node's own."""
 
     @property
     def first_rank(self) -> int:

@@ -93,9 +93,8 @@ class SlurmTransport(RemoteTransport):
         return self._hosts
 
     def open(self, host: str, command: Sequence[str]) -> NodeProcess:
-        named = {name: os.environ[name] for name in self.options.forward if name in os.environ}
         return LocalProcess(
-            step_command(self._job, host, command), environment={**slurm_environment(), **named}
+            step_command(self._job, host, command), environment=slurm_environment()
         )
 
     def ended(self) -> str:

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
-from typing import NoReturn
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.flags import flag
@@ -195,25 +193,24 @@ def obtained(
         JobError: Slurm refuses the arguments.
         FleetError: The nodes were not given in time, or not at all.
     """
-    with _terminated_as_interrupted():
-        # A name that nobody on the nodes can prepare.
-        fifo = f"/tmp/autotune-{secrets.token_hex(8)}"
-        job = _submit(fifo, arguments)
-        holder: LocalProcess | None = None
-        try:
-            status = _wait_for_nodes(job, wait_s=wait_s, say=say)
-            holder = LocalProcess(
-                step_command(job, status.first_node, ["sh", "-c", _HOLDER, fifo]),
-                environment=slurm_environment(),
-            )
-            names = ",".join(share.nodes for share in status.shares)
-            until = "" if status.end_time == "Unknown" else f" until {status.end_time}"
-            say(f"job {job} of Slurm holds {names}{until}")
-            yield job
-        finally:
-            _give_back(job, say)
-            if holder is not None:
-                holder.end()
+    # A name that nobody on the nodes can prepare.
+    fifo = f"/tmp/autotune-{secrets.token_hex(8)}"
+    job = _submit(fifo, arguments)
+    holder: LocalProcess | None = None
+    try:
+        status = _wait_for_nodes(job, wait_s=wait_s, say=say)
+        holder = LocalProcess(
+            step_command(job, status.first_node, ["sh", "-c", _HOLDER, fifo]),
+            environment=slurm_environment(),
+        )
+        names = ",".join(share.nodes for share in status.shares)
+        until = "" if status.end_time == "Unknown" else f" until {status.end_time}"
+        say(f"job {job} of Slurm holds {names}{until}")
+        yield job
+    finally:
+        _give_back(job, say)
+        if holder is not None:
+            holder.end()
 
 
 def step_command(job: str, node: str, command: Sequence[str]) -> list[str]:
@@ -375,20 +372,6 @@ def _give_back(job: str, say: Callable[[str], None]) -> None:
         else:
             if is_held:
                 say(f"job {job} of Slurm is given back")
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Have SIGTERM end the block as Ctrl-C does, so that the nodes are given back."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _words(text: str) -> str:
