@@ -16,7 +16,7 @@ import random
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class SimulatedNode:
 
     def __init__(self, trial_s: Callable[[], float]) -> None:
         self._trial_s = trial_s
-        self._said = b'{"said": "ready"}\n'
+        self._said = b'{"event": "ready"}\n'
         self._ends: dict[str, tuple[float, TrialSpec, int]] = {}
         """When a trial ends, what it is, and which of its nodes this is."""
         self._is_closed = False
@@ -126,8 +126,8 @@ class SimulatedNode:
         """See `NodeProcess.end`."""
         self._is_closed = True
 
-    def _say(self, said: str, **what: Any) -> None:
-        self._said += (json.dumps({"said": said, **what}) + "\n").encode()
+    def _say(self, event: str, **what: Any) -> None:
+        self._said += (json.dumps({"event": event, **what}) + "\n").encode()
 
 
 class SimulatedTransport:
@@ -153,10 +153,6 @@ class SimulatedTransport:
     def ended(self) -> str:
         """See `Transport.ended`."""
         return ""
-
-    def variables(self) -> Mapping[str, str]:
-        """See `Transport.variables`."""
-        return {}
 
     def start(self, node: Node, module: str, *arguments: str) -> SimulatedNode:
         """See `Transport.start`."""

@@ -22,7 +22,8 @@ def probe_machine(out: Path, *, world: int | None, disk: str | None, is_quick: b
         is_quick: See there.
 
     Raises:
-        JobError: The file cannot be written, the folder is none, or a value is not one.
+        StudyError: The file cannot be written.
+        JobError: The folder is none, or a value is not one.
         FleetError: As `run_probe`.
     """
     check_writable(out)
@@ -58,7 +59,7 @@ def probe_fleet(
         note: Told which nodes are left out.
 
     Raises:
-        JobError: The file cannot be written.
+        StudyError: The file cannot be written.
         FleetError: No node answers, they differ, or one could not measure: it is named.
     """
     check_writable(out)

@@ -10,6 +10,7 @@ from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.private import refuse_prepared
 from autotune.contract import NotAFileError, open_regular, write_aside
 
+NAME_HINT = "mend the folder's permissions, free some space, or name another file"
 _HEAD_BYTES = 8192
 
 
@@ -46,6 +47,20 @@ def refuse_foreign(path: Path, marker: bytes, whose: str) -> None:
             f"{path}: is there and was not written {whose}",
             "name another file, or move that one away",
         )
+
+
+def check_target(path: Path, marker: bytes, whose: str) -> None:
+    """See that a file of ours can be written to a path, before what fills it takes long.
+
+    Raises:
+        StudyError: Its folder is not there or cannot be written, it cannot be read, or it lacks
+            the marker.
+    """
+    refuse_foreign(path, marker, whose)
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise StudyError(f"{path}: there is no such folder", "make it, or name another file")
+    try_folder(folder, named=path, hint=NAME_HINT)
 
 
 def write_text(

@@ -25,7 +25,7 @@ from autotune.contract import (
 )
 from autotune.fleet.base import Handle, Place, Progress
 from autotune.fleet.builds import build_on_nodes
-from autotune.fleet.collect import Ending, collect
+from autotune.fleet.collect import collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.node.files import Incoming, packed
 from autotune.fleet.node.places import DevicePlace
@@ -33,6 +33,7 @@ from autotune.fleet.node.processes import TRAINS, NodePart
 from autotune.fleet.node.ranks import NoTemplateError
 from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import Node, Program, Transport, started
+from autotune.trial.rendezvous import LOOPBACK
 
 AGENT = "autotune.fleet.node.agent"
 _END_WAIT_S = 60.0
@@ -275,7 +276,8 @@ class GangFleet:
             node=list(nodes).index(name),
             n_nodes=len(nodes),
             # The ranks of one node listen where no other machine reaches them.
-            **({} if is_alone else {"address": first.address, "interface": this_node.interface}),
+            address=LOOPBACK if is_alone else first.address,
+            interface="lo" if is_alone else this_node.interface,
             port=port,
             start=start,
             module=trial.module,
@@ -431,8 +433,8 @@ class GangTrial(Handle):
         self._one_ended_s: float | None = None
         self._ended_after_s = 0.0
         """Seconds until its last rank had ended, once it has."""
-        self._was_cancelled = False
-        self._timed_out_after_s: float | None = None
+        self._asked_for = Outcome.LAUNCH
+        """Outcome for which its end was asked: `cancelled` or `timeout`; else `launch`."""
         self._error: AutotuneError | None = None
         self._result: TrialResult | None = None
 
@@ -443,7 +445,7 @@ class GangTrial(Handle):
 
     @property
     def _waits(self) -> bool:
-        return not self.gang.slots and not self._was_cancelled
+        return not self.gang.slots and self._asked_for is not Outcome.CANCELLED
 
     def poll(self) -> TrialResult | None:
         if self._result is None:
@@ -484,7 +486,8 @@ class GangTrial(Handle):
         return Progress(phase=phase, elapsed_s=self._elapsed_s())
 
     def cancel(self) -> None:
-        self._was_cancelled |= self.asked_to_end_s is None
+        if self.asked_to_end_s is None:
+            self._asked_for = Outcome.CANCELLED
         if not self.gang.slots:
             self._fleet.release(self)  # or it would still be started
         self._end(hangs=False)
@@ -511,7 +514,7 @@ class GangTrial(Handle):
                 for name in self.open:
                     self._fleet.agents[name].kill()
         elif elapsed_s > self.spec.measure.timeout_s and self.open:
-            self._timed_out_after_s = elapsed_s
+            self._asked_for = Outcome.TIMEOUT
             self._end(hangs=True)
         elif self._one_ended_s is not None and elapsed_s - self._one_ended_s > _OTHERS_WAIT_S:
             self._end(hangs=False)
@@ -527,18 +530,16 @@ class GangTrial(Handle):
         nodes = [read_node_report(self.folder, node) for node in range(n_nodes)] or [NodeReport()]
         # What ended by itself before its nodes were told keeps its outcome.
         was_ended = not n_nodes or bool(self.problem) or any(node.was_ended for node in nodes)
-        ending = Ending(
+        seen = TrialResult.of(
+            self.spec.identity,
+            self._asked_for if was_ended else Outcome.LAUNCH,
+            # What ended all nodes is why this one was lost.
+            evidence=self.problem and (self._fleet.end_of_all or self.problem),
             started_at_s=self.started_at_s,
             wall_s=self._ended_after_s,
-            nodes=nodes,
-            was_cancelled=self._was_cancelled and was_ended,
-            timed_out_after_s=self._timed_out_after_s if was_ended else None,
-            # What ended all nodes is why this one was lost.
-            problem=self.problem and (self._fleet.end_of_all or self.problem),
+            devices=[slot.name for slot in self.gang.slots],
         )
-        devices = [slot.name for slot in self.gang.slots]
-        reports = read_reports(self.folder, self.spec.layout.world)
-        return collect(self.spec, self.folder, ending, devices, reports)
+        return collect(self.spec, self.folder, seen, nodes)
 
 
 def slots_of(nodes: Sequence[Node]) -> tuple[Slot, ...]:

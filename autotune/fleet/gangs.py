@@ -63,8 +63,6 @@ class GangAllocator:
         self._taken: set[Slot] = set()
         self._away: set[str] = set()
         """Names of nodes that are not there for the time being."""
-        self._capacities: dict[int, int] = {}
-        """Answers of `capacity`, until slots are left out or come back."""
 
     @property
     def quarantined(self) -> tuple[Slot, ...]:
@@ -79,9 +77,20 @@ class GangAllocator:
 
     def capacity(self, size: int) -> int:
         """How many gangs of this size fit at once when all slots are free."""
-        if size not in self._capacities:
-            self._capacities[size] = self._count(size)
-        return self._capacities[size]
+        if self._is_exclusive:
+            taken: set[Slot] = set()
+            n_gangs = 0
+            while (gang := self._gang(size, self._free(taken))) is not None:
+                taken.update(gang.slots)
+                n_gangs += 1
+            return n_gangs
+        # No gang holds two parts of one node.
+        k = self.per_node(size)
+        fit = [len(on_node) // k for on_node in _by_node(self._healthy()).values()]
+        n_gangs = sum(fit) // (size // k)
+        while sum(min(n, n_gangs) for n in fit) < size // k * n_gangs:
+            n_gangs -= 1
+        return n_gangs
 
     def allocate(self, size: int) -> Gang:
         """Take a gang: where nothing went wrong last, in whole domains, on the fullest nodes.
@@ -108,7 +117,6 @@ class GangAllocator:
     def leave(self, node: str) -> None:
         """Give out no slot of a node until it joins again."""
         self._away.add(node)
-        self._capacities.clear()
 
     def join(self, node: str) -> None:
         """Give out the slots of a node again; those that failed there get another chance.
@@ -120,7 +128,6 @@ class GangAllocator:
         for slot in self._slots:
             if slot.node == node:
                 self._faults[slot] = []
-        self._capacities.clear()
 
     def judge(self, gang: Gang, candidate_hash: str, *, is_fault: bool) -> None:
         """Take note of how a trial ended; slots that fail again and again are left out.
@@ -141,7 +148,6 @@ class GangAllocator:
             is_new = slot not in self._quarantined
             if is_new and len(ended) >= MAX_FAULTS and len(set(ended)) > 1:
                 self._quarantined.append(slot)
-                self._capacities.clear()
 
     def _healthy(self) -> list[Slot]:
         left_out = set(self._quarantined)
@@ -173,25 +179,6 @@ class GangAllocator:
             return self._node_order[slot.node], -n_joined, slot.domain, self._places[slot]
 
         return Gang(slots=tuple(sorted(chosen, key=order)))
-
-    def _count(self, size: int) -> int:
-        """How many gangs of this size healthy slots make up at once."""
-        if self._is_exclusive:
-            taken: set[Slot] = set()
-            n_gangs = 0
-            while (gang := self._gang(size, self._free(taken))) is not None:
-                taken.update(gang.slots)
-                n_gangs += 1
-            return n_gangs
-        # No gang holds two parts of one node.
-        k = self.per_node(size)
-        fit = [len(on_node) // k for on_node in _by_node(self._healthy()).values()]
-        low, high = 0, sum(fit)
-        while low < high:
-            n_gangs = (low + high + 1) // 2
-            enough = sum(min(n, n_gangs) for n in fit) >= size // k * n_gangs
-            low, high = (n_gangs, high) if enough else (low, n_gangs - 1)
-        return low
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import FleetError
@@ -63,9 +62,11 @@ class _AnsweredTrial(Handle):
         if self.result is None:
             self.result = replace(self._answer(self.spec), started_at_s=self._started_at_s)
             if self._is_cancelled:
-                origin, started_at_s = self.result.origin, self._started_at_s
-                self.result = result_of(
-                    self.spec, Outcome.CANCELLED, origin, started_at_s=started_at_s
+                self.result = TrialResult.of(
+                    self.spec.identity,
+                    Outcome.CANCELLED,
+                    origin=self.result.origin,
+                    started_at_s=self._started_at_s,
                 )
         return self.result
 
@@ -74,15 +75,3 @@ class _AnsweredTrial(Handle):
 
     def cancel(self) -> None:
         self._is_cancelled = self.result is None
-
-
-def result_of(spec: TrialSpec, outcome: Outcome, origin: Origin, **figures: Any) -> TrialResult:
-    """Result of a trial that was not run."""
-    return TrialResult(
-        number=spec.identity.number,
-        role=spec.identity.role,
-        candidate_hash=spec.identity.candidate_hash,
-        outcome=outcome,
-        origin=origin,
-        **figures,
-    )

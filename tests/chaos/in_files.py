@@ -254,19 +254,6 @@ def _lock_of_lessons(folder: Path) -> tuple[Path, Callable[[], None]]:
     return folder / "knowledge.json.lock", functools.partial(keep_lessons, path, "mine", [])
 
 
-def _lease(_: Path) -> tuple[Path, Callable[[], None]]:
-    free = ports.lease_port()
-    free.release()
-
-    def run() -> None:
-        with mock.patch.object(ports.random, "sample", return_value=[free.port]):
-            ports.lease_port().release()
-
-    path = ports.leases_folder() / str(free.port)
-    path.unlink()
-    return path, run
-
-
 def _lock_of_extensions(_: Path) -> tuple[Path, Callable[[], None]]:
     folder = extensions.extensions_folder("cpu")
     for name in extensions.needed("cpu"):
@@ -289,7 +276,6 @@ def _of_extensions(around: Path) -> Callable[[], None]:
 _LOCKS = {
     "the lock of a study": _study_lock,
     "the lock of the lessons": _lock_of_lessons,
-    "the lease of a port": _lease,
     "the lock of the extensions": _lock_of_extensions,
 }
 _PREPARED_LOCKS: dict[str, Callable[[Path, Path], object]] = {

@@ -24,7 +24,6 @@ import json
 import math
 import os
 import select
-import shutil
 import signal
 import sys
 import time
@@ -36,7 +35,7 @@ from typing import Any
 from autotune.base.errors import AutotuneError
 from autotune.base.keeper import end_with_parent
 from autotune.contract import PARENT_ENV, from_json
-from autotune.fleet.node.files import TrialFiles, node_folder
+from autotune.fleet.node.files import TrialFiles
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
 from autotune.fleet.node.ranks import LocalRanks
@@ -160,10 +159,7 @@ class Agent:
         """End what an agent before this one left of a trial, or of all below a folder."""
         kill_all(Path(folder))
         if coordinator:
-            path = node_folder(coordinator, folder)
-            if path.exists():
-                kill_all(path)
-                shutil.rmtree(path, ignore_errors=True)
+            kill_all(Path(folder), coordinator)
         sweep_segments()
         self._line.say("reaped", folder=folder)
 
@@ -171,8 +167,8 @@ class Agent:
         folder = part.folder
         try:
             found = TrialFiles(part.coordinator, folder, files)
-            here = {"folder": str(found.folder), "began_at_s": time.monotonic()}
-            ranks = LocalRanks(dataclasses.replace(part, **here), self._templates)
+            part = dataclasses.replace(part, folder=str(found.folder), began_at_s=time.monotonic())
+            ranks = LocalRanks(part, self._templates)
         except (AutotuneError, OSError, ValueError) as error:
             self._say_failed(folder, error)
             return

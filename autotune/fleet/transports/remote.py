@@ -27,7 +27,6 @@ from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet, GangPlace
 from autotune.fleet.node.answers import MARK as ANSWER_MARK
 from autotune.fleet.node.answers import Answer, FileText, read_answer
-from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import REPORTED, Inventory
@@ -190,12 +189,23 @@ class RemoteTransport(ABC):
                 program.process.end()
 
     def _start(self, host: str, module: str, *arguments: str) -> NodeProcess:
-        return BootedProcess(
-            self.open(host, boot_command(self.options.python)),
-            module=module,
-            arguments=arguments,
-            variables=self.variables(),
-        )
+        line = self.open(host, boot_command(self.options.python))
+        line.send(boot_request(module, arguments, self.variables()))
+        return line
+
+
+def boot_request(module: str, arguments: Sequence[str], variables: Mapping[str, str]) -> bytes:
+    """What the first program on a node reads: a header, and this release."""
+    digest, release = bundle()
+    header = {
+        "digest": digest,
+        "size": len(release),
+        "module": module,
+        "arguments": list(arguments),
+        "variables": dict(variables),
+        "keeping": keeper_options(grace_s=GRACE_S, is_tmpdir=False),
+    }
+    return json.dumps(header).encode() + b"\n" + release
 
 
 def _answer_of(
@@ -230,65 +240,6 @@ def boot_command(python: str) -> list[str]:
 def as_line(command: Sequence[str]) -> str:
     """A command as one text for a shell on the other side."""
     return shlex.join(command)
-
-
-class BootedProcess:
-    """A module of this release on a node, whatever is there; implements `NodeProcess`."""
-
-    def __init__(
-        self,
-        line: NodeProcess,
-        *,
-        module: str,
-        arguments: Sequence[str],
-        variables: Mapping[str, str],
-    ) -> None:
-        digest, data = bundle()
-        self._line = line
-        self._bundle = data
-        self._is_up = False
-        self._unread = b""
-        self._waiting = b""
-        """What is sent once the module runs."""
-        header = {
-            "digest": digest,
-            "size": len(data),
-            "module": module,
-            "arguments": list(arguments),
-            "variables": dict(variables),
-            "keeping": keeper_options(grace_s=GRACE_S, is_tmpdir=False),
-        }
-        line.send(json.dumps(header).encode() + b"\n")
-
-    def send(self, data: bytes) -> None:
-        if self._is_up:
-            self._line.send(data)
-        else:
-            self._waiting += data
-
-    def receive(self) -> bytes:
-        received = self._line.receive()
-        if self._is_up:
-            return received
-        *lines, self._unread = (self._unread + received).split(b"\n")
-        passed = b""
-        for number, line in enumerate(lines):
-            if not line.startswith(MARK.encode()):
-                passed += line + b"\n"
-                continue
-            self._is_up = True
-            is_needed = line == f"{MARK}need".encode()
-            self._line.send((self._bundle if is_needed else b"") + self._waiting)
-            rest = b"\n".join([*lines[number + 1 :], self._unread])
-            self._unread = self._waiting = b""
-            return passed + rest
-        return passed
-
-    def poll(self) -> int | None:
-        return self._line.poll()
-
-    def end(self) -> None:
-        self._line.end()
 
 
 class Elsewhere(GangPlace):
