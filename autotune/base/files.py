@@ -14,30 +14,21 @@ NAME_HINT = "mend the folder's permissions, free some space, or name another fil
 _HEAD_BYTES = 8192
 
 
-def is_foreign(path: Path, marker: bytes) -> bool:
-    """True if a file at a path lacks the marker near its beginning.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    try:
-        with open(open_regular(path), "rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except FileNotFoundError:
-        return False
-    except NotAFileError:
-        return True
-    return bool(head) and marker not in head
-
-
 def refuse_foreign(path: Path, marker: bytes, whose: str) -> None:
-    """Refuse to write over a file that lacks our marker.
+    """Refuse to write over a file that lacks our marker near its beginning.
 
     Raises:
         StudyError: Something without the marker is there, or it cannot be read.
     """
+    foreign = True
     try:
-        foreign = is_foreign(path, marker)
+        with open(open_regular(path), "rb") as file:
+            head = file.read(_HEAD_BYTES)
+        foreign = bool(head) and marker not in head
+    except FileNotFoundError:
+        return
+    except NotAFileError:
+        pass
     except OSError as error:
         raise StudyError(
             f"{path}: cannot be read: {error.strerror}", "name another file"

@@ -11,7 +11,7 @@ from autotune.doctor.diagnosis import Level, Machine, Remark, remarks, worst
 from autotune.doctor.findings import conclude
 from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.transports.base import Node
-from autotune.fleet.transports.remote import RemoteTransport, common_environment
+from autotune.fleet.transports.remote import RemoteTransport, common_environment, names_by
 from autotune.probe.findings import slow_pairs
 from autotune.probe.measuring import ProbeRequest, measure, with_devices
 from autotune.probe.points import Point, Span, of_kind
@@ -144,10 +144,7 @@ def _together(nodes: Sequence[NodeExamination]) -> list[Remark]:
             {
                 "subject": subject,
                 "level": "fail" if subject in ("devices", *VERSIONED) else "warn",
-                "names_by_value": {
-                    value: [name for name, other in value_of.items() if other == value]
-                    for value in value_of.values()
-                },
+                "names_by_value": names_by(value_of),
             }
             for subject, value_of in subjects.items()
             if answered

@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import math
 import socket
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,8 +99,6 @@ class GangFleet:
         self._waiting: list[GangTrial] = []
         """Trials for which no gang is free yet, in the order in which they were submitted."""
         self._reaping: set[tuple[str, str]] = set()
-        self._may_be_lost = transport.is_remote
-        """Whether the fleet goes on without a node that ends while it reaps."""
         self._cold: set[str] = set()
         """Nodes that could not fork ranks beside those of others: trials with them start cold."""
         self._lost: dict[str, _Lost] = {}
@@ -154,7 +153,6 @@ class GangFleet:
         for name in self._nodes:
             self._reap(name, str(folder.resolve()))
         deadline_s = time.monotonic() + _END_WAIT_S
-        self._may_be_lost = False
         self.hear()
         while self._reaping:
             if time.monotonic() > deadline_s:
@@ -165,7 +163,6 @@ class GangFleet:
                 )
             time.sleep(_PERIOD_S)
             self.hear()
-        self._may_be_lost = self._transport.is_remote
 
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
         """A build that fails waits for those of other nodes; an interrupt ends them all."""
@@ -218,8 +215,8 @@ class GangFleet:
             for event in agent.hear():
                 self._take(name, event)
         for name, lost in self._lost.items():
-            if now_s >= lost.again_s and not lost.is_asked:
-                lost.is_asked = True
+            if now_s >= lost.again_s:
+                lost.again_s = math.inf
                 with suppress(FleetError):
                     self.agents[name].tell("alive")
         self._admit()
@@ -308,10 +305,8 @@ class GangFleet:
         trial = self._running.get(folder)
         if event_kind == "reaped":
             self._reaping.discard((name, folder))
-        if event_kind == "ready" and (back := self._lost.pop(name, None)) is not None:
+        if event_kind == "ready" and self._lost.pop(name, None) is not None:
             self._allocator.join(name)
-            for left in back.folders:
-                self._reap(name, left)
         if event_kind == "gone":
             self._replace(name, event["problem"], was_ready=event["was_ready"])
         elif trial is None:
@@ -362,23 +357,15 @@ class GangFleet:
                         return
                     self._reaping.discard((name, folder))
                     trial.fail(name, refused)
-        if left := reaping - self._running.keys():
-            if not self._may_be_lost:
-                raise error
-            self._lose(name, problem, left=left)
+        if reaping - self._running.keys():
+            raise error
 
-    def _lose(self, name: str, problem: str, *, left: Iterable[str] = ()) -> None:
-        """Go on without a node until it answers again; what it ran ends by its own lease there.
+    def _lose(self, name: str, problem: str) -> None:
+        """Go on without a node until it answers again.
 
-        It may have files `left` of folders that it did not reap.
+        What it ran ends by its own lease before it is asked, and what that leaves goes with it.
         """
-        ran = [folder for folder, trial in self._running.items() if name in trial.open]
-        before = self._lost.get(name)
-        self._lost[name] = _Lost(
-            problem=problem,
-            again_s=time.monotonic() + LEASE_S,
-            folders=[*(before.folders if before else ()), *left, *ran],
-        )
+        self._lost[name] = _Lost(problem=problem, again_s=time.monotonic() + LEASE_S)
         self._allocator.leave(name)
         self._reaping = {(n, f) for n, f in self._reaping if n != name}
         for trial in [t for t in self._running.values() if name in t.open]:
@@ -402,11 +389,7 @@ class GangFleet:
 class _Lost:
     problem: str
     again_s: float
-    """When it is asked again, by the monotonic clock."""
-    folders: list[str]
-    """Folders of the trials that it had a part in, whose files it may still have."""
-    is_asked: bool = False
-    """Whether an agent is being started there to see."""
+    """When it is asked again, by the monotonic clock; infinity: it is being asked."""
 
 
 class GangTrial(Handle):
@@ -559,22 +542,6 @@ def slots_of(nodes: Sequence[Node]) -> tuple[Slot, ...]:
     return tuple(found)
 
 
-def rank_places(transport: Transport, world: int) -> tuple[str, ...]:
-    """Place of each rank of a gang that has the fleet for itself: node, and domain of devices.
-
-    Returns:
-        Empty where the fleet holds no such gang.
-
-    Raises:
-        FleetError: No node can be reached.
-    """
-    allocator = GangAllocator(slots_of(transport.nodes()))
-    if not allocator.capacity(world):
-        return ()
-    slots = allocator.allocate(world).slots
-    return tuple(f"{slot.node}, {slot.domain}" if slot.domain else slot.node for slot in slots)
-
-
 class GangPlace(Place):
     """Nodes that a transport reaches."""
 
@@ -590,7 +557,11 @@ class GangPlace(Place):
         return GangFleet(transport, world=world, is_exclusive=self.is_exclusive)
 
     def rank_places(self, world: int) -> tuple[str, ...]:
-        return rank_places(self.transport_for(world), world)
+        allocator = GangAllocator(slots_of(self.transport_for(world).nodes()))
+        if not allocator.capacity(world):
+            return ()
+        slots = allocator.allocate(world).slots
+        return tuple(f"{slot.node}, {slot.domain}" if slot.domain else slot.node for slot in slots)
 
 
 class _AgentLine:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import autotune.fleet.node.bootstrap
 from autotune.base.errors import FleetError, JobError
@@ -41,6 +41,7 @@ _ANSWER_S = 90.0
 """Time for a node to bring up Python and say what it has; the first time it unpacks and compiles
 the bundle."""
 _PERIOD_S = 0.02
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,15 +333,21 @@ def _uneven(found: Mapping[str, Inventory]) -> Iterator[str]:
                 f"{', '.join(lacking)} {verb} {package}, which the other nodes have: trials run "
                 "without it everywhere; install it there too"
             )
-    releases: dict[str, list[str]] = {}
-    for name, inventory in found.items():
-        releases.setdefault(inventory.environment.megatron_core or "none", []).append(name)
+    releases = names_by({n: i.environment.megatron_core or "none" for n, i in found.items()})
     if len(releases) > 1:
         summary = "; ".join(f"{', '.join(names)}: {which}" for which, names in releases.items())
         yield (
             f"releases of Megatron Core differ ({summary}): it counts as missing; install the "
             "same everywhere"
         )
+
+
+def names_by(value_of: Mapping[str, Value]) -> dict[Value, list[str]]:
+    """Names by the value that they have in common."""
+    found: dict[Value, list[str]] = {}
+    for name, value in value_of.items():
+        found.setdefault(value, []).append(name)
+    return found
 
 
 def common_environment(transport: RemoteTransport) -> Environment:
@@ -350,13 +357,13 @@ def common_environment(transport: RemoteTransport) -> Environment:
         FleetError: None answers; their accelerators differ, or releases of what trains.
     """
     found, nodes = transport.inventory, transport.nodes()
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    for name, inventory in found.items():
-        environment = inventory.environment
-        versions = (environment.torch_version, environment.deepspeed_version)
-        kinds.setdefault((environment.accelerator, environment.device_name, *versions), []).append(
-            name
-        )
+    environment_of = {name: inventory.environment for name, inventory in found.items()}
+    kinds = names_by(
+        {
+            name: (has.accelerator, has.device_name, has.torch_version, has.deepspeed_version)
+            for name, has in environment_of.items()
+        }
+    )
     if len(kinds) > 1:
         parts = (
             f"{', '.join(names)}: {kind[1]}, torch {kind[2] or 'missing'}, DeepSpeed "
@@ -370,7 +377,7 @@ def common_environment(transport: RemoteTransport) -> Environment:
             "the other "
             "with kind=each; or install the same releases",
         )
-    environments = [inventory.environment for inventory in found.values()]
+    environments = list(environment_of.values())
     first = environments[0]
     releases = {environment.megatron_core for environment in environments}
     everywhere: dict[str, Any] = {

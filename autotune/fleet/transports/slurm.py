@@ -21,7 +21,6 @@ from autotune.fleet.transports.base import NodeProcess
 from autotune.fleet.transports.local import LocalProcess
 from autotune.fleet.transports.remote import Elsewhere, Host, RemoteTransport
 from autotune.fleet.transports.slurm_job import (
-    JobStatus,
     check_slurm,
     end_of,
     look_at_request,
@@ -104,17 +103,9 @@ class SlurmTransport(RemoteTransport):
     def _hosts(self) -> tuple[Host, ...]:
         return tuple(
             Host(name=name, n_slots=n_slots)
-            for names, n_slots in slots_of(self._status)
+            for names, n_slots in self._status.slots.items()
             for name in run_slurm("scontrol", "show", "hostnames", names).split()
         )
-
-
-def slots_of(status: JobStatus) -> list[tuple[str, int]]:
-    """Nodes as Slurm writes several, and the slots of each: its GPUs, else tasks, else CPUs."""
-    return [
-        (share.nodes, share.n_gpus or status.tasks_per_node or share.n_cpus)
-        for share in status.shares
-    ]
 
 
 def _split(of: str) -> list[str]:

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -70,16 +70,6 @@ _AGAIN = "run the same command again once there are nodes: it resumes"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
-    """Part of some nodes that a job holds, the same of each."""
-
-    nodes: str
-    """The nodes as Slurm writes several: `n[0-3]`."""
-    n_cpus: int
-    n_gpus: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobStatus:
     """State of a job, as `scontrol show job` tells it."""
 
@@ -92,9 +82,9 @@ class JobStatus:
     end_time: str
     first_node: str
     """Node that runs its script; empty: it does not run yet, or has none."""
-    tasks_per_node: int
-    """Value of `--ntasks-per-node`; 0: it was not said."""
-    shares: tuple[Share, ...] = ()
+    slots: Mapping[str, int]
+    """Slots of each of some nodes, as Slurm writes several (`n[0-3]`): GPUs, else tasks, else
+    CPUs."""
 
 
 def read_status(text: str) -> JobStatus:
@@ -104,6 +94,7 @@ def read_status(text: str) -> JobStatus:
         fields.setdefault(name, value)
     shares = re.findall(r"\sNodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)", text)
     per_node = fields.get("NtasksPerN:B:S:C", "").partition(":")[0]
+    n_tasks = int(per_node) if per_node.isdigit() else 0
     batch_host = fields.get("BatchHost", "")
     return JobStatus(
         state=fields.get("JobState", ""),
@@ -112,11 +103,9 @@ def read_status(text: str) -> JobStatus:
         time_limit=fields.get("TimeLimit", ""),
         end_time=fields.get("EndTime", ""),
         first_node="" if batch_host == "(null)" else batch_host,
-        tasks_per_node=int(per_node) if per_node.isdigit() else 0,
-        shares=tuple(
-            Share(nodes=nodes, n_cpus=_n_numbers(cpus), n_gpus=_n_gpus(gres))
-            for nodes, cpus, gres in shares
-        ),
+        slots={
+            nodes: _n_gpus(gres) or n_tasks or _n_numbers(cpus) for nodes, cpus, gres in shares
+        },
     )
 
 
@@ -203,7 +192,7 @@ def obtained(
             step_command(job, status.first_node, ["sh", "-c", _HOLDER, fifo]),
             environment=slurm_environment(),
         )
-        names = ",".join(share.nodes for share in status.shares)
+        names = ",".join(status.slots)
         until = "" if status.end_time == "Unknown" else f" until {status.end_time}"
         say(f"job {job} of Slurm holds {names}{until}")
         yield job

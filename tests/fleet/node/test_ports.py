@@ -91,7 +91,8 @@ def test_a_lease_ends_with_its_process():
     script = (
         "from autotune.fleet.node import ports\n"
         "ports.random.sample = lambda *_: [20_000]\n"
-        "print(ports.lease_port().port, flush=True)\n"
+        "lease = ports.lease_port()\n"
+        "print(lease.port, flush=True)\n"
         "input()\n"
     )
     with subprocess.Popen(

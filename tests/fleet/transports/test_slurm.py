@@ -15,7 +15,7 @@ from autotune.fleet.node.processes import processes_of
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports import slurm, slurm_job
 from autotune.fleet.transports.base import Transport
-from autotune.fleet.transports.slurm import SlurmNodes, SlurmTransport, slots_of
+from autotune.fleet.transports.slurm import SlurmNodes, SlurmTransport
 from autotune.fleet.transports.slurm_job import read_status, slurm_environment
 from autotune.record.study import Study
 from autotune.testing import TransportContract
@@ -45,7 +45,7 @@ SHOWN = (
 )
 def test_slots_are_gpus_or_else_tasks_or_else_cores(tasks, gres, slots):
     status = read_status(SHOWN.format(tasks=tasks, gres=gres))
-    assert slots_of(status) == slots
+    assert status.slots == dict(slots)
     assert (status.state, status.n_restarts, status.first_node) == ("RUNNING", 1, "n0")
     assert (status.time_limit, status.end_time) == ("00:05:00", "2026-11-25T13:20:42")
 
