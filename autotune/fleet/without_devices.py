@@ -14,16 +14,15 @@ Answer = Callable[[TrialSpec], TrialResult]
 
 
 class AnsweringFleet(Fleet):
-    """Answers instead of running, `at_once` trials together."""
+    """Answers instead of running, one trial at a time."""
 
-    def __init__(self, answer: Answer, origin: Origin, *, at_once: int = 1) -> None:
+    def __init__(self, answer: Answer, origin: Origin) -> None:
         self._answer = answer
         self._origin = origin
-        self._at_once = at_once
-        self._running: list[_AnsweredTrial] = []
+        self._trial: _AnsweredTrial | None = None
 
     def capacity(self, world: int) -> int:
-        return self._at_once
+        return 1
 
     def reap(self, folder: Path) -> None:
         """See `Fleet.reap`: nothing runs."""
@@ -33,18 +32,14 @@ class AnsweringFleet(Fleet):
         note(f"figures are {self._origin}: nothing runs on this machine")
 
     def submit(self, spec: TrialSpec, folder: Path) -> "_AnsweredTrial":
-        self._running = [trial for trial in self._running if trial.result is None]
-        if len(self._running) >= self._at_once:
-            raise FleetError(
-                f"{len(self._running)} trials are in flight, as many as this fleet takes",
-                "wait for one of them",
-            )
-        self._running.append(_AnsweredTrial(spec, folder, self._answer))
-        return self._running[-1]
+        if self._trial is not None and self._trial.result is None:
+            raise FleetError("a trial is in flight, and this fleet takes one", "wait for it")
+        self._trial = _AnsweredTrial(spec, folder, self._answer)
+        return self._trial
 
     def close(self) -> None:
-        for trial in self._running:
-            trial.cancel()
+        if self._trial is not None:
+            self._trial.cancel()
 
 
 class _AnsweredTrial(Handle):

@@ -12,14 +12,14 @@ import psutil
 import pytest
 import torch
 
-from autotune.app.probe import probe_machine
+from autotune.app.probe import probe_place
 from autotune.base.errors import ExitCode, FleetError, JobError
 from autotune.contract import SCRATCH_ENV, TrialResult
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.fleet.gang_fleet import GangTrial
 from autotune.fleet.node.processes import processes_of
 from autotune.fleet.transports.base import Node
-from autotune.fleet.transports.local import LocalTransport, local_node
+from autotune.fleet.transports.local import Here, LocalTransport, local_node
 from autotune.probe.measuring import ProbeRequest, measure
 from autotune.probe.points import LINK_KINDS, of_kind
 from autotune.probe.run import Probe, run_probe
@@ -156,7 +156,14 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(JobError, match="is no folder"):
-        probe_machine(tmp_path / "hardware.yaml", world=1, disk=str(file), is_quick=True)
+        probe_place(
+            tmp_path / "hardware.yaml",
+            Here(CPU, {}),
+            world=1,
+            disk=str(file),
+            is_quick=True,
+            note=print,
+        )
 
 
 def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
