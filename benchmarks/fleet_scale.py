@@ -41,7 +41,7 @@ from autotune.devices.accelerators import shipped_accelerators
 from autotune.engines.base import Engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import AGENT, GangFleet, GangTrial
-from autotune.fleet.transports.base import Node
+from autotune.fleet.transports.base import Node, Transport
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described
@@ -130,8 +130,8 @@ class SimulatedNode:
         self._said += (json.dumps({"event": event, **what}) + "\n").encode()
 
 
-class SimulatedTransport:
-    """Nodes that answer in this process; implements `Transport`."""
+class SimulatedTransport(Transport):
+    """Nodes that answer in this process."""
 
     is_remote = True
 
@@ -145,14 +145,6 @@ class SimulatedTransport:
     def nodes(self) -> tuple[Node, ...]:
         """See `Transport.nodes`."""
         return self._nodes
-
-    def problems(self) -> tuple[str, ...]:
-        """See `Transport.problems`."""
-        return ()
-
-    def ended(self) -> str:
-        """See `Transport.ended`."""
-        return ""
 
     def start(self, node: Node, module: str, *arguments: str) -> SimulatedNode:
         """See `Transport.start`."""

@@ -118,7 +118,7 @@ class Program:
 class Transport(Protocol):
     """The way to some nodes."""
 
-    is_remote: bool
+    is_remote: bool = False
     """Whether its nodes may be other machines: then the files of trials travel over the lines to
     the agents, and an agent that hears nothing for long ends what it runs."""
 
@@ -131,9 +131,11 @@ class Transport(Protocol):
 
     def problems(self) -> tuple[str, ...]:
         """Nodes that were asked for and are not among them, each with the reason, in words."""
+        return ()
 
     def ended(self) -> str:
         """Why all its nodes are gone for good, in words; empty: they are not."""
+        return ""
 
     def start(self, node: Node, module: str, *arguments: str) -> NodeProcess:
         """Start `python -m MODULE` with the node's own interpreter.

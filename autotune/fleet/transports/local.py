@@ -29,7 +29,7 @@ from autotune.fleet.gang_fleet import AGENT, GangFleet, GangPlace
 from autotune.fleet.node.places import devices_here
 from autotune.fleet.node.ports import check_reachable
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import GRACE_S, Node, node_of
+from autotune.fleet.transports.base import GRACE_S, Node, Transport, node_of
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
@@ -120,22 +120,14 @@ def local_node(environment: Environment, world: int) -> Node:
     return node_of(THIS_MACHINE, environment, devices, places, n_slots)
 
 
-class LocalTransport:
-    """The one node that this process runs on; implements `Transport`."""
-
-    is_remote = False
+class LocalTransport(Transport):
+    """The one node that this process runs on."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
     def nodes(self) -> tuple[Node, ...]:
         return (self._node,)
-
-    def problems(self) -> tuple[str, ...]:
-        return ()
-
-    def ended(self) -> str:
-        return ""
 
     def start(self, node: Node, module: str, *arguments: str) -> "LocalProcess":
         return LocalProcess([sys.executable, "-P", "-m", module, *arguments])

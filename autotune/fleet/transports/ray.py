@@ -20,7 +20,6 @@ from typing import Any
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.flags import flag
-from autotune.base.units import parse_seconds
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import NodeProcess, Program
 from autotune.fleet.transports.local import LocalProcess
@@ -68,7 +67,7 @@ class RayNodes:
 
 
 class RayTransport(RemoteTransport):
-    """An actor on each node, which runs our programs there; implements `Transport`."""
+    """An actor on each node, which runs our programs there."""
 
     def __init__(self, driver: "RayDriver", options: FleetOptions) -> None:
         super().__init__(options)
@@ -97,9 +96,7 @@ class RayDriver:
             JobError: An option is no such thing.
             FleetError: Ray is not installed, there is no cluster, or it does not give the slots.
         """
-        wait_s = DEFAULT_WAIT_S
-        if options.wait:
-            wait_s = parse_seconds(options.wait, where=f"{flag('fleet_option')} wait")
+        wait_s = options.wait_s(DEFAULT_WAIT_S)
         shape = _shape(options.slots)
         if find_spec("ray") is None:
             raise FleetError(f"{flag('fleet')} ray: Ray is not installed here", "pip install ray")

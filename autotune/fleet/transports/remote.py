@@ -6,11 +6,10 @@ input and output here. Nothing has to be installed on a node but Python and what
 
 import json
 import os
-import shlex
 import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -31,7 +30,7 @@ from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import REPORTED, Inventory
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import GRACE_S, Node, NodeProcess, Program, node_of
+from autotune.fleet.transports.base import GRACE_S, Node, NodeProcess, Program, Transport, node_of
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
@@ -54,8 +53,8 @@ class Host:
     """Accelerators that trials may take there; None: all that it has."""
 
 
-class RemoteTransport(ABC):
-    """The way to other machines; implements `Transport`."""
+class RemoteTransport(Transport):
+    """The way to other machines."""
 
     is_remote = True
 
@@ -108,10 +107,6 @@ class RemoteTransport(ABC):
     def problems(self) -> tuple[str, ...]:
         left_out = (f"{name} is left out: {why}" for name, why in self.reasons.items())
         return (*left_out, *_uneven(self._asked[0]))
-
-    def ended(self) -> str:
-        """A machine may always come back."""
-        return ""
 
     def variables(self) -> Mapping[str, str]:
         """What changes speed, and what the user named."""
@@ -236,11 +231,6 @@ def boot_command(python: str) -> list[str]:
         return [python, "-u", "-c", code]
     choice = 'if [ -x "$0" ]; then exec "$0" -u -c "$1"; else exec python3 -u -c "$1"; fi'
     return ["sh", "-c", choice, sys.executable, code]
-
-
-def as_line(command: Sequence[str]) -> str:
-    """A command as one text for a shell on the other side."""
-    return shlex.join(command)
 
 
 class Elsewhere(GangPlace):

@@ -15,7 +15,6 @@ from typing import Any
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.flags import flag
-from autotune.base.units import parse_seconds
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import NodeProcess
 from autotune.fleet.transports.local import LocalProcess
@@ -55,10 +54,9 @@ class SlurmNodes:
             yield of
             return
         arguments = _split(of)
-        where = f"{flag('fleet_option')} wait"
-        wait_s = parse_seconds(options.wait, where=where) if options.wait else 0.0
+        wait_s = options.wait_s(math.inf)
         agree(f"asks Slurm for nodes: sbatch {of}\n{look_at_request(arguments)}")
-        with obtained(arguments, wait_s=wait_s or math.inf, say=say) as job:
+        with obtained(arguments, wait_s=wait_s, say=say) as job:
             yield job
 
     def find(
@@ -74,7 +72,7 @@ class SlurmNodes:
 
 
 class SlurmTransport(RemoteTransport):
-    """A step of a job for each process on a node; implements `Transport`."""
+    """A step of a job for each process on a node."""
 
     def __init__(self, job: str, options: FleetOptions) -> None:
         """Take a running job.
