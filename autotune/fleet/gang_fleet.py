@@ -239,11 +239,7 @@ class GangFleet:
             self._waiting.remove(trial)
             self._running[str(trial.folder)] = trial
             trial.begin(gang)
-            first = next(iter(gang.nodes))
-            try:
-                self._start(trial, first)
-            except AutotuneError as error:
-                trial.fail(first, error)
+            self._start(trial, next(iter(gang.nodes)))
 
     def judge(self, trial: "GangTrial", outcome: Outcome) -> None:
         if outcome is not Outcome.CANCELLED:
@@ -283,17 +279,22 @@ class GangFleet:
             coordinator=socket.gethostname(),
         )
         files = {"files": trial.files} if self._transport.is_remote else {}
-        self.agents[name].tell("start", part=dataclasses.asdict(part), **files)
-        trial.open.add(name)
-
-    def _start_as(self, trial: "GangTrial", name: str, start: Start) -> None:
         try:
-            self._start(trial, name, port=trial.port, start=start)
+            self.agents[name].tell("start", part=dataclasses.asdict(part), **files)
         except FleetError as error:
-            if self._transport.is_remote:
-                trial.ended(name, error.message)
-            else:
-                trial.fail(name, error)
+            self._refuse(trial, name, error)
+        else:
+            trial.open.add(name)
+
+    def _refuse(self, trial: "GangTrial", name: str, error: AutotuneError) -> None:
+        """Take note that a node cannot start its ranks of a trial.
+
+        A full disk on a far one, or a missing device, is no reason to end the whole search.
+        """
+        if self._transport.is_remote:
+            trial.ended(name, error.message)
+        else:
+            trial.fail(name, error)
 
     def _reap(self, name: str, folder: str) -> None:
         self._reaping.add((name, folder))
@@ -316,18 +317,16 @@ class GangFleet:
             first, *others = trial.gang.nodes
             if name == first and trial.asked_to_end_s is None:
                 for other in others:
-                    self._start_as(trial, other, Start(event["start"]))
+                    self._start(trial, other, port=trial.port, start=Start(event["start"]))
         elif event_kind == "file":
             trial.take_file(name, event)
         elif event_kind == "failed" and event["error"] == NoTemplateError.__name__:
             self._cold.add(name)
             trial.ended(name, f"{name}: {event['message']}")
-        elif event_kind == "failed" and self._transport.is_remote:
-            # A full disk there or a missing device is no reason to end the whole search.
-            trial.ended(name, f"{name}: {event['message']}")
         elif event_kind == "failed":
             kind = StudyError if event["error"] == "StudyError" else FleetError
-            trial.fail(name, kind(event["message"], event["hint"]))
+            where = f"{name}: " if self._transport.is_remote else ""
+            self._refuse(trial, name, kind(f"{where}{event['message']}", event["hint"]))
         elif event_kind in ("ended", "reaped"):
             trial.ended(name, event.get("problem", ""))
 
