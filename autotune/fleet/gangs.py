@@ -56,7 +56,6 @@ class GangAllocator:
         self._places = {slot: place for place, slot in enumerate(slots)}
         self._is_exclusive = is_exclusive
         self._largest = max(map(len, _by_node(slots).values()), default=0)
-        self._node_order = {name: n for n, name in enumerate(_by_node(slots))}
         self._faults: dict[Slot, list[str]] = {slot: [] for slot in slots}
         """Candidates whose trials the platform ended there since a trial last went well."""
         self._quarantined: list[Slot] = []
@@ -171,14 +170,13 @@ class GangAllocator:
         if not size or len(fit) < size // k:
             return None
         chosen = [slot for part in fit[: size // k] for slot in part.slots]
-        sizes = Counter((slot.node, slot.domain) for slot in chosen)
-
-        def order(slot: Slot) -> tuple[int, int, str, int]:
+        chosen.sort(key=self._places.__getitem__)
+        slots: list[Slot] = []
+        for on_node in _by_node(chosen).values():
             # The largest domain of a node first: the groups of ranks within it stay whole.
-            n_joined = sizes[slot.node, slot.domain]
-            return self._node_order[slot.node], -n_joined, slot.domain, self._places[slot]
-
-        return Gang(slots=tuple(sorted(chosen, key=order)))
+            n_joined = Counter(slot.domain for slot in on_node)
+            slots += sorted(on_node, key=lambda slot: (-n_joined[slot.domain], slot.domain))
+        return Gang(slots=tuple(slots))
 
 
 @dataclass(frozen=True, kw_only=True)
