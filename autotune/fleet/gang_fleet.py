@@ -400,8 +400,6 @@ class GangTrial(Handle):
         self.module = module
         self.gang = Gang(slots=())
         """Empty while it waits for one."""
-        self.started_at_s = unix_now_s()
-        self.submitted_at_s = time.monotonic()
         self.port: int | None = None
         """Port at which its ranks meet; None: not known yet."""
         self.open: set[str] = set()
@@ -411,6 +409,8 @@ class GangTrial(Handle):
         self.asked_to_end_s: float | None = None
         """Seconds after which its nodes were asked to end its ranks."""
         self._fleet = fleet
+        self._began_s = time.monotonic()
+        """When it was submitted, or got its gang."""
         self._incoming = Incoming(folder)
         self._one_ended_s: float | None = None
         self._ended_after_s = 0.0
@@ -422,8 +422,7 @@ class GangTrial(Handle):
 
     def begin(self, gang: Gang) -> None:
         self.gang = gang
-        self.started_at_s = unix_now_s()
-        self.submitted_at_s = time.monotonic()
+        self._began_s = time.monotonic()
 
     @property
     def _waits(self) -> bool:
@@ -485,8 +484,8 @@ class GangTrial(Handle):
         self._end(hangs=False)
 
     def _elapsed_s(self) -> float:
-        """Seconds since the trial was submitted; the wall clock may jump meanwhile."""
-        return time.monotonic() - self.submitted_at_s
+        """Seconds since the trial began; the wall clock may jump meanwhile."""
+        return time.monotonic() - self._began_s
 
     def _end_if_it_is_time(self) -> None:
         elapsed_s = self._elapsed_s()
@@ -517,7 +516,7 @@ class GangTrial(Handle):
             self._asked_for if was_ended else Outcome.LAUNCH,
             # What ended all nodes is why this one was lost.
             evidence=self.problem and (self._fleet.end_of_all or self.problem),
-            started_at_s=self.started_at_s,
+            started_at_s=unix_now_s() - self._elapsed_s(),
             wall_s=self._ended_after_s,
             devices=[slot.name for slot in self.gang.slots],
         )
