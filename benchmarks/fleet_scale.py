@@ -16,7 +16,7 @@ import random
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from autotune.devices.accelerators import shipped_accelerators
 from autotune.engines.base import Engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import AGENT, GangFleet, GangTrial
-from autotune.fleet.transports.base import Node
+from autotune.fleet.transports.base import Node, Transport
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described
@@ -80,7 +80,7 @@ class SimulatedNode:
 
     def __init__(self, trial_s: Callable[[], float]) -> None:
         self._trial_s = trial_s
-        self._said = b'{"said": "ready"}\n'
+        self._said = b'{"event": "ready"}\n'
         self._ends: dict[str, tuple[float, TrialSpec, int]] = {}
         """When a trial ends, what it is, and which of its nodes this is."""
         self._is_closed = False
@@ -126,12 +126,12 @@ class SimulatedNode:
         """See `NodeProcess.end`."""
         self._is_closed = True
 
-    def _say(self, said: str, **what: Any) -> None:
-        self._said += (json.dumps({"said": said, **what}) + "\n").encode()
+    def _say(self, event: str, **what: Any) -> None:
+        self._said += (json.dumps({"event": event, **what}) + "\n").encode()
 
 
-class SimulatedTransport:
-    """Nodes that answer in this process; implements `Transport`."""
+class SimulatedTransport(Transport):
+    """Nodes that answer in this process."""
 
     is_remote = True
 
@@ -145,18 +145,6 @@ class SimulatedTransport:
     def nodes(self) -> tuple[Node, ...]:
         """See `Transport.nodes`."""
         return self._nodes
-
-    def problems(self) -> tuple[str, ...]:
-        """See `Transport.problems`."""
-        return ()
-
-    def ended(self) -> str:
-        """See `Transport.ended`."""
-        return ""
-
-    def variables(self) -> Mapping[str, str]:
-        """See `Transport.variables`."""
-        return {}
 
     def start(self, node: Node, module: str, *arguments: str) -> SimulatedNode:
         """See `Transport.start`."""

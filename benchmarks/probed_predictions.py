@@ -24,13 +24,15 @@ from numpy.typing import NDArray
 from search_wall_clock import Progress
 from wall_clock_searches import Table
 
-from autotune.app.probe import probe_machine
+from autotune.app.probe import probe_place
 from autotune.app.run import search
 from autotune.app.session import open_session
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
+from autotune.devices.hardware import detect_environment
 from autotune.engines.deepspeed.plans import plans_of
+from autotune.fleet.transports.local import Here
 from autotune.probe.hardware_file import write_hardware
 from autotune.probe.run import Probe
 
@@ -96,7 +98,8 @@ def main() -> int:
 
 def probed(out: Path) -> Probe:
     """Of as many devices as a search takes."""
-    found = probe_machine(out, world=None, disk=None, is_quick=False)
+    here = Here(detect_environment(), {})
+    found = probe_place(out, here, world=None, disk=None, is_quick=False, note=print)
     assert found is not None, "one node is all there is"
     write_hardware(out, found.entry, found.about)
     return found

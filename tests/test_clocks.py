@@ -14,12 +14,12 @@ from autotune.contract import (
     Outcome,
     Phase,
     RankReport,
+    TrialResult,
     read_json,
     to_dict,
     write_json,
 )
-from autotune.fleet.collect import Ending, collect
-from autotune.fleet.reports import read_reports
+from autotune.fleet.collect import collect
 from autotune.record.study import Study, Trial
 from autotune.record.table import make_table
 from autotune.record.tried import run_of
@@ -101,8 +101,8 @@ def test_the_phases_of_a_trial_add_up_to_its_time(tmp_path, started_at_s):
     for rank in range(2):
         its = dataclasses.replace(report, rank=rank)
         write_json(tmp_path / "ranks" / f"{rank:02d}.json", to_dict(its))
-    ending = Ending(started_at_s=started_at_s, wall_s=10.0, nodes=[NodeReport()])
-    result = collect(asked, tmp_path, ending, ["localhost:0"], read_reports(tmp_path, 2))
+    seen = TrialResult.of(asked.identity, Outcome.LAUNCH, started_at_s=started_at_s, wall_s=10.0)
+    result = collect(asked, tmp_path, seen, [NodeReport()])
     assert result.outcome is Outcome.OK
     assert sum(result.phases_s.values()) == pytest.approx(result.wall_s)
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from autotune.contract import Workload
+from autotune.contract import TrialSpec, Workload
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
 from autotune.engines.base import EnginePackage
@@ -21,6 +21,7 @@ from autotune.engines.deepspeed.plugin import DeepSpeed
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.dialects.deepspeed import DeepSpeedFiles
 from autotune.export.launchers.torchrun import Torchrun
+from autotune.fleet.base import Handle
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node, Transport
 from autotune.fleet.transports.local import LocalProcess, LocalTransport, local_node
@@ -181,10 +182,13 @@ def test_a_broken_transport_breaks_the_contract(broken: type[LocalTransport], at
 
 
 def test_a_broken_fleet_breaks_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AnsweringFleet, "capacity", lambda fleet, world: fleet._at_once - 1 or 1)
-    monkeypatch.setattr(
-        "autotune.fleet.simulate.AnsweringFleet", partial(AnsweringFleet, at_once=2)
-    )
+    submit = AnsweringFleet.submit
+
+    def takes_any(fleet: AnsweringFleet, spec: TrialSpec, folder: Path) -> Handle:
+        fleet._trial = None
+        return submit(fleet, spec, folder)
+
+    monkeypatch.setattr(AnsweringFleet, "submit", takes_any)
     with pytest.raises(AssertionError, match="it takes 2 trials"):
         TestSimulate().test_it_takes_as_many_trials_as_it_says_and_ends_them()
 

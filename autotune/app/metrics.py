@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 from autotune import __version__
-from autotune.base.errors import AutotuneError, StudyError
-from autotune.base.files import refuse_foreign, try_folder, write_whole
+from autotune.base.errors import AutotuneError
+from autotune.base.files import check_target, write_whole
 from autotune.record.study import Study
 from autotune.report.metrics import MARK, render_metrics
 from autotune.search.base import Observer, Snapshot, Stage
@@ -80,15 +80,5 @@ class MetricsWriter(Observer):
 
 
 def check_writable(path: Path) -> None:
-    """See that metrics can be written to a path, before a search begins.
-
-    Raises:
-        StudyError: Its folder is not there or cannot be written, it cannot be read, or it is none
-            of ours.
-    """
-    folder = path.absolute().parent
-    refuse_foreign(path, MARK.encode(), "as metrics by autotune")
-    if not folder.is_dir():
-        raise StudyError(f"{path}: there is no such folder", "make it, or name another file")
-    hint = "mend the folder's permissions, free some space, or name another file"
-    try_folder(folder, named=path, hint=hint)
+    """See that metrics can be written to a path, as of `check_target`."""
+    check_target(path, MARK.encode(), "as metrics by autotune")

@@ -4,62 +4,52 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.app.session import CPU_WORLD
-from autotune.devices.hardware import detect_environment
-from autotune.fleet.transports.remote import Elsewhere
+from autotune.base.errors import JobError
+from autotune.base.flags import flag
+from autotune.fleet.base import Place
+from autotune.fleet.gang_fleet import GangPlace
 from autotune.probe.hardware_file import check_writable
-from autotune.probe.measuring import ProbeRequest, measure, with_devices
-from autotune.probe.run import Probe, probe_of, run_probe
+from autotune.probe.run import Probe, run_probe
 
 
-def probe_machine(out: Path, *, world: int | None, disk: str | None, is_quick: bool) -> Probe:
-    """Probe this machine, once it is sure that the file can be written.
-
-    Args:
-        out: The file.
-        world: Devices to measure; None: those that a search takes where nobody says.
-        disk: See `run_probe`.
-        is_quick: See there.
-
-    Raises:
-        JobError: The file cannot be written, or a value is not one.
-        FleetError: As `run_probe`.
-    """
-    check_writable(out)
-    environment = detect_environment()
-    if world is None:
-        n = environment.n_devices
-        world = n if environment.accelerator == "cuda" else min(n, CPU_WORLD)
-    return run_probe(environment, world=world, disk=disk, is_quick=is_quick)
-
-
-def probe_fleet(
+def probe_place(
     out: Path,
-    place: Elsewhere,
+    place: Place,
     *,
     world: int | None,
     disk: str | None,
     is_quick: bool,
     note: Callable[[str], None],
 ) -> Probe:
-    """Probe the nodes of a fleet together, each started by its transport.
+    """Probe the devices of a place, once it is sure that the file can be written.
 
     Args:
         out: The file, on this machine.
-        place: The fleet.
-        world: Devices to measure on each node; None: all its slots.
+        place: Where they are; nodes measure together.
+        world: Devices to measure on each node; None: all its slots, and on this machine those that
+            a search takes where nobody says.
         disk: A folder of the nodes whose disk is measured too.
         is_quick: See `run_probe`.
         note: Told which nodes are left out.
 
     Raises:
-        JobError: The file cannot be written.
+        StudyError: The file cannot be written.
+        JobError: The place has no devices, the folder is none, or a value is not one.
         FleetError: No node answers, they differ, or one could not measure: it is named.
     """
+    if not isinstance(place, GangPlace):
+        raise JobError("this fleet has no devices to measure", f"name another {flag('fleet')}")
     check_writable(out)
-    environment, transport = place.environment, place.transport
+    environment = place.environment
+    if not place.is_elsewhere:
+        if world is None:
+            is_cpu = environment.accelerator == "cpu"
+            world = min(environment.n_devices, CPU_WORLD) if is_cpu else environment.n_devices
+        if disk is not None:
+            if not Path(disk).is_dir():
+                raise JobError(f"--nvme {disk}: is no folder", "name one on the disk to measure")
+            disk = str(Path(disk).resolve())
+    transport = place.transport_for(1)
     for problem in transport.problems():
         note(problem)
-    nodes = with_devices(transport.nodes(), world)
-    wanted = ProbeRequest(precisions=environment.precisions, disk=disk, is_quick=is_quick)
-    measured = measure(transport, nodes, wanted, environment.accelerator)
-    return probe_of(environment, measured, world=len(nodes[0].devices), n_nodes=len(nodes))
+    return run_probe(environment, transport, world=world, disk=disk, is_quick=is_quick)

@@ -7,11 +7,8 @@ from there.
 
 import time
 from datetime import UTC, datetime
-from functools import cache
-from pathlib import Path
 
 _BEGAN_S = time.time() - time.monotonic()
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def unix_now_s() -> float:
@@ -24,13 +21,4 @@ def date_of(unix_s: float, form: str) -> str:
     try:
         return datetime.fromtimestamp(unix_s, UTC).strftime(form)
     except (OverflowError, OSError, ValueError):
-        return ""
-
-
-@cache
-def machine() -> str:
-    """Name of the monotonic clock of this process: this boot of this machine; empty: unknown."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
         return ""

@@ -10,33 +10,25 @@ from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.private import refuse_prepared
 from autotune.contract import NotAFileError, open_regular, write_aside
 
+NAME_HINT = "mend the folder's permissions, free some space, or name another file"
 _HEAD_BYTES = 8192
 
 
-def is_foreign(path: Path, marker: bytes) -> bool:
-    """True if a file at a path lacks the marker near its beginning.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    try:
-        with open(open_regular(path), "rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except FileNotFoundError:
-        return False
-    except NotAFileError:
-        return True
-    return bool(head) and marker not in head
-
-
 def refuse_foreign(path: Path, marker: bytes, whose: str) -> None:
-    """Refuse to write over a file that lacks our marker.
+    """Refuse to write over a file that lacks our marker near its beginning.
 
     Raises:
         StudyError: Something without the marker is there, or it cannot be read.
     """
+    foreign = True
     try:
-        foreign = is_foreign(path, marker)
+        with open(open_regular(path), "rb") as file:
+            head = file.read(_HEAD_BYTES)
+        foreign = bool(head) and marker not in head
+    except FileNotFoundError:
+        return
+    except NotAFileError:
+        pass
     except OSError as error:
         raise StudyError(
             f"{path}: cannot be read: {error.strerror}", "name another file"
@@ -46,6 +38,20 @@ def refuse_foreign(path: Path, marker: bytes, whose: str) -> None:
             f"{path}: is there and was not written {whose}",
             "name another file, or move that one away",
         )
+
+
+def check_target(path: Path, marker: bytes, whose: str) -> None:
+    """See that a file of ours can be written to a path, before what fills it takes long.
+
+    Raises:
+        StudyError: Its folder is not there or cannot be written, it cannot be read, or it lacks
+            the marker.
+    """
+    refuse_foreign(path, marker, whose)
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise StudyError(f"{path}: there is no such folder", "make it, or name another file")
+    try_folder(folder, named=path, hint=NAME_HINT)
 
 
 def write_text(

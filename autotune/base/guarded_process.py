@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,9 +71,8 @@ class GuardedProcess(subprocess.Popen[Any]):
 
     def end(self) -> None:
         self.kill()
-        deadline_s = time.monotonic() + keeper.END_WAIT_S
-        while self.poll() is None and time.monotonic() < deadline_s:
-            time.sleep(keeper.LOOK_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(keeper.END_WAIT_S)
 
 
 def keeper_options(

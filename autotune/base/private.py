@@ -1,8 +1,8 @@
-"""Paths that others can prepare: folders that are this user's alone, locks that follow no link.
+"""Paths that others can prepare: folders of code, locks that follow no link.
 
 Whoever may write in a folder can put a file, a link or a pipe where one of ours is expected. What
-is shared by all searches of a user lies in a folder that nobody else can write in; what a user
-names may lie anywhere, but not in what another user made in a folder that is open to everybody.
+a user names may lie anywhere, but not in what another user made in a folder that is open to
+everybody.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import errno
 import os
 import pwd
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,20 +19,6 @@ class PreparedError(PermissionError):
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(errno.EPERM, f"{path} {problem}", str(path))
-
-
-def private_folder() -> Path:
-    """This user's folder for what the searches of this machine share; made where it is missing.
-
-    Raises:
-        OSError: It cannot be made, or others own or can change it.
-    """
-    folder = Path(tempfile.gettempdir(), f"autotune-{os.getuid()}")
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    _check_private(folder)
-    _check_movable(folder)
-    return folder
 
 
 KNOWLEDGE_ENV = "AUTOTUNE_KNOWLEDGE"
@@ -47,25 +32,6 @@ def user_cache(variables: Mapping[str, str] = os.environ) -> Path:
     """
     base = variables.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "autotune"
-
-
-def _check_private(folder: Path) -> None:
-    """See that a folder is one, is this user's, and that nobody else can look into it.
-
-    Raises:
-        PreparedError: It is not, or it is a link.
-        OSError: It cannot be looked at.
-    """
-    found = os.lstat(folder)
-    if stat.S_ISLNK(found.st_mode):
-        raise PreparedError(folder, f"is a link of {_owner(found)}, not a folder")
-    if not stat.S_ISDIR(found.st_mode):
-        raise PreparedError(folder, f"is no folder; it belongs to {_owner(found)}")
-    if found.st_uid != os.getuid():
-        raise PreparedError(folder, f"belongs to {_owner(found)}, not to you")
-    if found.st_mode & 0o077:
-        mode = stat.S_IMODE(found.st_mode)
-        raise PreparedError(folder, f"is open to others (mode {mode:o}): `chmod 700` closes it")
 
 
 def check_code_folder(folder: Path) -> None:

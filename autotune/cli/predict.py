@@ -30,19 +30,15 @@ def probe(
     The file goes to --accelerators of search, plan, explain and estimate. Devices and links that
     are slower than others are warned of. With --fleet the nodes of a fleet measure together.
     """
-    from autotune.app.probe import probe_fleet, probe_machine
+    from autotune.app.probe import probe_place
     from autotune.app.session import find_place
-    from autotune.fleet.transports.remote import remote_place
     from autotune.probe.hardware_file import write_hardware
     from autotune.report.terminal.probe import print_probe
 
     disk = None if nvme is None else str(nvme)
-    if fleet == "local":
-        found = probe_machine(out, world=world, disk=disk, is_quick=quick)
-    else:
-        with obtained_fleet(fleet, fleet_option) as (held, options):
-            far = remote_place(find_place(held, None, {}, options), held)
-            found = probe_fleet(out, far, world=world, disk=disk, is_quick=quick, note=say)
+    with obtained_fleet(fleet, fleet_option) as (held, options):
+        place = find_place(held, None, {}, options)
+        found = probe_place(out, place, world=world, disk=disk, is_quick=quick, note=say)
     # Before it is written: a disk that has filled up meanwhile takes no figure away.
     if as_json:
         print_json({"file": str(out), "accelerators": found.entry, "probe": found.about})

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.contract.files import SCHEMA_VERSION, ContractError, Stored, check_figures, is_count
+from autotune.contract.spec import Identity
 from autotune.contract.words import Origin, Outcome, Phase, Role, Start
 
 OWN_LOG_TIME_SHARE = 0.05
@@ -368,6 +369,17 @@ class TrialResult(Stored):
     origin: Origin = Origin.MEASURED
     """Where these figures come from."""
     schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def of(cls, identity: Identity, outcome: Outcome, **fields: Any) -> "TrialResult":
+        """The result of the trial with this identity."""
+        return cls(
+            number=identity.number,
+            role=identity.role,
+            candidate_hash=identity.candidate_hash,
+            outcome=outcome,
+            **fields,
+        )
 
     @property
     def is_orphaned(self) -> bool:

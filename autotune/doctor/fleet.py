@@ -11,10 +11,10 @@ from autotune.doctor.diagnosis import Level, Machine, Remark, remarks, worst
 from autotune.doctor.findings import conclude
 from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.transports.base import Node
-from autotune.fleet.transports.remote import RemoteTransport, common_environment
+from autotune.fleet.transports.remote import RemoteTransport, common_environment, names_by
 from autotune.probe.findings import slow_pairs
 from autotune.probe.measuring import ProbeRequest, measure, with_devices
-from autotune.probe.points import Point, Span, check_reports, of_kind, points_of
+from autotune.probe.points import Point, Span, of_kind
 
 CLOCK_AHEAD_S = 2.0
 """Difference of two wall clocks from which on it is said; asking takes a part of a second."""
@@ -88,13 +88,7 @@ def diagnose_fleet(
         inventories = transport.inventory
         slots = {node.name: node for node in transport.nodes()}
 
-    def look(host: str) -> Machine | str:
-        try:
-            return transport.ask(host, Machine, _MACHINE)
-        except FleetError as error:
-            return error.message
-
-    machines = transport.ask_all(list(inventories), look)
+    machines = dict(transport.ask(inventories, Machine, _MACHINE))
     nodes = []
     for host in transport.hosts():
         inventory, machine = inventories.get(host.name), machines.get(host.name)
@@ -105,7 +99,7 @@ def diagnose_fleet(
             "ahead_s": ahead_s or 0.0,
             "allowed_s": CLOCK_AHEAD_S,
             "low_disk_bytes": LOW_DISK_BYTES,
-            "unseen": machine if isinstance(machine, str) else "",
+            "unseen": machine.message if isinstance(machine, FleetError) else "",
         }
         found = remarks("node", values)
         if isinstance(machine, Machine):
@@ -150,10 +144,7 @@ def _together(nodes: Sequence[NodeExamination]) -> list[Remark]:
             {
                 "subject": subject,
                 "level": "fail" if subject in ("devices", *VERSIONED) else "warn",
-                "names_by_value": {
-                    value: [name for name, other in value_of.items() if other == value]
-                    for value in value_of.values()
-                },
+                "names_by_value": names_by(value_of),
             }
             for subject, value_of in subjects.items()
             if answered
@@ -174,16 +165,9 @@ def measure_links(
         FleetError: The nodes are not alike, or one could not measure: it is named.
     """
     environment, nodes = common_environment(transport), with_devices(transport.nodes(), None)
-    world = len(nodes[0].devices)
     wanted = ProbeRequest(precisions=environment.precisions, is_quick=True, only="pairs")
     measured = measure(transport, nodes, wanted, environment.accelerator)
-    check_reports(measured.reports, per_node=world)
-    kind = "core" if environment.accelerator == "cpu" else "GPU"
-    names = [
-        f"{kind} {report['place']} of {nodes[rank // world].name}"
-        for rank, report in enumerate(measured.reports)
-    ]
-    points = points_of(measured.reports)
+    names, points = measured.names, measured.points
     links = tuple(
         DeviceLink(
             first=names[pair.ranks[0]],

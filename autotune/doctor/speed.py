@@ -1,8 +1,7 @@
 """Measure the devices, all at once, in processes that start as the ranks of a trial do."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from autotune.base.errors import FleetError
 from autotune.devices.hardware import visible_gpus
@@ -11,7 +10,7 @@ from autotune.fleet.base import THIS_MACHINE
 from autotune.fleet.transports.base import Node
 from autotune.fleet.transports.local import LocalTransport
 from autotune.probe.measuring import ProbeRequest, measure
-from autotune.probe.points import Point, points_of
+from autotune.probe.points import Point
 
 MAX_CORES = 16
 """Cores that take part at the most, evenly spread: each is a process that imports torch."""
@@ -26,7 +25,7 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
     """
     chosen = _spread(devices, MAX_CORES) if accelerator == "cpu" else tuple(devices)
     started_at_s = time.monotonic()
-    problem, fix, reports = "", "", list[dict[str, Any]]()
+    problem, fix, points = "", "", dict[str, Point]()
     gpus = () if accelerator == "cpu" else visible_gpus()
     uuids = {gpu.index: gpu.uuid for gpu in gpus}
     names = tuple(uuids.get(device, str(device)) for device in chosen)
@@ -34,10 +33,9 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
     wanted = ProbeRequest(precisions=(), only="speed")
     try:
         measured = measure(LocalTransport(node), [node], wanted, accelerator, timeout_s=TIMEOUT_S)
-        reports = measured.reports
+        points = {point.kind: point for point in measured.points}
     except FleetError as error:
         problem, fix = error.message, error.hint
-    points: Mapping[str, Point] = {point.kind: point for point in points_of(reports)}
     product, reduced = points.get("matmul"), points.get("all_reduce")
     return Speed(
         devices=chosen,

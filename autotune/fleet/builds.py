@@ -1,31 +1,16 @@
 """A program that prepares nodes, run on all of them at once."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from autotune.base.errors import FleetError
-from autotune.fleet.transports.base import JsonLines, Node, NodeProcess, Transport
+from autotune.fleet.transports.base import Program, Transport, started
 
 END = b'{"command": "end"}\n'
 """Line on the standard input of a build that ends it."""
 _PERIOD_S = 0.02
 _END_WAIT_S = 10.0
 """Time that a build has to end its compilers in and to remove what they leave."""
-
-
-def started(transport: Transport, node: Node, module: str, *arguments: str) -> NodeProcess:
-    """A program on a node.
-
-    Raises:
-        FleetError: It cannot be started.
-    """
-    try:
-        return transport.start(node, module, *arguments)
-    except OSError as error:
-        raise FleetError(
-            f"{node.name}: no process can be started there: {error}",
-            "see whether it is up and reached",
-        ) from error
 
 
 def build_on_nodes(
@@ -43,32 +28,36 @@ def build_on_nodes(
         FleetError: One failed: the first of these.
     """
     nodes = transport.nodes()
-    builds: list[_NodeBuild] = []
+    builds: dict[str, Program] = {}
+    """By what is written before its lines."""
     errors: list[FleetError] = []
-    for node in nodes:
-        try:
-            process = started(transport, node, *command)
-        except FleetError as error:
-            errors.append(error)
-            break
-        builds.append(_NodeBuild(process, f"{node.name}: " if len(nodes) > 1 else ""))
     try:
-        while running := [build for build in builds if build.code is None]:
+        for node in nodes:
+            where = f"{node.name}: " if len(nodes) > 1 else ""
+            builds[where] = started(transport, node, *command)
+    except FleetError as error:
+        errors.append(error)
+    try:
+        while running := {where: b for where, b in builds.items() if b.code is None}:
             time.sleep(_PERIOD_S)
             meanwhile()
-            for build in running:
-                for line in build.hear():
-                    note(line)
+            for where, build in running.items():
+                texts = [where + text for text in build.texts()]
+                build.last_words = next(reversed(texts), build.last_words)
+                # The last line of one that fails is its error; it may have come before its end.
+                for text in texts[:-1] if build.code else texts:
+                    note(text)
                 if build.code:
-                    errors.append(build.error())
+                    text = build.last_words or f"{where}exit code {build.code}"
+                    errors.append(FleetError(*text.rsplit("; ", 1)))
     except BaseException:
-        _end(builds)
+        _end(builds.values())
         raise
     if errors:
         raise errors[0]
 
 
-def _end(builds: Sequence["_NodeBuild"]) -> None:
+def _end(builds: Iterable[Program]) -> None:
     running = [build for build in builds if build.code is None]
     for build in running:
         build.process.send(END)
@@ -76,30 +65,7 @@ def _end(builds: Sequence["_NodeBuild"]) -> None:
     while running and time.monotonic() < until_s:
         time.sleep(_PERIOD_S)
         for build in running:
-            build.hear()
+            build.texts()
         running = [build for build in running if build.code is None]
     for build in running:
         build.process.end()
-
-
-class _NodeBuild:
-    def __init__(self, process: NodeProcess, where: str) -> None:
-        self.code: int | None = None
-        self.process = process
-        self._where = where
-        self._lines = JsonLines()
-        self._last = ""
-        """Its last line: of one that fails, its error."""
-
-    def hear(self) -> list[str]:
-        """Lines that it has written since, but for the error of one that fails."""
-        self.code = self.process.poll()
-        texts = [self._where + text for text in self._lines.texts(self.process.receive())]
-        if texts:
-            # It may have come before its end was seen.
-            self._last = texts.pop() if self.code else texts[-1]
-        return texts
-
-    def error(self) -> FleetError:
-        text = self._last or f"{self._where}exit code {self.code}"
-        return FleetError(*text.rsplit("; ", 1))

@@ -6,7 +6,6 @@ import re
 import signal
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.secrecy import scrubbed_text
@@ -29,6 +28,7 @@ from autotune.contract import (
 )
 from autotune.fleet.diagnosis import diagnosis_of, use_of
 from autotune.fleet.disturbance import disturbance
+from autotune.fleet.reports import read_reports
 from autotune.trial.statistics import median_interval
 
 _CAUSES_FIRST = (
@@ -61,56 +61,42 @@ _STACK_OF_SIGNALLED_THREAD = re.compile(
 """Stack as faulthandler writes it; the thread that gets a process's signals is the main one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """How a trial ended, as its coordinator saw it."""
-
-    started_at_s: float
-    wall_s: float
-    nodes: Sequence[NodeReport]
-    """Reports of the gang's nodes, in their order."""
-    was_cancelled: bool = False
-    timed_out_after_s: float | None = None
-    problem: str = ""
-    """Problem of a node whose report is missing; empty: all are there."""
-
-
 def collect(
-    spec: TrialSpec,
-    folder: Path,
-    ending: Ending,
-    devices: list[str],
-    reports: list[RankReport],
+    spec: TrialSpec, folder: Path, seen: TrialResult, nodes: Sequence[NodeReport]
 ) -> TrialResult:
-    """Name the outcome of a trial by what it left in its folder."""
-    outcome, evidence, source = _outcome(spec, folder, reports, ending)
-    driver_error = "; ".join(node.driver_error for node in ending.nodes if node.driver_error)
+    """Name the outcome of a trial by what it left in its folder.
+
+    Args:
+        spec: The trial.
+        folder: Its own.
+        seen: What its coordinator knows: when it ran and where, whether it was cancelled or timed
+            out, and as evidence the problem of a node whose report is missing.
+        nodes: Reports of the gang's nodes, in their order.
+    """
+    reports = read_reports(folder, spec.layout.world)
+    outcome, evidence, source = _outcome(spec, folder, reports, seen, nodes)
+    driver_error = "; ".join(node.driver_error for node in nodes if node.driver_error)
     if driver_error:
         # However the trial ended, the next one may not find its devices.
         evidence = f"{evidence}; {driver_error}" if evidence else driver_error
         source = source or "driver, after the trial"
-    is_warm = all(node.start is Start.WARM for node in ending.nodes)
-    # It is shown before the record is read again; a training script may print anything.
-    evidence = one_line(scrubbed_text(evidence))
+    is_warm = all(node.start is Start.WARM for node in nodes)
     first = reports[0] if reports else RankReport(rank=0)
     meters = {meter for report in reports for meter in report.memory_bytes}
     memory_bytes = {
         meter: max(r.memory_bytes[meter] for r in reports if meter in r.memory_bytes)
         for meter in sorted(meters)
     }
-    if undrained_bytes := max(node.undrained_bytes for node in ending.nodes):
+    if undrained_bytes := max(node.undrained_bytes for node in nodes):
         memory_bytes["undrained"] = undrained_bytes
-    result = TrialResult(
-        number=spec.identity.number,
-        role=spec.identity.role,
-        candidate_hash=spec.identity.candidate_hash,
+    result = dataclasses.replace(
+        seen,
         outcome=outcome,
-        evidence=evidence,
+        # It is shown before the record is read again; a training script may print anything.
+        evidence=one_line(scrubbed_text(evidence)),
         evidence_source=source,
-        started_at_s=ending.started_at_s,
-        wall_s=ending.wall_s,
         start=Start.WARM if is_warm else Start.COLD,
-        phases_s=_phases(reports, ending),
+        phases_s=_phases(reports, seen.wall_s),
         warmup_step_times_s=first.warmup_step_times_s,
         step_times_s=first.step_times_s,
         steps_skipped=max((r.steps_skipped for r in reports), default=0),
@@ -125,17 +111,20 @@ def collect(
         read_back=first.read_back,
         differences=sorted({d for r in reports for d in r.differences}),
         versions=first.versions,
-        environment=ending.nodes[0].environment,
-        devices=devices,
+        environment=nodes[0].environment,
         diagnosis=diagnosis_of(reports) if outcome.is_measured else None,
-        log_bytes_left_out=sum(node.log_bytes_left_out for node in ending.nodes),
+        log_bytes_left_out=sum(node.log_bytes_left_out for node in nodes),
         own_log=next((r.own_log for r in reversed(reports) if r.own_log is not None), None),
     )
-    return _with_figures(result, spec, reports, ending) if outcome.is_measured else result
+    return _with_figures(result, spec, reports, nodes) if outcome.is_measured else result
 
 
 def _outcome(
-    spec: TrialSpec, folder: Path, reports: list[RankReport], ending: Ending
+    spec: TrialSpec,
+    folder: Path,
+    reports: list[RankReport],
+    seen: TrialResult,
+    nodes: Sequence[NodeReport],
 ) -> tuple[Outcome, str, str]:
     # What came after all steps were measured costs no figure.
     if len(reports) == spec.layout.world and all(
@@ -145,9 +134,9 @@ def _outcome(
         if reports[0].stopped_early:
             return Outcome.STOPPED_EARLY, *_losing(spec, reports[0])
         return Outcome.OK, "", ""
-    if ending.was_cancelled:
+    if seen.outcome is Outcome.CANCELLED:
         return Outcome.CANCELLED, "cancelled by the coordinator", "coordinator"
-    silent = _killed_silently(reports, ending, spec.layout.world)
+    silent = _killed_silently(reports, nodes, spec.layout.world)
     failed = [(r.outcome, r) for r in reports if r.outcome is not None]
     if failed:
         outcome, cause = min(
@@ -155,22 +144,22 @@ def _outcome(
         )
         if outcome is Outcome.COMM and silent is not None:
             return silent
-        if outcome is Outcome.COMM and ending.problem:
+        evidence = cause.evidence
+        if outcome is Outcome.COMM and seen.evidence:
             # A broken connection names an address at most, and the node is what is to be mended.
-            cause = dataclasses.replace(cause, evidence=f"{ending.problem}; {cause.evidence}")
-        return outcome, cause.evidence, f"rank {cause.rank} in {cause.phase}"
-    if ending.timed_out_after_s is not None:
-        stopped = [rank for node in ending.nodes for rank in node.stopped_ranks]
-        return _timeout(spec, folder, reports, ending.timed_out_after_s, stopped)
+            evidence = f"{seen.evidence}; {evidence}"
+        return outcome, evidence, f"rank {cause.rank} in {cause.phase}"
+    if seen.outcome is Outcome.TIMEOUT:
+        return _timeout(spec, folder, reports, nodes)
     if silent is not None:
         return silent
     evidence, source = _last_error_line(folder / STDERR_FILE)
-    codes = [node.launcher_code for node in ending.nodes]
+    codes = [node.launcher_code for node in nodes]
     code = next((code for code in codes if code), codes[0])
     how = f"ended with code {code}"
     if code is not None and (number := signal_of(code)):
         how = f"was ended by {_signal_name(number)}"
-    evidence = evidence or ending.problem or f"the launcher {how}"
+    evidence = evidence or seen.evidence or f"the launcher {how}"
     return Outcome.LAUNCH, evidence, source
 
 
@@ -179,14 +168,14 @@ def _rank_of_cause(outcome: Outcome) -> int:
 
 
 def _killed_silently(
-    reports: list[RankReport], ending: Ending, world: int
+    reports: list[RankReport], nodes: Sequence[NodeReport], world: int
 ) -> tuple[Outcome, str, str] | None:
     """A rank that a signal ended before it could say anything.
 
     SIGTERM is what the launcher sends to the others, unless no rank ended in another way.
     """
     phases = {r.rank: r.phase for r in reports}
-    ended = [(int(r), code, n) for n in ending.nodes for r, code in n.exit_codes.items() if code]
+    ended = [(int(r), code, n) for n in nodes for r, code in n.exit_codes.items() if code]
     is_cause = all(code == -15 for _, code, _ in ended)
     for rank, code, node in sorted(ended, key=lambda entry: entry[0]):
         if code < 0 and (code != -15 or is_cause) and rank < world:
@@ -207,9 +196,10 @@ def _timeout(
     spec: TrialSpec,
     folder: Path,
     reports: list[RankReport],
-    after_s: float,
-    stopped: Sequence[int],
+    nodes: Sequence[NodeReport],
 ) -> tuple[Outcome, str, str]:
+    after_s = spec.measure.timeout_s
+    stopped = [rank for node in nodes for rank in node.stopped_ranks]
     if not reports:
         return Outcome.LAUNCH, f"no rank had started after {after_s:.0f} s", "coordinator"
     for report in reports:
@@ -268,7 +258,10 @@ def _losing(spec: TrialSpec, report: RankReport) -> tuple[str, str]:
 
 
 def _with_figures(
-    result: TrialResult, spec: TrialSpec, reports: list[RankReport], ending: Ending
+    result: TrialResult,
+    spec: TrialSpec,
+    reports: list[RankReport],
+    nodes: Sequence[NodeReport],
 ) -> TrialResult:
     step_time_s, low_s, high_s = median_interval(result.step_times_s)
     samples = spec.layout.micro_batch * spec.layout.grad_accum * spec.layout.dp
@@ -277,7 +270,7 @@ def _with_figures(
         result,
         losses=losses,
         losses_skipped=n_skipped,
-        use=use_of(reports, [node.gpu for node in ending.nodes if node.gpu is not None]),
+        use=use_of(reports, [node.gpu for node in nodes if node.gpu is not None]),
         is_steady=reports[0].is_steady,
         disturbed=disturbance(spec, reports),
         tokens_per_step=_per_step(spec, reports, "tokens"),
@@ -310,11 +303,11 @@ def _per_step(spec: TrialSpec, reports: list[RankReport], field: str) -> float |
     return total / len(reports[0].step_times_s) if total else None
 
 
-def _phases(reports: list[RankReport], ending: Ending) -> dict[str, float]:
+def _phases(reports: list[RankReport], wall_s: float) -> dict[str, float]:
     """Seconds per phase on rank 0, so that they add up to the trial's wall time."""
     if not reports:
         return {}
     phases = {str(phase): seconds for phase, seconds in reports[0].phases_s.items()}
-    after_s = max(0.0, ending.wall_s - reports[0].ended_at_s)
+    after_s = max(0.0, wall_s - reports[0].ended_at_s)
     phases["teardown"] = phases.get("teardown", 0.0) + after_s
     return phases

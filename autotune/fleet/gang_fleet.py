@@ -2,16 +2,18 @@
 
 import dataclasses
 import json
+import math
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune.base.clock import machine, unix_now_s
+from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.base.flags import flag
 from autotune.contract import (
@@ -22,16 +24,17 @@ from autotune.contract import (
     TrialResult,
     TrialSpec,
 )
-from autotune.fleet.base import Handle, Progress
-from autotune.fleet.builds import build_on_nodes, started
-from autotune.fleet.collect import Ending, collect
+from autotune.fleet.base import Handle, Place, Progress
+from autotune.fleet.builds import build_on_nodes
+from autotune.fleet.collect import collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.node.files import Incoming, packed
 from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.node.processes import TRAINS, NodePart
 from autotune.fleet.node.ranks import NoTemplateError
 from autotune.fleet.reports import read_node_report, read_reports
-from autotune.fleet.transports.base import JsonLines, Node, NodeProcess, Transport
+from autotune.fleet.transports.base import Node, Program, Transport, started
+from autotune.trial.rendezvous import LOOPBACK
 
 AGENT = "autotune.fleet.node.agent"
 _END_WAIT_S = 60.0
@@ -41,8 +44,7 @@ _CLOSE_WAIT_S = 15.0
 _OTHERS_WAIT_S = 10.0
 """Time for the ranks of other nodes to end by themselves, once those of one node have."""
 _PERIOD_S = 0.02
-_SHARE_OF_TIME = 0.02
-"""Share of the time that looks at the nodes take."""
+"""Time between two looks at the nodes."""
 LEASE_S = 60.0
 """Time without a word after which a far node ends what it runs, and is given up here: it is dead,
 or its network is."""
@@ -97,8 +99,6 @@ class GangFleet:
         self._waiting: list[GangTrial] = []
         """Trials for which no gang is free yet, in the order in which they were submitted."""
         self._reaping: set[tuple[str, str]] = set()
-        self._may_be_lost = transport.is_remote
-        """Whether the fleet goes on without a node that ends while it reaps."""
         self._cold: set[str] = set()
         """Nodes that could not fork ranks beside those of others: trials with them start cold."""
         self._lost: dict[str, _Lost] = {}
@@ -153,7 +153,6 @@ class GangFleet:
         for name in self._nodes:
             self._reap(name, str(folder.resolve()))
         deadline_s = time.monotonic() + _END_WAIT_S
-        self._may_be_lost = False
         self.hear()
         while self._reaping:
             if time.monotonic() > deadline_s:
@@ -164,7 +163,6 @@ class GangFleet:
                 )
             time.sleep(_PERIOD_S)
             self.hear()
-        self._may_be_lost = self._transport.is_remote
 
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
         """A build that fails waits for those of other nodes; an interrupt ends them all."""
@@ -209,18 +207,16 @@ class GangFleet:
 
     def hear(self) -> None:
         """Take in what the nodes have sent; does not wait."""
-        if time.monotonic() < self._not_before_s:
+        now_s = time.monotonic()
+        if now_s < self._not_before_s:  # every trial of a round asks
             return
-        # The time of this thread alone: on a busy machine a look is no dearer, only longer.
-        begun_cpu_s = time.thread_time()
+        self._not_before_s = now_s + _PERIOD_S
         for name, agent in self.agents.items():
             for event in agent.hear():
                 self._take(name, event)
-        now_s = time.monotonic()
-        self._not_before_s = now_s + (time.thread_time() - begun_cpu_s) / _SHARE_OF_TIME
         for name, lost in self._lost.items():
-            if now_s >= lost.again_s and not lost.is_asked:
-                lost.is_asked = True
+            if now_s >= lost.again_s:
+                lost.again_s = math.inf
                 with suppress(FleetError):
                     self.agents[name].tell("alive")
         self._admit()
@@ -243,11 +239,7 @@ class GangFleet:
             self._waiting.remove(trial)
             self._running[str(trial.folder)] = trial
             trial.begin(gang)
-            first = next(iter(gang.nodes))
-            try:
-                self._start(trial, first)
-            except AutotuneError as error:
-                trial.fail(first, error)
+            self._start(trial, next(iter(gang.nodes)))
 
     def judge(self, trial: "GangTrial", outcome: Outcome) -> None:
         if outcome is not Outcome.CANCELLED:
@@ -277,29 +269,32 @@ class GangFleet:
             node=list(nodes).index(name),
             n_nodes=len(nodes),
             # The ranks of one node listen where no other machine reaches them.
-            **({} if is_alone else {"address": first.address, "interface": this_node.interface}),
+            address=LOOPBACK if is_alone else first.address,
+            interface="lo" if is_alone else this_node.interface,
             port=port,
             start=start,
             module=trial.module,
             n_sharing=self._n_sharing,
             capacity_bytes=this_node.rank_memory_bytes,
-            submitted_at_s=trial.submitted_at_s,
-            submitted_on=machine(),
             coordinator=socket.gethostname(),
-            variables=dict(self._transport.variables()),
         )
         files = {"files": trial.files} if self._transport.is_remote else {}
-        self.agents[name].tell("start", part=dataclasses.asdict(part), **files)
-        trial.open.add(name)
-
-    def _start_as(self, trial: "GangTrial", name: str, start: Start) -> None:
         try:
-            self._start(trial, name, port=trial.port, start=start)
+            self.agents[name].tell("start", part=dataclasses.asdict(part), **files)
         except FleetError as error:
-            if self._transport.is_remote:
-                trial.ended(name, error.message)
-            else:
-                trial.fail(name, error)
+            self._refuse(trial, name, error)
+        else:
+            trial.open.add(name)
+
+    def _refuse(self, trial: "GangTrial", name: str, error: AutotuneError) -> None:
+        """Take note that a node cannot start its ranks of a trial.
+
+        A full disk on a far one, or a missing device, is no reason to end the whole search.
+        """
+        if self._transport.is_remote:
+            trial.ended(name, error.message)
+        else:
+            trial.fail(name, error)
 
     def _reap(self, name: str, folder: str) -> None:
         self._reaping.add((name, folder))
@@ -311,10 +306,8 @@ class GangFleet:
         trial = self._running.get(folder)
         if event_kind == "reaped":
             self._reaping.discard((name, folder))
-        if event_kind == "ready" and (back := self._lost.pop(name, None)) is not None:
+        if event_kind == "ready" and self._lost.pop(name, None) is not None:
             self._allocator.join(name)
-            for left in back.folders:
-                self._reap(name, left)
         if event_kind == "gone":
             self._replace(name, event["problem"], was_ready=event["was_ready"])
         elif trial is None:
@@ -324,18 +317,16 @@ class GangFleet:
             first, *others = trial.gang.nodes
             if name == first and trial.asked_to_end_s is None:
                 for other in others:
-                    self._start_as(trial, other, Start(event["start"]))
+                    self._start(trial, other, port=trial.port, start=Start(event["start"]))
         elif event_kind == "file":
             trial.take_file(name, event)
         elif event_kind == "failed" and event["error"] == NoTemplateError.__name__:
             self._cold.add(name)
             trial.ended(name, f"{name}: {event['message']}")
-        elif event_kind == "failed" and self._transport.is_remote:
-            # A full disk there or a missing device is no reason to end the whole search.
-            trial.ended(name, f"{name}: {event['message']}")
         elif event_kind == "failed":
             kind = StudyError if event["error"] == "StudyError" else FleetError
-            trial.fail(name, kind(event["message"], event["hint"]))
+            where = f"{name}: " if self._transport.is_remote else ""
+            self._refuse(trial, name, kind(f"{where}{event['message']}", event["hint"]))
         elif event_kind in ("ended", "reaped"):
             trial.ended(name, event.get("problem", ""))
 
@@ -365,23 +356,15 @@ class GangFleet:
                         return
                     self._reaping.discard((name, folder))
                     trial.fail(name, refused)
-        if left := reaping - self._running.keys():
-            if not self._may_be_lost:
-                raise error
-            self._lose(name, problem, left=left)
+        if reaping - self._running.keys():
+            raise error
 
-    def _lose(self, name: str, problem: str, *, left: Iterable[str] = ()) -> None:
-        """Go on without a node until it answers again; what it ran ends by its own lease there.
+    def _lose(self, name: str, problem: str) -> None:
+        """Go on without a node until it answers again.
 
-        It may have files `left` of folders that it did not reap.
+        What it ran ends by its own lease before it is asked, and what that leaves goes with it.
         """
-        ran = [folder for folder, trial in self._running.items() if name in trial.open]
-        before = self._lost.get(name)
-        self._lost[name] = _Lost(
-            problem=problem,
-            again_s=time.monotonic() + LEASE_S,
-            folders=[*(before.folders if before else ()), *left, *ran],
-        )
+        self._lost[name] = _Lost(problem=problem, again_s=time.monotonic() + LEASE_S)
         self._allocator.leave(name)
         self._reaping = {(n, f) for n, f in self._reaping if n != name}
         for trial in [t for t in self._running.values() if name in t.open]:
@@ -405,11 +388,7 @@ class GangFleet:
 class _Lost:
     problem: str
     again_s: float
-    """When it is asked again, by the monotonic clock."""
-    folders: list[str]
-    """Folders of the trials that it had a part in, whose files it may still have."""
-    is_asked: bool = False
-    """Whether an agent is being started there to see."""
+    """When it is asked again, by the monotonic clock; infinity: it is being asked."""
 
 
 class GangTrial(Handle):
@@ -421,8 +400,6 @@ class GangTrial(Handle):
         self.module = module
         self.gang = Gang(slots=())
         """Empty while it waits for one."""
-        self.started_at_s = unix_now_s()
-        self.submitted_at_s = time.monotonic()
         self.port: int | None = None
         """Port at which its ranks meet; None: not known yet."""
         self.open: set[str] = set()
@@ -432,23 +409,24 @@ class GangTrial(Handle):
         self.asked_to_end_s: float | None = None
         """Seconds after which its nodes were asked to end its ranks."""
         self._fleet = fleet
+        self._began_s = time.monotonic()
+        """When it was submitted, or got its gang."""
         self._incoming = Incoming(folder)
         self._one_ended_s: float | None = None
         self._ended_after_s = 0.0
         """Seconds until its last rank had ended, once it has."""
-        self._was_cancelled = False
-        self._timed_out_after_s: float | None = None
+        self._asked_for = Outcome.LAUNCH
+        """Outcome for which its end was asked: `cancelled` or `timeout`; else `launch`."""
         self._error: AutotuneError | None = None
         self._result: TrialResult | None = None
 
     def begin(self, gang: Gang) -> None:
         self.gang = gang
-        self.started_at_s = unix_now_s()
-        self.submitted_at_s = time.monotonic()
+        self._began_s = time.monotonic()
 
     @property
     def _waits(self) -> bool:
-        return not self.gang.slots and not self._was_cancelled
+        return not self.gang.slots and self._asked_for is not Outcome.CANCELLED
 
     def poll(self) -> TrialResult | None:
         if self._result is None:
@@ -489,7 +467,8 @@ class GangTrial(Handle):
         return Progress(phase=phase, elapsed_s=self._elapsed_s())
 
     def cancel(self) -> None:
-        self._was_cancelled |= self.asked_to_end_s is None
+        if self.asked_to_end_s is None:
+            self._asked_for = Outcome.CANCELLED
         if not self.gang.slots:
             self._fleet.release(self)  # or it would still be started
         self._end(hangs=False)
@@ -505,8 +484,8 @@ class GangTrial(Handle):
         self._end(hangs=False)
 
     def _elapsed_s(self) -> float:
-        """Seconds since the trial was submitted; the wall clock may jump meanwhile."""
-        return time.monotonic() - self.submitted_at_s
+        """Seconds since the trial began; the wall clock may jump meanwhile."""
+        return time.monotonic() - self._began_s
 
     def _end_if_it_is_time(self) -> None:
         elapsed_s = self._elapsed_s()
@@ -516,7 +495,7 @@ class GangTrial(Handle):
                 for name in self.open:
                     self._fleet.agents[name].kill()
         elif elapsed_s > self.spec.measure.timeout_s and self.open:
-            self._timed_out_after_s = elapsed_s
+            self._asked_for = Outcome.TIMEOUT
             self._end(hangs=True)
         elif self._one_ended_s is not None and elapsed_s - self._one_ended_s > _OTHERS_WAIT_S:
             self._end(hangs=False)
@@ -532,18 +511,16 @@ class GangTrial(Handle):
         nodes = [read_node_report(self.folder, node) for node in range(n_nodes)] or [NodeReport()]
         # What ended by itself before its nodes were told keeps its outcome.
         was_ended = not n_nodes or bool(self.problem) or any(node.was_ended for node in nodes)
-        ending = Ending(
-            started_at_s=self.started_at_s,
-            wall_s=self._ended_after_s,
-            nodes=nodes,
-            was_cancelled=self._was_cancelled and was_ended,
-            timed_out_after_s=self._timed_out_after_s if was_ended else None,
+        seen = TrialResult.of(
+            self.spec.identity,
+            self._asked_for if was_ended else Outcome.LAUNCH,
             # What ended all nodes is why this one was lost.
-            problem=self.problem and (self._fleet.end_of_all or self.problem),
+            evidence=self.problem and (self._fleet.end_of_all or self.problem),
+            started_at_s=unix_now_s() - self._elapsed_s(),
+            wall_s=self._ended_after_s,
+            devices=[slot.name for slot in self.gang.slots],
         )
-        devices = [slot.name for slot in self.gang.slots]
-        reports = read_reports(self.folder, self.spec.layout.world)
-        return collect(self.spec, self.folder, ending, devices, reports)
+        return collect(self.spec, self.folder, seen, nodes)
 
 
 def slots_of(nodes: Sequence[Node]) -> tuple[Slot, ...]:
@@ -563,20 +540,26 @@ def slots_of(nodes: Sequence[Node]) -> tuple[Slot, ...]:
     return tuple(found)
 
 
-def rank_places(transport: Transport, world: int) -> tuple[str, ...]:
-    """Place of each rank of a gang that has the fleet for itself: node, and domain of devices.
+class GangPlace(Place):
+    """Nodes that a transport reaches."""
 
-    Returns:
-        Empty where the fleet holds no such gang.
+    is_exclusive = False
+    """As of `GangFleet`."""
 
-    Raises:
-        FleetError: No node can be reached.
-    """
-    allocator = GangAllocator(slots_of(transport.nodes()))
-    if not allocator.capacity(world):
-        return ()
-    slots = allocator.allocate(world).slots
-    return tuple(f"{slot.node}, {slot.domain}" if slot.domain else slot.node for slot in slots)
+    @abstractmethod
+    def transport_for(self, world: int) -> Transport:
+        """The way to them, for a job of `world` ranks."""
+
+    def gangs(self, world: int) -> GangFleet:
+        transport = self.transport_for(world)
+        return GangFleet(transport, world=world, is_exclusive=self.is_exclusive)
+
+    def rank_places(self, world: int) -> tuple[str, ...]:
+        allocator = GangAllocator(slots_of(self.transport_for(world).nodes()))
+        if not allocator.capacity(world):
+            return ()
+        slots = allocator.allocate(world).slots
+        return tuple(f"{slot.node}, {slot.domain}" if slot.domain else slot.node for slot in slots)
 
 
 class _AgentLine:
@@ -585,10 +568,8 @@ class _AgentLine:
     def __init__(self, transport: Transport, node: Node) -> None:
         self._transport = transport
         self._node = node
-        self._process: NodeProcess | None = None
-        self._lines = JsonLines()
+        self._program: Program | None = None
         self._was_ready = False
-        self._received_at_s = 0.0
         self._sent_at_s = 0.0
         self._gave_up = ""
         """Why it was ended from here."""
@@ -599,63 +580,54 @@ class _AgentLine:
         Raises:
             FleetError: It cannot be started.
         """
-        now_s = time.monotonic()
-        if self._process is None:
+        if self._program is None:
             if command == "close":
                 return
-            self._lines, self._was_ready, self._gave_up = JsonLines(), False, ""
-            self._received_at_s = now_s
+            self._was_ready, self._gave_up = False, ""
             lease = ("--lease", str(LEASE_S)) if self._transport.is_remote else ()
-            self._process = started(self._transport, self._node, AGENT, *lease)
-        self._sent_at_s = now_s
+            self._program = started(self._transport, self._node, AGENT, *lease)
+        self._sent_at_s = time.monotonic()
         line = json.dumps({"command": command, **arguments})
-        self._process.send(f"{line}\n".encode())
+        self._program.process.send(f"{line}\n".encode())
 
     def hear(self) -> Iterator[dict[str, Any]]:
         """The lines that it has sent; the last one says that it is `gone`."""
-        process = self._process
-        if process is None:
+        if (program := self._program) is None:
             return
-        code = process.poll()  # first: what it said before it went is there then
-        received = process.receive()
-        for event in self._lines.events(received):
+        for event in program.events():
             self._was_ready |= event["event"] == "ready"
             yield event
-        if code is not None:
-            self._process = None
-            reason = self._gave_up or self._lines.last_words
-            problem = f"{self._node.name}: the agent of the node ended with code {code}"
+        if program.code is not None:
+            self._program = None
+            reason = self._gave_up or program.last_words
+            problem = f"{self._node.name}: the agent of the node ended with code {program.code}"
             yield {
                 "event": "gone",
                 "problem": f"{problem}: {reason}" if reason else problem,
                 "was_ready": self._was_ready,
             }
         elif self._transport.is_remote:
-            self._keep(process, has_spoken=bool(received))
+            self._keep(program)
 
-    def _keep(self, process: NodeProcess, *, has_spoken: bool) -> None:
+    def _keep(self, program: Program) -> None:
         """Renew the lease of a far agent, or give it up where it says nothing any more."""
         now_s = time.monotonic()
-        if has_spoken:
-            self._received_at_s = now_s
-        elif now_s - self._received_at_s > LEASE_S:
+        if now_s - program.heard_at_s > LEASE_S:
             since = "it was reached" if self._was_ready else "it was asked to start"
-            self._gave_up = (
-                self._lines.last_words or f"not a word for {LEASE_S:.0f} s since {since}"
-            )
-            self._received_at_s = now_s
-            process.end()
+            self._gave_up = program.last_words or f"not a word for {LEASE_S:.0f} s since {since}"
+            program.heard_at_s = now_s
+            program.process.end()
         elif self._was_ready and now_s - self._sent_at_s > _ALIVE_S:
             self.tell("alive")
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.end()
+        if self._program is not None:
+            self._program.process.end()
 
     def wait(self, deadline_s: float) -> None:
-        while self._process is not None and self._process.poll() is None:
-            self._process.receive()  # a far agent may still have something to say
+        while self._program is not None and self._program.code is None:
+            self._program.texts()  # a far agent may still have something to say
             if time.monotonic() > deadline_s:
                 self.kill()
             time.sleep(_PERIOD_S)
-        self._process = None
+        self._program = None

@@ -56,15 +56,12 @@ class GangAllocator:
         self._places = {slot: place for place, slot in enumerate(slots)}
         self._is_exclusive = is_exclusive
         self._largest = max(map(len, _by_node(slots).values()), default=0)
-        self._node_order = {name: n for n, name in enumerate(_by_node(slots))}
         self._faults: dict[Slot, list[str]] = {slot: [] for slot in slots}
         """Candidates whose trials the platform ended there since a trial last went well."""
         self._quarantined: list[Slot] = []
         self._taken: set[Slot] = set()
         self._away: set[str] = set()
         """Names of nodes that are not there for the time being."""
-        self._capacities: dict[int, int] = {}
-        """Answers of `capacity`, until slots are left out or come back."""
 
     @property
     def quarantined(self) -> tuple[Slot, ...]:
@@ -79,9 +76,20 @@ class GangAllocator:
 
     def capacity(self, size: int) -> int:
         """How many gangs of this size fit at once when all slots are free."""
-        if size not in self._capacities:
-            self._capacities[size] = self._count(size)
-        return self._capacities[size]
+        if self._is_exclusive:
+            taken: set[Slot] = set()
+            n_gangs = 0
+            while (gang := self._gang(size, self._free(taken))) is not None:
+                taken.update(gang.slots)
+                n_gangs += 1
+            return n_gangs
+        # No gang holds two parts of one node.
+        k = self.per_node(size)
+        fit = [len(on_node) // k for on_node in _by_node(self._healthy()).values()]
+        n_gangs = sum(fit) // (size // k)
+        while sum(min(n, n_gangs) for n in fit) < size // k * n_gangs:
+            n_gangs -= 1
+        return n_gangs
 
     def allocate(self, size: int) -> Gang:
         """Take a gang: where nothing went wrong last, in whole domains, on the fullest nodes.
@@ -108,7 +116,6 @@ class GangAllocator:
     def leave(self, node: str) -> None:
         """Give out no slot of a node until it joins again."""
         self._away.add(node)
-        self._capacities.clear()
 
     def join(self, node: str) -> None:
         """Give out the slots of a node again; those that failed there get another chance.
@@ -120,7 +127,6 @@ class GangAllocator:
         for slot in self._slots:
             if slot.node == node:
                 self._faults[slot] = []
-        self._capacities.clear()
 
     def judge(self, gang: Gang, candidate_hash: str, *, is_fault: bool) -> None:
         """Take note of how a trial ended; slots that fail again and again are left out.
@@ -141,7 +147,6 @@ class GangAllocator:
             is_new = slot not in self._quarantined
             if is_new and len(ended) >= MAX_FAULTS and len(set(ended)) > 1:
                 self._quarantined.append(slot)
-                self._capacities.clear()
 
     def _healthy(self) -> list[Slot]:
         left_out = set(self._quarantined)
@@ -165,33 +170,13 @@ class GangAllocator:
         if not size or len(fit) < size // k:
             return None
         chosen = [slot for part in fit[: size // k] for slot in part.slots]
-        sizes = Counter((slot.node, slot.domain) for slot in chosen)
-
-        def order(slot: Slot) -> tuple[int, int, str, int]:
+        chosen.sort(key=self._places.__getitem__)
+        slots: list[Slot] = []
+        for on_node in _by_node(chosen).values():
             # The largest domain of a node first: the groups of ranks within it stay whole.
-            n_joined = sizes[slot.node, slot.domain]
-            return self._node_order[slot.node], -n_joined, slot.domain, self._places[slot]
-
-        return Gang(slots=tuple(sorted(chosen, key=order)))
-
-    def _count(self, size: int) -> int:
-        """How many gangs of this size healthy slots make up at once."""
-        if self._is_exclusive:
-            taken: set[Slot] = set()
-            n_gangs = 0
-            while (gang := self._gang(size, self._free(taken))) is not None:
-                taken.update(gang.slots)
-                n_gangs += 1
-            return n_gangs
-        # No gang holds two parts of one node.
-        k = self.per_node(size)
-        fit = [len(on_node) // k for on_node in _by_node(self._healthy()).values()]
-        low, high = 0, sum(fit)
-        while low < high:
-            n_gangs = (low + high + 1) // 2
-            enough = sum(min(n, n_gangs) for n in fit) >= size // k * n_gangs
-            low, high = (n_gangs, high) if enough else (low, n_gangs - 1)
-        return low
+            n_joined = Counter(slot.domain for slot in on_node)
+            slots += sorted(on_node, key=lambda slot: (-n_joined[slot.domain], slot.domain))
+        return Gang(slots=tuple(slots))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from autotune.base.errors import JobError
 from autotune.base.flags import flag, switch
 from autotune.base.names import did_you_mean
+from autotune.base.units import parse_seconds
 
 EACH_KIND = "each"
 """Option `kind` where every kind is searched, one after the other."""
@@ -39,6 +40,16 @@ class FleetOptions:
     def is_of_each_kind(self) -> bool:
         """Whether a search of each kind of device is asked for."""
         return self.kind == EACH_KIND
+
+    def wait_s(self, default_s: float) -> float:
+        """The longest time to wait for nodes.
+
+        Raises:
+            JobError: It is no time.
+        """
+        if not self.wait:
+            return default_s
+        return parse_seconds(self.wait, where=f"{flag('fleet_option')} wait")
 
     def takes(self, device_name: str) -> bool:
         """Whether nodes with a device of this name are taken."""

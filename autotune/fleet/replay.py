@@ -18,7 +18,7 @@ from autotune.engines.base import Engine
 from autotune.engines.replayed import ReplayedEngine
 from autotune.fleet.base import Place
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.without_devices import Answer, AnsweringFleet, result_of
+from autotune.fleet.without_devices import Answer, AnsweringFleet
 from autotune.job.job import Job
 from autotune.job.model import model_from_config
 from autotune.planning.lattice import Lattice
@@ -123,7 +123,7 @@ def replayed(configurations: Mapping[str, Configuration]) -> Answer:
 
     def answer(spec: TrialSpec) -> TrialResult:
         found = configurations.get(spec.identity.candidate_hash)
-        made = partial(result_of, spec, origin=Origin.REPLAYED)
+        made = partial(TrialResult.of, spec.identity, origin=Origin.REPLAYED)
         if found is None:
             evidence = "the table has no run of this configuration"
             return made(Outcome.INVALID, evidence=evidence, evidence_source="replay")

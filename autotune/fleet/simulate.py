@@ -26,7 +26,7 @@ from autotune.devices.hardware import detect_environment, versions_here
 from autotune.engines.base import Engine
 from autotune.fleet.base import Place
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.without_devices import Answer, AnsweringFleet, result_of
+from autotune.fleet.without_devices import Answer, AnsweringFleet
 from autotune.job.job import Job, accelerators_of, read_job_file
 from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described
@@ -114,7 +114,7 @@ def simulated(say: Model, luck: Luck, *, device_memory_bytes: int) -> Answer:
         run = _numbers(luck.seed, candidate.hash, spec.identity.number)
         reduced = _numbers(luck.seed, candidate.hash, "reduced")
         differs = 0.0 if spec.identity.fidelity is None else luck.fidelity_error
-        made = partial(result_of, spec, origin=Origin.SIMULATED)
+        made = partial(TrialResult.of, spec.identity, origin=Origin.SIMULATED)
         fault = partial(made, evidence_source="simulation")
         if run.random() < luck.p_platform_fault:
             return fault(Outcome.COMM, evidence="simulated: a collective timed out")

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import FleetError
@@ -15,16 +14,15 @@ Answer = Callable[[TrialSpec], TrialResult]
 
 
 class AnsweringFleet(Fleet):
-    """Answers instead of running, `at_once` trials together."""
+    """Answers instead of running, one trial at a time."""
 
-    def __init__(self, answer: Answer, origin: Origin, *, at_once: int = 1) -> None:
+    def __init__(self, answer: Answer, origin: Origin) -> None:
         self._answer = answer
         self._origin = origin
-        self._at_once = at_once
-        self._running: list[_AnsweredTrial] = []
+        self._trial: _AnsweredTrial | None = None
 
     def capacity(self, world: int) -> int:
-        return self._at_once
+        return 1
 
     def reap(self, folder: Path) -> None:
         """See `Fleet.reap`: nothing runs."""
@@ -34,18 +32,14 @@ class AnsweringFleet(Fleet):
         note(f"figures are {self._origin}: nothing runs on this machine")
 
     def submit(self, spec: TrialSpec, folder: Path) -> "_AnsweredTrial":
-        self._running = [trial for trial in self._running if trial.result is None]
-        if len(self._running) >= self._at_once:
-            raise FleetError(
-                f"{len(self._running)} trials are in flight, as many as this fleet takes",
-                "wait for one of them",
-            )
-        self._running.append(_AnsweredTrial(spec, folder, self._answer))
-        return self._running[-1]
+        if self._trial is not None and self._trial.result is None:
+            raise FleetError("a trial is in flight, and this fleet takes one", "wait for it")
+        self._trial = _AnsweredTrial(spec, folder, self._answer)
+        return self._trial
 
     def close(self) -> None:
-        for trial in self._running:
-            trial.cancel()
+        if self._trial is not None:
+            self._trial.cancel()
 
 
 class _AnsweredTrial(Handle):
@@ -63,9 +57,11 @@ class _AnsweredTrial(Handle):
         if self.result is None:
             self.result = replace(self._answer(self.spec), started_at_s=self._started_at_s)
             if self._is_cancelled:
-                origin, started_at_s = self.result.origin, self._started_at_s
-                self.result = result_of(
-                    self.spec, Outcome.CANCELLED, origin, started_at_s=started_at_s
+                self.result = TrialResult.of(
+                    self.spec.identity,
+                    Outcome.CANCELLED,
+                    origin=self.result.origin,
+                    started_at_s=self._started_at_s,
                 )
         return self.result
 
@@ -74,15 +70,3 @@ class _AnsweredTrial(Handle):
 
     def cancel(self) -> None:
         self._is_cancelled = self.result is None
-
-
-def result_of(spec: TrialSpec, outcome: Outcome, origin: Origin, **figures: Any) -> TrialResult:
-    """Result of a trial that was not run."""
-    return TrialResult(
-        number=spec.identity.number,
-        role=spec.identity.role,
-        candidate_hash=spec.identity.candidate_hash,
-        outcome=outcome,
-        origin=origin,
-        **figures,
-    )

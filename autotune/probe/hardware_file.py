@@ -1,16 +1,14 @@
 """The file of a probe: an entry for the table of accelerators, and how it came about."""
 
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from autotune.base.errors import JobError
-from autotune.base.files import is_foreign, write_whole
-from autotune.base.private import refuse_prepared
+from autotune.base.errors import StudyError
+from autotune.base.files import NAME_HINT, check_target, write_text
 from autotune.base.yaml_file import Dumper
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
@@ -23,7 +21,6 @@ _HEAD = f"""{MARK}; --accelerators of search, plan, explain and estimate reads i
 # `accelerators` is an entry as in autotune/devices/accelerators.yaml; `probe` says how it was
 # measured.
 """
-_NAME_HINT = "name another file with --out"
 
 
 class Line(dict[str, Any]):
@@ -43,39 +40,19 @@ _OurDumper.add_representer(
 
 
 def check_writable(path: Path) -> None:
-    """See that a probe's file can be written to a path, before minutes are spent on it.
-
-    Raises:
-        JobError: Its folder is not there or cannot be written, or what stands there is no file of
-            a probe.
-    """
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise JobError(f"--out {path}: there is no such folder", f"make it, or {_NAME_HINT}")
-    try:
-        foreign = is_foreign(path, MARK.encode())
-        if not foreign:
-            refuse_prepared(folder)
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-"):
-                pass
-    except OSError as error:
-        raise _not_written(path, error) from error
-    if foreign:
-        raise JobError(f"--out {path}: is there, and no probe wrote it", _NAME_HINT)
+    """See that a probe's file can be written to a path, as of `check_target`."""
+    check_target(path, MARK.encode(), "by `autotune probe`")
 
 
 def write_hardware(path: Path, entry: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Write the table's entries by name, and how they came about.
 
     Raises:
-        JobError: It cannot be written.
+        StudyError: It cannot be written.
     """
     data = {"accelerators": dict(entry), "probe": dict(about)}
     text = yaml.dump(data, Dumper=_OurDumper, sort_keys=False, default_flow_style=None, width=1000)
-    try:
-        write_whole(path, lambda aside: aside.write_text(_HEAD + text, encoding="utf-8"))
-    except OSError as error:
-        raise _not_written(path, error) from error
+    write_text(path, _HEAD + text, error=StudyError, hint=NAME_HINT, makes_folder=False)
 
 
 def entry_of(
@@ -164,10 +141,6 @@ def fits_of(figures: Figures) -> list[dict[str, Any]]:
         for kind, times in figures.beyond.items()
     ]
     return rows
-
-
-def _not_written(path: Path, error: OSError) -> JobError:
-    return JobError(f"--out {path}: cannot be written: {error.strerror or error}", _NAME_HINT)
 
 
 def _slug(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from autotune.contract import (
 )
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.base import Node, Transport
+from autotune.probe.points import Point, check_reports, points_of
 from autotune.probe.rank import FOUND_FILE, REQUEST_FILE
 
 TIMEOUT_S = 360.0
@@ -51,8 +52,11 @@ class ProbeRequest:
 class Measured:
     """What the ranks of a probe reported."""
 
-    reports: list[dict[str, Any]]
-    """By rank."""
+    points: tuple[Point, ...]
+    names: tuple[str, ...]
+    """Name of each rank's device: `core 3`, and on several nodes `core 3 of NODE`."""
+    kinds: tuple[str, ...]
+    """Name of each rank's kind of device."""
     wall_s: float
 
 
@@ -94,8 +98,8 @@ def measure(
     """Start a rank on each device of some nodes, wait for all, and leave none behind.
 
     Raises:
-        FleetError: A node cannot start its ranks, or a rank failed, died, hung or wrote nothing;
-            the message names it.
+        FleetError: A node cannot start its ranks, or a rank failed, died, hung or reported what
+            cannot be; the message names it.
     """
     world = sum(len(node.devices) for node in nodes)
     started_s = time.monotonic()
@@ -113,7 +117,26 @@ def measure(
             raise FleetError(_reason(result, timeout_s), _HINT)
         found = folder / RANKS_DIR
         reports = [read_json(found / FOUND_FILE.format(rank=rank)) for rank in range(world)]
-    return Measured(reports=reports, wall_s=time.monotonic() - started_s)
+    names = device_names(reports, accelerator, nodes)
+    check_reports(reports, names)
+    return Measured(
+        points=points_of(reports),
+        names=names,
+        kinds=tuple(report["device"] for report in reports),
+        wall_s=time.monotonic() - started_s,
+    )
+
+
+def device_names(
+    reports: Sequence[Mapping[str, Any]], accelerator: str, nodes: Sequence[Node]
+) -> tuple[str, ...]:
+    """Name of each rank's device, on several nodes with its node."""
+    kind, per_node = "core" if accelerator == "cpu" else "GPU", len(reports) // len(nodes)
+    return tuple(
+        f"{kind} {report['place']}"
+        + (f" of {nodes[rank // per_node].name}" if len(nodes) > 1 else "")
+        for rank, report in enumerate(reports)
+    )
 
 
 def _spec(accelerator: str, world: int, timeout_s: float) -> TrialSpec:

@@ -77,11 +77,13 @@ class Point:
         }
 
 
-def check_reports(reports: Sequence[Mapping[str, Any]], *, per_node: int) -> None:
+def check_reports(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """See that all ranks measured the same, and times that can be.
 
+    `names` has the name of each rank's device.
+
     Raises:
-        FleetError: One did not; the message names the node and the rank.
+        FleetError: One did not: it is named.
     """
     works = [
         {
@@ -92,14 +94,14 @@ def check_reports(reports: Sequence[Mapping[str, Any]], *, per_node: int) -> Non
         for report in reports
     ]
     for rank, report in enumerate(reports):
-        node = f"node {rank // per_node}, " if len(reports) > per_node else ""
         why = "" if works[rank] == works[0] else "measured other things than rank 0"
         for point in report["points"]:
             if not 0.0 < point["seconds"] < math.inf:
                 why = f"{point['kind']}: {point['seconds']:.6g} s cannot be"
         if why:
             raise FleetError(
-                f"{node}rank {rank}: {why}", "see what is wrong there, or measure without it"
+                f"rank {rank} ({names[rank]}): {why}",
+                "see what is wrong there, or measure without it",
             )
 
 

@@ -2,25 +2,22 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from autotune import __version__
 from autotune.base.clock import date_of
-from autotune.base.errors import FleetError, JobError
+from autotune.base.errors import FleetError
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
-from autotune.devices.hardware import VERSIONED, Environment, usable_cores, visible_gpus
-from autotune.fleet.base import THIS_MACHINE
-from autotune.fleet.transports.base import Node
-from autotune.fleet.transports.local import LocalTransport
+from autotune.devices.hardware import VERSIONED, Environment
+from autotune.fleet.transports.base import Transport
 from autotune.probe.figures import Figures, figures_of
 from autotune.probe.findings import conclude
 from autotune.probe.hardware_file import Line, entry_of, fits_of
 from autotune.probe.measuring import TIMEOUT_S, Measured, ProbeRequest, measure, with_devices
-from autotune.probe.points import Point, check_reports, points_of
+from autotune.probe.points import Point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,71 +70,50 @@ class Probe:
 
 def run_probe(
     environment: Environment,
+    transport: Transport,
     *,
-    world: int,
+    world: int | None = None,
     disk: str | None = None,
     is_quick: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> Probe:
-    """Measure this machine's devices, all at once.
+    """Measure the devices of a transport's nodes, all at once.
 
     Args:
-        environment: What there is.
-        world: Ranks to start, each on a device of its own.
+        environment: What each node has.
+        transport: The way to them.
+        world: Devices to measure on each; None: all that every node has.
         disk: See `ProbeRequest`.
         is_quick: See there.
         timeout_s: Ranks that are not done then are killed.
 
     Raises:
-        JobError: The world is below one, or the folder is none.
+        JobError: The world is below one.
         FleetError: There are fewer devices, or a rank failed, died, hung or reported what cannot
             be.
     """
-    is_cpu = environment.accelerator == "cpu"
-    found = map(str, usable_cores()) if is_cpu else (gpu.uuid for gpu in visible_gpus())
-    here = Node(name=THIS_MACHINE, devices=tuple(found)[: environment.n_devices])
-    nodes = with_devices([here], world)
-    if disk is not None:
-        if not Path(disk).is_dir():
-            raise JobError(f"--nvme {disk}: is no folder", "name one on the disk to measure")
-        disk = str(Path(disk).resolve())
+    nodes = with_devices(transport.nodes(), world)
     wanted = ProbeRequest(precisions=environment.precisions, disk=disk, is_quick=is_quick)
-    measured = measure(
-        LocalTransport(here), nodes, wanted, environment.accelerator, timeout_s=timeout_s
-    )
-    return probe_of(environment, measured, world=world)
-
-
-def probe_of(
-    environment: Environment, measured: Measured, *, world: int, n_nodes: int = 1
-) -> Probe:
-    """The figures that follow from what `world` ranks of each of `n_nodes` nodes reported.
-
-    Raises:
-        FleetError: A rank reported what cannot be.
-    """
-    reports = measured.reports
-    check_reports(reports, per_node=world)
-    names = _names(reports, environment.accelerator, world)
-    points = points_of(reports)
+    measured = measure(transport, nodes, wanted, environment.accelerator, timeout_s=timeout_s)
+    per_node, n_nodes, points = len(nodes[0].devices), len(nodes), measured.points
     device_class = _class_of(environment)
-    figures, beyond_nodes = _without_rack(figures_of(points, world, n_nodes), device_class)
+    figures, beyond_nodes = _without_rack(figures_of(points, per_node, n_nodes), device_class)
     is_cpu = environment.accelerator == "cpu"
     return Probe(
         environment=environment,
-        devices=names,
+        devices=measured.names,
         n_nodes=n_nodes,
         points=points,
         figures=figures,
         device_class=device_class,
         warnings=(
-            *_unlike(reports, names),
-            *_shares_of_few(environment, world, n_nodes),
+            *_unlike(measured),
+            *_shares_of_few(environment, per_node, n_nodes),
             *beyond_nodes,
             *conclude(
                 points,
                 figures,
-                names=names,
+                names=measured.names,
                 # Processors differ too much for a class: its figures are a guess.
                 device_class=None if is_cpu else device_class,
             ),
@@ -162,27 +138,14 @@ def _without_rack(
     )
 
 
-def _names(
-    reports: Sequence[Mapping[str, Any]], accelerator: str, per_node: int
-) -> tuple[str, ...]:
-    """Name of each rank's device."""
-    kind = "core" if accelerator == "cpu" else "GPU"
-    is_alone = len(reports) == per_node
-    return tuple(
-        f"{kind} {report['place']}"
-        + ("" if is_alone else f" of node {rank // per_node}, {report['host']}")
-        for rank, report in enumerate(reports)
-    )
-
-
-def _unlike(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[str]:
+def _unlike(measured: Measured) -> Iterator[str]:
     """Warnings of ranks that have another device than the first."""
-    first = reports[0]["device"]
-    for rank, report in enumerate(reports):
-        if report["device"] != first:
+    first, *_ = measured.kinds
+    for rank, (kind, name) in enumerate(zip(measured.kinds, measured.names, strict=True)):
+        if kind != first:
             yield (
-                f"rank {rank} ({names[rank]}) is another device than rank 0: {report['device']}, "
-                f"not {first}; the figures are those of the slowest rank"
+                f"rank {rank} ({name}) is another device than rank 0: {kind}, not {first}; the "
+                "figures are those of the slowest rank"
             )
 
 

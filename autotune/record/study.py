@@ -361,13 +361,9 @@ def flags_of(folder: Path) -> str:
 
 def lost_result(trial: Trial) -> TrialResult:
     """The result of a trial that was in flight when its coordinator ended."""
-    return TrialResult(
-        number=trial.spec.identity.number,
-        role=trial.spec.identity.role,
-        candidate_hash=trial.spec.identity.candidate_hash,
-        outcome=Outcome.LOST,
-        evidence=trial.problem or COORDINATOR_ENDED,
-        evidence_source="record",
+    evidence = trial.problem or COORDINATOR_ENDED
+    return TrialResult.of(
+        trial.spec.identity, Outcome.LOST, evidence=evidence, evidence_source="record"
     )
 
 

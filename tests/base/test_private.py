@@ -13,7 +13,6 @@ from autotune.base.private import (
     check_code_folder,
     open_lock,
     open_new,
-    private_folder,
     refuse_prepared,
 )
 
@@ -31,62 +30,8 @@ def around(tmp_path, monkeypatch):
     return place
 
 
-def expected_folder(around: Path) -> Path:
-    return around / f"autotune-{os.getuid()}"
-
-
 def belongs_to_another(path: Path) -> None:
     os.chown(path, OTHER, OTHER, follow_symlinks=False)
-
-
-def prepare_folder(path: Path) -> None:
-    path.mkdir(mode=0o777)
-    belongs_to_another(path)
-
-
-def prepare_link(path: Path) -> None:
-    target = path.parent.parent / "target"
-    target.mkdir(mode=0o700)
-    path.symlink_to(target)
-
-
-PREPARED = {
-    "a folder of another": prepare_folder,
-    "a link to a folder of ours": prepare_link,
-    "a dangling link": lambda path: path.symlink_to(path.parent.parent / "nowhere"),
-    "a file": Path.touch,
-    "a pipe": os.mkfifo,
-    "a folder that all may look into": lambda path: path.mkdir(mode=0o755),
-    "a folder that all may write in": lambda path: (path.mkdir(), path.chmod(0o777)),
-}
-
-
-def test_the_folder_is_made_private_and_found_again(around):
-    os.umask(before := os.umask(0))
-    os.umask(0)
-    try:
-        found = private_folder()
-    finally:
-        os.umask(before)
-    assert found == expected_folder(around) == private_folder()
-    assert stat.S_IMODE(found.stat().st_mode) == 0o700
-
-
-@is_root
-@pytest.mark.parametrize("kind", PREPARED)
-def test_what_others_have_prepared_is_refused(around, kind):
-    PREPARED[kind](expected_folder(around))
-    before = sorted(str(path) for path in around.parent.rglob("*"))
-    with pytest.raises(PreparedError, match=str(expected_folder(around))):
-        private_folder()
-    now = sorted(str(path) for path in around.parent.rglob("*"))
-    assert now == before, "nothing was made where they said"
-
-
-def test_a_temporary_directory_without_its_sticky_bit_is_refused(around):
-    around.chmod(0o777)
-    with pytest.raises(PreparedError, match="can be replaced by anybody"):
-        private_folder()
 
 
 def bound_socket(path: Path) -> None:

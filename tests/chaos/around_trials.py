@@ -1,5 +1,6 @@
 """Faults of what a trial stands on: its launcher and template, ports, disk, logs, files."""
 
+import contextlib
 import functools
 import os
 import resource
@@ -231,12 +232,12 @@ def _stale_lock(start: Start, ground: Ground) -> None:
         must(locks, "no extension is built")
         for lock in locks:
             lock.touch()
-        expect_ok(ground.arena.run("nothing_in_first", start))
+        with contextlib.closing(Arena(ground.folder())) as arena:
+            expect_ok(arena.run("nothing_in_first", start))
         said: list[str] = []
         build("cpu", said.append)
         must(not any(lock.exists() for lock in locks), "a stale lock is still there")
         must(len(said) == len(locks) and "stale lock" in said[0], f"said: {said}")
-        ground.arena.check()
     finally:
         if named is None:
             del os.environ[_EXTENSIONS_ENV]

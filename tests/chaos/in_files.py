@@ -17,7 +17,6 @@ from autotune.base.files import write_text
 from autotune.cost.knowledge import keep_lessons
 from autotune.engines.deepspeed import extensions
 from autotune.export.door import write_export
-from autotune.fleet.node import ports
 from autotune.job import model
 from autotune.record.study import Study
 from autotune.record.table import load_table
@@ -82,12 +81,6 @@ def faults() -> Iterator[Fault]:
         yield Fault(
             name=f"prepared path: a file to be written is {what}, which all may write",
             inject=functools.partial(_prepared_output, prepare),
-            needs=_needs_root,
-        )
-    for what, prepare in _PREPARED_FOLDERS.items():
-        yield Fault(
-            name=f"prepared path: the folder of leases is {what}",
-            inject=functools.partial(_leases_elsewhere, prepare),
             needs=_needs_root,
         )
 
@@ -184,18 +177,6 @@ def _folder_of_another(
         must(sorted(folder.rglob("*")) == before, "something was written there")
 
 
-def _leases_elsewhere(prepare: Callable[[Path, Path], object], ground: Ground) -> None:
-    """A folder that is not this user's alone is refused."""
-    folder = ground.folder()
-    with _alone(folder):
-        theirs = folder / "tmp" / f"autotune-{os.getuid()}"
-        target = folder / "target"
-        target.mkdir()
-        prepare(theirs, target)
-        _must_be_refused(ports.lease_port, theirs)
-        must(not [*target.iterdir()], "something was written where the link leads")
-
-
 def _must_be_refused(run: Callable[[], None], path: Path, *said: str) -> None:
     try:
         with _in_time():
@@ -254,19 +235,6 @@ def _lock_of_lessons(folder: Path) -> tuple[Path, Callable[[], None]]:
     return folder / "knowledge.json.lock", functools.partial(keep_lessons, path, "mine", [])
 
 
-def _lease(_: Path) -> tuple[Path, Callable[[], None]]:
-    free = ports.lease_port()
-    free.release()
-
-    def run() -> None:
-        with mock.patch.object(ports.random, "sample", return_value=[free.port]):
-            ports.lease_port().release()
-
-    path = ports.leases_folder() / str(free.port)
-    path.unlink()
-    return path, run
-
-
 def _lock_of_extensions(_: Path) -> tuple[Path, Callable[[], None]]:
     folder = extensions.extensions_folder("cpu")
     for name in extensions.needed("cpu"):
@@ -289,7 +257,6 @@ def _of_extensions(around: Path) -> Callable[[], None]:
 _LOCKS = {
     "the lock of a study": _study_lock,
     "the lock of the lessons": _lock_of_lessons,
-    "the lease of a port": _lease,
     "the lock of the extensions": _lock_of_extensions,
 }
 _PREPARED_LOCKS: dict[str, Callable[[Path, Path], object]] = {
@@ -323,13 +290,4 @@ _FOLDERS: dict[str, tuple[str, Callable[[Path], Callable[[], None]]]] = {
         lambda around: functools.partial(keep_lessons, around / "cache" / "k.json", "mine", []),
     ),
     "that of the extensions": ("extensions", _of_extensions),
-}
-_PREPARED_FOLDERS: dict[str, Callable[[Path, Path], object]] = {
-    "another user's": lambda path, _: (path.mkdir(mode=0o700), os.chown(path, OTHER, OTHER)),
-    "a link": lambda path, target: path.symlink_to(target),
-    "a link to nothing": lambda path, target: path.symlink_to(target / "new"),
-    "a file": lambda path, _: path.touch(),
-    "a pipe": lambda path, _: os.mkfifo(path),
-    "open to others": lambda path, _: (path.mkdir(), path.chmod(0o755)),
-    "open to everybody's writing": lambda path, _: (path.mkdir(), path.chmod(0o777)),
 }

@@ -66,7 +66,7 @@ class Nodes(Gangs):
         self.wait(lambda: not self.fleet.absent(), "a node that is back is not taken back")
         self.trains()
         self.wait(lambda: not self.ranks(), f"ranks are left: {self.ranks()}")
-        left = list(self.cluster.folder.glob("tmp-*/autotune-*/trials/**/spec.json"))
+        left = list(self.cluster.folder.glob("tmp-*/autotune-run-*/**/spec.json"))
         must(not left, f"files of trials are left: {left}")
 
     def ranks(self, node: int | None = None) -> list[psutil.Process]:

@@ -1,6 +1,5 @@
 """What must hold after every fault, whatever it was: nothing is left over, the record is whole."""
 
-import fcntl
 import hashlib
 import os
 from collections import Counter
@@ -11,11 +10,13 @@ import psutil
 
 from autotune.contract import RESULT_FILE, SPEC_FILE
 from autotune.engines.deepspeed.extensions import stale_locks
-from autotune.fleet.node.ports import leases_folder, ports_of_segments
+from autotune.fleet.node.ports import ports_of_segments
 from autotune.fleet.node.processes import processes_of
 from autotune.record.study import Study
 from tests.chaos.faults import LostError, must
 
+_LEASE = "@autotune-port-"
+"""How the names of leases begin, as the kernel shows them."""
 Digests = dict[int, str]
 """Digest of every finished trial's result, by number."""
 
@@ -86,24 +87,14 @@ def digests(study: Study) -> Digests:
 
 def leased_by(pid: int) -> list[int]:
     """Ports of which a process holds the lease."""
-    folder = str(leases_folder())
-    files = psutil.Process(pid).open_files()
-    return [int(Path(f.path).name) for f in files if str(Path(f.path).parent) == folder]
+    sockets = psutil.Process(pid).net_connections(kind="unix")
+    names = (str(socket.laddr).partition(_LEASE) for socket in sockets)
+    return [int(port) for _, lease, port in names if lease]
 
 
 def _is_leased(port: int) -> bool:
-    """Whether anybody holds the lease; asking does not take it."""
-    try:
-        lock = os.open(leases_folder() / str(port), os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
+    """Whether anybody holds the lease."""
+    return f"{_LEASE}{port}\n" in Path("/proc/net/unix").read_text(encoding="utf-8")
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -20,6 +20,7 @@ from autotune.contract import (
     NODE_FILE,
     CollectiveCalls,
     NodeReport,
+    Outcome,
     Phase,
     RankDiagnosis,
     RankReport,
@@ -30,8 +31,8 @@ from autotune.contract import (
 from autotune.engines.deepspeed.ds_config_file import knobs_of, read_ds_config
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.export.door import export_handout, handout_of, read_export
-from autotune.fleet.collect import Ending, collect
-from autotune.fleet.reports import exit_codes, read_node_report, read_reports
+from autotune.fleet.collect import collect
+from autotune.fleet.reports import exit_codes, read_node_report
 from autotune.job import model
 from autotune.job.job import Job, make_job, read_job_file
 from autotune.record.soak import read_soak
@@ -451,8 +452,9 @@ def _node_report(folder: Path) -> Reader:
 
 
 def _collected(trial: Path) -> TrialResult:
-    ending = Ending(started_at_s=1.0, wall_s=2.0, nodes=[read_node_report(trial, 0)])
-    return collect(spec(world=1, dp=1), trial, ending, ["localhost:0"], read_reports(trial, 1))
+    asked = spec(world=1, dp=1)
+    seen = TrialResult.of(asked.identity, Outcome.LAUNCH, started_at_s=1.0, wall_s=2.0)
+    return collect(asked, trial, seen, [read_node_report(trial, 0)])
 
 
 def _not_built(source: dict[str, Any], *, where: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
 from rich.console import Console
@@ -60,11 +60,11 @@ class Asked(RemoteTransport):
         raise AssertionError("it is asked by `ask`")
 
     def ask(  # type: ignore[override]  # one kind of answer is asked for
-        self, host: str, kind: type[Machine], module: str, *arguments: str
-    ) -> Machine:
-        if not self._machine:
-            raise FleetError("No module named 'yaml'")
-        return read_answer(self._machine, kind)
+        self, hosts: Iterable[str], kind: type[Machine], module: str, *arguments: str
+    ) -> Iterator[tuple[str, Machine | FleetError]]:
+        for host in hosts:
+            missing = FleetError("No module named 'yaml'")
+            yield host, read_answer(self._machine, kind) if self._machine else missing
 
 
 def examined(

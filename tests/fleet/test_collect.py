@@ -9,29 +9,28 @@ from autotune.contract import (
     Phase,
     RankReport,
     Surroundings,
+    TrialResult,
     to_dict,
     write_json,
 )
-from autotune.fleet.collect import Ending, collect
+from autotune.fleet.collect import collect
 from autotune.fleet.node.environment import allowed_environment
-from autotune.fleet.reports import read_reports
 from tests.trials import QUICK, spec
 
 
-def ending(**changes):
-    """How a trial on one node ended; what the node saw of it is among the changes."""
-    seen = {field.name for field in dataclasses.fields(NodeReport)} & changes.keys()
-    node = NodeReport(**{"launcher_code": 1, **{name: changes.pop(name) for name in seen}})
-    return Ending(started_at_s=100.0, wall_s=20.0, nodes=[node], **changes)
+def ending(outcome=Outcome.LAUNCH, **seen):
+    """How a trial on one node ended, by its coordinator and by what the node saw of it."""
+    known = TrialResult.of(spec().identity, outcome, started_at_s=100.0, wall_s=20.0)
+    return known, NodeReport(**{"launcher_code": 1, **seen})
 
 
 def report(rank, *, phase=Phase.ENGINE_INIT, **fields):
     return RankReport(rank=rank, phase=phase, ended_at_s=10.0 + rank, **fields)
 
 
-def collected(trial, folder, an_ending, devices):
-    reports = read_reports(folder, trial.layout.world)
-    return collect(trial, folder, an_ending, devices, reports)
+def collected(trial, folder, an_ending):
+    known, node = an_ending
+    return collect(trial, folder, known, [node])
 
 
 def result_of(tmp_path, reports, an_ending, stderr="", trial=None):
@@ -39,7 +38,7 @@ def result_of(tmp_path, reports, an_ending, stderr="", trial=None):
     for report in reports:
         write_json(tmp_path / "ranks" / f"{report.rank:02d}.json", to_dict(report))
     (tmp_path / "stderr.log").write_text(stderr)
-    return collected(trial or spec(), tmp_path, an_ending, ["localhost:0"])
+    return collected(trial or spec(), tmp_path, an_ending)
 
 
 def test_the_first_cause_wins_over_the_errors_that_it_made(tmp_path):
@@ -139,7 +138,7 @@ def test_a_launcher_that_ends_without_a_word_says_how(tmp_path, code, how):
 def test_a_timeout_teaches_only_after_the_first_step(tmp_path, phase, steps, outcome):
     slow = report(1, phase=phase, warmup_step_times_s=steps)
     quick = report(0, phase=Phase.MEASURED, warmup_step_times_s=[0.1])
-    result = result_of(tmp_path, [quick, slow], ending(timed_out_after_s=60.0))
+    result = result_of(tmp_path, [quick, slow], ending(Outcome.TIMEOUT))
     assert result.outcome is outcome
     assert result.outcome.is_config_fault is bool(steps)
     assert str(phase) in result.evidence
@@ -189,7 +188,7 @@ def test_a_launcher_that_refuses_its_arguments_is_quoted(tmp_path):
 def test_a_half_written_report_is_not_a_crash_of_ours(tmp_path):
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks" / "00.json").write_text('{"rank": 0, "phase"')
-    result = collected(spec(), tmp_path, ending(), [])
+    result = collected(spec(), tmp_path, ending())
     assert result.outcome is Outcome.LAUNCH
 
 
@@ -215,14 +214,14 @@ def test_a_hung_rank_is_told_with_the_line_it_stood_at_and_not_one_that_waits_fo
     for rank, file in enumerate(("distributed_c10d.py", "file_baton.py")):
         (tmp_path / "ranks" / f"{rank:02d}.stacks").write_text(STACKS.format(file=file))
         write_json(tmp_path / "ranks" / f"{rank:02d}.json", to_dict(report(rank)))
-    result = collected(spec(), tmp_path, ending(timed_out_after_s=60.0), ["localhost:0"])
+    result = collected(spec(), tmp_path, ending(Outcome.TIMEOUT))
     assert result.evidence == (
-        "no first step after 60 s, hung in engine_init, at file_baton.py:61 in wait"
+        "no first step after 120 s, hung in engine_init, at file_baton.py:61 in wait"
     )
     asked = dataclasses.replace(
         spec(), workload=dataclasses.replace(spec().workload, command=["python", "train.py"])
     )
-    result = collected(asked, tmp_path, ending(timed_out_after_s=60.0), ["localhost:0"])
+    result = collected(asked, tmp_path, ending(Outcome.TIMEOUT))
     assert "hung in engine_init or after it, at" in result.evidence
 
 
@@ -231,8 +230,8 @@ def test_a_hung_rank_is_told_with_the_line_it_stood_at_and_not_one_that_waits_fo
     [
         {"exit_codes": {"1": -11}},
         {"exit_codes": {"1": -9}, "oom_killed": True},
-        {"timed_out_after_s": 60.0},
-        {"was_cancelled": True},
+        {"outcome": Outcome.TIMEOUT},
+        {"outcome": Outcome.CANCELLED},
     ],
 )
 def test_what_happens_after_the_last_measured_step_costs_no_figure(tmp_path, cut_off):
@@ -257,7 +256,7 @@ def test_a_rank_that_still_measured_has_no_figure(tmp_path):
 
 def test_a_rank_that_was_stopped_from_outside_is_the_platforms_fault(tmp_path):
     steps = {"phase": Phase.MEASURED, "warmup_step_times_s": [0.1]}
-    cut_off = ending(timed_out_after_s=60.0, stopped_ranks=[1])
+    cut_off = ending(Outcome.TIMEOUT, stopped_ranks=[1])
     result = result_of(tmp_path, [report(0, **steps), report(1, **steps)], cut_off)
     assert result.outcome is Outcome.CRASH
     assert "SIGSTOP" in result.evidence

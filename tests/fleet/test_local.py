@@ -87,10 +87,17 @@ def test_gloos_own_interface_has_half_as_many_threads(fleet, study):
     assert "gloo_threads: asked 4, the engine runs 2" in result.evidence
 
 
-def test_a_good_trial_measures_and_reads_back(fleet, study, monkeypatch):
+@pytest.fixture
+def fleet_with_variables(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_do_not_tell")
     monkeypatch.setenv("NCCL_API_KEY", "do-not-tell-either")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    with contextlib.closing(local_fleet(CPU, world=2)) as made:
+        yield made
+
+
+def test_a_good_trial_measures_and_reads_back(fleet_with_variables, study):
+    fleet = fleet_with_variables
     expected = {"stage": 1, "micro_batch": 2, "dp": 2}
     trial = submit(fleet, study, spec(expected=expected, diagnoses=True))
     wait_until(lambda: not trial.poll() and trial.port and segments(trial.port), "none is shared")

@@ -24,21 +24,21 @@ def spec(number: int = 0, **knobs: int) -> TrialSpec:
 
 
 def test_a_trial_is_answered_when_it_is_looked_at(tmp_path: Path) -> None:
-    fleet = AnsweringFleet(lambda s: ok(s, 100.0), Origin.REPLAYED, at_once=2)
-    first, second = (fleet.submit(spec(n), tmp_path) for n in range(2))
-    with pytest.raises(FleetError, match="2 trials are in flight"):
-        fleet.submit(spec(2), tmp_path)
+    fleet = AnsweringFleet(lambda s: ok(s, 100.0), Origin.REPLAYED)
+    first = fleet.submit(spec(), tmp_path)
+    with pytest.raises(FleetError, match="a trial is in flight"):
+        fleet.submit(spec(1), tmp_path)
     result = first.poll()
     assert result is not None
     assert result.outcome is Outcome.OK
     assert result.started_at_s > 0
     assert first.poll() is result
-    fleet.submit(spec(2), tmp_path)
+    second = fleet.submit(spec(1), tmp_path)
     second.cancel()
     cancelled = second.poll()
     assert cancelled is not None
     assert cancelled.outcome is Outcome.CANCELLED
-    assert fleet.capacity(2) == 2
+    assert fleet.capacity(2) == 1
     assert fleet.quarantined() == ()
 
 

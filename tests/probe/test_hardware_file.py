@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.base.errors import FleetError, JobError
+from autotune.base.errors import FleetError, JobError, StudyError
 from autotune.devices.accelerators import accelerators_with, find_accelerator, read_accelerators
 from autotune.devices.hardware import Environment
 from autotune.probe.figures import figures_of
@@ -147,7 +147,7 @@ def test_the_file_says_how_well_each_curve_fits(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("model: gpt2\n", encoding="utf-8")
-    with pytest.raises(JobError, match="no probe wrote it"):
+    with pytest.raises(StudyError, match="was not written by `autotune probe`"):
         check_writable(path)
     ours = write(tmp_path / "hardware.yaml", GPU)
     check_writable(ours)
@@ -156,11 +156,11 @@ def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="there is no such folder"):
+    with pytest.raises(StudyError, match="there is no such folder"):
         check_writable(tmp_path / "nowhere" / "hardware.yaml")
-    with pytest.raises(JobError, match="hardware"):
+    with pytest.raises(StudyError, match="hardware"):
         check_writable(Path("/proc/hardware.yaml"))
-    with pytest.raises(JobError, match="no probe wrote it"):
+    with pytest.raises(StudyError, match="was not written by `autotune probe`"):
         check_writable(tmp_path)
 
 

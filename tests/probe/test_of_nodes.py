@@ -1,11 +1,12 @@
 """What a probe of several nodes takes for the network, and what it says of nodes that differ."""
 
 import dataclasses
-from typing import Any
 
 from autotune.devices.accelerators import find_accelerator
+from autotune.fleet.transports.base import Node
 from autotune.probe import run
 from autotune.probe.figures import figures_of
+from autotune.probe.measuring import Measured, device_names
 from tests.jobs import CPU
 from tests.probe.made_up import points
 
@@ -32,19 +33,12 @@ def test_devices_that_were_left_out_are_told_of_where_they_share_a_network() -> 
 
 
 def test_ranks_are_named_by_node_and_another_device_is_told_of() -> None:
-    reports: list[dict[str, Any]] = [
-        {"device": device, "place": place, "host": host}
-        for host, device in (("a", "H100"), ("b", "H200"))
-        for place in (0, 1)
-    ]
-    names = run._names(reports, "cuda", 2)
-    assert names == (
-        "GPU 0 of node 0, a",
-        "GPU 1 of node 0, a",
-        "GPU 0 of node 1, b",
-        "GPU 1 of node 1, b",
-    )
-    assert run._names(reports[:2], "cuda", 2) == ("GPU 0", "GPU 1")
-    warnings = list(run._unlike(reports, names))
+    reports = [{"place": place} for place in (0, 1, 0, 1)]
+    nodes = [Node(name=name, devices=("0", "1")) for name in ("a", "b")]
+    names = device_names(reports, "cuda", nodes)
+    assert names == ("GPU 0 of a", "GPU 1 of a", "GPU 0 of b", "GPU 1 of b")
+    assert device_names(reports[:2], "cuda", nodes[:1]) == ("GPU 0", "GPU 1")
+    kinds = ("H100", "H100", "H200", "H200")
+    warnings = list(run._unlike(Measured(points=(), names=names, kinds=kinds, wall_s=1.0)))
     assert len(warnings) == 2
-    assert "rank 2 (GPU 0 of node 1, b) is another device than rank 0: H200" in warnings[0]
+    assert "rank 2 (GPU 0 of b) is another device than rank 0: H200" in warnings[0]

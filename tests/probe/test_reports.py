@@ -8,6 +8,8 @@ from autotune.base.errors import FleetError
 from autotune.probe.points import check_reports, points_of
 from tests.probe.made_up import reports
 
+NAMES = ("GPU 0 of a", "GPU 1 of a", "GPU 0 of b", "GPU 1 of b")
+
 
 def sound() -> list[dict[str, Any]]:
     """Of two nodes with two ranks each."""
@@ -15,7 +17,7 @@ def sound() -> list[dict[str, Any]]:
 
 
 def test_what_ranks_measure_passes() -> None:
-    check_reports(sound(), per_node=2)
+    check_reports(sound(), NAMES)
     assert points_of(sound())
 
 
@@ -23,13 +25,13 @@ def test_what_ranks_measure_passes() -> None:
 def test_a_time_that_cannot_be_is_refused_with_its_node(seconds: float) -> None:
     found = sound()
     found[2]["points"][0]["seconds"] = seconds
-    with pytest.raises(FleetError, match=r"^node 1, rank 2: matmul: .* s cannot be") as refused:
-        check_reports(found, per_node=2)
+    with pytest.raises(FleetError, match=r"^rank 2 \(GPU 0 of b\): matmul: .* cannot") as refused:
+        check_reports(found, NAMES)
     assert refused.value.hint
 
 
 def test_a_rank_that_left_something_out_is_named() -> None:
     found = sound()
     found[1]["points"] = [p for p in found[1]["points"] if p["kind"] != "all_to_all"]
-    with pytest.raises(FleetError, match="node 0, rank 1: measured other things than rank 0"):
-        check_reports(found, per_node=2)
+    with pytest.raises(FleetError, match=r"rank 1 \(GPU 1 of a\): measured other things"):
+        check_reports(found, NAMES)

@@ -6,21 +6,23 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from autotune.app.probe import probe_place
 from autotune.base.errors import ExitCode, FleetError, JobError
 from autotune.contract import SCRATCH_ENV, TrialResult
-from autotune.devices.hardware import detect_environment
+from autotune.devices.hardware import Environment, detect_environment
 from autotune.fleet.gang_fleet import GangTrial
 from autotune.fleet.node.processes import processes_of
 from autotune.fleet.transports.base import Node
-from autotune.fleet.transports.local import LocalTransport
+from autotune.fleet.transports.local import Here, LocalTransport, local_node
 from autotune.probe.measuring import ProbeRequest, measure
 from autotune.probe.points import LINK_KINDS, of_kind
-from autotune.probe.run import run_probe
+from autotune.probe.run import Probe, run_probe
 from tests.command_line import autotune
 from tests.jobs import CPU
 
@@ -34,6 +36,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def probe_here(environment: Environment, **options: Any) -> Probe:
+    here = LocalTransport(local_node(environment, 1))
+    return run_probe(environment, here, **options)
+
+
 def left_in(folder: Path) -> list[str]:
     own = folder / f"autotune-{os.getuid()}"
     found = [path for around in (folder, own) if around.is_dir() for path in around.iterdir()]
@@ -45,7 +52,7 @@ def left_in(folder: Path) -> list[str]:
 def test_two_ranks_measure_themselves_and_each_other(folder: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    found = run_probe(HERE, world=2, disk=str(disk), is_quick=True)
+    found = probe_here(HERE, world=2, disk=str(disk), is_quick=True)
     assert len(found.devices) == 2
     assert set(found.figures.products) == set(HERE.precisions)
     assert all(1e8 < curve.flops_per_s < 1e14 for curve in found.figures.products.values())
@@ -69,7 +76,7 @@ def test_two_ranks_measure_themselves_and_each_other(folder: Path, tmp_path: Pat
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gpus_measure_themselves_and_their_links() -> None:
     environment = detect_environment()
-    found = run_probe(environment, world=environment.n_devices, is_quick=True)
+    found = probe_here(environment, world=environment.n_devices, is_quick=True)
     assert all(curve.flops_per_s > 1e12 for curve in found.figures.products.values())
     measured = found.figures.measured
     assert measured.memory_bytes_per_s is not None
@@ -96,7 +103,7 @@ def test_a_rank_that_is_killed_is_named(folder: Path) -> None:
     killer.start()
     try:
         with pytest.raises(FleetError, match="rank 1: ended by SIGKILL"):
-            run_probe(HERE, world=2, is_quick=True)
+            probe_here(HERE, world=2, is_quick=True)
     finally:
         ended.set()
         killer.join()
@@ -107,7 +114,7 @@ def test_a_rank_that_is_killed_is_named(folder: Path) -> None:
 @pytest.mark.real
 def test_ranks_that_hang_are_ended(folder: Path) -> None:
     with pytest.raises(FleetError, match="no answer after 0 s"):
-        run_probe(CPU, world=1, timeout_s=0.2)
+        probe_here(CPU, world=1, timeout_s=0.2)
     assert processes_of(folder) == []
     assert left_in(folder) == []
 
@@ -125,7 +132,7 @@ def test_ctrl_c_ends_the_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(GangTrial, "poll", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run_probe(CPU, world=1)
+        probe_here(CPU, world=1)
     assert processes_of(folder) == []
     assert left_in(folder) == []
 
@@ -141,15 +148,22 @@ def test_a_rank_that_fails_says_why() -> None:
 
 def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="--world 0"):
-        run_probe(CPU, world=0)
+        probe_here(CPU, world=0)
     with pytest.raises(JobError, match="--world -1"):
-        run_probe(CPU, world=-1)
+        probe_here(CPU, world=-1)
     with pytest.raises(FleetError, match="has 2 device"):
-        run_probe(CPU, world=3)
+        probe_here(CPU, world=3)
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(JobError, match="is no folder"):
-        run_probe(CPU, world=1, disk=str(file))
+        probe_place(
+            tmp_path / "hardware.yaml",
+            Here(CPU, {}),
+            world=1,
+            disk=str(file),
+            is_quick=True,
+            note=print,
+        )
 
 
 def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:

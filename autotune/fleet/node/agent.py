@@ -24,7 +24,6 @@ import json
 import math
 import os
 import select
-import shutil
 import signal
 import sys
 import time
@@ -33,12 +32,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from autotune.base.clock import machine
 from autotune.base.errors import AutotuneError
-from autotune.base.guarded_process import scratch_folder
 from autotune.base.keeper import end_with_parent
-from autotune.contract import PARENT_ENV, SCRATCH_ENV, from_json
-from autotune.fleet.node.files import TrialFiles, node_folder
+from autotune.contract import PARENT_ENV, from_json
+from autotune.fleet.node.files import TrialFiles
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
 from autotune.fleet.node.ranks import LocalRanks
@@ -148,8 +145,7 @@ class Agent:
 
     def _do(self, command: str, **arguments: Any) -> bool:
         if command == "start":
-            part = _on_this_clock(from_json(NodePart, arguments["part"]))
-            self._start(part, arguments.get("files", {}))
+            self._start(from_json(NodePart, arguments["part"]), arguments.get("files", {}))
         elif command == "end":
             if (trial := self._running.get(arguments["folder"])) is not None:
                 trial.ranks.end(hangs=arguments["hangs"])
@@ -163,10 +159,7 @@ class Agent:
         """End what an agent before this one left of a trial, or of all below a folder."""
         kill_all(Path(folder))
         if coordinator:
-            path = node_folder(coordinator, folder)
-            if path.exists():
-                kill_all(path)
-                shutil.rmtree(path, ignore_errors=True)
+            kill_all(Path(folder), coordinator)
         sweep_segments()
         self._line.say("reaped", folder=folder)
 
@@ -174,9 +167,8 @@ class Agent:
         folder = part.folder
         try:
             found = TrialFiles(part.coordinator, folder, files)
-            ranks = LocalRanks(
-                dataclasses.replace(part, folder=str(found.folder)), self._templates
-            )
+            part = dataclasses.replace(part, folder=str(found.folder), began_at_s=time.monotonic())
+            ranks = LocalRanks(part, self._templates)
         except (AutotuneError, OSError, ValueError) as error:
             self._say_failed(folder, error)
             return
@@ -217,15 +209,6 @@ class Agent:
         self._line.say("failed", folder=folder, error=kind, message=message, hint=hint)
 
 
-def _on_this_clock(part: NodePart) -> NodePart:
-    """The same with its submission by this machine's clock: on another one it is when it came."""
-    now_s = time.monotonic()
-    is_here = part.submitted_on and part.submitted_on == machine()
-    return dataclasses.replace(
-        part, submitted_at_s=min(part.submitted_at_s, now_s) if is_here else now_s
-    )
-
-
 def main(arguments: list[str]) -> None:
     """Serve the coordinator at the other end of this process's input and output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
@@ -234,10 +217,7 @@ def main(arguments: list[str]) -> None:
     lease_s = float(arguments[1]) if arguments[:1] == ["--lease"] else math.inf
     # What this process prints by accident must not hold it up, nor stand between the answers.
     line = AnswerLine(os.dup(sys.stdout.fileno()))
-    # Whatever started it: what the ranks leave among temporary files goes with it.
-    with scratch_folder() as scratch:
-        os.environ[SCRATCH_ENV] = str(scratch)
-        Agent(line, lease_s=lease_s).serve(sys.stdin.fileno())
+    Agent(line, lease_s=lease_s).serve(sys.stdin.fileno())
 
 
 if __name__ == "__main__":

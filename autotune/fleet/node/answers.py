@@ -36,20 +36,16 @@ def answer(find: Callable[[], Any]) -> None:
     print(MARK + json.dumps(data), flush=True)
 
 
-def read_answer(line: str, kind: type[Answer]) -> Answer:
-    """What a node has answered.
-
-    Raises:
-        FleetError: It could not, and says why; or that is no such answer.
-    """
+def read_answer(line: str, kind: type[Answer]) -> Answer | FleetError:
+    """What a node has answered: an error where it could not, or that is no such answer."""
     try:
         data = json.loads(line.removeprefix(MARK))
-        if "error" not in data:
-            found: Answer = from_json(kind, data)
-            return found
+        if "error" in data:
+            return FleetError(data["error"], data.get("hint", ""))
+        found: Answer = from_json(kind, data)
+        return found
     except (ValueError, ContractError) as error:
-        raise FleetError(f"an answer that cannot be read: {error}", "") from error
-    raise FleetError(data["error"], data.get("hint", ""))
+        return FleetError(f"an answer that cannot be read: {error}")
 
 
 def _read_file(path: str) -> FileText:

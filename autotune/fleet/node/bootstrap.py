@@ -1,9 +1,8 @@
 """Makes a node run this release of autotune: the first program of a transport on another machine.
 
 Its text travels on a command line (`python3 -c`), so it is short, and uses the standard library
-only. A header comes in, a line of JSON. Where the node does not have the bundle that it names yet,
-that is asked for and kept in the user's cache. Then a keeper starts the module that is wanted,
-with the same input and output.
+only. A header comes in, a line of JSON, and a bundle, which is kept in the user's cache. Then a
+keeper starts the module that is wanted, with the same input and output.
 """
 
 import io
@@ -16,8 +15,6 @@ import tarfile
 import tempfile
 import time
 
-MARK = "autotune-node: "
-"""How lines to the other side begin; before them comes what shells and servers print."""
 OLDEST = 0x030B0000
 """Oldest Python, in the spelling of `sys.hexversion`."""
 UNUSED_S = 30 * 86400.0
@@ -44,10 +41,6 @@ def _bytes(size: int) -> bytes:
     return data
 
 
-def _say(word: str) -> None:
-    os.write(1, f"{MARK}{word}\n".encode())
-
-
 def _refuse(why: str) -> None:
     """End, with a line that is for people."""
     os.write(1, f"{why}\n".encode())
@@ -55,14 +48,11 @@ def _refuse(why: str) -> None:
 
 
 def _unpacked(cache: str, digest: str, size: int) -> str:
-    """The folder of the bundle; it is asked for where it is not there."""
-    folder = os.path.join(cache, digest)
+    """The folder of the bundle; it is made where it is not there."""
+    folder, data = os.path.join(cache, digest), _bytes(size)
     if os.path.isdir(folder):
         os.utime(folder)
-        _say("have")
         return folder
-    _say("need")
-    data = _bytes(size)
     os.makedirs(cache, mode=0o700, exist_ok=True)
     _remove_unused(cache)
     aside = tempfile.mkdtemp(dir=cache)
@@ -102,9 +92,9 @@ def _main() -> None:
         )
     except OSError as error:
         _refuse(f"autotune cannot be unpacked there: {error}")
+    os.environ.update(request["variables"])
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *([path] if path else [])])
-    os.environ.update(request["variables"])
     sys.path.insert(0, folder)
     from autotune.base.guarded_process import temporary_root
 

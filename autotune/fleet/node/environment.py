@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.base.plugins import load_plugin
 from autotune.base.secrecy import is_secret
-from autotune.contract import LIST_VARIABLES, PARENT_ENV, SCRATCH_ENV, TRIAL_ENV, TrialSpec
+from autotune.contract import LIST_VARIABLES, PARENT_ENV, TRIAL_ENV, TrialSpec
 from autotune.devices.hardware import cuda_names, usable_cores
 from autotune.fleet.node.processes import NodePart
 from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
@@ -31,18 +31,16 @@ them, below the node's own folder, and no other search finds them."""
 
 def rank_environment(part: NodePart, spec: TrialSpec, temporary: Path) -> dict[str, str]:
     """The environment of a trial's ranks on this node; `temporary` is theirs alone."""
-    scratch = {name: os.environ[name] for name in (SCRATCH_ENV,) if name in os.environ}
-    given = {**os.environ, **part.variables, **scratch}
     is_on_gpu = spec.layout.accelerator == "cuda"
     of_engine = load_plugin("engine", spec.engine.name).rank_variables(
-        spec.layout.accelerator, given
+        spec.layout.accelerator, os.environ
     )
     made = {
-        **given,
+        **os.environ,
         TRIAL_ENV: part.folder,
         PARENT_ENV: str(os.getpid()),
         "TMPDIR": str(temporary),
-        SUBMITTED_ENV: repr(part.submitted_at_s),
+        SUBMITTED_ENV: repr(part.began_at_s),
         CAPACITY_ENV: str(part.capacity_bytes),
         "PYTHONUNBUFFERED": "1",
     }

@@ -9,12 +9,13 @@ node, and what the trial adds to them is sent back over the agent's line as it c
 import base64
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from autotune.base.private import open_new, private_folder
-from autotune.contract import PRIVATE_MODE, RANKS_DIR, open_regular
+from autotune.base.private import open_new
+from autotune.contract import PRIVATE_MODE, RANKS_DIR, SCRATCH_ENV, open_regular
 
 MOST_BYTES = 64 * 2**20
 """Largest file that is sent back: reports and logs are far smaller, checkpoints far larger."""
@@ -39,16 +40,14 @@ def packed(folder: Path) -> dict[str, str]:
 
 
 def node_folder(coordinator: str, folder: str) -> Path:
-    """Where this node keeps what a coordinator has in a folder.
+    """Where an agent keeps what a coordinator has in a folder; it goes with the agent.
 
     Args:
         coordinator: Name of its machine: two of them may have the same paths.
         folder: Absolute.
-
-    Raises:
-        OSError: Nothing can be written here.
     """
-    return private_folder() / "trials" / coordinator / folder.lstrip("/")
+    around = os.environ.get(SCRATCH_ENV) or tempfile.gettempdir()
+    return Path(around, coordinator, folder.lstrip("/"))
 
 
 class TrialFiles:

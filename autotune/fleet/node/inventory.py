@@ -11,14 +11,14 @@ import socket
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
 from autotune.base.errors import FleetError
-from autotune.devices.hardware import Environment, detect_environment, usable_cores, visible_gpus
+from autotune.devices.hardware import Environment, detect_environment
 from autotune.fleet.node.answers import answer
-from autotune.fleet.node.places import DevicePlace, core_places, gpu_places
+from autotune.fleet.node.places import DevicePlace, devices_here
 from autotune.trial.rendezvous import LOOPBACK, family_of
 
 REPORTED = (
@@ -60,13 +60,16 @@ def take_inventory(interface: str = "") -> Inventory:
         FleetError: torch is missing, or there is no such device or interface.
     """
     environment = detect_environment()
-    is_gpu = environment.accelerator == "cuda"
     address, found = address_of(interface)
-    devices = tuple(gpu.uuid for gpu in visible_gpus()) if is_gpu else _cores()
+    devices, places = devices_here(environment.accelerator)
+    if environment.accelerator == "cpu":
+        # Whatever trains on the cores of a node talks to others by its one interface.
+        shares = (f"network interface {found}",)
+        places = tuple(replace(place, shares=shares) for place in places)
     return Inventory(
         environment=environment,
         devices=devices,
-        places=gpu_places(devices) if is_gpu else core_places(usable_cores()),
+        places=places,
         host=socket.gethostname(),
         address=address,
         interface=found,
@@ -104,10 +107,6 @@ def address_of(interface: str) -> tuple[str, str]:
     elsewhere = [ip for name, found in known.items() if name != "lo" for ip in found]
     address = next(iter([*outward, *elsewhere, *usable]), LOOPBACK)
     return address, by_address.get(address, "lo")
-
-
-def _cores() -> tuple[str, ...]:
-    return tuple(str(core) for core in usable_cores())
 
 
 def _addresses() -> dict[str, list[str]]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.devices.hardware import usable_cores, visible_gpus
+
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePlace:
@@ -18,6 +20,15 @@ class DevicePlace:
     """Name of the devices that the fastest link joins (NVLink, a socket); empty: all."""
     shares: tuple[str, ...] = ()
     """Names of what it has in common with others: PCIe root port, network card."""
+
+
+def devices_here(accelerator: str) -> tuple[tuple[str, ...], tuple[DevicePlace, ...]]:
+    """UUIDs of this machine's GPUs, or numbers of its cores; and the place of each."""
+    if accelerator == "cuda":
+        uuids = tuple(gpu.uuid for gpu in visible_gpus())
+        return uuids, gpu_places(uuids)
+    cores = usable_cores()
+    return tuple(map(str, cores)), core_places(cores)
 
 
 def gpu_places(

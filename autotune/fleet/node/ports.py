@@ -1,11 +1,11 @@
 """Leases ports of this node, so that trials at the same time never meet on one.
 
-A lease is a lock on a file per port in a folder that all searches of this user share; it ends
-with the process that holds it. With it goes the shared memory that the ranks of an engine leave
-behind, as its driver says (`SEGMENTS`): the next trial on that port would open what it finds.
+A lease is a socket with a name that Linux gives to one process of the machine at a time (unix(7),
+abstract sockets); it ends with that process. With it goes the shared memory that the ranks of an
+engine leave behind, as its driver says (`SEGMENTS`): the next trial on that port would open what
+it finds.
 """
 
-import fcntl
 import os
 import random
 import re
@@ -17,7 +17,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from autotune.base.errors import FleetError
-from autotune.base.private import open_lock, private_folder
 from autotune.trial.rendezvous import LOOPBACK, family_of
 
 PORTS = range(20_000, 30_000)
@@ -33,37 +32,29 @@ class PortLease:
 
     port: int
     address: str
-    _lock: int
+    _name: socket.socket
 
     def release(self) -> None:
         """Give the port back, and the shared memory that the trial on it left."""
         remove_segments(self.port, self.address)
-        os.close(self._lock)
+        self._name.close()
 
 
 def lease_port(address: str = LOOPBACK) -> PortLease:
     """Find a port of an address of this node that nobody listens on and nobody leased.
 
     Raises:
-        FleetError: None of 200 random ports is free, the folder of leases cannot be written, or
-            see `check_reachable`.
+        FleetError: None of 200 random ports is free, or see `check_reachable`.
     """
     check_reachable(address)
     for port in random.sample(PORTS, 200):
-        try:
-            lease = _try_lease(port, address)
-        except OSError as error:
-            raise FleetError(
-                f"a port cannot be leased: {error.strerror or error}",
-                "free some space, or name a folder that is yours alone in TMPDIR",
-            ) from error
-        if lease is None:
+        if (lease := _try_lease(port, address)) is None:
             continue
         remove_segments(port, address)
         if not any(_left(port, address)):
             return lease
         # Another user's, whose name ours would have: the ranks would open it, or fail to.
-        os.close(lease._lock)
+        lease._name.close()
     raise FleetError(
         f"no free port found from {PORTS[0]} to {PORTS[-1]}",
         "end the programs that listen on so many ports",
@@ -115,10 +106,8 @@ def segments_at(port: int, address: str = LOOPBACK) -> list[str]:
 def sweep_segments() -> None:
     """Remove what trials left whose search was killed: segments of ports that nobody leases."""
     for port in ports_of_segments():
-        with suppress(OSError):  # housekeeping: a full disk is no reason to end trials
-            lease = _try_lease(port, LOOPBACK)
-            if lease is not None:
-                lease.release()
+        if (lease := _try_lease(port, LOOPBACK)) is not None:
+            lease.release()
 
 
 def ports_of_segments() -> set[int]:
@@ -129,17 +118,6 @@ def ports_of_segments() -> set[int]:
         for path in _SHARED_MEMORY.glob(f"{start}*_*")
     ]
     return {int(port) for port in ports if _PORT.fullmatch(port) and int(port) in PORTS}
-
-
-def leases_folder() -> Path:
-    """Folder of the leases, one file per port; made where it is missing.
-
-    Raises:
-        OSError: It cannot be made.
-    """
-    folder = private_folder() / "ports"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
 
 
 def _segments(address: str) -> list[str]:
@@ -157,12 +135,12 @@ def _named_by_drivers() -> list[str]:
 
 
 def _try_lease(port: int, address: str) -> PortLease | None:
-    lock = open_lock(leases_folder() / str(port))
-    with suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    name = socket.socket(socket.AF_UNIX)
+    with suppress(OSError):
+        name.bind(f"\0autotune-port-{port}")
         if _is_free(port, address):
-            return PortLease(port=port, address=address, _lock=lock)
-    os.close(lock)
+            return PortLease(port=port, address=address, _name=name)
+    name.close()
     return None
 
 

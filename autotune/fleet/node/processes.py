@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
@@ -51,15 +51,10 @@ class NodePart:
     still gets no more of them."""
     capacity_bytes: int = 0
     """Memory of a CPU rank; 0: a GPU knows its own."""
-    submitted_at_s: float = 0.0
-    """When the trial was submitted, by the monotonic clock of the machine it was `submitted_on`;
-    the node's agent puts its own in its place."""
+    began_at_s: float = 0.0
+    """When it came to the node, by the monotonic clock there."""
     coordinator: str = ""
     """Name of the coordinator's machine."""
-    submitted_on: str = ""
-    """`autotune.base.clock.machine` of the coordinator."""
-    variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables of the coordinator that the ranks get, before the node's own."""
 
     @property
     def first_rank(self) -> int:
@@ -94,13 +89,19 @@ def guest_command(part: NodePart, port: int) -> list[str]:
     return [sys.executable, "-P", "-m", module, part.folder, str(port), str(n_ranks)]
 
 
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """Processes of the trial in `folder`, or of all trials below it."""
-    root = str(folder.resolve())
+def processes_of(folder: Path, coordinator: str = "") -> list[psutil.Process]:
+    """Processes of the trial in `folder`, or of all trials below it.
+
+    Of a `coordinator` on another machine it is its own folder, which is not shared: see
+    `autotune.fleet.node.files.node_folder`.
+    """
+    root = str(folder) if coordinator else str(folder.resolve())
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(*_GONE):
             trial = process.environ().get(TRIAL_ENV, "")
+            if coordinator:
+                trial = os.sep + trial.partition(f"{os.sep}{coordinator}{os.sep}")[2]
             if trial == root or trial.startswith(root + os.sep):
                 found[process.pid] = process
     for pid in [child for marked in found for child in below(marked)]:
@@ -110,18 +111,18 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return list(found.values())
 
 
-def kill_all(folder: Path) -> None:
-    """Kill every process of the trials below `folder` and wait until they are gone."""
+def kill_all(folder: Path, coordinator: str = "") -> None:
+    """Kill all `processes_of` a folder and wait until they are gone."""
     deadline = time.monotonic() + END_WAIT_S
-    while processes := kill_once(folder):
+    while processes := kill_once(folder, coordinator):
         psutil.wait_procs(processes, timeout=0.5)
         if time.monotonic() > deadline:
             return  # in uninterruptible sleep: the kernel delivers the signal when it wakes
 
 
-def kill_once(folder: Path) -> list[psutil.Process]:
-    """Kill the processes of the trials below `folder` that are there now; does not wait."""
-    processes = processes_of(folder)
+def kill_once(folder: Path, coordinator: str = "") -> list[psutil.Process]:
+    """Kill the `processes_of` a folder that are there now; does not wait."""
+    processes = processes_of(folder, coordinator)
     for process in processes:
         with contextlib.suppress(*_GONE):
             process.kill()

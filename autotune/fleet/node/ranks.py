@@ -209,7 +209,7 @@ class LocalRanks:
         gpu = None
         if self._telemetry is not None:
             self._telemetry.stop()
-            span = measured_span_s(self._reports(), self._part.submitted_at_s)
+            span = measured_span_s(self._reports(), self._part.began_at_s)
             gpu = None if span is None else self._telemetry.between(*span)
         report = NodeReport(
             **self._seen,

@@ -5,10 +5,13 @@ there and sees to them; a transport knows nothing of trials.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from autotune.base.errors import FleetError
+from autotune.devices.hardware import Environment
 from autotune.fleet.node.places import DevicePlace
 from autotune.trial.rendezvous import LOOPBACK
 
@@ -34,6 +37,33 @@ class Node:
     """Memory that a CPU rank may take; 0: a GPU knows its own memory."""
 
 
+def node_of(
+    name: str,
+    environment: Environment,
+    devices: Sequence[str],
+    places: Sequence[DevicePlace],
+    n_slots: int | None,
+    **network: str,
+) -> Node:
+    """A node with so many slots, of GPUs at most as many as it has; None: one for each device.
+
+    More CPU ranks than cores train as well, only slowly, and share the cores' memory. `network`
+    has the node's address and interface.
+    """
+    has = len(devices)
+    n = has if n_slots is None else n_slots
+    memory_bytes = environment.device_memory_bytes * has // max(has, n)
+    if environment.accelerator == "cuda":
+        n, memory_bytes = min(n, has), 0
+    return Node(
+        name=name,
+        devices=tuple(devices[i % has] for i in range(n)),
+        places=tuple(places[i % has] for i in range(n)),
+        rank_memory_bytes=memory_bytes,
+        **network,
+    )
+
+
 class NodeProcess(Protocol):
     """A process on a node, with its standard input and output; none of this ever blocks."""
 
@@ -50,24 +80,32 @@ class NodeProcess(Protocol):
         """Kill it; what it has started ends with it."""
 
 
-class JsonLines:
-    """Splits what a process writes: events in JSON, a line each, among lines for people."""
+class Program:
+    """A process and the lines that it writes: events in JSON among lines for people."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: NodeProcess) -> None:
+        self.process = process
+        self.code: int | None = None
+        """Its exit code as of `NodeProcess.poll`, once `texts` has returned all that it wrote."""
+        self.heard_at_s = time.monotonic()
+        """When it last wrote something, or was started."""
         self.last_words = ""
         """The last line that is for people."""
         self._unread = b""
 
-    def texts(self, received: bytes) -> Iterator[str]:
+    def texts(self) -> list[str]:
         """The lines that are whole by now and not empty."""
-        *lines, self._unread = (self._unread + received).split(b"\n")
-        for line in lines:
-            if text := line.decode(errors="replace").strip():
-                yield text
+        self.code = self.process.poll()  # first: what it wrote before its end is there then
+        if received := self.process.receive():
+            self.heard_at_s = time.monotonic()
+        end = b"" if self.code is None else b"\n"
+        *lines, self._unread = (self._unread + received + end).split(b"\n")
+        texts = (line.decode(errors="replace").strip() for line in lines)
+        return [text for text in texts if text]
 
-    def events(self, received: bytes) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[dict[str, Any]]:
         """The events among the lines; each names its kind as `event`."""
-        for text in self.texts(received):
+        for text in self.texts():
             try:
                 event = json.loads(text)
                 event["event"]
@@ -80,7 +118,7 @@ class JsonLines:
 class Transport(Protocol):
     """The way to some nodes."""
 
-    is_remote: bool
+    is_remote: bool = False
     """Whether its nodes may be other machines: then the files of trials travel over the lines to
     the agents, and an agent that hears nothing for long ends what it runs."""
 
@@ -93,18 +131,33 @@ class Transport(Protocol):
 
     def problems(self) -> tuple[str, ...]:
         """Nodes that were asked for and are not among them, each with the reason, in words."""
+        return ()
 
     def ended(self) -> str:
         """Why all its nodes are gone for good, in words; empty: they are not."""
-
-    def variables(self) -> Mapping[str, str]:
-        """Environment variables of this process that ranks on the nodes get."""
+        return ""
 
     def start(self, node: Node, module: str, *arguments: str) -> NodeProcess:
         """Start `python -m MODULE` with the node's own interpreter.
 
-        Its input ends when this process does, however that comes.
+        Its environment has the variables of this process that ranks get. Its input ends when this
+        process does, however that comes.
 
         Raises:
             OSError: It cannot be started.
         """
+
+
+def started(transport: Transport, node: Node, module: str, *arguments: str) -> Program:
+    """A module that runs on a node from now on.
+
+    Raises:
+        FleetError: It cannot be started.
+    """
+    try:
+        return Program(transport.start(node, module, *arguments))
+    except OSError as error:
+        raise FleetError(
+            f"{node.name}: no process can be started there: {error}",
+            "see whether it is up and reached",
+        ) from error

@@ -16,7 +16,7 @@ from autotune.contract import read_text
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import NodeProcess
 from autotune.fleet.transports.local import LocalProcess
-from autotune.fleet.transports.remote import Elsewhere, Host, RemoteTransport, as_line
+from autotune.fleet.transports.remote import Elsewhere, Host, RemoteTransport
 
 _LINE = re.compile(r"(?P<name>[^\s=#-][^\s=#]*)(?:\s+slots=(?P<slots>[0-9]{1,6}))?")
 _SSH_OPTIONS = (
@@ -39,7 +39,7 @@ class Hostfile:
 
 
 class HostfileTransport(RemoteTransport):
-    """One ssh to each node; implements `Transport`."""
+    """One ssh to each node."""
 
     def __init__(self, file: str, options: FleetOptions) -> None:
         """Read the file.
@@ -56,7 +56,7 @@ class HostfileTransport(RemoteTransport):
     def open(self, host: str, command: Sequence[str]) -> NodeProcess:
         ssh = shlex.split(self.options.ssh)
         # sshd gives the text to the user's shell, which may be any.
-        return LocalProcess([*ssh, *_SSH_OPTIONS, host, "--", "exec " + as_line(command)])
+        return LocalProcess([*ssh, *_SSH_OPTIONS, host, "--", "exec " + shlex.join(command)])
 
 
 def read_hostfile(file: str) -> tuple[Host, ...]:

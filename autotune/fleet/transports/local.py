@@ -21,17 +21,15 @@ from autotune.devices.hardware import (
     HOST_SHARE,
     Environment,
     detect_environment,
-    usable_cores,
     usable_memory_bytes,
-    visible_gpus,
 )
 from autotune.engines.base import Engine, check_installed, find_engine
-from autotune.fleet.base import THIS_MACHINE, Place
-from autotune.fleet.gang_fleet import AGENT, GangFleet, rank_places
-from autotune.fleet.node.places import core_places, gpu_places
+from autotune.fleet.base import THIS_MACHINE
+from autotune.fleet.gang_fleet import AGENT, GangFleet, GangPlace
+from autotune.fleet.node.places import devices_here
 from autotune.fleet.node.ports import check_reachable
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import GRACE_S, Node
+from autotune.fleet.transports.base import GRACE_S, Node, Transport, node_of
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
@@ -50,14 +48,14 @@ class Local:
         return Here(detect_environment(), flags, is_exclusive=options.exclusive)
 
 
-class Here(Place):
+class Here(GangPlace):
     """The devices of this machine."""
 
     def __init__(
         self, environment: Environment, flags: Mapping[str, Any], *, is_exclusive: bool = False
     ) -> None:
         super().__init__(environment, flags)
-        self._is_exclusive = is_exclusive
+        self.is_exclusive = is_exclusive
         self.host_memory_bytes = int(usable_memory_bytes() * HOST_SHARE)
 
     def remarks(self, world: int) -> Sequence[str]:
@@ -85,15 +83,14 @@ class Here(Place):
         """
         check_installed(find_engine(job.engine), job)
         engine.check_here(lattice.candidates)
-        return partial(
-            local_fleet, self.environment, world=job.world, is_exclusive=self._is_exclusive
-        )
+        return partial(self.gangs, job.world)
+
+    def transport_for(self, world: int) -> "LocalTransport":
+        return LocalTransport(local_node(self.environment, world))
 
     def gangs(self, world: int) -> GangFleet:
-        return local_fleet(self.environment, world=world)
-
-    def rank_places(self, world: int) -> tuple[str, ...]:
-        return rank_places(LocalTransport(local_node(self.environment, world)), world)
+        check_reachable()
+        return super().gangs(world)
 
 
 def other_agents() -> list[int]:
@@ -107,52 +104,30 @@ def other_agents() -> list[int]:
     ]
 
 
-def local_fleet(environment: Environment, *, world: int, is_exclusive: bool = False) -> GangFleet:
-    """A fleet of this machine alone; exclusive as of `GangFleet`.
+def local_fleet(environment: Environment, *, world: int) -> GangFleet:
+    """A fleet of this machine alone.
 
     Raises:
         FleetError: The machine has fewer GPUs than the job has ranks, or its ranks cannot meet.
     """
-    check_reachable()
-    transport = LocalTransport(local_node(environment, world))
-    return GangFleet(transport, world=world, is_exclusive=is_exclusive)
+    return Here(environment, {}).gangs(world)
 
 
 def local_node(environment: Environment, world: int) -> Node:
-    """This machine's devices; a CPU rank of the job's `world` has a core as its device."""
-    if environment.accelerator == "cpu":
-        # More ranks than cores train as well, only slowly, and share the cores' memory.
-        cores, n_ranks = usable_cores(), max(environment.n_devices, world)
-        shared_bytes = environment.device_memory_bytes * environment.n_devices // n_ranks
-        numbers = [cores[i % len(cores)] for i in range(max(world, len(cores)))]
-        slots, places = [str(core) for core in numbers], core_places(numbers)
-    else:
-        slots, shared_bytes = [gpu.uuid for gpu in visible_gpus()], 0
-        places = gpu_places(slots)
-    return Node(
-        name=THIS_MACHINE, devices=tuple(slots), places=places, rank_memory_bytes=shared_bytes
-    )
+    """This machine; each CPU rank of a job's `world` has a slot."""
+    devices, places = devices_here(environment.accelerator)
+    n_slots = len(devices) if environment.accelerator == "cuda" else max(world, len(devices))
+    return node_of(THIS_MACHINE, environment, devices, places, n_slots)
 
 
-class LocalTransport:
-    """The one node that this process runs on; implements `Transport`."""
-
-    is_remote = False
+class LocalTransport(Transport):
+    """The one node that this process runs on."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
     def nodes(self) -> tuple[Node, ...]:
         return (self._node,)
-
-    def problems(self) -> tuple[str, ...]:
-        return ()
-
-    def ended(self) -> str:
-        return ""
-
-    def variables(self) -> Mapping[str, str]:
-        return dict(os.environ)
 
     def start(self, node: Node, module: str, *arguments: str) -> "LocalProcess":
         return LocalProcess([sys.executable, "-P", "-m", module, *arguments])

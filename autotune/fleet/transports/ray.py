@@ -11,7 +11,6 @@ import base64
 import json
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +20,8 @@ from typing import Any
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.flags import flag
-from autotune.base.units import parse_seconds
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import JsonLines, NodeProcess
+from autotune.fleet.transports.base import NodeProcess, Program
 from autotune.fleet.transports.local import LocalProcess
 from autotune.fleet.transports.remote import Elsewhere, Host, RemoteTransport
 
@@ -69,7 +67,7 @@ class RayNodes:
 
 
 class RayTransport(RemoteTransport):
-    """An actor on each node, which runs our programs there; implements `Transport`."""
+    """An actor on each node, which runs our programs there."""
 
     def __init__(self, driver: "RayDriver", options: FleetOptions) -> None:
         super().__init__(options)
@@ -98,19 +96,15 @@ class RayDriver:
             JobError: An option is no such thing.
             FleetError: Ray is not installed, there is no cluster, or it does not give the slots.
         """
-        wait_s = DEFAULT_WAIT_S
-        if options.wait:
-            wait_s = parse_seconds(options.wait, where=f"{flag('fleet_option')} wait")
+        wait_s = options.wait_s(DEFAULT_WAIT_S)
         shape = _shape(options.slots)
         if find_spec("ray") is None:
             raise FleetError(f"{flag('fleet')} ray: Ray is not installed here", "pip install ray")
-        self._lock = threading.Lock()
-        """The nodes are first asked in several threads."""
-        self._received = JsonLines()
         self._lines: dict[int, _RayLine] = {}
         self._n_lines = 0
         self._process = LocalProcess([sys.executable, "-P", "-m", DRIVER])
-        self._tell(address=address, shape=shape, wait_s=wait_s)
+        self._program = Program(self._process)
+        self.tell(address=address, shape=shape, wait_s=wait_s)
         try:
             self.hosts = self._hosts(say)
         except BaseException:
@@ -125,70 +119,64 @@ class RayDriver:
         """
         if problem := self.ended():
             raise OSError(problem)
-        with self._lock:
-            self._n_lines += 1
-            line = self._lines[self._n_lines] = _RayLine(self, self._n_lines)
-            self._tell(do="open", line=self._n_lines, node=host, command=list(command))
+        self._n_lines += 1
+        line = self._lines[self._n_lines] = _RayLine(self, self._n_lines)
+        self.tell(do="open", line=self._n_lines, node=host, command=list(command))
         return line
 
     def ended(self) -> str:
-        code = self._process.poll()
-        if code is None:
-            return ""
-        reason = f": {self._received.last_words}" if self._received.last_words else ""
-        return f"the way to the Ray cluster ended with code {code}{reason}"
+        self.hear()
+        return self._end_in_words()
 
-    def tell(self, line: int, do: str, **what: Any) -> None:
-        with self._lock:
-            if self._process.poll() is None:
-                self._tell(do=do, line=line, **what)
+    def tell(self, **what: Any) -> None:
+        if self._program.code is None:
+            self._process.send((json.dumps(what) + "\n").encode())
 
     def hear(self) -> None:
         """Hand out what has come in to the lines; does not wait."""
-        with self._lock:
-            code = self._process.poll()
-            for event in self._received.events(self._process.receive()):
-                line = self._lines.get(event["line"]) if "line" in event else None
-                if line is not None and event["event"] == "output":
-                    line.received += base64.b64decode(event["data"])
-                elif line is not None and event["event"] == "over":
-                    line.received += f"{event['why']}\n".encode() if event["why"] else b""
-                    line.code = event["code"]
-                    del self._lines[event["line"]]
-            if code is not None:
-                reason = (
-                    self._received.last_words
-                    or f"the way to the Ray cluster ended with code {code}"
-                )
-                for line in self._lines.values():
-                    line.received += f"{reason}\n".encode()
-                    line.code = code or 1
-                self._lines.clear()
+        for event in self._program.events():
+            if (line := self._lines.get(event["line"])) is None:
+                continue
+            if event["event"] == "output":
+                line.received += base64.b64decode(event["data"])
+            else:
+                self._end(event["line"], event["code"], event["why"])
+        if why := self._end_in_words():
+            for number in list(self._lines):
+                self._end(number, self._program.code or 1, self._program.last_words or why)
+
+    def _end_in_words(self) -> str:
+        """Why nothing is held there any more; empty: it is."""
+        if self._program.code is None:
+            return ""
+        reason = f": {self._program.last_words}" if self._program.last_words else ""
+        return f"the way to the Ray cluster ended with code {self._program.code}{reason}"
+
+    def _end(self, number: int, code: int, why: str) -> None:
+        line = self._lines.pop(number)
+        line.received += f"{why}\n".encode() if why else b""
+        line.code = code
 
     def close(self) -> None:
         """Give back what is held there: Ray does once the driver is gone."""
         self._process.close_input()
         deadline_s = time.monotonic() + _CLOSE_S
-        while self._process.poll() is None and time.monotonic() < deadline_s:
-            self._process.receive()
+        while self._program.code is None and time.monotonic() < deadline_s:
+            self._program.texts()
             time.sleep(_PERIOD_S)
         self._process.end()
 
     def _hosts(self, say: Callable[[str], None]) -> tuple[Host, ...]:
         while True:
-            code = self._process.poll()
-            for event in self._received.events(self._process.receive()):
+            for event in self._program.events():
                 if event["event"] == "held":
                     return tuple(Host(name=name, n_slots=n) for name, n in event["nodes"])
                 if event["event"] == "failed":
                     raise FleetError(event["message"], event["hint"])
                 say(event["text"])
-            if code is not None:
-                raise FleetError(self.ended(), "see whether `ray status` reaches the cluster")
+            if why := self._end_in_words():
+                raise FleetError(why, "see whether `ray status` reaches the cluster")
             time.sleep(_PERIOD_S)
-
-    def _tell(self, **what: Any) -> None:
-        self._process.send((json.dumps(what) + "\n").encode())
 
 
 class _RayLine:
@@ -204,7 +192,7 @@ class _RayLine:
     def send(self, data: bytes) -> None:
         if self.code is None:
             encoded = base64.b64encode(data).decode()
-            self._driver.tell(self._number, "send", data=encoded)
+            self._driver.tell(do="send", line=self._number, data=encoded)
 
     def receive(self) -> bytes:
         self._driver.hear()
@@ -220,7 +208,7 @@ class _RayLine:
     def end(self) -> None:
         if self._is_over_s is None:
             self._is_over_s = time.monotonic() + _END_S
-            self._driver.tell(self._number, "end")
+            self._driver.tell(do="end", line=self._number)
 
 
 def _shape(slots: str) -> tuple[int, int] | None:

@@ -6,13 +6,11 @@ input and output here. Nothing has to be installed on a node but Python and what
 
 import json
 import os
-import shlex
 import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,15 +23,14 @@ from autotune.base.guarded_process import keeper_options
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
 from autotune.fleet.base import Place
-from autotune.fleet.gang_fleet import GangFleet, rank_places
+from autotune.fleet.gang_fleet import GangFleet, GangPlace
 from autotune.fleet.node.answers import MARK as ANSWER_MARK
 from autotune.fleet.node.answers import Answer, FileText, read_answer
-from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import REPORTED, Inventory
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import GRACE_S, JsonLines, Node, NodeProcess
+from autotune.fleet.transports.base import GRACE_S, Node, NodeProcess, Program, Transport, node_of
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
@@ -43,9 +40,7 @@ _ANSWER_S = 90.0
 """Time for a node to bring up Python and say what it has; the first time it unpacks and compiles
 the bundle."""
 _PERIOD_S = 0.02
-_MOST_AT_ONCE = 64
-"""Nodes that are asked at the same time."""
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +53,8 @@ class Host:
     """Accelerators that trials may take there; None: all that it has."""
 
 
-class RemoteTransport(ABC):
-    """The way to other machines; implements `Transport`."""
+class RemoteTransport(Transport):
+    """The way to other machines."""
 
     is_remote = True
 
@@ -75,8 +70,6 @@ class RemoteTransport(ABC):
                 "name one, such as kind=H100, or leave it out",
             )
         self.options = options
-        self._gives_up = False
-        """True once nobody waits for answers any more."""
         self.clocks_ahead_s: dict[str, float] = {}
         """Host that answered -> how far its wall clock is ahead of this machine's."""
 
@@ -98,16 +91,22 @@ class RemoteTransport(ABC):
 
     def nodes(self) -> tuple[Node, ...]:
         return tuple(
-            _node(host, found) for host in self.hosts() if (found := self.inventory.get(host.name))
+            node_of(
+                host.name,
+                found.environment,
+                found.devices,
+                found.places,
+                host.n_slots,
+                address=found.address,
+                interface=found.interface,
+            )
+            for host in self.hosts()
+            if (found := self.inventory.get(host.name))
         )
 
     def problems(self) -> tuple[str, ...]:
         left_out = (f"{name} is left out: {why}" for name, why in self.reasons.items())
         return (*left_out, *_uneven(self._asked[0]))
-
-    def ended(self) -> str:
-        """A machine may always come back."""
-        return ""
 
     def variables(self) -> Mapping[str, str]:
         """What changes speed, and what the user named."""
@@ -138,74 +137,87 @@ class RemoteTransport(ABC):
 
     @cached_property
     def _asked(self) -> tuple[dict[str, Inventory], dict[str, str]]:
-        """What the hosts have, and what is in the way of the others; all are asked at once."""
-        answers = self.ask_all([host.name for host in self.hosts()], self._ask)
-        found = {name: answer for name, answer in answers.items() if isinstance(answer, Inventory)}
-        problems = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
-        return found, problems
-
-    def _ask(self, host: str) -> Inventory | str:
+        """What the hosts have, and what is in the way of the others."""
         wished = (self.options.interface,) if self.options.interface else ()
-        try:
-            found = self.ask(host, Inventory, INVENTORY, *wished)
-        except FleetError as error:
-            return f"{error.message}; {error.hint}" if error.hint else error.message
-        device = found.environment.device_name
-        if not self.options.takes(device):
-            kind = self.options.kind.removeprefix("=")
-            return f"it has {device}, and nodes of kind={kind} are asked for"
-        self.clocks_ahead_s[host] = found.unix_s - time.time()
-        return found
-
-    def ask_all(self, hosts: Sequence[str], ask: Callable[[str], Found]) -> dict[str, Found]:
-        """What some hosts answer, by name; they are asked at the same time."""
-        with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE) or 1) as pool:
-            try:
-                return dict(zip(hosts, pool.map(ask, hosts), strict=True))
-            except BaseException:
-                self._gives_up = True
-                raise
+        hosts = [host.name for host in self.hosts()]
+        found: dict[str, Inventory] = {}
+        problems: dict[str, str] = {}
+        for host, answer in self.ask(hosts, Inventory, INVENTORY, *wished):
+            if isinstance(answer, FleetError):
+                problems[host] = "; ".join(filter(None, (answer.message, answer.hint)))
+            elif not self.options.takes(device := answer.environment.device_name):
+                kind = self.options.kind.removeprefix("=")
+                problems[host] = f"it has {device}, and nodes of kind={kind} are asked for"
+            else:
+                found[host] = answer
+                self.clocks_ahead_s[host] = answer.unix_s - time.time()
+        in_order = hosts.index
+        return (
+            {host: found[host] for host in sorted(found, key=in_order)},
+            {host: problems[host] for host in sorted(problems, key=in_order)},
+        )
 
     def ask(
-        self,
-        host: str,
-        kind: type[Answer],
-        module: str,
-        *arguments: str,
-    ) -> Answer:
-        """Run a module of this release on a host, and return what it answers, of some kind.
+        self, hosts: Iterable[str], kind: type[Answer], module: str, *arguments: str
+    ) -> Iterator[tuple[str, Answer | FleetError]]:
+        """What a module of this release answers on some hosts, as it comes; all are asked at once.
 
-        Raises:
-            FleetError: It cannot be started there, says nothing in time, or says what is in the
-                way.
+        An error says of a host that the module cannot be started there, says nothing in time, or
+        says what is in the way.
         """
+        asked: dict[str, Program] = {}
+        deadline_s = time.monotonic() + _ANSWER_S
         try:
-            process = self._start(host, module, *arguments)
-        except OSError as error:
-            raise FleetError(f"it cannot be reached: {error}") from error
-        process.send(b"")
-        lines, last, deadline_s = JsonLines(), "", time.monotonic() + _ANSWER_S
-        while True:
-            code = process.poll()
-            received = process.receive() + (b"" if code is None else b"\n")
-            for last in lines.texts(received):
-                if last.startswith(ANSWER_MARK):
-                    process.end()
-                    return read_answer(last, kind)
-            if code is not None:
-                raise FleetError(last or f"the way to it ended with code {code}")
-            if time.monotonic() > deadline_s or self._gives_up:
-                process.end()
-                raise FleetError(f"no answer within {_ANSWER_S:.0f} s{': ' if last else ''}{last}")
-            time.sleep(_PERIOD_S)
+            for host in hosts:
+                try:
+                    asked[host] = Program(self._start(host, module, *arguments))
+                except OSError as error:
+                    yield host, FleetError(f"it cannot be reached: {error}")
+            while asked:
+                time.sleep(_PERIOD_S)
+                is_late = time.monotonic() > deadline_s
+                for host, program in list(asked.items()):
+                    if (answer := _answer_of(program, kind, is_late=is_late)) is not None:
+                        asked.pop(host).process.end()
+                        yield host, answer
+        finally:
+            for program in asked.values():
+                program.process.end()
 
     def _start(self, host: str, module: str, *arguments: str) -> NodeProcess:
-        return BootedProcess(
-            self.open(host, boot_command(self.options.python)),
-            module=module,
-            arguments=arguments,
-            variables=self.variables(),
-        )
+        line = self.open(host, boot_command(self.options.python))
+        line.send(boot_request(module, arguments, self.variables()))
+        return line
+
+
+def boot_request(module: str, arguments: Sequence[str], variables: Mapping[str, str]) -> bytes:
+    """What the first program on a node reads: a header, and this release."""
+    digest, release = bundle()
+    header = {
+        "digest": digest,
+        "size": len(release),
+        "module": module,
+        "arguments": list(arguments),
+        "variables": dict(variables),
+        "keeping": keeper_options(grace_s=GRACE_S, is_tmpdir=False),
+    }
+    return json.dumps(header).encode() + b"\n" + release
+
+
+def _answer_of(
+    program: Program, kind: type[Answer], *, is_late: bool
+) -> Answer | FleetError | None:
+    """What a program has answered, or why it will not; None: neither yet."""
+    for text in program.texts():
+        program.last_words = text
+        if text.startswith(ANSWER_MARK):
+            return read_answer(text, kind)
+    last = program.last_words
+    if program.code is not None:
+        return FleetError(last or f"the way to it ended with code {program.code}")
+    if is_late:
+        return FleetError(f"no answer within {_ANSWER_S:.0f} s{': ' if last else ''}{last}")
+    return None
 
 
 def boot_command(python: str) -> list[str]:
@@ -221,96 +233,7 @@ def boot_command(python: str) -> list[str]:
     return ["sh", "-c", choice, sys.executable, code]
 
 
-def as_line(command: Sequence[str]) -> str:
-    """A command as one text for a shell on the other side."""
-    return shlex.join(command)
-
-
-class BootedProcess:
-    """A module of this release on a node, whatever is there; implements `NodeProcess`."""
-
-    def __init__(
-        self,
-        line: NodeProcess,
-        *,
-        module: str,
-        arguments: Sequence[str],
-        variables: Mapping[str, str],
-    ) -> None:
-        digest, data = bundle()
-        self._line = line
-        self._bundle = data
-        self._is_up = False
-        self._unread = b""
-        self._waiting = b""
-        """What is sent once the module runs."""
-        header = {
-            "digest": digest,
-            "size": len(data),
-            "module": module,
-            "arguments": list(arguments),
-            "variables": dict(variables),
-            "keeping": keeper_options(grace_s=GRACE_S, is_tmpdir=False),
-        }
-        line.send(json.dumps(header).encode() + b"\n")
-
-    def send(self, data: bytes) -> None:
-        if self._is_up:
-            self._line.send(data)
-        else:
-            self._waiting += data
-
-    def receive(self) -> bytes:
-        received = self._line.receive()
-        if self._is_up:
-            return received
-        *lines, self._unread = (self._unread + received).split(b"\n")
-        passed = b""
-        for number, line in enumerate(lines):
-            if not line.startswith(MARK.encode()):
-                passed += line + b"\n"
-                continue
-            self._is_up = True
-            is_needed = line == f"{MARK}need".encode()
-            self._line.send((self._bundle if is_needed else b"") + self._waiting)
-            rest = b"\n".join([*lines[number + 1 :], self._unread])
-            self._unread = self._waiting = b""
-            return passed + rest
-        return passed
-
-    def poll(self) -> int | None:
-        return self._line.poll()
-
-    def end(self) -> None:
-        self._line.end()
-
-
-def _node(host: Host, found: Inventory) -> Node:
-    has = len(found.devices)
-    environment = found.environment
-    if environment.accelerator == "cuda":
-        n_slots = has if host.n_slots is None else min(host.n_slots, has)
-        devices, memory_bytes = found.devices[:n_slots], 0
-        places = found.places[:n_slots]
-    else:
-        # More CPU ranks than cores train as well, only slowly, and share the cores' memory.
-        n_slots = has if host.n_slots is None else host.n_slots
-        devices = tuple(found.devices[i % has] for i in range(n_slots))
-        # Whatever trains on the cores of a node talks to others by its one interface.
-        shares = (f"network interface {found.interface}",)
-        places = tuple(replace(found.places[i % has], shares=shares) for i in range(n_slots))
-        memory_bytes = environment.device_memory_bytes * has // max(has, n_slots)
-    return Node(
-        name=host.name,
-        devices=devices,
-        places=places,
-        address=found.address,
-        interface=found.interface,
-        rank_memory_bytes=memory_bytes,
-    )
-
-
-class Elsewhere(Place):
+class Elsewhere(GangPlace):
     """The devices of other machines."""
 
     is_elsewhere = True
@@ -318,6 +241,7 @@ class Elsewhere(Place):
     def __init__(self, transport: RemoteTransport, flags: Mapping[str, Any]) -> None:
         self.transport = transport
         self.flags = flags
+        self.is_exclusive = transport.options.exclusive
 
     @cached_property
     def environment(self) -> Environment:  # type: ignore[override]  # known once they are asked
@@ -341,14 +265,10 @@ class Elsewhere(Place):
                     f"pip install {package.name} there, or name an interpreter that has it: "
                     f"{flag('fleet_option')} python=PATH",
                 )
-        return lambda: self.gangs(job.world)
+        return partial(self.gangs, job.world)
 
-    def gangs(self, world: int) -> GangFleet:
-        is_exclusive = self.transport.options.exclusive
-        return GangFleet(self.transport, world=world, is_exclusive=is_exclusive)
-
-    def rank_places(self, world: int) -> tuple[str, ...]:
-        return rank_places(self.transport, world)
+    def transport_for(self, world: int) -> RemoteTransport:
+        return self.transport
 
     def node_environments(self) -> list[Environment]:
         return [node.environment for node in self.transport.inventory.values()]
@@ -361,19 +281,11 @@ class Elsewhere(Place):
             with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".seen-") as file:
                 file.write(token)
                 file.flush()
-                seen = self.transport.ask_all(
-                    hosts, partial(self._reads, path=str(Path(file.name).resolve()))
-                )
+                path = str(Path(file.name).resolve())
+                seen = dict(self.transport.ask(hosts, FileText, _READER, path))
         except OSError as error:
             raise FleetError(f"{folder}: cannot be written: {error}", "free some space") from error
-        return tuple(host for host in hosts if seen[host] != token)
-
-    def _reads(self, host: str, path: str) -> str:
-        """What a host reads in a file; empty where it cannot."""
-        try:
-            return self.transport.ask(host, FileText, _READER, path).text
-        except FleetError:
-            return ""
+        return tuple(host for host in hosts if seen[host] != FileText(text=token))
 
 
 def remote_place(place: Place, fleet: str) -> Elsewhere:
@@ -411,15 +323,21 @@ def _uneven(found: Mapping[str, Inventory]) -> Iterator[str]:
                 f"{', '.join(lacking)} {verb} {package}, which the other nodes have: trials run "
                 "without it everywhere; install it there too"
             )
-    releases: dict[str, list[str]] = {}
-    for name, inventory in found.items():
-        releases.setdefault(inventory.environment.megatron_core or "none", []).append(name)
+    releases = names_by({n: i.environment.megatron_core or "none" for n, i in found.items()})
     if len(releases) > 1:
         summary = "; ".join(f"{', '.join(names)}: {which}" for which, names in releases.items())
         yield (
             f"releases of Megatron Core differ ({summary}): it counts as missing; install the "
             "same everywhere"
         )
+
+
+def names_by(value_of: Mapping[str, Value]) -> dict[Value, list[str]]:
+    """Names by the value that they have in common."""
+    found: dict[Value, list[str]] = {}
+    for name, value in value_of.items():
+        found.setdefault(value, []).append(name)
+    return found
 
 
 def common_environment(transport: RemoteTransport) -> Environment:
@@ -429,13 +347,13 @@ def common_environment(transport: RemoteTransport) -> Environment:
         FleetError: None answers; their accelerators differ, or releases of what trains.
     """
     found, nodes = transport.inventory, transport.nodes()
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    for name, inventory in found.items():
-        environment = inventory.environment
-        versions = (environment.torch_version, environment.deepspeed_version)
-        kinds.setdefault((environment.accelerator, environment.device_name, *versions), []).append(
-            name
-        )
+    environment_of = {name: inventory.environment for name, inventory in found.items()}
+    kinds = names_by(
+        {
+            name: (has.accelerator, has.device_name, has.torch_version, has.deepspeed_version)
+            for name, has in environment_of.items()
+        }
+    )
     if len(kinds) > 1:
         parts = (
             f"{', '.join(names)}: {kind[1]}, torch {kind[2] or 'missing'}, DeepSpeed "
@@ -449,7 +367,7 @@ def common_environment(transport: RemoteTransport) -> Environment:
             "the other "
             "with kind=each; or install the same releases",
         )
-    environments = [inventory.environment for inventory in found.values()]
+    environments = list(environment_of.values())
     first = environments[0]
     releases = {environment.megatron_core for environment in environments}
     everywhere: dict[str, Any] = {

@@ -15,13 +15,11 @@ from typing import Any
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.flags import flag
-from autotune.base.units import parse_seconds
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import NodeProcess
 from autotune.fleet.transports.local import LocalProcess
 from autotune.fleet.transports.remote import Elsewhere, Host, RemoteTransport
 from autotune.fleet.transports.slurm_job import (
-    JobStatus,
     check_slurm,
     end_of,
     look_at_request,
@@ -56,10 +54,9 @@ class SlurmNodes:
             yield of
             return
         arguments = _split(of)
-        where = f"{flag('fleet_option')} wait"
-        wait_s = parse_seconds(options.wait, where=where) if options.wait else 0.0
+        wait_s = options.wait_s(math.inf)
         agree(f"asks Slurm for nodes: sbatch {of}\n{look_at_request(arguments)}")
-        with obtained(arguments, wait_s=wait_s or math.inf, say=say) as job:
+        with obtained(arguments, wait_s=wait_s, say=say) as job:
             yield job
 
     def find(
@@ -75,7 +72,7 @@ class SlurmNodes:
 
 
 class SlurmTransport(RemoteTransport):
-    """A step of a job for each process on a node; implements `Transport`."""
+    """A step of a job for each process on a node."""
 
     def __init__(self, job: str, options: FleetOptions) -> None:
         """Take a running job.
@@ -93,9 +90,8 @@ class SlurmTransport(RemoteTransport):
         return self._hosts
 
     def open(self, host: str, command: Sequence[str]) -> NodeProcess:
-        named = {name: os.environ[name] for name in self.options.forward if name in os.environ}
         return LocalProcess(
-            step_command(self._job, host, command), environment={**slurm_environment(), **named}
+            step_command(self._job, host, command), environment=slurm_environment()
         )
 
     def ended(self) -> str:
@@ -105,17 +101,9 @@ class SlurmTransport(RemoteTransport):
     def _hosts(self) -> tuple[Host, ...]:
         return tuple(
             Host(name=name, n_slots=n_slots)
-            for names, n_slots in slots_of(self._status)
+            for names, n_slots in self._status.slots.items()
             for name in run_slurm("scontrol", "show", "hostnames", names).split()
         )
-
-
-def slots_of(status: JobStatus) -> list[tuple[str, int]]:
-    """Nodes as Slurm writes several, and the slots of each: its GPUs, else tasks, else CPUs."""
-    return [
-        (share.nodes, share.n_gpus or status.tasks_per_node or share.n_cpus)
-        for share in status.shares
-    ]
 
 
 def _split(of: str) -> list[str]:

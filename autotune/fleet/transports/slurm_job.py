@@ -11,11 +11,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
-from typing import NoReturn
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.flags import flag
@@ -72,16 +70,6 @@ _AGAIN = "run the same command again once there are nodes: it resumes"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
-    """Part of some nodes that a job holds, the same of each."""
-
-    nodes: str
-    """The nodes as Slurm writes several: `n[0-3]`."""
-    n_cpus: int
-    n_gpus: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobStatus:
     """State of a job, as `scontrol show job` tells it."""
 
@@ -94,9 +82,9 @@ class JobStatus:
     end_time: str
     first_node: str
     """Node that runs its script; empty: it does not run yet, or has none."""
-    tasks_per_node: int
-    """Value of `--ntasks-per-node`; 0: it was not said."""
-    shares: tuple[Share, ...] = ()
+    slots: Mapping[str, int]
+    """Slots of each of some nodes, as Slurm writes several (`n[0-3]`): GPUs, else tasks, else
+    CPUs."""
 
 
 def read_status(text: str) -> JobStatus:
@@ -106,6 +94,7 @@ def read_status(text: str) -> JobStatus:
         fields.setdefault(name, value)
     shares = re.findall(r"\sNodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)", text)
     per_node = fields.get("NtasksPerN:B:S:C", "").partition(":")[0]
+    n_tasks = int(per_node) if per_node.isdigit() else 0
     batch_host = fields.get("BatchHost", "")
     return JobStatus(
         state=fields.get("JobState", ""),
@@ -114,11 +103,9 @@ def read_status(text: str) -> JobStatus:
         time_limit=fields.get("TimeLimit", ""),
         end_time=fields.get("EndTime", ""),
         first_node="" if batch_host == "(null)" else batch_host,
-        tasks_per_node=int(per_node) if per_node.isdigit() else 0,
-        shares=tuple(
-            Share(nodes=nodes, n_cpus=_n_numbers(cpus), n_gpus=_n_gpus(gres))
-            for nodes, cpus, gres in shares
-        ),
+        slots={
+            nodes: _n_gpus(gres) or n_tasks or _n_numbers(cpus) for nodes, cpus, gres in shares
+        },
     )
 
 
@@ -195,25 +182,24 @@ def obtained(
         JobError: Slurm refuses the arguments.
         FleetError: The nodes were not given in time, or not at all.
     """
-    with _terminated_as_interrupted():
-        # A name that nobody on the nodes can prepare.
-        fifo = f"/tmp/autotune-{secrets.token_hex(8)}"
-        job = _submit(fifo, arguments)
-        holder: LocalProcess | None = None
-        try:
-            status = _wait_for_nodes(job, wait_s=wait_s, say=say)
-            holder = LocalProcess(
-                step_command(job, status.first_node, ["sh", "-c", _HOLDER, fifo]),
-                environment=slurm_environment(),
-            )
-            names = ",".join(share.nodes for share in status.shares)
-            until = "" if status.end_time == "Unknown" else f" until {status.end_time}"
-            say(f"job {job} of Slurm holds {names}{until}")
-            yield job
-        finally:
-            _give_back(job, say)
-            if holder is not None:
-                holder.end()
+    # A name that nobody on the nodes can prepare.
+    fifo = f"/tmp/autotune-{secrets.token_hex(8)}"
+    job = _submit(fifo, arguments)
+    holder: LocalProcess | None = None
+    try:
+        status = _wait_for_nodes(job, wait_s=wait_s, say=say)
+        holder = LocalProcess(
+            step_command(job, status.first_node, ["sh", "-c", _HOLDER, fifo]),
+            environment=slurm_environment(),
+        )
+        names = ",".join(status.slots)
+        until = "" if status.end_time == "Unknown" else f" until {status.end_time}"
+        say(f"job {job} of Slurm holds {names}{until}")
+        yield job
+    finally:
+        _give_back(job, say)
+        if holder is not None:
+            holder.end()
 
 
 def step_command(job: str, node: str, command: Sequence[str]) -> list[str]:
@@ -375,20 +361,6 @@ def _give_back(job: str, say: Callable[[str], None]) -> None:
         else:
             if is_held:
                 say(f"job {job} of Slurm is given back")
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Have SIGTERM end the block as Ctrl-C does, so that the nodes are given back."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _words(text: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.contract import RANKS_DIR
+from autotune.contract import RANKS_DIR, SCRATCH_ENV
 from autotune.fleet.node import files
 from autotune.fleet.node.files import Incoming, TrialFiles, node_folder, packed
 
@@ -16,7 +16,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The node's own folder."""
     folder = tmp_path / "node"
     folder.mkdir(mode=0o700)
-    monkeypatch.setattr(files, "private_folder", lambda: folder)
+    monkeypatch.setenv(SCRATCH_ENV, str(folder))
     return folder
 
 

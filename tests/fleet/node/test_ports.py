@@ -2,11 +2,9 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 
 import pytest
 
-from autotune.base.errors import FleetError
 from autotune.fleet.node import ports
 from autotune.fleet.node.ports import lease_port, sweep_segments
 from tests.namespaces import needs_namespaces
@@ -89,36 +87,27 @@ def test_a_port_whose_connections_have_just_ended_is_free():
     assert ports._is_free(port, "127.0.0.1")
 
 
-@pytest.fixture
-def leases(tmp_path, monkeypatch):
-    """The folder of leases, in a temporary directory of its own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return ports.leases_folder()
-
-
-def test_leases_lie_in_a_folder_of_this_user_alone(leases, tmp_path):
-    lease = lease_port()
-    assert (leases / str(lease.port)).stat().st_mode & 0o777 == 0o600
-    assert leases.parent == tmp_path / f"autotune-{os.getuid()}"
-    assert leases.parent.stat().st_mode & 0o777 == 0o700
+def test_a_lease_ends_with_its_process():
+    script = (
+        "from autotune.fleet.node import ports\n"
+        "ports.random.sample = lambda *_: [20_000]\n"
+        "lease = ports.lease_port()\n"
+        "print(lease.port, flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline() == b"20000\n"
+        assert ports._try_lease(20_000, "127.0.0.1") is None
+        other.kill()
+    lease = ports._try_lease(20_000, "127.0.0.1")
+    assert lease is not None
     lease.release()
 
 
-def test_a_link_in_place_of_a_lease_leads_nowhere(leases, tmp_path, monkeypatch):
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    monkeypatch.setattr("autotune.fleet.node.ports.random.sample", lambda *_: [20_000])
-    for target in (victim, tmp_path / "new"):
-        (leases / "20000").unlink(missing_ok=True)
-        (leases / "20000").symlink_to(target)
-        with pytest.raises(FleetError, match=r"20000 is a link, where .*remove it"):
-            lease_port()
-    assert victim.read_text() == "precious"
-    assert not (tmp_path / "new").exists()
-
-
 def test_a_port_of_which_another_user_has_prepared_shared_memory_is_passed_over(
-    leases, tmp_path, monkeypatch
+    tmp_path, monkeypatch
 ):
     shared = tmp_path / "shm"
     shared.mkdir()

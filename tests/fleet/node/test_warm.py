@@ -100,7 +100,7 @@ def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(stud
             }
             folder = study.write_spec(spec(number, **asked), files(ds_config()))
             part = NodePart(
-                folder=str(folder.resolve()), devices=["0", "1"], submitted_at_s=time.monotonic()
+                folder=str(folder.resolve()), devices=["0", "1"], began_at_s=time.monotonic()
             )
             ranks = LocalRanks(part, made)
             wait_until(ranks.advance, "it ends")

@@ -4,10 +4,8 @@ import dataclasses
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +16,6 @@ import pytest
 from autotune.base import keeper
 from autotune.base.errors import FleetError
 from autotune.fleet.node.answers import MARK as ANSWER_MARK
-from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.node.places import DevicePlace
@@ -26,11 +23,11 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports import remote
 from autotune.fleet.transports.local import LocalProcess
 from autotune.fleet.transports.remote import (
-    BootedProcess,
     Elsewhere,
     Host,
     RemoteTransport,
     boot_command,
+    boot_request,
     common_environment,
 )
 from tests.jobs import A100, CPU, tiny_job
@@ -46,12 +43,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "autotune" / "nodes"
 
 
-def booted(command: Sequence[str], module: str = AGENT) -> BootedProcess:
+def booted(command: Sequence[str], module: str = AGENT) -> LocalProcess:
     line = LocalProcess(list(command))
-    return BootedProcess(line, module=module, arguments=(), variables={"GIVEN": "1"})
+    line.send(boot_request(module, (), {"GIVEN": "1"}))
+    return line
 
 
-def received_until(process: BootedProcess, word: str) -> str:
+def received_until(process: LocalProcess, word: str) -> str:
     received, deadline_s = "", time.monotonic() + 180
     while word not in received:
         assert time.monotonic() < deadline_s, received
@@ -62,7 +60,7 @@ def received_until(process: BootedProcess, word: str) -> str:
     return received
 
 
-def code_of(process: BootedProcess) -> int:
+def code_of(process: LocalProcess) -> int:
     while (code := process.poll()) is None:
         process.receive()
         time.sleep(0.01)
@@ -117,41 +115,6 @@ def test_a_python_that_is_too_old_and_a_cache_that_cannot_be_written_are_said(
     assert code_of(process) == 3
 
 
-class Pieces:
-    """A line whose other side says what a test wants."""
-
-    def __init__(self, *pieces: bytes) -> None:
-        self.pieces = list(pieces)
-        self.sent = b""
-
-    def send(self, data: bytes) -> None:
-        self.sent += data
-
-    def receive(self) -> bytes:
-        return self.pieces.pop(0) if self.pieces else b""
-
-    def poll(self) -> None:
-        return None
-
-    def end(self) -> None:
-        return
-
-
-@pytest.mark.parametrize("word", ["have", "need"])
-def test_what_comes_in_pieces_is_put_together(word: str) -> None:
-    line = Pieces(
-        b"hello\n" + MARK.encode()[:5], MARK.encode()[5:] + word.encode(), b"\nfirst\nre"
-    )
-    process = BootedProcess(line, module="m", arguments=("a",), variables={})
-    header, line.sent = line.sent, b""
-    assert header.endswith(b"\n")
-    process.send(b"waits")
-    assert [process.receive() for _ in range(3)] == [b"hello\n", b"", b"first\nre"]
-    assert line.sent == (bundle()[1] if word == "need" else b"") + b"waits"
-    line.pieces.append(b"st\n")
-    assert process.receive() == b"st\n"
-
-
 WAY = """
 import json, os, subprocess, sys
 options = {**json.loads(sys.argv[2]), "parent": os.getpid(), "root": sys.argv[3]}
@@ -162,9 +125,8 @@ subprocess.Popen(command, stdin=subprocess.PIPE).wait()
 
 
 def test_an_agent_may_clean_up_where_the_way_to_it_was_killed(tmp_path: Path) -> None:
-    line = Pieces()
-    BootedProcess(line, module="m", arguments=(), variables={})
-    options = json.dumps(json.loads(line.sent)["keeping"])
+    header = boot_request("m", (), {}).partition(b"\n")[0]
+    options = json.dumps(json.loads(header)["keeping"])
     script = "echo up; read word; sleep 0.2; echo cleaned"
     way = subprocess.Popen(
         [sys.executable, "-c", WAY, keeper.__file__, options, str(tmp_path), script],
@@ -223,25 +185,23 @@ def test_each_node_that_cannot_be_used_says_why_and_the_others_are_there(
     }
 
 
-def test_an_interrupt_waits_for_no_answer() -> None:
+def test_an_interrupt_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     machines = Machines(silent="sleep 600", slow="sleep 600")
-    main = threading.main_thread().ident
-    assert main is not None
+    started: list[LocalProcess] = []
+    way = machines.open
+    monkeypatch.setattr(
+        machines, "open", lambda host, command: started.append(way(host, command)) or started[-1]
+    )
 
-    def ask(host: str) -> str:
-        if host == "slow":
-            signal.pthread_kill(main, signal.SIGINT)  # wakes it, as Ctrl-C does
-        return machines.ask(host, AGENT, "mark")
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
 
-    # A shell's background jobs ignore Ctrl-C.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    began_s = time.monotonic()
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(remote.time, "sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            machines.ask_all(["silent", "slow"], ask)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - began_s < 180
+            machines.nodes()
+    assert len(started) == 2
+    assert all(code_of(process) != 0 for process in started)
 
 
 def test_only_variables_that_change_speed_and_those_named_travel(
