@@ -48,8 +48,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def drifted_trial(study: Study) -> int:
     answer = read_story(study).answer
-    assert answer is not None
-    assert answer.drifted is not None
     return answer.drifted.standing.trial
 
 
@@ -76,7 +74,6 @@ def test_a_baseline_that_noise_may_have_kept_first_says_what_was_missed(
     study: Study, high: float, missed: str
 ) -> None:
     report = read_story(study)
-    assert report.answer is not None
     noisy = dataclasses.replace(
         report.answer,
         best=report.answer.baseline,
@@ -116,7 +113,6 @@ def test_where_nothing_else_passes_the_baseline_is_handed_out(tmp_path: Path) ->
     )
     study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
     report = read_story(study)
-    assert report.answer is not None
     assert report.answer.best == report.answer.baseline
     facts = dict(facts_of(report))
     assert facts["guard"] == "pass: it is the baseline itself"
@@ -126,7 +122,6 @@ def test_where_nothing_else_passes_the_baseline_is_handed_out(tmp_path: Path) ->
     figures = json.loads((tmp_path / "out" / "figures.json").read_text())["figures"]
     assert figures["trial"] == report.baseline_trial
     drawn = losses(report)
-    assert drawn is not None
     assert {key.text for key in drawn.keys} == {"allowed", "baseline", "drifted"}
 
 

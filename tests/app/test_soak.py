@@ -149,7 +149,6 @@ def test_a_soak_that_is_too_short_to_judge_is_not_called_failed(
     assert "soak too short to know: 0.6 minutes, 36 steps" in said
     assert "not known first half: whether memory grows is not known: 2 samples" in said
     found = read_soak(study.folder)
-    assert found is not None
     assert (found.passed, found.too_short) == (False, True)
     readme = (study.best_folder / "README.md").read_text()
     assert "(`autotune soak`) too short to know: 0.6 minutes" in readme
@@ -174,7 +173,6 @@ def test_an_export_is_soaked_where_it_lies(study: Study, machine, tmp_path: Path
     export_study(study, out, to="deepspeed", trial=None)
     fleet = machine()
     found = app.soak_export(out, minutes=2.0, note=lambda _: None)
-    assert found is not None
     assert found.passed
     assert read_soak(out) == found
     (theirs,) = [t.spec for t in study.trials() if t.spec.identity.number == best_of(study)]

@@ -152,7 +152,6 @@ def test_status_and_report_say_the_same_of_a_search_that_runs(tmp_path: Path) ->
     finally:
         study.unlock()
     leading = report.leading_row
-    assert leading is not None
     assert leading.rate < fastest.rate
     assert (state.best_samples_per_s, state.speedup) == (leading.rate, None)
     verdict = verdict_of(report)

@@ -4,7 +4,6 @@ Ranks import this, never the suite itself. The last rank is the victim; the othe
 """
 
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -16,8 +15,7 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from autotune.contract import PARENT_ENV, RANKS_DIR, SPEC_FILE, STDERR_FILE, TRIAL_ENV
-from autotune.trial.variables import CORES_ENV
+from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV
 from tests.chaos.false_clock import JUMPS_S, set_clock
 from tests.chaos.faults import HANGING, LITTER, LOG_BYTES
 from tests.faulty_models import VOCAB
@@ -259,13 +257,12 @@ _ACTIONS = {
 def make(name):
     """The factory of a name such as `sigkill_in_forward`."""
     action, _, place = name.partition("_in_")
-    action, _, when = action.partition("_")
     if action not in _ACTIONS or place not in PLACES:
         raise AttributeError(name)
 
     def build():
         def act(loss):
-            return _ACTIONS[action](loss) if _is_victim(when) else loss
+            return _ACTIONS[action](loss) if _is_victim() else loss
 
         if place == "build":
             act(None)
@@ -277,15 +274,10 @@ def make(name):
 __getattr__ = make
 
 
-def _is_victim(when):
-    """The last rank; `once`: all of a trial that is no retry; `bad`: those on the first core."""
+def _is_victim():
+    """Whether this is the last rank."""
     if "RANK" not in os.environ:  # it is only counted
         return False
-    if when == "once":
-        return json.loads(_trial_file(SPEC_FILE).read_text())["provenance"]["retry_of"] is None
-    if when == "bad":
-        coordinator = int(os.environ[PARENT_ENV])
-        return int(os.environ[CORES_ENV]) == min(os.sched_getaffinity(coordinator))
     return int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
 
 

@@ -86,9 +86,7 @@ def _keeper_killed(which: str, ground: Ground) -> None:
     try:
         wait_until(lambda: any(len(each.children()) > 0 for each in agents()), "a trial", _WAIT_S)
         inner = agents()[0].parent()
-        assert inner is not None
         outer = inner.parent()
-        assert outer is not None
         started = outer.children(recursive=True)
         (outer if which == "outer" else inner).kill()
         wait_until(lambda: not [p for p in started if p.is_running()], "all end with it", 30.0)

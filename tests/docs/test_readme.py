@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from tests.command_line import autotune
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -65,6 +66,10 @@ def test_every_command_runs(tmp_path: Path) -> None:
     for command in commands():
         if command == "make test":
             continue  # this is one of its tests
+        if command.startswith("python -m autotune "):  # without a start of Python for each
+            ran = autotune(*shlex.split(command)[3:], folder=tmp_path)
+            assert ran.returncode == 0, f"{command}\n{ran.stdout[-2000:]}\n{ran.stderr[-4000:]}"
+            continue
         # What is launched without autotune would compile for minutes, and a compiler that a time
         # limit ends leaves a lock that every later start waits on: it gets what is built already.
         lent = extensions_environment("cpu") if "launch.sh" in command else {}

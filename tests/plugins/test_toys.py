@@ -103,25 +103,17 @@ class TestTwins(FleetContract):
 
 
 @pytest.mark.real
-def test_the_toy_fleet_searches_with_gangs_of_two_nodes(tmp_path: Path) -> None:
-    answer, study = search(tmp_path, "--fleet", "toy-twins", *QUICK)
+def test_the_toy_fleet_trains_the_toy_workload_on_gangs_of_two_nodes(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("workload: toy-short", encoding="utf-8")
+    answer, study = search(tmp_path, "--fleet", "toy-twins", "--job", str(job), *QUICK)
     assert answer["best"] is not None
     assert answer["origin"] == "measured"
     ran = [t for t in study.trials() if t.result is not None and t.result.outcome.is_measured]
     for trial in ran:
-        assert trial.result is not None
         assert trial.result.devices == ["twin-0:0", "twin-1:0"]
         for node in range(2):
             assert (trial.folder / RANKS_DIR / NODE_FILE.format(node=node)).exists()
-
-
-@pytest.mark.real
-def test_the_toy_workload_is_what_a_search_trains(tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text("workload: toy-short", encoding="utf-8")
-    flags = ("--job", str(job), *QUICK, "--precision", "fp32")
-    answer, study = search(tmp_path, *flags)
-    assert answer["best"] is not None
     for trial in study.trials():
         assert trial.spec.workload.name == "toy-short"
         assert "recompute" not in trial.spec.identity.knobs, "nothing in the script applies it"

@@ -88,17 +88,6 @@ def test_trials_of_megatron_are_measured_as_others_are(folder: Path) -> None:
     assert processes_of(study.folder) == [], "a search left processes behind"
 
 
-def test_the_search_goes_on_where_it_was(folder: Path) -> None:
-    before = len(study_of(folder, "megatron").trials())
-    done = autotune(
-        *("search", "--job", "job.yaml", "--engine", "megatron", "--study", "it-megatron"),
-        *("--yes", "--json"),
-        folder=folder,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(study_of(folder, "megatron").trials()) == before, "nothing was left to be tried"
-
-
 @pytest.mark.thorough
 def test_the_best_is_soaked_with_a_checkpoint(folder: Path) -> None:
     done = autotune("soak", "--study", "it-megatron", "--minutes", "0.2", folder=folder)
