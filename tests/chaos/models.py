@@ -16,7 +16,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV
-from tests.chaos.false_clock import JUMPS_S, set_clock
 from tests.chaos.faults import HANGING, LITTER, LOG_BYTES
 from tests.faulty_models import VOCAB
 
@@ -144,16 +143,6 @@ def waits_for_data(loss):
     return loss
 
 
-def _sets_the_clock(jump):
-    """What a time service, or somebody at the machine, does."""
-
-    def act(loss):
-        set_clock(jump)
-        return loss
-
-    return act
-
-
 def logs(loss):
     """A gigabyte in one line; the file has a hole, which a reader does not notice."""
     sys.stderr.flush()
@@ -242,7 +231,6 @@ _ACTIONS = {
     "lock": waits_for_a_lock,
     "compiler": waits_for_a_compiler,
     "data": waits_for_data,
-    **{f"clock{jump}": _sets_the_clock(jump) for jump in JUMPS_S},
     "log": logs,
     "reallog": logs_really,
     "cut": cuts_its_report,

@@ -25,7 +25,6 @@ from autotune.engines.deepspeed.extensions import build
 from tests.chaos import (
     around_trials,
     in_coordinators,
-    in_figures,
     in_files,
     in_nodes,
     in_ray,
@@ -42,7 +41,6 @@ ROOMS: dict[str, ModuleType] = {
     "trials": in_trials,
     "around": around_trials,
     "coordinators": in_coordinators,
-    "figures": in_figures,
     "files": in_files,
     "outside": planted,
     "sight": out_of_sight,
