@@ -123,8 +123,9 @@ def choose(browser: Browser, name: str, value: str) -> None:
     )
 
 
-@pytest.mark.parametrize("width", [1440, 768, 390])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "theme"), [(1440, "light"), (768, "dark"), (390, "light"), (390, "dark")]
+)
 def test_pages_are_within_the_width_quiet_and_read_in_both_themes(
     browser: Browser,
     page: Path,

@@ -7,7 +7,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from autotune.search.loop import run_search
 from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import steering_of
 from autotune.space.space import load_space
+from tests.command_line import autotune
 from tests.hasty import BUDGET_ENV
 from tests.jobs import CPU, tiny_job
 from tests.search.scripted import Notebook
@@ -134,15 +134,14 @@ def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
         now = search.finished()
         assert finished.items() <= now.items(), "a finished trial was lost or changed"
         finished = now
-        report = [sys.executable, "-m", "autotune", "report", "--study", "it", "--json"]
         if search.study.trials():
-            done = subprocess.run(
-                [*report, "--results", str(search.study.root)], capture_output=True, text=True
-            )
+            results = search.study.root
+            report = ("report", "--study", "it", "--json", "--results", str(results))
+            done = autotune(*report, folder=results)
             assert done.returncode == 0, done.stderr
             json.loads(done.stdout)
 
-    code, stdout, stderr = search.run("--trials", "3", "--budget", "45s")
+    code, stdout, stderr = search.run("--trials", "3", "--budget", "30s")
     assert code == 0, stderr
     assert finished.items() <= search.finished().items()
     ran = [
