@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from autotune import cli
 from autotune.app import soak as app
@@ -28,17 +27,15 @@ from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
-from tests.report.test_terminal import finished
+from tests.report.test_terminal import exportable
 from tests.report.told import facts_of
-from tests.search.scripted import ENVIRONMENT, JOB, Behaviour, candidate, fault, make
+from tests.search.scripted import ENVIRONMENT, Behaviour, candidate, fault, make
 from tests.search.test_soak import SoakFleet, steady
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
-    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
-    study.job_file.write_text(yaml.safe_dump(JOB))
-    return study
+    return exportable(tmp_path / "results")
 
 
 @pytest.fixture
@@ -286,8 +283,7 @@ def test_a_place_that_only_answers_is_refused_whatever_its_devices_are(study: St
 
 
 def test_a_study_without_a_best_is_refused(tmp_path: Path, machine):
-    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
-    study.job_file.write_text(yaml.safe_dump(JOB))
+    study = exportable(tmp_path / "results")
     study.write_state({**study.read_state(), "answer": None})
     with pytest.raises(StudyError, match="has not found a best configuration"):
         soak(study)

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from autotune.app.exports import export_study
 from autotune.contract import NODE_FILE, RANKS_DIR, Role
-from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.fleet.transports.base import Transport
 from autotune.record.study import Study
 from autotune.testing import (
@@ -25,9 +23,7 @@ from autotune.testing import (
     WorkloadContract,
 )
 from tests.hasty import HASTY
-from tests.report.test_terminal import finished
-from tests.search.scripted import ENVIRONMENT
-from tests.search.scripted import JOB as SCRIPTED
+from tests.report.test_terminal import exportable
 from tests.trials import CPU
 
 HERE = Path(__file__).resolve().parent
@@ -142,8 +138,7 @@ def test_the_toy_dialect_is_written_with_the_toy_launcher(tmp_path: Path) -> Non
 
 
 def test_a_study_is_handed_out_with_the_toy_launcher(tmp_path: Path) -> None:
-    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
-    study.job_file.write_text(yaml.safe_dump(SCRIPTED), encoding="utf-8")
+    study = exportable(tmp_path / "results")
     out = tmp_path / "out"
     export_study(study, out, launcher="toy-loop")
     assert "RANK=$rank python train.py" in (out / "loop.sh").read_text(encoding="utf-8")

@@ -61,6 +61,11 @@ def details_in(page: str) -> dict[str, Any]:
     return opened
 
 
+def smaller_is_slower(spec: TrialSpec) -> TrialResult:
+    size = spec.layout.micro_batch
+    return ok(spec, {1: 50.0, 2: 60.0, 4: 87.0, 8: 100.0}[size], peak=(size + 4) * GIB)
+
+
 def test_it_is_one_file_that_names_what_the_terminal_names(wide: Study) -> None:
     page = rendered(wide)
     assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", page.replace(EVIL, ""))
@@ -148,10 +153,6 @@ def test_where_only_the_baseline_ran_nothing_is_said_to_be_no_better(tmp_path: P
 
 
 def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) -> None:
-    def smaller_is_slower(spec: TrialSpec) -> TrialResult:
-        size = spec.layout.micro_batch
-        return ok(spec, {1: 50.0, 2: 60.0, 4: 87.0, 8: 100.0}[size], peak=(size + 4) * GIB)
-
     study = finished(
         tmp_path, smaller_is_slower, objective="peak_memory", objective_floor=0.8, trials=40
     )
@@ -301,10 +302,6 @@ def test_where_every_trial_runs_out_of_memory_no_chart_is_empty(tmp_path: Path) 
 
 
 def test_a_front_has_picks_and_its_best_is_called_the_knee(tmp_path: Path) -> None:
-    def smaller_is_slower(spec: TrialSpec) -> TrialResult:
-        size = spec.layout.micro_batch
-        return ok(spec, {1: 50.0, 2: 60.0, 4: 87.0, 8: 100.0}[size], peak=(size + 4) * GIB)
-
     study = finished(tmp_path, smaller_is_slower, objective="pareto", trials=40)
     page = rendered(study)
     answer = read_story(study).answer

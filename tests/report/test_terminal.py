@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from autotune.app.session import plan_search
@@ -14,6 +15,7 @@ from autotune.app.studies import state_of
 from autotune.base.units import format_interval
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.job.job import Job
 from autotune.record.study import Study
@@ -35,6 +37,7 @@ from tests.report.told import cells_of, facts_of, printed
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
+    JOB,
     Behaviour,
     ScriptedEngine,
     fault,
@@ -45,6 +48,7 @@ from tests.search.scripted import (
     search,
     session_of,
 )
+from tests.search.test_repeats import LOAD, disturbing
 from tests.trials import CPU
 
 
@@ -68,6 +72,17 @@ def finished(
     study.write_state(facts)
     result = search(study, job, behave, engine=engine(job))
     study.write_state({**study.read_state(), "answer": result.to_dict()})
+    return study
+
+
+def exportable(folder: Path, behave: Behaviour = realistic, **job_changes: object) -> Study:
+    """Such a study, whose candidates can be handed out: of DeepSpeed's engine, with its job."""
+
+    def engine(job: Job) -> Engine:
+        return DeepSpeedEngine(job, ENVIRONMENT)
+
+    study = finished(folder, behave, engine=engine, **job_changes)
+    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
     return study
 
 
@@ -362,61 +377,42 @@ def test_how_much_runs_deviate_is_said_once_something_ran_again(tmp_path: Path) 
 
 
 def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: Path) -> None:
-    load = "other processes took 40% of core 0"
     hit: list[int] = []
 
-    def behave(spec: TrialSpec) -> TrialResult:
-        result = realistic(spec)
-        if spec.identity.role is Role.SEARCH and result.samples_per_s and len(hit) < 2:
+    def is_hit(spec: TrialSpec) -> bool:
+        runs = realistic(spec).samples_per_s is not None
+        if spec.identity.role is Role.SEARCH and runs and len(hit) < 2:
             hit.append(spec.identity.number)
-            return dataclasses.replace(result, disturbed=load)
-        return result
+        return spec.identity.number in hit
 
-    report = read_story(finished(tmp_path, behave))
+    report = read_story(finished(tmp_path, disturbing(is_hit)))
     said = [text for name, text in facts_of(report) if name == "disturbed"]
     assert said == [
-        f"trial {hit[0]}: {load}; trial {hit[1]} repeats it and counts instead",
-        f"trial {hit[1]}: {load}",
+        f"trial {hit[0]}: {LOAD}; trial {hit[1]} repeats it and counts instead",
+        f"trial {hit[1]}: {LOAD}",
     ]
-    assert load in shown(report).replace("\n", " ").replace("            ", "")
+    assert LOAD in shown(report).replace("\n", " ").replace("            ", "")
     frame = load_table(report.folder).set_index("trial")
-    assert frame.loc[hit, "disturbed"].tolist() == [load, load]
+    assert frame.loc[hit, "disturbed"].tolist() == [LOAD, LOAD]
     assert frame.loc[hit[1], "repeat_of"] == hit[0]
     assert [t["evidence"] for t in trials_of(report) if t["number"] == hit[1]] == [
-        f"disturbed: {load}"
+        f"disturbed: {LOAD}"
     ]
 
 
 def test_a_figure_says_how_many_of_its_runs_were_disturbed(tmp_path: Path) -> None:
-    def behave(spec: TrialSpec) -> TrialResult:
-        result = realistic(spec)
-        if (
-            spec.identity.role is Role.CONFIRM
-            and spec.identity.confirm_round == 1
-            and result.samples_per_s
-        ):
-            return dataclasses.replace(result, disturbed="load")
-        return result
-
-    report = read_story(finished(tmp_path, behave))
+    in_round_1 = disturbing(lambda spec: spec.identity.confirm_round == 1, slower=1.0)
+    report = read_story(finished(tmp_path, in_round_1))
     assert report.answer.best.n_disturbed == 1
     assert "3 runs, 1 disturbed" in dict(facts_of(report))["best"]
 
 
 def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
     """The answer and the rows name one trial of a candidate: the one that counts."""
-
-    def behave(spec: TrialSpec) -> TrialResult:
-        result = realistic(spec)
-        if (
-            result.samples_per_s
-            and spec.provenance.repeat_of is None
-            and spec.identity.role is not Role.CONFIRM
-        ):
-            return dataclasses.replace(ok(spec, 0.5 * result.samples_per_s), disturbed="load")
-        return result
-
-    report = read_story(finished(tmp_path, behave))
+    at_first = disturbing(
+        lambda s: s.provenance.repeat_of is None and s.identity.role is not Role.CONFIRM
+    )
+    report = read_story(finished(tmp_path, at_first))
     facts = dict(facts_of(report))
     assert facts["change"] != "-"
     assert "damaged" not in facts

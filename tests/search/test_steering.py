@@ -80,7 +80,6 @@ def test_the_best_is_found_sooner_than_by_tpe(tmp_path: Path) -> None:
         job = make(trials=16, study=name)
         lattice = lattice_of(job)
         study = Study(tmp_path, name)
-        study.trials_folder.mkdir(parents=True)
         fleet = run(study, job, steering(job, lattice) if its else None, lattice)
         ran = fleet.ran(Role.SEARCH)
         rates = [rate_of(s) if peak_of(s) <= 24 * GIB else 0.0 for s in ran]
@@ -107,7 +106,6 @@ def test_few_trials_run_out_of_memory(tmp_path: Path) -> None:
     def lost(name: str, its: bool) -> int:
         job = make(trials=12, study=name, memory_limit="18GiB")
         study = Study(tmp_path, name)
-        study.trials_folder.mkdir(parents=True)
         fleet = run(study, job, steering(job) if its else None)
         return sum(peak_of(s) > 18 * GIB for s in fleet.ran(Role.SEARCH))
 
