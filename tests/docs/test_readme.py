@@ -49,9 +49,9 @@ def test_what_you_get_tells_a_model_s_study_from_that_of_your_own_command() -> N
     assert "for your own command" in row
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([^)#]+)", README))
-def test_links_lead_somewhere(link: str) -> None:
-    assert (REPOSITORY / link).exists()
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)", README)
+    assert [link for link in links if not (REPOSITORY / link).exists()] == []
 
 
 @pytest.mark.real
