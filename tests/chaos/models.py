@@ -182,28 +182,6 @@ def fills_the_disk(loss):
                 return loss
 
 
-def leaves_a_daemon(loss):
-    """A child without its parent, session or environment; the trial ends well."""
-    told = str(_trial_file(LITTER))
-    _start_daemon(
-        f"import os, time; file = open({told!r} + '.new', 'w'); file.write(str(os.getpid())); "
-        f"file.close(); os.rename({told!r} + '.new', {told!r}); time.sleep(600)"
-    )
-    while not _trial_file(LITTER).exists():
-        time.sleep(0.01)
-    return loss
-
-
-def _start_daemon(script):
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.execve(sys.executable, [sys.executable, "-c", script], {})
-        os._exit(0)
-    os.waitpid(child, 0)
-
-
 def litters(loss):
     """Files where Python puts temporary ones."""
     folder = tempfile.mkdtemp(prefix="pymp-")
@@ -236,7 +214,6 @@ _ACTIONS = {
     "cut": cuts_its_report,
     "fill": fills_the_disk,
     "nospace": meets_a_full_disk,
-    "leavesdaemon": leaves_a_daemon,
     "litter": litters,
     "litterandkill": litters_and_is_killed,
 }

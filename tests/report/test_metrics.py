@@ -131,12 +131,6 @@ def test_what_is_not_known_is_absent() -> None:
     assert len(phases) == len(Phase)
 
 
-def test_labels_are_escaped() -> None:
-    text = render((), name='a"b\\c\nd')
-    assert 'study="a\\"b\\\\c\\nd"' in text
-    parsed(text)
-
-
 def test_prometheus_own_parser_reads_it(study: Study) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     families = list(parser.text_string_to_metric_families(render(study.trials(), name='x"\\\n')))
