@@ -13,7 +13,7 @@ GPU    ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-thorough check lint chaos fuzz format install extensions versions examples docs docs-serve gpu-wheels gpu-accept gpu-offline record keys constructors clean
+.PHONY: demo test test-thorough bless check lint chaos fuzz format install extensions versions examples docs docs-serve gpu-wheels gpu-accept gpu-offline record keys constructors clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -40,7 +40,7 @@ lint: install
 
 # CI runs a short form of both among the tests. With flags `chaos` only injects, and without both
 # run whatever comes of the first. A full run is recorded by room:
-# `make chaos CHAOS='--room retries --record results/recorded/chaos/retries.json'`.
+# `make chaos CHAOS='--room trials --record results/recorded/chaos/trials.json'`.
 chaos: extensions  ## faults for trials and coordinators; without flags also broken files
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.run $(CHAOS); injected=$$?; \
 	$(if $(CHAOS),,$(RUN_FUZZ) &&) exit $$injected
@@ -55,6 +55,9 @@ docs: install  ## the documentation as a site, in build/site; a broken link ends
 
 docs-serve: install  ## the same, on loopback, built again as you write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+bless: extensions  ## writes the frozen words and files anew; read the diff
+	AUTOTUNE_WRITE_GOLDEN=1 $(BIN)/python -m pytest -q $(shell grep -rl --include='*.py' 'snapshots\.check' tests)
 
 format: install
 	$(BIN)/ruff check --fix .

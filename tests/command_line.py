@@ -59,8 +59,6 @@ class _Forker:
 
     def __call__(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run one command."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())

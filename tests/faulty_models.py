@@ -104,14 +104,6 @@ class _LeaksAndForgets(_Tiny):
         return loss * (1 + 0.001 * self.n_forwards)
 
 
-class _ClimbsWhenMany(_Tiny):
-    """Its loss is right and its gradient is not, with more than one sample at a time."""
-
-    def forward(self, input_ids, labels):
-        loss = super().forward(input_ids, labels)
-        return loss if len(input_ids) == 1 else 2 * loss.detach() - loss
-
-
 def tells_environment():
     """Answers by its error what a rank finds in its environment."""
     raise ValueError(f"MALLOC_TRIM_THRESHOLD_ is {os.environ.get('MALLOC_TRIM_THRESHOLD_')}")
@@ -127,6 +119,5 @@ tiny, hangs, is_killed, turns_nan, raises, hoards, hoards_on_device = (
     _Hoards,
     _HoardsOnDevice,
 )
-climbs_when_many = _ClimbsWhenMany
 hangs_on_every_rank = _HangsOnEveryRank
 raises_when_watched, is_killed_when_watched = _RaisesWhenWatched, _IsKilledWhenWatched

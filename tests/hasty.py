@@ -5,6 +5,7 @@ trial measures for up to ten seconds, as its interval does not get narrow before
 """
 
 import dataclasses
+import os
 from pathlib import Path
 
 from autotune.search import trial_spec
@@ -12,13 +13,15 @@ from autotune.search import trial_spec
 HASTY = str(Path(__file__))
 """What Python runs where nothing of this tree is to be on the path of what is started."""
 
-_BUDGET_S = 1.0
+BUDGET_ENV = "AUTOTUNE_HASTY_BUDGET_S"
+"""Seconds that a trial measures for; 1 if it is not set."""
 
 
 def hurry() -> None:
     """Make the trials of this process short; before what makes them is imported."""
+    budget_s = float(os.environ.get(BUDGET_ENV, "1"))
     for name in ("MEASURE", "WARM_MEASURE", "CONFIRM_MEASURE"):
-        measure = dataclasses.replace(getattr(trial_spec, name), budget_s=_BUDGET_S)
+        measure = dataclasses.replace(getattr(trial_spec, name), budget_s=budget_s)
         setattr(trial_spec, name, measure)
 
 

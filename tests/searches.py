@@ -117,10 +117,7 @@ def check_all_measured(study: Study, trials: Sequence[Trial]) -> None:
     Another one may be stopped early: it is clearly slower.
     """
     answer = answer_of(study.read_state(), study)
-    assert answer is not None
-    assert answer.best is not None
     for trial in trials:
-        assert trial.result is not None
         assert trial.result.outcome.is_measured, trial.result.evidence
         identity = trial.spec.identity
         if identity.role is Role.BASELINE or identity.number == answer.best.trial:

@@ -54,7 +54,6 @@ def test_sound_facts_are_read(study: Study) -> None:
         assert read(facts) is not None
     assert environment_at(facts, 0) == environment_of(facts)
     answer = answer_of(facts, study)
-    assert answer is not None
     assert json.loads(json.dumps(answer.to_dict())) == facts["answer"], (
         "from the loop to the disk and back"
     )

@@ -3,21 +3,16 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from autotune.app.exports import export_study, find_chosen
-from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.export.readme import with_claim
 from autotune.record.study import Study
-from tests.report.test_terminal import finished
-from tests.search.scripted import ENVIRONMENT, JOB
+from tests.report.test_terminal import exportable
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
-    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
-    study.job_file.write_text(yaml.safe_dump(JOB))
-    return study
+    return exportable(tmp_path / "results")
 
 
 def unproven(study: Study, *, ratio: float | None) -> tuple[int, int]:

@@ -5,13 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from autotune.app.exports import export_study
 from autotune.base.errors import StudyError
 from autotune.base.templates import Templates
 from autotune.contract import TrialResult, TrialSpec
-from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.record.answer import Speedup
 from autotune.record.study import Study
 from autotune.record.table import load_table
@@ -19,9 +17,9 @@ from autotune.report.page.charts import losses
 from autotune.report.page.page import render_page
 from autotune.report.story import read_story
 from autotune.report.terminal.markdown import render_markdown
-from tests.report.test_terminal import finished, shown
+from tests.report.test_terminal import exportable, shown
 from tests.report.told import facts_of
-from tests.search.scripted import ENVIRONMENT, JOB, ok, rate_of
+from tests.search.scripted import ok, rate_of
 
 COURSE = [10.0 - 0.05 * step for step in range(30)]
 
@@ -36,20 +34,11 @@ def drifts(spec: TrialSpec) -> TrialResult:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    study = finished(
-        tmp_path_factory.mktemp("results"),
-        drifts,
-        engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT),
-        trials=32,
-    )
-    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
-    return study
+    return exportable(tmp_path_factory.mktemp("results"), drifts, trials=32)
 
 
 def drifted_trial(study: Study) -> int:
     answer = read_story(study).answer
-    assert answer is not None
-    assert answer.drifted is not None
     return answer.drifted.standing.trial
 
 
@@ -76,7 +65,6 @@ def test_a_baseline_that_noise_may_have_kept_first_says_what_was_missed(
     study: Study, high: float, missed: str
 ) -> None:
     report = read_story(study)
-    assert report.answer is not None
     noisy = dataclasses.replace(
         report.answer,
         best=report.answer.baseline,
@@ -111,12 +99,8 @@ def test_where_nothing_else_passes_the_baseline_is_handed_out(tmp_path: Path) ->
         losses = COURSE if stage == 0 else [10.0] * 30
         return dataclasses.replace(ok(spec, (1 + stage) * rate_of(spec)), losses=losses)
 
-    study = finished(
-        tmp_path / "results", all_drift, engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT)
-    )
-    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    study = exportable(tmp_path / "results", all_drift)
     report = read_story(study)
-    assert report.answer is not None
     assert report.answer.best == report.answer.baseline
     facts = dict(facts_of(report))
     assert facts["guard"] == "pass: it is the baseline itself"
@@ -126,7 +110,6 @@ def test_where_nothing_else_passes_the_baseline_is_handed_out(tmp_path: Path) ->
     figures = json.loads((tmp_path / "out" / "figures.json").read_text())["figures"]
     assert figures["trial"] == report.baseline_trial
     drawn = losses(report)
-    assert drawn is not None
     assert {key.text for key in drawn.keys} == {"allowed", "baseline", "drifted"}
 
 

@@ -1,7 +1,6 @@
 """What is known of a user's own command before it has run."""
 
 import dataclasses
-import io
 import json
 import math
 import os
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from autotune.app.diagnose import diagnose
 from autotune.app.exports import export_study, patch_study
@@ -46,6 +44,7 @@ from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from tests.jobs import CPU
 from tests.observed import RAW, TRAINER, observed
+from tests.report.told import printed
 
 
 def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(
@@ -287,10 +286,8 @@ def test_a_plan_names_the_length_of_samples_that_have_one(
     session = open_command_session(
         command, {"study": "own"}, results=tmp_path / "results", note=print
     )
-    console = Console(file=io.StringIO(), width=200)
-    print_plan(console, plan_search(session, fresh=False), reasons=False)
-    assert isinstance(console.file, io.StringIO)
-    assert said in console.file.getvalue()
+    plan = plan_search(session, fresh=False)
+    assert said in printed(print_plan, plan, width=200, reasons=False)
 
 
 @pytest.mark.usefixtures("launchers")

@@ -105,57 +105,50 @@ def test_what_an_example_trains_is_read_off_it(
     assert not (EXAMPLES / example / "output").exists(), "a trial leaves nothing"
 
 
-@pytest.mark.parametrize(
-    ("example", "command", "by_arguments"),
-    [
-        # A Trainer, and with LoRA: `examples/lora` would answer the same.
-        (
-            "trl",
-            (*("accelerate", "launch", "--config_file", "accelerate.yaml"), *TRL),
-            {"attention", "optimizer.implementation", "micro_batch"},
-        ),
-        ("deepspeed_dict", (*TORCHRUN, "train.py"), set()),
-    ],
-    ids=["trl", "deepspeed_dict"],
-)
-def test_an_edited_candidate_runs_as_it_was_asked(
-    tmp_path: Path,
-    example: str,
-    command: tuple[str, ...],
-    by_arguments: set[str],
-) -> None:
-    """In its own trial; then the search is ended. `make examples` runs whole ones."""
+def edited_in(results: Path) -> list[TrialResult]:
+    """Runs of an edited candidate that were measured."""
+    ended = ended_in(results)
+    own = [trial.spec.identity.knobs for trial, _ in ended[:1]]
+    return [
+        result
+        for trial, result in ended
+        if trial.spec.identity.knobs not in own and result.outcome.is_measured
+    ]
+
+
+def search_until_edited(command: tuple[str, ...], folder: Path, results: Path) -> str:
+    """Search until an edited candidate has run as it was asked, then end it; what it printed.
+
+    `make examples` runs whole searches.
+    """
     flags = ("--trials", "1", "--no-diagnose", "--guard-steps", "0")
-    search = start("search", command, EXAMPLES / example, tmp_path, *flags)
-
-    def edited() -> list[TrialResult]:
-        """Runs of an edited candidate that were measured."""
-        ended = ended_in(tmp_path)
-        own = [trial.spec.identity.knobs for trial, _ in ended[:1]]
-        return [
-            result
-            for trial, result in ended
-            if trial.spec.identity.knobs not in own and result.outcome.is_measured
-        ]
-
+    search = start("search", command, folder, results, *flags)
     try:
         wait_until(
-            lambda: search.poll() is not None or edited(),
+            lambda: search.poll() is not None or edited_in(results),
             "the edited candidate has run",
             LONGEST_S,
         )
     finally:
         search.send_signal(signal.SIGINT)
-    _, stderr = search.communicate(timeout=LONGEST_S)
+    stdout, stderr = search.communicate(timeout=LONGEST_S)
     assert search.returncode in (0, 3, ExitCode.INTERRUPTED), stderr
-    ways = reach_of(observed_in(tmp_path)).ways
-    assert by_arguments <= {name for name, way in ways.items() if way == "arguments"}
-    _, own = ended_in(tmp_path)[0]
+    _, own = ended_in(results)[0]
     assert own.outcome.is_measured
-    assert edited(), [result.evidence for _, result in ended_in(tmp_path)]
-    assert not any(result.differences for result in edited())
-    assert (EXAMPLES / example / "train.py").is_file()
-    assert not (EXAMPLES / example / "out").exists(), "a trial leaves nothing"
+    assert edited_in(results), [result.evidence for _, result in ended_in(results)]
+    assert not any(result.differences for result in edited_in(results))
+    return stdout + stderr
+
+
+def test_an_edited_candidate_runs_as_it_was_asked(tmp_path: Path) -> None:
+    """A Trainer, and with LoRA: `examples/lora` would answer the same."""
+    launch = ("accelerate", "launch", "--config_file", "accelerate.yaml")
+    search_until_edited((*launch, *TRL), EXAMPLES / "trl", tmp_path)
+    ways = reach_of(observed_in(tmp_path)).ways
+    by_arguments = {name for name, way in ways.items() if way == "arguments"}
+    assert by_arguments >= {"attention", "optimizer.implementation", "micro_batch"}
+    assert (EXAMPLES / "trl" / "train.py").is_file()
+    assert not (EXAMPLES / "trl" / "out").exists(), "a trial leaves nothing"
 
 
 def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> None:
@@ -213,7 +206,10 @@ def test_what_cannot_be_measured_says_why_and_what_helps(
 def test_a_secret_of_a_command_stands_in_private_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a flag, an address, a variable and what the script prints; the export still runs."""
+    """In a flag, an address, a variable and what the script prints, whatever else it is asked.
+
+    It hands DeepSpeed a dict, of which a candidate is edited; its export still runs.
+    """
     flag, word, core = "swordfish-7-blue", "open-sesame-4", "Zq7xV2mK9pLw" * 3
     begin = ("hf_", "ghp_", "github_pat_", "sk-proj-", "xoxb-", "AIza", "glpat-", "npm_")
     printed = [*(start + core for start in begin), "AKIA" + core.upper(), f"eyJhbGciOiJI.{core}"]
@@ -236,18 +232,16 @@ def test_a_secret_of_a_command_stands_in_private_files_alone(
     script.write_text(begins + text, encoding="utf-8")
     arguments = ("--note", flag, f"--store=https://me:{word}@host/data")
     results, out = tmp_path / "results", tmp_path / "out"
-    ran = run("diagnose", (*TORCHRUN, "train.py", *arguments), script.parent, results)
-    assert ran.returncode == 0, ran.stderr
+    said = search_until_edited((*TORCHRUN, "train.py", *arguments), script.parent, results)
     (study,) = [folder.name for folder in results.iterdir()]
     for verb in (("report", "--html", "report.html"), ("export", "--trial", "0", "--out", out)):
         called = [sys.executable, "-m", "autotune", *verb, "--study", study, "--results", results]
         done = subprocess.run(called, cwd=script.parent, capture_output=True, text=True)
-        ran.stdout += done.stdout
-        ran.stderr += done.stderr
+        said += done.stdout + done.stderr
         assert done.returncode == 0, done.stderr
 
     secrets = (flag, word, *variables.values(), *printed)
-    assert not [secret for secret in secrets if secret in ran.stdout + ran.stderr]
+    assert not [secret for secret in secrets if secret in said]
     private, open_files = set(), []
     for file in (*results.rglob("*"), *out.rglob("*"), script.parent / "report.html"):
         if file.is_file() and any(secret.encode() in file.read_bytes() for secret in secrets):

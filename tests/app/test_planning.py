@@ -1,13 +1,12 @@
 """`plan` and `explain` for fleets that nobody has here: ranks, what-ifs, errors, exports."""
 
 import dataclasses
-import io
+import functools
 import json
 import re
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from autotune.app.planning import export_ranked, open_outlook
 from autotune.base.errors import ExitCode, JobError
@@ -23,6 +22,7 @@ from autotune.planning.ranking import rank_lattice
 from autotune.report.candidates.explained import estimate_as_dict, print_estimate
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.command_line import autotune
+from tests.report import told
 
 FLAGS = {
     "model": "llama-3-8b",
@@ -239,7 +239,6 @@ def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
     assert (found.place, found.n_ranked) == (choices.rank(index), len(choices))
     assert found.fit_probability < 0.5
     change = found.cheapest_fit
-    assert change is not None
     assert change.fit_probability >= min_fit
     assert not change.violations
     fitting = [n for n in found.neighbours if not n.violations and n.fit_probability >= min_fit]
@@ -262,7 +261,6 @@ def test_a_refused_candidate_names_the_rule_and_a_change_that_is_legal(outlook):
     assert "batch.product" in {violation.rule for violation in found.violations}
     assert not found.is_in_lattice
     assert found.n_ranked > len(rank_lattice(outlook).choices)
-    assert found.cheapest_legal is not None
     assert not found.cheapest_legal.violations
 
 
@@ -278,10 +276,7 @@ def small(tmp_path, wishes=None, **flags):
     return open_outlook(None, keys, wishes or FleetWishes(gpu="H100"))
 
 
-def printed(show, found, **more):
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    show(console, found, **more)
-    return console.file.getvalue()
+printed = functools.partial(told.printed, width=200)
 
 
 def test_nothing_of_this_machine_decides_for_another(tmp_path, monkeypatch):
@@ -347,8 +342,8 @@ def test_a_batch_that_not_all_ranks_share_is_told_with_the_one_that_they_do(
     tmp_path, batch, nearest
 ):
     found = rank_lattice(small(tmp_path, model="llama-3.2-1b", global_batch=batch))
-    told = printed(print_ranking, found, top=1)
-    assert ("as data; with --global-batch" in told) == (nearest is not None)
+    text = printed(print_ranking, found, top=1)
+    assert ("as data; with --global-batch" in text) == (nearest is not None)
     if nearest is not None:
         data = ranking_as_dict(found, [1])["other_batch"]
         assert data["flags"] == found.other_batch.flags == f"--global-batch {nearest}"
@@ -364,8 +359,8 @@ def test_a_mixture_at_stage_3_is_told_what_spreads_its_experts(tmp_path):
     assert [each.flags for each in found.spread_experts] == ["--space moe", "--engine megatron"]
     data = ranking_as_dict(found, [1])["spread_experts"]
     assert min(each["speedup"] for each in data) > 1.3
-    told = " ".join(printed(print_ranking, found, top=1).split())
-    assert all(f"with {each.flags}, {each.described} is" in told for each in found.spread_experts)
+    text = " ".join(printed(print_ranking, found, top=1).split())
+    assert all(f"with {each.flags}, {each.described} is" in text for each in found.spread_experts)
     spread = rank_lattice(open_outlook(None, {**keys, "space": "moe"}, there))
     assert spread.spread_experts == ()
     first = ranking_as_dict(spread, [1])["candidates"][0]

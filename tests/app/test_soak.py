@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from autotune import cli
 from autotune.app import soak as app
@@ -28,17 +27,15 @@ from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
-from tests.report.test_terminal import finished
+from tests.report.test_terminal import exportable
 from tests.report.told import facts_of
-from tests.search.scripted import ENVIRONMENT, JOB, Behaviour, candidate, fault, make
+from tests.search.scripted import ENVIRONMENT, Behaviour, candidate, fault, make
 from tests.search.test_soak import SoakFleet, steady
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
-    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
-    study.job_file.write_text(yaml.safe_dump(JOB))
-    return study
+    return exportable(tmp_path / "results")
 
 
 @pytest.fixture
@@ -149,7 +146,6 @@ def test_a_soak_that_is_too_short_to_judge_is_not_called_failed(
     assert "soak too short to know: 0.6 minutes, 36 steps" in said
     assert "not known first half: whether memory grows is not known: 2 samples" in said
     found = read_soak(study.folder)
-    assert found is not None
     assert (found.passed, found.too_short) == (False, True)
     readme = (study.best_folder / "README.md").read_text()
     assert "(`autotune soak`) too short to know: 0.6 minutes" in readme
@@ -174,7 +170,6 @@ def test_an_export_is_soaked_where_it_lies(study: Study, machine, tmp_path: Path
     export_study(study, out, to="deepspeed", trial=None)
     fleet = machine()
     found = app.soak_export(out, minutes=2.0, note=lambda _: None)
-    assert found is not None
     assert found.passed
     assert read_soak(out) == found
     (theirs,) = [t.spec for t in study.trials() if t.spec.identity.number == best_of(study)]
@@ -288,8 +283,7 @@ def test_a_place_that_only_answers_is_refused_whatever_its_devices_are(study: St
 
 
 def test_a_study_without_a_best_is_refused(tmp_path: Path, machine):
-    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
-    study.job_file.write_text(yaml.safe_dump(JOB))
+    study = exportable(tmp_path / "results")
     study.write_state({**study.read_state(), "answer": None})
     with pytest.raises(StudyError, match="has not found a best configuration"):
         soak(study)

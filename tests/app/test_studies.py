@@ -16,14 +16,13 @@ from autotune.app.exports import export_study, find_chosen
 from autotune.app.studies import find_study, locate, state_of, studies
 from autotune.base.errors import StudyError
 from autotune.contract import Origin
-from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.record.study import Study
 from autotune.record.table import schema_of
 from autotune.report.story import read_story
 from autotune.report.verdict import verdict_of
-from tests.report.test_terminal import finished
+from tests.report.test_terminal import exportable, finished
 from tests.report.wide import varied
-from tests.search.scripted import ENVIRONMENT, JOB
+from tests.search.scripted import JOB
 
 SCHEMA = schema_of(DEFAULT_ENGINE)
 
@@ -84,8 +83,7 @@ def test_importing_autotune_stays_light() -> None:
 def test_where_figures_come_from_is_asked_once_before_they_are_handed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, origin: Origin
 ) -> None:
-    study = finished(tmp_path, engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
-    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    study = exportable(tmp_path)
     asked: list[object] = []
 
     def origin_of(facts: object) -> Origin:
@@ -112,9 +110,8 @@ def test_where_figures_come_from_is_asked_once_before_they_are_handed_out(
 def test_figures_of_another_configuration_are_not_handed_out(
     tmp_path: Path, edit: dict[str, object], words: str
 ) -> None:
-    study = finished(tmp_path, engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
+    study = exportable(tmp_path)
     (study.folder / "base.json").write_text('{"gradient_clipping": 0.5}', encoding="utf-8")
-    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
     assert find_chosen(study, trial=None).handout.job.seq_len == 64
     study.job_file.write_text(yaml.safe_dump(JOB | edit), encoding="utf-8")
     for trial in (None, 0):
@@ -152,7 +149,6 @@ def test_status_and_report_say_the_same_of_a_search_that_runs(tmp_path: Path) ->
     finally:
         study.unlock()
     leading = report.leading_row
-    assert leading is not None
     assert leading.rate < fastest.rate
     assert (state.best_samples_per_s, state.speedup) == (leading.rate, None)
     verdict = verdict_of(report)

@@ -1,12 +1,10 @@
 """`estimate --trace`: traced memory beside the analytic one, and models that only it can see."""
 
 import dataclasses
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from autotune.app.planning import open_outlook
 from autotune.base.errors import ExitCode, JobError
@@ -16,6 +14,7 @@ from autotune.report.candidates.traced import print_traced, traced_as_dict
 from autotune.tracing import trace_candidate
 from autotune.tracing.moments import StepPhase
 from tests.command_line import autotune
+from tests.report import told
 
 FLAGS = {"model": "tiny-llama", "seq_len": 128, "global_batch": 8, "world": 2}
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -44,9 +43,7 @@ def test_traced_and_analytic_stand_beside_each_other(found):
 
 
 def printed(found) -> str:
-    console = Console(file=io.StringIO(), width=100)
-    print_traced(console, found)
-    return " ".join(console.file.getvalue().split())
+    return " ".join(told.printed(print_traced, found, width=100).split())
 
 
 def test_the_terminal_has_both_figures_and_says_how(found):

@@ -332,7 +332,6 @@ def check_damaged(search: Search, number: int, said: str) -> None:
     others = {n: digest for n, digest in digests(search.study).items() if n != number}
     history = resume(search, others)
     (lost,) = [t.result for t in history.trials if t.spec.identity.number == number]
-    assert lost is not None
     must(lost.outcome is Outcome.LOST, f"{lost.outcome}: {lost.evidence}")
     must(said in lost.evidence, f"evidence: {lost.evidence!r}")
     must(result.with_name("result.json.damaged").read_bytes() == damaged, "it was not kept")

@@ -1,4 +1,4 @@
-"""Faults of files: no files where files belong, paths that others have prepared, odd names."""
+"""Faults of files: paths that others have prepared, odd names."""
 
 import contextlib
 import functools
@@ -17,16 +17,13 @@ from autotune.base.files import write_text
 from autotune.cost.knowledge import keep_lessons
 from autotune.engines.deepspeed import extensions
 from autotune.export.door import write_export
-from autotune.job import model
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.trial.prebuilt import BUILT_FILE
-from tests.chaos import fuzz
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, must
 from tests.chaos.invariants import check_record, digests
 from tests.chaos.mutations import NO_FILES
-from tests.chaos.readers import make_readers
 from tests.report.diagnosed import diagnosed
 from tests.report.test_terminal import finished
 
@@ -52,12 +49,6 @@ ODD_NAMES = {
 
 def faults() -> Iterator[Fault]:
     """All of them."""
-    for kind in NO_FILES:
-        yield Fault(
-            name=f"no file: {kind}, for every reader",
-            inject=functools.partial(_no_file, kind),
-            in_short=kind == "a pipe",
-        )
     for name, spelled in ODD_NAMES.items():
         yield Fault(
             name=f"odd name: {name}",
@@ -98,14 +89,6 @@ _PREPARED_OUTPUTS: dict[str, Callable[[Path, Path], object]] = {
 
 def _needs_root() -> str:
     return "" if os.getuid() == 0 else "only root makes files of others"
-
-
-def _no_file(kind: str, ground: Ground) -> None:
-    """Every reader answers what is no file, and none waits."""
-    with mock.patch.object(model, "_probe", model._probe):
-        readers = make_readers(ground.folder())
-        failed = [said for reader in readers if (said := fuzz.spoilt(reader, kind)[1])]
-    must(not failed, "; ".join(failed))
 
 
 def _odd_name(name: str, ground: Ground) -> None:

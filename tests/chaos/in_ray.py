@@ -1,15 +1,14 @@
-"""Faults of a Ray cluster: actors, nodes and the head that die under a trial or a search.
+"""Faults of a Ray cluster under a trial or a search: an actor stops, a node or the head is lost.
 
-Trials take a rank on each of two nodes. Whatever dies, the trial blames the platform, nothing of
-it stays, and the next one trains where it can.
+An actor or a coordinator that is killed is for `tests/fleet/transports/test_ray.py`. Trials take a
+rank on each of two nodes. Whatever dies, the trial blames the platform, nothing of it stays, and
+the next one trains where it can.
 """
 
 import contextlib
 import functools
 import itertools
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import psutil
 import pytest
 
 from autotune.base.errors import ExitCode, FleetError
-from autotune.contract import Outcome
 from autotune.fleet.node.processes import processes_of
 from autotune.fleet.options import NO_OPTIONS
 from autotune.fleet.transports.ray import RayDriver, RayTransport
@@ -95,40 +93,29 @@ def cluster_of(ground: Ground) -> Cluster:
 def faults() -> Iterator[Fault]:
     """All of them."""
     for place in _PLACES:
-        for name in ("n0", "n1"):
-            yield _fault(
-                f"actor of Ray killed: in {place}, on {name}",
-                functools.partial(_actor_lost, psutil.Process.kill, place, name),
-            )
-        yield _fault(
-            f"actor of Ray stopped: in {place}",
-            functools.partial(_actor_lost, psutil.Process.suspend, place, "n1"),
-        )
+        yield _fault(f"actor of Ray stopped: in {place}", functools.partial(_actor_stopped, place))
         yield _fault(f"node of Ray lost: in {place}", functools.partial(_node_lost, place))
         yield _fault(f"head of Ray lost: in {place}", functools.partial(_head_lost, place))
     yield _fault("node of Ray lost: under a search", _search_loses_node)
     yield _fault("head of Ray lost: under a search, which another one resumes", _search_loses_head)
-    yield _fault("coordinator on Ray killed: another one goes on", _search_killed)
 
 
 def _fault(name: str, inject: Callable[[Ground], None]) -> Fault:
     return Fault(name=name, inject=inject, needs=lacks_for_ray)
 
 
-def _actor_lost(
-    end: Callable[[psutil.Process], None], place: str, name: str, ground: Ground
-) -> None:
+def _actor_stopped(place: str, ground: Ground) -> None:
     cluster = cluster_of(ground)
     with cluster.gangs() as gangs:
         trial = gangs.hang(place)
-        actor = cluster.actor_of(trial.folder, name)
-        end(actor)
+        actor = cluster.actor_of(trial.folder, "n1")
+        actor.suspend()
         try:
             result = gangs.ends_by_the_platform(trial)
         finally:
             with contextlib.suppress(psutil.Error):
                 actor.kill()
-        must(name in result.evidence, f"it does not name the node: {result.evidence}")
+        must("n1" in result.evidence, f"it does not name the node: {result.evidence}")
         wait_until(lambda: not processes_of(trial.folder), "ranks are left")
         gangs.wait(lambda: not gangs.fleet.absent(), "the node is not taken back")
         gangs.trains()
@@ -212,16 +199,3 @@ def _search_loses_head(ground: Ground) -> None:
         wait_until(lambda: not processes_of(search.study.folder), "ranks are left")
     ground.forget("ray")
     _answers(search, _flags(cluster_of(ground)))
-
-
-def _search_killed(ground: Ground) -> None:
-    cluster, search = cluster_of(ground), Search(ground.folder())
-    process = search.start(*_flags(cluster))
-    wait_until(search.is_under_way, "a rank runs")
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    cluster.check()
-    _answers(search, _flags(cluster))
-    first = search.study.trials()[0].result
-    must(first is not None and first.outcome is Outcome.LOST, f"the first: {first}")
-    cluster.check()

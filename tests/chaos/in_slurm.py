@@ -1,21 +1,16 @@
-"""Faults of Slurm: jobs that end, nodes that fail, daemons that die under a trial.
+"""Faults of Slurm under a trial: its step ends, its controller is away.
 
-Trials take two ranks on two nodes of an allocation. Whatever ends it, the trial blames the
-platform, the fleet says which job and why, nothing stays on any node, and the next allocation
-trains on.
+Trials take two ranks on two nodes of an allocation, and nothing stays on any node after them. Jobs
+that end and nodes that fail are for `tests/fleet/transports/test_slurm.py`.
 """
 
 import contextlib
 import functools
-import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from autotune.base.errors import ExitCode, FleetError
 from autotune.contract import Outcome
 from autotune.fleet.options import NO_OPTIONS
 from autotune.fleet.transports.slurm import SlurmTransport
@@ -23,7 +18,6 @@ from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, must
 from tests.chaos.gangs import Gangs, new_records
 from tests.clusters.slurm import SlurmCluster, lacks_for_slurm, slurm_cluster
-from tests.searches import Search
 from tests.trials import wait_until
 
 _PLACES = ("build", "first", "forward", "optimizer")
@@ -81,76 +75,15 @@ def cluster_of(ground: Ground) -> Cluster:
     return found
 
 
-_ENDS = {
-    "job of Slurm cancelled": ("scancel {job}", "CANCELLED"),
-    "job of Slurm requeued": ("scontrol requeue {job}", "requeued"),
-    "job of Slurm preempted": (
-        "sbatch --parsable -p high -N3 --output=/dev/null --wrap=true",
-        "PREEMPTED",
-    ),
-    "first node of a job down": (
-        "scontrol update nodename=n0 state=down reason=test",
-        "NODE_FAIL",
-    ),
-}
-"""What ends an allocation, and the word that the fleet has to say of it."""
-
-
 def faults() -> Iterator[Fault]:
     """All of them."""
-    for subject, (command, word) in _ENDS.items():
-        for place in _PLACES:
-            yield _fault(
-                f"{subject}: in {place}",
-                functools.partial(_ended, command, word, place),
-            )
     for place in _PLACES:
-        yield _fault(f"slurmd killed: in {place}", functools.partial(_daemon_killed, place))
         yield _fault(f"step of Slurm cancelled: in {place}", functools.partial(_step_ends, place))
     yield _fault("slurmctld killed: started again under a trial", _controller_restarted)
-    yield _fault("search that asked Slurm for nodes killed: its job ends", _search_killed)
-    yield _fault("job of a search cancelled: while a trial runs", _search_cancelled)
 
 
 def _fault(name: str, inject: Callable[[Ground], None]) -> Fault:
     return Fault(name=name, inject=inject, needs=lacks_for_slurm)
-
-
-def _ended(command: str, word: str, place: str, ground: Ground) -> None:
-    cluster = cluster_of(ground)
-    is_requeued = "requeue" in command
-    with cluster.gangs("-N2", "--requeue" if is_requeued else "--no-requeue") as (gangs, job):
-        trial = gangs.hang(place)
-        cluster.slurm.run(*command.format(job=job).split())
-        gangs.ends_by_the_platform(trial)
-        said = ""
-        try:
-            gangs.fleet.capacity(2)
-        except FleetError as error:
-            said = error.message
-        must(
-            f"job {job} of Slurm" in said and word in said, f"the fleet says: {said or 'nothing'}"
-        )
-        if "state=down" in command:
-            cluster.slurm.mend(0)
-    with cluster.gangs("-N2") as (gangs, _):
-        gangs.trains()
-
-
-def _daemon_killed(place: str, ground: Ground) -> None:
-    """Of a job that outlives its nodes: the search goes on with the others."""
-    cluster = cluster_of(ground)
-    with cluster.gangs("-N3", "--no-kill") as (gangs, _):
-        trial = gangs.hang(place)
-        cluster.slurm.kill_daemon(1)
-        try:
-            result = gangs.ends_by_the_platform(trial)
-            must("n1" in result.evidence, f"it does not name the node: {result.evidence}")
-            must([*gangs.fleet.absent()] == ["n1"], f"left out: {gangs.fleet.absent()}")
-            sound = gangs.trains()
-            must(sound.devices == ["n0:0", "n2:0"], f"it ran on {sound.devices}")
-        finally:
-            cluster.slurm.start_daemon(1)
 
 
 def _step_ends(place: str, ground: Ground) -> None:
@@ -179,40 +112,3 @@ def _controller_restarted(ground: Ground) -> None:
         cluster.slurm.start_controller()
         cluster.slurm.wait_until(lambda: cluster.slurm.jobs() == [job], "the job is known again")
         gangs.trains()
-
-
-def _search(folder: Path) -> tuple[Search, list[str]]:
-    flags = ["--fleet", "slurm:-N2 -t 10", "--trials", "1", "--no-diagnose", "--budget", "40s"]
-    return Search(folder), flags
-
-
-def _search_killed(ground: Ground) -> None:
-    cluster, folder = cluster_of(ground), ground.folder()
-    search, flags = _search(folder)
-    process = search.start(*flags)
-    wait_until(search.is_under_way, "a rank runs")
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    cluster.check()
-    code, stdout, stderr = search.run(*flags)
-    must(code == 0, f"exit code {code}: {stderr[-500:]}")
-    must(json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0, "no answer")
-    first = search.study.trials()[0].result
-    must(first is not None and first.outcome is Outcome.LOST, f"the first: {first}")
-    cluster.check()
-
-
-def _search_cancelled(ground: Ground) -> None:
-    cluster, folder = cluster_of(ground), ground.folder()
-    search, flags = _search(folder)
-    process = search.start(*flags)
-    wait_until(search.is_under_way, "a rank runs")
-    (job,) = cluster.slurm.jobs()
-    cluster.slurm.run("scancel", job)
-    _, stderr = process.communicate(timeout=300)
-    must(process.returncode == ExitCode.FLEET_UNAVAILABLE, f"exit code {process.returncode}")
-    must(f"job {job} of Slurm has ended" in " ".join(stderr.split()), stderr[-500:])
-    cluster.check()
-    code, _, stderr = search.run(*flags)
-    must(code == 0, f"exit code {code}: {stderr[-500:]}")
-    cluster.check()

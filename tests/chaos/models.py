@@ -4,7 +4,6 @@ Ranks import this, never the suite itself. The last rank is the victim; the othe
 """
 
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -16,9 +15,7 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from autotune.contract import PARENT_ENV, RANKS_DIR, SPEC_FILE, STDERR_FILE, TRIAL_ENV
-from autotune.trial.variables import CORES_ENV
-from tests.chaos.false_clock import JUMPS_S, set_clock
+from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV
 from tests.chaos.faults import HANGING, LITTER, LOG_BYTES
 from tests.faulty_models import VOCAB
 
@@ -146,16 +143,6 @@ def waits_for_data(loss):
     return loss
 
 
-def _sets_the_clock(jump):
-    """What a time service, or somebody at the machine, does."""
-
-    def act(loss):
-        set_clock(jump)
-        return loss
-
-    return act
-
-
 def logs(loss):
     """A gigabyte in one line; the file has a hole, which a reader does not notice."""
     sys.stderr.flush()
@@ -195,28 +182,6 @@ def fills_the_disk(loss):
                 return loss
 
 
-def leaves_a_daemon(loss):
-    """A child without its parent, session or environment; the trial ends well."""
-    told = str(_trial_file(LITTER))
-    _start_daemon(
-        f"import os, time; file = open({told!r} + '.new', 'w'); file.write(str(os.getpid())); "
-        f"file.close(); os.rename({told!r} + '.new', {told!r}); time.sleep(600)"
-    )
-    while not _trial_file(LITTER).exists():
-        time.sleep(0.01)
-    return loss
-
-
-def _start_daemon(script):
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.execve(sys.executable, [sys.executable, "-c", script], {})
-        os._exit(0)
-    os.waitpid(child, 0)
-
-
 def litters(loss):
     """Files where Python puts temporary ones."""
     folder = tempfile.mkdtemp(prefix="pymp-")
@@ -244,13 +209,11 @@ _ACTIONS = {
     "lock": waits_for_a_lock,
     "compiler": waits_for_a_compiler,
     "data": waits_for_data,
-    **{f"clock{jump}": _sets_the_clock(jump) for jump in JUMPS_S},
     "log": logs,
     "reallog": logs_really,
     "cut": cuts_its_report,
     "fill": fills_the_disk,
     "nospace": meets_a_full_disk,
-    "leavesdaemon": leaves_a_daemon,
     "litter": litters,
     "litterandkill": litters_and_is_killed,
 }
@@ -259,13 +222,12 @@ _ACTIONS = {
 def make(name):
     """The factory of a name such as `sigkill_in_forward`."""
     action, _, place = name.partition("_in_")
-    action, _, when = action.partition("_")
     if action not in _ACTIONS or place not in PLACES:
         raise AttributeError(name)
 
     def build():
         def act(loss):
-            return _ACTIONS[action](loss) if _is_victim(when) else loss
+            return _ACTIONS[action](loss) if _is_victim() else loss
 
         if place == "build":
             act(None)
@@ -277,15 +239,10 @@ def make(name):
 __getattr__ = make
 
 
-def _is_victim(when):
-    """The last rank; `once`: all of a trial that is no retry; `bad`: those on the first core."""
+def _is_victim():
+    """Whether this is the last rank."""
     if "RANK" not in os.environ:  # it is only counted
         return False
-    if when == "once":
-        return json.loads(_trial_file(SPEC_FILE).read_text())["provenance"]["retry_of"] is None
-    if when == "bad":
-        coordinator = int(os.environ[PARENT_ENV])
-        return int(os.environ[CORES_ENV]) == min(os.sched_getaffinity(coordinator))
     return int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
 
 

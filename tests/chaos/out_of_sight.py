@@ -34,15 +34,6 @@ def faults() -> Iterator[Fault]:
                 inject=functools.partial(_litters, f"{action}_in_forward", start),
                 in_short=(action, start) == ("litterandkill", Start.WARM),
             )
-        yield Fault(
-            name=f"children left: leavesdaemon in forward, {start}",
-            inject=functools.partial(_leaves_a_daemon, "leavesdaemon_in_forward", start),
-        )
-    for which in ("outer", "inner"):
-        yield Fault(
-            name=f"children left: the {which} keeper of an agent is killed",
-            inject=functools.partial(_keeper_killed, which),
-        )
     for when, module in _STARTED:
         yield Fault(
             name=f"children left: the coordinator is killed while {when}",
@@ -59,44 +50,12 @@ def _litters(factory: str, start: Start, ground: Ground) -> None:
     ground.arena.check()
 
 
-def _leaves_a_daemon(factory: str, start: Start, ground: Ground) -> None:
-    pid = int(_told_by(factory, start, ground))
-    wait_until(lambda: not psutil.pid_exists(pid), "the daemon ends with its trial", 10.0)
-    ground.arena.check()
-
-
 def _told_by(factory: str, start: Start, ground: Ground) -> str:
     """What a model says that it leaves, once its trial has ended as it should."""
     result = ground.arena.run(factory, start)
     outcomes = {Outcome.CRASH, Outcome.LAUNCH} if "kill" in factory else {Outcome.OK}
     must(result.outcome in outcomes, f"{result.outcome}: {result.evidence}")
     return (ground.arena.study.trial_folder(result.number) / LITTER).read_text()
-
-
-def _keeper_killed(which: str, ground: Ground) -> None:
-    coordinator = Search(ground.folder()).start("--trials", "1")
-    root = psutil.Process(coordinator.pid)
-    agent = _STARTED[1][1]
-
-    def agents() -> list[psutil.Process]:
-        found = root.children(recursive=True)
-        return [child for child in found if _is_run_of(agent, _command(child))]
-
-    started: list[psutil.Process] = []
-    try:
-        wait_until(lambda: any(len(each.children()) > 0 for each in agents()), "a trial", _WAIT_S)
-        inner = agents()[0].parent()
-        assert inner is not None
-        outer = inner.parent()
-        assert outer is not None
-        started = outer.children(recursive=True)
-        (outer if which == "outer" else inner).kill()
-        wait_until(lambda: not [p for p in started if p.is_running()], "all end with it", 30.0)
-    except AssertionError as error:
-        must(False, f"{error}: {[' '.join(_command(p))[:80] for p in started if p.is_running()]}")
-    finally:
-        coordinator.send_signal(signal.SIGKILL)
-        coordinator.communicate()
 
 
 def _killed_while(module: str, ground: Ground) -> None:

@@ -1,5 +1,6 @@
 """Secrets drawn anew and planted in configurations, as people keep them there."""
 
+import functools
 import json
 import random
 import string
@@ -13,7 +14,7 @@ from autotune.engines.deepspeed.ds_config_file import read_ds_config
 from autotune.job.model import load_model, presets
 from autotune.record.study import Study
 from tests.chaos.arena import Ground
-from tests.chaos.faults import must
+from tests.chaos.faults import Fault, must
 from tests.trials import spec
 
 _MIXED = string.ascii_letters + string.digits
@@ -74,7 +75,17 @@ SECRETS: dict[str, Callable[[], _Planted]] = {
 }
 
 
-def plant(case: str, ground: Ground) -> None:
+def faults() -> Iterator[Fault]:
+    """All of them."""
+    for number, case in enumerate(SECRETS):
+        yield Fault(
+            name=f"secret in a configuration: {case}",
+            inject=functools.partial(_plant, case),
+            in_short=number == 0,
+        )
+
+
+def _plant(case: str, ground: Ground) -> None:
     """See that a secret comes into nothing that is kept or said, wherever it is planted."""
     secret, core = SECRETS[case]()
     folder = ground.folder()

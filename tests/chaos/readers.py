@@ -178,8 +178,13 @@ SOAK = {
 }
 
 
-def make_readers(folder: Path) -> list[Reader]:
-    """All of them, each in a folder of its own below `folder`."""
+def make_readers(folder: Path, *, report_every: int = 5) -> list[Reader]:
+    """All of them, each in a folder of its own below `folder`.
+
+    Args:
+        folder: Where they read.
+        report_every: Of so many broken files of a study one is reported on, which takes long.
+    """
     # A factory or an unknown architecture is built by a process of its own, which is not read.
     model._probe = _not_built
     job = tiny_job(folder)
@@ -198,7 +203,7 @@ def make_readers(folder: Path) -> list[Reader]:
         _export(folder, job, "ds_config.json"),
         json_reader("soak.json", folder, SOAK, _read_soak, name="soak.json"),
         *(
-            _of_study(name, recorded[name], path)
+            _of_study(name, recorded[name], path, report_every)
             for name, path in (
                 ("spec", "trials/0001/spec.json"),
                 ("result", "trials/0001/result.json"),
@@ -241,12 +246,12 @@ def _read_soak(path: Path) -> None:
     read_soak(path.parent)
 
 
-def _read_study(study: Study, turns: Iterator[int], _: Path) -> None:
-    """As a search, `table` and `status` do; and in turns as `report`, which takes long."""
+def _read_study(study: Study, reports: Iterator[bool], _: Path) -> None:
+    """As a search, `table` and `status` do; and in turns as `report`."""
     study.read()
     load_table(study.folder)
     state_of(study)
-    if next(turns) % 5 == 0:
+    if next(reports):
         console = Console(file=io.StringIO(), width=80, color_system=None)
         print_report(console, read_story(study))
 
@@ -357,14 +362,15 @@ def _export(folder: Path, job: Job, name: str) -> Reader:
     )
 
 
-def _of_study(name: str, study: Study, file: str) -> Reader:
+def _of_study(name: str, study: Study, file: str, report_every: int) -> Reader:
     path = study.folder / file
     seed = path.read_bytes()
+    reports = (number % report_every == 0 for number in itertools.count())
     return Reader(
         name=name,
         path=path,
         seed=seed,
-        read=functools.partial(_read_study, study, itertools.count()),
+        read=functools.partial(_read_study, study, reports),
         mutate=lambda draw: mutate(seed, draw, dump_json),
     )
 

@@ -3,8 +3,7 @@
 The table goes to stdout, progress to stderr. Exits 1 unless every injection was survived.
 
 A record (`--record FILE`) is written after each injection, so that a run that is cut short keeps
-what it found. `--missing` injects what the record does not hold yet, and `--within 3m` begins
-nothing after that time: a long room can be recorded in several short runs.
+what it found.
 """
 
 import argparse
@@ -17,46 +16,39 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from autotune.base.units import parse_seconds
 from autotune.engines.deepspeed.extensions import build
 from tests.chaos import (
     around_trials,
-    from_outside,
     in_coordinators,
-    in_figures,
     in_files,
     in_nodes,
     in_ray,
     in_slurm,
     in_trials,
     out_of_sight,
-    retries,
-    unreached,
+    planted,
 )
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, LostError, NotSurvivedError
-from tests.chaos.records import read_rows, write_record
+from tests.chaos.records import write_record
 
 ROOMS: dict[str, ModuleType] = {
     "trials": in_trials,
     "around": around_trials,
     "coordinators": in_coordinators,
-    "retries": retries,
-    "figures": in_figures,
     "files": in_files,
-    "outside": from_outside,
+    "outside": planted,
     "sight": out_of_sight,
     "nodes": in_nodes,
-    "unreached": unreached,
     "slurm": in_slurm,
     "ray": in_ray,
 }
-NOT_SHORT = ("unreached", "slurm", "ray")
+NOT_SHORT = ("slurm", "ray")
 """Rooms that the short form leaves out: `tests/fleet/transports` starts such nodes already."""
 
 
@@ -73,13 +65,6 @@ class Row:
     problems: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     """Faults that this machine cannot have, with the reason."""
-    rounds: dict[str, int] = field(default_factory=dict)
-    """Fault -> how often it was injected."""
-
-    @classmethod
-    def kept(cls, row: dict[str, Any]) -> "Row":
-        """One of a record."""
-        return cls(**{each.name: row[each.name] for each in fields(cls) if each.name in row})
 
 
 def all_faults(room: str | None = None) -> list[Fault]:
@@ -95,7 +80,6 @@ def inject(fault: Fault, ground: Ground, row: Row) -> None:
         return
     began = time.monotonic()
     row.injected += 1
-    row.rounds[fault.name] = row.rounds.get(fault.name, 0) + 1
     try:
         fault.inject(ground)
         row.survived += 1
@@ -118,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         for fault in all_faults(options.room)
         if fnmatch.fnmatch(fault.name, options.fault) and (fault.in_short or not options.short)
     ]
-    rows = _rows_to_add_to(options, chosen)
+    rows: dict[str, Row] = {}
     build("cpu", _say)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="autotune-chaos-") as folder:
@@ -129,9 +113,7 @@ def main(arguments: Sequence[str]) -> int:
             for fault in chosen:
                 row = rows.setdefault(fault.subject, Row(fault=fault.subject))
                 n_rounds = 1 if options.short else options.rounds or fault.rounds
-                while row.rounds.get(fault.name, 0) < n_rounds:
-                    if options.within and time.monotonic() - began > options.within:
-                        break
+                for _ in range(n_rounds):
                     n_problems, n_skipped = len(row.problems), len(row.skipped)
                     inject(fault, ground, row)
                     _say("\n".join([fault.name, *row.problems[n_problems:]]))
@@ -139,31 +121,12 @@ def main(arguments: Sequence[str]) -> int:
                         break
                     if options.record is not None:
                         found = summary(list(rows.values()), time.monotonic() - began)
-                        _record(options, arguments, found)
+                        write_record(options.record, "tests.chaos.run", arguments, found)
         finally:
             ground.close()
     found = summary(list(rows.values()), time.monotonic() - began)
     print(json.dumps(found) if options.json else table(found))
     return 0 if found["injected"] and found["survived"] == found["injected"] else 1
-
-
-def _rows_to_add_to(options: argparse.Namespace, chosen: Sequence[Fault]) -> dict[str, Row]:
-    """With `--missing`, the rows of the record whose injections were all survived."""
-    if not options.missing or not options.record.exists():
-        return {}
-    subjects = {fault.subject for fault in chosen}
-    kept = [Row.kept(row) for row in read_rows(options.record) if row["fault"] in subjects]
-    # What was not survived is injected anew, and so are rows that do not say what they count.
-    sound = [row for row in kept if row.rounds and row.survived == row.injected]
-    return {row.fault: row for row in sound}
-
-
-def _record(options: argparse.Namespace, arguments: Sequence[str], found: dict[str, Any]) -> None:
-    """Write what was found; other rows of the record stay where not all faults were asked for."""
-    is_part = options.fault != "*" or options.missing
-    adds_by = "fault" if is_part else None
-    shown = {**found, "rows": [row for row in found["rows"] if row["injected"]]}
-    write_record(options.record, "tests.chaos.run", arguments, shown, adds_by=adds_by)
 
 
 def summary(rows: list[Row], wall_s: float) -> dict[str, Any]:
@@ -198,18 +161,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="what CI injects, once each")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep what came of it here")
-    parser.add_argument(
-        "--missing", action="store_true", help="only what the record does not hold as survived"
-    )
-    parser.add_argument("--within", type=_seconds, metavar="TIME", help="begin none after it: 3m")
-    options = parser.parse_args(arguments)
-    if options.missing and options.record is None:
-        parser.error("--missing: of which record? Name it with --record")
-    return options
-
-
-def _seconds(text: str) -> float:
-    return parse_seconds(text, where="--within")
+    return parser.parse_args(arguments)
 
 
 def _say(line: str) -> None:

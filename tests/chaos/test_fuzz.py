@@ -3,6 +3,7 @@
 import functools
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,14 +16,16 @@ from tests.chaos import fuzz
 from tests.chaos.mutations import NO_FILES, TEXTS, dump_json, mutate, with_one_change
 from tests.chaos.readers import Reader, make_readers
 
-RECORD = Path(__file__).parents[2] / "results" / "recorded" / "chaos" / "fuzz.json"
+REPOSITORY = Path(__file__).parents[2]
+RECORD = REPOSITORY / "results" / "recorded" / "chaos" / "fuzz.json"
 
 
-@pytest.fixture
-def readers(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory):
     """All of them; what `make_readers` replaces is put back."""
-    monkeypatch.setattr(model, "_probe", model._probe)
-    return make_readers(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "_probe", model._probe)
+        yield make_readers(tmp_path_factory.mktemp("readers"), report_every=1)
 
 
 def wrong_with(record, readers):
@@ -47,6 +50,12 @@ def test_a_record_with_a_failure_or_of_other_readers_is_refused(readers):
     assert wrong_with(record, readers[1:]) == [readers[0].name]
     failed = [{**rows[0], "failed": 1}, *rows[1:]]
     assert wrong_with({**record, "rows": failed}, readers) == [readers[0].name]
+
+
+def test_every_reader_that_security_names_is_fuzzed(readers):
+    named = re.findall(r"fuzzed as `([^`]+)`", (REPOSITORY / "SECURITY.md").read_text("utf-8"))
+    assert named
+    assert {*named} <= {reader.name for reader in readers}
 
 
 def test_no_reader_answers_a_broken_file_with_a_traceback():

@@ -1,25 +1,13 @@
-"""Nodes by ssh that cannot be used from the start: each is named, and what is left trains."""
+"""Nodes by ssh that cannot be used from the start, and why."""
 
 import contextlib
-import functools
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from autotune.base.errors import FleetError
-from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports import remote
-from autotune.fleet.transports.hostfile import HostfileTransport
-from autotune.fleet.transports.remote import common_environment
-from tests.chaos.arena import Ground
-from tests.chaos.faults import Fault, must
-from tests.chaos.gangs import Gangs, new_records
-from tests.clusters.ssh import SshNodes, lacks_for_ssh_nodes, ssh_nodes
-from tests.trials import wait_until
+from tests.clusters.ssh import SshNodes, ssh_nodes
 
 ANSWER_S = 14.0
 """Time for a node to answer; longer outside of tests."""
@@ -76,7 +64,6 @@ def odd_nodes(folder: Path, *, n_more: int = 0, **more: dict[int, str]) -> Itera
         )
         made.callback(listener.wait)
         made.callback(listener.kill)
-        assert listener.stdout is not None
         listener.stdout.readline()
         yield nodes
 
@@ -105,109 +92,3 @@ def old_python(folder: Path) -> Path:
     )
     path.chmod(0o755)
     return path
-
-
-class Odd:
-    """These nodes, shared by the faults."""
-
-    def __init__(self, folder: Path) -> None:
-        """Make them."""
-        with contextlib.ExitStack() as made:
-            self.nodes = made.enter_context(odd_nodes(folder))
-            self.transport(self.nodes.names[0]).nodes()  # the first time it unpacks the bundle
-            made.enter_context(pytest.MonkeyPatch.context()).setattr(remote, "_ANSWER_S", ANSWER_S)
-            self._made = made.pop_all()
-
-    def close(self) -> None:
-        """End them."""
-        self._made.close()
-
-    def transport(self, *lines: str, python: str = "") -> HostfileTransport:
-        """The nodes of some lines of a hostfile."""
-        options = FleetOptions(ssh=self.nodes.ssh, python=python)
-        return HostfileTransport(str(self.nodes.choose(*lines)), options)
-
-    def trains(self, transport: HostfileTransport) -> None:
-        """See that a trial trains on what is left, and leaves nothing.
-
-        Raises:
-            NotSurvivedError: It does not.
-        """
-        records = new_records(self.nodes.folder)
-        gangs = Gangs(transport, records, world=2, seen=self.nodes.folder)
-        with contextlib.closing(gangs):
-            gangs.trains()
-        wait_until(lambda: self.nodes.processes() == [], "something is left on a node")
-
-
-_LEFT_OUT = {
-    "ssh refused": 0,
-    "host key changed": 1,
-    "password asked for": 2,
-    "node that says nothing": 3,
-    "no such node": 4,
-    "cache of a node unwritable": 5,
-    "half-dead node": 6,
-}
-"""Subject of a fault -> its place in `why_left_out`."""
-
-
-def faults() -> Iterator[Fault]:
-    """All of them."""
-    for subject, at in _LEFT_OUT.items():
-        yield _fault(f"{subject}: another goes on", functools.partial(_left_out, at))
-        yield _fault(f"{subject}: and there is no other", functools.partial(_alone, at))
-    yield _fault("another DeepSpeed on a node: the fleet is refused", _differs)
-    yield _fault("no Python on a node: it is named", functools.partial(_python, "missing"))
-    yield _fault("Python of a node too old: it is named", functools.partial(_python, "old"))
-
-
-def _fault(name: str, inject: Callable[[Ground], None]) -> Fault:
-    return Fault(name=name, inject=inject, needs=lacks_for_ssh_nodes)
-
-
-def _odd_of(ground: Ground) -> Odd:
-    found: Odd = ground.shared("odd", Odd)
-    return found
-
-
-def _left_out(at: int, ground: Ground) -> None:
-    odd = _odd_of(ground)
-    name, why = list(why_left_out(odd.nodes).items())[at]
-    good = odd.nodes.names[0]
-    transport = odd.transport(f"{good} slots=2", f"{name} slots=2")
-    must([node.name for node in transport.nodes()] == [good], "another node is used")
-    (said,) = transport.problems()
-    must(said.startswith(f"{name} is left out: ") and why in said, f"it says: {said}")
-    odd.trains(transport)
-
-
-def _alone(at: int, ground: Ground) -> None:
-    odd = _odd_of(ground)
-    name, why = list(why_left_out(odd.nodes).items())[at]
-    _refused(odd.transport(f"{name} slots=2").nodes, name, why)
-
-
-def _differs(ground: Ground) -> None:
-    odd = _odd_of(ground)
-    good, _, other, *_ = odd.nodes.names
-    transport = odd.transport(f"{good} slots=2", f"{other} slots=2")
-    _refused(lambda: common_environment(transport), other, "DeepSpeed 0.0.1")
-    odd.trains(odd.transport(f"{good} slots=2"))
-
-
-def _python(which: str, ground: Ground) -> None:
-    odd = _odd_of(ground)
-    python = "/no/such/python" if which == "missing" else str(old_python(odd.nodes.folder))
-    good = odd.nodes.names[0]
-    why = python if which == "missing" else "3.11 is the oldest"
-    _refused(odd.transport(good, python=python).nodes, good, why)
-
-
-def _refused(ask: Callable[[], object], name: str, why: str) -> None:
-    said = ""
-    try:
-        ask()
-    except FleetError as error:
-        said = f"{error.message}; {error.hint}"
-    must(name in said and why in said, f"it says: {said or 'nothing'}")

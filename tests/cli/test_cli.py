@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import ExitCode
+from tests import snapshots
 from tests.command_line import autotune
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "help"
 COMMANDS = (
     "",
     "search",
@@ -38,11 +38,9 @@ SMALL = ("--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--w
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_frozen(command: str, tmp_path: Path) -> None:
-    """After a change on purpose: write the new text into tests/golden/help/."""
-    golden = GOLDEN / f"{command or 'autotune'}.txt"
     done = autotune(*filter(None, [command]), "--help", folder=tmp_path)
     assert done.returncode == 0
-    assert done.stdout == golden.read_text(encoding="utf-8")
+    snapshots.check(f"help/{command or 'autotune'}.txt", done.stdout)
 
 
 def test_help_does_not_wait_for_heavy_imports(tmp_path: Path) -> None:

@@ -4,23 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner, Result
 
 from autotune.base.errors import JobError
 from autotune.cli import cli, results
 from autotune.contract import Origin
-from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from tests.report.test_terminal import finished
-from tests.search.scripted import ENVIRONMENT, JOB
+from tests.report.test_terminal import exportable
 
 THEIRS = '{\n  "train_batch_size": 64,\n  "zero_optimization": {"stage": 3}\n}\n'
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
-    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    exportable(tmp_path / "results")
     monkeypatch.setattr("autotune.app.exports.origin_of", lambda _: Origin.MEASURED)
     path = tmp_path / "ds.json"
     path.write_text(THEIRS)

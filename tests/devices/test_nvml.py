@@ -65,7 +65,7 @@ def autotune(
     )
 
 
-@pytest.mark.parametrize("number", [1, 2, 8])
+@pytest.mark.parametrize("number", [1, 8])
 def test_a_plan_for_this_machine_is_one_for_its_gpus(
     driver: StubDriver, cuda_torch: Path, tmp_path: Path, number: int
 ) -> None:
@@ -173,12 +173,10 @@ def test_a_clock_that_heat_holds_down_is_seen(driver: StubDriver) -> None:
     telemetry = Telemetry([cool.uuid, hot.uuid], period_s=0.01)
     telemetry.start()
     while len(telemetry.readings) < 8:
-        assert telemetry._thread is not None
         assert telemetry._thread.is_alive()
     telemetry.stop(wait_s=5.0)
     first, last = telemetry.readings[0], telemetry.readings[-1]
     use = telemetry.between(first.at_s, last.at_s)
-    assert use is not None
     assert use.utilization == pytest.approx(0.9)
     assert use.power_w == pytest.approx(670, abs=15)
     assert use.temperature_c == 88

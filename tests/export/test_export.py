@@ -26,12 +26,12 @@ from autotune.record.answer import Speedup, Standing
 from autotune.space.built_in import SCRIPT_FILES
 from autotune.space.candidate import Candidate
 from autotune.testing import MEASURE
+from tests import snapshots
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.namespaces import FIRST_ADDRESS, ended, needs_namespaces, two_nodes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = REPOSITORY / "autotune" / "trial" / "scripts"
-GOLDEN = REPOSITORY / "tests" / "golden" / "render"
 STANDING = Standing(
     trial=7,
     candidate=Candidate.of({}, world=2, global_batch=8),
@@ -69,13 +69,6 @@ def export(tmp_path: Path, measured=MEASURED, job=None, to="deepspeed", launcher
     return tmp_path / "out"
 
 
-def golden(path: Path, name: str) -> None:
-    text = path.read_text()
-    if os.environ.get("AUTOTUNE_WRITE_GOLDEN"):
-        (GOLDEN / name).write_text(text)
-    assert text == (GOLDEN / name).read_text()
-
-
 def test_the_files(tmp_path):
     out = export(tmp_path, zero__stage=2, micro_batch=2, recompute="full")
     assert {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} == {
@@ -88,9 +81,8 @@ def test_the_files(tmp_path):
         "settings.json",
         "train.py",
     }
-    golden(out / "README.md", "export_README.md")
-    golden(out / "launch.sh", "export_launch.sh")
-    golden(out / "settings.json", "export_settings.json")
+    for name in ("README.md", "launch.sh", "settings.json"):
+        snapshots.check(f"render/export_{name}", (out / name).read_text())
     assert os.access(out / "launch.sh", os.X_OK)
     assert json.loads((out / "model/config.json").read_text()) == TINY
     assert json.loads((out / "figures.json").read_text())["figures"]["samples_per_s"] == 12.34

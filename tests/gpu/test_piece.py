@@ -1,6 +1,8 @@
 """The folder that a piece of time on a GPU leaves, on trials of simulated devices."""
 
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from autotune.devices.hardware import Gpu
 from tests.gpu import gather, piece
 from tests.gpu.accept import run
 from tests.gpu.piece import (
+    BEST_FILE,
     FILES,
     MACHINE_FILE,
     RECORD_FILE,
@@ -18,7 +21,8 @@ from tests.gpu.piece import (
     TRIALS_FILE,
     PieceError,
 )
-from tests.gpu.stages import AUTOTUNE, Stage
+from tests.gpu.stages import AUTOTUNE, REPOSITORY, Stage
+from tests.trials import wait_until
 
 _JOB = ("--model", "gpt2", "--seq-len", "512", "--global-batch", "8", "--world", "1")
 _RECORD = ("--results", "{work}", "--study", "small", "--json")
@@ -66,6 +70,34 @@ def test_the_next_piece_reads_back_the_record(results: Path, tmp_path: Path) -> 
     answers = json.loads((moved / "answers.json").read_text())
     assert answers["read-again"]["study"] == answers["small"]["study"]
     assert len(pd.read_csv(moved / TRIALS_FILE)) == len(pd.read_csv(results / TRIALS_FILE))
+
+
+def test_what_a_killed_piece_had_measured_is_there_for_the_next(
+    results: Path, tmp_path: Path
+) -> None:
+    """It is saved while its stage runs. The rehearsal asks it of real ranks and of wheels."""
+    trials = pd.read_csv(results / TRIALS_FILE)["started_at"]
+    searches = (
+        "import sys, tarfile, time; "
+        f"tarfile.open({str(results / RECORD_FILE)!r}).extractall(sys.argv[1], filter='data'); "
+        "time.sleep(600)"
+    )
+    script = (
+        "from pathlib import Path; from tests.gpu.test_piece import run, stage; "
+        f"run([stage('small', '-c', {searches!r}, '{{work}}')], Path({str(tmp_path)!r}), 600)"
+    )
+    piece = subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY)
+    table, last = tmp_path / TRIALS_FILE, tmp_path / BEST_FILE
+
+    def are_saved() -> bool:
+        is_whole = last.is_file() and len(pd.read_csv(table)) == len(trials)
+        return is_whole and last.stat().st_mtime >= table.stat().st_mtime
+
+    wait_until(are_saved, "they are saved")
+    piece.kill()
+    piece.wait()
+    assert run([SEARCH], tmp_path, 120) == 0
+    assert set(pd.read_csv(table)["started_at"]) >= set(trials.dropna())
 
 
 def test_results_of_another_device_are_not_mixed(

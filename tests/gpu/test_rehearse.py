@@ -9,6 +9,7 @@ from autotune.contract import RESULT_FILE
 from tests.gpu import rehearse
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @pytest.mark.package
 def test_a_rehearsal_that_is_cut_off_twice_loses_nothing(tmp_path: Path) -> None:

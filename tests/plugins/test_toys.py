@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from autotune.app.exports import export_study
 from autotune.contract import NODE_FILE, RANKS_DIR, Role
-from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.fleet.transports.base import Transport
 from autotune.record.study import Study
 from autotune.testing import (
@@ -25,9 +23,7 @@ from autotune.testing import (
     WorkloadContract,
 )
 from tests.hasty import HASTY
-from tests.report.test_terminal import finished
-from tests.search.scripted import ENVIRONMENT
-from tests.search.scripted import JOB as SCRIPTED
+from tests.report.test_terminal import exportable
 from tests.trials import CPU
 
 HERE = Path(__file__).resolve().parent
@@ -103,25 +99,17 @@ class TestTwins(FleetContract):
 
 
 @pytest.mark.real
-def test_the_toy_fleet_searches_with_gangs_of_two_nodes(tmp_path: Path) -> None:
-    answer, study = search(tmp_path, "--fleet", "toy-twins", *QUICK)
+def test_the_toy_fleet_trains_the_toy_workload_on_gangs_of_two_nodes(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("workload: toy-short", encoding="utf-8")
+    answer, study = search(tmp_path, "--fleet", "toy-twins", "--job", str(job), *QUICK)
     assert answer["best"] is not None
     assert answer["origin"] == "measured"
     ran = [t for t in study.trials() if t.result is not None and t.result.outcome.is_measured]
     for trial in ran:
-        assert trial.result is not None
         assert trial.result.devices == ["twin-0:0", "twin-1:0"]
         for node in range(2):
             assert (trial.folder / RANKS_DIR / NODE_FILE.format(node=node)).exists()
-
-
-@pytest.mark.real
-def test_the_toy_workload_is_what_a_search_trains(tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text("workload: toy-short", encoding="utf-8")
-    flags = ("--job", str(job), *QUICK, "--precision", "fp32")
-    answer, study = search(tmp_path, *flags)
-    assert answer["best"] is not None
     for trial in study.trials():
         assert trial.spec.workload.name == "toy-short"
         assert "recompute" not in trial.spec.identity.knobs, "nothing in the script applies it"
@@ -150,8 +138,7 @@ def test_the_toy_dialect_is_written_with_the_toy_launcher(tmp_path: Path) -> Non
 
 
 def test_a_study_is_handed_out_with_the_toy_launcher(tmp_path: Path) -> None:
-    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
-    study.job_file.write_text(yaml.safe_dump(SCRIPTED), encoding="utf-8")
+    study = exportable(tmp_path / "results")
     out = tmp_path / "out"
     export_study(study, out, launcher="toy-loop")
     assert "RANK=$rank python train.py" in (out / "loop.sh").read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.report.check.text import print_check, print_run
 from tests.check.files import AUTO, checked, write
 from tests.engines.deepspeed.rules.cases import NEWEST
+from tests.report import told
 
 BROKEN: dict[str, Any] = {
     "gradient_cliping": 1.0,
@@ -110,11 +111,10 @@ def test_a_file_that_is_not_edited_says_why(tmp_path):
 
 
 def _run(*reports, **more):
-    out = io.StringIO()
-    console = Console(file=out, width=80, color_system=None)
     form = {"fixed": False, "quiet": False, "strict": False} | more
-    print_run(console, CheckRun(reports=reports, others=[Path("package.json")]), **form)
-    return out.getvalue()
+    return told.printed(
+        print_run, CheckRun(reports=reports, others=[Path("package.json")]), **form
+    )
 
 
 def test_several_files_end_with_a_line_over_all(tmp_path):

@@ -45,17 +45,9 @@ def test_it_says_where_the_time_went_what_bounds_it_and_what_addresses_that(stud
     assert said["step"].startswith(
         "forward 12%, backward 24%, communication 60%, data 4% on rank 1"
     )
-    assert "the others wait 10% of a step more; 5% more of communication is hidden" in said["step"]
     assert said["bound by"].startswith("communication: 60% of a step")
     assert said["bound by"].endswith("then compute 40%")
     assert said["try"].startswith("micro_batch")
-    assert said["collective"] == (
-        "all_reduce of 4 KiB over 2 ranks, 8 calls a step: 200 ms at 160 KiB/s per link, "
-        "50 ms more waiting for slower ranks"
-    )
-    assert said["device"] == "90% busy, 400 W, 1400 MHz, at most 71 degrees C"
-    assert said["throttled"] == "in 25% of the readings: power cap"
-    assert said["energy"] == "40 J/sample", "3200 J over 5 steps of 16 samples"
 
 
 def test_one_rank_sends_nothing_and_waits_for_nobody(study: Study) -> None:

@@ -1,11 +1,7 @@
-"""What a terminal of 80 and of 160 columns shows, frozen.
-
-After a change on purpose: AUTOTUNE_WRITE_GOLDEN=1 writes the new text into tests/golden/terminal/.
-"""
+"""What a terminal of 80 and of 160 columns shows, frozen."""
 
 import dataclasses
 import io
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +30,7 @@ from autotune.report.terminal.study import (
 )
 from autotune.report.terminal.tables import SettingsCell, print_parts
 from autotune.search.base import Stage
+from tests import snapshots
 from tests.report import samples
 from tests.report.diagnosed import diagnosed
 from tests.report.test_terminal import finished
@@ -44,7 +41,6 @@ PREDICTED: dict[str, Any] = {
     **{"model": "llama-3.2-1b", "seq_len": 2048, "global_batch": 32, "world": 2, "gpu": "H100"},
     "space": "smoke",
 }
-GOLDEN = Path(__file__).parents[1] / "golden" / "terminal"
 
 
 def report(console: Console) -> None:
@@ -203,11 +199,7 @@ def test_a_view_is_frozen(
     view(Console(file=out, width=width, color_system=None, _environ={"TERM": "xterm"}))
     text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
     assert max(map(len, text.splitlines())) <= width
-    golden = GOLDEN / f"{view.__name__}-{width}.txt"
-    if os.environ.get("AUTOTUNE_WRITE_GOLDEN"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    snapshots.check(f"terminal/{view.__name__}-{width}.txt", text)
 
 
 def test_a_setting_that_is_too_wide_breaks_after_its_name() -> None:

@@ -1,13 +1,11 @@
 """One job on two kinds of accelerator: which is best."""
 
 import dataclasses
-import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from autotune.app.pages import compare_studies, write_comparison
 from autotune.base.errors import JobError
@@ -23,6 +21,7 @@ from autotune.report.compare.kinds import (
 from autotune.report.terminal.tables import print_parts
 from tests.report.test_compare import JOB, slower
 from tests.report.test_terminal import finished
+from tests.report.told import printed
 from tests.report.wide import varied
 from tests.search.scripted import ENVIRONMENT
 
@@ -94,14 +93,10 @@ def test_studies_of_two_kinds_are_compared_by_accelerator_and_by_money(tmp_path:
     data = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
     assert [each["device_name"] for each in data["kinds"]] == ["H100", "A100"]
     for each, figure, price in zip(data["kinds"], best, (2.5, 0.5), strict=True):
-        assert figure is not None
         per_accelerator = figure.samples_per_s / 2
         assert each["samples_per_s_per_accelerator"] == pytest.approx(per_accelerator)
         assert each["samples_per_money"] == pytest.approx(3600 * per_accelerator / price)
-    console = Console(file=io.StringIO(), width=80, color_system=None)
-    print_parts(console, comparison.parts())
-    assert isinstance(console.file, io.StringIO)
-    said = " ".join(console.file.getvalue().split())
+    said = " ".join(printed(print_parts, comparison.parts()).split())
     assert "b/scripted (A100) does most for the same money" in said
     page = write_comparison(comparison, tmp_path / "c.html").read_text(encoding="utf-8")
     assert "does most for the same money" in page

@@ -42,7 +42,6 @@ def ended(number: int, outcome: Outcome) -> Trial:
 
 
 def text_of(a_console: Console) -> str:
-    assert isinstance(a_console.file, io.StringIO)
     return a_console.file.getvalue()
 
 
@@ -156,7 +155,6 @@ def test_each_round_of_the_comparison_is_a_line(snapshot: Snapshot) -> None:
 def test_a_best_that_is_slower_than_before_says_why(
     snapshot: Snapshot, after: Outcome, why: str
 ) -> None:
-    assert snapshot.best is not None
     its = snapshot.best.candidate.hash
     repeat = ended(9, after)
     assert repeat.result is not None

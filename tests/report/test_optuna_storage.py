@@ -39,12 +39,10 @@ def loaded(journal: Path) -> optuna.Study:
 def test_the_best_trial_is_the_report_s(loaded: optuna.Study, wide: Study) -> None:
     report = read_story(wide)
     best = loaded.best_trial
-    assert report.answer is not None
     assert best.user_attrs["trial"] == report.best_trial
     assert best.user_attrs["is_best"]
     assert best.value == pytest.approx(report.answer.best.samples_per_s)
     row = report.row_of(best.user_attrs["trial"])
-    assert row is not None
     assert best.params == row.candidate.values
 
 
@@ -120,7 +118,6 @@ def test_a_full_disk_names_the_file_that_is_not_there(
 
 def test_what_decides_is_important(wide: Study) -> None:
     shares = importance_of(read_story(wide))
-    assert shares is not None
     assert sum(shares.values()) == pytest.approx(1)
     assert set(list(shares)[:2]) == {"zero.stage", "micro_batch"}
     # It never varies.
@@ -164,5 +161,4 @@ def test_the_dashboard_reads_trials_and_constraints(dashboard: str, wide: Study)
         if all(value <= 0 for value in trial["constraints"]):
             feasible.append((trial["values"][0], int(attributes["trial"])))
     answer = read_story(wide).answer
-    assert answer is not None
     assert max(feasible)[1] == answer.best.trial

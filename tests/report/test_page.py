@@ -57,9 +57,13 @@ def charts_in(page: str) -> set[str]:
 def details_in(page: str) -> dict[str, Any]:
     """What the rows of the trials open."""
     found = re.search(r'<script type="application/json" id="details">(.*?)</script>', page, re.S)
-    assert found is not None
     opened: dict[str, Any] = json.loads(found[1])
     return opened
+
+
+def smaller_is_slower(spec: TrialSpec) -> TrialResult:
+    size = spec.layout.micro_batch
+    return ok(spec, {1: 50.0, 2: 60.0, 4: 87.0, 8: 100.0}[size], peak=(size + 4) * GIB)
 
 
 def test_it_is_one_file_that_names_what_the_terminal_names(wide: Study) -> None:
@@ -99,14 +103,10 @@ def test_nothing_goes_into_a_page_as_it_is() -> None:
 def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
     report, frame = read_story(wide), load_table(wide.folder)
     answer, page = report.answer, rendered(wide)
-    assert answer is not None
-    assert answer.best is not None
     bars = charts.comparison([("best", "best", answer.best)])
-    assert bars is not None
     assert bars.bars[0].standing == answer.best
     assert f'<div class="bar-value">{format_rate(answer.best.samples_per_s)} samples/s' in page
     drawn = charts.history(report)
-    assert drawn is not None
     panel = drawn.panels[0]
     assert {mark.trial for mark in panel.marks} == set(frame["trial"])
     rates = frame.set_index("trial")["samples_per_s"]
@@ -130,7 +130,6 @@ def test_losses_that_cannot_be_compared_are_not_drawn_and_the_page_says_why(
 def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path: Path) -> None:
     def headline(study: Study) -> str:
         found = re.search(r'<p class="headline [a-z]*">(.*?)</p>', rendered(study))
-        assert found is not None
         return found[1]
 
     assert headline(wide).endswith("x the baseline")
@@ -154,10 +153,6 @@ def test_where_only_the_baseline_ran_nothing_is_said_to_be_no_better(tmp_path: P
 
 
 def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) -> None:
-    def smaller_is_slower(spec: TrialSpec) -> TrialResult:
-        size = spec.layout.micro_batch
-        return ok(spec, {1: 50.0, 2: 60.0, 4: 87.0, 8: 100.0}[size], peak=(size + 4) * GIB)
-
     study = finished(
         tmp_path, smaller_is_slower, objective="peak_memory", objective_floor=0.8, trials=40
     )
@@ -192,8 +187,6 @@ def test_the_order_of_the_trials_is_the_answer_s(tmp_path: Path) -> None:
     """The best leads although single runs of others were faster; runs of one stand together."""
     report = read_story(finished(tmp_path, lucky, trials=20))
     answer = report.answer
-    assert answer is not None
-    assert answer.best is not None
     rows = trials(report)
     assert {row["number"] for row in rows} == {
         t.spec.identity.number for t in report.history.trials
@@ -236,7 +229,6 @@ def test_the_first_screen_says_what_was_disturbed_what_ties_and_what_the_guard_s
 
     report = read_story(finished(tmp_path, noisy, trials=20))
     answer = report.answer
-    assert answer is not None
     assert answer.ties
     said = dict(verdict_of(report).doubts)
     n = sum(bool(t.result and t.result.disturbed) for t in report.history.trials)
@@ -292,7 +284,6 @@ def without_anything(folder: Path, behave: Behaviour) -> Study:
 def test_where_nothing_fits_the_page_says_how_far_it_is_off(tmp_path: Path) -> None:
     page = rendered(without_anything(tmp_path, lambda spec: ok(spec, 10.0, peak=90 * GIB)))
     headline = re.search(r'<p class="headline bad">(.*?)</p>', page)
-    assert headline is not None
     assert headline[1] == "Nothing fits: the smallest candidate needs 90 GiB of 24 GiB"
     assert "<li>optimizer offload to the host (--space zero_offload)</li>" in page
 
@@ -311,14 +302,9 @@ def test_where_every_trial_runs_out_of_memory_no_chart_is_empty(tmp_path: Path) 
 
 
 def test_a_front_has_picks_and_its_best_is_called_the_knee(tmp_path: Path) -> None:
-    def smaller_is_slower(spec: TrialSpec) -> TrialResult:
-        size = spec.layout.micro_batch
-        return ok(spec, {1: 50.0, 2: 60.0, 4: 87.0, 8: 100.0}[size], peak=(size + 4) * GIB)
-
     study = finished(tmp_path, smaller_is_slower, objective="pareto", trials=40)
     page = rendered(study)
     answer = read_story(study).answer
-    assert answer is not None
     assert answer.front is not None
     assert '<p class="headline ">Knee: ' in page
     assert page.count('href="#trial=') == len(answer.front) > 1

@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from autotune.app.pages import compare_studies, write_comparison, write_page
-from autotune.contract import TrialResult, TrialSpec
 from autotune.record.found import write_found
 from autotune.record.study import Study
 from autotune.record.worth import LADDER_FILE
 from tests.report import samples
 from tests.report.browser import Browser
 from tests.report.colours import contrast
-from tests.report.test_page import without_anything
+from tests.report.test_page import smaller_is_slower, without_anything
 from tests.report.test_terminal import finished
 from tests.report.wide import wide_study
 from tests.search.scripted import GIB, ok
@@ -64,11 +63,6 @@ for (const one of document.querySelectorAll("body *")) {
 return seen;
 """
 """Colours of text and of what is under it, each with one place."""
-
-
-def smaller_is_slower(spec: TrialSpec) -> TrialResult:
-    size = spec.layout.micro_batch
-    return ok(spec, {1: 50.0, 2: 60.0, 4: 87.0, 8: 100.0}[size], peak=(size + 4) * GIB)
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +117,9 @@ def choose(browser: Browser, name: str, value: str) -> None:
     )
 
 
-@pytest.mark.parametrize("width", [1440, 768, 390])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "theme"), [(1440, "light"), (768, "dark"), (390, "light"), (390, "dark")]
+)
 def test_pages_are_within_the_width_quiet_and_read_in_both_themes(
     browser: Browser,
     page: Path,

@@ -1,11 +1,9 @@
 """A probe in a terminal: a row per figure, its class beside it, and the warnings."""
 
 import dataclasses
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from autotune.devices.accelerators import find_accelerator
 from autotune.probe.figures import figures_of
@@ -13,6 +11,7 @@ from autotune.probe.run import Probe
 from autotune.report.terminal.probe import print_probe
 from tests.probe.made_up import points
 from tests.probe.test_hardware_file import GPU
+from tests.report.told import printed
 
 
 def probe(n_ranks: int = 4, *, n_nodes: int = 1, **changes: Any) -> Probe:
@@ -32,9 +31,7 @@ def probe(n_ranks: int = 4, *, n_nodes: int = 1, **changes: Any) -> Probe:
 
 
 def shown(found: Probe, width: int = 80) -> str:
-    out = io.StringIO()
-    print_probe(Console(file=out, width=width), found)
-    return out.getvalue()
+    return printed(print_probe, found, width=width)
 
 
 def row(text: str, name: str) -> list[str]:

@@ -25,7 +25,7 @@ from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan
 from autotune.space.knob import Context
 from tests.report.test_terminal import shown
-from tests.report.told import facts_of
+from tests.report.told import facts_of, printed
 from tests.search.scripted import ENVIRONMENT, ScriptedEngine, lattice_of, make, session_of
 from tests.search.test_reduced import Searched
 
@@ -124,10 +124,7 @@ def plan_of(folder: Path, job: Job) -> Plan:
 def test_the_plan_says_what_comes_first_and_what_cannot(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, make(trials=10, fidelity="layers=2,world=1"))
     assert (plan.search_trials, plan.reduced_trials) == (10, 5)
-    console = Console(file=io.StringIO(), width=400, color_system=None)
-    print_plan(console, plan, reasons=False)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = printed(print_plan, plan, width=400, reasons=False)
     assert "at most 5 of the search's trials, 2 layers on 1 accelerator each, come first" in text
     assert "8 of 32 candidates have no reduced trial (test.refused 8)" in text
 
@@ -163,5 +160,4 @@ def test_a_log_says_that_what_runs_is_reduced() -> None:
             note="",
         )
     )
-    assert isinstance(console.file, io.StringIO)
     assert "trial 3 started: 1 layer only: zero.stage=0" in console.file.getvalue()

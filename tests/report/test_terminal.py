@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from autotune.app.session import plan_search
@@ -14,6 +15,7 @@ from autotune.app.studies import state_of
 from autotune.base.units import format_interval
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.job.job import Job
 from autotune.record.study import Study
@@ -31,10 +33,11 @@ from autotune.search.plan import Plan, make_plan
 from autotune.search.session import RecordedPlace, Session
 from autotune.space.knob import Context
 from tests.observed import job_of, observed
-from tests.report.told import cells_of, facts_of
+from tests.report.told import cells_of, facts_of, printed
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
+    JOB,
     Behaviour,
     ScriptedEngine,
     fault,
@@ -45,6 +48,7 @@ from tests.search.scripted import (
     search,
     session_of,
 )
+from tests.search.test_repeats import LOAD, disturbing
 from tests.trials import CPU
 
 
@@ -71,13 +75,19 @@ def finished(
     return study
 
 
+def exportable(folder: Path, behave: Behaviour = realistic, **job_changes: object) -> Study:
+    """Such a study, whose candidates can be handed out: of DeepSpeed's engine, with its job."""
+
+    def engine(job: Job) -> Engine:
+        return DeepSpeedEngine(job, ENVIRONMENT)
+
+    study = finished(folder, behave, engine=engine, **job_changes)
+    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    return study
+
+
 def shown(report: Story, width: int = 80, *, details: bool = False) -> str:
-    console = Console(
-        file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
-    )
-    print_report(console, report, details=details)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return printed(print_report, report, width=width, details=details)
 
 
 @pytest.mark.parametrize("release", ["", "0.16.1"])
@@ -113,10 +123,8 @@ def test_the_best_row_shows_the_figure_of_the_final_comparison(tmp_path: Path) -
 
     report = read_story(finished(tmp_path, lucky))
     answer = report.answer
-    assert answer is not None
     best = next(row for row in report.rows if row.trial == answer.best.trial)
     assert best.n_runs == answer.best.n_runs > 1
-    assert best.figure is not None
     assert best.figure.samples_per_s == pytest.approx(answer.best.samples_per_s)
     assert best.figure.samples_per_s_low == pytest.approx(answer.best.samples_per_s_low)
 
@@ -142,7 +150,6 @@ def test_a_failure_in_the_comparison_comes_before_the_measurement(tmp_path: Path
 def test_the_answer_is_json_and_names_what_it_promises(tmp_path: Path) -> None:
     study = finished(tmp_path)
     read = read_story(study).answer
-    assert read is not None
     answer = json.loads(json.dumps(read.to_dict()))
     assert answer == study.read_state()["answer"]
     assert (answer["study"], answer["proven_gain"]) == (study.name, True)
@@ -201,10 +208,8 @@ def test_the_plan_says_what_the_engine_lacks(tmp_path: Path) -> None:
         session = session_of(Study(tmp_path, "planned"), job, engine=engine)
         plan = plan_search(session, fresh=True)
         assert plan.lacks == said
-        console = Console(file=io.StringIO(), width=200)
-        print_plan(console, plan, reasons=False)
-        assert isinstance(console.file, io.StringIO)
-        assert ("missing" in console.file.getvalue()) == bool(said)
+        text = printed(print_plan, plan, width=200, reasons=False)
+        assert ("missing" in text) == bool(said)
 
 
 def test_a_study_that_was_moved_names_its_own_files(tmp_path: Path) -> None:
@@ -214,15 +219,12 @@ def test_a_study_that_was_moved_names_its_own_files(tmp_path: Path) -> None:
     facts = dict(facts_of(read_story(moved)))
     assert (facts["table"], facts["files"]) == (str(moved.table_file), str(moved.best_folder))
     answer = read_story(moved).answer
-    assert answer is not None
     assert str(study.folder) not in json.dumps(answer.to_dict())
     assert answer.best is not None
     assert answer.config_of(answer.best).is_file()
 
     aside = moved.set_aside()
-    assert aside is not None
     answer = read_story(Study(aside.parent, aside.name)).answer
-    assert answer is not None
     assert answer.export == aside / "best"
 
 
@@ -272,10 +274,7 @@ def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(
     session = session_of(Study(tmp_path, "s"), job, lattice=lattice)
     monkeypatch.setattr(session.place, "rank_places", lambda _: ("n0", "n0", "n1", "n1"))
     plan = make_plan(session, History())
-    console = Console(file=io.StringIO(), width=80, color_system=None)
-    print_plan(console, plan, reasons=False)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = printed(print_plan, plan, reasons=False)
     for line in (
         "ranks       ranks 0 to 1 on n0; 2 to 3 on n1",
         "groups of tp=2: each in one place",
@@ -294,10 +293,7 @@ def test_a_ratio_that_may_be_noise_is_marked_where_studies_are_listed() -> None:
             **{"n_reduced": 0, "n_left_out": 0, "counts": {"ok": 3}, "best_samples_per_s": 2.0},
             **{"speedup": 1.98, "is_proven": is_proven, "stop_reason": "time"},
         )
-        console = Console(file=io.StringIO(), width=100)
-        print_states(console, [state])
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue()
+        return printed(print_states, [state], width=100)
 
     assert "1.98x, not proven" in listed(is_proven=False)
     assert "not proven" not in listed(is_proven=True)
@@ -308,7 +304,6 @@ def test_names_stand_in_columns_on_a_terminal_alone(is_terminal: bool, n_lines: 
     names = ["batch.product", "x.2", "a[b]", ":smile:", "zero.stage", "pp.layout"]
     console = Console(file=io.StringIO(), width=40, force_terminal=is_terminal)
     print_names(console, names)
-    assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert len(text.splitlines()) == n_lines
     assert sorted(text.split()) == sorted(names), "as they are written"
@@ -318,10 +313,8 @@ def test_the_budget_caps_the_price(tmp_path: Path) -> None:
     job = make(budget="30s")
     plan = make_plan(session_of(Study(tmp_path, "s"), job), History())
     assert plan.total_s == 30
-    console = Console(file=io.StringIO(), width=80, color_system=None)
-    print_plan(console, plan, reasons=True)
-    assert isinstance(console.file, io.StringIO)
-    assert "30.0 s for all of it; a trial and" in console.file.getvalue()
+    text = printed(print_plan, plan, reasons=True)
+    assert "30.0 s for all of it; a trial and" in text
 
 
 @pytest.mark.parametrize(
@@ -332,10 +325,7 @@ def test_the_price_is_about_where_the_baseline_is_looked_for(
 ) -> None:
     job = make() if baseline is None else make(baseline=baseline)
     plan = make_plan(session_of(Study(tmp_path, "s"), job), History())
-    console = Console(file=io.StringIO(), width=400, color_system=None)
-    print_plan(console, plan, reasons=False)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = printed(print_plan, plan, width=400, reasons=False)
     assert "at most 8 for the search (--trials), and on top of these" in text
     assert f"{said}, {plan.confirm_trials} for the final comparison" in text
     assert f"{plan.trials}: at most" in text
@@ -353,10 +343,7 @@ def test_where_nothing_runs_nothing_is_charged(tmp_path: Path, origin: Origin, s
     session.place.origin = origin
     plan = make_plan(session, History())
     assert (plan.total_s, plan.accelerator_hours, plan.price) == (0, 0, 0)
-    console = Console(file=io.StringIO(), width=400, color_system=None)
-    print_plan(console, plan, reasons=False)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = printed(print_plan, plan, width=400, reasons=False)
     assert f"none: nothing runs, {said}\ntrials      about " in text
     assert "accelerator-hours" not in text
     assert ("final comparison" in text) is (origin is Origin.SIMULATED)
@@ -390,69 +377,48 @@ def test_how_much_runs_deviate_is_said_once_something_ran_again(tmp_path: Path) 
 
 
 def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: Path) -> None:
-    load = "other processes took 40% of core 0"
     hit: list[int] = []
 
-    def behave(spec: TrialSpec) -> TrialResult:
-        result = realistic(spec)
-        if spec.identity.role is Role.SEARCH and result.samples_per_s and len(hit) < 2:
+    def is_hit(spec: TrialSpec) -> bool:
+        runs = realistic(spec).samples_per_s is not None
+        if spec.identity.role is Role.SEARCH and runs and len(hit) < 2:
             hit.append(spec.identity.number)
-            return dataclasses.replace(result, disturbed=load)
-        return result
+        return spec.identity.number in hit
 
-    report = read_story(finished(tmp_path, behave))
+    report = read_story(finished(tmp_path, disturbing(is_hit)))
     said = [text for name, text in facts_of(report) if name == "disturbed"]
     assert said == [
-        f"trial {hit[0]}: {load}; trial {hit[1]} repeats it and counts instead",
-        f"trial {hit[1]}: {load}",
+        f"trial {hit[0]}: {LOAD}; trial {hit[1]} repeats it and counts instead",
+        f"trial {hit[1]}: {LOAD}",
     ]
-    assert load in shown(report).replace("\n", " ").replace("            ", "")
+    assert LOAD in shown(report).replace("\n", " ").replace("            ", "")
     frame = load_table(report.folder).set_index("trial")
-    assert frame.loc[hit, "disturbed"].tolist() == [load, load]
+    assert frame.loc[hit, "disturbed"].tolist() == [LOAD, LOAD]
     assert frame.loc[hit[1], "repeat_of"] == hit[0]
     assert [t["evidence"] for t in trials_of(report) if t["number"] == hit[1]] == [
-        f"disturbed: {load}"
+        f"disturbed: {LOAD}"
     ]
 
 
 def test_a_figure_says_how_many_of_its_runs_were_disturbed(tmp_path: Path) -> None:
-    def behave(spec: TrialSpec) -> TrialResult:
-        result = realistic(spec)
-        if (
-            spec.identity.role is Role.CONFIRM
-            and spec.identity.confirm_round == 1
-            and result.samples_per_s
-        ):
-            return dataclasses.replace(result, disturbed="load")
-        return result
-
-    report = read_story(finished(tmp_path, behave))
-    assert report.answer is not None
+    in_round_1 = disturbing(lambda spec: spec.identity.confirm_round == 1, slower=1.0)
+    report = read_story(finished(tmp_path, in_round_1))
     assert report.answer.best.n_disturbed == 1
     assert "3 runs, 1 disturbed" in dict(facts_of(report))["best"]
 
 
 def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
     """The answer and the rows name one trial of a candidate: the one that counts."""
-
-    def behave(spec: TrialSpec) -> TrialResult:
-        result = realistic(spec)
-        if (
-            result.samples_per_s
-            and spec.provenance.repeat_of is None
-            and spec.identity.role is not Role.CONFIRM
-        ):
-            return dataclasses.replace(ok(spec, 0.5 * result.samples_per_s), disturbed="load")
-        return result
-
-    report = read_story(finished(tmp_path, behave))
+    at_first = disturbing(
+        lambda s: s.provenance.repeat_of is None and s.identity.role is not Role.CONFIRM
+    )
+    report = read_story(finished(tmp_path, at_first))
     facts = dict(facts_of(report))
     assert facts["change"] != "-"
     assert "damaged" not in facts
     assert report.answer is not None
     named = (("best", report.best_row), ("baseline", report.baseline_row))
     for (name, row), number in zip(named, (report.best_trial, report.baseline_trial), strict=True):
-        assert row is not None
         assert row.trial == number
         assert report.outcome_of(row) in ("best", name)
     # An answer that was written before names the first one: it is found all the same.
@@ -461,7 +427,6 @@ def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
         for t in reversed(report.history.explored.trials)
     }
     for _, row in named:
-        assert row is not None
         assert row.trial != first[row.candidate.hash]
         assert report.row_of(first[row.candidate.hash]) == row
 
@@ -506,7 +471,6 @@ def test_every_form_names_the_same_interval(tmp_path: Path) -> None:
     alone = [row for row in report.rows if row.figure is not None and row.n_runs == 1]
     assert alone
     for row in alone:
-        assert row.figure is not None
         cells = frame.loc[row.trial]
         assert cells["samples_per_s_low"] == pytest.approx(row.figure.samples_per_s_low)
         assert cells["samples_per_s_high"] == pytest.approx(row.figure.samples_per_s_high)
@@ -526,11 +490,8 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
         return make_plan(session_of(study, changed, lattice=lattice_of(job)), history)
 
     def guard_line(plan: Plan) -> str:
-        console = Console(file=io.StringIO(), width=600, color_system=None)
-        print_plan(console, plan, reasons=False)
-        assert isinstance(console.file, io.StringIO)
-        lines = [line for line in console.file.getvalue().splitlines() if line.startswith("guard")]
-        return " ".join(lines)
+        text = printed(print_plan, plan, width=600, reasons=False)
+        return " ".join(line for line in text.splitlines() if line.startswith("guard"))
 
     new = priced(0)
     assert new.guard_s == 3 * 16.0, "8 of the 20 steps that take 40 s, in 3 runs"

@@ -1,12 +1,25 @@
-"""The facts of a story, as tests ask for them."""
+"""The facts of a story and what is printed, as tests ask for them."""
 
+import io
 import re
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
 
 from autotune.base.telling import Fact
 from autotune.base.templates import Templates
 from autotune.report.page.page import render_page
 from autotune.report.story import Story
 from autotune.report.verdict import verdict_of
+
+
+def printed(show: Callable[..., object], *shown: Any, width: int = 80, **more: Any) -> str:
+    """What a function prints to a console of a width, whatever the environment says of it."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None, _environ={"TERM": "xterm"})
+    show(console, *shown, **more)
+    return out.getvalue()
 
 
 def facts_of(story: Story) -> list[Fact]:

@@ -120,7 +120,6 @@ def pareto(study: Study, sampler: str = "grid", **changes) -> tuple[SearchAnswer
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_a_search_answers_with_the_knee_and_the_front(study: Study, sampler: str):
     result, fleet = pareto(study, sampler, trials=16)
-    assert result.best is not None
     assert (result.best.candidate.micro_batch, result.best.candidate["zero.stage"]) == (4, 0)
     assert result.front is not None
     rates = [point.samples_per_s for point in result.front]
@@ -131,7 +130,6 @@ def test_a_search_answers_with_the_knee_and_the_front(study: Study, sampler: str
     compared = {spec.identity.candidate_hash for spec in fleet.ran(Role.CONFIRM)}
     assert {point.candidate.hash for point in result.front} <= compared
     assert len(compared) <= 6
-    assert result.speedup is not None
     assert result.baseline is not None
     assert result.speedup.ratio == pytest.approx(0.97)
 

@@ -31,32 +31,26 @@ def session(tmp_path: Path, fleet: str, **changes: object) -> Session:
 
 def test_what_cannot_fit_is_said_with_changes_that_do(tmp_path: Path):
     said = prospect(session(tmp_path, "simulate:4xA100"), fresh=True, knowledge=None)
-    assert said is not None
     assert said.n_fit == 0
     assert "nothing is predicted to fit" in said.problem
     assert "offload" in said.nearest
     assert "--world: `autotune plan`" in said.nearest
     wider = prospect(session(tmp_path, "simulate:8xA100", world=32), fresh=True, knowledge=None)
-    assert wider is not None
     assert wider.problem == ""
     offloaded = prospect(
         session(tmp_path, "simulate:4xA100", space="zero_offload"), fresh=True, knowledge=None
     )
-    assert offloaded is not None
     assert (offloaded.n_fit > 0, offloaded.problem) == (True, "")
 
 
 def test_what_cannot_end_in_time_is_said(tmp_path: Path):
     slow = {"model": "qwen2.5-0.5b", "global_batch": 128, "world": 2, "memory_limit": "64GiB"}
     said = prospect(session(tmp_path, "simulate:2xcpu", **slow), fresh=True, knowledge=None)
-    assert said is not None
     assert "no trial is predicted to end in time" in said.problem
     named = re.search(r"--trial-timeout (\S+) or more", said.nearest)
-    assert named is not None
     assert parse_seconds(named[1], where="the hint") > 600
     patient = session(tmp_path, "simulate:2xcpu", **slow, trial_timeout="1000h")
     again = prospect(patient, fresh=True, knowledge=None)
-    assert again is not None
     assert again.problem == ""
     assert again.trial_s > START_S + 7 * again.fastest_step_s
 

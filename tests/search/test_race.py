@@ -68,14 +68,12 @@ def test_the_interval_pays_for_the_look_and_for_each_rival():
 
     def high(logs: Logs, rules: Rules) -> float:
         gain = race_of(logs, 5, rules).gain("a", "start")
-        assert gain is not None
         return gain.high / gain.ratio
 
     early = Rules(warm=False, looks=(5, 6))
     assert high(logs, early) < high(logs, COLD), "the second look spends less"
     assert high(few, COLD) != high(logs, COLD)
     one = race_of(logs, 5).gain("a", "a")
-    assert one is not None
     assert one.ratio == 1.0
     assert one.low < 1.0 < one.high
 
@@ -86,7 +84,6 @@ def test_the_interval_holds_whenever_the_race_ends(gain: float):
     for _ in range(n):
         race = raced({"a": gain, "b": gain, "c": gain - 0.02, "start": 0.0}, draw, 0.02)
         gained = race.gain(race.best, "start")
-        assert gained is not None
         true = math.exp({"a": gain, "b": gain, "c": gain - 0.02, "start": 0.0}[race.best])
         missed += not gained.low <= true <= gained.high
     # Two standard errors of a count above 5%.

@@ -144,7 +144,6 @@ def test_no_figure_of_a_reduced_trial_is_a_candidates(study: Study) -> None:
     assert not numbers & {s.trial for s in standings if s is not None}
     # One layer runs thrice as fast as all of them: nothing of that is left in the answer.
     fastest = max(rate_of(spec) for spec in done.fleet.specs)
-    assert done.result.best is not None
     assert done.result.best.samples_per_s <= fastest * 1.01
     assert all(s.best is None or s.best.trial not in numbers for s in done.notebook.snapshots)
     history = History(study.trials())
@@ -329,7 +328,6 @@ def test_what_has_no_reduced_form_says_so_and_runs_whole(study: Study) -> None:
     job = make(trials=100, fidelity="layers=1")
     engine = ScriptedEngine(job, refused=lambda c: bool(c.layers and c["zero.stage"] == 3))
     reductions = reduce_lattice(session_of(study, job, engine=engine))
-    assert reductions is not None
     assert "8 of 32 candidates have no reduced trial (test.refused 8)" in reductions.left_out
     done = Searched(study, job, engine=engine)
     assert any("8 of 32 candidates have no reduced trial" in n for n in done.notebook.notes)

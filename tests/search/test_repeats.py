@@ -71,7 +71,6 @@ def figure_of(study: Study, spec: TrialSpec) -> float:
     history = History(study.trials())
     tried = next(t for t in history.tried if t.candidate.hash == spec.identity.candidate_hash)
     found = Objective.of(make(), ENVIRONMENT).figure(tried)
-    assert found is not None
     return found.samples_per_s
 
 
@@ -88,7 +87,6 @@ def test_a_disturbed_trial_is_repeated_once_and_the_repeat_counts(study: Study, 
     )
     assert figure_of(study, repeat) == pytest.approx(rate_of(repeat))
     first = study.trials()[repeat.provenance.repeat_of or 0].result
-    assert first is not None
     assert (first.outcome, first.disturbed) == (Outcome.OK, LOAD), "both are kept"
     said = f"repeats trial {repeat.provenance.repeat_of}, which was disturbed: {LOAD}"
     assert any(said in note for note in notes.notes)
@@ -116,7 +114,6 @@ def test_one_that_is_disturbed_twice_is_kept_with_the_mark(study: Study):
     assert [spec.provenance.repeat_of for spec in own] == [None, own[0].identity.number]
     tried = next(t for t in History(study.trials()).tried if t.candidate.hash in cursed)
     assert tried.is_settled
-    assert tried.measured is not None
     assert (tried.measured.number, tried.measured.disturbed) == (own[1].identity.number, LOAD)
 
 
@@ -156,8 +153,6 @@ def test_a_disturbed_run_of_the_comparison_is_repeated_in_its_round(study: Study
     assert (repeat.identity.confirm_round, repeat.identity.role) == (1, Role.CONFIRM)
     quiet = ScriptedFleet(realistic)
     other = search(Study(study.root, "quiet"), make(), fleet=quiet)
-    assert result.speedup is not None
-    assert other.speedup is not None
     assert result.speedup.ratio == pytest.approx(other.speedup.ratio)
 
 
@@ -181,7 +176,6 @@ def test_a_new_baseline_after_a_disturbed_comparison_is_not_run_without_end(
     fleet = Finite(disturbing(lambda spec: spec.identity.role is Role.BASELINE))
     result = search(study, job, fleet=fleet, lattice=lattice, engine=ScriptedEngine(job, own=own))
     assert [spec.provenance.repeat_of for spec in fleet.ran(Role.BASELINE)] == [None]
-    assert result.baseline is not None
     assert result.baseline.candidate == own
 
 
@@ -262,8 +256,6 @@ def test_resume_answers_the_same(study: Study, cut_after: int):
         (s.identity.number, s.identity.candidate_hash, s.provenance.repeat_of, s.measure)
         for s in whole.specs[cut_after:]
     ]
-    assert again.best is not None
-    assert answer.best is not None
     assert (again.best.samples_per_s_low, again.speedup) == (
         answer.best.samples_per_s_low,
         answer.speedup,
@@ -374,7 +366,6 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
         stop_reason=None,
         interrupted=False,
     )
-    assert answer.best is not None
     assert [tie.candidate.micro_batch for tie in answer.ties] == [4]
     (tie,) = answer.ties
     assert tie.samples_per_s_high >= answer.best.samples_per_s_low

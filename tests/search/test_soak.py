@@ -40,7 +40,6 @@ def report_of(
     trial: TrialSpec, rank: int, *, growth_bytes_per_s: float = 0.0, forgets: float = 0.0
 ) -> RankReport:
     """A rank that trained 20 steps, one per second."""
-    assert trial.measure.checkpoint is not None
     begun = trial.measure.checkpoint.resumes_at or 0
     n_steps = SOAKED + trial.measure.checkpoint.steps_after
     return RankReport(
@@ -64,7 +63,6 @@ class SoakFleet(ScriptedFleet):
     """Samples of memory of each rank; None: all."""
 
     def submit(self, spec: TrialSpec, folder: Path):
-        assert spec.measure.checkpoint is not None
         self.wall_s = 30.0  # its ranks step for most of that
         saved = Path(spec.measure.checkpoint.folder)
         if spec.measure.checkpoint.resumes_at is None:
@@ -114,8 +112,6 @@ def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path)
     assert (first.measure.budget_s, second.measure.budget_s) == (60.0, 60.0)
     assert first.measure.timeout_s == 60 + 200
     saved, resumed = first.measure.checkpoint, second.measure.checkpoint
-    assert saved is not None
-    assert resumed is not None
     assert (saved.resumes_at, resumed.resumes_at) == (None, SOAKED)
     assert saved.steps_after == STEPS_COMPARED
     assert ran.size_bytes == 1000
@@ -124,7 +120,6 @@ def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path)
     assert ran.unknown == []
     assert ran.loss_deviation == 0
     kept = ran.checkpoint
-    assert kept is not None
     assert (kept.steps, kept.load_s, kept.steps_compared) == (SOAKED, 0.5, STEPS_COMPARED)
     trials = Study(tmp_path, "soak").trials()
     assert [t.result.outcome for t in trials if t.result is not None] == [Outcome.OK] * 2
@@ -232,7 +227,6 @@ def test_a_soak_that_was_interrupted_goes_on_with_its_second_half(tmp_path: Path
     assert [s.measure.checkpoint.resumes_at for s in fleet.specs] == [None, SOAKED]
     again = SoakFleet(steady)
     ran = soak_trials(*given, minutes=1.0, runner=runner_of(kept, again))
-    assert ran is not None
     assert [s.measure.checkpoint.resumes_at for s in again.specs] == [SOAKED]
     assert (len(ran.halves), ran.failures, ran.size_bytes) == (2, [], 1000)
     assert not list(kept.folder.rglob("weights"))
@@ -248,7 +242,6 @@ def test_a_soak_that_was_killed_in_its_first_half_begins_anew(tmp_path: Path):
     again = SoakFleet(steady)
     ran = soak_trials(*given, minutes=1.0, runner=runner_of(kept, again))
     assert [s.measure.checkpoint.resumes_at for s in again.specs] == [None, SOAKED]
-    assert ran is not None
     assert [half.spec.identity.number for half in ran.halves] == [4, 5]
 
 

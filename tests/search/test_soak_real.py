@@ -42,11 +42,9 @@ def soak(record: Study, minutes: float, zero: dict, config: dict, **spec) -> Soa
         minutes=minutes,
         runner=Runner(record=record, fleet=fleet, interrupt=Interrupt(), note=print),
     )
-    assert ran is not None
     problems = [*ran.failures, *ran.unknown]
     assert not [p for p in problems if "half" in p], problems
     kept = ran.checkpoint
-    assert kept is not None
     assert kept.size_bytes > 1000
     assert kept.steps_compared == 4
     assert not list(record.folder.rglob("*.pt"))
@@ -119,5 +117,4 @@ def test_an_export_is_soaked_from_the_command_line(tmp_path):
     assert answer["checkpoint"]["loss_deviation"] < 1e-4
     assert answer["minutes"] >= 0.1
     found = read_soak(out)
-    assert found is not None
     assert found.steps == answer["steps"]

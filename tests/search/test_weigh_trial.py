@@ -76,8 +76,6 @@ def test_the_longer_the_training_the_longer_the_search(tmp_path: Path) -> None:
 def test_what_is_cheap_to_gain_is_found_first(tmp_path: Path) -> None:
     whole, _ = searched(Study(tmp_path, "whole"))
     ended, _ = searched(Study(tmp_path, "ended"), gpu_hours=100.0)
-    assert whole.best is not None
-    assert ended.best is not None
     assert ended.best.samples_per_s >= 0.98 * whole.best.samples_per_s
 
 

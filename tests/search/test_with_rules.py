@@ -45,7 +45,6 @@ def test_what_is_run_is_legal_and_rendered(study: Study, space: str):
         assert spec.engine.expected["stage"] == spec.identity.knobs["zero.stage"]
     # A rung of the ladder that lies in the space is the same candidate there.
     assert fleet.ran(Role.BASELINE)[0].identity.candidate_hash in legal
-    assert result.speedup is not None
     assert result.speedup.ratio > 1
 
 

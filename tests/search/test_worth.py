@@ -3,12 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from autotune.base.errors import JobError
 from autotune.contract import Outcome, TrialResult, TrialSpec
@@ -21,6 +19,7 @@ from autotune.report.terminal.overview import print_ladder
 from autotune.search.session import RecordedPlace
 from autotune.search.worth import Way, WayRunner
 from autotune.space.candidate import Candidate
+from tests.report.told import printed
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
@@ -89,7 +88,6 @@ def measured(spec: TrialSpec) -> TrialResult:
 
 def test_the_way_goes_by_the_gains_alone_and_its_steps_multiply_to_the_whole(tmp_path: Path):
     ladder, fleet = walk(tmp_path, measured)
-    assert ladder is not None
     assert [step.change for step in ladder.up] == [
         "micro_batch=4",
         "host_allocator=keep",
@@ -99,7 +97,6 @@ def test_the_way_goes_by_the_gains_alone_and_its_steps_multiply_to_the_whole(tmp
         gains = [step.gain for step in steps]
         assert [g.ratio for g in gains if g] == pytest.approx([1.5, 1.2, 0.9], rel=0.01)
         assert all(g is not None and g.low < g.ratio < g.high for g in gains)
-    assert ladder.gain is not None
     assert ladder.gain.ratio == pytest.approx(1.5 * 1.2 * 0.9, rel=0.01)
     # Three changes have eight combinations, each three times; half as fast a round is no noise.
     assert len(fleet.specs) == 24
@@ -114,7 +111,6 @@ def test_the_way_goes_by_the_gains_alone_and_its_steps_multiply_to_the_whole(tmp
 
 def test_a_pair_that_interacts_is_named_in_both_orders(tmp_path: Path):
     ladder, _ = walk(tmp_path, lambda spec: ok(spec, rate(spec, together=0.7)))
-    assert ladder is not None
     (pair,) = ladder.interactions
     assert {pair.first, pair.second} == {"micro_batch=4", "host_allocator=keep"}
     assert pair.factor.ratio == pytest.approx(0.7, rel=0.01)
@@ -135,7 +131,6 @@ def test_what_rules_refuse_or_runs_out_of_memory_has_no_figure_and_says_why(tmp_
         behave,
         refused=lambda c: c["host_allocator"] == "keep" and c.micro_batch == 1,
     )
-    assert ladder is not None
     why = [ran.why for ran in ladder.configurations if ran.why]
     assert any("oom: CUDA out of memory" in text for text in why)
     assert "refused" in why
@@ -156,9 +151,7 @@ def test_it_is_read_as_it_was_written_and_not_where_it_is_damaged(tmp_path: Path
     assert ladder is not None
     path = write_found(tmp_path / LADDER_FILE, ladder)
     assert read_ladder(tmp_path) == ladder
-    shown = StringIO()
-    print_ladder(Console(file=shown, width=80), ladder)
-    assert "one after the other" in shown.getvalue()
+    assert "one after the other" in printed(print_ladder, ladder)
     path.write_text(path.read_text().replace('"place": 1', '"place": 99'), encoding="utf-8")
     assert read_ladder(tmp_path) is None
 
@@ -180,6 +173,5 @@ def test_intervals_of_blocks_hold_in_95_of_100_cases():
             if (name, n) != ("c", 1)  # one that was lost
         ]
         gain = blocks_of(runs).gain({"c": 1.0, "a": -1.0})
-        assert gain is not None
         held += gain.low <= math.exp(0.3) <= gain.high
     assert 0.92 <= held / 400 <= 0.98

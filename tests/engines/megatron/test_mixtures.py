@@ -41,13 +41,14 @@ def recomputed(*modules: str) -> dict[str, Any]:
 
 Row = tuple[str, int, dict[str, Any], dict[str, Any]]
 """Model, ranks, knobs, and arguments besides."""
+STAGES: Row = (D, 2, {"pp": 2}, placed("Ett|t|t|mL"))
 ROWS: tuple[Row, ...] = (
     (Q, 2, {"ep": 2, "distributed_optimizer": True}, {}),
     (D, 2, {"ep": 2, "distributed_optimizer": True}, {}),
     (D, 2, EXPERTS, {}),
     (G, 2, EXPERTS, {}),
     (G, 2, {"pp": 2}, placed("E|tt|tt|L")),
-    (D, 2, {"pp": 2}, placed("Ett|t|t|mL")),
+    STAGES,
     (D, 4, {"pp": 4}, placed("Ett|tt|m|L")),
     (D, 2, {"ep": 2}, recomputed("mla_up_proj", "layernorm", "shared_experts", "moe", "mlp")),
     (D, 4, {"ep": 2, "etp": 2}, {}),
@@ -65,8 +66,15 @@ def case_of_row(row: Row, folder: Path, **changes: Any) -> tuple[MegatronEngine,
     return engine, plain(engine, {"micro_batch": 1, **knobs}, settings["world"])
 
 
-def trained_rows(rows: tuple[Row, ...], folder: Path) -> dict[str, tuple[Trained, Trained]]:
+def name_of(row: Row) -> str:
+    """What a row is."""
+    return f"{row[0]} on {row[1]}: {row[2]} {row[3]}"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Trained, Trained]]:
     """Each row by what it is, with what one rank makes of its model."""
+    rows, folder = ROWS, tmp_path_factory.mktemp("mixtures")
     models = sorted({row[0] for row in rows})
     alone: list[Row] = [(model, 1, {}, {}) for model in models]
     asked = [*alone, *rows]
@@ -74,37 +82,32 @@ def trained_rows(rows: tuple[Row, ...], folder: Path) -> dict[str, tuple[Trained
     found = train(cases, folder, [row[3] for row in asked])
     of_model = dict(zip(models, found[: len(models)], strict=True))
     return {
-        f"{row[0]} on {row[1]}: {row[2]} {row[3]}": (one, of_model[row[0]])
+        name_of(row): (one, of_model[row[0]])
         for row, one in zip(rows, found[len(models) :], strict=True)
     }
 
 
-def check(found: dict[str, tuple[Trained, Trained]]) -> None:
-    """Every row trained, with the losses and the gradient norm of one rank."""
+def test_layouts_train_as_one_rank(trained: dict[str, tuple[Trained, Trained]]) -> None:
+    """With its losses and its gradient norm."""
     failed = {
         name: errors
-        for name, (one, _) in found.items()
+        for name, (one, _) in trained.items()
         if (errors := [rank["error"] for rank in one.ranks if rank["error"]])
     }
     assert not failed
     apart = {}
-    for name, (one, alone) in found.items():
+    for name, (one, alone) in trained.items():
         norms = one.ranks[0]["norms"][0], alone.ranks[0]["norms"][0]
         is_same = one.losses() == pytest.approx(alone.losses(), rel=0, abs=SAME_LOSS)
         if not is_same or norms[0] != pytest.approx(norms[1], rel=SAME_NORM):
             apart[name] = (one.losses(), alone.losses(), norms)
     assert not apart
-    assert all(alone.losses()[0] - alone.losses()[-1] > 0.1 for _, alone in found.values())
+    assert all(alone.losses()[0] - alone.losses()[-1] > 0.1 for _, alone in trained.values())
 
 
-def test_layouts_train_as_one_rank(tmp_path: Path) -> None:
-    check(trained_rows(ROWS, tmp_path))
-
-
-def test_what_trained_is_what_was_asked(tmp_path: Path) -> None:
+def test_what_trained_is_what_was_asked(trained: dict[str, tuple[Trained, Trained]]) -> None:
     """Parameters, those of the layer that predicts further tokens included, and the stages."""
-    row: Row = (D, 2, {"pp": 2}, placed("Ett|t|t|mL"))
-    (one,) = train([case_of_row(row, tmp_path)], tmp_path, [row[3]])
+    one, _ = trained[name_of(STAGES)]
     found = one.ranks[0]["read_back"]
     assert found["stages"] == "Ett|t|t|mL"
     assert found["vp"] == 2
