@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from autotune.contract import KnobValue
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
 from autotune.engines.deepspeed.knobs.stages import stages
 from autotune.engines.deepspeed.mixtures import experts_elsewhere
@@ -84,11 +83,6 @@ def gathered_elements(values: Knobs, context: Context) -> int:
     return elements_per_rank(values, context) + context.model.n_params_frozen
 
 
-def fold_elements(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
-    """The value, at most the elements that a rank has: more of them mean the same."""
-    return min(int(value), elements_per_rank(values, context))
-
-
 def offloads_optimizer(values: Knobs) -> bool:
     """Whether optimizer states live on the host or a disk."""
     return values.get("offload.optimizer", "none") != "none"
@@ -109,7 +103,7 @@ def shards_gradients(values: Knobs, context: Context) -> bool:
     return stage(values) > 0 and not uses_bf16_optimizer(values, context)
 
 
-def is_contiguous(values: Knobs) -> bool:
+def is_contiguous(values: Knobs, _: Context) -> bool:
     """Whether gradients are copied into one bucket before they are reduced.
 
     Source: stage_1_and_2.py: __init__ forces it where the optimizer is offloaded.
@@ -153,6 +147,6 @@ def elements_in_partition(values: Knobs, context: Context) -> int:
     return min(elements_per_rank(values, context), -(-model.n_params // dp) + padding)
 
 
-def has_adam(context: Context) -> bool:
+def has_adam(_: Knobs, context: Context) -> bool:
     """Whether the job trains with Adam or AdamW, of which there are several implementations."""
     return context.optimizer in ADAM
