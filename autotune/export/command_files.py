@@ -22,7 +22,7 @@ from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.engines.launches.line import flags_of, in_short, text_or_none
 from autotune.export.base import Handout
 from autotune.export.command_training import HERE, CommandFiles, CommandTraining
-from autotune.export.launchers.accelerate import YAML_FILE
+from autotune.export.launchers import ACCELERATE_FILE
 from autotune.export.readme import choice_values
 from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
@@ -147,18 +147,18 @@ def _with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandF
     gives_file = any(HERE in word for word in made.command)
     is_by_settings = training.launcher == "accelerate" and training.script.framework in _TRAINERS
     has_file = training.names_config or training.script.description.get("config_file")
-    if not gives_file or not is_by_settings or has_file or YAML_FILE in made.files:
+    if not gives_file or not is_by_settings or has_file or ACCELERATE_FILE in made.files:
         return made
     return dataclasses.replace(
         made,
         files={
             **made.files,
-            YAML_FILE: dump_yaml(_accelerate_settings(training, training.config)),
+            ACCELERATE_FILE: dump_yaml(_accelerate_settings(training, training.config)),
         },
         command=_launched(training, made.command),
         about={
             **made.about,
-            YAML_FILE: "yours, with `ds_config.json` in place of its own settings",
+            ACCELERATE_FILE: "yours, with `ds_config.json` in place of its own settings",
         },
     )
 
@@ -172,12 +172,12 @@ def _accelerate_files(training: CommandTraining) -> CommandFiles:
     return CommandFiles(
         files={
             CONFIG_FILE: canonical_json(config),
-            YAML_FILE: dump_yaml(_accelerate_settings(training, config)),
+            ACCELERATE_FILE: dump_yaml(_accelerate_settings(training, config)),
         },
         command=_launched(training, training.command()),
         about={
             CONFIG_FILE: "your configuration with the edits",
-            YAML_FILE: "the ranks, and the `ds_config.json` that DeepSpeed gets",
+            ACCELERATE_FILE: "the ranks, and the `ds_config.json` that DeepSpeed gets",
         },
         in_code=dict(training.arguments_in_code()),
     )
@@ -225,7 +225,7 @@ def _launched(training: CommandTraining, words: Sequence[str]) -> list[str]:
     left = _without_flags(flags, _WRITTEN)
     if is_module and "-m" not in left:
         left = [*left, "-m"]
-    files = ["--config_file", f"{HERE}/{YAML_FILE}"]
+    files = ["--config_file", f"{HERE}/{ACCELERATE_FILE}"]
     files += ["--deepspeed_config_file", f"{HERE}/{CONFIG_FILE}"]
     return ["accelerate", "launch", *files, *left, *words[parts.script_at :]]
 

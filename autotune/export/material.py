@@ -24,8 +24,11 @@ def material(
     templates: Templates,
     *,
     more: Mapping[str, Any] | None = None,
+    brings_loop: bool = False,
 ) -> dict[str, str]:
     """A training script for a consumer, with the model and the samples that the trials had.
+
+    A consumer that `brings_loop` builds both itself, by what `start.py` writes first.
 
     Raises:
         RenderError: A template does not render, or the workload's script cannot be read.
@@ -33,30 +36,15 @@ def material(
     files = {SETTINGS_FILE: canonical_json({**settings(handout), **(more or {})})}
     if handout.workload.script:
         return {**files, SCRIPT: training_script(handout)}
-    files |= {
-        SCRIPT: templates.text(script, {}),
-        "material.py": templates.text("scripts/material.py", {}),
-        "workload.py": trial_script("train.py"),
-    }
-    if is_drawn(handout.workload.lengths):
-        files["lengths.py"] = trial_script("lengths.py")
+    files[SCRIPT] = templates.text(script, {})
+    if brings_loop:
+        files["start.py"] = templates.text("scripts/start.py", {})
+    else:
+        files["material.py"] = templates.text("scripts/material.py", {})
+        files["workload.py"] = trial_script("train.py")
+        if is_drawn(handout.workload.lengths):
+            files["lengths.py"] = trial_script("lengths.py")
     return {**files, **model_config(handout)}
-
-
-def from_config(handout: Handout, script: str, templates: Templates) -> dict[str, str]:
-    """A training script for a consumer that brings its own loop, and what it starts from.
-
-    Arguments and errors as of `material`.
-    """
-    files = {SETTINGS_FILE: canonical_json(settings(handout))}
-    if handout.workload.script:
-        return {**files, SCRIPT: training_script(handout)}
-    return {
-        **files,
-        SCRIPT: templates.text(script, {}),
-        "start.py": templates.text("scripts/start.py", {}),
-        **model_config(handout),
-    }
 
 
 def model_config(handout: Handout) -> dict[str, str]:

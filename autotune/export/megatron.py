@@ -1,22 +1,12 @@
 """What the dialects of Megatron's family share: a layout with its arguments, in groups."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import (
-    EngineSettings,
-    Identity,
-    Layout,
-    Measure,
-    Role,
-    TrialSpec,
-    Workload,
-    settings_of,
-)
+from autotune.contract import Layout, Measure, Workload, settings_of
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron import flags
 from autotune.engines.megatron.arguments import (
@@ -38,9 +28,8 @@ from autotune.engines.megatron.flags import (
 from autotune.engines.megatron.knobs import rows_of
 from autotune.engines.megatron.layout_task import LayoutTask
 from autotune.engines.megatron.model_arguments import Arguments, balance_advice, model_arguments
-from autotune.export.base import Handout, Launch, Subject
+from autotune.export.base import Handout, Launch, Subject, subject_of
 from autotune.export.readme import choice_values
-from autotune.record.soak import digest_of
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
 _READ_BACK = ("tp", "pp", "vp", "cp", "ep", "micro_batch")
@@ -148,7 +137,7 @@ def megatron_readme(
     return templates.text(name, values)
 
 
-def subject_of(
+def megatron_subject(
     folder: Path,
     settings: Mapping[str, Any],
     arguments: Mapping[str, Any],
@@ -158,35 +147,18 @@ def subject_of(
     environment: Environment,
     measure: Measure,
 ) -> Subject:
-    """An export read back, for a soak.
-
-    Raises:
-        KeyError: The settings lack one.
-        ValueError: One is of another type.
-    """
-    limit_bytes = settings.get("memory_limit_bytes")
-    if limit_bytes is not None:
-        limit_bytes = min(int(limit_bytes), environment.device_memory_bytes)
-    files = {ARGUMENTS_FILE: canonical_json(arguments)}
-    spec = TrialSpec(
-        identity=Identity(
-            study=folder.name,
-            number=0,
-            role=Role.SOAK,
-            candidate_hash=digest_of(files)[:12],
-            knobs={},
-        ),
-        layout=layout,
-        workload=workload,
-        engine=EngineSettings(
-            name="megatron",
-            expected=_expected(arguments, layout),
-            environment=dict(settings["environment_variables"]),
-            binds_cores=bool(settings["binds_cores"]),
-        ),
-        measure=dataclasses.replace(measure, memory_limit_bytes=limit_bytes),
+    """An export of a layout read back; errors as of `subject_of`."""
+    return subject_of(
+        folder,
+        settings,
+        {ARGUMENTS_FILE: canonical_json(arguments)},
+        workload,
+        layout,
+        engine="megatron",
+        expected=_expected(arguments, layout),
+        environment=environment,
+        measure=measure,
     )
-    return Subject(source=str(folder), folder=folder, spec=spec, files=files, preparation=())
 
 
 def _expected(arguments: Mapping[str, Any], layout: Layout) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from autotune.contract import parts_of as spec_parts
 from autotune.devices.hardware import Environment
 from autotune.export.base import Dialect, Handout, Launch, Subject, reading_export
 from autotune.export.material import SETTINGS_FILE, settings, trial_script
-from autotune.export.megatron import megatron_readme, run_of, subject_of
+from autotune.export.megatron import megatron_readme, megatron_subject, run_of
 from autotune.space.built_in import script_digest
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
@@ -39,7 +39,7 @@ class MegatronCoreScript(Dialect):
             settings = read_json(folder / SETTINGS_FILE)
             arguments = read_json(folder / ARGUMENTS_FILE)
             workload, layout = spec_parts(settings, digest=script_digest())
-            return subject_of(
+            return megatron_subject(
                 folder,
                 settings,
                 arguments,

@@ -22,7 +22,13 @@ from autotune.engines.megatron.pretrain_gpt import (
 )
 from autotune.export.base import Dialect, Handout, Launch, Subject, reading_export
 from autotune.export.material import SETTINGS_FILE, settings, trial_script
-from autotune.export.megatron import lines_of, megatron_readme, release_of, run_of, subject_of
+from autotune.export.megatron import (
+    lines_of,
+    megatron_readme,
+    megatron_subject,
+    release_of,
+    run_of,
+)
 from autotune.job.job import CHECKOUT_WORKLOAD
 from autotune.trial.engines.megatron import ARGUMENTS_FILE as WRITTEN_FILE
 
@@ -100,7 +106,7 @@ class MegatronArguments(Dialect):
             workload, layout = spec_parts(settings, digest=digest_of(checkout))
             if environment.accelerator == "cpu":
                 arguments |= SCRIPT_ON_CPU
-            return subject_of(
+            return megatron_subject(
                 folder,
                 settings,
                 arguments,
