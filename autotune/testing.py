@@ -38,7 +38,6 @@ from autotune.export.base import (
     Dialect,
     Handout,
     Launcher,
-    NodeLauncher,
 )
 from autotune.export.door import (
     MARKER_FILE,
@@ -343,7 +342,7 @@ class WorkloadContract(Contract[WorkloadPlugin]):
             assert len(values) <= 1, f"{name} is left out, and is {values}"
 
 
-class _StarterContract(Contract[P]):
+class _StarterContract(Contract[Launcher]):
     """What launchers of ranks and of nodes have in common: the files for two worlds."""
 
     kind = "launcher"
@@ -374,7 +373,7 @@ class _StarterContract(Contract[P]):
             assert any(name in usage for name in self.files(handout))
 
 
-class LauncherContract(_StarterContract[Launcher]):
+class LauncherContract(_StarterContract):
     """A launcher starts a script on the ranks of a configuration, and says how."""
 
     script = "some_script.py"
@@ -388,7 +387,7 @@ class LauncherContract(_StarterContract[Launcher]):
                 assert value in text, f"the ranks do not get {name}={value}"
 
 
-class NodeLauncherContract(_StarterContract[NodeLauncher]):
+class NodeLauncherContract(_StarterContract):
     """A launcher of nodes runs `launch.sh` on each of them, and says how."""
 
     script = "launch.sh"

@@ -122,7 +122,7 @@ def _columns(parts: Sequence[str | Mapping[str, float]]) -> dict[str, float]:
 
 
 def _traits(row: Mapping[str, Any]) -> Traits:
-    fields = {
+    fields: dict[str, Any] = {
         key: _columns(value) if isinstance(value, list) else value
         for key, value in row.items()
         if key != "about"

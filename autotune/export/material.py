@@ -72,29 +72,28 @@ def readme(
     name: str,
     more: Mapping[str, Any],
     *,
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
     """The README of an export, from the template `name` and what that needs besides.
 
-    `config` is DeepSpeed's configuration as the dialect writes it.
+    `config` is DeepSpeed's configuration as the dialect writes it, where others fill in keys.
     """
     values: dict[str, Any] = {
-        "attention": "default",
-        "loss_chunk_tokens": 0,
-        "mlp_chunk_tokens": 0,
-    }
-    values |= {**settings(handout), "n_nodes": handout.n_nodes, "per_node": handout.per_node}
-    values |= {
+        **{"attention": "default", "loss_chunk_tokens": 0, "mlp_chunk_tokens": 0},
+        **settings(handout),
         **choice_values(handout, config),
+        "n_nodes": handout.n_nodes,
+        "per_node": handout.per_node,
         "usage": launch.usage,
-        "started": sorted(launch.files),
+        "started": ", ".join(f"`{name}`" for name in sorted(launch.files)),
+        # The arguments of what submits a job to Kubernetes are kubectl's.
+        "passes_arguments": launch.name != "kubernetes",
+        "variables": sorted(handout.variables.items()),
+        "has_script": bool(handout.workload.script),
+        "is_drawn": is_drawn(handout.workload.lengths),
+        **more,
     }
-    # The arguments of what submits a job to Kubernetes are kubectl's.
-    values["passes_arguments"] = launch.name != "kubernetes"
-    values["variables"] = sorted(handout.variables.items())
-    values["has_script"] = bool(handout.workload.script)
-    values["is_drawn"] = is_drawn(handout.workload.lengths)
-    return {"README.md": templates.text(name, {**values, **more})}
+    return {"README.md": templates.text(name, values)}
 
 
 def training_script(handout: Handout) -> str:

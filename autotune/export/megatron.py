@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import Layout, Measure, Workload, settings_of
+from autotune.contract import Layout, Measure, Workload
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron import flags
 from autotune.engines.megatron.arguments import (
@@ -29,7 +29,7 @@ from autotune.engines.megatron.knobs import rows_of
 from autotune.engines.megatron.layout_task import LayoutTask
 from autotune.engines.megatron.model_arguments import Arguments, balance_advice, model_arguments
 from autotune.export.base import Handout, Launch, Subject, subject_of
-from autotune.export.readme import choice_values
+from autotune.export.material import readme
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
 _READ_BACK = ("tp", "pp", "vp", "cp", "ep", "micro_batch")
@@ -115,14 +115,11 @@ def megatron_readme(
     templates: Templates,
     name: str,
     more: Mapping[str, Any],
-) -> str:
+) -> dict[str, str]:
     """The README of an export, from the template `name` and what that needs besides."""
     fused = run.task.fused_attention
     values = {
-        **settings_of(handout.workload, handout.layout),
-        **handout.settings,
         **run.row,
-        **choice_values(handout),
         "device": handout.environment.device_name,
         "is_predicted": handout.figures is None,
         "attention": "a fused attention kernel" if fused else "attention that writes its scores",
@@ -130,11 +127,9 @@ def megatron_readme(
         "has_experts": run.task.n_experts > 1,
         "balance": balance_advice(handout.job.model),
         "has_prediction": handout.prediction is not None,
-        "usage": launch.usage,
-        "started": ", ".join(f"`{name}`" for name in sorted(launch.files)),
         **more,
     }
-    return templates.text(name, values)
+    return readme(handout, launch, templates, name, values)
 
 
 def megatron_subject(

@@ -49,6 +49,7 @@ from autotune.engines.launches.shell import is_shell
 from autotune.export.base import Handout, Left, Patched
 from autotune.export.command_training import CommandTraining
 from autotune.export.trainer import recompute_names
+from autotune.export.trainer_keys import SIZES
 from autotune.space.knobs import canonical
 from autotune.space.script import IMPLEMENTATIONS
 from autotune.trial.engines.deepspeed import CONFIG_FILE
@@ -57,8 +58,6 @@ from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT, as_argument_of
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 _IMPLEMENTATION = "optimizer.implementation"
-_SIZES = {_MICRO: "per_device_train_batch_size", _ACCUM: "gradient_accumulation_steps"}
-"""Key of the batch -> Trainer's argument for it."""
 _FRAMEWORKS = {FACTORY: "llama-factory", AXOLOTL: "axolotl"}
 _OFF = {
     "tensor_parallel.autotp_size": 0,
@@ -365,7 +364,7 @@ class _DataFile:
         """Sizes that the consumer's arguments bring, or nobody."""
         consumer = source.consumer
         is_trainers = consumer is Consumer.TRAINER
-        for key, argument in () if consumer is Consumer.DEEPSPEED else _SIZES.items():
+        for key, argument in () if consumer is Consumer.DEEPSPEED else SIZES.items():
             size = self._sizes()[key]
             is_accelerates = consumer is Consumer.ACCELERATE and key == _ACCUM
             if not is_trainers and source.config.get(key) != AUTO:
@@ -509,7 +508,7 @@ class _DataFile:
             others = (n for n, meant in SYNONYMS.items() if meant == name and n in given)
             return next(others, as_argument_of(framework, name, value=None)[0])
 
-        sizes = {_SIZES[key]: size for key, size in self._sizes().items()}
+        sizes = {SIZES[key]: size for key, size in self._sizes().items()}
         # What is there already may bring the other along.
         for name in sorted(sizes, key=lambda name: name_here(name) not in given):
             if now()[name] != sizes[name]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.nested import look_up
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS
+from autotune.engines.deepspeed.rules.sections import AUTO
 
-AUTO = "auto"
 OWNED: Mapping[str, tuple[str, ...]] = {
     "train_micro_batch_size_per_gpu": ("per_device_train_batch_size",),
     "gradient_accumulation_steps": ("gradient_accumulation_steps",),
@@ -22,6 +23,8 @@ OWNED: Mapping[str, tuple[str, ...]] = {
     "fp16.enabled": ("fp16",),
 }
 """Key that Trainer compares with its arguments -> those arguments."""
+SIZES = {key: OWNED[key][0] for key in BATCH_KEYS[:2]}
+"""Key of the batch -> the argument for it."""
 TUNED = (
     *("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
     *("bf16.enabled", "fp16.enabled"),

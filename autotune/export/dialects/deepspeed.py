@@ -24,9 +24,8 @@ from autotune.export.base import (
     subject_of,
     whole,
 )
-from autotune.export.material import model_config, training_script, trial_script
+from autotune.export.material import model_config, readme, training_script, trial_script
 from autotune.export.patch import Wanted, patched_all
-from autotune.export.readme import choice_values
 from autotune.export.trainer_keys import untuned
 from autotune.space.built_in import script_digest
 from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
@@ -57,7 +56,7 @@ class DeepSpeedFiles(Dialect):
             **handout.exported,
             SETTINGS_FILE: canonical_json(settings),
             self.script: training_script(handout),
-            "README.md": templates.text("launch/README.md.j2", values),
+            **readme(handout, launch, templates, "launch/README.md.j2", values),
         }
         if handout.candidate.pp > 1:
             files["transformer.py"] = trial_script("transformer.py")
@@ -80,7 +79,9 @@ class DeepSpeedFiles(Dialect):
             # A soak is no run of the user's: it writes nothing to where those write.
             config, _ = without_outputs(read_json(folder / CONFIG_FILE))
             workload, layout = _parts(folder, config, settings)
-            chosen = {n.replace(".", "_"): value for n, value in workload.settings.items()}
+            chosen: dict[str, Any] = {
+                n.replace(".", "_"): value for n, value in workload.settings.items()
+            }
             setup = Setup(
                 ds_config=config,
                 ranks=layout.world,
@@ -109,23 +110,17 @@ class DeepSpeedFiles(Dialect):
 
 
 def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[str, Any]:
-    """Values for the templates."""
-    candidate = handout.candidate
+    """Values for the template of the README."""
     config = json.loads(handout.exported[CONFIG_FILE])
     return {
         "recompute": "none",
         **settings,
-        "usage": launch.usage,
         "started": ", ".join(f"`{name}`" for name in (*launch.files, DeepSpeedFiles.script)),
         "stage": config["zero_optimization"]["stage"],
-        "ep": candidate.get("ep", 1),
+        "ep": handout.candidate.get("ep", 1),
         "lora": handout.job.model.source.get("lora"),
-        "is_drawn": is_drawn(handout.workload.lengths),
-        "micro_batch": candidate.micro_batch,
-        "grad_accum": candidate.grad_accum,
         "has_config": "config" in handout.job.model.source,
         "untuned": untuned(config),
-        **choice_values(handout),
     }
 
 

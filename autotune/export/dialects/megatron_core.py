@@ -28,7 +28,7 @@ class MegatronCoreScript(Dialect):
             **handout.exported,
             **{name: trial_script(name) for name in scripts},
             SETTINGS_FILE: canonical_json(settings(handout)),
-            "README.md": megatron_readme(
+            **megatron_readme(
                 handout, run_of(handout), launch, templates, "megatron/core.md.j2", {}
             ),
         }

@@ -82,9 +82,7 @@ class MegatronArguments(Dialect):
             **handout.exported,
             SETTINGS_FILE: canonical_json({**_NEUTRAL, **settings(handout), **of_script}),
             ARGUMENTS_FILE: templates.text("megatron/megatron_args.sh.j2", values),
-            "README.md": megatron_readme(
-                handout, run, launch, templates, "megatron/README.md.j2", names
-            ),
+            **megatron_readme(handout, run, launch, templates, "megatron/README.md.j2", names),
             **({ON_CPU_FILE: trial_script(ON_CPU_FILE)} if is_on_cpu else {}),
         }
 
