@@ -16,8 +16,9 @@ from typing import Any
 from autotune.base.errors import RenderError
 from autotune.base.nested import look_up, merge
 from autotune.contract import read_bounded
+from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.export.base import Handout
-from autotune.export.trainer_keys import ADAMS, AUTO, FOLLOWING, OWNED, TUNED
+from autotune.export.trainer_keys import ADAMS, FOLLOWING, OWNED, TUNED
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 _RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")

@@ -23,7 +23,7 @@ K = TypeVar("K", bound=Knob)
 Acts = Callable[[Knobs, Context], bool]
 
 _FUNCTIONS = ("fold", "reader")
-_LISTS = ("choices", "needs_cuda", "more_keys")
+_LISTS = ("choices", "needs_cuda", "more_keys", "switch")
 _TEST = re.compile(r"([\w.]+)(?:(!=|=|>)([\w.]+))?")
 _COMPARE = {"=": operator.eq, "!=": operator.ne, ">": operator.gt}
 _FACTS = {field.name for field in fields(Context)}
