@@ -360,7 +360,6 @@ NAMES_DEEPSPEED = {
     "engines/launches/line.py": "its launcher",
     "engines/megatron/launched.py": "flags of Megatron-DeepSpeed, which it leaves alone",
     "export/command_files.py": "the configuration of a user's command",
-    "export/dialects/command.py": "the dialect of such a command",
     "export/dialects/deepspeed.py": "its dialect",
     "export/dialects/hf.py": "its configuration, which Trainer and what is built on it read",
     "export/launchers.py": "its configuration and its launcher",

@@ -1,4 +1,4 @@
-"""The files of an export of a user's own command."""
+"""The dialect of a user's own command: their configuration and their command line, edited."""
 
 import contextlib
 import dataclasses
@@ -20,9 +20,10 @@ from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS
 from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.engines.launches.line import flags_of, in_short, text_or_none
-from autotune.export.base import Handout
+from autotune.export.base import Dialect, Handout, Launch, Patched
 from autotune.export.command_training import HERE, CommandFiles, CommandTraining
 from autotune.export.launchers import ACCELERATE_FILE
+from autotune.export.patch import Wanted, patched_all
 from autotune.export.readme import choice_values
 from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
@@ -42,6 +43,24 @@ _WRITTEN = (
     *FLAGS,
 )
 """Flags that the export's files replace."""
+
+
+class OwnCommand(Dialect):
+    """`launch.sh` starts the training as the user does, with the edits that were measured."""
+
+    engines = ("deepspeed",)
+    script = "launch.sh"
+
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
+        return self.files_of_command(handout, templates, Path())
+
+    def files_of_command(
+        self, handout: Handout, templates: Templates, folder: Path
+    ) -> dict[str, str]:
+        return files_of_command(handout, templates, folder)
+
+    def patched(self, paths: Sequence[Path], handout: Handout, engine: Engine) -> list[Patched]:
+        return patched_all(paths, Wanted(handout, engine, training_of(handout, Path())))
 
 
 def files_of_command(handout: Handout, templates: Templates, folder: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ from autotune.contract import KnobValue
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.reading import Parsed, has_arguments, parsed
 from autotune.engines.launches.line import LineParts, flags_of, parts_of
-from autotune.export.trainer_keys import SIZES
+from autotune.export.trainer import SIZES
 from autotune.job.observed import Observed, is_text_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits

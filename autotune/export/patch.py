@@ -48,8 +48,7 @@ from autotune.engines.deepspeed.sources.training import (
 from autotune.engines.launches.shell import is_shell
 from autotune.export.base import Handout, Left, Patched
 from autotune.export.command_training import CommandTraining
-from autotune.export.trainer import recompute_names
-from autotune.export.trainer_keys import SIZES
+from autotune.export.trainer import SIZES, recompute_names
 from autotune.space.knobs import canonical
 from autotune.space.script import IMPLEMENTATIONS
 from autotune.trial.engines.deepspeed import CONFIG_FILE

@@ -26,7 +26,7 @@ from autotune.export.base import (
 )
 from autotune.export.material import model_config, readme, training_script, trial_script
 from autotune.export.patch import Wanted, patched_all
-from autotune.export.trainer_keys import untuned
+from autotune.export.trainer import untuned
 from autotune.space.built_in import script_digest
 from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
 from autotune.trial.scripts.lengths import is_drawn

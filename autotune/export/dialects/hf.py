@@ -24,9 +24,9 @@ from autotune.export.trainer import (
     refuse_unsaid,
     trained,
     trainer_values,
+    untuned,
     with_autos,
 )
-from autotune.export.trainer_keys import untuned
 from autotune.job.adapters import ALL_LINEAR
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.frameworks import FACTORY_ATTENTION

@@ -1,7 +1,7 @@
 """DeepSpeed's knobs: a row each of `knobs.json`, and those of communication after them.
 
-A row has the fields of `DeepSpeedKnob`; what it calls `acts`, `fold` or `reader` is a function of
-`effects.py`, `readers.py` or `situation.py`. The evidence in the rows is DeepSpeed 0.19.8.
+A row has the fields of `DeepSpeedKnob`; functions that it names are those of `situation.py` and
+`readers.py`. The evidence in the rows is DeepSpeed 0.19.8.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.engines.communication.knobs import KNOBS as COMMUNICATION_KNOBS
-from autotune.engines.deepspeed.knobs import effects, readers, situation
+from autotune.engines.deepspeed.knobs import readers, situation
 from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
 from autotune.space import knob as shared
 from autotune.space.knob import Knob
@@ -27,7 +27,7 @@ def _of_communication(knob: Knob) -> DeepSpeedKnob:
     return DeepSpeedKnob(**{**fields, "group": "communication"})
 
 
-_FUNCTIONS = (shared, situation, effects, readers)
+_FUNCTIONS = (shared, situation, readers)
 
 KNOBS: Mapping[str, DeepSpeedKnob] = {
     **read_knobs(Path(__file__).with_name("knobs.json"), DeepSpeedKnob, *_FUNCTIONS),
