@@ -68,18 +68,6 @@ _OLD_NAMES = {
     "offload.optimizer": "zero_optimization.cpu_offload",
     "offload.param": "zero_optimization.cpu_offload_param",
 }
-_BY_SCRIPT = {
-    "pp": "a PipelineModule of so many stages",
-    "sp": "it splits each sequence over so many ranks",
-    "loss_chunk_tokens": "it computes the loss in pieces, as train.py of an export does",
-    "mlp_chunk_tokens": "it computes each MLP in pieces, as train.py of an export does",
-    "offload.activations": "forward and backward inside DeepSpeed's "
-    "get_checkpoint_hidden_states_offloading_ctx_manager()",
-    "recompute": "model.gradient_checkpointing_enable()",
-    "attention": "attn_implementation where it builds the model",
-    "compile": "torch.compile, or engine.compile()",
-}
-"""Knob -> what the script does for it."""
 _BY_ARGUMENTS = ("recompute", "attention", "compile")
 
 
@@ -216,11 +204,11 @@ class Wanted:
 
     def around(self, *, has_arguments: bool) -> Iterator[Left]:
         """What no file carries, but the script, or the environment of the ranks."""
-        for name, how in _BY_SCRIPT.items():
-            is_told = name in _BY_ARGUMENTS and has_arguments
+        for name, knob in KNOBS.items():
             value = self.candidate.get(name)
-            if not self.is_untouched(name) and (not is_told or value == "deepcompile"):
-                yield Left(what=f"{name}={value}", place=f"the script: {how}")
+            is_told = name in _BY_ARGUMENTS and has_arguments and value != "deepcompile"
+            if knob.in_script and not is_told and not self.is_untouched(name):
+                yield Left(what=f"{name}={value}", place=f"the script: {knob.in_script}")
         yield from self.around_ranks()
 
     def around_ranks(self) -> Iterator[Left]:

@@ -16,6 +16,7 @@ from typing import Any
 from autotune.base.errors import RenderError
 from autotune.base.nested import look_up, merge
 from autotune.contract import read_bounded
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.export.base import Handout
@@ -70,6 +71,13 @@ class Setting(StrEnum):
     FACTORY = "model"
     """A model that a function of the user's builds."""
     CORES = "core_binding"
+
+
+_OF_THE_SCRIPT = (
+    *(Setting.ATTENTION, Setting.COMPILE, Setting.LOSS_CHUNKS, Setting.MLP_CHUNKS),
+    Setting.INPUTS_ON_HOST,
+)
+"""Knobs that the trials' own script brings into force."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,14 +263,8 @@ def _asked(handout: Handout) -> dict[Setting, Any]:
     recompute = str(settings.get("recompute", "none"))
     if recompute.startswith("every_"):
         found[Setting.SOME_LAYERS] = recompute
-    neutral_values: dict[Setting, Any] = {
-        Setting.ATTENTION: "default",
-        Setting.COMPILE: "none",
-        Setting.LOSS_CHUNKS: 0,
-        Setting.MLP_CHUNKS: 0,
-        Setting.INPUTS_ON_HOST: "none",
-    }
-    for setting, neutral in neutral_values.items():
+    for setting in _OF_THE_SCRIPT:
+        neutral = KNOBS[setting].default
         if settings.get(setting, neutral) != neutral:
             found[setting] = settings[setting]
     if "lora" in source:

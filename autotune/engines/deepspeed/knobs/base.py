@@ -27,6 +27,8 @@ class DeepSpeedKnob(Knob):
     switch: tuple[KnobValue | None, ...] = ()
     """In place of a reader: its values where a switch among its keys is on, and where one is off
     and none is on."""
+    in_script: str = ""
+    """What a user's script does for it, where no key says it."""
     read_back: str = ""
     """The name under which the live engine says the value wherever `when` holds: an attribute of
     ZeRO's optimizer, or a name of `autotune.trial.readback`. Empty: `expected.py` works out what
