@@ -57,46 +57,35 @@ class OwnCommand(Dialect):
     def files_of_command(
         self, handout: Handout, templates: Templates, folder: Path
     ) -> dict[str, str]:
-        return files_of_command(handout, templates, folder)
+        training = training_of(handout, folder)
+        made = _with_launch_file(training, _of_command(training))
+        made, script = _with_files_read(training, made), training.script
+        values = {
+            "command": _quoted(made.command),
+            "shown": in_short(script.command),
+            "folder": shlex.quote(script.folder),
+            "variables": sorted(handout.variables.items()),
+            "configuration": sorted(training.edits.configuration.items()),
+            "arguments": sorted(training.edits.arguments.items()),
+            "trial": None if handout.figures is None else handout.figures.trial,
+            "new_words": [
+                (f"{{{name}={script.placeholders[name]}}}", str(value))
+                for name, value in training.in_words.items()
+            ],
+            "in_code": sorted(made.in_code.items()),
+            "brings": list(made.command) != script.filled({}),
+            "about": list(made.about.items()),
+            **choice_values(handout),
+            "knobs": [(n, format_value(training.values[n])) for n in handout.candidate.values],
+            "overridden": [],  # they are the changes at the top
+        }
+        files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
+        if not made.in_code:  # else it would start another training than was measured
+            files["launch.sh"] = templates.text("command/launch.sh.j2", values)
+        return files
 
     def patched(self, paths: Sequence[Path], handout: Handout, engine: Engine) -> list[Patched]:
         return patched_all(paths, Wanted(handout, engine, training_of(handout, Path())))
-
-
-def files_of_command(handout: Handout, templates: Templates, folder: Path) -> dict[str, str]:
-    """The files of an export of a user's own command: path below the folder -> text.
-
-    No `launch.sh` where the command and the files cannot carry all that was measured.
-
-    Raises:
-        RenderError: The job has no command, or the command cannot be told so.
-    """
-    training = training_of(handout, folder)
-    made = _with_launch_file(training, _of_command(training))
-    made, script = _with_files_read(training, made), training.script
-    values = {
-        "command": _quoted(made.command),
-        "shown": in_short(script.command),
-        "folder": shlex.quote(script.folder),
-        "variables": sorted(handout.variables.items()),
-        "configuration": sorted(training.edits.configuration.items()),
-        "arguments": sorted(training.edits.arguments.items()),
-        "trial": None if handout.figures is None else handout.figures.trial,
-        "new_words": [
-            (f"{{{name}={script.placeholders[name]}}}", str(value))
-            for name, value in training.in_words.items()
-        ],
-        "in_code": sorted(made.in_code.items()),
-        "brings": list(made.command) != script.filled({}),
-        "about": list(made.about.items()),
-        **choice_values(handout),
-        "knobs": [(n, format_value(training.values[n])) for n in handout.candidate.values],
-        "overridden": [],  # they are the changes at the top
-    }
-    files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
-    if not made.in_code:  # else it would start another training than was measured
-        files["launch.sh"] = templates.text("command/launch.sh.j2", values)
-    return files
 
 
 def _of_command(training: CommandTraining) -> CommandFiles:

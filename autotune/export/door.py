@@ -30,7 +30,6 @@ from autotune.export.base import (
 )
 from autotune.export.readme import README_FILE, figures_file, with_claim
 from autotune.job.job import Job
-from autotune.record.soak import SoakResult
 from autotune.record.study import Study
 from autotune.record.tried import warning
 from autotune.space.candidate import Candidate, layout_of
@@ -55,20 +54,9 @@ def find_dialect(name: str) -> Dialect | RecordDialect:
 
 
 def handout_of(
-    candidate: Candidate,
-    *,
-    engine: Engine,
-    job: Job,
-    environment: Environment,
-    study: str | None = None,
-    study_flags: str = "",
-    claim: str = "",
-    soak: SoakResult | None = None,
-    prediction: Mapping[str, Any] | None = None,
-    hosts: Sequence[str] = (),
-    is_described: bool = False,
+    candidate: Candidate, *, engine: Engine, job: Job, environment: Environment
 ) -> Handout:
-    """A candidate with what its engine says of it; of the arguments see `Handout`.
+    """A candidate with what its engine says of it; what else is known, the caller fills in.
 
     Raises:
         RenderError: The candidate's configuration does not render.
@@ -91,13 +79,6 @@ def handout_of(
             "environment_variables": variables,
         },
         variables=variables,
-        study=study,
-        study_flags=study_flags,
-        claim=claim,
-        soak=soak,
-        prediction=prediction,
-        hosts=hosts,
-        is_described=is_described,
         overridden=exported.overridden,
         untried=warning(choices_of(candidate.values, engine.context), engine.context),
     )
