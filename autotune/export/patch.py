@@ -18,7 +18,7 @@ from autotune.contract import KnobValue
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed.ds_config_file import SECTIONS, usable
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.knobs.situation import optimizer_implementation
+from autotune.engines.deepspeed.knobs.situation import optimizer_implementation, recompute_interval
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO, SPELLINGS
 from autotune.engines.deepspeed.sources.accelerate_fields import FIELDS, SECTION
@@ -534,7 +534,7 @@ class _DataFile:
             (f"{n}_kwargs" for n in CHECKPOINTING if f"{n}_kwargs" in given), f"{name}_kwargs"
         )
         options = options_of(given.get(options_name))
-        every = int(want.removeprefix("every_")) if want.startswith("every_") else 1
+        every = max(1, recompute_interval(want))
         if every > 1 and (reader in _FRAMEWORKS or not (takes_every or EVERY in options)):
             who = reader or "this release of transformers"
             place = f"the model's code: {who} takes all layers or none"

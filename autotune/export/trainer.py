@@ -17,6 +17,7 @@ from autotune.base.errors import RenderError
 from autotune.base.nested import look_up, merge
 from autotune.contract import read_bounded
 from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.knobs.situation import recompute_interval
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.export.base import Handout
@@ -214,7 +215,7 @@ def recompute_arguments(handout: Handout, consumer: str) -> dict[str, Any]:
                 "layers or none",
                 "name a trial with recompute none or full by --trial, or upgrade transformers",
             )
-        kwargs["every_n_layers"] = int(str(recompute).removeprefix("every_"))
+        kwargs["every_n_layers"] = recompute_interval(recompute)
     return {name: True, f"{name}_kwargs": kwargs}
 
 

@@ -17,6 +17,7 @@ from autotune.cost.traits import FRAMEWORKS, GROWING_SEGMENTS
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.knobs.situation import recompute_interval
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.rows import answers_of
@@ -25,7 +26,6 @@ K = TypeVar("K", bound=Hashable)
 Floats = NDArray[np.float64]
 
 _TIERS = {"none": Tier.DEVICE, "cpu": Tier.CPU, "nvme": Tier.NVME}
-_EVERY = "every_"
 _BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 _MOMENTS = {
     "adam": 2,
@@ -263,9 +263,8 @@ def _recompute_and_offload(rows: _Rows) -> dict[str, Floats]:
     """
 
     def every(candidate: Candidate) -> float:
-        kind = str(_value(candidate, "recompute"))
-        is_apart = kind.startswith(_EVERY) and candidate.pp == 1
-        return float(kind.removeprefix(_EVERY)) if is_apart else 1.0
+        interval = recompute_interval(_value(candidate, "recompute"))
+        return float(max(1, interval)) if candidate.pp == 1 else 1.0
 
     def recompute(candidate: Candidate) -> float:
         is_none = _value(candidate, "recompute") == "none"

@@ -25,6 +25,14 @@ def optimizer_implementation(params: object) -> str | None:
     return "torch_fused" if params.get("fused") is True else "torch"
 
 
+def recompute_interval(recompute: object) -> int:
+    """Every how many-th layer is recomputed; in a pipeline so many together. 0: none is."""
+    text = str(recompute)
+    if text.startswith("every_"):
+        return int(text.removeprefix("every_"))
+    return 1 if text == "full" else 0
+
+
 def degree(values: Knobs, name: str) -> int:
     """A parallel degree; 1 where there is none."""
     return int(values.get(name, 1))
@@ -164,7 +172,7 @@ def _fold_recompute(value: KnobValue, values: Knobs, context: Context) -> KnobVa
     most = context.model.n_layers
     if has_pipeline(values):
         most = max(n_layers for _, n_layers in stages(context.model, degree(values, "pp")))
-    every = min(int(str(value).removeprefix("every_")), most)
+    every = min(recompute_interval(value), most)
     return "full" if every == 1 else f"every_{every}"
 
 
