@@ -11,21 +11,21 @@ from pathlib import Path
 from autotune.cost.cells import Cells
 from autotune.cost.traits import RECOMPUTED_MODULES, SCALINGS, Traits
 
-_FILE = json.loads(Path(__file__).with_name("row_words.json").read_text(encoding="utf-8"))
+WORDS = json.loads(Path(__file__).with_name("row_words.json").read_text(encoding="utf-8"))
 _Words = Mapping[str, Mapping[str, float]]
-CHOICES: Mapping[str, _Words] = {**_FILE["choices"], "scaling": SCALINGS}
+CHOICES: Mapping[str, _Words] = {**WORDS["choices"], "scaling": SCALINGS}
 """Column -> word -> columns of `Plans`."""
 _FUSED_LOGIT_BYTES = float(CHOICES["loss"]["fused"]["logit_bytes"])
 _CHUNK_TOKENS = float(CHOICES["loss"]["chunked"]["loss_chunk_tokens"])
 """Tokens of a chunk where a row does not say."""
-_ATTENTION_SPEED: Mapping[str, tuple[float, float]] = _FILE["attention_speed"]
+_ATTENTION_SPEED: Mapping[str, tuple[float, float]] = WORDS["attention_speed"]
 """Word -> its speed, before Hopper and from then on."""
-MOMENT_BYTES: Mapping[str, float] = _FILE["moment_bytes"]
+MOMENT_BYTES: Mapping[str, float] = WORDS["moment_bytes"]
 """Optimizer -> bytes per parameter of what it keeps beside the master copy."""
 _ADAM_BYTES = 8.0
 _EIGHT_BIT_BYTES = 2.0
 
-SETTINGS: Mapping[str, tuple[float, float]] = _FILE["settings"]
+SETTINGS: Mapping[str, tuple[float, float]] = WORDS["settings"]
 """Columns of `Plans` that a table may have under the same name, with the numbers that they take.
 They come before what the framework usually does."""
 

@@ -7,20 +7,11 @@ from collections.abc import Mapping
 from autotune.base.errors import AutotuneError
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.problem import routed_share
+from autotune.cost.row_choices import WORDS
 from autotune.job.model import FACTORY, Model, load_model
 from autotune.job.model_shape import ModelShape
 
-_MOST = {
-    "n_layers": 1e4,
-    "hidden": 1e6,
-    "n_heads": 1e5,
-    "n_kv_heads": 1e5,
-    "ffn_hidden": 1e7,
-    "vocab": 1e8,
-    "head_dim": 1e5,
-    "n_experts": 1e5,
-    "experts_per_token": 1e5,
-}
+_MOST: Mapping[str, float] = WORDS["most"]
 """Column -> more than anybody builds."""
 _MAX_SEQ_LEN = 1e8
 _MAX_PARAMS = 1e15
