@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -98,10 +99,7 @@ class _Terms:
         self._defaults = defaults
 
     def all_of(self, text: str) -> Acts:
-        terms = [self._term(term) for term in text.split()]
-        if len(terms) == 1:
-            return terms[0]
-        return lambda values, context: all(term(values, context) for term in terms)
+        return reduce(_both, map(self._term, text.split()))
 
     def at_most(self, name: str) -> Callable[[KnobValue, Knobs, Context], KnobValue]:
         """A value, at most what saturates it: more of it means the same run."""
@@ -109,11 +107,8 @@ class _Terms:
         return lambda value, values, context: min(int(value), int(most(values, context)))
 
     def _term(self, term: str) -> Acts:
-        tests = [self._test(test) for test in term.removeprefix("!").split("|")]
-        if len(tests) == 1 and not term.startswith("!"):
-            return tests[0]
-        wanted = not term.startswith("!")
-        return lambda values, context: any(t(values, context) for t in tests) is wanted
+        found = reduce(_either, map(self._test, term.removeprefix("!").split("|")))
+        return _negated(found) if term.startswith("!") else found
 
     def _test(self, test: str) -> Acts:
         found = _TEST.fullmatch(test)
@@ -129,8 +124,8 @@ class _Terms:
         if word in self._defaults:
             return lambda values, _: compare(values[name], values[word])
         wanted = _value(word)
-        if sign == ">":  # a knob that does not act has no value
-            return lambda values, context: (fact(values, context) or 0) > wanted
+        if sign == ">" and name in self._defaults:  # one that does not act has no value
+            return lambda values, _: values.get(name, 0) > wanted
         return lambda values, context: compare(fact(values, context), wanted)
 
     def _fact(self, name: str) -> Callable[[Knobs, Context], Any]:
@@ -143,6 +138,19 @@ class _Terms:
             return lambda _, context: getattr(context.model, name)
         found: Callable[[Knobs, Context], Any] = self.named[name]
         return found
+
+
+# Knobs are asked by the hundred thousand: nested functions are faster than loops.
+def _both(one: Acts, other: Acts) -> Acts:
+    return lambda values, context: one(values, context) and other(values, context)
+
+
+def _either(one: Acts, other: Acts) -> Acts:
+    return lambda values, context: one(values, context) or other(values, context)
+
+
+def _negated(one: Acts) -> Acts:
+    return lambda values, context: not one(values, context)
 
 
 def _value(word: str) -> Any:
