@@ -37,8 +37,7 @@ from autotune.engines.deepspeed.expected import (
     config_value,
     expected,
 )
-from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.knobs.process import environment_of
+from autotune.engines.deepspeed.knobs import KNOBS, environment_of
 from autotune.engines.deepspeed.knobs.situation import (
     ADAM,
     optimizer_implementation,

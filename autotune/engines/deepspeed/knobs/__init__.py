@@ -12,7 +12,7 @@ from autotune.engines.communication.knobs import KNOBS as COMMUNICATION_KNOBS
 from autotune.engines.deepspeed.knobs import readers, situation
 from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
 from autotune.space import knob as shared
-from autotune.space.knob import Knob
+from autotune.space.knob import Knob, Knobs
 from autotune.space.knob_rows import read_knobs
 
 _STAGES = {"nccl.all_gather": (1, 2, 3), "nccl.reduce_scatter": (3,)}
@@ -34,3 +34,9 @@ KNOBS: Mapping[str, DeepSpeedKnob] = {
     **{name: _of_communication(knob) for name, knob in COMMUNICATION_KNOBS.items()},
 }
 """Knobs by name, in an order in which a knob comes after those that it looks at."""
+
+
+def environment_of(values: Knobs) -> dict[str, str]:
+    """Environment variables that a candidate's ranks start with."""
+    brought = (KNOBS[name].variables.get(str(value), {}) for name, value in values.items())
+    return {variable: text for found in brought for variable, text in found.items()}

@@ -1,7 +1,7 @@
 """A knob of DeepSpeed: where it stands in a ds_config.json, and what the live engine calls it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.base.nested import look_up
@@ -29,6 +29,8 @@ class DeepSpeedKnob(Knob):
     and none is on."""
     in_script: str = ""
     """What a user's script does for it, where no key says it."""
+    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Value -> variables of the environment that bring it into force; others need none."""
     read_back: str = ""
     """The name under which the live engine says the value wherever `when` holds: an attribute of
     ZeRO's optimizer, or a name of `autotune.trial.readback`. Empty: `expected.py` works out what
