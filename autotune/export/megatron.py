@@ -28,12 +28,19 @@ from autotune.engines.megatron.flags import (
 from autotune.engines.megatron.knobs import rows_of
 from autotune.engines.megatron.layout_task import LayoutTask
 from autotune.engines.megatron.model_arguments import Arguments, balance_advice, model_arguments
-from autotune.export.base import Handout, Launch, Subject, subject_of
+from autotune.export.base import Dialect, Handout, Launch, Subject, subject_of
 from autotune.export.material import readme
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
 _READ_BACK = ("tp", "pp", "vp", "cp", "ep", "micro_batch")
 """What the live engine says of itself of a layout, as far as an export's arguments tell."""
+
+
+class MegatronDialect(Dialect):
+    """A dialect of layouts."""
+
+    engines = ("megatron",)
+    only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from autotune.base.templates import Templates
 from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.engine import PADDED_TO
 from autotune.engines.megatron.model_arguments import Arguments, pattern_of
-from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.megatron import MegatronRun, megatron_readme, run_of
+from autotune.export.base import Handout, Launch
+from autotune.export.megatron import MegatronDialect, MegatronRun, megatron_readme, run_of
 
 FIELDS_FILE = Path(__file__).parents[1] / "bridge_fields.json"
 """Section of its configuration -> fields, by `python -m tests.record_bridge_fields`."""
@@ -50,12 +50,10 @@ _FP8: dict[str, str] = _TABLES["fp8"]
 Source: NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/training/mixed_precision.py."""
 
 
-class MegatronBridge(Dialect):
+class MegatronBridge(MegatronDialect):
     """For Megatron-Bridge: a run of its GPT model from random weights."""
 
-    engines = ("megatron",)
     script = "train.py"
-    only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         if handout.environment.accelerator == "cpu":

@@ -20,9 +20,10 @@ from autotune.engines.megatron.pretrain_gpt import (
     tokenizer_words,
     user_words,
 )
-from autotune.export.base import Dialect, Handout, Launch, Subject, reading_export
+from autotune.export.base import Handout, Launch, Subject, reading_export
 from autotune.export.material import SETTINGS_FILE, settings, trial_script
 from autotune.export.megatron import (
+    MegatronDialect,
     lines_of,
     megatron_readme,
     megatron_subject,
@@ -46,13 +47,11 @@ ON_CPU_FILE = "megatron_cpu.py"
 """Script that starts another one with the host in CUDA's place."""
 
 
-class MegatronArguments(Dialect):
+class MegatronArguments(MegatronDialect):
     """For Megatron-LM's pretrain_gpt.py: every argument of the run, and what starts it."""
 
-    engines = ("megatron",)
     has_releases = True
     script = ARGUMENTS_FILE
-    only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         run, release = run_of(handout), release_of(handout)
