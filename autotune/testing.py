@@ -33,13 +33,11 @@ from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
 from autotune.engines.advice import COMMON
-from autotune.engines.base import Engine, EnginePlugin, bind_engine, find_engine
+from autotune.engines.base import Engine, EnginePlugin, bind_engine
 from autotune.export.base import (
     Dialect,
     Handout,
-    Launch,
     Launcher,
-    NodeLauncher,
 )
 from autotune.export.door import (
     MARKER_FILE,
@@ -344,33 +342,26 @@ class WorkloadContract(Contract[WorkloadPlugin]):
             assert len(values) <= 1, f"{name} is left out, and is {values}"
 
 
-class _StarterContract(Contract[P]):
+class _StarterContract(Contract[Launcher]):
     """What launchers of ranks and of nodes have in common: the files for two worlds."""
 
     kind = "launcher"
+    script: str
+    """What is started."""
 
     def handouts(self) -> Sequence[Handout]:
         few, whole = ({"world": world, "global_batch": 2 * world} for world in (2, 16))
         found = (_handouts(few)[0], _handouts(whole)[0])
         return [replace(handout, variables={"SOME_VARIABLE": "on"}) for handout in found]
 
-    @abstractmethod
     def files(self, handout: Handout) -> dict[str, str]:
-        """Its files."""
-
-    @abstractmethod
-    def usage(self, handout: Handout) -> str:
-        """How to start."""
-
-    @abstractmethod
-    def others(self, handout: Handout) -> set[str]:
-        """Files of the dialect, whose places it may not take."""
+        return self.make().files(handout, self.script, _templates(handout))
 
     def test_its_files_stand_below_the_folder(self) -> None:
         for handout in self.handouts():
             files = self.files(handout)
             _check_below(files, "the folder")
-            assert not files.keys() & {*self.others(handout), MARKER_FILE, FIGURES_FILE}
+            assert not files.keys() & {self.script, MARKER_FILE, FIGURES_FILE}
 
     def test_the_world_is_started(self) -> None:
         one, other = (self.files(handout) for handout in self.handouts())
@@ -378,22 +369,14 @@ class _StarterContract(Contract[P]):
 
     def test_it_says_how_to_start(self) -> None:
         for handout in self.handouts():
-            assert any(name in self.usage(handout) for name in self.files(handout))
+            usage = self.make().usage(handout, self.script, _templates(handout))
+            assert any(name in usage for name in self.files(handout))
 
 
-class LauncherContract(_StarterContract[Launcher]):
+class LauncherContract(_StarterContract):
     """A launcher starts a script on the ranks of a configuration, and says how."""
 
     script = "some_script.py"
-
-    def files(self, handout: Handout) -> dict[str, str]:
-        return self.make().files(handout, self.script, _templates(handout))
-
-    def usage(self, handout: Handout) -> str:
-        return self.make().usage(handout, self.script, _templates(handout))
-
-    def others(self, handout: Handout) -> set[str]:
-        return {self.script}
 
     def test_its_files_start_the_script_with_its_variables(self) -> None:
         for handout in self.handouts():
@@ -404,27 +387,15 @@ class LauncherContract(_StarterContract[Launcher]):
                 assert value in text, f"the ranks do not get {name}={value}"
 
 
-class NodeLauncherContract(_StarterContract[NodeLauncher]):
+class NodeLauncherContract(_StarterContract):
     """A launcher of nodes runs `launch.sh` on each of them, and says how."""
 
-    def ranks(self, handout: Handout) -> Launch:
-        """What starts the ranks of a node."""
-        dialect = load_plugin("dialect", find_engine(handout.engine).dialect)
-        return launch_of(dialect, handout, _templates(handout))
-
-    def files(self, handout: Handout) -> dict[str, str]:
-        return self.make().files(handout, self.ranks(handout), _templates(handout))
-
-    def usage(self, handout: Handout) -> str:
-        return self.make().usage(handout, self.ranks(handout), _templates(handout))
-
-    def others(self, handout: Handout) -> set[str]:
-        return {*self.ranks(handout).files}
+    script = "launch.sh"
 
     def test_every_node_starts_its_ranks(self) -> None:
         """By the script that the launcher of ranks wrote; several nodes find each other."""
         one, several = (self.files(handout) for handout in self.handouts())
-        assert "launch.sh" in "".join(one.values()), "no ranks are started"
+        assert self.script in "".join(one.values()), "no ranks are started"
         assert "MASTER_ADDR" in "".join(several.values()), "the nodes do not find each other"
 
 

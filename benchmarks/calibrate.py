@@ -7,9 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
+from autotune.cost.activations import activations_of
 from autotune.cost.constants import Constants
-from autotune.cost.plans import Plans
-from autotune.cost.predict import memory_by_constants, times_by_constants
+from autotune.cost.memory import memory_of
+from autotune.cost.plans import Column, Plans
+from autotune.cost.sizes import sizes_of
+from autotune.cost.step import step_times
 
 Values = NDArray[np.float64]
 
@@ -137,7 +140,7 @@ def calibrate_with_shares(
     n, n_kinds = len(names), int(kinds.max(initial=-1)) + 1
     is_of = kinds[:, None] == np.arange(n_kinds)
 
-    seconds = times_by_constants(plans)
+    seconds = _times_by_constants(plans)
 
     def log_step_s(at: Values) -> Values:
         return np.log(seconds(_with(start, names, at[:n]), np.exp(is_of @ at[n:])))
@@ -179,18 +182,37 @@ def _point(constants: Constants, names: Sequence[str]) -> Values:
     return np.array([_to_line(name, getattr(constants, name)) for name in names])
 
 
+def _times_by_constants(plans: Plans) -> Callable[[Constants, Column | None], Values]:
+    """Step times in seconds as a function of the constants: what they do not move is kept.
+
+    Its second argument stands for the column `sustained_share`; None: as the plans have it.
+    Samples of a published row have one length.
+    """
+    sizes = sizes_of(plans)
+
+    def seconds(c: Constants, sustained_share: Column | None = None) -> Values:
+        shares = {} if sustained_share is None else {"sustained_share": sustained_share}
+        times = step_times(dataclasses.replace(plans, **shares), sizes, c)
+        return np.broadcast_to(times.step_s, len(plans))
+
+    return seconds
+
+
 def _figures_by_constants(
     plans: Plans, meters: Sequence[str] | None
 ) -> Callable[[Constants], Values]:
     """Step times, or with `meters` what each meter shows."""
     if meters is None:
-        seconds = times_by_constants(plans)
+        seconds = _times_by_constants(plans)
         return lambda c: seconds(c, None)
-    memory_at = memory_by_constants(plans)
+    sizes = sizes_of(plans)
+    activations = activations_of(plans, sizes)
     rows = {meter: np.flatnonzero(np.equal(meters, meter)) for meter in dict.fromkeys(meters)}
 
     def read(c: Constants) -> Values:
-        memory, found = memory_at(c), np.empty(len(plans))
+        # Of the stage that a published figure is of.
+        memory = memory_of(plans, sizes, activations, c, watched=True)
+        found = np.empty(len(plans))
         for meter, which in rows.items():
             found[which] = np.broadcast_to(getattr(memory, meter), len(plans))[which]
         return found

@@ -29,7 +29,7 @@ from autotune.contract import Role, Start, TrialResult, TrialSpec
 from autotune.devices.hardware import visible_gpus
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
-from autotune.engines.deepspeed.knobs.process import environment_of
+from autotune.engines.deepspeed.knobs import environment_of
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet

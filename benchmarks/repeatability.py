@@ -32,7 +32,7 @@ from plain_agreement import JOB, candidate_of, compared, export, plain_samples_p
 from autotune.app.session import open_session
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.deepspeed.extensions import build
-from autotune.engines.deepspeed.knobs.process import environment_of
+from autotune.engines.deepspeed.knobs import environment_of
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
 from autotune.record.spread import (

@@ -20,7 +20,7 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.plugin import DeepSpeed
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.dialects.deepspeed import DeepSpeedFiles
-from autotune.export.launchers.torchrun import Torchrun
+from autotune.export.launchers import Torchrun
 from autotune.fleet.base import Handle
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node, Transport

@@ -124,19 +124,13 @@ def find_chosen(
     _check_answers(session, trials[number])
     engine = session.engine_of(candidate)
     claim = _claim(answer, number, candidate)
-    handout = handout_of(
-        candidate,
-        engine=engine,
-        job=job,
-        environment=environment,
+    handout = dataclasses.replace(
+        handout_of(candidate, engine=engine, job=job, environment=environment),
         study=study.name,
         study_flags=flags_of(study.folder),
         claim=claim,
         soak=_soak_of(study, candidate, engine),
         hosts=_hosts_of(trials[number]),
-    )
-    handout = dataclasses.replace(
-        handout,
         **_figures(answer, trials[number], candidate, history_of(recorded, facts).spread),
         guard=guards.get(candidate.hash, NOT_COMPARED) if guard_steps_of(facts) else None,
         carried=[] if job.script is None else _carried_in(trials[number]),

@@ -91,11 +91,13 @@ def export_ranked(
             f"give {flag('top')} {rank} as well: the rules judge the first rows, and then rank "
             "the others",
         )
-    handout = handout_of(
-        ranking.candidates[place],
-        engine=outlook.engine,
-        job=outlook.job,
-        environment=outlook.environment,
+    handout = replace(
+        handout_of(
+            ranking.candidates[place],
+            engine=outlook.engine,
+            job=outlook.job,
+            environment=outlook.environment,
+        ),
         prediction=ranking_as_dict(ranking, [rank])["candidates"][0],
         is_described=outlook.wishes.gpu is not None,
     )

@@ -287,13 +287,8 @@ def render(
             "\n".join(f"{v.rule}: {v.message}" for v in violations),
             "; ".join(v.fix for v in violations),
         )
-    handout = handout_of(
-        candidate,
-        engine=engine,
-        job=job,
-        environment=environment,
-        is_described=is_described,
-    )
+    handout = handout_of(candidate, engine=engine, job=job, environment=environment)
+    handout = replace(handout, is_described=is_described)
     files = export_handout(handout, out, to=to, launcher=launcher)
     notes = list(explain(values, context).values())
     if job_file is None and "model" not in flags:

@@ -71,28 +71,6 @@ def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
     return Prediction(**_by_chunk(plans, totals), plans=plans, constants=c)
 
 
-def times_by_constants(plans: Plans) -> Callable[[Constants, Column | None], Values]:
-    """Step times in seconds as a function of the constants: what they do not move is kept.
-
-    Its second argument stands for the column `sustained_share`; None: as the plans have it.
-    """
-    p = _padded(plans)
-    s = sizes_of(p)
-
-    def seconds(c: Constants, sustained_share: Column | None = None) -> Values:
-        held = p if sustained_share is None else replace(p, sustained_share=sustained_share)
-        return np.broadcast_to(step_times(held, s, c).step_s, len(plans))
-
-    return seconds
-
-
-def memory_by_constants(plans: Plans) -> Callable[[Constants], Memory]:
-    """The peak by part, of the stage that a published figure is of, by the constants."""
-    s = sizes_of(plans)
-    a = activations_of(plans, s)
-    return lambda c: memory_of(plans, s, a, c, watched=True)
-
-
 def _times(p: Plans, c: Constants) -> StepTimes:
     """The step by part."""
     p = _padded(p)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from autotune.base.errors import FleetError
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, fp4_flops, link_columns
-from autotune.cost.plans import Plans, Recompute, Tier
+from autotune.cost.plans import Plans, Recompute
 from autotune.cost.row_adapters import adapter_columns
 from autotune.cost.row_choices import (
+    CHOICES,
     choice_columns,
     fewest_logit_bytes,
     recomputed_modules,
@@ -47,15 +48,6 @@ _PRECISIONS = {
 32 bits."""
 _PRODUCTS = ("matmul_flops", "half_flops")
 """Columns of `Plans` with the rate of matrix products."""
-_OFFLOADS: Mapping[str, Mapping[str, Tier]] = {
-    "none": {},
-    "cpu(optimizer)": {"optimizer_tier": Tier.CPU},
-    "cpu(optimizer+param)": {"optimizer_tier": Tier.CPU, "param_tier": Tier.CPU},
-    "cpu(param)": {"param_tier": Tier.CPU},
-    "nvme(optimizer)": {"optimizer_tier": Tier.NVME},
-    "nvme(optimizer+param)": {"optimizer_tier": Tier.NVME, "param_tier": Tier.NVME},
-    "nvme(param)": {"param_tier": Tier.NVME},
-}
 METERS: Mapping[str, Meter] = {
     "device": "peak_bytes",
     "reserved": "reserved_bytes",
@@ -427,7 +419,7 @@ def _recompute_and_offload(cells: Cells, traits: Traits) -> dict[str, float]:
                 "recompute", "is not none, selective, full, every_2 or selective: [MODULE, ...]"
             )
         recompute = words[cells.choice("recompute", words, traits.recompute, f"as {traits.name}")]
-    tiers = _OFFLOADS[cells.choice("offload", _OFFLOADS, "none")]
+    tiers = CHOICES["offload"][cells.choice("offload", CHOICES["offload"], "none")]
     return {
         "recompute": float(recompute),
         "recompute_every": float(every[1]) if every else 1.0,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from autotune.cost.cells import Cells
+from autotune.cost.row_model import count_params, embedding_params, layer_params
 from autotune.cost.traits import Traits
 
 _TASKS = ("full", "lora", "qlora")
@@ -35,15 +36,16 @@ def adapter_columns(
     if adapts_mlp is None:
         adapts_mlp = 0.0
         cells.assume("adapters", "of the attention alone")
-    layers, embeddings = _layer_params(columns) * columns["n_layers"], _embedding_params(columns)
-    share = min(1.0, rank * columns["n_layers"] * _widths(columns, adapts_mlp) / _total(columns))
+    layers, embeddings = layer_params(columns) * columns["n_layers"], embedding_params(columns)
+    adapted = rank * columns["n_layers"] * _widths(columns, adapts_mlp)
+    share = min(1.0, adapted / count_params(columns))
     frozen = columns.get("activation_bytes", 2.0)
     if precision in ("fp8", "fp4"):
         frozen = 1.0
         cells.assume("weight_bytes", 1, "frozen weights lie in fp8")
     unpacked = {}
     if task == "qlora":
-        frozen = (_QLORA_BYTES * layers + frozen * embeddings) / _total(columns)
+        frozen = (_QLORA_BYTES * layers + frozen * embeddings) / count_params(columns)
         unpacked = {"dequantized_bytes": _UNPACKED_BY_KERNEL}
     return {
         "adapters": traits.adapters,
@@ -65,19 +67,3 @@ def _widths(columns: Mapping[str, float], adapts_mlp: float) -> float:
     matrices = (2.0 + columns["gated_mlp"]) * max(1.0, columns["n_experts"])
     mlp = matrices * (hidden + columns["ffn_hidden"])
     return 4.0 * hidden + 2.0 * width + 2.0 * kv_width + adapts_mlp * mlp
-
-
-def _layer_params(columns: Mapping[str, float]) -> float:
-    hidden = columns["hidden"]
-    heads = columns["n_heads"] + columns["n_kv_heads"]
-    matrices = (2.0 + columns["gated_mlp"]) * max(1.0, columns["n_experts"])
-    attention = 2.0 * hidden * heads * columns["head_dim"]
-    return attention + matrices * hidden * columns["ffn_hidden"]
-
-
-def _embedding_params(columns: Mapping[str, float]) -> float:
-    return (2.0 - columns["tied_embeddings"]) * columns["vocab"] * columns["hidden"]
-
-
-def _total(columns: Mapping[str, float]) -> float:
-    return columns["n_layers"] * _layer_params(columns) + _embedding_params(columns)

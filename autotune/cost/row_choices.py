@@ -1,91 +1,31 @@
-"""Words of a table's row for its kernels, loss, attention and optimizer, as columns of `Plans`."""
+"""Words of a table's row for its kernels, loss, attention and optimizer, as columns of `Plans`.
 
+The words are in `row_words.json`.
+"""
+
+import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from autotune.cost.cells import Cells
 from autotune.cost.traits import RECOMPUTED_MODULES, SCALINGS, Traits
 
-_CHUNK_TOKENS = 1024.0
-"""Tokens of a chunk where a row does not say: what loss functions in chunks take by default."""
-_FUSED_LOGIT_BYTES = 4.0
-_EAGER_LOGIT_BYTES = 12.0
-_CAST_LOGIT_BYTES = 8.0
-"""Bytes per logit of a fused loss behind a model of Hugging Face, which has cast its logits to 32
-bits: both, and the 16-bit gradient. Source: transformers, models/llama/modeling_llama.py."""
-CHOICES: Mapping[str, Mapping[str, Mapping[str, float]]] = {
-    "loss": {
-        # 16-bit logits, 32-bit ones, and their gradients in their place or beside them.
-        "eager": {"logit_bytes": _EAGER_LOGIT_BYTES, "loss_chunk_tokens": 0.0},
-        "fused": {"logit_bytes": _FUSED_LOGIT_BYTES, "loss_chunk_tokens": 0.0},
-        "fused after a cast": {"logit_bytes": _CAST_LOGIT_BYTES, "loss_chunk_tokens": 0.0},
-        # A product with the head inside, so that no logits are kept: Liger's, cut cross entropy.
-        "chunked": {"loss_chunk_tokens": _CHUNK_TOKENS},
-    },
-    "attention": {
-        "eager": {"flash_attention": 0.0},
-        "flash 1": {"flash_attention": 1.0},
-        "flash": {"flash_attention": 1.0},
-        "flash 3": {"flash_attention": 1.0},
-    },
-    "kernels": {
-        "eager": {"fused_kernels": 0.0},
-        "compiled": {"fused_kernels": 0.7, "launch_free": 0.5},
-        "fused": {"fused_kernels": 1.0},
-        "graphs": {"fused_kernels": 1.0, "launch_free": 1.0, "graph_share": 1.0},
-    },
-    # How fp8 and fp4 choose their scales.
-    "scaling": SCALINGS,
-}
-"""Column -> word -> columns of `Plans`. Sources: Dao-AILab/flash-attention,
-flash_attn/ops/triton/cross_entropy.py (the gradient overwrites the logits); linkedin/Liger-Kernel,
-ops/fused_linear_cross_entropy.py."""
-_ATTENTION_SPEED = {"flash 3": (1.0, 1.0), "flash": (1.0, 0.65), "flash 1": (0.55, 0.4)}
-"""Word -> its speed beside FlashAttention-2's on an A100, before Hopper and from then on. Sources:
-Shah et al., FlashAttention-3 (arXiv:2407.08608); Dao (arXiv:2307.08691), section 4.1."""
-MOMENT_BYTES = {
-    "adamw": 8.0,
-    "adamw 8-bit": 2.0,
-    "adafactor": 0.5,
-    "lion": 4.0,
-    "muon": 4.0,
-    "sgd momentum": 4.0,
-    "sgd": 0.0,
-}
+WORDS = json.loads(Path(__file__).with_name("row_words.json").read_text(encoding="utf-8"))
+_Words = Mapping[str, Mapping[str, float]]
+CHOICES: Mapping[str, _Words] = {**WORDS["choices"], "scaling": SCALINGS}
+"""Column -> word -> columns of `Plans`."""
+_FUSED_LOGIT_BYTES = float(CHOICES["loss"]["fused"]["logit_bytes"])
+_CHUNK_TOKENS = float(CHOICES["loss"]["chunked"]["loss_chunk_tokens"])
+"""Tokens of a chunk where a row does not say."""
+_ATTENTION_SPEED: Mapping[str, tuple[float, float]] = WORDS["attention_speed"]
+"""Word -> its speed, before Hopper and from then on."""
+MOMENT_BYTES: Mapping[str, float] = WORDS["moment_bytes"]
 """Optimizer -> bytes per parameter of what it keeps beside the master copy."""
 _ADAM_BYTES = 8.0
 _EIGHT_BIT_BYTES = 2.0
 
-SETTINGS: Mapping[str, tuple[float, float]] = {
-    "shard_group": (0, 1e6),
-    "trained_share": (1e-6, 1),
-    "grad_bytes": (0, 8),
-    "has_dropout": (0, 1),
-    "mlp_tile_tokens": (0, 1e9),
-    "watched_stage": (0, 2),
-    "adapts_mlp": (0, 1),
-    "dequantized_bytes": (0, 100),
-    "n_mtp_layers": (0, 100),
-    "offloaded_activations": (0, 1),
-    "optimizer_host_share": (0, 1),
-    "launch_free": (0, 1),
-    "graph_share": (0, 1),
-    "attention_speed": (0.01, 100),
-    "overlap_reduce": (0, 1),
-    "overlap_gather": (0, 1),
-    "overlap_sends": (0, 1),
-    "overlap_tp": (0, 1),
-    # Mixtures of experts.
-    "expert_imbalance": (1, 1000),
-    "forced_balance": (0, 1),
-    "grouped_experts": (0, 1),
-    "fused_experts": (0, 1),
-    "fused_routing": (0, 1),
-    "flex_dispatch": (0, 1),
-    "overlap_experts": (0, 1),
-    "overlap_shared_experts": (0, 1),
-    "delays_weight_grads": (0, 1),
-}
+SETTINGS: Mapping[str, tuple[float, float]] = WORDS["settings"]
 """Columns of `Plans` that a table may have under the same name, with the numbers that they take.
 They come before what the framework usually does."""
 

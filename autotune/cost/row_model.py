@@ -7,20 +7,11 @@ from collections.abc import Mapping
 from autotune.base.errors import AutotuneError
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.problem import routed_share
+from autotune.cost.row_choices import WORDS
 from autotune.job.model import FACTORY, Model, load_model
 from autotune.job.model_shape import ModelShape
 
-_MOST = {
-    "n_layers": 1e4,
-    "hidden": 1e6,
-    "n_heads": 1e5,
-    "n_kv_heads": 1e5,
-    "ffn_hidden": 1e7,
-    "vocab": 1e8,
-    "head_dim": 1e5,
-    "n_experts": 1e5,
-    "experts_per_token": 1e5,
-}
+_MOST: Mapping[str, float] = WORDS["most"]
 """Column -> more than anybody builds."""
 _MAX_SEQ_LEN = 1e8
 _MAX_PARAMS = 1e15
@@ -61,14 +52,21 @@ def read_model(cells: Cells, *, builds_mtp: bool) -> dict[str, float]:
     return columns
 
 
+def layer_params(sizes: Mapping[str, float]) -> float:
+    """Parameters of a layer: 2 h (a + k) + (2 or 3) h f per expert."""
+    hidden, heads = sizes["hidden"], sizes["n_heads"] + sizes["n_kv_heads"]
+    matrices = (2.0 + sizes["gated_mlp"]) * max(1.0, sizes["n_experts"])
+    return 2.0 * hidden * heads * sizes["head_dim"] + matrices * hidden * sizes["ffn_hidden"]
+
+
+def embedding_params(sizes: Mapping[str, float]) -> float:
+    """Parameters of one or two embeddings."""
+    return (2.0 - sizes["tied_embeddings"]) * sizes["vocab"] * sizes["hidden"]
+
+
 def count_params(sizes: Mapping[str, float]) -> float:
-    """Parameters: 2 h (a + k) + (2 or 3) h f per layer and expert, and one or two embeddings."""
-    width = (sizes["n_heads"] + sizes["n_kv_heads"]) * sizes["head_dim"]
-    products = 3 if sizes["gated_mlp"] else 2
-    layer = 2 * sizes["hidden"] * width
-    layer += products * sizes["hidden"] * sizes["ffn_hidden"] * max(1.0, sizes["n_experts"])
-    embeddings = 1 if sizes["tied_embeddings"] else 2
-    return sizes["n_layers"] * layer + embeddings * sizes["hidden"] * sizes["vocab"]
+    """Parameters of the layers and the embeddings."""
+    return sizes["n_layers"] * layer_params(sizes) + embedding_params(sizes)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ by name under the entry-point groups `autotune.dialects` and `autotune.launchers
 """
 
 import contextlib
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +16,22 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.files import write_text
 from autotune.base.templates import Templates
 from autotune.base.user_text import read_text
-from autotune.contract import ContractError, Layout, Measure, TrialSpec, Workload
+from autotune.contract import (
+    ContractError,
+    EngineSettings,
+    Identity,
+    Layout,
+    Measure,
+    Role,
+    TrialSpec,
+    Workload,
+)
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.record.answer import Speedup, Standing
 from autotune.record.guard import GuardVerdict
-from autotune.record.soak import SoakResult
+from autotune.record.soak import SoakResult, digest_of
 from autotune.record.study import Study
 from autotune.space.candidate import Candidate
 
@@ -146,7 +156,7 @@ class Patched:
 
 
 class Launcher(ABC):
-    """One way to start a training script on all ranks."""
+    """One way to start a script on all ranks."""
 
     @abstractmethod
     def files(self, handout: Handout, script: str, templates: Templates) -> dict[str, str]:
@@ -164,6 +174,14 @@ class Launcher(ABC):
         """How to start it, as Markdown for a README; arguments and errors as of `files`."""
 
 
+class NodeLauncher(Launcher):
+    """One way to start the nodes of a run, such as a cluster's scheduler.
+
+    The script that it starts is the `launch.sh` of the dialect's launcher of ranks: every node
+    runs that.
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """Files of a launcher for a handout."""
@@ -171,26 +189,6 @@ class Launch:
     name: str
     files: Mapping[str, str]
     usage: str
-
-
-class NodeLauncher(ABC):
-    """One way to start the nodes of a run, such as a cluster's scheduler.
-
-    The ranks of a node are started by the launcher that the dialect names: its `launch.sh` is what
-    every node runs.
-    """
-
-    @abstractmethod
-    def files(self, handout: Handout, ranks: Launch, templates: Templates) -> dict[str, str]:
-        """Files that start `launch.sh` on every node, those of the ranks' launcher apart.
-
-        Raises:
-            RenderError: A template does not render.
-        """
-
-    @abstractmethod
-    def usage(self, handout: Handout, ranks: Launch, templates: Templates) -> str:
-        """How to start it, as Markdown for a README; arguments and errors as of `files`."""
 
 
 class Dialect(ABC):
@@ -309,3 +307,60 @@ def reading_export(folder: Path, dialect: str) -> Iterator[None]:
             f"{folder}: not an export of autotune: {error}",
             f"name a folder that `autotune export --to {dialect}` wrote, or a study",
         ) from error
+
+
+def subject_of(
+    folder: Path,
+    settings: Mapping[str, Any],
+    files: dict[str, str],
+    workload: Workload,
+    layout: Layout,
+    *,
+    engine: str,
+    expected: dict[str, Any],
+    environment: Environment,
+    measure: Measure,
+    preparation: tuple[str, ...] = (),
+) -> Subject:
+    """An export read back, for a soak within the memory that it was tuned for, if that is here.
+
+    Raises:
+        KeyError: The settings lack one.
+        ValueError: The memory limit is none; older exports name none.
+    """
+    limit_bytes = settings.get("memory_limit_bytes")
+    if limit_bytes is not None:
+        limit_bytes = min(whole(settings, "memory_limit_bytes"), environment.device_memory_bytes)
+    spec = TrialSpec(
+        identity=Identity(
+            study=folder.name,
+            number=0,
+            role=Role.SOAK,
+            candidate_hash=digest_of(files)[:12],
+            knobs={},
+        ),
+        layout=layout,
+        workload=workload,
+        engine=EngineSettings(
+            name=engine,
+            expected=expected,
+            environment=dict(settings["environment_variables"]),
+            binds_cores=bool(settings["binds_cores"]),
+        ),
+        measure=dataclasses.replace(measure, memory_limit_bytes=limit_bytes),
+    )
+    return Subject(
+        source=str(folder), folder=folder, spec=spec, files=files, preparation=preparation
+    )
+
+
+def whole(settings: Mapping[str, Any], name: str, *, least: int = 1) -> int:
+    """A setting of an export that is a whole number.
+
+    Raises:
+        ValueError: It is none.
+    """
+    value = settings[name]
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name}: {str(value)[:60]!r} is not a whole number from {least}")
+    return value

@@ -1,4 +1,4 @@
-"""The files of an export of a user's own command."""
+"""The dialect of a user's own command: their configuration and their command line, edited."""
 
 import contextlib
 import dataclasses
@@ -20,9 +20,10 @@ from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS
 from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.engines.launches.line import flags_of, in_short, text_or_none
-from autotune.export.base import Handout
+from autotune.export.base import Dialect, Handout, Launch, Patched
 from autotune.export.command_training import HERE, CommandFiles, CommandTraining
-from autotune.export.launchers.accelerate import YAML_FILE
+from autotune.export.launchers import ACCELERATE_FILE
+from autotune.export.patch import Wanted, patched_all
 from autotune.export.readme import choice_values
 from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
@@ -44,40 +45,47 @@ _WRITTEN = (
 """Flags that the export's files replace."""
 
 
-def files_of_command(handout: Handout, templates: Templates, folder: Path) -> dict[str, str]:
-    """The files of an export of a user's own command: path below the folder -> text.
+class OwnCommand(Dialect):
+    """`launch.sh` starts the training as the user does, with the edits that were measured."""
 
-    No `launch.sh` where the command and the files cannot carry all that was measured.
+    engines = ("deepspeed",)
+    script = "launch.sh"
 
-    Raises:
-        RenderError: The job has no command, or the command cannot be told so.
-    """
-    training = training_of(handout, folder)
-    made = _with_launch_file(training, _of_command(training))
-    made, script = _with_files_read(training, made), training.script
-    values = {
-        "command": _quoted(made.command),
-        "shown": in_short(script.command),
-        "folder": shlex.quote(script.folder),
-        "variables": sorted(handout.variables.items()),
-        "configuration": sorted(training.edits.configuration.items()),
-        "arguments": sorted(training.edits.arguments.items()),
-        "trial": None if handout.figures is None else handout.figures.trial,
-        "new_words": [
-            (f"{{{name}={script.placeholders[name]}}}", str(value))
-            for name, value in training.in_words.items()
-        ],
-        "in_code": sorted(made.in_code.items()),
-        "brings": list(made.command) != script.filled({}),
-        "about": list(made.about.items()),
-        **choice_values(handout),
-        "knobs": [(n, format_value(training.values[n])) for n in handout.candidate.values],
-        "overridden": [],  # they are the changes at the top
-    }
-    files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
-    if not made.in_code:  # else it would start another training than was measured
-        files["launch.sh"] = templates.text("command/launch.sh.j2", values)
-    return files
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
+        return self.files_of_command(handout, templates, Path())
+
+    def files_of_command(
+        self, handout: Handout, templates: Templates, folder: Path
+    ) -> dict[str, str]:
+        training = training_of(handout, folder)
+        made = _with_launch_file(training, _of_command(training))
+        made, script = _with_files_read(training, made), training.script
+        values = {
+            "command": _quoted(made.command),
+            "shown": in_short(script.command),
+            "folder": shlex.quote(script.folder),
+            "variables": sorted(handout.variables.items()),
+            "configuration": sorted(training.edits.configuration.items()),
+            "arguments": sorted(training.edits.arguments.items()),
+            "trial": None if handout.figures is None else handout.figures.trial,
+            "new_words": [
+                (f"{{{name}={script.placeholders[name]}}}", str(value))
+                for name, value in training.in_words.items()
+            ],
+            "in_code": sorted(made.in_code.items()),
+            "brings": list(made.command) != script.filled({}),
+            "about": list(made.about.items()),
+            **choice_values(handout),
+            "knobs": [(n, format_value(training.values[n])) for n in handout.candidate.values],
+            "overridden": [],  # they are the changes at the top
+        }
+        files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
+        if not made.in_code:  # else it would start another training than was measured
+            files["launch.sh"] = templates.text("command/launch.sh.j2", values)
+        return files
+
+    def patched(self, paths: Sequence[Path], handout: Handout, engine: Engine) -> list[Patched]:
+        return patched_all(paths, Wanted(handout, engine, training_of(handout, Path())))
 
 
 def _of_command(training: CommandTraining) -> CommandFiles:
@@ -147,18 +155,18 @@ def _with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandF
     gives_file = any(HERE in word for word in made.command)
     is_by_settings = training.launcher == "accelerate" and training.script.framework in _TRAINERS
     has_file = training.names_config or training.script.description.get("config_file")
-    if not gives_file or not is_by_settings or has_file or YAML_FILE in made.files:
+    if not gives_file or not is_by_settings or has_file or ACCELERATE_FILE in made.files:
         return made
     return dataclasses.replace(
         made,
         files={
             **made.files,
-            YAML_FILE: dump_yaml(_accelerate_settings(training, training.config)),
+            ACCELERATE_FILE: dump_yaml(_accelerate_settings(training, training.config)),
         },
         command=_launched(training, made.command),
         about={
             **made.about,
-            YAML_FILE: "yours, with `ds_config.json` in place of its own settings",
+            ACCELERATE_FILE: "yours, with `ds_config.json` in place of its own settings",
         },
     )
 
@@ -172,12 +180,12 @@ def _accelerate_files(training: CommandTraining) -> CommandFiles:
     return CommandFiles(
         files={
             CONFIG_FILE: canonical_json(config),
-            YAML_FILE: dump_yaml(_accelerate_settings(training, config)),
+            ACCELERATE_FILE: dump_yaml(_accelerate_settings(training, config)),
         },
         command=_launched(training, training.command()),
         about={
             CONFIG_FILE: "your configuration with the edits",
-            YAML_FILE: "the ranks, and the `ds_config.json` that DeepSpeed gets",
+            ACCELERATE_FILE: "the ranks, and the `ds_config.json` that DeepSpeed gets",
         },
         in_code=dict(training.arguments_in_code()),
     )
@@ -225,7 +233,7 @@ def _launched(training: CommandTraining, words: Sequence[str]) -> list[str]:
     left = _without_flags(flags, _WRITTEN)
     if is_module and "-m" not in left:
         left = [*left, "-m"]
-    files = ["--config_file", f"{HERE}/{YAML_FILE}"]
+    files = ["--config_file", f"{HERE}/{ACCELERATE_FILE}"]
     files += ["--deepspeed_config_file", f"{HERE}/{CONFIG_FILE}"]
     return ["accelerate", "launch", *files, *left, *words[parts.script_at :]]
 

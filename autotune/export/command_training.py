@@ -17,9 +17,10 @@ from autotune.base.yaml_file import dump_yaml
 from autotune.check.changes import changes_at
 from autotune.check.edit import edit
 from autotune.contract import KnobValue
+from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.reading import Parsed, has_arguments, parsed
 from autotune.engines.launches.line import LineParts, flags_of, parts_of
-from autotune.export.trainer_keys import AUTO
+from autotune.export.trainer import SIZES
 from autotune.job.observed import Observed, is_text_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
@@ -30,10 +31,6 @@ HERE = "AUTOTUNE_EXPORT_FOLDER"
 _PROGRAMS = ("llama-factory", "axolotl")
 """Frameworks whose own program reads a file and takes any of its fields as an argument."""
 _DATA = (".yaml", ".yml", ".json")
-_BATCH = {
-    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,7 @@ class CommandTraining:
         written: Mapping[str, Any] = script.description.get("config_written") or script.config
         config: dict[str, Any] = copy.deepcopy(dict(written))
         self.edits.apply(config, drops_product=True)
-        for key, name in {**_BATCH, "train_batch_size": _BATCH[next(iter(_BATCH))]}.items():
+        for key, name in {**SIZES, "train_batch_size": SIZES[next(iter(SIZES))]}.items():
             # What Trainer fills in by itself, from the arguments that are edited as well.
             if script.is_trainer and written.get(key) == AUTO and name in script.arguments:
                 config[key] = AUTO

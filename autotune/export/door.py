@@ -30,7 +30,6 @@ from autotune.export.base import (
 )
 from autotune.export.readme import README_FILE, figures_file, with_claim
 from autotune.job.job import Job
-from autotune.record.soak import SoakResult
 from autotune.record.study import Study
 from autotune.record.tried import warning
 from autotune.space.candidate import Candidate, layout_of
@@ -55,20 +54,9 @@ def find_dialect(name: str) -> Dialect | RecordDialect:
 
 
 def handout_of(
-    candidate: Candidate,
-    *,
-    engine: Engine,
-    job: Job,
-    environment: Environment,
-    study: str | None = None,
-    study_flags: str = "",
-    claim: str = "",
-    soak: SoakResult | None = None,
-    prediction: Mapping[str, Any] | None = None,
-    hosts: Sequence[str] = (),
-    is_described: bool = False,
+    candidate: Candidate, *, engine: Engine, job: Job, environment: Environment
 ) -> Handout:
-    """A candidate with what its engine says of it; of the arguments see `Handout`.
+    """A candidate with what its engine says of it; what else is known, the caller fills in.
 
     Raises:
         RenderError: The candidate's configuration does not render.
@@ -91,13 +79,6 @@ def handout_of(
             "environment_variables": variables,
         },
         variables=variables,
-        study=study,
-        study_flags=study_flags,
-        claim=claim,
-        soak=soak,
-        prediction=prediction,
-        hosts=hosts,
-        is_described=is_described,
         overridden=exported.overridden,
         untried=warning(choices_of(candidate.values, engine.context), engine.context),
     )
@@ -180,10 +161,9 @@ def _launch_of_command(
     ranks = Launch(name="command", files={"launch.sh": script}, usage="`bash launch.sh`")
     if launcher is None:
         return ranks
-    starter: Launcher | NodeLauncher = load_plugin("launcher", launcher, where="--launcher")
+    starter: Launcher = load_plugin("launcher", launcher, where="--launcher")
     if isinstance(starter, NodeLauncher):
-        files = {**ranks.files, **starter.files(handout, ranks, templates)}
-        return Launch(name=launcher, files=files, usage=starter.usage(handout, ranks, templates))
+        return _launched(launcher, starter, handout, "launch.sh", templates, ranks.files)
     kind = parts_of(handout.workload.command).kind
     if launcher == kind:
         return ranks
@@ -242,18 +222,30 @@ def launch_of(
             script.
     """
     name = launcher or dialect.launcher
-    starter: Launcher | NodeLauncher = load_plugin("launcher", name, where="--launcher")
+    starter: Launcher = load_plugin("launcher", name, where="--launcher")
     if isinstance(starter, NodeLauncher):
         ranks = launch_of(dialect, handout, templates)
-        files = {**ranks.files, **starter.files(handout, ranks, templates)}
-        return Launch(name=name, files=files, usage=starter.usage(handout, ranks, templates))
+        return _launched(name, starter, handout, "launch.sh", templates, ranks.files)
     if dialect.only_launcher and name != dialect.launcher:
         fits = ", ".join(known for known in plugin_names("launcher") if can_start(dialect, known))
         raise RenderError(
             f"--to {to} --launcher {name}: {dialect.only_launcher}", f"name one of: {fits}"
         )
-    asked = (handout, dialect.script, templates)
-    return Launch(name=name, files=starter.files(*asked), usage=starter.usage(*asked))
+    return _launched(name, starter, handout, dialect.script, templates, {})
+
+
+def _launched(
+    name: str,
+    launcher: Launcher,
+    handout: Handout,
+    script: str,
+    templates: Templates,
+    others: Mapping[str, str],
+) -> Launch:
+    """Files of a launcher that starts a script, beside others that this needs."""
+    files = launcher.files(handout, script, templates)
+    usage = launcher.usage(handout, script, templates)
+    return Launch(name=name, files={**others, **files}, usage=usage)
 
 
 def can_start(dialect: Dialect, launcher: str) -> bool:

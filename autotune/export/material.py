@@ -24,8 +24,11 @@ def material(
     templates: Templates,
     *,
     more: Mapping[str, Any] | None = None,
+    brings_loop: bool = False,
 ) -> dict[str, str]:
     """A training script for a consumer, with the model and the samples that the trials had.
+
+    A consumer that `brings_loop` builds both itself, by what `start.py` writes first.
 
     Raises:
         RenderError: A template does not render, or the workload's script cannot be read.
@@ -33,30 +36,15 @@ def material(
     files = {SETTINGS_FILE: canonical_json({**settings(handout), **(more or {})})}
     if handout.workload.script:
         return {**files, SCRIPT: training_script(handout)}
-    files |= {
-        SCRIPT: templates.text(script, {}),
-        "material.py": templates.text("scripts/material.py", {}),
-        "workload.py": trial_script("train.py"),
-    }
-    if is_drawn(handout.workload.lengths):
-        files["lengths.py"] = trial_script("lengths.py")
+    files[SCRIPT] = templates.text(script, {})
+    if brings_loop:
+        files["start.py"] = templates.text("scripts/start.py", {})
+    else:
+        files["material.py"] = templates.text("scripts/material.py", {})
+        files["workload.py"] = trial_script("train.py")
+        if is_drawn(handout.workload.lengths):
+            files["lengths.py"] = trial_script("lengths.py")
     return {**files, **model_config(handout)}
-
-
-def from_config(handout: Handout, script: str, templates: Templates) -> dict[str, str]:
-    """A training script for a consumer that brings its own loop, and what it starts from.
-
-    Arguments and errors as of `material`.
-    """
-    files = {SETTINGS_FILE: canonical_json(settings(handout))}
-    if handout.workload.script:
-        return {**files, SCRIPT: training_script(handout)}
-    return {
-        **files,
-        SCRIPT: templates.text(script, {}),
-        "start.py": templates.text("scripts/start.py", {}),
-        **model_config(handout),
-    }
 
 
 def model_config(handout: Handout) -> dict[str, str]:
@@ -84,29 +72,28 @@ def readme(
     name: str,
     more: Mapping[str, Any],
     *,
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
     """The README of an export, from the template `name` and what that needs besides.
 
-    `config` is DeepSpeed's configuration as the dialect writes it.
+    `config` is DeepSpeed's configuration as the dialect writes it, where others fill in keys.
     """
     values: dict[str, Any] = {
-        "attention": "default",
-        "loss_chunk_tokens": 0,
-        "mlp_chunk_tokens": 0,
-    }
-    values |= {**settings(handout), "n_nodes": handout.n_nodes, "per_node": handout.per_node}
-    values |= {
+        **{"attention": "default", "loss_chunk_tokens": 0, "mlp_chunk_tokens": 0},
+        **settings(handout),
         **choice_values(handout, config),
+        "n_nodes": handout.n_nodes,
+        "per_node": handout.per_node,
         "usage": launch.usage,
-        "started": sorted(launch.files),
+        "started": ", ".join(f"`{name}`" for name in sorted(launch.files)),
+        # The arguments of what submits a job to Kubernetes are kubectl's.
+        "passes_arguments": launch.name != "kubernetes",
+        "variables": sorted(handout.variables.items()),
+        "has_script": bool(handout.workload.script),
+        "is_drawn": is_drawn(handout.workload.lengths),
+        **more,
     }
-    # The arguments of what submits a job to Kubernetes are kubectl's.
-    values["passes_arguments"] = launch.name != "kubernetes"
-    values["variables"] = sorted(handout.variables.items())
-    values["has_script"] = bool(handout.workload.script)
-    values["is_drawn"] = is_drawn(handout.workload.lengths)
-    return {"README.md": templates.text(name, {**values, **more})}
+    return {"README.md": templates.text(name, values)}
 
 
 def training_script(handout: Handout) -> str:

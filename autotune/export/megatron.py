@@ -1,22 +1,12 @@
 """What the dialects of Megatron's family share: a layout with its arguments, in groups."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import (
-    EngineSettings,
-    Identity,
-    Layout,
-    Measure,
-    Role,
-    TrialSpec,
-    Workload,
-    settings_of,
-)
+from autotune.contract import Layout, Measure, Workload
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron import flags
 from autotune.engines.megatron.arguments import (
@@ -38,13 +28,19 @@ from autotune.engines.megatron.flags import (
 from autotune.engines.megatron.knobs import rows_of
 from autotune.engines.megatron.layout_task import LayoutTask
 from autotune.engines.megatron.model_arguments import Arguments, balance_advice, model_arguments
-from autotune.export.base import Handout, Launch, Subject
-from autotune.export.readme import choice_values
-from autotune.record.soak import digest_of
+from autotune.export.base import Dialect, Handout, Launch, Subject, subject_of
+from autotune.export.material import readme
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
 _READ_BACK = ("tp", "pp", "vp", "cp", "ep", "micro_batch")
 """What the live engine says of itself of a layout, as far as an export's arguments tell."""
+
+
+class MegatronDialect(Dialect):
+    """A dialect of layouts."""
+
+    engines = ("megatron",)
+    only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +122,11 @@ def megatron_readme(
     templates: Templates,
     name: str,
     more: Mapping[str, Any],
-) -> str:
+) -> dict[str, str]:
     """The README of an export, from the template `name` and what that needs besides."""
     fused = run.task.fused_attention
     values = {
-        **settings_of(handout.workload, handout.layout),
-        **handout.settings,
         **run.row,
-        **choice_values(handout),
         "device": handout.environment.device_name,
         "is_predicted": handout.figures is None,
         "attention": "a fused attention kernel" if fused else "attention that writes its scores",
@@ -141,14 +134,12 @@ def megatron_readme(
         "has_experts": run.task.n_experts > 1,
         "balance": balance_advice(handout.job.model),
         "has_prediction": handout.prediction is not None,
-        "usage": launch.usage,
-        "started": ", ".join(f"`{name}`" for name in sorted(launch.files)),
         **more,
     }
-    return templates.text(name, values)
+    return readme(handout, launch, templates, name, values)
 
 
-def subject_of(
+def megatron_subject(
     folder: Path,
     settings: Mapping[str, Any],
     arguments: Mapping[str, Any],
@@ -158,35 +149,18 @@ def subject_of(
     environment: Environment,
     measure: Measure,
 ) -> Subject:
-    """An export read back, for a soak.
-
-    Raises:
-        KeyError: The settings lack one.
-        ValueError: One is of another type.
-    """
-    limit_bytes = settings.get("memory_limit_bytes")
-    if limit_bytes is not None:
-        limit_bytes = min(int(limit_bytes), environment.device_memory_bytes)
-    files = {ARGUMENTS_FILE: canonical_json(arguments)}
-    spec = TrialSpec(
-        identity=Identity(
-            study=folder.name,
-            number=0,
-            role=Role.SOAK,
-            candidate_hash=digest_of(files)[:12],
-            knobs={},
-        ),
-        layout=layout,
-        workload=workload,
-        engine=EngineSettings(
-            name="megatron",
-            expected=_expected(arguments, layout),
-            environment=dict(settings["environment_variables"]),
-            binds_cores=bool(settings["binds_cores"]),
-        ),
-        measure=dataclasses.replace(measure, memory_limit_bytes=limit_bytes),
+    """An export of a layout read back; errors as of `subject_of`."""
+    return subject_of(
+        folder,
+        settings,
+        {ARGUMENTS_FILE: canonical_json(arguments)},
+        workload,
+        layout,
+        engine="megatron",
+        expected=_expected(arguments, layout),
+        environment=environment,
+        measure=measure,
     )
-    return Subject(source=str(folder), folder=folder, spec=spec, files=files, preparation=())
 
 
 def _expected(arguments: Mapping[str, Any], layout: Layout) -> dict[str, Any]:

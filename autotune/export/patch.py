@@ -18,7 +18,7 @@ from autotune.contract import KnobValue
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed.ds_config_file import SECTIONS, usable
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.knobs.situation import optimizer_implementation
+from autotune.engines.deepspeed.knobs.situation import optimizer_implementation, recompute_interval
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO, SPELLINGS
 from autotune.engines.deepspeed.sources.accelerate_fields import FIELDS, SECTION
@@ -48,7 +48,7 @@ from autotune.engines.deepspeed.sources.training import (
 from autotune.engines.launches.shell import is_shell
 from autotune.export.base import Handout, Left, Patched
 from autotune.export.command_training import CommandTraining
-from autotune.export.trainer import recompute_names
+from autotune.export.trainer import SIZES, recompute_names
 from autotune.space.knobs import canonical
 from autotune.space.script import IMPLEMENTATIONS
 from autotune.trial.engines.deepspeed import CONFIG_FILE
@@ -57,8 +57,6 @@ from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT, as_argument_of
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 _IMPLEMENTATION = "optimizer.implementation"
-_SIZES = {_MICRO: "per_device_train_batch_size", _ACCUM: "gradient_accumulation_steps"}
-"""Key of the batch -> Trainer's argument for it."""
 _FRAMEWORKS = {FACTORY: "llama-factory", AXOLOTL: "axolotl"}
 _OFF = {
     "tensor_parallel.autotp_size": 0,
@@ -70,18 +68,6 @@ _OLD_NAMES = {
     "offload.optimizer": "zero_optimization.cpu_offload",
     "offload.param": "zero_optimization.cpu_offload_param",
 }
-_BY_SCRIPT = {
-    "pp": "a PipelineModule of so many stages",
-    "sp": "it splits each sequence over so many ranks",
-    "loss_chunk_tokens": "it computes the loss in pieces, as train.py of an export does",
-    "mlp_chunk_tokens": "it computes each MLP in pieces, as train.py of an export does",
-    "offload.activations": "forward and backward inside DeepSpeed's "
-    "get_checkpoint_hidden_states_offloading_ctx_manager()",
-    "recompute": "model.gradient_checkpointing_enable()",
-    "attention": "attn_implementation where it builds the model",
-    "compile": "torch.compile, or engine.compile()",
-}
-"""Knob -> what the script does for it."""
 _BY_ARGUMENTS = ("recompute", "attention", "compile")
 
 
@@ -218,11 +204,11 @@ class Wanted:
 
     def around(self, *, has_arguments: bool) -> Iterator[Left]:
         """What no file carries, but the script, or the environment of the ranks."""
-        for name, how in _BY_SCRIPT.items():
-            is_told = name in _BY_ARGUMENTS and has_arguments
+        for name, knob in KNOBS.items():
             value = self.candidate.get(name)
-            if not self.is_untouched(name) and (not is_told or value == "deepcompile"):
-                yield Left(what=f"{name}={value}", place=f"the script: {how}")
+            is_told = name in _BY_ARGUMENTS and has_arguments and value != "deepcompile"
+            if knob.in_script and not is_told and not self.is_untouched(name):
+                yield Left(what=f"{name}={value}", place=f"the script: {knob.in_script}")
         yield from self.around_ranks()
 
     def around_ranks(self) -> Iterator[Left]:
@@ -365,7 +351,7 @@ class _DataFile:
         """Sizes that the consumer's arguments bring, or nobody."""
         consumer = source.consumer
         is_trainers = consumer is Consumer.TRAINER
-        for key, argument in () if consumer is Consumer.DEEPSPEED else _SIZES.items():
+        for key, argument in () if consumer is Consumer.DEEPSPEED else SIZES.items():
             size = self._sizes()[key]
             is_accelerates = consumer is Consumer.ACCELERATE and key == _ACCUM
             if not is_trainers and source.config.get(key) != AUTO:
@@ -509,7 +495,7 @@ class _DataFile:
             others = (n for n, meant in SYNONYMS.items() if meant == name and n in given)
             return next(others, as_argument_of(framework, name, value=None)[0])
 
-        sizes = {_SIZES[key]: size for key, size in self._sizes().items()}
+        sizes = {SIZES[key]: size for key, size in self._sizes().items()}
         # What is there already may bring the other along.
         for name in sorted(sizes, key=lambda name: name_here(name) not in given):
             if now()[name] != sizes[name]:
@@ -548,7 +534,7 @@ class _DataFile:
             (f"{n}_kwargs" for n in CHECKPOINTING if f"{n}_kwargs" in given), f"{name}_kwargs"
         )
         options = options_of(given.get(options_name))
-        every = int(want.removeprefix("every_")) if want.startswith("every_") else 1
+        every = max(1, recompute_interval(want))
         if every > 1 and (reader in _FRAMEWORKS or not (takes_every or EVERY in options)):
             who = reader or "this release of transformers"
             place = f"the model's code: {who} takes all layers or none"

@@ -16,10 +16,40 @@ from typing import Any
 from autotune.base.errors import RenderError
 from autotune.base.nested import look_up, merge
 from autotune.contract import read_bounded
+from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.knobs.situation import recompute_interval
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS
+from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.export.base import Handout
-from autotune.export.trainer_keys import ADAMS, AUTO, FOLLOWING, OWNED, TUNED
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
+OWNED: Mapping[str, tuple[str, ...]] = {
+    "train_micro_batch_size_per_gpu": ("per_device_train_batch_size",),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
+    "gradient_clipping": ("max_grad_norm",),
+    "optimizer.params.lr": ("learning_rate",),
+    "optimizer.params.betas": ("adam_beta1", "adam_beta2"),
+    "optimizer.params.eps": ("adam_epsilon",),
+    "optimizer.params.weight_decay": ("weight_decay",),
+    "scheduler.params.warmup_num_steps": ("warmup_steps",),
+    "bf16.enabled": ("bf16",),
+    "fp16.enabled": ("fp16",),
+}
+"""Key that Trainer compares with its arguments -> those arguments."""
+SIZES = {key: OWNED[key][0] for key in BATCH_KEYS[:2]}
+"""Key of the batch -> the argument for it."""
+TUNED = (
+    *("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("bf16.enabled", "fp16.enabled"),
+)
+"""Those that a candidate decides; the others are the user's."""
+ADAMS = tuple(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay"))
+"""Keys that Trainer fills in for Adam, and passes over where the file lacks them."""
+FOLLOWING = (
+    *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_min_lr"),
+    "scheduler.params.total_num_steps",
+)
+"""Keys that Trainer works out from its other arguments."""
 _RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")
 """The name of the argument, the newest first."""
 
@@ -42,6 +72,13 @@ class Setting(StrEnum):
     FACTORY = "model"
     """A model that a function of the user's builds."""
     CORES = "core_binding"
+
+
+_OF_THE_SCRIPT = (
+    *(Setting.ATTENTION, Setting.COMPILE, Setting.LOSS_CHUNKS, Setting.MLP_CHUNKS),
+    Setting.INPUTS_ON_HOST,
+)
+"""Knobs that the trials' own script brings into force."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +116,12 @@ def trained(handout: Handout) -> Trained:
         config = with_autos(config, [key for key in ADAMS if is_open(handout, key)])
     of_the_run["seed"] = handout.workload.seed
     return Trained(config=config, arguments=tuned, of_the_run=of_the_run)
+
+
+def untuned(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Keys of a configuration that no trial chose, with the values that they have in numbers."""
+    found = ((key, look_up(config, key)) for key in OWNED if key not in TUNED)
+    return [(key, value) for key, value in found if value not in (None, AUTO)]
 
 
 def is_open(handout: Handout, key: str) -> bool:
@@ -172,7 +215,7 @@ def recompute_arguments(handout: Handout, consumer: str) -> dict[str, Any]:
                 "layers or none",
                 "name a trial with recompute none or full by --trial, or upgrade transformers",
             )
-        kwargs["every_n_layers"] = int(str(recompute).removeprefix("every_"))
+        kwargs["every_n_layers"] = recompute_interval(recompute)
     return {name: True, f"{name}_kwargs": kwargs}
 
 
@@ -221,14 +264,8 @@ def _asked(handout: Handout) -> dict[Setting, Any]:
     recompute = str(settings.get("recompute", "none"))
     if recompute.startswith("every_"):
         found[Setting.SOME_LAYERS] = recompute
-    neutral_values: dict[Setting, Any] = {
-        Setting.ATTENTION: "default",
-        Setting.COMPILE: "none",
-        Setting.LOSS_CHUNKS: 0,
-        Setting.MLP_CHUNKS: 0,
-        Setting.INPUTS_ON_HOST: "none",
-    }
-    for setting, neutral in neutral_values.items():
+    for setting in _OF_THE_SCRIPT:
+        neutral = KNOBS[setting].default
         if settings.get(setting, neutral) != neutral:
             found[setting] = settings[setting]
     if "lora" in source:

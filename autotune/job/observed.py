@@ -32,6 +32,7 @@ OBSERVED_FILE = "observed.json"
 PLACEHOLDER = re.compile(r"\{([a-z][a-z_.]*)(?:=([A-Za-z0-9_.+-]+))?\}")
 """`{micro_batch=4}` in a command: a knob by its name, and its value where nothing was chosen."""
 _LARGEST_SOURCE_BYTES = 2**20
+_MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _TRAINERS = ("trainer", "trl", "llama-factory", "axolotl", "ms-swift")
 """Frameworks that train by transformers' Trainer."""
 _READ_BACK = {
@@ -308,7 +309,7 @@ class Observed(Stored):
         accumulates = "DeepSpeed's default"
         if written.get("train_batch_size") not in (None, "auto"):
             derived = f"{by_file('train_batch_size')}, from train_batch_size"
-            if written.get("train_micro_batch_size_per_gpu") not in (None, "auto"):
+            if written.get(_MICRO) not in (None, "auto"):
                 accumulates = derived
             elif self.description.get("asks_micro_batch"):
                 loader = derived
@@ -322,14 +323,8 @@ class Observed(Stored):
             else "DeepSpeed's default"
         }
         for setting, key, argument, otherwise in (
-            (
-                *("micro_batch", "train_micro_batch_size_per_gpu"),
-                *("per_device_train_batch_size", loader),
-            ),
-            (
-                *("grad_accum", "gradient_accumulation_steps"),
-                *("gradient_accumulation_steps", accumulates),
-            ),
+            ("micro_batch", _MICRO, "per_device_train_batch_size", loader),
+            ("grad_accum", _ACCUM, _ACCUM, accumulates),
         ):
             is_own = written.get(key) not in (None, "auto")
             found[setting] = by_file(key) if is_own else by_argument(argument, otherwise)

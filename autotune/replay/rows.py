@@ -4,13 +4,13 @@ The columns are those of published benchmark tables: the model's shape, the devi
 and what was measured. A blank cell is unknown, never a default.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import JobError
 from autotune.contract import Outcome
+from autotune.cost.cells import Cells, RowError
 from autotune.cost.table import read_table
 
 MODEL_COLUMNS = (
@@ -62,37 +62,16 @@ class MeasuredRow:
         """A cell as it stands; empty where it is blank or there is no such column."""
         return self.cells.get(column, "")
 
-    def number(self, column: str) -> float | None:
-        """A cell's number; None where it is blank.
-
-        Raises:
-            JobError: It is no finite number.
-        """
-        text = self.text(column)
-        if not text:
-            return None
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise self._wrong(column, f"{text!r} is no number")
-        return number
-
     def count(self, column: str) -> int | None:
         """A cell's whole number of at least 1, which a table may write as 8.0; None where blank.
 
         Raises:
             JobError: It is none.
         """
-        number = self.number(column)
-        if number is None:
-            return None
-        if number < 1 or not number.is_integer():
-            raise self._wrong(column, f"{self.text(column)!r} is no whole number of at least 1")
-        if number > _MOST_COUNT:
-            raise self._wrong(column, f"{self.text(column)!r} is above {_MOST_COUNT:g}")
-        return int(number)
+        number = self._within(column, 1, _MOST_COUNT)
+        if number is not None and not number.is_integer():
+            raise self._wrong(column, f"{self.text(column)!r} is not a whole number")
+        return None if number is None else int(number)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -132,10 +111,10 @@ class MeasuredRow:
         return None if peak is None else round(peak * unit)
 
     def _within(self, column: str, least: float, most: float) -> float | None:
-        number = self.number(column)
-        if number is not None and not least <= number <= most:
-            raise self._wrong(column, f"{number:g} is not between {least:g} and {most:g}")
-        return number
+        try:
+            return Cells(self.cells).within(column, least, most)
+        except RowError as error:
+            raise JobError(f"{self.where}: {error}", _FIX) from error
 
     def _wrong(self, column: str, problem: str, fix: str = _FIX) -> JobError:
         return JobError(f"{self.where}: {column}: {problem}", fix)

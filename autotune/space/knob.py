@@ -160,6 +160,8 @@ class Knob:
     """Other knobs -> the values at which this one can act at all."""
     acts: Callable[[Knobs, Context], bool] = _always
     """Whether it changes the run, given the other knobs, where `when` lets it."""
+    acts_off_default: bool = False
+    """Whether it acts off its default alone, which is the run without it."""
     fold: Callable[[KnobValue, Knobs, Context], KnobValue] = _unchanged
     """The one value that stands for all that mean the same run as the value given."""
 
@@ -175,6 +177,8 @@ class Knob:
         for other, allowed in self.when.items():  # a loop, as it runs a hundred thousand times
             if values.get(other) not in allowed:
                 return False
+        if self.acts_off_default and values.get(self.name) == self.default:
+            return False
         return self.acts(values, context)
 
     def default_for(self, values: Knobs) -> KnobValue:

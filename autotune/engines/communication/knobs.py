@@ -29,11 +29,6 @@ def _over_network(values: Knobs, context: Context) -> bool:
     return _on_gpus(values, context) and spans_nodes(context)
 
 
-def _by_threads(values: Knobs, context: Context) -> bool:
-    """Whether NCCL opens sockets besides its first: without helper threads there are none."""
-    return _over_network(values, context) and int(values.get("nccl.socket_threads", 0)) > 0
-
-
 def _on_cpu(_: Knobs, context: Context) -> bool:
     return context.accelerator == "cpu" and context.world > 1
 
@@ -45,6 +40,6 @@ def _named(values: Knobs, context: Context) -> bool:
 
 
 KNOBS: Mapping[str, Knob] = read_knobs(
-    Path(__file__).with_name("knobs.json"), Knob, sys.modules[__name__]
+    Path(__file__).with_name("knobs.json"), Knob, sys.modules[__name__], acts_off_default=True
 )
 """In an order in which a knob comes after those that it looks at."""

@@ -36,11 +36,13 @@ from autotune.engines.deepspeed.expected import (
     DEFAULT_GRADIENT_CLIPPING,
     config_value,
     expected,
+)
+from autotune.engines.deepspeed.knobs import KNOBS, environment_of
+from autotune.engines.deepspeed.knobs.situation import (
+    ADAM,
+    optimizer_implementation,
     recompute_interval,
 )
-from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.knobs.process import environment_of
-from autotune.engines.deepspeed.knobs.situation import ADAM, optimizer_implementation
 from autotune.engines.deepspeed.ladder import ladder
 from autotune.engines.deepspeed.mixtures import (
     AUTOEP_PRESETS,
@@ -398,7 +400,7 @@ class DeepSpeedEngine(Engine):
                 "plain": _plain(knobs),
                 "tp": candidate.tp,
                 "pp": candidate.pp,
-                "recompute_interval": recompute_interval(str(knobs.get("recompute", "none"))),
+                "recompute_interval": recompute_interval(knobs.get("recompute")),
                 "sp": candidate.sp,
                 "micro_batch": candidate.micro_batch,
                 "grad_accum": candidate.grad_accum,

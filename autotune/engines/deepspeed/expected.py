@@ -10,9 +10,9 @@ from autotune.contract import KnobValue
 from autotune.engines.communication.variables import expected_of
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.readers import ZENFLOW
+from autotune.engines.deepspeed.knobs.situation import recompute_interval
 from autotune.engines.deepspeed.mixtures import experts_elsewhere
 from autotune.engines.deepspeed.rules.base import Setup
-from autotune.job.model import ModelShape
 
 DEFAULT_GRADIENT_CLIPPING = 1.0
 """DeepSpeed's own (its runtime/constants.py); written out, because older releases had 0."""
@@ -86,7 +86,8 @@ def _of_the_script(setup: Setup) -> dict[str, Any]:
     if setup.pp > 1:
         found["recompute_interval"] = recompute_interval(setup.recompute)
     elif setup.model is not None:
-        found["recomputed_layers"] = _recomputed_layers(setup.recompute, setup.model)
+        interval = recompute_interval(setup.recompute)  # layers 0, K, 2K, ...
+        found["recomputed_layers"] = -(-setup.model.n_layers // interval) if interval else 0
     if setup.attention != "default":
         found["attention"] = setup.attention
     return found
@@ -135,16 +136,3 @@ def _communication_dtype(setup: Setup, precision: str) -> str:
 def _dtype(config: Mapping[str, Any], knob: str, precision: str) -> KnobValue:
     value = config_value(config, knob)
     return precision if value == "model" else value
-
-
-def recompute_interval(recompute: str) -> int:
-    """Layers of a pipeline's stage that are recomputed together; 0: none are."""
-    if recompute.startswith("every_"):
-        return int(recompute.removeprefix("every_"))
-    return 1 if recompute == "full" else 0
-
-
-def _recomputed_layers(recompute: str, model: ModelShape) -> int:
-    if recompute.startswith("every_"):  # layers 0, K, 2K, ...
-        return -(-model.n_layers // int(recompute.removeprefix("every_")))
-    return model.n_layers if recompute == "full" else 0

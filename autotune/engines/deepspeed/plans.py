@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from autotune.cost.problem import fleet_columns, model_columns, unseen_model_col
 from autotune.cost.traits import FRAMEWORKS, GROWING_SEGMENTS
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.knobs.situation import recompute_interval
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.rows import answers_of
@@ -23,7 +26,6 @@ K = TypeVar("K", bound=Hashable)
 Floats = NDArray[np.float64]
 
 _TIERS = {"none": Tier.DEVICE, "cpu": Tier.CPU, "nvme": Tier.NVME}
-_EVERY = "every_"
 _BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 _MOMENTS = {
     "adam": 2,
@@ -79,31 +81,73 @@ def plans_of(
     if not candidates:
         raise JobError("no candidates to predict", "give at least one")
     table = accelerators or shipped_accelerators()
+    rows = _Rows(candidates=candidates, job=job, environment=environment)
+    model: Mapping[str, Column] = unseen_model_columns(job) if not needs_shape else {}
+    if needs_shape:
+        model = rows.alike(
+            lambda c: (c.layers, c.get("attention")), lambda kind: _trained_columns(job, *kind)
+        )
     columns = {
         **_ENGINE,
-        **(
-            _alike(
-                candidates,
-                lambda c: (c.layers, c.get("attention")),
-                lambda kind: _trained_columns(job, *kind),
-            )
-            if needs_shape
-            else unseen_model_columns(job)
-        ),
-        **_alike(
-            candidates,
-            lambda c: (c.world, c.precision(job.precision)),
+        **model,
+        **rows.alike(
+            lambda c: (c.world, rows.precision(c)),
             lambda kind: fleet_columns(job, environment, table, world=kind[0], precision=kind[1]),
         ),
-        **_lengths(candidates, job),
-        **_layout(candidates, job, environment),
-        **_dtypes(candidates, job),
-        **_recompute_and_offload(candidates),
-        **_zero(candidates),
-        **_kernels(candidates, job),
-        "whole_logits": _floats(candidates, lambda c: _gathers_logits(c, job, environment)),
+        **_lengths(rows),
+        **_layout(rows),
+        **_dtypes(rows),
+        **_recompute_and_offload(rows),
+        **_zero(rows),
+        **_kernels(rows),
+        "whole_logits": rows.of(lambda c: _gathers_logits(c, job, environment)),
     }
     return Plans(**columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """The candidates of a job, as numbers by one of their knobs or several."""
+
+    candidates: Sequence[Candidate]
+    job: Job
+    environment: Environment
+
+    def precision(self, candidate: Candidate) -> str:
+        return candidate.precision(self.job.precision)
+
+    def of(self, function: Callable[[Candidate], float]) -> Floats:
+        """A number of each."""
+        return answers_of(self.candidates, function).of(float)
+
+    def number(self, knob: str) -> Floats:
+        """A knob's value; its default where it does not act."""
+        return self.of(lambda c: float(_value(c, knob)))
+
+    def word(self, knob: str, meanings: Mapping[str, float]) -> Floats:
+        """The meaning of a knob's value as a number."""
+        return self.of(lambda c: meanings[str(_value(c, knob))])
+
+    def alike(
+        self, kind_of: Callable[[Candidate], K], columns: Callable[[K], Mapping[str, float]]
+    ) -> dict[str, Column]:
+        """Columns in which only reduced forms differ; plain numbers where all are alike."""
+        kinds = answers_of(self.candidates, kind_of)
+        of_kind = {kind: columns(kind) for kind in kinds.distinct}
+        first = of_kind[kinds.distinct[0]]
+        if len(of_kind) == 1:
+            return dict(first)
+        return {name: kinds.of(partial(_column, of_kind, name)) for name in first}
+
+
+def _value(candidate: Candidate, knob: str) -> KnobValue:
+    """A knob's value; its default where it does not act."""
+    value = candidate.get(knob)
+    return KNOBS[knob].default if value is None else value
+
+
+def _column(of_kind: Mapping[K, Mapping[str, float]], name: str, kind: K) -> float:
+    return of_kind[kind][name]
 
 
 def _gathers_logits(candidate: Candidate, job: Job, environment: Environment) -> float:
@@ -130,75 +174,34 @@ def _trained_columns(job: Job, layers: int | None, attention: object) -> dict[st
     return columns if attention == "flash_attention_2" else {**columns, "n_windowed_layers": 0.0}
 
 
-def _alike(
-    candidates: Sequence[Candidate],
-    kind_of: Callable[[Candidate], K],
-    columns: Callable[[K], Mapping[str, float]],
-) -> dict[str, Column]:
-    """Columns in which only reduced forms differ; plain numbers where all candidates are alike."""
-    kinds = answers_of(candidates, kind_of)
-    of_kind = {kind: columns(kind) for kind in kinds.distinct}
-    first = of_kind[kinds.distinct[0]]
-    if len(of_kind) == 1:
-        return dict(first)
-    return {name: kinds.of(partial(_column, of_kind, name)) for name in first}
-
-
-def _column(of_kind: Mapping[K, Mapping[str, float]], name: str, kind: K) -> float:
-    return of_kind[kind][name]
-
-
-def _floats(candidates: Sequence[Candidate], function: Callable[[Candidate], float]) -> Floats:
-    return answers_of(candidates, function).of(float)
-
-
-def _value(candidate: Candidate, knob: str, otherwise: KnobValue) -> KnobValue:
-    """A knob's value; `otherwise` where it does not act."""
-    value = candidate.get(knob)
-    return otherwise if value is None else value
-
-
-def _numbers(candidates: Sequence[Candidate], knob: str, otherwise: KnobValue) -> Floats:
-    return _floats(candidates, lambda c: float(_value(c, knob, otherwise)))
-
-
-def _spelled(
-    candidates: Sequence[Candidate], knob: str, otherwise: str, meanings: Mapping[str, float]
-) -> Floats:
-    """Each candidate's choice as a number."""
-    return _floats(candidates, lambda c: meanings[str(_value(c, knob, otherwise))])
-
-
-def _lengths(candidates: Sequence[Candidate], job: Job) -> dict[str, Column]:
+def _lengths(rows: _Rows) -> dict[str, Column]:
     """Columns of samples that differ in length; empty where all have `seq_len` tokens."""
+    job = rows.job
     if job.lengths.kind != "histogram":
         return {}
     padded = partial(job.lengths.mean_padded, job.global_batch)
     return {
         "seq_len": float(job.lengths.longest_padded),
-        "padded_seq_len": _floats(candidates, lambda candidate: padded(candidate.micro_batch)),
+        "padded_seq_len": rows.of(lambda candidate: padded(candidate.micro_batch)),
     }
 
 
-def _layout(
-    candidates: Sequence[Candidate], job: Job, environment: Environment
-) -> dict[str, Floats]:
+def _layout(rows: _Rows) -> dict[str, Floats]:
     # What the model computes grows with the rows that go through it.
-    n_rows = (job.script.rows_per_sample or 1) if job.script is not None else 1
+    script = rows.job.script
+    n_rows = (script.rows_per_sample or 1) if script is not None else 1
     return {
-        "dp": _floats(candidates, lambda c: c.dp),
-        "tp": _floats(candidates, lambda c: c.tp),
-        "pp": _floats(candidates, lambda c: c.pp),
-        "ulysses": _floats(candidates, lambda c: c.sp),
-        **_experts(candidates, job, environment),
-        "micro_batch": _floats(candidates, lambda c: c.micro_batch * n_rows),
-        "grad_accum": _floats(candidates, lambda c: c.grad_accum),
+        "dp": rows.of(lambda c: c.dp),
+        "tp": rows.of(lambda c: c.tp),
+        "pp": rows.of(lambda c: c.pp),
+        "ulysses": rows.of(lambda c: c.sp),
+        **_experts(rows),
+        "micro_batch": rows.of(lambda c: c.micro_batch * n_rows),
+        "grad_accum": rows.of(lambda c: c.grad_accum),
     }
 
 
-def _experts(
-    candidates: Sequence[Candidate], job: Job, environment: Environment
-) -> dict[str, Floats]:
+def _experts(rows: _Rows) -> dict[str, Floats]:
     """Columns of AutoEP, and of transformers' own experts without it.
 
     Both call torch's grouped product, which is one kernel in bf16 from Hopper on; elsewhere it
@@ -206,43 +209,42 @@ def _experts(
     transformers 5, integrations/moe.py (grouped_mm by default); torch, aten/src/ATen/native/cuda/
     GroupedBlas.cpp; DeepSpeed, moe/ep_experts.py.
     """
-    ep = _numbers(candidates, "ep", 1)
-    is_bf16 = _floats(candidates, lambda c: c.precision(job.precision) == "bf16")
-    has_kernel = _HAS_GROUPED_PRODUCTS.search(environment.device_name) is not None
-    is_cpu = environment.accelerator == "cpu"  # the host is the device: no launch is saved
+    ep = rows.number("ep")
+    is_bf16 = rows.of(lambda c: rows.precision(c) == "bf16")
+    has_kernel = _HAS_GROUPED_PRODUCTS.search(rows.environment.device_name) is not None
+    is_cpu = rows.environment.accelerator == "cpu"  # the host is the device: no launch is saved
     return {
         "ep": ep,
         # AutoTP splits no expert.
         "expert_tp": np.where(ep > 1, 1.0, 0.0),
         "grouped_experts": np.maximum(is_bf16 * np.where(ep > 1, 1.0, has_kernel), is_cpu),
-        "flex_dispatch": _floats(candidates, lambda c: c.get("ep.dispatch") == "deepep"),
+        "flex_dispatch": rows.of(lambda c: c.get("ep.dispatch") == "deepep"),
     }
 
 
-def _dtypes(candidates: Sequence[Candidate], job: Job) -> dict[str, Any]:
+def _dtypes(rows: _Rows) -> dict[str, Any]:
     """Bytes per parameter, as DeepSpeed holds them.
 
     Its ZeRO optimizers keep a flat fp32 copy of their partition, in fp32 training as well. Source:
     DeepSpeed, runtime/zero/stage_1_and_2.py and stage3.py (`single_partition_of_fp32_groups`,
     `fp32_partitioned_groups_flat`).
     """
-    precision_bytes = _floats(candidates, lambda c: _BYTES[c.precision(job.precision)])
+    precision_bytes = rows.of(lambda c: _BYTES[rows.precision(c)])
 
-    def spelled(knob: str, otherwise: str) -> Floats:
-        chosen = _spelled(candidates, knob, otherwise, {**_BYTES, "model": 0.0})
-        return np.where(chosen > 0, chosen, precision_bytes)
+    def chosen(knob: str) -> Floats:
+        found = rows.word(knob, {**_BYTES, "model": 0.0})
+        return np.where(found > 0, found, precision_bytes)
 
-    master = spelled("master_dtype", "fp32")
-    moments = spelled("optimizer_states_dtype", "fp32")
-    keeps_copy = (_numbers(candidates, "zero.stage", 0) >= 1) | (precision_bytes < 4)
-    is_quantized = _numbers(candidates, "zeropp.quantized_weights", False)
+    keeps_copy = (rows.number("zero.stage") >= 1) | (precision_bytes < 4)
+    moments = _n_moments(rows.job) * chosen("optimizer_states_dtype")
+    is_quantized = rows.number("zeropp.quantized_weights")
     return {
         "weight_bytes": precision_bytes,
         "activation_bytes": precision_bytes,
         "gather_bytes": np.where(is_quantized, 1.0, precision_bytes),
-        "grad_bytes": spelled("grad_accum_dtype", "model"),
-        "reduce_bytes": spelled("communication_dtype", "model"),
-        "optimizer_bytes": keeps_copy * master + _n_moments(job) * moments,
+        "grad_bytes": chosen("grad_accum_dtype"),
+        "reduce_bytes": chosen("communication_dtype"),
+        "optimizer_bytes": keeps_copy * chosen("master_dtype") + moments,
     }
 
 
@@ -254,90 +256,82 @@ def _n_moments(job: Job) -> int:
     return _MOMENTS.get(kind, 2)
 
 
-def _recompute_and_offload(candidates: Sequence[Candidate]) -> dict[str, Floats]:
+def _recompute_and_offload(rows: _Rows) -> dict[str, Floats]:
     """Columns of recomputation and offload.
 
     In a pipeline `every_K` recomputes all layers, K at once; the model takes it for full.
     """
 
     def every(candidate: Candidate) -> float:
-        kind = str(_value(candidate, "recompute", "none"))
-        is_apart = kind.startswith(_EVERY) and candidate.pp == 1
-        return float(kind.removeprefix(_EVERY)) if is_apart else 1.0
+        interval = recompute_interval(_value(candidate, "recompute"))
+        return float(max(1, interval)) if candidate.pp == 1 else 1.0
+
+    def recompute(candidate: Candidate) -> float:
+        is_none = _value(candidate, "recompute") == "none"
+        return float(Recompute.NONE if is_none else Recompute.FULL)
 
     return {
-        "recompute": _floats(
-            candidates,
-            lambda c: float(
-                Recompute.NONE if _value(c, "recompute", "none") == "none" else Recompute.FULL
-            ),
-        ),
-        "recompute_every": _floats(candidates, every),
-        "optimizer_tier": _spelled(candidates, "offload.optimizer", "none", _TIERS),
-        "param_tier": _spelled(candidates, "offload.param", "none", _TIERS),
-        "offloaded_activations": _floats(
-            candidates, lambda c: c.get("offload.activations") == "cpu"
-        ),
+        "recompute": rows.of(recompute),
+        "recompute_every": rows.of(every),
+        "optimizer_tier": rows.word("offload.optimizer", _TIERS),
+        "param_tier": rows.word("offload.param", _TIERS),
+        "offloaded_activations": rows.of(lambda c: c.get("offload.activations") == "cpu"),
     }
 
 
-def _zero(candidates: Sequence[Candidate]) -> dict[str, Floats]:
-    stages = _numbers(candidates, "zero.stage", 0)
-    hpz = _numbers(candidates, "zeropp.hpz_partition_size", 1)
+def _zero(rows: _Rows) -> dict[str, Floats]:
+    stages, hpz = rows.number("zero.stage"), rows.number("zeropp.hpz_partition_size")
 
-    def elements(knob: str, otherwise: int) -> Floats:
-        return np.maximum(1.0, _numbers(candidates, knob, otherwise))
+    def elements(knob: str) -> Floats:
+        return np.maximum(1.0, rows.number(knob))
 
     return {
         "zero_stage": stages,
         "flat_buffers": ((stages == 1) | (stages == 2)) * 1.0,
-        "overlap_reduce": _numbers(candidates, "overlap_comm", False),
+        "overlap_reduce": rows.number("overlap_comm"),
         # Stage 3 prefetches whatever `overlap_comm` says; stages 1 and 2 gather at the step's end.
         "overlap_gather": (stages == 3) * 1.0,
         "reduces_every_micro_batch": (stages >= 2) * 1.0,
         "gather_group": np.where(hpz > 1, hpz, 0.0),  # 0 stands for the whole group
-        "reduce_bucket_elements": elements("reduce_bucket_size", 500_000_000),
+        "reduce_bucket_elements": elements("reduce_bucket_size"),
         # The BF16_Optimizer has no such bucket, and the knob does not act there.
-        "copies_grads": _floats(
-            candidates,
+        "copies_grads": rows.of(
             lambda c: (
-                c.get("reduce_bucket_size") is not None
-                and bool(_value(c, "contiguous_gradients", True))
-            ),
+                c.get("reduce_bucket_size") is not None and bool(_value(c, "contiguous_gradients"))
+            )
         ),
-        "gather_bucket_elements": elements("allgather_bucket_size", 500_000_000),
-        "prefetch_elements": elements("stage3.prefetch_bucket_size", 50_000_000),
-        "reuse_elements": elements("stage3.max_reuse_distance", 1_000_000_000),
-        "live_elements": elements("stage3.max_live_parameters", 1_000_000_000),
-        "persistent_elements": _numbers(candidates, "stage3.param_persistence_threshold", 100_000),
+        "gather_bucket_elements": elements("allgather_bucket_size"),
+        "prefetch_elements": elements("stage3.prefetch_bucket_size"),
+        "reuse_elements": elements("stage3.max_reuse_distance"),
+        "live_elements": elements("stage3.max_live_parameters"),
+        "persistent_elements": rows.number("stage3.param_persistence_threshold"),
     }
 
 
-def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
-    copies = _activation_copies(job.model.source.get("config") or {})
-    is_compiled = _floats(candidates, lambda c: _value(c, "compile", "none") != "none")
+def _kernels(rows: _Rows) -> dict[str, Floats]:
+    copies = _activation_copies(rows.job.model.source.get("config") or {})
+    is_compiled = rows.of(lambda c: _value(c, "compile") != "none")
     return {
         **{name: is_compiled * value for name, value in _COMPILED.items()},
-        "logit_bytes": _floats(candidates, lambda c: _logit_bytes(c, job)),
-        "fragments": _floats(
-            candidates,
-            lambda c: GROWING_SEGMENTS if c.get("allocator") == "expandable_segments" else 1.0,
+        "logit_bytes": rows.of(lambda c: _logit_bytes(c, rows.precision(c))),
+        "fragments": rows.of(
+            lambda c: GROWING_SEGMENTS if c.get("allocator") == "expandable_segments" else 1.0
         ),
         # Our own pipeline's stages take torch's fused functions.
-        "activation_copies": _floats(candidates, lambda c: copies if c.pp == 1 else 0.0),
-        "flash_attention": _floats(candidates, lambda c: c.get("attention") != "eager"),
+        "activation_copies": rows.of(lambda c: copies if c.pp == 1 else 0.0),
+        "flash_attention": rows.of(lambda c: c.get("attention") != "eager"),
         # The knob acts on CPU ranks alone.
-        "clears_pages": _floats(candidates, lambda c: c.get("host_allocator") == "default"),
-        "keeps_heap": _floats(candidates, lambda c: c.get("host_allocator") == "keep"),
-        "loss_chunk_tokens": _numbers(candidates, "loss_chunk_tokens", 0),
-        "mlp_tile_tokens": _numbers(candidates, "mlp_chunk_tokens", 0),
+        "clears_pages": rows.of(lambda c: c.get("host_allocator") == "default"),
+        "keeps_heap": rows.of(lambda c: c.get("host_allocator") == "keep"),
+        "loss_chunk_tokens": rows.number("loss_chunk_tokens"),
+        "mlp_tile_tokens": rows.number("mlp_chunk_tokens"),
     }
 
 
-def _logit_bytes(candidate: Candidate, job: Job) -> float:
+def _logit_bytes(candidate: Candidate, precision: str) -> float:
     if candidate.get("compile") != "torch":
         return float(Plans.logit_bytes)
-    return _COMPILED_LOGIT_BYTES.get(candidate.precision(job.precision), 4.0)
+    return _COMPILED_LOGIT_BYTES.get(precision, 4.0)
 
 
 def _activation_copies(config: Mapping[str, Any]) -> float:

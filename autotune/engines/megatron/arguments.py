@@ -90,6 +90,11 @@ def _switch(knob: str, value: Callable[[Row], Any] | None = None) -> Carried:
     return Carried(knob, value or (lambda row: row[knob] > 0), "switch")
 
 
+def _is_on(knob: str) -> Carried:
+    """A switch that comes with others which say what the knob is."""
+    return Carried(knob, lambda row: row[knob] > 0)
+
+
 def _part(knob: str, choices: Sequence[str], *, joined: bool = False) -> Carried:
     """A knob's value in its own words; off its default alone."""
 
@@ -122,12 +127,8 @@ CARRIED: Mapping[str, Carried] = {
     "num_virtual_stages_per_pipeline_rank": Carried(
         "vp", lambda row: not row["stages"] and row["vp"] > 1 and row["vp"]
     ),
-    "account_for_embedding_in_pipeline_split": Carried(
-        "ends_as_layers", lambda row: row["ends_as_layers"] > 0
-    ),
-    "account_for_loss_in_pipeline_split": Carried(
-        "ends_as_layers", lambda row: row["ends_as_layers"] > 0
-    ),
+    "account_for_embedding_in_pipeline_split": _is_on("ends_as_layers"),
+    "account_for_loss_in_pipeline_split": _is_on("ends_as_layers"),
     "sequence_parallel": _switch("sequence_parallel"),
     "recompute_granularity": Carried(
         "recompute", lambda row: (_is_full(row) and "full") or (_is_selective(row) and "selective")
@@ -171,9 +172,7 @@ CARRIED: Mapping[str, Carried] = {
     "overlap_moe_expert_parallel_comm": _switch("overlap_experts"),
     "delay_wgrad_compute": _switch("delay_weight_grads"),
     "moe_shared_expert_overlap": _switch("overlap_shared_experts"),
-    "use_transformer_engine_op_fuser": Carried(
-        "fused_experts", lambda row: row["fused_experts"] > 0
-    ),
+    "use_transformer_engine_op_fuser": _is_on("fused_experts"),
     # The kernel wants gates and linear units in turn, blocks of so many.
     "moe_mlp_glu_interleave_size": Carried("fused_experts", lambda row: 32 * row["fused_experts"]),
     "decoder_first_pipeline_num_layers": _number("first_stage_layers"),
@@ -190,15 +189,13 @@ CARRIED: Mapping[str, Carried] = {
     ),
     "cuda_graph_scope": _part("cuda_graphs", GRAPHS, joined=True),
     # The default tracker of random states cannot be captured.
-    "te_rng_tracker": Carried("cuda_graphs", lambda row: row["cuda_graphs"] > 0),
+    "te_rng_tracker": _is_on("cuda_graphs"),
     "fsdp_double_buffer": _switch("fsdp_double_buffer"),
-    "use_megatron_fsdp": Carried("fsdp", lambda row: row["fsdp"] > 0),
+    "use_megatron_fsdp": _is_on("fsdp"),
     "data_parallel_sharding_strategy": _part("fsdp", FSDP),
     # What Megatron asks for beside it, whether or not anything is saved.
     "ckpt_format": Carried("", lambda row: row["fsdp"] and "fsdp_dtensor"),
-    "optimizer_cpu_offload": Carried(
-        "optimizer_offload", lambda row: row["optimizer_offload"] > 0
-    ),
+    "optimizer_cpu_offload": _is_on("optimizer_offload"),
     "optimizer_offload_fraction": Carried(
         "optimizer_offload",
         lambda row: value_of(KNOBS["optimizer_offload"], row["optimizer_offload"]),
@@ -210,9 +207,7 @@ CARRIED: Mapping[str, Carried] = {
     "exp_avg_sq_dtype": _part("adam_moments", MOMENTS),
     "overlap_cpu_optimizer_d2h_h2d": _switch("optimizer_offload_overlap"),
     "cpu_offloading_num_layers": _number("activation_offload"),
-    "fine_grained_activation_offloading": Carried(
-        "offload_modules", lambda row: row["offload_modules"] > 0
-    ),
+    "fine_grained_activation_offloading": _is_on("offload_modules"),
     "offload_modules": _part("offload_modules", OFFLOADED, joined=True),
     "fp4_format": Carried("fp4", lambda row: row["fp4"] and "e2m1"),
     "fp8_format": Carried("fp8", lambda row: not row["fp4"] and row["fp8"] and FP8[row["fp8"]]),

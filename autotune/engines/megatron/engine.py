@@ -569,6 +569,13 @@ def release_for(job: Job, environment: Environment) -> str:
     return environment.megatron_core
 
 
+_OF_SHAPE = (
+    *("n_layers", "n_dense_layers", "n_heads", "n_kv_heads", "ffn_hidden", "dense_ffn_hidden"),
+    *("n_experts", "shared_expert_hidden", "latent_kv_rank", "n_mtp_layers"),
+)
+"""Sizes of a model that are a task's as well."""
+
+
 def task_of(job: Job, environment: Environment) -> LayoutTask:
     """The model and the devices that are to be laid out.
 
@@ -583,17 +590,13 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
     found = accelerator_of(environment, table)
     shape = job.model.shape
     release = release_for(job, environment)
-    lacks_te = environment.accelerator != "cpu" and not environment.has_transformer_engine
+    on_cpu, in_fp32 = environment.accelerator == "cpu", job.precision == "fp32"
+    has_te = not on_cpu and environment.has_transformer_engine
+    lacks_te = not on_cpu and not has_te
     dtypes = {"weight_bytes": 2.0, **_MEGATRON, **_DTYPES[job.precision]}
     held_bytes = dtypes["weight_bytes"] + dtypes.get("grad_bytes", 2.0)
-    has_te = environment.accelerator != "cpu" and environment.has_transformer_engine
     return LayoutTask(
-        n_layers=shape.n_layers,
-        n_dense_layers=shape.n_dense_layers,
-        dense_ffn_hidden=shape.dense_ffn_hidden,
-        shared_expert_hidden=shape.shared_expert_hidden,
-        latent_kv_rank=shape.latent_kv_rank,
-        n_mtp_layers=shape.n_mtp_layers,
+        **{name: getattr(shape, name) for name in _OF_SHAPE},
         has_sinks=has_sinks(job.model),
         work=work_of(shape, job.seq_len),
         groups_experts=has_te and shape.n_experts > 1,
@@ -604,22 +607,20 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         graphs_here=_graphs_of(shape) if has_te and not _lacks_graphs(release) else 0,
         paced_tokens=_paced_tokens(shape, device["half_flops"]),
         in_bf16=job.precision == "bf16",
-        fp8_here=_fp8_of(found, shape) if has_te and job.precision != "fp32" else (0, 0),
-        flex_here=_flex_of(int(device["nvlink_domain"]), release)
-        if has_te and shape.n_experts > 1 and job.precision != "fp32"
-        else 0,
-        n_heads=shape.n_heads,
-        n_kv_heads=shape.n_kv_heads,
-        ffn_hidden=shape.ffn_hidden,
-        n_experts=shape.n_experts,
+        fp8_here=_fp8_of(found, shape) if has_te and not in_fp32 else (0, 0),
+        flex_here=(
+            _flex_of(int(device["nvlink_domain"]), release)
+            if has_te and shape.n_experts > 1 and not in_fp32
+            else 0
+        ),
         seq_len=job.seq_len,
         max_seq_len=shape.max_seq_len or 0,
         global_batch=job.global_batch,
         world=job.world,
         domain=int(device["nvlink_domain"]),
         shares_kv_heads=LayoutTask.may_share_kv_heads(release),
-        on_cpu=environment.accelerator == "cpu",
-        in_fp32=job.precision == "fp32",
+        on_cpu=on_cpu,
+        in_fp32=in_fp32,
         has_fp8="fp8" in found.peak_flops,
         has_fp4="fp4" in found.peak_flops,
         lacking=_lacking(release),
@@ -628,12 +629,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         has_torch_norms=lacks_te
         and not (environment.has_apex and has_layer_norm(job.model, job.seq_len)),
         # FlashAttention-2 and Transformer Engine need a device that has bf16.
-        fused_attention=(
-            environment.accelerator != "cpu"
-            and not lacks_te
-            and job.precision != "fp32"
-            and "bf16" in found.peak_flops
-        ),
+        fused_attention=has_te and not in_fp32 and "bf16" in found.peak_flops,
     )
 
 

@@ -1,6 +1,5 @@
 """The dialect of raw DeepSpeed: ds_config.json, a script, its settings, a README; and back."""
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,27 +7,26 @@ from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
 from autotune.check.baseline import refusals_of
-from autotune.contract import (
-    EngineSettings,
-    Identity,
-    Measure,
-    Role,
-    TrialSpec,
-    parts_of,
-    read_json,
-)
+from autotune.contract import Layout, Measure, Workload, parts_of, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.outputs import without_outputs
 from autotune.engines.deepspeed.rules.base import Setup
-from autotune.export.base import Dialect, Handout, Launch, Patched, Subject, reading_export
-from autotune.export.material import training_script, trial_script
+from autotune.export.base import (
+    Dialect,
+    Handout,
+    Launch,
+    Patched,
+    Subject,
+    reading_export,
+    subject_of,
+    whole,
+)
+from autotune.export.material import model_config, readme, training_script, trial_script
 from autotune.export.patch import Wanted, patched_all
-from autotune.export.readme import choice_values
-from autotune.export.trainer_keys import untuned
-from autotune.record.soak import digest_of
+from autotune.export.trainer import untuned
 from autotune.space.built_in import script_digest
 from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
 from autotune.trial.scripts.lengths import is_drawn
@@ -58,15 +56,13 @@ class DeepSpeedFiles(Dialect):
             **handout.exported,
             SETTINGS_FILE: canonical_json(settings),
             self.script: training_script(handout),
-            "README.md": templates.text("launch/README.md.j2", values),
+            **readme(handout, launch, templates, "launch/README.md.j2", values),
         }
         if handout.candidate.pp > 1:
             files["transformer.py"] = trial_script("transformer.py")
         if is_drawn(handout.workload.lengths):
             files["lengths.py"] = trial_script("lengths.py")
-        if "config" in handout.job.model.source:
-            files["model/config.json"] = canonical_json(handout.job.model.source["config"])
-        return files
+        return {**files, **model_config(handout)}
 
     def patched(self, paths: Sequence[Path], handout: Handout, engine: Engine) -> list[Patched]:
         return patched_all(paths, Wanted(handout, engine, None))
@@ -82,102 +78,65 @@ class DeepSpeedFiles(Dialect):
             settings = read_json(folder / SETTINGS_FILE)
             # A soak is no run of the user's: it writes nothing to where those write.
             config, _ = without_outputs(read_json(folder / CONFIG_FILE))
-            files = {CONFIG_FILE: canonical_json(config)}
-            limit_bytes = _limit_of_export(settings, environment)
-            measure = dataclasses.replace(measure, memory_limit_bytes=limit_bytes)
-            spec, setup = _read(folder, config, settings, environment, measure, digest_of(files))
-        swaps = "nvme" in (setup.optimizer_offload, setup.param_offload)
-        return Subject(
-            source=str(folder),
-            folder=folder,
-            spec=spec,
-            files=files,
-            preparation=extensions.build_command(environment.accelerator, nvme=swaps),
-        )
+            workload, layout = _parts(folder, config, settings)
+            chosen: dict[str, Any] = {
+                n.replace(".", "_"): value for n, value in workload.settings.items()
+            }
+            setup = Setup(
+                ds_config=config,
+                ranks=layout.world,
+                tp=layout.tp,
+                pp=layout.pp,
+                sp_by_script=layout.sp,
+                global_batch=layout.global_batch,
+                seq_len=workload.seq_len,
+                precision=workload.precision,
+                environment=environment,
+                **chosen,
+            )
+            swaps = "nvme" in (setup.optimizer_offload, setup.param_offload)
+            return subject_of(
+                folder,
+                settings,
+                {CONFIG_FILE: canonical_json(config)},
+                workload,
+                layout,
+                engine=self.engines[0],
+                expected=expected(setup, workload.model),
+                environment=environment,
+                measure=measure,
+                preparation=extensions.build_command(environment.accelerator, nvme=swaps),
+            )
 
 
 def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[str, Any]:
-    """Values for the templates."""
-    candidate = handout.candidate
+    """Values for the template of the README."""
     config = json.loads(handout.exported[CONFIG_FILE])
     return {
         "recompute": "none",
         **settings,
-        "usage": launch.usage,
         "started": ", ".join(f"`{name}`" for name in (*launch.files, DeepSpeedFiles.script)),
         "stage": config["zero_optimization"]["stage"],
-        "ep": candidate.get("ep", 1),
+        "ep": handout.candidate.get("ep", 1),
         "lora": handout.job.model.source.get("lora"),
-        "is_drawn": is_drawn(handout.workload.lengths),
-        "micro_batch": candidate.micro_batch,
-        "grad_accum": candidate.grad_accum,
         "has_config": "config" in handout.job.model.source,
         "untuned": untuned(config),
-        **choice_values(handout),
     }
 
 
-def _read(
-    folder: Path,
-    config: dict[str, Any],
-    settings: dict[str, Any],
-    environment: Environment,
-    measure: Measure,
-    digest: str,
-) -> tuple[TrialSpec, Setup]:
-    """Spec of its trial, and the setup that would run."""
+def _parts(
+    folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[Workload, Layout]:
+    """What is trained, and how its ranks share the work."""
     # Older exports say none.
     stated = {"sp": 1, **_LATER, **settings}
     for name, least in _LEAST.items():
-        _whole(stated, name, least=least)
+        whole(stated, name, least=least)
     for name in _WORDS:
         if not isinstance(stated[name], str):
             raise ValueError(f"{name}: {str(stated[name])[:60]!r} is no text")
-    stated["micro_batch"] = _whole(config, "train_micro_batch_size_per_gpu")
-    stated["grad_accum"] = _whole(config, "gradient_accumulation_steps")
+    stated["micro_batch"] = whole(config, "train_micro_batch_size_per_gpu")
+    stated["grad_accum"] = whole(config, "gradient_accumulation_steps")
     if "factory" not in stated:
         stated["config"] = read_json(folder / "model" / "config.json")
-    workload, layout = parts_of(stated, digest=script_digest(), more=_LATER)
-    chosen: dict[str, Any] = {n.replace(".", "_"): value for n, value in workload.settings.items()}
-    setup = Setup(
-        ds_config=config,
-        ranks=layout.world,
-        tp=layout.tp,
-        pp=layout.pp,
-        sp_by_script=layout.sp,
-        global_batch=layout.global_batch,
-        seq_len=workload.seq_len,
-        precision=workload.precision,
-        environment=environment,
-        **chosen,
-    )
-    hashed = digest[:12]
-    spec = TrialSpec(
-        identity=Identity(
-            study=folder.name, number=0, role=Role.SOAK, candidate_hash=hashed, knobs={}
-        ),
-        layout=layout,
-        workload=workload,
-        engine=EngineSettings(
-            name=DeepSpeedFiles.engines[0],
-            expected=expected(setup, workload.model),
-            environment=dict(settings["environment_variables"]),
-            binds_cores=bool(settings["binds_cores"]),
-        ),
-        measure=measure,
-    )
-    return spec, setup
-
-
-def _limit_of_export(settings: dict[str, Any], environment: Environment) -> int | None:
-    """Memory limit that it was tuned for, where there is as much here; older exports name none."""
-    if settings.get("memory_limit_bytes") is None:
-        return None
-    return min(_whole(settings, "memory_limit_bytes"), environment.device_memory_bytes)
-
-
-def _whole(settings: Mapping[str, Any], name: str, *, least: int = 1) -> int:
-    value = settings[name]
-    if type(value) is not int or value < least:
-        raise ValueError(f"{name}: {str(value)[:60]!r} is not a whole number from {least}")
-    return value
+    return parts_of(stated, digest=script_digest(), more=_LATER)

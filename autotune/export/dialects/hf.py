@@ -1,9 +1,10 @@
 """The dialects of Hugging Face's family: what each consumer reads, and a ds_config beside it.
 
-A consumer's folder of templates says its fields (`fields.yaml.j2`: what the configuration decides,
-and what a run of the export has besides), its training script and its README. Sources:
-hiyouga/LLaMA-Factory, src/llamafactory/hparams (0.9.5); axolotl-ai-cloud/axolotl,
-src/axolotl/utils/schemas (0.19).
+A consumer is a class of a few fields, and a folder of templates that says its fields
+(`fields.yaml.j2`: what the configuration decides, and what a run of the export has besides), its
+training script and its README. Sources: hiyouga/LLaMA-Factory, src/llamafactory/hparams (0.9.5);
+axolotl-ai-cloud/axolotl, src/axolotl/utils/schemas (0.19); Lightning-AI/pytorch-lightning,
+lightning/pytorch/strategies/deepspeed.py (_format_batch_size_and_grad_accum_config).
 """
 
 import json
@@ -15,9 +16,17 @@ from autotune.base.nested import look_up
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml, parse_yaml
 from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.material import SCRIPT, from_config, material, readme
-from autotune.export.trainer import Setting, refuse_unsaid, trained, trainer_values
-from autotune.export.trainer_keys import untuned
+from autotune.export.material import SCRIPT, material, readme
+from autotune.export.trainer import (
+    Setting,
+    config_in_numbers,
+    is_open,
+    refuse_unsaid,
+    trained,
+    trainer_values,
+    untuned,
+    with_autos,
+)
 from autotune.job.adapters import ALL_LINEAR
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.frameworks import FACTORY_ATTENTION
@@ -90,11 +99,7 @@ class FamilyDialect(Dialect):
                 for extra in self.on_cpu
                 if known["is_on_cpu"]
             },
-            **(
-                from_config(handout, script, templates)
-                if self.brings_loop
-                else material(handout, script, templates, more=variables)
-            ),
+            **material(handout, script, templates, more=variables, brings_loop=self.brings_loop),
             **readme(handout, launch, templates, page, more, config=config),
         }
 
@@ -164,6 +169,45 @@ class Axolotl(FamilyDialect):
     says = _BY_FIELDS
     brings_loop = True
     on_cpu = ("cpu.py",)
+
+
+class AccelerateFiles(FamilyDialect):
+    """For `Accelerator.prepare`: concrete numbers, since a script's own loader is not asked.
+
+    The YAML is written by the launcher of the same name, which alone reads it.
+    """
+
+    launcher = "accelerate"
+    only_launcher = "accelerate.yaml is read by `accelerate launch` alone"
+    consumer = "accelerate"
+    folder = "accelerate"
+    takes_numbers = True
+
+    def configured(self, handout: Handout) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The configuration with "auto" for what `DummyOptim` brings, and what the run's has."""
+        config = config_in_numbers(handout)
+        keys = {name: f"optimizer.params.{name}" for name in ("lr", "weight_decay")}
+        keys = {name: key for name, key in keys.items() if is_open(handout, key)}
+        has = {name: look_up(config, key) for name, key in keys.items()}
+        found = {name: value for name, value in has.items() if value is not None}
+        return with_autos(config, keys.values()), {"dummy_optimizer": found}
+
+
+class Lightning(FamilyDialect):
+    """For `DeepSpeedStrategy(config=...)`: Lightning owns the accumulation."""
+
+    consumer = "Lightning"
+    folder = "lightning"
+    takes_numbers = True
+    file = "trainer.yaml"
+    section = "trainer"
+
+    def configured(self, handout: Handout) -> tuple[dict[str, Any], dict[str, Any]]:
+        config = config_in_numbers(handout)
+        config.pop("gradient_accumulation_steps", None)  # Lightning raises on it
+        name = "gradient_clipping"
+        clipping = config.pop(name, None) if is_open(handout, name) else None
+        return config, {"gradient_clip_val": clipping}
 
 
 def _values(handout: Handout) -> dict[str, Any]:

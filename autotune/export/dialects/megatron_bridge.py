@@ -6,6 +6,7 @@ Megatron-LM's arguments become fields of the classes behind them, of Megatron Co
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from autotune.base.templates import Templates
 from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.engine import PADDED_TO
 from autotune.engines.megatron.model_arguments import Arguments, pattern_of
-from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.megatron import MegatronRun, megatron_readme, run_of
+from autotune.export.base import Handout, Launch
+from autotune.export.megatron import MegatronDialect, MegatronRun, megatron_readme, run_of
 
 FIELDS_FILE = Path(__file__).parents[1] / "bridge_fields.json"
 """Section of its configuration -> fields, by `python -m tests.record_bridge_fields`."""
@@ -27,75 +28,32 @@ Sections = dict[str, dict[str, Any]]
 """Section -> its fields."""
 MOMENT_DTYPES = ("exp_avg_dtype", "exp_avg_sq_dtype")
 """Arguments that are types of torch there: the script looks them up by their names."""
-_SECTION_OF = {
-    **dict.fromkeys(("micro_batch_size", "global_batch_size"), "train"),
-    **dict.fromkeys(
-        (
-            *("overlap_grad_reduce", "overlap_param_gather", "use_megatron_fsdp"),
-            *("data_parallel_sharding_strategy", "fsdp_double_buffer", "fp8_param_gather"),
-        ),
-        "ddp",
-    ),
-    "ckpt_format": "checkpoint",
-    **dict.fromkeys(
-        (
-            *("optimizer_cpu_offload", "optimizer_offload_fraction"),
-            *("use_precision_aware_optimizer", "overlap_cpu_optimizer_d2h_h2d"),
-            *MOMENT_DTYPES,
-        ),
-        "optimizer",
-    ),
-    "use_tp_pp_dp_mapping": "dist",
-    "lr_decay_style": "scheduler",
-    "seed": "rng",
-}
+_TABLES = json.loads(FIELDS_FILE.with_name("bridge.json").read_text(encoding="utf-8"))
+_SECTION_OF = {name: section for section, names in _TABLES["section_of"].items() for name in names}
 """Argument of layout or training -> its section; others are the model's or the optimizer's."""
-_RENAMED = {
-    "num_experts": "num_moe_experts",
-    "norm_epsilon": "layernorm_epsilon",
-    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
-    "rotary_seq_len_interpolation_factor": "seq_len_interpolation_factor",
-    "use_rope_scaling": "rope_scaling",
-    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
-    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
-}
+_RENAMED: dict[str, str] = _TABLES["renamed"]
 """Argument of Megatron-LM -> the field of the model, if it differs."""
 _WRITTEN_OTHERWISE: dict[str, dict[str, Any]] = {
-    "disable_bias_linear": {"add_bias_linear": False},
-    "untie_embeddings_and_output_weights": {"share_embeddings_and_output_weights": False},
-    "swiglu": {"gated_linear_unit": True, "activation_func": "silu"},
-    # What follows from the number of groups, from the sequence, and from mixed_precision.
-    **{name: {} for name in ("group_query_attention", "max_position_embeddings")},
-    **{name: {} for name in ("bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format")},
-    "grad_reduce_in_bf16": {},
-    "no_overlap_p2p_communication": {"overlap_p2p_comm": False},
-    "quick_geglu": {"gated_linear_unit": True, "activation_func": "quick_gelu"},
-    "no_rope_fusion": {"apply_rope_fusion": False},
+    **_TABLES["written_otherwise"],
+    **{name: {} for names in _TABLES["follows"].values() for name in names},
 }
-"""Argument -> fields of the model that say the same."""
+"""Argument -> fields of the model that say the same; none for what follows from others."""
 _TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _LISTS: dict[str, Callable[[str], list[int]]] = {
     **dict.fromkeys(("moe_layer_freq", "window_attn_skip_freq"), pattern_of),
     "window_size": lambda text: [int(part) for part in text.split(",")],
 }
 """Argument whose text stands for a list there -> what reads it."""
-_FP8 = {
-    "delayed": "fp8_delayed_scaling",
-    "tensorwise": "fp8_current_scaling",
-    "blockwise": "fp8_subchannel_scaling",
-    "mxfp8": "mxfp8",
-}
+_FP8: dict[str, str] = _TABLES["fp8"]
 """Recipe of fp8 -> its part of a name of Megatron-Bridge's mixed precisions.
 
 Source: NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/training/mixed_precision.py."""
 
 
-class MegatronBridge(Dialect):
+class MegatronBridge(MegatronDialect):
     """For Megatron-Bridge: a run of its GPT model from random weights."""
 
-    engines = ("megatron",)
     script = "train.py"
-    only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         if handout.environment.accelerator == "cpu":
@@ -120,7 +78,7 @@ class MegatronBridge(Dialect):
             **handout.exported,
             CONFIG_FILE: templates.text("megatron/bridge.yaml.j2", {"sections": text}),
             self.script: templates.text("megatron/bridge_train.py", {}),
-            "README.md": megatron_readme(
+            **megatron_readme(
                 handout, run, launch, templates, "megatron/bridge.md.j2", {"tuned": lines}
             ),
         }
@@ -155,29 +113,10 @@ def fields_of(section: str) -> frozenset[str]:
 
 def _sections(run: MegatronRun, handout: Handout) -> Sections:
     job = handout.job
-    found: Sections = {
-        "model": {
-            "vocab_size": run.vocab,
-            "should_pad_vocab": True,
-            "make_vocab_size_divisible_by": PADDED_TO,
-            "activation_func": "gelu",
-        },
-        "train": {"train_iters": 100},
-        "validation": {"eval_iters": 0},
-        "optimizer": {},
-        "scheduler": {},
-        "ddp": {},
-        "dataset": {
-            **{"random_seed": job.seed or 1, "seq_length": job.seq_len, "split": "99,1,0"},
-            **{"reset_position_ids": False, "reset_attention_mask": False},
-            **{"eod_mask_loss": False, "dataloader_type": "single"},
-        },
-        "logger": {"log_interval": 1, "log_throughput": True},
-        "tokenizer": {"tokenizer_type": "NullTokenizer", "vocab_size": run.vocab},
-        "checkpoint": {},
-        "rng": {},
-        "dist": {},
-    }
+    found: Sections = deepcopy(_TABLES["of_a_run"])
+    found["model"] |= {"vocab_size": run.vocab, "make_vocab_size_divisible_by": PADDED_TO}
+    found["dataset"] |= {"random_seed": job.seed or 1, "seq_length": job.seq_len}
+    found["tokenizer"]["vocab_size"] = run.vocab
     for name, value in {**_with_yarn(run.model), **run.layout}.items():
         put(found, name, value)
     for name, value in run.training.items():

@@ -6,19 +6,17 @@ from autotune.base.templates import Templates, canonical_json
 from autotune.contract import Measure, read_json
 from autotune.contract import parts_of as spec_parts
 from autotune.devices.hardware import Environment
-from autotune.export.base import Dialect, Handout, Launch, Subject, reading_export
+from autotune.export.base import Handout, Launch, Subject, reading_export
 from autotune.export.material import SETTINGS_FILE, settings, trial_script
-from autotune.export.megatron import megatron_readme, run_of, subject_of
+from autotune.export.megatron import MegatronDialect, megatron_readme, megatron_subject, run_of
 from autotune.space.built_in import script_digest
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
 
-class MegatronCoreScript(Dialect):
+class MegatronCoreScript(MegatronDialect):
     """For the package megatron-core: a loop over its GPTModel, as it was measured."""
 
-    engines = ("megatron",)
     script = "train_megatron.py"
-    only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         scripts = [self.script, "train.py", "lengths.py"]
@@ -28,7 +26,7 @@ class MegatronCoreScript(Dialect):
             **handout.exported,
             **{name: trial_script(name) for name in scripts},
             SETTINGS_FILE: canonical_json(settings(handout)),
-            "README.md": megatron_readme(
+            **megatron_readme(
                 handout, run_of(handout), launch, templates, "megatron/core.md.j2", {}
             ),
         }
@@ -39,7 +37,7 @@ class MegatronCoreScript(Dialect):
             settings = read_json(folder / SETTINGS_FILE)
             arguments = read_json(folder / ARGUMENTS_FILE)
             workload, layout = spec_parts(settings, digest=script_digest())
-            return subject_of(
+            return megatron_subject(
                 folder,
                 settings,
                 arguments,

@@ -20,9 +20,16 @@ from autotune.engines.megatron.pretrain_gpt import (
     tokenizer_words,
     user_words,
 )
-from autotune.export.base import Dialect, Handout, Launch, Subject, reading_export
+from autotune.export.base import Handout, Launch, Subject, reading_export
 from autotune.export.material import SETTINGS_FILE, settings, trial_script
-from autotune.export.megatron import lines_of, megatron_readme, release_of, run_of, subject_of
+from autotune.export.megatron import (
+    MegatronDialect,
+    lines_of,
+    megatron_readme,
+    megatron_subject,
+    release_of,
+    run_of,
+)
 from autotune.job.job import CHECKOUT_WORKLOAD
 from autotune.trial.engines.megatron import ARGUMENTS_FILE as WRITTEN_FILE
 
@@ -40,13 +47,11 @@ ON_CPU_FILE = "megatron_cpu.py"
 """Script that starts another one with the host in CUDA's place."""
 
 
-class MegatronArguments(Dialect):
+class MegatronArguments(MegatronDialect):
     """For Megatron-LM's pretrain_gpt.py: every argument of the run, and what starts it."""
 
-    engines = ("megatron",)
     has_releases = True
     script = ARGUMENTS_FILE
-    only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         run, release = run_of(handout), release_of(handout)
@@ -76,9 +81,7 @@ class MegatronArguments(Dialect):
             **handout.exported,
             SETTINGS_FILE: canonical_json({**_NEUTRAL, **settings(handout), **of_script}),
             ARGUMENTS_FILE: templates.text("megatron/megatron_args.sh.j2", values),
-            "README.md": megatron_readme(
-                handout, run, launch, templates, "megatron/README.md.j2", names
-            ),
+            **megatron_readme(handout, run, launch, templates, "megatron/README.md.j2", names),
             **({ON_CPU_FILE: trial_script(ON_CPU_FILE)} if is_on_cpu else {}),
         }
 
@@ -100,7 +103,7 @@ class MegatronArguments(Dialect):
             workload, layout = spec_parts(settings, digest=digest_of(checkout))
             if environment.accelerator == "cpu":
                 arguments |= SCRIPT_ON_CPU
-            return subject_of(
+            return megatron_subject(
                 folder,
                 settings,
                 arguments,

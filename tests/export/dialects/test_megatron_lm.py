@@ -41,9 +41,8 @@ def exported(folder, job, settings, to="megatron", there=None, study=None, gpu="
     candidate = estimate_candidate(outlook, settings.split()).candidate
     environment = dataclasses.replace(outlook.environment, **(there or {}))
     engine = MegatronEngine(outlook.job, environment)
-    handout = handout_of(
-        candidate, engine=engine, job=outlook.job, environment=environment, study=study
-    )
+    handout = handout_of(candidate, engine=engine, job=outlook.job, environment=environment)
+    handout = dataclasses.replace(handout, study=study)
     export_handout(handout, folder, to=to, **more)
     return folder
 

@@ -1,7 +1,7 @@
 """DeepSpeed's knobs: a row each of `knobs.json`, and those of communication after them.
 
-A row has the fields of `DeepSpeedKnob`; what it calls `acts`, `fold` or `reader` is a function of
-`effects.py`, `readers.py` or `situation.py`. The evidence in the rows is DeepSpeed 0.19.8.
+A row has the fields of `DeepSpeedKnob`; functions that it names are those of `situation.py` and
+`readers.py`. The evidence in the rows is DeepSpeed 0.19.8.
 """
 
 import dataclasses
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.engines.communication.knobs import KNOBS as COMMUNICATION_KNOBS
-from autotune.engines.deepspeed.knobs import effects, readers, situation
+from autotune.engines.deepspeed.knobs import readers, situation
 from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
 from autotune.space import knob as shared
-from autotune.space.knob import Knob
+from autotune.space.knob import Knob, Knobs
 from autotune.space.knob_rows import read_knobs
 
 _STAGES = {"nccl.all_gather": (1, 2, 3), "nccl.reduce_scatter": (3,)}
@@ -27,10 +27,16 @@ def _of_communication(knob: Knob) -> DeepSpeedKnob:
     return DeepSpeedKnob(**{**fields, "group": "communication"})
 
 
-_FUNCTIONS = (shared, situation, effects, readers)
+_FUNCTIONS = (shared, situation, readers)
 
 KNOBS: Mapping[str, DeepSpeedKnob] = {
     **read_knobs(Path(__file__).with_name("knobs.json"), DeepSpeedKnob, *_FUNCTIONS),
     **{name: _of_communication(knob) for name, knob in COMMUNICATION_KNOBS.items()},
 }
 """Knobs by name, in an order in which a knob comes after those that it looks at."""
+
+
+def environment_of(values: Knobs) -> dict[str, str]:
+    """Environment variables that a candidate's ranks start with."""
+    brought = (KNOBS[name].variables.get(str(value), {}) for name, value in values.items())
+    return {variable: text for found in brought for variable, text in found.items()}

@@ -30,11 +30,6 @@ PASSES = {
 """Value of compile.offload -> the key that switches its pass on."""
 
 
-def _read_head(config: Mapping[str, Any]) -> Any:
-    split = look_up(config, "tensor_parallel.vocab_parallel_lm_head")
-    return {True: "split", False: "gathered"}.get(split) if isinstance(split, bool) else None
-
-
 def _read_sequence(config: Mapping[str, Any]) -> Any:
     # With the pass it is the compiler's degree: the script must not split once more.
     passes = look_up(config, "compile.passes")
@@ -91,33 +86,11 @@ def _read_accumulation(config: Mapping[str, Any]) -> Any:
     return None if value is None else _DTYPES.get(str(value).removeprefix("torch."), value)
 
 
-def _read_masters(config: Mapping[str, Any]) -> Any:
-    key = "master_weights_and_grads"
-    return _either(config, f"bf16.bf16_{key}", f"fp16.fp16_{key}")
-
-
-def _read_states(config: Mapping[str, Any]) -> Any:
-    return _either(config, "bf16.bf16_optimizer_states")
-
-
-def _either(config: Mapping[str, Any], *keys: str) -> str | None:
-    """`model` where a switch is on, `fp32` where one is off and none is on."""
-    switches = [look_up(config, key) for key in keys]
-    if any(switch is True for switch in switches):
-        return "model"
-    return "fp32" if any(switch is False for switch in switches) else None
-
-
 def _read_passes(config: Mapping[str, Any]) -> Any:
     section = look_up(config, "compile")
     if not isinstance(section, Mapping) or section.get("deepcompile") is not True:
         return None
     return next((name for name, key in PASSES.items() if section.get(key) is True), "none")
-
-
-def _read_compile(config: Mapping[str, Any]) -> Any:
-    # Without it a script may call engine.compile() or not: the file does not say.
-    return "deepcompile" if look_up(config, "compile.deepcompile") is True else None
 
 
 def _read_implementation(config: Mapping[str, Any]) -> Any:

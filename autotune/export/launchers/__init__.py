@@ -1,1 +1,0 @@
-"""Launchers: what starts an export's script, one way each."""
