@@ -176,7 +176,7 @@ def _parameter_dtype(module: torch.nn.Module) -> torch.dtype:
 def numel(parameter: torch.nn.Parameter) -> int:
     """Elements of a whole parameter."""
     # At stage 3 `numel()` is that of the empty placeholder.
-    return int(getattr(parameter, "dsnumel", parameter.numel()))
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _n_params(module: torch.nn.Module, *, trained: bool) -> int:
@@ -208,7 +208,7 @@ def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict
         _read_dtypes(optimizer, masters)
         | _read_swapping(engine, optimizer)
         | {
-            "max_reuse_distance": private["max_reuse_dist_innumel"],
+            "max_reuse_distance": private["max_reuse_dist_in_numel"],
             "n_sub_groups": len(optimizer.fp16_groups),
             "hpz_partition_size": _hpz_partition_size(),
             "quantized_weights": bool(private["zero_quantized_weights"]),
@@ -221,7 +221,7 @@ def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict
             "overlap_comm": _overlaps(engine, optimizer),
             "prefetch_bucket_size": private["prefetch_bucket_sz"],
             "max_live_parameters": private["max_n_available_params"],
-            "param_persistence_threshold": parameters.paramnumel_persistence_threshold,
+            "param_persistence_threshold": parameters.param_numel_persistence_threshold,
             "n_persistent_params": len(optimizer.persistent_parameters),
         }
     )
