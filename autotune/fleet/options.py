@@ -65,8 +65,7 @@ class FleetOptions:
         if self != NO_OPTIONS:
             raise JobError(
                 f"{flag('fleet')} {fleet} takes no {flag('fleet_option')} and no "
-                f"{switch('exclusive')}: they are about "
-                "machines that run trials",
+                f"{switch('exclusive')}: they are about nodes that trials are sent to",
                 "leave them out",
             )
 

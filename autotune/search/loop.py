@@ -90,7 +90,7 @@ class _StagedSearch:
     def run(self) -> SearchAnswer:
         """Go through the stages."""
         session, runner, study = self._session, self._runner, self._session.study
-        runner.recover(session.is_answered_by)
+        runner.recover(session.why_left_out)
         save_facts(session, runner.note, left_out=runner.left_out)
         self._drive(self._baseline)
         if runner.interrupt.draining:

@@ -63,15 +63,16 @@ class Runner:
             self._noted.add(of)
             self.note(text)
 
-    def recover(self, is_answered_by: Callable[[Trial], bool]) -> None:
+    def recover(self, why_left_out: Callable[[Trial], str]) -> None:
         """Read the record; trials without a readable result are lost, and say so from now on.
 
-        Those that do not answer are left out.
+        Those that there is a reason to leave out are left out, and the first reason is noted.
 
         Raises:
             StudyError: The record cannot be read or written.
         """
-        answering, left_out, n_lost = [], [], 0
+        answering, n_lost = [], 0
+        left_out: dict[int, str] = {}
         recorded = self.record.read()
         for trial in recorded.trials:
             if trial.result is None:
@@ -79,18 +80,19 @@ class Runner:
                 self.record.write_result(trial.folder, result)
                 trial = Trial(folder=trial.folder, spec=trial.spec, result=result)
                 n_lost += 1
-            if is_answered_by(trial):
-                answering.append(trial)
+            if why := why_left_out(trial):
+                left_out[trial.spec.identity.number] = why
             else:
-                left_out.append(trial.spec.identity.number)
+                answering.append(trial)
         self.history, self.left_out = History(answering), tuple(left_out)
         if n_recorded := len(self.history.recorded):
             held = f"the record holds {format_count(n_recorded, 'trial')}"
             self.note(f"{held}, {n_lost} lost: the search goes on from there")
         if left_out:
+            number, why = next(iter(left_out.items()))
             self.note(
-                f"{len(left_out)} trials of the record ran another job or configuration than this "
-                "one and are left out"
+                f"{format_count(len(left_out), 'trial')} of the record ran another job or "
+                f"configuration than this one and are left out, such as trial {number}: {why}"
             )
         self._say_given_up()
         for folder in recorded.unreadable:

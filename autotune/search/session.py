@@ -136,10 +136,14 @@ class Session:
 
     def is_answered_by(self, trial: Trial) -> bool:
         """Whether a trial ran what its candidate would run now."""
+        return not self.why_left_out(trial)
+
+    def why_left_out(self, trial: Trial) -> str:
+        """The first difference of what a trial ran from what it would run now; empty: none."""
         try:
-            return not self.changes_since(trial)
-        except (RenderError, JobError):
-            return False
+            return next(iter(self.changes_since(trial)), "")
+        except (RenderError, JobError) as error:
+            return error.message
 
     def changes_since(self, trial: Trial) -> list[str]:
         """Differences between what a trial ran and what its candidate would run now; empty: none.

@@ -47,7 +47,7 @@ def resume(search: Search, before: Digests) -> History:
     try:
         study.sweep()
         runner = Runner(record=study, fleet=_NoFleet(), interrupt=Interrupt(), note=lambda _: None)
-        runner.recover(session.is_answered_by)
+        runner.recover(session.why_left_out)
     finally:
         study.unlock()
     sweep_segments()  # as a fleet does when it is made

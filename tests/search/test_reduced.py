@@ -407,7 +407,7 @@ def test_another_fidelity_keeps_what_the_first_one_taught(study: Study, then: st
 def test_a_reduced_trial_of_another_model_is_left_out(study: Study) -> None:
     Searched(study, make(trials=6, fidelity="layers=1"))
     done = Searched(study, make(trials=6, fidelity="layers=1", seq_len=32))
-    assert any("left out" in note for note in done.notebook.notes)
+    assert any("left out" in note and ": seq_len was" in note for note in done.notebook.notes)
     assert len(done.reduced) == 3
 
 

@@ -152,7 +152,7 @@ class LocalProcess:
             command,
             # Its input ends with this process; then it removes what its trials left in memory.
             grace_s=GRACE_S,
-            # The agent, and all searches of this machine, lease ports in one folder in TMPDIR.
+            # What trials of this machine share stays where a next search finds it.
             is_tmpdir=False,
             env=environment,
             stdin=subprocess.PIPE,

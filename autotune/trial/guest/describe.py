@@ -92,7 +92,8 @@ def _config_of(module: Any) -> dict[str, Any]:
         default=lambda value: str(value)[:_MAX_TEXT],
         skipkeys=True,
     )
-    found: dict[str, Any] = json.loads(text)
+    # A figure that is not finite is text, as everywhere: no JSON of others reads `Infinity`.
+    found: dict[str, Any] = json.loads(text, parse_constant=str)
     found.pop("_name_or_path", None)
     return found
 
