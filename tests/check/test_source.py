@@ -493,6 +493,16 @@ def test_a_ds_config_that_a_here_document_writes_is_read_on_its_lines(tmp_path):
     assert "here-document" in report.not_edited
 
 
+@pytest.mark.parametrize("stage", ["$STAGE", "${STAGE}", "$((STAGE + 1))", "$(pick a stage)"])
+def test_what_a_here_document_takes_from_the_shell_is_a_value_of_its_own(tmp_path, stage):
+    text = WRITES.replace('{"stage": 3, "offload_param": {"devise": "cpu"}}', '{"stage": 3}')
+    text = text.replace('{"stage": 3}', f'{{"stage": {stage}, "overlap_comm": true}}')
+    report = checked(write(tmp_path, text, "run.sh"))
+    assert report.source.config["zero_optimization"]["overlap_comm"] is True
+    assert not [one for one in report.found if one.violation.level == "error"]
+    assert report.not_judged
+
+
 def test_a_file_that_is_sourced_names_the_ds_config_or_is_named_as_missing(tmp_path):
     (tmp_path / "conf").mkdir()
     line = "deepspeed --num_gpus 2 fit.py --deepspeed_config $THE_FILE\n"

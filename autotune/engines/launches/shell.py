@@ -40,6 +40,7 @@ from autotune.engines.launches.shell_words import (
     Value,
     Word,
     at_blanks,
+    joined,
     plain,
     split,
     sum_of,
@@ -59,7 +60,7 @@ _STARTS = re.compile(
 )
 _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({NAME}|\d)|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?\}})")
-_IN_DOCUMENTS = re.compile(r"\\[$`\\]|\$(?:\w|\{)")
+_IN_DOCUMENTS = re.compile(r"\\[$`\\]|\$(?:\w|\{|\(\()")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
@@ -86,6 +87,8 @@ class _Truth(NamedTuple):
 
 
 _OPEN = _Truth(None)
+_TRUTHS = {"true": True, ":": True, "false": False}
+"""Commands that say it by their names."""
 
 
 class _Branch(NamedTuple):
@@ -304,7 +307,11 @@ class _Reader:
             before, self._n_certain = self._n_certain, len(self._scopes)
             _, changes = self._apart(partial(self._list, first))
             self._n_certain = before
-            self._merge([_Branch(True, True, changes)], "")
+            # Whether it is called is not followed: a variable with another value may keep it.
+            others = {n: v for n, v in changes.items() if self._get(n) not in (None, v)}
+            given = {name: value for name, value in changes.items() if name not in others}
+            self._merge([_Branch(True, True, given)], "")
+            self._merge([_Branch(None, True, others)], self._why("function", node.place))
         elif node.keyword in LOOPS:
             self._loop(node)
         else:
@@ -342,6 +349,8 @@ class _Reader:
         if fields and not self._sets(fields) and not self._sources(fields):
             self._runs(fields)
         self._document(fields, targets)
+        if fields and fields[0].raw in _TRUTHS:
+            return _Truth(_TRUTHS[fields[0].raw])
         if len(fields) < 2 or fields[0].raw not in ("[", "[["):
             return _OPEN
         return _Truth(truth_of(fields), any(one.may_differ for one in fields))
@@ -372,6 +381,8 @@ class _Reader:
                     at = end_of(raw, start)
                 part = chars[start:at]
                 if (values := self._put_in(part)) is not None:
+                    if not is_split or (is_quoted and "[*]" in plain(part)):
+                        values = joined(values)
                     is_whole = is_quoted or not is_split
                     pieces = values if is_whole else split(values, joins=word is not None)
                     for number, piece in enumerate(pieces):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 NAME = r"[A-Za-z_]\w*"
 ASSIGNS = re.compile(rf"({NAME})(\+?)=")
 UNKNOWN = re.compile(r"[$`]")
+_ELEMENT = re.compile(rf"({NAME})\[[^]]*\]\+?=")
 _ALTERED = re.compile(
     rf"(?:\+\+|--)\s*+({NAME})|({NAME})\s*+(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
 )
@@ -93,6 +94,8 @@ class Field(NamedTuple):
 def touched_by(words: Sequence[str]) -> list[str]:
     """Variables that a command sets, or takes away, in a way that is not followed."""
     words = [*dropwhile(ASSIGNS.match, words), ""]
+    if _ELEMENT.match(words[0]):
+        return [element[1] for element in map(_ELEMENT.match, words) if element]
     if words[0] == "let" or words[0].startswith("(("):
         return [before or behind for before, behind in _ALTERED.findall(" ".join(words))]
     if words[0] == "printf":
@@ -148,6 +151,12 @@ def plain(chars: Chars) -> str:
 def unplaced(text: str) -> Chars:
     """The characters of a text that stands in no file."""
     return [(char, -1) for char in text]
+
+
+def joined(values: Sequence[Chars]) -> list[Chars]:
+    """Values as one, with a blank between them: an array in a string."""
+    whole = [char for value in values for char in (*unplaced(" "), *value)]
+    return [whole[1:]] if values else []
 
 
 def at_blanks(chars: Chars) -> Iterator[Chars]:

@@ -454,3 +454,41 @@ def test_a_command_that_begins_with_a_flag_has_lost_the_line_above():
     assert shell.lost_below(first) is lost
     assert shell.lost_below(lost) is None
     assert shell.lost_below(last) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'A=(--tp 2 --pp 4)\nLINE="${A[*]}"\ntorchrun t.py $LINE\n',
+        'A=(--tp 2 --pp 4)\nLINE="torchrun t.py ${A[@]}"\neval "$LINE"\n',
+        'A=(--tp 2 --pp 4)\nbash -c "torchrun t.py ${A[*]}"\n',
+    ],
+)
+def test_an_array_in_a_string_keeps_its_blanks(text: str) -> None:
+    shell = read_shell(text, Path("run.sh"))
+    launch = next(one for one in shell.commands if one.words[0].text == "torchrun")
+    assert [word.text for word in launch.words[1:]] == ["t.py", "--tp", "2", "--pp", "4"]
+
+
+def test_an_element_that_is_set_makes_an_array_unknown() -> None:
+    assert words("A=(--tp 3)\nA[1]=4\ntorchrun t.py ${A[@]}\n")[-1] == "${A[@]}"
+
+
+def test_a_sum_in_a_here_document_is_worked_out() -> None:
+    shell = read_shell(
+        'GBS=64\ncat > ds.json <<EOF\n{"train_batch_size": $((GBS / 2))}\nEOF\n', Path("run.sh")
+    )
+    assert '"train_batch_size": 32' in shell.written["ds.json"]
+
+
+@pytest.mark.parametrize("never", ["if false; then", "if ! true; then"])
+def test_what_never_runs_is_no_launch(never: str) -> None:
+    shell = read_shell(f"{never}\n torchrun old.py\nfi\ntorchrun t.py\n", Path("run.sh"))
+    assert [c.words[1].text for c in shell.commands if c.words[0].text == "torchrun"] == ["t.py"]
+
+
+def test_a_function_that_may_never_be_called_leaves_a_value_open() -> None:
+    shell = read_shell("TP=4\nf() {\n TP=7\n}\ntorchrun t.py --tp $TP\n", Path("run.sh"))
+    assert shell.commands[-1].words[-1].text == "$TP"
+    assert "line 2 decides by `function`" in shell.commands[-1].unread[0]
+    assert words("f() {\n TP=7\n}\nf\ntorchrun t.py --tp $TP\n", -1)[-1] == "7"

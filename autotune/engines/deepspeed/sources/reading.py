@@ -50,8 +50,8 @@ _WORDS = re.compile(
 )
 
 _PLACEHOLDER = re.compile(
-    r"\s*(?:\{\{[^{}\n]*\}\}|\$[A-Za-z_]\w*|<[A-Za-z_][\w .-]*>|@@?[A-Za-z_]\w*@@?|%[A-Za-z_]\w*%"
-    r"|__[A-Za-z]\w*__|[A-Z]+(?:_[A-Z0-9]+)+)\s*,?\s*"
+    r"\s*(?:\{\{[^{}\n]*\}\}|\$[A-Za-z_]\w*|\$\([^\n]*\)|<[A-Za-z_][\w .-]*>|@@?[A-Za-z_]\w*@@?"
+    r"|%[A-Za-z_]\w*%|__[A-Za-z]\w*__|[A-Z]+(?:_[A-Z0-9]+)+)\s*,?\s*"
 )
 """A text that is nothing else; Hjson takes the comma behind a word for a part of it."""
 

@@ -1,7 +1,9 @@
 """The configuration to check: its text, its place, and what is known of its reader."""
 
 import contextlib
+import json
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,6 +58,10 @@ from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, ranks_
 from autotune.engines.launches.shell import Command, ShellText, cost_of_lost, is_shell, read_shell
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation
+
+_EXPANDED = r"\$(?:\{[^}\n]*\}|\(\((?:[^()\n]|\([^()\n]*\))*\)\)|\([^()\n]*\)|\w++)"
+_OF_THE_SHELL = re.compile(rf'"(?:[^"\\]|\\.)*+"|([\w.+-]*+(?:{_EXPANDED}[\w.+-]*+)++)', re.DOTALL)
+"""A text in quotes; or, as its group, a value outside of them that only the shell knows."""
 
 _TELLING = frozenset(
     name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
@@ -264,6 +270,10 @@ def _with_lost(source: Source, lost: Command, text: str) -> Source:
 def _of_named(name: str, asked: "_Asked", unread: Sequence[str]) -> list[Source]:
     """The configurations of a file that a launch line names, or that its shell file writes."""
     if (written := asked.written.get(os.path.normpath(name))) is not None:
+        if written.lstrip().startswith("{"):
+            written = _OF_THE_SHELL.sub(
+                lambda one: json.dumps(one[1]) if one[1] else one[0], written
+            )
         found = _read(Path(name), written, asked)
         # Its lines are those of the shell file, which is not edited: variables stand in it.
         document = f"a here-document ({name})"
