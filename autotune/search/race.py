@@ -269,17 +269,16 @@ class Race:
         """How far one is ahead of another, and the standard error of that."""
         return self._fit.contrast({key: 1.0, of: -1.0})
 
-    def _probability_ahead(self, key: str, of: str) -> float:
-        """Probability that one is faster than another by more than `ZONE`; 1: it is the same."""
+    def _probability_ahead(self, key: str, of: str, *, by: float = ZONE) -> float:
+        """Probability that one is faster than another by more than that; 1: it is the same."""
         if key == of:
             return 1.0
         ahead, error = self._ahead(key, of)
-        return upper_probability((ZONE - ahead) / error, self._fit.degrees)
+        return upper_probability((by - ahead) / error, self._fit.degrees)
 
     def _is_beaten(self, key: str, leader: str) -> bool:
         """Whether the leader is surely faster, by however little."""
-        ahead, error = self._ahead(key, leader)
-        return key != leader and upper_probability(-ahead / error, self._fit.degrees) < SURE
+        return self._probability_ahead(key, leader, by=0.0) < SURE
 
     def _is_tie(self, key: str, other: str) -> bool:
         """Whether it does not matter which of the two is named."""

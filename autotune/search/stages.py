@@ -361,10 +361,10 @@ class ProposalStage(SearchStage):
 
     def _expects_no_gain(self) -> bool:
         """Whether no trial is expected to gain anything, where nobody asked for more of them."""
-        steering, sampler = self._steering, self._sampler
-        if steering is None or not sampler.goes_by_forecast or not steering.steers:
+        steering, ends_early = self._steering, self._session.job.budget.ends_early
+        if not ends_early or not self._sampler.goes_by_forecast:
             return False
-        if not self._session.job.budget.ends_early:
+        if steering is None or not steering.steers:
             return False
         firsts = [t.trials[0].spec.identity.number for t in searched(self._history)]
         earlier = (self._history.before(number) for number in reversed(firsts))

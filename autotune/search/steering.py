@@ -151,7 +151,10 @@ class Steering:
         return self._of_rows(history).expected_gain(self._open_rows(history, closed))
 
     def _of_rows(self, history: History) -> Posterior:
-        """What is believed of the rows, by all that was tried."""
+        """What is believed of the rows, by all that was tried; one proposal asks several times."""
+        return history.once(("rows", self), lambda: self._after(history))
+
+    def _after(self, history: History) -> Posterior:
         groups, tried = self._groups, [t.candidate for t in history.tried]
         places = self.lattice.places([c.hash for c in tried], tried)
         # What was tried outside the lattice teaches, each as a row of its own behind the others.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from autotune.trial.guest.edits import MAX_TEXT
 from autotune.trial.readback import numel, recomputed_layers
 
 _FRAMEWORKS = (
@@ -20,7 +21,6 @@ _FRAMEWORKS = (
     ("swift.trainers", "ms-swift"),
 )
 """Packages that train by Trainer, accelerate or their own loop -> what people call them."""
-_MAX_TEXT = 2000
 
 
 def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _config_of(module: Any) -> dict[str, Any]:
         return {}
     text = json.dumps(
         {**config.to_dict(), "attn_implementation": getattr(config, "_attn_implementation", None)},
-        default=lambda value: str(value)[:_MAX_TEXT],
+        default=lambda value: str(value)[:MAX_TEXT],
         skipkeys=True,
     )
     # A figure that is not finite is text, as everywhere: no JSON of others reads `Infinity`.

@@ -18,6 +18,8 @@ EDITS_FILE = "edits.json"
 """File below `CONFIG_DIR`."""
 DESCRIPTION_FILE = "description.json"
 """What the command trains, as its first rank saw it; below `RANKS_DIR`."""
+MAX_TEXT = 2000
+"""Characters of the longest text that stands in it."""
 
 
 Changes = Sequence[tuple[Sequence[str], Any]]

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from autotune.contract import Outcome, Phase
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
-from autotune.trial.guest.edits import Edits, configuration_of
+from autotune.trial.guest.edits import MAX_TEXT, Edits, configuration_of
 from autotune.trial.guest.hooks import Hook, around, call_after_imports
 from autotune.trial.guest.reading import settings_read, sources_of, stop_watching
 from autotune.trial.rank import Rank, versions
@@ -44,7 +44,6 @@ _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 _OURS = __name__.partition(".")[0]
 _NO_SCRIPTS = ("deepspeed", "accelerate", "transformers", "torch")
 """Packages whose calls of the engine's say nothing of the user's script."""
-_MAX_TEXT = 2000
 _MAX_ERRORS = 5
 """Errors of an engine, with no step between them, after which a script that goes on is stuck."""
 _MAX_PLAIN_STEPS = 50
@@ -434,7 +433,7 @@ def _without_long_texts(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in arguments.items()
-        if not name.startswith("_") and not (isinstance(value, str) and len(value) > _MAX_TEXT)
+        if not name.startswith("_") and not (isinstance(value, str) and len(value) > MAX_TEXT)
     }
 
 
