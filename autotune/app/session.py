@@ -50,7 +50,7 @@ DEMO: dict[str, dict[str, Any]] = {
         "precision": "fp32",
         "space": "cpu",
         "trials": 6,
-        "budget": "8m",
+        "budget": "150s",
     },
     "cuda": {"model": "gpt2", "seq_len": 1024, "budget": "6m"},
 }
