@@ -133,7 +133,7 @@ def keep(study: Path, command: Sequence[str]) -> None:
         text = _FOLDERS.sub("site-packages/", path.read_text(encoding="utf-8"))
         files[path.relative_to(study).as_posix()] = text.replace(f"{here}/", "").replace(here, ".")
     RECORDED.mkdir(exist_ok=True)
-    record = {"command": shlex.join(["python", "-m", "autotune", *command]), "files": files}
+    record = {"command": shlex.join(["autotune", *command]), "files": files}
     text = json.dumps(record, indent=1) + "\n"
     (RECORDED / f"{study.name}.json").write_text(text, encoding="utf-8")
 

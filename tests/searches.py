@@ -31,7 +31,7 @@ OWN_BASELINE = {
 
 
 class Search:
-    """`python -m autotune search` on a small model, in a folder of its own."""
+    """`autotune search` on a small model, in a folder of its own."""
 
     under: Sequence[str] = ("tests.hasty",)
     """The command's module, where `start` is told no other."""

@@ -224,7 +224,7 @@ def _remarks(session: Session, *, is_named: bool) -> Iterator[str]:
         yield (
             f"no {flag('model')} is given: the built-in {session.job.model.name} is tuned. For "
             "your own "
-            "training: python -m autotune search -- torchrun train.py --deepspeed ds.json"
+            "training: autotune search -- torchrun train.py --deepspeed ds.json"
         )
     if session.users is not None:
         engine, candidate = session.users

@@ -22,10 +22,8 @@ from autotune.devices.topology import Topology, parse_topology
 SHIPPED = Path(__file__).resolve().parent / "accelerators.yaml"
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
-_HINT = "write what `python -m autotune probe --out FILE` writes: a mapping `accelerators:`"
-_PROBE_HINT = (
-    "figures of a probe, maybe of another version's: run `python -m autotune probe` again"
-)
+_HINT = "write what `autotune probe --out FILE` writes: a mapping `accelerators:`"
+_PROBE_HINT = "figures of a probe, maybe of another version's: run `autotune probe` again"
 _ALIKE = 0.65
 """Least likeness of a name that is offered for another: those of other makers have less."""
 _GIGA = 1e9

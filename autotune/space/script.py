@@ -188,6 +188,6 @@ def _observed(job: Job) -> Observed:
     if job.script is None:
         raise JobError(
             "workload script: the job names no command",
-            "give one after --: python -m autotune search -- torchrun train.py",
+            "give one after --: autotune search -- torchrun train.py",
         )
     return job.script

@@ -97,7 +97,7 @@ def test_whose_model_is_tuned_is_said_once_where_nobody_names_one(tmp_path: Path
     said = said_of(tmp_path, "simulate:2xH100", engine="both")
     assert [line for line in said if "no --model" in line] == [
         "no --model is given: the built-in gpt2 is tuned. For your own training: "
-        "python -m autotune search -- torchrun train.py --deepspeed ds.json"
+        "autotune search -- torchrun train.py --deepspeed ds.json"
     ]
     assert said_of(tmp_path, "simulate:2xH100", **NAMED) == []
 

@@ -13,7 +13,7 @@ FILES = re.findall(
     r"^`([\w.]+)`:\n\n```(?:json|yaml)\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL
 )
 EXAMPLES = re.findall(
-    r"^```sh\npython -m autotune (check .*?)\n```\n\n```\n(.*?)^```", DOCUMENT, re.M | re.S
+    r"^```sh\nautotune (check .*?)\n```\n\n```\n(.*?)^```", DOCUMENT, re.M | re.S
 )
 
 

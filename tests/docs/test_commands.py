@@ -12,17 +12,16 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
 
 
-def _lines_joined(page: Path) -> str:
-    """A page in which a command over several lines is one line."""
-    return page.read_text(encoding="utf-8").replace("\\\n", " ")
+def _commands_of(page: Path) -> list[str]:
+    """What follows `autotune` in the blocks of a page and within its lines."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
+    of_blocks = re.findall(r"^autotune +([^-\n].*)$", blocks, re.MULTILINE)
+    return of_blocks + re.findall(r"`autotune +([^-`][^`]*)`", text)
 
 
 def test_every_command_parses() -> None:
-    commands = {
-        (page.name, line)
-        for page in PAGES
-        for line in re.findall(r"python -m autotune\s+([^`\n]+)", _lines_joined(page))
-    }
+    commands = {(page.name, line) for page in PAGES for line in _commands_of(page)}
     assert {page for page, _ in commands} >= {"README.md", "report.md", "search.md", "check.md"}
     group = typer.main.get_group(cli)
     wrong = []

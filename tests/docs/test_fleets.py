@@ -38,7 +38,7 @@ def commands() -> list[str]:
         block for page in pages for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
     )
     lines = (f"{line}\n" for block in blocks for line in block.splitlines())
-    return [line for line in lines if line.startswith("python -m autotune")]
+    return [line for line in lines if line.startswith("autotune")]
 
 
 @pytest.mark.parametrize("command", commands())

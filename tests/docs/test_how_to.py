@@ -12,7 +12,7 @@ HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 COMMANDS = [
     (page.name, line)
     for page in sorted(HOW_TO.glob("*.md"))
-    for line in re.findall(r"^python -m autotune (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    for line in re.findall(r"^autotune (.+)$", page.read_text("utf-8"), re.MULTILINE)
 ]
 
 

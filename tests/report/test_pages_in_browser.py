@@ -280,7 +280,7 @@ def test_the_command_is_copied(browser: Browser, page: Path) -> None:
     browser.run("document.querySelector('.use .copy').click()")
     browser.wait_until("document.querySelector('.use .copy').textContent === 'Copied'")
     command: Any = browser.run("return document.getElementById('use-command').textContent")
-    assert command.startswith("python -m autotune export --study ")
+    assert command.startswith("autotune export --study ")
     assert browser.run("return window.caught") == command
 
 

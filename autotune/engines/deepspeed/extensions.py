@@ -352,7 +352,7 @@ _CAUSES = ("Errno", "No space left", "quota exceeded", "Killed signal")
 _TOOLS_FOR_DISKS = "install libaio's headers (Debian: libaio-dev), g++ and ninja"
 _TOOLS = (
     "make room if the disk or the memory is full; else install g++ and ninja (for a GPU: and the "
-    "CUDA toolkit's nvcc), then run `python -m autotune doctor`"
+    "CUDA toolkit's nvcc), then run `autotune doctor`"
 )
 
 

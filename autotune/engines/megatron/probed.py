@@ -66,7 +66,7 @@ def probe_ranks(candidate: Candidate, *, task: LayoutTask, job: Job) -> Sequence
         timeout_s=_TIMEOUT_S,
         if_slow=f"give a shorter {flag('seq_len')}: weights, gradients and optimizer states "
         "stay the same",
-        if_dead="see whether a search on CPU ranks starts: python -m autotune doctor",
+        if_dead="see whether a search on CPU ranks starts: autotune doctor",
     )
     return [RankMemory(**rank) for rank in found["ranks"]]
 
