@@ -236,9 +236,7 @@ def summarized(done: dict[str, list[Search]]) -> dict[str, Any]:
 
 def side_by_side(job: dict[str, Any], table: Table, options: argparse.Namespace) -> dict[str, Any]:
     """Our whole search and the autotuner's, and plain training of what they chose."""
-    session = open_session(
-        None, {**job, "trials": options.trials, "study": "ours"}, results=options.out
-    )
+    session = open_session(None, {**job, "study": "ours"}, results=options.out)
     answer = search(session, Progress("our search"), fresh=True)
     if answer.problem is not None:
         raise answer.problem.error
