@@ -51,6 +51,12 @@ def test_the_world(line, world, per_node):
             Consumer.ACCELERATE,
             "ds.json",
         ),
+        (
+            "python submit.py --num_nodes 4 --image i -- accelerate launch --use_deepspeed "
+            "--deepspeed_config_file ds.json train.py",
+            Consumer.ACCELERATE,
+            "ds.json",
+        ),
         ("torchrun --nproc_per_node 2 train.py", None, None),
     ],
 )

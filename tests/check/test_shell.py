@@ -45,3 +45,13 @@ def test_a_line_that_a_backslash_continues_tells_its_ranks(tmp_path):
 def test_a_shell_file_of_something_else(tmp_path):
     with pytest.raises(NotADsConfigError, match="without a launch line"):
         read(write(tmp_path, "echo deepspeed\n", "run.sh"))
+
+
+@pytest.mark.parametrize(
+    "line", ["deepspeed main.py --lr 1e-4", "uv run main.py --zero_stage 3 --lr 1e-4"]
+)
+def test_a_script_that_makes_its_configuration_is_sent_to_diagnose(tmp_path, line):
+    told = "line 2 names no ds_config: if main.py trains with DeepSpeed, its code"
+    with pytest.raises(NotADsConfigError, match=told) as caught:
+        read(write(tmp_path, f"cd work\n{line}\n", "run.sh"))
+    assert "autotune diagnose --" in caught.value.hint

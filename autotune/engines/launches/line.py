@@ -75,8 +75,10 @@ def parts_of(words: Sequence[str]) -> LineParts:
     kind = _launcher(words[launcher_at]) if launcher_at >= 0 else ""
     if kind == "accelerate" and words[launcher_at + 1 : launcher_at + 2] == ["launch"]:
         launcher_at += 1
+    # A program of a cluster's own starts what stands behind its `--`.
+    begin = launcher_at if "--" in words[: max(0, launcher_at)] else 0
     script_at = next(
-        (at for at, word in enumerate(words) if _is_script(words, at, word)), len(words)
+        (at for at in range(begin, len(words)) if _is_script(words, at, words[at])), len(words)
     )
     script_flags_at = range(script_at + 1, len(words))
     if script_at < len(words) and PurePath(words[script_at]).name == AXOLOTL:
@@ -95,7 +97,7 @@ def parts_of(words: Sequence[str]) -> LineParts:
         kind=kind,
         launcher_at=launcher_at,
         script_at=script_at,
-        launcher_flags=range(script_at),
+        launcher_flags=range(begin, script_at),
         script_flags=script_flags_at,
     )
 

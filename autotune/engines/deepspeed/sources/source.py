@@ -72,6 +72,9 @@ _OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
 same names."""
 
+_MADE_FROM = frozenset({"deepspeed", "deepspeed_stage", "zero_stage"})
+"""Arguments from which the scripts of DeepSpeedExamples, OpenRLHF and open-instruct make one."""
+
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
 
@@ -135,10 +138,7 @@ def read_all(
 
 
 def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command, LaunchLine]]:
-    for command in shell.commands:
-        words = [word.text for word in command.words]
-        if words[0] in ("echo", "printf"):
-            continue
+    for command, words in _lines(shell):
         line = launch_of_words(words)
         variables = {name: word.text for name, word in command.variables.items()}
         line = _with_ranks(line, words, variables, within=command.within, text=text)
@@ -153,6 +153,14 @@ def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command
             line = _with_own_config(line, path)
         if (line.kind or line.script) and (is_named or line.config is not None):
             yield command, line
+
+
+def _lines(shell: ShellText) -> Iterator[tuple[Command, list[str]]]:
+    """Its commands with their words, but for those that print them."""
+    for command in shell.commands:
+        words = [word.text for word in command.words]
+        if words[0] not in ("echo", "printf"):
+            yield command, words
 
 
 def _with_ranks(
@@ -230,8 +238,27 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
             one = replace(one, not_judged=(*one.not_judged, *unread))
             found.append(one if lost is None else _with_lost(one, lost, text))
     if not found:
-        raise NotADsConfigError(path, "a shell file without a launch line that names one")
+        raise _names_none(shell, text, path)
     return found
+
+
+def _names_none(shell: ShellText, text: str, path: Path) -> NotADsConfigError:
+    """The error for a shell file that names no configuration: a script's code may make it."""
+    kind = "a shell file without a launch line that names one"
+    for command, words in _lines(shell):
+        line = launch_of_words(words)
+        if line.kind == "deepspeed" or _MADE_FROM & line.arguments.keys():
+            number = text.count("\n", 0, command.start) + 1
+            script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
+            return NotADsConfigError(
+                path,
+                kind,
+                message=f"{path}: line {number} names no ds_config: if {script} trains with "
+                "DeepSpeed, its code makes the configuration",
+                hint="put `autotune diagnose --` before the command: it runs for a few steps, and "
+                "the configuration is read from the live engine",
+            )
+    return NotADsConfigError(path, kind)
 
 
 def _of_line(asked: "_Asked", text: str, unread: Sequence[str]) -> list[Source]:
