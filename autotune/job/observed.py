@@ -16,6 +16,7 @@ from typing import Any, ClassVar, cast
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag, switch
+from autotune.base.nested import look_up
 from autotune.contract import (
     ContractError,
     KnobValue,
@@ -131,8 +132,9 @@ class Observed(Stored):
         for one in found:
             if _has(one["same"], key):
                 return one["file"], (*one["at"], *at)
-        if any(_has(one["other"], key) for one in found):
-            return None
+        written = self.description.get("config_written") or {}
+        if any(_has(one["other"], key) for one in found) or look_up(written, key) is not None:
+            return None  # the script's code sets it
         for one in found:
             # A reader may refuse what it does not know: new keys stand beside those of DeepSpeed.
             if (rest and section in one["sections"]) or one["is_whole"]:

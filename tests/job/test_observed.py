@@ -266,6 +266,8 @@ def test_a_key_belongs_into_the_file_that_has_it(key: str, place: tuple[str, str
     assert (found and (found[0], ".".join(found[1]))) == place
     whole = [{**SOURCES[0], "is_whole": True}]
     assert observed({**RAW, "sources": whole}).place_of("bf16.enabled") is not None
+    by_code = {**RAW, "sources": whole, "config_written": {"bf16": {"enabled": True}}}
+    assert observed(by_code).place_of("bf16.enabled") is None, "it arrives from no file"
     by_path = observed({**RAW, "sources": SOURCES, "config_file": "/p/ds.json"})
     assert by_path.place_of(key) is None, "DeepSpeed reads it itself"
 
