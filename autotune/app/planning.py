@@ -12,7 +12,7 @@ from autotune.base.units import format_count
 from autotune.cost.knowledge import Lesson
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.door import export_handout, handout_of
-from autotune.job.job import Job, JobText
+from autotune.job.job import Job, JobText, given_keys
 from autotune.planning.lattice import lattice_of
 from autotune.planning.outlook import PLAN_SPACE, FleetWishes, Outlook
 from autotune.planning.ranking import Ranking
@@ -32,7 +32,7 @@ def open_outlook(
     Args:
         job_file: The job's file, or None.
         flags: Keys of the job that come before the file's.
-        wishes: The fleet.
+        wishes: The fleet; the job may name its accelerator.
         lessons: What trials on this machine taught; those on such devices correct predictions.
         ranks_all: Whether a job that names no space ranks all that can be predicted well, and not
             what a search tries by default.
@@ -46,6 +46,7 @@ def open_outlook(
     if (engine := flags.get("engine")) is not None:
         find_engine(engine, where=flag("engine"))
     wishes.links()  # a wrong rate is said before anything is computed
+    wishes = wishes.of_job(given_keys(job_file, flags))
     job, keys, environment = read_job_on(wishes, job_file, flags)
     if ranks_all and keys.get("space") is None and job.script is None:
         job = _over_all(job)

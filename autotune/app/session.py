@@ -1,19 +1,20 @@
 """A job with everything that it needs on this machine; nothing runs here."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
-from autotune.base.errors import JobError
+from autotune.base.errors import FleetError, JobError
 from autotune.base.files import try_folder
 from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import Origin
-from autotune.devices.accelerators import accelerators_with
+from autotune.cost.problem import accelerator_of
+from autotune.devices.accelerators import Accelerator, accelerators_with, named_accelerator
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import BOTH, Engine, bind_engine, find_engine, installed_engines
 from autotune.export.base import Dialect
@@ -104,6 +105,8 @@ def open_session(
         job, data = replace(job, study=study_name), {**data, "study": study_name}
     load_plugin("sampler", job.sampler).check_installed()
     table = accelerators_with(job.accelerators)
+    if (gpu := data.get("gpu")) is not None:
+        _check_devices(gpu, place.environment, table)
     study = Study(results, job.study)
     hint = f"name a folder that you may write, such as {flag('results')} ~/autotune"
     try_folder(study.folder, named=study.folder, hint=hint)
@@ -114,6 +117,28 @@ def open_session(
     check_space_is_read(session.lattice, data)
     _ = session.make_fleet  # what cannot run at all is said now
     return session
+
+
+def _check_devices(gpu: str, environment: Environment, table: Sequence[Accelerator]) -> None:
+    """Refuse devices that are no accelerators of the job.
+
+    Raises:
+        JobError: The table has no accelerator of that name.
+        FleetError: The devices are others.
+    """
+    here = environment.device_name
+    if gpu.casefold() in here.casefold():
+        return
+    memory_gib = environment.device_memory_bytes / 2**30  # it tells A100-40GB and A100-80GB apart
+    wanted = named_accelerator(gpu, where=flag("gpu"), table=table, memory_gib=memory_gib)
+    with suppress(FleetError):  # devices that the table does not have are others
+        if accelerator_of(environment, table) == wanted:
+            return
+    raise FleetError(
+        f"{flag('gpu')} {gpu}: trials would run on {here}, and they run on no other than the job's",
+        f"rank by prediction: autotune plan {flag('gpu')} {gpu}; or simulate the search: "
+        f"{flag('fleet')} simulate:8x{gpu}",
+    )
 
 
 def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
@@ -264,7 +289,7 @@ def render(
 
     By default that is the engine's own, and the launcher the dialect's. Other knobs are at the
     base configuration's value or the engine's default. `wishes` describes the fleet that will
-    train; without a GPU in it, it is this machine.
+    train; where neither it nor the job names a GPU, it is this machine.
 
     Returns:
         The files, and what has to be said of them.
@@ -273,7 +298,7 @@ def render(
         JobError: A setting or the job is not valid, or the rules refuse the candidate.
         RenderError: A template does not render, or the folder cannot be written.
     """
-    wishes = wishes or FleetWishes()
+    wishes = (wishes or FleetWishes()).of_job(given_keys(job_file, flags))
     is_described = wishes.gpu is not None
     job, _, environment = read_job_on(wishes, job_file, flags)
     engine = bind_engine(job, environment)
@@ -324,9 +349,15 @@ def read_job_on(
             f"name them, such as {flag('gpu')} H100",
         )
     table = accelerators_of(given_keys(job_file, flags))
-    environment = (
-        detect_environment() if wishes.gpu is None else described(wishes, table, where=flag("gpu"))
-    )
+    try:
+        environment = (
+            detect_environment()
+            if wishes.gpu is None
+            else described(wishes, table, where=flag("gpu"))
+        )
+    except FleetError as error:
+        there = f"or name an accelerator, which need not be here: {flag('gpu')} H100"
+        raise FleetError(error.message, f"{error.hint}; {there}") from error
     job, keys = read_job(job_file, flags, environment)
     return job, keys, environment
 
@@ -342,11 +373,11 @@ def read_job(
     Raises:
         JobError: It is not valid.
     """
-    given, path = dict(flags), "" if job_file is None else str(job_file.path)
-    if "lora_rank" in given:
-        written = given_keys(job_file, {}).get("finetune")
-        given["finetune"] = with_rank(written, given.pop("lora_rank"))
-    keys = given_keys(job_file, given)
+    path = "" if job_file is None else str(job_file.path)
+    keys = given_keys(job_file, flags)
+    if "lora_rank" in keys:
+        keys["finetune"] = with_rank(keys.get("finetune"), keys.pop("lora_rank"))
+    given = {"finetune" if name == "lora_rank" else name for name in flags}
     price = keys.get("price")
     if isinstance(price, str) and ("price" in given or "=" in price):
         where = flag("price") if "price" in given else f"{path}: price"
@@ -354,7 +385,8 @@ def read_job(
     data = {**_defaults(keys, environment), **keys}
     job = make_job(data, where=path, flags=given)
     readable = resolve_paths(data, Path.cwd())
-    return job, {**readable, "study": job.study, "lengths": job.lengths.as_yaml()}
+    read = {"seq_len": job.seq_len, "global_batch": job.global_batch, "study": job.study}
+    return job, {**readable, **read, "lengths": job.lengths.as_yaml()}
 
 
 def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, Any]:

@@ -26,6 +26,7 @@ _MOST_NODES = 100_000
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 """Half of a character, and the end of a string in C: neither can be part of a path."""
 HINT = "write `key: value` lines"
+_COUNT = re.compile(r"([0-9]+|[0-9]{1,3}(?:[_,][0-9]{3})+) ?([kK]?)")
 
 
 def _at(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
@@ -285,6 +286,21 @@ def refuse_other_spelling(value: Any) -> Any:
     if isinstance(value, str) and number_of(value.strip()) is None:
         raise ValueError("should be a number, as YAML 1.2 writes it")
     return refuse_switch(value)
+
+
+def whole_number(value: Any) -> Any:
+    """A count as people write it: `8k` is 8 x 1024, `8_192` and `8,192` are the same.
+
+    Raises:
+        ValueError: It is true or false, or text that is no number.
+    """
+    if not isinstance(value, str):
+        return refuse_switch(value)
+    if (found := _COUNT.fullmatch(value.strip())) is not None:
+        return int(re.sub("[_,]", "", found[1])) * (1024 if found[2] else 1)
+    if (number := number_of(value.strip())) is None:
+        raise ValueError("should be a whole number, such as 8192 or 8k (8 x 1024)")
+    return number
 
 
 def only_switch(value: Any) -> bool:

@@ -164,7 +164,7 @@ def render(
     from autotune.planning.outlook import FleetWishes
 
     job, is_trusted = flags.pop("job", None), flags.pop("trust_job")
-    wishes = FleetWishes(gpu=flags.pop("gpu", None), per_node=flags.pop("per_node", None))
+    wishes = FleetWishes(per_node=flags.pop("per_node", None))
     text = agree_to_job(job, flags, is_trusted=is_trusted, say=say, ask=asker())
     files, notes = write(
         text,

@@ -100,7 +100,6 @@ def job_file(*, job: Path | None = None, trust_job: bool = False) -> None:
 
 def fleet_flags(
     *,
-    gpu: str | None = None,
     per_node: int | None = None,
     network: str | None = None,
     nvlink: str | None = None,

@@ -186,15 +186,19 @@ def find_accelerator(
 
 
 def named_accelerator(
-    name: str, *, where: str, table: Sequence[Accelerator] | None = None
+    name: str,
+    *,
+    where: str,
+    table: Sequence[Accelerator] | None = None,
+    memory_gib: float | None = None,
 ) -> Accelerator:
-    """The entry of a name that a person typed.
+    """The entry of a name that a person typed; other arguments are those of `find_accelerator`.
 
     Raises:
         JobError: There is no such entry.
     """
     try:
-        return find_accelerator(name, table=table)
+        return find_accelerator(name, memory_gib=memory_gib, table=table)
     except FleetError as error:
         raise JobError(f"{where}: {error.message}", error.hint) from error
 

@@ -62,21 +62,21 @@ class Simulate:
     def find(
         self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
     ) -> "_SimulatedPlace":
-        """This machine's devices, or such as `8xH100`."""
+        """Devices such as `8xH100`, else those that the job names, else this machine's."""
         options.refuse("simulate")
-        environment = detect_environment()
-        if (found := _DESCRIBED.fullmatch(of)) is not None:
-            per_node = None if found[1] is None else int(found[1])
-            if per_node == 0:
-                raise JobError(
-                    f"{flag('fleet')} simulate:{of}: no devices", "name at least one: 8xH100"
-                )
-            keys = {} if job_file is None else read_job_file(job_file)
-            table = accelerators_of({**keys, **flags})
-            wishes = FleetWishes(gpu=found[2], per_node=per_node)
-            named = described(wishes, table, where=f"{flag('fleet')} simulate:{of}")
-            environment = dataclasses.replace(named, **versions_here())
-        return _SimulatedPlace(environment, flags)
+        keys = {**({} if job_file is None else read_job_file(job_file)), **flags}
+        found = _DESCRIBED.fullmatch(of or str(keys.get("gpu") or ""))
+        if found is None:
+            return _SimulatedPlace(detect_environment(), flags)
+        per_node = None if found[1] is None else int(found[1])
+        if per_node == 0:
+            raise JobError(
+                f"{flag('fleet')} simulate:{of}: no devices", "name at least one: 8xH100"
+            )
+        wishes = FleetWishes(gpu=found[2], per_node=per_node)
+        where = f"{flag('fleet')} simulate:{of}" if of else flag("gpu")
+        named = described(wishes, accelerators_of(keys), where=where)
+        return _SimulatedPlace(dataclasses.replace(named, **versions_here()), flags)
 
 
 class _SimulatedPlace(Place):

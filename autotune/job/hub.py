@@ -28,10 +28,13 @@ def config_of(repository: str) -> Path | str:
         JobError: Neither is there, and the hint is the command that fetches it; or no repository
             has such a name.
     """
-    from huggingface_hub import try_to_load_from_cache  # heavy, and only for such names
-
+    path: object = None
     try:
+        from huggingface_hub import try_to_load_from_cache  # heavy, and only for such names
+
         path = try_to_load_from_cache(repository, "config.json")
+    except ImportError:  # whoever lacks it has no such cache either
+        pass
     except ValueError as error:  # HFValidationError: no repository can have the name
         raise JobError(
             f"model: {repository}: there is no such folder, and it is no name of a repository: "
@@ -43,9 +46,11 @@ def config_of(repository: str) -> Path | str:
     if preset := preset_of_repository(repository):
         return preset
     unsaid = unsaid_layers(repository)
+    alike = preset_of_repository(repository.rpartition("/")[2])
     raise JobError(
         f"model: {repository}: there is no such folder, Hugging Face's local cache does not hold "
         "the repository, and no preset has its shape",
-        f"fetch its config.json, without weights: hf download {repository} config.json"
+        (f"the preset {alike} has another owner's model of that name; or " if alike else "")
+        + f"fetch its config.json, without weights: hf download {repository} config.json"
         + (f"; its {unsaid} cannot be predicted, only traced and trained" if unsaid else ""),
     )

@@ -35,6 +35,7 @@ from autotune.base.yaml_file import (
     read_yaml,
     refuse_other_spelling,
     refuse_switch,
+    whole_number,
 )
 from autotune.contract import MOST_LOSSES, Start
 from autotune.devices.accelerators import Accelerator, accelerators_with
@@ -243,21 +244,23 @@ class JobFile(BaseModel):
         takes=str | Path,
         is_of_command=True,
     )
-    seq_len: int = key(
-        "Tokens per sample.",
+    seq_len: Annotated[int, BeforeValidator(whole_number)] = key(
+        "Tokens per sample, such as 8192 or 8k.",
         Topic.JOB,
         EVERY,
         default=...,
+        takes=int | str,
         unit="tokens",
         is_of_command=True,
         ge=SHORTEST,
         le=LARGEST,
     )
-    global_batch: int = key(
+    global_batch: Annotated[int, BeforeValidator(whole_number)] = key(
         "Samples per optimizer step, over all ranks.",
         Topic.JOB,
         EVERY,
         default=...,
+        takes=int | str,
         unit="samples",
         is_of_command=True,
         ge=1,
@@ -454,6 +457,13 @@ class JobFile(BaseModel):
         unit="duration",
         identity=NEVER,
     )
+    gpu: str | None = key(
+        "Accelerator that the job is for, such as H100; by default that of this machine or "
+        "fleet. Trials run on no other.",
+        Topic.DEVICES,
+        EVERY | DIAGNOSE,
+        identity=NEVER,
+    )
     memory_limit: Annotated[int | None, BeforeValidator(_size)] = key(
         "Most memory of each device, such as 24GiB.",
         Topic.DEVICES,
@@ -535,9 +545,12 @@ class JobFile(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_switches(cls, value: Any, info: ValidationInfo) -> Any:
-        kind = _kind(cls.model_fields[str(info.field_name)])
+        field = cls.model_fields[str(info.field_name)]
+        kind = _kind(field)
         if kind is bool:
             return only_switch(value)
+        if isinstance(value, str) and value.lower() in get_args(field.annotation):
+            return value.lower()  # BF16
         return (refuse_other_spelling if kind in (int, float) else refuse_switch)(value)
 
 

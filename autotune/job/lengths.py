@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.base.errors import JobError
+from autotune.base.names import did_you_mean
 from autotune.base.user_text import unread
 from autotune.base.yaml_file import number_of
 from autotune.contract import read_bounded
@@ -17,6 +18,7 @@ from autotune.trial.scripts.lengths import batch_lengths, rounded_up
 SHORTEST = 2
 """Tokens: a sample of one has no next token to predict, so a micro-batch of it has no loss."""
 _LONGEST = 2**31 - 1
+_WORDS = ("fixed", "packed")
 _KEYS = ("histogram", "pad_to_multiple")
 _ALLOWED = (
     "write `lengths: fixed`, `lengths: packed`, `lengths: {histogram: {128: 0.5, 2048: 0.5}}` or "
@@ -102,8 +104,9 @@ def parse_lengths(value: Any) -> Lengths:
     """
     if isinstance(value, Lengths):
         return value
-    if value in ("fixed", "packed"):
-        return Lengths(kind=value)
+    word: Any = value.lower() if isinstance(value, str) else value
+    if isinstance(word, str) and word in _WORDS:
+        return Lengths(kind=word)
     if isinstance(value, str | Path):
         value = {"histogram": value}
     if not isinstance(value, Mapping) or "histogram" not in value:
@@ -151,7 +154,7 @@ def check_fits(lengths: Lengths, seq_len: int) -> None:
 
 def resolve(value: Any, folder: Path) -> Any:
     """The job's `lengths` with the file that it names relative to a folder."""
-    if isinstance(value, str) and value not in ("fixed", "packed"):
+    if isinstance(value, str) and value.lower() not in _WORDS:
         return os.path.realpath(folder / value)
     if isinstance(value, dict) and isinstance(value.get("histogram"), str):
         return {**value, "histogram": os.path.realpath(folder / value["histogram"])}
@@ -162,7 +165,7 @@ def file_of(value: Any) -> str | None:
     """The file that the job's `lengths` names; None: it names none."""
     if isinstance(value, Mapping):
         value = value.get("histogram")
-    return value if isinstance(value, str) and value not in ("fixed", "packed") else None
+    return value if isinstance(value, str) and value.lower() not in _WORDS else None
 
 
 def _checked(found: Mapping[Any, Any], *, where: str) -> tuple[tuple[int, float], ...]:
@@ -187,7 +190,8 @@ def _from_csv(path: Path) -> tuple[tuple[int, float], ...]:
     try:
         rows = list(csv.reader(read_bounded(path).decode("utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise JobError(f"lengths: {path}: {unread(error)}", _ALLOWED) from error
+        hint = did_you_mean(path.name, _WORDS, most=1) + _ALLOWED
+        raise JobError(f"lengths: {path}: {unread(error)}", hint) from error
     weights: dict[int, float] = {}
     for number, row in enumerate(rows, start=1):
         if not row:

@@ -34,7 +34,7 @@ from autotune.job.model_families import (
     shape_by_formula,
 )
 from autotune.job.model_shape import ModelShape, train_flops_per_token
-from autotune.job.published import unsaid_layers
+from autotune.job.published import preset_of_repository, unsaid_layers
 
 __all__ = [
     "Model",
@@ -108,6 +108,7 @@ def load_model(text: str) -> Model:
     Raises:
         JobError: There is no such model, or its config or factory is not usable.
     """
+    text = text.removeprefix("https://huggingface.co/")
     found = config_of(text) if is_repository(text) else text
     if isinstance(found, Path):
         return model_from_config(text.rpartition("/")[2], _read_config(found), where=text)
@@ -124,6 +125,8 @@ def load_model(text: str) -> Model:
     if FACTORY.fullmatch(text):
         source = {"factory": text, "path": [str(Path.cwd())]}
         return _built(text.rpartition(":")[2], source, where=text)
+    if preset := preset_of_repository(text):
+        return load_model(preset)
     if unsaid := unsaid_layers(text):
         raise JobError(
             f"model: {text!r} is no preset: its {unsaid} cannot be predicted",

@@ -86,21 +86,23 @@ def unsaid_layers(text: str) -> str:
 def preset_of_repository(repository: str) -> str | None:
     """The preset with the shape of a repository on huggingface.co; None: there is none.
 
-    Repositories of the same owner that differ by the stage of training have the same shape.
+    Repositories of the same owner that differ by the stage of training have the same shape. A
+    name without an owner may be any owner's, or the preset's in another case.
     """
-    owner, _, name = repository.partition("/")
-    wanted = letters(STAGES_OF_TRAINING.sub("", name))
+    owner, _, name = repository.rpartition("/")
+    wanted = _sizes_in(name)
     if preset := _SAME_SHAPE.get(f"{owner.lower()}/{wanted}"):
         return preset
-    return next(
-        (
-            preset
-            for preset, it in PUBLISHED.items()
-            if it.repository.partition("/")[0].lower() == owner.lower()
-            and letters(STAGES_OF_TRAINING.sub("", it.repository.partition("/")[2])) == wanted
-        ),
-        None,
-    )
+    for preset, it in PUBLISHED.items():
+        its_owner, _, its_name = it.repository.lower().partition("/")
+        if owner.lower() in ("", its_owner) and wanted in (_sizes_in(its_name), letters(preset)):
+            return preset
+    return None
+
+
+def _sizes_in(name: str) -> str:
+    """A repository's name without what leaves its sizes as they are; Meta-Llama is Llama."""
+    return letters(STAGES_OF_TRAINING.sub("", name)).removeprefix("meta")
 
 
 def letters(name: str) -> str:

@@ -53,6 +53,10 @@ class FleetWishes:
                 f"{flag('per_node')} {self.per_node}: not above zero", "accelerators of one node"
             )
 
+    def of_job(self, keys: Mapping[str, Any]) -> "FleetWishes":
+        """The same fleet, of the accelerator that the keys of a job name where they name one."""
+        return self if keys.get("gpu") is None else dataclasses.replace(self, gpu=str(keys["gpu"]))
+
     def links(self) -> dict[str, float]:
         """Columns of `Plans` that the described links change.
 

@@ -127,7 +127,7 @@ def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.Monk
         ({"memory_limit": 24}, "memory_limit: 24 is not a size with a unit"),
         ({"price": -1.0}, "price: -1.0 is not allowed"),
         ({"gpus": "A100"}, "did you mean gpu? help(autotune.plan) lists them"),
-        ({"seq_len": None}, "fix: give seq_len (tokens per sample), or"),
+        ({"seq_len": None}, "fix: give seq_len (tokens per sample, such as 8192 or 8k), or"),
         ({"per_node": 4}, "per_node 4: of accelerators that no gpu names"),
         ({"gpu": "H100", "top": 0}, "top 0: not above zero"),
         ({"gpu": "H100", "what_if": "x"}, "what_if x: not a change of the fleet"),

@@ -128,8 +128,9 @@ def test_a_number_of_a_job_is_one_of_yaml_1_2(tmp_path: Path, text: str, read: i
 @pytest.mark.parametrize(
     ("key", "text", "said"),
     [
-        ("seq_len", "1_024", "should be a number"),
-        ("seq_len", "yes", "should be a number"),
+        ("world", "1_024", "should be a number"),
+        ("world", "yes", "should be a number"),
+        ("seq_len", "yes", "should be a whole number"),
         ("seq_len", "true", "should not be true or false"),
         ("diagnose", "yes", "should be true or false"),
         ("diagnose", "1", "should be true or false"),

@@ -54,7 +54,6 @@ class PredictionFlags(TypedDict, total=False):
 
     job: str | Path | None
     trust_job: bool
-    gpu: str
     per_node: int
     network: str
     nvlink: str
