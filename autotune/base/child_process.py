@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from autotune.base.guarded_process import run_guarded, scratch_folder
 from autotune.contract import read_bounded
 
 _OUT_OF_MEMORY = ("MemoryError", "allocate memory", "std::bad_alloc", "out of memory")
+_MISSING = re.compile(r"No module named '(torch|transformers)\b")
 _MOST_BYTES = 16 * 2**30
 """Private memory of a child: it builds models without their weights."""
 
@@ -69,6 +71,8 @@ def ask(
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             if any(sign in last for sign in _OUT_OF_MEMORY):
                 last += f" (it may have {limit_bytes / 2**30:.0f} GiB of memory)"
+            if missing := _MISSING.search(last):
+                if_dead = f"pip install {missing[1]}"
             raise JobError(
                 f"{about}: {doing} ended with code {done.returncode}: {last}",
                 if_dead,

@@ -8,8 +8,8 @@ class ExplainKeys(TypedDict, total=False):
     """Keys of a job that `explain` takes."""
 
     model: str | Path
-    seq_len: int
-    global_batch: int
+    seq_len: int | str
+    global_batch: int | str
     world: int
     precision: str
     lora_rank: int
@@ -19,6 +19,7 @@ class ExplainKeys(TypedDict, total=False):
     space: str | Path
     base_config: str | Path
     templates: str | Path
+    gpu: str
     memory_limit: str
     head_room: float
     nvme_path: str | Path
