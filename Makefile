@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 SEARCH ?=
 VERSIONS ?=
+PYTHONS ?=
 CHAOS  ?=
 FUZZ   ?=
 EXAMPLES ?=
@@ -13,7 +14,7 @@ GPU    ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-thorough bless check lint chaos fuzz format install extensions versions examples docs docs-serve gpu-wheels gpu-accept gpu-offline record keys constructors clean
+.PHONY: demo test test-thorough bless check lint chaos fuzz format install extensions versions pythons examples docs docs-serve gpu-wheels gpu-accept gpu-offline record keys constructors clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -79,6 +80,10 @@ extensions: install  ## DeepSpeed's compiled extensions, built once
 versions: install  ## the reality tests with older releases; `make versions VERSIONS=0.16` for one DeepSpeed
 	$(BIN)/python -m tests.versions.run $(VERSIONS)
 	$(if $(VERSIONS),,$(BIN)/python -m tests.versions.megatron)
+
+# A minute each, and once one more to install.
+pythons: install  ## what needs no torch, with newer Pythons where they are; `make pythons PYTHONS=3.13` for one
+	$(BIN)/python -m tests.versions.pythons $(PYTHONS)
 
 # Minutes each; those with pins of their own once some more to install and to compile.
 examples: extensions  ## every example under diagnose and search; `make examples EXAMPLES=trl` for one

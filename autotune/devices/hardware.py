@@ -146,13 +146,14 @@ def versions_here(*, unknown: str = "") -> dict[str, Any]:
 
 def not_installed(package: str) -> FleetError:
     """The error where a package is missing that trials cannot do without; the fix names all."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        lines = importlib.metadata.requires("autotune") or ()
-        names = [re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line]
-        package_and_others = {package, *(name for name in names if version_of(name) is None)}
-        install = f"pip install {' '.join(sorted(package_and_others))}"
-        return FleetError(f"{package} is not installed: trials need it", install)
-    return FleetError(f"{package} is not installed: trials need it", f"pip install {package}")
+    missing = {package}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a node has the code alone
+        for line in importlib.metadata.requires("autotune") or ():
+            name = re.split(r"[^\w.-]", line)[0]
+            if "extra ==" not in line and version_of(name) is None:
+                missing.add(name)
+    install = f"pip install {' '.join(sorted(missing))}"
+    return FleetError(f"{package} is not installed: trials need it", install)
 
 
 def find_accelerator() -> tuple[str, list[Gpu]]:

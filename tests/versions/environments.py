@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONSTRAINTS = Path(__file__).parent
-_TEST_NEEDS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema")
+TEST_NEEDS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema")
 _STAMP = "installed.txt"
 """The pins that were installed; others are installed over them, which leaves what is compiled."""
 
@@ -25,6 +25,8 @@ class PinnedEnvironment(ABC):
 
     name: str
     folder: Path
+    base: Path = Path(sys.executable)
+    """The interpreter that it is made with."""
 
     @property
     def python(self) -> Path:
@@ -67,8 +69,12 @@ def names() -> list[str]:
 
 def pins(name: str) -> dict[str, str]:
     """Package -> the line that pins it: this repository's own, overlaid by the version's."""
-    ours = _read_pins(REPOSITORY / "constraints.txt")
-    return ours | _read_pins(CONSTRAINTS / f"constraints-{name}.txt")
+    return own_pins() | _read_pins(CONSTRAINTS / f"constraints-{name}.txt")
+
+
+def own_pins() -> dict[str, str]:
+    """Package -> the line of constraints.txt that pins it."""
+    return _read_pins(REPOSITORY / "constraints.txt")
 
 
 def install(made: PinnedEnvironment) -> None:
@@ -82,7 +88,7 @@ def install(made: PinnedEnvironment) -> None:
     made.folder.mkdir(parents=True, exist_ok=True)
     constraints = made.folder / "constraints.txt"
     constraints.write_text(made.pins())
-    subprocess.run([sys.executable, "-m", "venv", str(made.folder)], check=True)
+    subprocess.run([str(made.base), "-m", "venv", str(made.folder)], check=True)
     pip = (str(made.python), "-m", "pip", "install", "--quiet")
     for wanted in made.wanted(constraints):
         # Extensions are compiled later, those that trials load alone.
@@ -95,7 +101,7 @@ def _packages() -> list[str]:
     """What the package needs, by name: how new is the constraints' business here."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = project["project"]["dependencies"]
-    return [*(Requirement(line).name for line in wanted), *_TEST_NEEDS]
+    return [*(Requirement(line).name for line in wanted), *TEST_NEEDS]
 
 
 def _read_pins(path: Path) -> dict[str, str]:

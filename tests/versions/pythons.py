@@ -1,0 +1,112 @@
+"""Runs what needs no torch with newer Pythons: `python -m tests.versions.pythons`.
+
+A Python is taken from the path or from pyenv; one that is not here is named and left out. Each
+gets an environment of its own, as a login node has it: requirements-login.txt and this checkout.
+What came out is recorded in `results/recorded/versions/`. No part of `make test`: it installs
+packages.
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.base.private import user_cache
+from tests.gpu.wheels import WheelsError, find_python
+from tests.machine import machine_in_words
+from tests.versions.environments import (
+    REPOSITORY,
+    TEST_NEEDS,
+    PinnedEnvironment,
+    install,
+    own_pins,
+)
+from tests.versions.run import RECORDS, summary
+
+NEWER = ("3.12", "3.13")
+PACKAGES = ("numpy", "pandas", "pydantic", "optuna", "typer")
+TESTS = ("tests/test_login_node.py",)
+"""What `make test` asks with the oldest Python."""
+_VERSIONS = (
+    "import json, platform; from importlib.metadata import version; "
+    f"print(json.dumps({{'python': platform.python_version(), "
+    f"**{{name: version(name) for name in {PACKAGES}}}}}))"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonEnvironment(PinnedEnvironment):
+    """This repository with a newer Python, where torch is not installed."""
+
+    def pins(self) -> str:
+        return "\n".join(own_pins().values()) + "\n"
+
+    def wanted(self, constraints: Path) -> Iterator[tuple[str, ...]]:
+        listed = ("-r", str(REPOSITORY / "requirements-login.txt"))
+        yield "--constraint", str(constraints), *listed, *TEST_NEEDS
+        yield "--no-deps", "--editable", str(REPOSITORY)
+
+
+def record_of(release: str) -> Path:
+    """File in which a Python is recorded: python-3.13.json."""
+    return RECORDS / f"python-{release}.json"
+
+
+def main(arguments: list[str]) -> int:
+    """Run what is asked for; 1 if a test failed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("releases", nargs="*", help=f"by default {', '.join(NEWER)}")
+    parser.add_argument("--folder", type=Path, default=user_cache() / "versions")
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    options = parser.parse_args(arguments)
+    failed = 0
+    for release in options.releases or NEWER:
+        try:
+            base = find_python(release)
+        except WheelsError:
+            print(f"Python {release}: not on this machine, so not tried", flush=True)
+            continue
+        folder = options.folder / f"python-{release}"
+        record = run(PythonEnvironment(name=release, folder=folder, base=base))
+        path = options.records / record_of(release).name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        failed += len(record["failed"])
+        print(f"{path}: {record['tests']}", flush=True)
+    return 1 if failed else 0
+
+
+def run(made: PythonEnvironment) -> dict[str, Any]:
+    """Make the environment and run the tests in it; returns the record."""
+    install(made)
+    report = made.folder / "report.xml"
+    report.unlink(missing_ok=True)
+    started = time.monotonic()
+    subprocess.run(
+        [
+            *(made.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-o", "junit_family=xunit1", f"--junitxml={report}", *TESTS),
+        ],
+        cwd=REPOSITORY,
+        check=False,  # the report says what failed
+    )
+    wall_s = round(time.monotonic() - started)
+    said = subprocess.run([made.python, "-c", _VERSIONS], check=True, capture_output=True)
+    found = summary(report)
+    return {
+        "versions": json.loads(said.stdout),
+        "date": datetime.date.today().isoformat(),
+        "machine": machine_in_words(),
+        "wall_s": wall_s,
+        **{name: found[name] for name in ("tests", "failed")},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
