@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ _VERSIONS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class PythonEnvironment(PinnedEnvironment):
     """This repository with a newer Python, where torch is not installed."""
 
