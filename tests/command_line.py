@@ -30,14 +30,15 @@ _READ_AT_THE_START = (
 
 
 def autotune(
-    *arguments: str, folder: Path, **environment: str
+    *arguments: str, folder: Path, python: Path = Path(sys.executable), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line on CPU, as a pipe sees it."""
+    """Run the command line on CPU, as a pipe sees it; `python` may be another environment's."""
     variables = {**os.environ, **_SETTINGS, **environment}
     first = {n: v for n, v in variables.items() if n.startswith(_READ_AT_THE_START)}
-    ask = _forker(tuple(sorted(first.items())))
+    ask = _forker(python, tuple(sorted(first.items())))
     told = {"arguments": arguments, "folder": str(folder), "variables": variables}
     is_forked = child_process.run_guarded is forked_children.run_probe
+    is_forked = is_forked and python == Path(sys.executable)
     answer = ask({**told, "forker": forked_children.forker() if is_forked else None})
     return subprocess.CompletedProcess(arguments, **answer)
 
@@ -45,10 +46,10 @@ def autotune(
 class _Forker:
     """The process that forks, which ends with this one."""
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
+    def __init__(self, python: Path, variables: Mapping[str, str]) -> None:
         """Start it."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [python, "-m", __name__],
             cwd=Path(__file__).parents[1],
             env=variables,
             stdin=subprocess.PIPE,
@@ -66,10 +67,10 @@ class _Forker:
 
 
 @functools.cache
-def _forker(first: tuple[tuple[str, str], ...]) -> _Forker:
-    """One for all commands with these variables."""
+def _forker(python: Path, first: tuple[tuple[str, str], ...]) -> _Forker:
+    """One for all commands of a Python with these variables."""
     others = {n: v for n, v in os.environ.items() if not n.startswith(_READ_AT_THE_START)}
-    return _Forker({**others, **dict(first)})
+    return _Forker(python, {**others, **dict(first)})
 
 
 def main() -> None:

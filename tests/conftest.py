@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from autotune.base import child_process
 from autotune.base.guarded_process import run_guarded
 from autotune.base.private import KNOWLEDGE_ENV
+from autotune.devices.hardware import version_of
 from autotune.engines.deepspeed.extensions import build, extensions_folder
 from tests import forked_children
 
@@ -23,8 +24,8 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
-EXTENSIONS = extensions_folder("cpu")
-"""Where every test finds DeepSpeed's extensions."""
+EXTENSIONS = None if version_of("torch") is None else extensions_folder("cpu")
+"""Where every test finds DeepSpeed's extensions; None: torch is not installed."""
 
 _GROUPS = {
     "package": ("package",),

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sysconfig
 import tomllib
@@ -14,14 +15,18 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from autotune.base.errors import ExitCode
+from autotune.space.built_in import script_digest
+from tests.command_line import autotune
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LOGIN = REPOSITORY / "requirements-login.txt"
 STUDY = REPOSITORY / "results" / "recorded" / "studies" / "demo.json"
 TRAINS = {"deepspeed", "ninja", "setuptools", "torch", "transformers"}
 """Packages that trials alone need."""
+LACKING = "torch is not installed: trials need it"
 _NEEDS = [line for line in LOGIN.read_text("utf-8").splitlines() if not line.startswith("#")]
 
 
@@ -38,9 +43,9 @@ def installed_with(names: list[str]) -> Iterator[importlib.metadata.Distribution
     while waiting:
         requirement = Requirement(waiting.pop())
         is_wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if not is_wanted or requirement.name in known:
+        if not is_wanted or (name := canonicalize_name(requirement.name)) in known:
             continue
-        known.add(requirement.name)
+        known.add(name)
         found = importlib.metadata.distribution(requirement.name)
         yield found
         waiting += found.requires or ()
@@ -65,93 +70,110 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recorded study, and files to check."""
+    """A folder with a recorded study, as of this release, and files to check."""
     made = tmp_path_factory.mktemp("work")
-    for name, text in json.loads(STUDY.read_text(encoding="utf-8")).items():
+    files = json.loads(STUDY.read_text(encoding="utf-8"))["files"]
+    then = json.loads(files["trials/0000/spec.json"])["workload"]["digest"]
+    for name, text in files.items():
         path = made / "results" / "demo" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    (made / "ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 2}\n')
-    (made / "job.yaml").write_text("model: gpt2\nseq_len: 1k\nglobal_batch: 64\nworld: 8\n")
-    (made / "train.py").write_text(
-        "from transformers import TrainingArguments\n"
-        "TrainingArguments('out', deepspeed='ds_config.json', bf16=True)\n"
-    )
-    (made / "accelerate.yaml").write_text(
-        "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  zero_stage: 3\n"
-    )
-    (made / "launch.sh").write_text(
-        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
-        "--num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 "
-        "--micro-batch-size 1 --global-batch-size 64 --bf16 --train-iters 10\n"
-    )
+        path.write_text(text.replace(then, script_digest()), encoding="utf-8")
+    shutil.copytree(made / "results" / "demo", made / "results" / "again")
+    for name, text in {
+        "ds_config.json": (
+            '{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}, '
+            '"zero_optimization": {"stage": 2}}\n'
+        ),
+        "job.yaml": "model: gpt2\nseq_len: 1k\nglobal_batch: 64\nworld: 8\n",
+        "other.json": '{"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1}\n',
+        "accelerate.yaml": (
+            "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  zero_stage: 3\n"
+        ),
+        "train.sh": "deepspeed --num_gpus 8 train.py --deepspeed ds_config.json --bf16\n",
+        "launch.sh": (
+            "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
+            "--num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 "
+            "--micro-batch-size 1 --global-batch-size 64 --bf16 --train-iters 10\n"
+        ),
+    }.items():
+        (made / name).write_text(text, encoding="utf-8")
     return made
-
-
-def run(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        [python, *words], cwd=folder, env=variables, capture_output=True, text=True, timeout=120
-    )
 
 
 JOB = "--model meta-llama/Llama-3.1-8B --seq-len 4k --global-batch 64 --world 8"
 MIXTURE = "--model qwen3-30b-a3b --seq-len 4k --global-batch 64 --world 16 --gpu H100"
+SIMULATED = f"search {JOB} --fleet simulate:8xH100 --space smoke"
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "told"),
     [
         ("models qwen3", "qwen3-8b"),
         ("knobs zero.stage", "zero.stage"),
         ("rule batch.product", "train_batch_size"),
-        ("check ds_config.json train.py accelerate.yaml launch.sh", "launch.sh"),
+        ("check ds_config.json accelerate.yaml train.sh launch.sh", "launch.sh"),
         (f"plan {JOB} --gpu H100 --space smoke", "zero.stage"),
+        (f"plan {JOB} --gpu H100 --space smoke --export planned", "wrote planned"),
         ("plan --job job.yaml --gpu A100-80GB --space smoke", "zero.stage"),
         (f"plan {MIXTURE} --engine megatron --top 1", "ep"),
-        (f"explain zero.stage=3 {JOB} --gpu H100", "step time"),
+        (f"explain zero.stage=3 {JOB} --gpu H100 --space smoke", "rank"),
         (f"estimate --set zero.stage=3 {JOB} --gpu H100", "memory"),
         (f"render --set zero.stage=3 {JOB} --gpu H100 --out rendered", "rendered"),
-        (f"plan {JOB} --gpu H100 --space smoke --export planned", "planned"),
         ("status", "demo"),
-        ("report", "verdict"),
-        ("report --html page.html", "page.html"),
-        ("report --trial 0", "trial 0"),
-        ("compare demo demo", "demo"),
-        ("export --out exported", "exported"),
-        ("export --to hf --launcher slurm --out exported-hf", "exported-hf"),
-        (f"search {JOB} --fleet simulate:8xH100 --space smoke --dry-run", "baseline"),
-        (f"search {JOB} --fleet simulate:8xH100 --space smoke --trials 2", "verdict"),
+        ("report --study demo", "verdict"),
+        ("report --study demo --html page.html", "page.html"),
+        ("report --study demo --trial 0", "trial 0"),
+        ("compare demo again", "again"),
+        ("export --study demo --out exported", "exported"),
+        ("export --study demo --to hf --launcher slurm --out exported-hf", "exported-hf"),
+        ("export --study demo --to optuna --out optuna.log", "optuna.log"),
+        (f"{SIMULATED} --dry-run", "baseline"),
+        (f"{SIMULATED} --trials 2 --results elsewhere", "verdict"),
     ],
 )
-def test_what_runs_no_trial_works(line: str, said: str, python: Path, folder: Path) -> None:
-    done = run(python, folder, "-m", "autotune", *shlex.split(line))
+def test_what_runs_no_trial_works(line: str, told: str, python: Path, folder: Path) -> None:
+    done = autotune(*shlex.split(line), folder=folder, python=python)
     assert done.returncode == ExitCode.FOUND, done.stderr
-    assert said in done.stdout
+    assert told in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "told"),
     [
-        (f"search {JOB}", "torch is not installed: trials need it"),
-        (f"search {JOB} --dry-run", "torch is not installed: trials need it"),
-        ("search -- torchrun train.py", "torch is not installed: trials need it"),
-        ("soak", "torch is not installed: trials need it"),
+        (f"search {JOB}", LACKING),
+        (f"search {JOB} --dry-run", LACKING),
+        ("search -- python3 train.py", LACKING),
+        ("diagnose -- python3 train.py", LACKING),
+        ("soak --study demo", LACKING),
+        ("ladder --study demo", LACKING),
         ("plan --job job.yaml", "--gpu H100"),
         ("doctor", "pip install 'torch"),
     ],
 )
 def test_what_is_missing_for_a_trial_is_named(
-    line: str, said: str, python: Path, folder: Path
+    line: str, told: str, python: Path, folder: Path
 ) -> None:
-    done = run(python, folder, "-m", "autotune", *shlex.split(line))
+    (folder / "train.py").write_text("print(1)\n", encoding="utf-8")
+    done = autotune(*shlex.split(line), folder=folder, python=python)
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE, done.stderr
-    assert said in done.stdout + done.stderr
+    assert told in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    if "trials need it" in said:
-        install = re.search(r"fix: pip install (.*)", done.stderr)
+    if told == LACKING:
+        install = re.search(r"fix: pip install ([^\n]*)", done.stderr)
         assert install is not None
         assert {*install[1].split()} == TRAINS
+
+
+@pytest.mark.parametrize(
+    ("model", "package"), [("other.json", "torch"), ("llama-3.1-8b --lora-rank 8", "peft")]
+)
+def test_a_model_that_has_to_be_built_names_its_package(
+    model: str, package: str, python: Path, folder: Path
+) -> None:
+    line = f"plan --model {model} --seq-len 64 --global-batch 8 --world 8 --gpu H100"
+    done = autotune(*shlex.split(line), folder=folder, python=python)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert f"pip install {package}" in done.stderr
 
 
 def test_python_plans_without_torch(python: Path, folder: Path) -> None:
@@ -162,5 +184,5 @@ def test_python_plans_without_torch(python: Path, folder: Path) -> None:
         "assert len(autotune.load('demo')); "
         "sys.exit('torch' in sys.modules)"
     )
-    done = run(python, folder, "-c", code)
-    assert done.returncode == 0, done.stderr
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([python, "-c", code], cwd=folder, env=variables, check=True)
