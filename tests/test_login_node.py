@@ -56,9 +56,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with this checkout and links to what requirements-login.txt installs."""
     home = tmp_path_factory.mktemp("login") / "venv"
     venv.create(home, with_pip=False, symlinks=True)
-    site = Path(
-        sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)})
-    )
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
     for found in installed_with(_NEEDS):
         for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
             (site / top).symlink_to(found.locate_file(top))

@@ -135,7 +135,7 @@ def _check_devices(gpu: str, environment: Environment, table: Sequence[Accelerat
         if accelerator_of(environment, table) == wanted:
             return
     raise FleetError(
-        f"{flag('gpu')} {gpu}: trials would run on {here}, and they run on no other than the job's",
+        f"{flag('gpu')} {gpu}: trials would run on {here}",
         f"rank by prediction: autotune plan {flag('gpu')} {gpu}; or simulate the search: "
         f"{flag('fleet')} simulate:8x{gpu}",
     )

@@ -105,7 +105,7 @@ def parse_lengths(value: Any) -> Lengths:
     if isinstance(value, Lengths):
         return value
     word: Any = value.lower() if isinstance(value, str) else value
-    if isinstance(word, str) and word in _WORDS:
+    if word in _WORDS:
         return Lengths(kind=word)
     if isinstance(value, str | Path):
         value = {"histogram": value}

@@ -71,7 +71,14 @@ def test_python_reads_it_alike() -> None:
 
 @pytest.mark.parametrize(
     ("written", "read"),
-    [("8k", 8192), ("128 K", 131072), ("8_192", 8192), ("131,072", 131072), ("1e3", 1000), (64, 64)],
+    [
+        ("8k", 8192),
+        ("128 K", 131072),
+        ("8_192", 8192),
+        ("131,072", 131072),
+        ("1e3", 1000),
+        (64, 64),
+    ],
 )
 def test_a_count_is_read_as_people_write_it(written: object, read: int) -> None:
     job, data = read_job(None, {**PLAIN, "lengths": "fixed", "seq_len": written}, ENVIRONMENT)
@@ -80,7 +87,7 @@ def test_a_count_is_read_as_people_write_it(written: object, read: int) -> None:
 
 @pytest.mark.parametrize("written", ["8q", "8.5k", "8,19", "8__192", "k", "4M tokens", True])
 def test_what_is_no_count_is_refused_with_its_key(written: object) -> None:
-    with pytest.raises(JobError, match="global-batch: .* is not allowed: should") as caught:
+    with pytest.raises(JobError, match=r"global-batch: .* is not allowed: should") as caught:
         read_job(None, {**PLAIN, "global_batch": written}, ENVIRONMENT)
     assert "samples per optimizer step" in caught.value.hint
 
