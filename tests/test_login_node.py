@@ -162,6 +162,12 @@ def test_what_is_missing_for_a_trial_is_named(
         assert {*install[1].split()} == TRAINS
 
 
+def test_hjson_is_read_with_a_package_of_deepspeed_s(python: Path, folder: Path) -> None:
+    (folder / "ds.hjson").write_text("{\n  # ours\n  zero_optimization: {stage: 2}\n}\n")
+    done = autotune("check", "ds.hjson", folder=folder, python=python)
+    assert "pip install hjson" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("model", "package"), [("other.json", "torch"), ("llama-3.1-8b --lora-rank 8", "peft")]
 )

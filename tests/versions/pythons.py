@@ -30,8 +30,12 @@ from tests.versions.run import RECORDS, summary
 
 NEWER = ("3.12", "3.13")
 PACKAGES = ("numpy", "pandas", "pydantic", "optuna", "typer")
-TESTS = ("tests/test_login_node.py",)
-"""What `make test` asks with the oldest Python."""
+TESTS = (
+    *("tests/test_login_node.py", "tests/base", "tests/contract", "tests/space", "tests/replay"),
+    *("tests/record", "tests/report", "tests/planning/test_choices.py", "tests/cost"),
+)
+"""Tests that need no torch."""
+QUICK = "not real and not package and not browser and not thorough"
 _VERSIONS = (
     "import json, platform; from importlib.metadata import version; "
     f"print(json.dumps({{'python': platform.python_version(), "
@@ -94,7 +98,7 @@ def run(made: PythonEnvironment) -> dict[str, Any]:
     subprocess.run(
         [
             *(made.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-o", "junit_family=xunit1", f"--junitxml={report}", *TESTS),
+            *("-o", "junit_family=xunit1", f"--junitxml={report}", "-m", QUICK, *TESTS),
         ],
         cwd=REPOSITORY,
         check=False,  # the report says what failed

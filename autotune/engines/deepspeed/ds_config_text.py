@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,7 +63,10 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
             f"{path}: a number in it has more than {sys.get_int_max_str_digits()} digits",
             "mend the file there: no key takes such a number",
         ) from error
-    raise RenderError(f"{path}: not valid JSON: {error}", "mend the file there") from error
+    hint = "mend the file there"
+    if find_spec("hjson") is None:  # it comes with DeepSpeed
+        hint += "; if it is Hjson, pip install hjson"
+    raise RenderError(f"{path}: not valid JSON: {error}", hint) from error
 
 
 class _TwiceError(Exception):
