@@ -385,8 +385,9 @@ def read_job(
     data = {**_defaults(keys, environment), **keys}
     job = make_job(data, where=path, flags=given)
     readable = resolve_paths(data, Path.cwd())
-    read = {"seq_len": job.seq_len, "global_batch": job.global_batch, "study": job.study}
-    return job, {**readable, **read, "lengths": job.lengths.as_yaml()}
+    names = ("seq_len", "global_batch", "precision")
+    read = {name: getattr(job, name) for name in names if name in readable}
+    return job, {**readable, **read, "study": job.study, "lengths": job.lengths.as_yaml()}
 
 
 def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, Any]:

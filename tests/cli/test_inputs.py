@@ -81,8 +81,10 @@ def test_python_reads_it_alike() -> None:
     ],
 )
 def test_a_count_is_read_as_people_write_it(written: object, read: int) -> None:
-    job, data = read_job(None, {**PLAIN, "lengths": "fixed", "seq_len": written}, ENVIRONMENT)
+    keys = {**PLAIN, "lengths": "fixed", "precision": "BF16", "seq_len": written}
+    job, data = read_job(None, keys, ENVIRONMENT)
     assert (job.seq_len, data["seq_len"]) == (read, read)
+    assert (job.precision, data["precision"]) == ("bf16", "bf16")
 
 
 @pytest.mark.parametrize("written", ["8q", "8.5k", "8,19", "8__192", "k", "4M tokens", True])

@@ -28,6 +28,7 @@ from tests.versions.environments import (
 )
 from tests.versions.run import RECORDS, summary
 
+LOGIN = REPOSITORY / "requirements-login.txt"
 NEWER = ("3.12", "3.13")
 PACKAGES = ("numpy", "pandas", "pydantic", "optuna", "typer")
 TESTS = (
@@ -47,11 +48,12 @@ class PythonEnvironment(PinnedEnvironment):
     """This repository with a newer Python, where torch is not installed."""
 
     def pins(self) -> str:
-        return "\n".join(own_pins().values()) + "\n"
+        # Another checkout or another list is installed over what is there.
+        about = [f"# {REPOSITORY}", *(f"# {line}" for line in LOGIN.read_text().splitlines())]
+        return "\n".join([*own_pins().values(), *about]) + "\n"
 
     def wanted(self, constraints: Path) -> Iterator[tuple[str, ...]]:
-        listed = ("-r", str(REPOSITORY / "requirements-login.txt"))
-        yield "--constraint", str(constraints), *listed, *TEST_NEEDS
+        yield "--constraint", str(constraints), "-r", str(LOGIN), *TEST_NEEDS
         yield "--no-deps", "--editable", str(REPOSITORY)
 
 

@@ -8,6 +8,7 @@ import pytest
 from autotune.engines.deepspeed.rules.releases import READ, TRIED, release_of
 from autotune.engines.megatron.plugin import Megatron
 from tests.engines.deepspeed.rules.cases import NEWEST
+from tests.versions import pythons
 from tests.versions.environments import (
     REPOSITORY,
     VersionEnvironment,
@@ -50,6 +51,16 @@ def test_every_release_of_megatron_that_is_called_tried_has_a_record():
         assert record["versions"]["megatron-core"] == release
         assert record["failed"] == []
         assert record["candidates_trained"] >= 40
+
+
+@pytest.mark.parametrize("release", pythons.NEWER)
+def test_a_newer_python_passed_what_needs_no_torch(release):
+    record = json.loads(pythons.record_of(release).read_text(encoding="utf-8"))
+    assert record["versions"]["python"].startswith(f"{release}.")
+    assert record["failed"] == []
+    assert record["tests"]["test_login_node"]["passed"]
+    classifiers = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    assert f"Python :: {release}" in classifiers
 
 
 @pytest.mark.parametrize("name", names())
