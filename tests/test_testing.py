@@ -300,6 +300,14 @@ class TestMegatronBridge(DialectContract):
     name = "megatron-bridge"
 
 
+class TestVerl(DialectContract):
+    name = "verl"
+
+
+class TestNemoRl(DialectContract):
+    name = "nemo-rl"
+
+
 class Consumer(DialectContract):
     """Of a consumer that takes no tensor parallel degree."""
 
@@ -330,6 +338,10 @@ class TestAxolotl(Consumer):
     name = "axolotl"
 
 
+class TestMsSwift(Consumer):
+    name = "ms-swift"
+
+
 OWN_FOLDER = TemporaryDirectory()
 OWN = keys_of(observed(TRAINER), Path(OWN_FOLDER.name))
 """Keys of the job of somebody's own command."""
@@ -358,6 +370,10 @@ class TestDeepSpeedLauncher(LauncherContract):
 
 class TestSlurm(NodeLauncherContract):
     name = "slurm"
+
+
+class TestSkyPilot(NodeLauncherContract):
+    name = "skypilot"
 
 
 class TestRay(NodeLauncherContract):

@@ -98,6 +98,17 @@ def leaves(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ..
         yield at, value
 
 
+def nested(places: Iterable[tuple[Sequence[str], Any]]) -> dict[str, Any]:
+    """Values as sections, each with the path of its keys."""
+    found: dict[str, Any] = {}
+    for (*sections, name), value in places:
+        inner = found
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return found
+
+
 def without(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     """A copy that lacks the key at a dotted path."""
     head, _, rest = path.partition(".")

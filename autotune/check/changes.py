@@ -1,7 +1,7 @@
 """Changes of data, nested like it: what edits of texts are told, and what they are checked by."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.space.rule import Patch
@@ -59,15 +59,4 @@ def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict
                 found[name] = inner
         elif name not in before or not same_data(old, new):
             found[name] = NULL if new is None else new
-    return found
-
-
-def changes_at(places: Iterable[tuple[Sequence[str], Any]]) -> dict[str, Any]:
-    """Changes of single values, each with the path of its keys; None: the key goes."""
-    found: dict[str, Any] = {}
-    for (*sections, name), value in places:
-        inner = found
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[name] = value
     return found

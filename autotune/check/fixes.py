@@ -12,8 +12,8 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
-from autotune.base.nested import leaves, merge, value_at
-from autotune.check.changes import changes_at, same_data
+from autotune.base.nested import leaves, merge, nested, value_at
+from autotune.check.changes import same_data
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
 from autotune.space.rule import Choice, Moves, Patch, Violation
 
@@ -378,5 +378,5 @@ def _after(config: Mapping[str, Any], changes: Patch, moves: Moves) -> dict[str,
     """A configuration after changes; what moves stays as it was written, with its nulls."""
     after = changed(config, changes)
     for old, place in moves.items():
-        after = merge(after, changes_at([(place, value_at(config, old))]))
+        after = merge(after, nested([(place, value_at(config, old))]))
     return after

@@ -87,6 +87,8 @@ class Handout:
     """Settings that no recorded run has tried on such hardware, in words; empty: none."""
     release: str = ""
     """Release of the consumer that `--to` names; empty: the dialect chooses."""
+    folder: Path = Path()
+    """Folder of the export."""
 
     @property
     def per_node(self) -> int:
@@ -203,7 +205,7 @@ class Dialect(ABC):
     and leaves the program to start in the array `PROGRAM`."""
     launcher: ClassVar[str] = "torchrun"
     """Name of the launcher that starts the script where nobody names one, and the ranks of each
-    node where that starts nodes."""
+    node where that starts nodes; empty: none does, since the consumer starts its own."""
     only_launcher: ClassVar[str] = ""
     """Why no other launcher of ranks can start the script; empty: others can."""
 
@@ -214,18 +216,6 @@ class Dialect(ABC):
         Raises:
             RenderError: A template does not render.
         """
-
-    def files_of_command(
-        self, handout: Handout, templates: Templates, folder: Path
-    ) -> dict[str, str]:
-        """The files of an export of a user's own command, by the dialect of its workload.
-
-        No `launch.sh` where the command and the files cannot carry all that was measured.
-
-        Raises:
-            RenderError: The command cannot be told so.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is the dialect of no command")
 
     def patched(
         self, paths: Sequence[Path], handout: Handout, engine: Engine

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError, RenderError
-from autotune.base.nested import look_up
+from autotune.base.nested import look_up, nested
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml, parse_yaml
-from autotune.check.changes import changes_at
 from autotune.check.edit import edit
 from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
@@ -21,7 +20,7 @@ from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS
 from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.engines.launches.line import flags_of, in_short, text_or_none
 from autotune.export.base import Dialect, Handout, Launch, Patched
-from autotune.export.command_training import HERE, CommandFiles, CommandTraining
+from autotune.export.command_training import HERE, CommandFiles, CommandTraining, with_flags
 from autotune.export.launchers import ACCELERATE_FILE
 from autotune.export.patch import Wanted, patched_all
 from autotune.export.readme import choice_values
@@ -50,14 +49,12 @@ class OwnCommand(Dialect):
 
     engines = ("deepspeed",)
     script = "launch.sh"
+    launcher = ""
+    only_launcher = "your command starts its ranks by itself"
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
-        return self.files_of_command(handout, templates, Path())
-
-    def files_of_command(
-        self, handout: Handout, templates: Templates, folder: Path
-    ) -> dict[str, str]:
-        training = training_of(handout, folder)
+        """Its files; no `launch.sh` where they and the command cannot carry all that changes."""
+        training = training_of(handout)
         made = _with_launch_file(training, _of_command(training))
         made, script = _with_files_read(training, made), training.script
         values = {
@@ -85,7 +82,7 @@ class OwnCommand(Dialect):
         return files
 
     def patched(self, paths: Sequence[Path], handout: Handout, engine: Engine) -> list[Patched]:
-        return patched_all(paths, Wanted(handout, engine, training_of(handout, Path())))
+        return patched_all(paths, Wanted(handout, engine, training_of(handout)))
 
 
 def _of_command(training: CommandTraining) -> CommandFiles:
@@ -127,23 +124,6 @@ def _with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFi
         is_edited = any(at for at in training.changes_of_files().get(path, ()))
         about[name] = f"{whose} with the edits" if is_edited else f"{whose}, as it is"
     return dataclasses.replace(made, files=files, about=about)
-
-
-def _without_flags(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Words without some flags and their values; names with underscores."""
-    left: list[str] = []
-    skips = False
-    for word in words:
-        is_flag = word.startswith("--")
-        if skips and not is_flag:
-            skips = False
-            continue
-        name, equals, _ = word.lstrip("-").partition("=")
-        skips = is_flag and name.replace("-", "_") in names
-        if not skips:
-            left.append(word)
-        skips = skips and not equals
-    return left
 
 
 def _with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandFiles:
@@ -230,7 +210,7 @@ def _launched(training: CommandTraining, words: Sequence[str]) -> list[str]:
         )
     is_module = list(words[parts.script_at - 1 : parts.script_at]) in (["-m"], ["--module"])
     flags = [words[at] for at in parts.launcher_flags if at > parts.launcher_at]
-    left = _without_flags(flags, _WRITTEN)
+    left = with_flags(flags, dict.fromkeys(_WRITTEN))
     if is_module and "-m" not in left:
         left = [*left, "-m"]
     files = ["--config_file", f"{HERE}/{ACCELERATE_FILE}"]
@@ -238,7 +218,7 @@ def _launched(training: CommandTraining, words: Sequence[str]) -> list[str]:
     return ["accelerate", "launch", *files, *left, *words[parts.script_at :]]
 
 
-def training_of(handout: Handout, folder: Path) -> CommandTraining:
+def training_of(handout: Handout) -> CommandTraining:
     """A handout whose job has a command.
 
     Raises:
@@ -259,7 +239,7 @@ def training_of(handout: Handout, folder: Path) -> CommandTraining:
             **engine.as_written(handout.candidate),
             "grad_accum": handout.candidate.grad_accum,
         },
-        folder=folder,
+        folder=handout.folder,
         carried=frozenset(handout.carried),
         files_read=_edited_files(script, edits, handout.carried),
     )
@@ -290,7 +270,7 @@ def _edited_files(script: Observed, edits: Edits, carried: Collection[str]) -> d
         path = Path(file)
         with contextlib.suppress(AutotuneError):
             text = read_text(path)
-            after = edit(text, changes_at(changes), parsed(text, path).syntax)
+            after = edit(text, nested(changes), parsed(text, path).syntax)
             if after is not None:
                 found[file] = after
     folders = tuple(f"{Path(file).parent}{os.sep}" for file in found)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError
+from autotune.base.nested import nested
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
-from autotune.check.changes import changes_at
 from autotune.check.edit import edit
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.rules.sections import AUTO
@@ -111,7 +111,7 @@ class CommandTraining:
             as_argument_of(self.script.framework, *one) for one in self.edits.arguments.items()
         ]
         changes = dict(named) | {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
-        at = changes_at(((name,), value) for name, value in changes.items())
+        at = nested(((name,), value) for name, value in changes.items())
         text = edit(read_text(path), at, found.syntax)
         return path.name, dump_yaml({**found.data, **changes}) if text is None else text
 
@@ -323,17 +323,32 @@ class CommandTraining:
             return [*others, f"{name}={text.lower() if isinstance(value, bool) else text}"]
         if framework == "axolotl":
             end = words.index("--") if "--" in words else len(words)  # the rest: the launcher's
-            return [*_with_flag(words[:end], name.replace("_", "-"), text), *words[end:]]
-        return _with_flag(words, name, text)
+            return [*with_flags(words[:end], {name.replace("_", "-"): text}), *words[end:]]
+        return with_flags(words, {name: text})
 
 
-def _with_flag(words: list[str], name: str, text: str) -> list[str]:
-    """A command line in which a flag has a value, in the place where it stands already if any."""
-    flags = (f"--{name}", f"--{name.replace('_', '-')}")
-    for index, word in enumerate(words):
-        if word in flags:
-            has_value = index + 1 < len(words) and not words[index + 1].startswith("--")
-            return [*words[: index + 1], text, *words[index + 1 + has_value :]]
-        if word.partition("=")[0] in flags and "=" in word:
-            return [*words[:index], f"{word.partition('=')[0]}={text}", *words[index + 1 :]]
-    return [*words, flags[0], text]
+def with_flags(words: Sequence[str], values: Mapping[str, str | None]) -> list[str]:
+    """A command line in which flags have values, each where it stands if it does; None: it goes.
+
+    Dashes in a name count as underscores, also where the flag stands.
+    """
+    wanted = {name.replace("-", "_"): text for name, text in values.items()}
+    found, stands, has_value = list[str](), set[str](), False
+    for word in words:
+        if has_value and not word.startswith("--"):
+            has_value = False
+            continue
+        flag, equals, _ = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        is_named = word.startswith("--") and name in wanted
+        has_value = is_named and not equals
+        text = wanted[name] if is_named else None
+        if text is not None:
+            found += [f"{flag}={text}"] if equals else [flag, text]
+            stands.add(name)
+        elif not is_named:
+            found.append(word)
+    for name, text in values.items():
+        if text is not None and name.replace("-", "_") not in stands:
+            found += [f"--{name}", text]
+    return found

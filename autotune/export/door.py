@@ -112,7 +112,7 @@ def export_handout(
         raise RenderError(
             f"--to {to}: its files are the same for every release", "leave the release out"
         )
-    handout = dataclasses.replace(handout, release=release)
+    handout = dataclasses.replace(handout, release=release, folder=folder)
     templates = Templates(handout.job.templates)
     launch: Launch | None
     if handout.job.script is not None:
@@ -121,18 +121,17 @@ def export_handout(
                 f"--to {to}: your own command is exported by its own words and files",
                 "leave --to out, or put the settings into files of yours with --patch FILE",
             )
-        files = dialect.files_of_command(handout, templates, folder)
-        script = files.get("launch.sh", "")
-        launch = _launch_of_command(handout, script, templates, launcher=launcher)
-        if script:
+        launch = None
+        files = dialect.files(handout, launch_of(dialect, handout, templates), templates)
+        if script := files.get("launch.sh"):
+            ranks = Launch(name="command", files={"launch.sh": script}, usage="`bash launch.sh`")
+            launch = launch_of(dialect, handout, templates, launcher=launcher, to=to, ranks=ranks)
             files |= launch.files
         elif launcher is not None:
             raise RenderError(
                 f"--launcher {launcher}: your command and its files cannot carry all settings",
                 "leave --launcher out: the README of the export says what to change where",
             )
-        else:
-            launch = None
     else:
         launch = launch_of(dialect, handout, templates, launcher=launcher, to=to)
         files = {**dialect.files(handout, launch, templates), **launch.files}
@@ -144,7 +143,7 @@ def export_handout(
     marker = {
         "schema_version": MARKER_VERSION,
         "dialect": to,
-        "launcher": launch and launch.name,
+        "launcher": (launch and launch.name) or None,
         "engine": handout.engine,
         "study": handout.study,
         "trial": None if handout.figures is None else handout.figures.trial,
@@ -152,28 +151,6 @@ def export_handout(
     # Words of the user's own run as they are, and stand where nobody else can read them.
     is_private = handout.job.script is not None or bool(handout.job.megatron_arguments)
     return write_export(folder, files, marker=marker, is_private=is_private)
-
-
-def _launch_of_command(
-    handout: Handout, script: str, templates: Templates, *, launcher: str | None
-) -> Launch:
-    """What starts a user's command: `script`, its `launch.sh`, alone or on a cluster's node."""
-    ranks = Launch(name="command", files={"launch.sh": script}, usage="`bash launch.sh`")
-    if launcher is None:
-        return ranks
-    starter: Launcher = load_plugin("launcher", launcher, where="--launcher")
-    if isinstance(starter, NodeLauncher):
-        return _launched(launcher, starter, handout, "launch.sh", templates, ranks.files)
-    kind = parts_of(handout.workload.command).kind
-    if launcher == kind:
-        return ranks
-    launchers = {name: load_plugin("launcher", name) for name in plugin_names("launcher")}
-    nodes = [name for name, found in launchers.items() if isinstance(found, NodeLauncher)]
-    how = f"by {kind}" if kind else "itself"
-    raise RenderError(
-        f"--launcher {launcher}: your command starts its ranks {how}",
-        f"leave --launcher out, or name what starts it on a node: {', '.join(nodes)}",
-    )
 
 
 def _dialect_of(handout: Handout) -> str:
@@ -211,41 +188,36 @@ def launch_of(
     *,
     launcher: str | None = None,
     to: str = "this dialect",
+    ranks: Launch | None = None,
 ) -> Launch:
     """Files of a launcher, by default the dialect's own, for a handout.
 
-    `to` names the dialect, for the error.
+    `to` names the dialect, for the error; `ranks` is what starts the ranks of a user's command.
 
     Raises:
         JobError: There is no such launcher.
         RenderError: A template does not render, or that launcher cannot start the dialect's
             script.
     """
+    if ranks is not None and launcher in (None, parts_of(handout.workload.command).kind):
+        return ranks
     name = launcher or dialect.launcher
+    if not name:
+        return Launch(name="", files={}, usage="")
     starter: Launcher = load_plugin("launcher", name, where="--launcher")
-    if isinstance(starter, NodeLauncher):
-        ranks = launch_of(dialect, handout, templates)
-        return _launched(name, starter, handout, "launch.sh", templates, ranks.files)
-    if dialect.only_launcher and name != dialect.launcher:
+    if not can_start(dialect, name):
         fits = ", ".join(known for known in plugin_names("launcher") if can_start(dialect, known))
         raise RenderError(
-            f"--to {to} --launcher {name}: {dialect.only_launcher}", f"name one of: {fits}"
+            f"--to {to} --launcher {name}: {dialect.only_launcher}",
+            f"leave --launcher out{fits and f', or name one of: {fits}'}",
         )
-    return _launched(name, starter, handout, dialect.script, templates, {})
-
-
-def _launched(
-    name: str,
-    launcher: Launcher,
-    handout: Handout,
-    script: str,
-    templates: Templates,
-    others: Mapping[str, str],
-) -> Launch:
-    """Files of a launcher that starts a script, beside others that this needs."""
-    files = launcher.files(handout, script, templates)
-    usage = launcher.usage(handout, script, templates)
-    return Launch(name=name, files={**others, **files}, usage=usage)
+    script, others = dialect.script, dict[str, str]()
+    if isinstance(starter, NodeLauncher):
+        ranks = ranks or launch_of(dialect, handout, templates)
+        script, others = "launch.sh", dict(ranks.files)
+    files = starter.files(handout, script, templates)
+    usage = starter.usage(handout, script, templates)
+    return Launch(name=name, files=others | files, usage=usage)
 
 
 def can_start(dialect: Dialect, launcher: str) -> bool:
@@ -254,9 +226,9 @@ def can_start(dialect: Dialect, launcher: str) -> bool:
     Raises:
         JobError: There is no such launcher.
     """
-    if not dialect.only_launcher or launcher == dialect.launcher:
-        return True
-    return isinstance(load_plugin("launcher", launcher), NodeLauncher)
+    if isinstance(load_plugin("launcher", launcher), NodeLauncher):
+        return bool(dialect.launcher) or dialect.script == "launch.sh"
+    return launcher == dialect.launcher or not dialect.only_launcher
 
 
 def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) -> list[Path]:

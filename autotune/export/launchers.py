@@ -3,14 +3,18 @@
 A template may use the ranks, the nodes and the variables of a run.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from autotune.base.errors import FleetError
 from autotune.base.nested import look_up
-from autotune.base.templates import Templates, canonical_json
+from autotune.base.templates import Templates
 from autotune.contract import LIST_VARIABLES
+from autotune.devices.accelerators import find_accelerator
+from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.export.base import Handout, Launcher, NodeLauncher
 from autotune.space.ranks import describe_ranks, machine_places
@@ -26,16 +30,12 @@ class TemplateLauncher(Launcher):
 
     templates: ClassVar[Sequence[tuple[str, str]]]
     """Each file, and its template."""
-    sourced: ClassVar[Sequence[tuple[str, str]]] = ()
-    """The same for a script that is sourced, where that differs."""
     about: ClassVar[str]
     """Template of how to start it."""
 
     def files(self, handout: Handout, script: str, templates: Templates) -> dict[str, str]:
-        is_sourced = script.endswith(".sh") and not isinstance(self, NodeLauncher)
-        named = self.sourced if is_sourced and self.sourced else self.templates
         values = values_of(handout, script)
-        return {file: templates.text(f"{_FOLDER}/{name}", values) for file, name in named}
+        return {file: templates.text(f"{_FOLDER}/{name}", values) for file, name in self.templates}
 
     def usage(self, handout: Handout, script: str, templates: Templates) -> str:
         return templates.text(f"{_FOLDER}/{self.about}", values_of(handout, script))
@@ -44,8 +44,7 @@ class TemplateLauncher(Launcher):
 class Torchrun(TemplateLauncher):
     """`torch.distributed.run` on this machine, or on each of several."""
 
-    templates = (("launch.sh", "launch.sh.j2"),)
-    sourced = (("launch.sh", "sourced.sh.j2"),)
+    templates = (("launch.sh", "torchrun.sh.j2"),)
     about = "torchrun.md.j2"
 
 
@@ -77,17 +76,18 @@ class Kubernetes(TemplateLauncher, NodeLauncher):
     about = "kubernetes.md.j2"
 
 
+class SkyPilot(TemplateLauncher, NodeLauncher):
+    """A task of SkyPilot, which rents or finds the nodes."""
+
+    templates = (("sky.yaml", "sky.yaml.j2"),)
+    about = "skypilot.md.j2"
+
+
 class Ray(TemplateLauncher, NodeLauncher):
     """A job of a Ray cluster that holds whole nodes, and what it asks the cluster for."""
 
-    templates = (("ray_job.py", "ray_job.py"),)
+    templates = (("ray_job.py", "ray_job.py"), ("ray_job.json", "ray_job.json.j2"))
     about = "ray.md.j2"
-
-    def files(self, handout: Handout, script: str, templates: Templates) -> dict[str, str]:
-        device = "CPU" if handout.environment.accelerator == "cpu" else "GPU"
-        asked = {"nodes": handout.n_nodes, "bundle": {device: handout.per_node}}
-        made = super().files(handout, script, templates)
-        return {**made, "ray_job.json": canonical_json(asked)}
 
 
 def values_of(handout: Handout, script: str) -> dict[str, Any]:
@@ -95,8 +95,6 @@ def values_of(handout: Handout, script: str) -> dict[str, Any]:
     known = len(handout.hosts) == handout.n_nodes
     # What accelerate is told besides: other keys of DeepSpeed's clash with the file.
     config = json.loads(handout.exported.get(CONFIG_FILE, "{}"))
-    name = job_name(handout)
-    replicas = [("Master", 1), ("Worker", handout.n_nodes - 1)]
     return {
         "is_sharded": look_up(config, "zero_optimization.stage") == 3,
         "is_compiled": handout.workload.settings.get("compile", "none") != "none",
@@ -107,15 +105,22 @@ def values_of(handout: Handout, script: str) -> dict[str, Any]:
         "hosts": list(handout.hosts) if known else [],
         "ranks": _ranks(handout, handout.hosts if known else ()),
         "accelerator": handout.environment.accelerator,
+        "device": _device(handout.environment),
         "variables": sorted(handout.variables.items()),
         "lists": LIST_VARIABLES,
         "packages": [package.name for package in find_engine(handout.engine).packages],
         # Of a cluster's job.
-        "name": name,
+        "name": job_name(handout),
         "is_whole": handout.per_node == handout.environment.n_devices,
-        "replicas": [(role, count) for role, count in replicas if count],
-        "master": f"{name}-master-0",
     }
+
+
+def _device(environment: Environment) -> str:
+    """Its name in the table of accelerators, or its own."""
+    memory_gib = environment.device_memory_bytes / 2**30
+    with contextlib.suppress(FleetError):
+        return find_accelerator(environment.device_name, memory_gib=memory_gib).name
+    return environment.device_name
 
 
 def _ranks(handout: Handout, hosts: Sequence[str]) -> list[str]:

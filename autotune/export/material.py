@@ -86,8 +86,8 @@ def readme(
         "per_node": handout.per_node,
         "usage": launch.usage,
         "started": ", ".join(f"`{name}`" for name in sorted(launch.files)),
-        # The arguments of what submits a job to Kubernetes are kubectl's.
-        "passes_arguments": launch.name != "kubernetes",
+        # The arguments of what submits a job to these are kubectl's, and SkyPilot's.
+        "passes_arguments": launch.name not in ("kubernetes", "skypilot"),
         "variables": sorted(handout.variables.items()),
         "has_script": bool(handout.workload.script),
         "is_drawn": is_drawn(handout.workload.lengths),

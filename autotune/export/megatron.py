@@ -1,16 +1,19 @@
 """What the dialects of Megatron's family share: a layout with its arguments, in groups."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import Layout, Measure, Workload
+from autotune.contract import Layout, Measure, Workload, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron import flags
 from autotune.engines.megatron.arguments import (
     CARRIED,
+    KNOBS_OF,
     SCRIPT_ON_CPU,
     expert_kernels,
     kernel_arguments,
@@ -28,8 +31,8 @@ from autotune.engines.megatron.flags import (
 from autotune.engines.megatron.knobs import rows_of
 from autotune.engines.megatron.layout_task import LayoutTask
 from autotune.engines.megatron.model_arguments import Arguments, balance_advice, model_arguments
-from autotune.export.base import Dialect, Handout, Launch, Subject, subject_of
-from autotune.export.material import readme
+from autotune.export.base import Dialect, Handout, Launch, Subject, reading_export, subject_of
+from autotune.export.material import SETTINGS_FILE, readme
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
 _READ_BACK = ("tp", "pp", "vp", "cp", "ep", "micro_batch")
@@ -88,6 +91,28 @@ def run_of(handout: Handout) -> MegatronRun:
     )
 
 
+Row = str | Mapping[str, Any]
+"""Where a consumer has an argument: its place, or what stands at each of several, `=` for the
+argument's own value."""
+
+
+def at_places(row: Row, value: Any) -> dict[str, Any]:
+    """An argument's value at the places of its row."""
+    if isinstance(row, str):
+        return {row: value}
+    return {place: value if inner == "=" else inner for place, inner in row.items()}
+
+
+def no_setting(to: str, argument: str, why: str) -> RenderError:
+    """The error of an argument that a consumer cannot be told, by the knob that needs it."""
+    knob = KNOBS_OF.get(argument)
+    return RenderError(
+        f"{to}: {knob or argument} cannot be said: {why}",
+        "--to megatron writes the same run for Megatron-LM"
+        + (f"; or choose a candidate without {knob}" if knob else ""),
+    )
+
+
 def release_of(handout: Handout) -> str:
     """The release of Megatron Core that a handout is written for.
 
@@ -139,28 +164,38 @@ def megatron_readme(
     return readme(handout, launch, templates, name, values)
 
 
-def megatron_subject(
-    folder: Path,
-    settings: Mapping[str, Any],
-    arguments: Mapping[str, Any],
-    workload: Workload,
-    layout: Layout,
-    *,
-    environment: Environment,
-    measure: Measure,
-) -> Subject:
-    """An export of a layout read back; errors as of `subject_of`."""
-    return subject_of(
-        folder,
-        settings,
-        {ARGUMENTS_FILE: canonical_json(arguments)},
-        workload,
-        layout,
-        engine="megatron",
-        expected=_expected(arguments, layout),
-        environment=environment,
-        measure=measure,
-    )
+class MegatronRuns(MegatronDialect):
+    """A dialect of whole runs, which are read back."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def trained(
+        self, settings: Mapping[str, Any], arguments: dict[str, Any], environment: Environment
+    ) -> tuple[Workload, Layout]:
+        """What an export trains, and how its ranks share the work; may complete the arguments.
+
+        Raises:
+            JobError: It needs what is not there.
+        """
+
+    def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
+        """A trial of the export's arguments, and of the settings that they do not say."""
+        with reading_export(folder, self.name):
+            settings = read_json(folder / SETTINGS_FILE)
+            arguments = read_json(folder / ARGUMENTS_FILE)
+            workload, layout = self.trained(settings, arguments, environment)
+            return subject_of(
+                folder,
+                settings,
+                {ARGUMENTS_FILE: canonical_json(arguments)},
+                workload,
+                layout,
+                engine="megatron",
+                expected=_expected(arguments, layout),
+                environment=environment,
+                measure=measure,
+            )
 
 
 def _expected(arguments: Mapping[str, Any], layout: Layout) -> dict[str, Any]:

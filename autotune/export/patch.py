@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
-from autotune.base.nested import look_up
+from autotune.base.nested import look_up, nested
 from autotune.base.user_text import STANDARD_INPUT, read_text
-from autotune.check.changes import changes_at
 from autotune.check.diff import text_diff
 from autotune.check.edit import edit
 from autotune.check.written import not_edited
@@ -36,7 +35,6 @@ from autotune.engines.deepspeed.sources.reading import (
 from autotune.engines.deepspeed.sources.source import read
 from autotune.engines.deepspeed.sources.training import (
     AXOLOTL,
-    CHECKPOINTING,
     DEFAULT_OPTIM,
     EVERY,
     FACTORY,
@@ -53,7 +51,7 @@ from autotune.space.knobs import canonical
 from autotune.space.script import IMPLEMENTATIONS
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import value_at
-from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT, as_argument_of
+from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT, RECOMPUTE_NAMES, as_argument_of
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 _IMPLEMENTATION = "optimizer.implementation"
@@ -171,7 +169,7 @@ def _edited(path: Path, text: str, changes: Sequence[FileChange]) -> str:
             if there is not None and not isinstance(there, Mapping):
                 section = ".".join(change.at[:depth])
                 raise RenderError(f"{path}: {section} is no section there", "make it a section")
-    after = edit(text, changes_at((one.at, one.value) for one in changes), found.syntax)
+    after = edit(text, nested((one.at, one.value) for one in changes), found.syntax)
     if after is None:
         why = "it is Hjson" if found.syntax == "hjson" else "with every comment and alias kept"
         raise RenderError(
@@ -528,10 +526,10 @@ class _DataFile:
 
     def _recompute(self, given: Mapping[str, Any], reader: str, want: str) -> dict[str, Any]:
         newest, takes_every = recompute_names()
-        default = CHECKPOINTING[-1] if reader else newest
-        name = next((n for n in CHECKPOINTING if n in given), default)
+        default = RECOMPUTE_NAMES[-1] if reader else newest
+        name = next((n for n in RECOMPUTE_NAMES if n in given), default)
         options_name = next(
-            (f"{n}_kwargs" for n in CHECKPOINTING if f"{n}_kwargs" in given), f"{name}_kwargs"
+            (f"{n}_kwargs" for n in RECOMPUTE_NAMES if f"{n}_kwargs" in given), f"{name}_kwargs"
         )
         options = options_of(given.get(options_name))
         every = max(1, recompute_interval(want))

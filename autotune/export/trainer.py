@@ -7,76 +7,41 @@ Source: transformers/integrations/deepspeed.py (trainer_config_process), acceler
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import RenderError
-from autotune.base.nested import look_up, merge
+from autotune.base.nested import look_up, merge, nested
 from autotune.contract import read_bounded
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.situation import recompute_interval
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.engines.deepspeed.sources.consumers import ARGUMENTS, BETAS
 from autotune.export.base import Handout
 from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.guest.frameworks import RECOMPUTE_NAMES
 
-OWNED: Mapping[str, tuple[str, ...]] = {
-    "train_micro_batch_size_per_gpu": ("per_device_train_batch_size",),
-    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
-    "gradient_clipping": ("max_grad_norm",),
-    "optimizer.params.lr": ("learning_rate",),
-    "optimizer.params.betas": ("adam_beta1", "adam_beta2"),
-    "optimizer.params.eps": ("adam_epsilon",),
-    "optimizer.params.weight_decay": ("weight_decay",),
-    "scheduler.params.warmup_num_steps": ("warmup_steps",),
-    "bf16.enabled": ("bf16",),
-    "fp16.enabled": ("fp16",),
-}
-"""Key that Trainer compares with its arguments -> those arguments."""
-SIZES = {key: OWNED[key][0] for key in BATCH_KEYS[:2]}
-"""Key of the batch -> the argument for it."""
-TUNED = (
-    *("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-    *("bf16.enabled", "fp16.enabled"),
-)
-"""Those that a candidate decides; the others are the user's."""
-ADAMS = tuple(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay"))
-"""Keys that Trainer fills in for Adam, and passes over where the file lacks them."""
 FOLLOWING = (
     *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_min_lr"),
     "scheduler.params.total_num_steps",
 )
 """Keys that Trainer works out from its other arguments."""
-_RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")
-"""The name of the argument, the newest first."""
-
-
-class Setting(StrEnum):
-    """What a configuration may ask of a script besides the keys of DeepSpeed's file."""
-
-    TP = "tp"
-    PP = "pp"
-    SP = "sp"
-    EP = "ep"
-    SOME_LAYERS = "recompute"
-    """Recomputation of every K-th layer alone."""
-    ATTENTION = "attention"
-    LOSS_CHUNKS = "loss_chunk_tokens"
-    MLP_CHUNKS = "mlp_chunk_tokens"
-    INPUTS_ON_HOST = "offload.activations"
-    COMPILE = "compile"
-    ADAPTERS = "adapters"
-    FACTORY = "model"
-    """A model that a function of the user's builds."""
-    CORES = "core_binding"
-
-
+OWNED: Mapping[str, tuple[str, ...]] = {
+    **{one.key: (one.name,) for one in ARGUMENTS if one.key not in FOLLOWING},
+    "optimizer.params.betas": BETAS,
+}
+"""Key that Trainer compares with its arguments -> those arguments."""
+SIZES = {key: OWNED[key][0] for key in BATCH_KEYS[:2]}
+"""Key of the batch -> the argument for it."""
+TUNED = (*SIZES, "bf16.enabled", "fp16.enabled")
+"""Those that a candidate decides; the others are the user's."""
+ADAMS = tuple(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay"))
+"""Keys that Trainer fills in for Adam, and passes over where the file lacks them."""
 _OF_THE_SCRIPT = (
-    *(Setting.ATTENTION, Setting.COMPILE, Setting.LOSS_CHUNKS, Setting.MLP_CHUNKS),
-    Setting.INPUTS_ON_HOST,
+    *("attention", "compile", "loss_chunk_tokens", "mlp_chunk_tokens", "offload.activations"),
 )
 """Knobs that the trials' own script brings into force."""
 
@@ -112,7 +77,7 @@ def trained(handout: Handout) -> Trained:
         arguments |= dict(zip(names, values, strict=True))
         config = with_autos(config, [key])
     config = with_autos(config, [key for key in FOLLOWING if look_up(config, key) is not None])
-    if _has_adam(config):
+    if str(look_up(config, "optimizer.type")).lower() in ("adam", "adamw"):
         config = with_autos(config, [key for key in ADAMS if is_open(handout, key)])
     of_the_run["seed"] = handout.workload.seed
     return Trained(config=config, arguments=tuned, of_the_run=of_the_run)
@@ -132,10 +97,6 @@ def is_open(handout: Handout, key: str) -> bool:
     return isinstance(user_value, str) and user_value == AUTO
 
 
-def _has_adam(config: Mapping[str, Any]) -> bool:
-    return str(look_up(config, "optimizer.type")).lower() in ("adam", "adamw")
-
-
 def family_config(handout: Handout) -> dict[str, Any]:
     """DeepSpeed's configuration without what nobody of the family takes from it.
 
@@ -152,13 +113,7 @@ def family_config(handout: Handout) -> dict[str, Any]:
 
 def with_autos(config: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     """A configuration with "auto" under some dotted keys."""
-    found = dict(config)
-    for key in keys:
-        value: Any = AUTO
-        for name in reversed(key.split(".")):
-            value = {name: value}
-        found = merge(found, value)
-    return found
+    return merge(config, nested((key.split("."), AUTO) for key in keys))
 
 
 def config_in_numbers(handout: Handout) -> dict[str, Any]:
@@ -204,7 +159,7 @@ def recompute_arguments(handout: Handout, consumer: str) -> dict[str, Any]:
     recompute = handout.workload.settings.get("recompute", "none")
     name, takes_every = recompute_names()
     if handout.is_described:
-        name, takes_every = _RECOMPUTE[-1], True
+        name, takes_every = RECOMPUTE_NAMES[-1], True
     if recompute == "none":
         return {name: False}
     kwargs: dict[str, Any] = {"use_reentrant": False}
@@ -232,12 +187,18 @@ def recompute_names() -> tuple[str, bool]:
         for place in places
         if (path := Path(place) / "training_args.py").is_file()
     )
-    name = next((known for known in _RECOMPUTE if f"\n    {known}: " in text), _RECOMPUTE[-1])
-    return name, "every_n_layers" in text
+    known = (name for name in RECOMPUTE_NAMES if f"\n    {name}: " in text)
+    return next(known, RECOMPUTE_NAMES[-1]), "every_n_layers" in text
 
 
-def refuse_unsaid(handout: Handout, consumer: str, *, says: Collection[Setting]) -> None:
+def refuse_unsaid(handout: Handout, consumer: str, *, says: Collection[str]) -> None:
     """Refuse a configuration with settings that a consumer's files cannot say.
+
+    Args:
+        handout: The configuration.
+        consumer: Its name for people.
+        says: Knobs that its files say besides the keys of DeepSpeed's: `recompute` stands for that
+            of some layers, `adapters` for LoRA, `model` for one that a function builds.
 
     Raises:
         RenderError: There is such a setting; all of them are named.
@@ -251,27 +212,22 @@ def refuse_unsaid(handout: Handout, consumer: str, *, says: Collection[Setting])
         )
 
 
-def _asked(handout: Handout) -> dict[Setting, Any]:
+def _asked(handout: Handout) -> dict[str, Any]:
     """What a configuration asks for besides the keys of the file."""
     layout, settings, source = handout.layout, handout.workload.settings, handout.job.model.source
-    asked: dict[Setting, Any] = {
-        Setting.TP: layout.tp,
-        Setting.PP: layout.pp,
-        Setting.SP: layout.sp,
-        Setting.EP: handout.candidate.get("ep", 1),
-    }
-    found = {name: value for name, value in asked.items() if value != 1}
+    ep = handout.candidate.get("ep", 1)
+    degrees = {"tp": layout.tp, "pp": layout.pp, "sp": layout.sp, "ep": ep}
     recompute = str(settings.get("recompute", "none"))
-    if recompute.startswith("every_"):
-        found[Setting.SOME_LAYERS] = recompute
-    for setting in _OF_THE_SCRIPT:
-        neutral = KNOBS[setting].default
-        if settings.get(setting, neutral) != neutral:
-            found[setting] = settings[setting]
-    if "lora" in source:
-        found[Setting.ADAPTERS] = "lora"
-    if "factory" in source:
-        found[Setting.FACTORY] = source["factory"]
-    if handout.environment.accelerator != "cpu" and handout.settings["binds_cores"]:
-        found[Setting.CORES] = "ranks"
-    return found
+    binds_cores = handout.environment.accelerator != "cpu" and handout.settings["binds_cores"]
+    return {
+        **{name: degree for name, degree in degrees.items() if degree != 1},
+        **({"recompute": recompute} if recompute.startswith("every_") else {}),
+        **{
+            name: settings[name]
+            for name in _OF_THE_SCRIPT
+            if settings.get(name, KNOBS[name].default) != KNOBS[name].default
+        },
+        **({"adapters": "lora"} if "lora" in source else {}),
+        **({"model": source["factory"]} if "factory" in source else {}),
+        **({"core_binding": "ranks"} if binds_cores else {}),
+    }

@@ -255,7 +255,8 @@ def test_an_unknown_dialect_is_answered_with_the_menu(tmp_path):
     with pytest.raises(JobError, match="no such dialect") as caught:
         export(tmp_path, to="fairscale")
     family = "megatron, megatron-bridge, megatron-core"
-    assert f"hf, lightning, llama-factory, {family}, optuna" in caught.value.hint
+    rest = "ms-swift, nemo-rl, optuna, trl, verl"
+    assert f"hf, lightning, llama-factory, {family}, {rest}" in caught.value.hint
     with pytest.raises(
         RenderError, match="a configuration of deepspeed cannot be written in that form"
     ):
@@ -294,7 +295,7 @@ def test_an_export_that_finds_no_room_leaves_no_empty_folder(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "to", ["accelerate", "axolotl", "hf", "lightning", "llama-factory", "trl"]
+    "to", ["accelerate", "axolotl", "hf", "lightning", "llama-factory", "ms-swift", "trl"]
 )
 def test_figures_are_handed_out_in_every_dialect(tmp_path, to):
     out = export(tmp_path, to=to, zero__stage=2)

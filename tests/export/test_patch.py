@@ -225,7 +225,7 @@ def test_the_export_of_a_command_and_its_patched_file_agree_key_by_key(tmp_path,
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
     export_handout(handout, tmp_path / "best", to="command")
     exported = json.loads((tmp_path / "best" / "ds_config.json").read_text())
-    brought = Wanted(handout, engine, training_of(handout, Path()))
+    brought = Wanted(handout, engine, training_of(handout))
     changed = json.loads(patched(path, brought).after)
     check_same(exported, changed, tmp_path, replace(job, script=None))
 
@@ -625,7 +625,7 @@ def own_of(folder: Path, **said: Any) -> Wanted:
     edits = engine.edits(candidate)
     carried = [key for key in edits.configuration if not key.startswith("gradient")]
     handout = replace(handout, carried=carried)
-    return Wanted(handout, engine, training_of(handout, Path()))
+    return Wanted(handout, engine, training_of(handout))
 
 
 def test_a_file_that_a_command_reads_under_any_flag_gets_what_arrives_from_it(folder):

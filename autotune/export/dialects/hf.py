@@ -18,7 +18,6 @@ from autotune.base.yaml_file import dump_yaml, parse_yaml
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.material import SCRIPT, material, readme
 from autotune.export.trainer import (
-    Setting,
     config_in_numbers,
     is_open,
     refuse_unsaid,
@@ -35,21 +34,18 @@ ARGUMENTS_FILE = "train.args"
 """HfArgumentParser reads a file of this name beside `train.py` by itself."""
 RUN_FILE = "run.args"
 """Arguments of the run that an export carries, as its `train.py` reads them."""
-BY_SCRIPT = frozenset(
-    {
-        *(Setting.SOME_LAYERS, Setting.ATTENTION, Setting.LOSS_CHUNKS, Setting.COMPILE),
-        *(Setting.ADAPTERS, Setting.FACTORY, Setting.CORES, Setting.MLP_CHUNKS),
-    }
+BY_FIELDS = frozenset({"attention", "compile", "adapters"})
+"""What the files of consumers with loops of their own say."""
+BY_SCRIPT = BY_FIELDS.union(
+    ("recompute", "loss_chunk_tokens", "mlp_chunk_tokens", "model", "core_binding")
 )
 """What arguments cannot say, and the script beside them does."""
-_BY_FIELDS = frozenset({Setting.ATTENTION, Setting.COMPILE, Setting.ADAPTERS})
-"""What the files of consumers with loops of their own say."""
 
 
 class FamilyDialect(Dialect):
     """A configuration in the files of one consumer, a script that trains by it, and a README."""
 
-    engines = ("deepspeed",)
+    engines: ClassVar[tuple[str, ...]] = ("deepspeed",)
     script = SCRIPT
     consumer: ClassVar[str]
     """Its name for people."""
@@ -63,7 +59,7 @@ class FamilyDialect(Dialect):
     """Section of the file that the fields stand in; empty: they stand alone."""
     heads: ClassVar[tuple[str, str]] = ("", "")
     """Above what the configuration decides, and above what a user keeps of their own."""
-    says: ClassVar[Collection[Setting]] = BY_SCRIPT
+    says: ClassVar[Collection[str]] = BY_SCRIPT
     """What its files, or the script beside them, say besides the keys of DeepSpeed's file."""
     brings_loop: ClassVar[bool] = False
     """True if it builds model and data itself, by what the script writes first."""
@@ -99,7 +95,11 @@ class FamilyDialect(Dialect):
                 for extra in self.on_cpu
                 if known["is_on_cpu"]
             },
-            **material(handout, script, templates, more=variables, brings_loop=self.brings_loop),
+            **(
+                material(handout, script, templates, more=variables, brings_loop=self.brings_loop)
+                if self.launcher
+                else {}
+            ),
             **readme(handout, launch, templates, page, more, config=config),
         }
 
@@ -142,7 +142,7 @@ class SupervisedTrainer(FamilyDialect):
     consumer = "TRL"
     folder = "trl"
     file = "sft.yaml"
-    says = BY_SCRIPT - {Setting.LOSS_CHUNKS}  # it computes its loss over chunks of its own
+    says = BY_SCRIPT - {"loss_chunk_tokens"}  # it computes its loss over chunks of its own
 
 
 class LlamaFactory(FamilyDialect):
@@ -152,7 +152,7 @@ class LlamaFactory(FamilyDialect):
     folder = "llama_factory"
     file = "llamafactory.yaml"
     heads = ("### what the configuration decides", "### what is trained, and how: keep your own")
-    says = _BY_FIELDS
+    says = BY_FIELDS
     brings_loop = True
 
 
@@ -166,7 +166,7 @@ class Axolotl(FamilyDialect):
         "# What the configuration decides.",
         "# What is trained, and how: keep your own.",
     )
-    says = _BY_FIELDS
+    says = BY_FIELDS
     brings_loop = True
     on_cpu = ("cpu.py",)
 

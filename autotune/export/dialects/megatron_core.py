@@ -1,21 +1,21 @@
 """The dialect of Megatron Core alone: the training script of the trials, and what it reads."""
 
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import Measure, read_json
-from autotune.contract import parts_of as spec_parts
+from autotune.contract import Layout, Workload, parts_of
 from autotune.devices.hardware import Environment
-from autotune.export.base import Handout, Launch, Subject, reading_export
+from autotune.export.base import Handout, Launch
 from autotune.export.material import SETTINGS_FILE, settings, trial_script
-from autotune.export.megatron import MegatronDialect, megatron_readme, megatron_subject, run_of
+from autotune.export.megatron import MegatronRuns, megatron_readme, run_of
 from autotune.space.built_in import script_digest
-from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
 
-class MegatronCoreScript(MegatronDialect):
+class MegatronCoreScript(MegatronRuns):
     """For the package megatron-core: a loop over its GPTModel, as it was measured."""
 
+    name = "megatron-core"
     script = "train_megatron.py"
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
@@ -31,18 +31,7 @@ class MegatronCoreScript(MegatronDialect):
             ),
         }
 
-    def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
-        """The arguments, and the settings that they do not say."""
-        with reading_export(folder, "megatron-core"):
-            settings = read_json(folder / SETTINGS_FILE)
-            arguments = read_json(folder / ARGUMENTS_FILE)
-            workload, layout = spec_parts(settings, digest=script_digest())
-            return megatron_subject(
-                folder,
-                settings,
-                arguments,
-                workload,
-                layout,
-                environment=environment,
-                measure=measure,
-            )
+    def trained(
+        self, settings: Mapping[str, Any], arguments: dict[str, Any], environment: Environment
+    ) -> tuple[Workload, Layout]:
+        return parts_of(settings, digest=script_digest())

@@ -2,12 +2,13 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import Measure, Workload, read_json
+from autotune.contract import Layout, Workload
 from autotune.contract import parts_of as spec_parts
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron.arguments import SCRIPT_ON_CPU
@@ -20,18 +21,16 @@ from autotune.engines.megatron.pretrain_gpt import (
     tokenizer_words,
     user_words,
 )
-from autotune.export.base import Handout, Launch, Subject, reading_export
+from autotune.export.base import Handout, Launch
 from autotune.export.material import SETTINGS_FILE, settings, trial_script
 from autotune.export.megatron import (
-    MegatronDialect,
+    MegatronRuns,
     lines_of,
     megatron_readme,
-    megatron_subject,
     release_of,
     run_of,
 )
 from autotune.job.job import CHECKOUT_WORKLOAD
-from autotune.trial.engines.megatron import ARGUMENTS_FILE as WRITTEN_FILE
 
 ARGUMENTS_FILE = "megatron_args.sh"
 _MOCK_TOKENS = 4096
@@ -47,9 +46,10 @@ ON_CPU_FILE = "megatron_cpu.py"
 """Script that starts another one with the host in CUDA's place."""
 
 
-class MegatronArguments(MegatronDialect):
+class MegatronArguments(MegatronRuns):
     """For Megatron-LM's pretrain_gpt.py: every argument of the run, and what starts it."""
 
+    name = "megatron"
     has_releases = True
     script = ARGUMENTS_FILE
 
@@ -85,43 +85,25 @@ class MegatronArguments(MegatronDialect):
             **({ON_CPU_FILE: trial_script(ON_CPU_FILE)} if is_on_cpu else {}),
         }
 
-    def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
-        """A trial of the checkout, with the export's arguments.
-
-        Raises:
-            JobError: Besides, where nobody names a checkout.
-        """
-        with reading_export(folder, "megatron"):
-            settings = read_json(folder / SETTINGS_FILE)
-            arguments = read_json(folder / WRITTEN_FILE)
-            checkout = Path(os.environ.get(_CHECKOUT) or str(settings["megatron_path"]))
-            if not (checkout / SCRIPT).is_file():
-                raise JobError(
-                    f"{folder}: its {SCRIPT} is in no folder that is named",
-                    f"set {_CHECKOUT} to your checkout of Megatron-LM",
-                )
-            workload, layout = spec_parts(settings, digest=digest_of(checkout))
-            if environment.accelerator == "cpu":
-                arguments |= SCRIPT_ON_CPU
-            return megatron_subject(
-                folder,
-                settings,
-                arguments,
-                _of_checkout(workload, checkout.absolute(), settings, arguments),
-                layout,
-                environment=environment,
-                measure=measure,
+    def trained(
+        self, settings: Mapping[str, Any], arguments: dict[str, Any], environment: Environment
+    ) -> tuple[Workload, Layout]:
+        """A trial of the checkout that the environment or the settings name."""
+        checkout = Path(os.environ.get(_CHECKOUT) or str(settings["megatron_path"])).absolute()
+        if not (checkout / SCRIPT).is_file():
+            raise JobError(
+                f"the export's {SCRIPT} is in no folder that is named",
+                f"set {_CHECKOUT} to your checkout of Megatron-LM",
             )
-
-
-def _of_checkout(
-    workload: Workload, checkout: Path, settings: dict[str, Any], arguments: dict[str, Any]
-) -> Workload:
-    words = list(map(str, settings["megatron_arguments"]))
-    return dataclasses.replace(
-        workload,
-        name=CHECKOUT_WORKLOAD,
-        settings={},
-        script=str(checkout / SCRIPT),
-        arguments=script_arguments(checkout, int(arguments["vocab_size"]), words),
-    )
+        workload, layout = spec_parts(settings, digest=digest_of(checkout))
+        if environment.accelerator == "cpu":
+            arguments |= SCRIPT_ON_CPU
+        words = list(map(str, settings["megatron_arguments"]))
+        of_checkout = dataclasses.replace(
+            workload,
+            name=CHECKOUT_WORKLOAD,
+            settings={},
+            script=str(checkout / SCRIPT),
+            arguments=script_arguments(checkout, int(arguments["vocab_size"]), words),
+        )
+        return of_checkout, layout

@@ -12,7 +12,7 @@ from autotune.trial.guest.quiet import output_folder
 from autotune.trial.guest.reading import data_of
 
 RECOMPUTE_NAMES = ("activation_checkpointing", "gradient_checkpointing")
-"""Names of one field of TrainingArguments: the newer one is tried first."""
+"""Names of one field of TrainingArguments: the newer one counts where both stand."""
 FACTORY_ATTENTION = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
 """Names of transformers' attention implementations -> LLaMA-Factory's."""
 ATTENTION_ARGUMENT = "attn_implementation"

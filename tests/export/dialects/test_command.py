@@ -424,6 +424,12 @@ def test_a_raw_script_gets_a_job_of_a_cluster(tmp_path: Path) -> None:
     handout = handed_out(tmp_path, command, "deepspeed", config_file=config_file)
     out = exported(handout, tmp_path, "command", "slurm")
     assert (out / "job.sbatch").is_file()
+    with pytest.raises(RenderError, match="your command starts its ranks by itself") as refused:
+        exported(handout, tmp_path / "other", "command", "accelerate")
+    nodes = "kubernetes, ray, skypilot, slurm"
+    assert refused.value.hint == f"leave --launcher out, or name one of: {nodes}"
+    out = exported(handout, tmp_path / "same", "command", "torchrun")
+    assert (out / "launch.sh").is_file()
 
 
 @pytest.mark.parametrize(
@@ -431,7 +437,6 @@ def test_a_raw_script_gets_a_job_of_a_cluster(tmp_path: Path) -> None:
     [
         ("deepspeed", "hf", None, "by its own words and files"),
         ("trainer", "megatron", None, "deepspeed"),
-        ("trainer", "command", "accelerate", "starts its ranks by torchrun"),
         ("trainer", "command", "slurm", "cannot carry all settings"),
     ],
 )

@@ -252,6 +252,10 @@ DECIDED = {
         *("deepspeed", "micro_batch_size", "gradient_accumulation_steps", "bf16", "fp16"),
         *("gradient_checkpointing", "gradient_checkpointing_kwargs", "sequence_len"),
     },
+    "ms-swift": {
+        *("deepspeed", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16"),
+        *("gradient_checkpointing", "gradient_checkpointing_kwargs", "max_length", "tuner_type"),
+    },
     "lightning": {"trainer"},
 }
 """All that each README has a user put into a file of their own."""
@@ -307,7 +311,7 @@ OPEN = {
 """What a user's file may leave to the consumer, or to the real run."""
 
 
-@pytest.mark.parametrize("to", ["hf", "trl", "accelerate", "llama-factory", "axolotl"])
+@pytest.mark.parametrize("to", ["hf", "trl", "accelerate", "llama-factory", "axolotl", "ms-swift"])
 def test_what_the_user_s_file_leaves_open_stays_open(tmp_path, to):
     (tmp_path / "own.json").write_text(json.dumps(OPEN))
     job = {"base_config": str(tmp_path / "own.json")}
@@ -387,7 +391,7 @@ UNSAID = [
     ({"tp": 2, "micro_batch": 2}, "tp=2", FAMILY),
     ({"sp": 2, "zero__stage": 1, "micro_batch": 2}, "sp=2", FAMILY),
     ({"loss_chunk_tokens": 8, "micro_batch": 2}, "loss_chunk_tokens=8", ("trl", *FAMILY[-2:])),
-    ({"recompute": "every_2", "micro_batch": 2}, "recompute=every_2", FAMILY[-2:]),
+    ({"recompute": "every_2", "micro_batch": 2}, "recompute=every_2", (*FAMILY[-2:], "ms-swift")),
 ]
 
 

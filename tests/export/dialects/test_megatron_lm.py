@@ -36,14 +36,17 @@ LAYOUTS = [
 ]
 
 
-def exported(folder, job, settings, to="megatron", there=None, study=None, gpu="H100", **more):
+def laid_out(job, settings, there=None, study=None, gpu="H100", **changes):
     outlook = open_outlook(None, {**job, "engine": "megatron"}, FleetWishes(gpu=gpu))
     candidate = estimate_candidate(outlook, settings.split()).candidate
     environment = dataclasses.replace(outlook.environment, **(there or {}))
     engine = MegatronEngine(outlook.job, environment)
     handout = handout_of(candidate, engine=engine, job=outlook.job, environment=environment)
-    handout = dataclasses.replace(handout, study=study)
-    export_handout(handout, folder, to=to, **more)
+    return dataclasses.replace(handout, study=study, **changes)
+
+
+def exported(folder, job, settings, to="megatron", launcher=None, **changes):
+    export_handout(laid_out(job, settings, **changes), folder, to=to, launcher=launcher)
     return folder
 
 

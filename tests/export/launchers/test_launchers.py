@@ -15,6 +15,7 @@ from autotune.base.errors import RenderError
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export.base import Dialect, NodeLauncher
+from autotune.export.dialects.settings import FIELDS_FILE
 from autotune.export.door import can_start
 from tests.clusters.slurm import needs_slurm, slurm_cluster
 from tests.export.dialects.test_consumers import losses_of
@@ -37,9 +38,9 @@ def test_every_pair_is_written_or_refused_with_those_that_can(tmp_path):
     """Nothing in between: a script that its launcher does not start is never handed out."""
     handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
     launchers = [name for name in plugin_names("launcher") if not name.startswith("toy-")]
-    assert len(launchers) == 6
+    assert len(launchers) == 7
     refused = set()
-    started = {to: dialect for to, dialect in dialects().items() if to != "command"}
+    started = {to: dialect for to, dialect in dialects().items() if dialect.launcher}
     for to, dialect in started.items():
         for launcher in launchers:
             folder = tmp_path / f"{to}.{launcher}"
@@ -53,9 +54,20 @@ def test_every_pair_is_written_or_refused_with_those_that_can(tmp_path):
                 continue
             with pytest.raises(RenderError, match="read by `accelerate launch` alone") as caught:
                 export(handout, folder, to, launcher)
-            assert caught.value.hint == "name one of: accelerate, kubernetes, ray, slurm"
+            fits = "accelerate, kubernetes, ray, skypilot, slurm"
+            assert caught.value.hint == f"leave --launcher out, or name one of: {fits}"
             refused.add((to, launcher))
     assert refused == {("accelerate", "torchrun"), ("accelerate", "deepspeed")}
+
+
+def test_a_consumer_that_starts_its_own_ranks_takes_no_launcher(tmp_path):
+    handout = handed(tmp_path, environment=GPUS, micro_batch=2)
+    out = export(handout, tmp_path / "alone", "ms-swift")
+    assert json.loads((out / "autotune_export.json").read_text())["launcher"] is None
+    for launcher in ("torchrun", "slurm"):
+        with pytest.raises(RenderError, match="ms-swift starts its ranks by itself") as caught:
+            export(handout, tmp_path / launcher, "ms-swift", launcher)
+        assert caught.value.hint == "leave --launcher out"
 
 
 def test_what_starts_nodes_starts_the_ranks_as_the_dialect_wants(tmp_path):
@@ -206,6 +218,7 @@ def test_one_of_something_is_not_several(tmp_path):
         ("slurm", "2 nodes with 1 rank each"),
         ("kubernetes", "2 pods with\n1 core each"),
         ("ray", "2 nodes of the cluster with 1 core each"),
+        ("skypilot", "2 nodes with 1 core each"),
     ]:
         (tmp_path / launcher).mkdir()
         readme = (export(handout, tmp_path / launcher, "hf", launcher) / "README.md").read_text()
@@ -288,6 +301,52 @@ def test_a_pod_unpacks_the_export_and_runs_it(tmp_path):
     assert "--nproc-per-node 8" in text
 
 
+SKYPILOT = json.loads(FIELDS_FILE.read_text())["skypilot"]
+
+
+@pytest.mark.parametrize(
+    ("device", "gib", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.6, "H100"),
+        ("NVIDIA A100-SXM4-40GB", 39.5, "A100"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "A100-80GB"),
+        ("NVIDIA GeForce RTX 4090", 23.6, "RTX4090"),
+        ("Somebody's GPU", 10.0, "Somebody's GPU"),
+    ],
+)
+def test_skypilot_is_asked_for_the_gpus_by_its_own_names(tmp_path, device, gib, name):
+    there = dataclasses.replace(GPUS, device_name=device, device_memory_bytes=int(gib * 2**30))
+    out = export(handed(tmp_path, environment=there, micro_batch=2), tmp_path, "hf", "skypilot")
+    task = yaml.safe_load((out / "sky.yaml").read_text())
+    assert set(task) <= set(SKYPILOT["task"])
+    assert set(task["resources"]) <= set(SKYPILOT["resources"])
+    assert task["resources"]["accelerators"] == {name: 2}
+    assert task["num_nodes"] == 1
+
+
+def test_skypilot_asks_for_cores_where_ranks_are_on_cpus(tmp_path):
+    out = export(handed(tmp_path, micro_batch=2), tmp_path, "hf", "skypilot")
+    assert yaml.safe_load((out / "sky.yaml").read_text())["resources"] == {"cpus": "2+"}
+
+
+def test_every_node_of_skypilot_finds_the_first(tmp_path):
+    handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
+    out = export(handout, tmp_path, "hf", "skypilot")
+    task = yaml.safe_load((out / "sky.yaml").read_text())
+    assert (task["num_nodes"], task["workdir"]) == (2, ".")
+    (out / "bin").mkdir()
+    stand_in(out / "bin", "python", f'[[ $1 = - ]] && exec {sys.executable} "$@"; echo "$@"')
+    # SkyPilot runs it in the folder that it copied, with the nodes' addresses a line each.
+    text = printed(
+        ["bash", "-c", task["run"]],
+        out,
+        SKYPILOT_NODE_IPS="127.0.0.1\n127.0.0.2",
+        PYTHON=str(out / "bin" / "python"),
+    )
+    assert "--nnodes 2 --nproc-per-node 8" in text
+    assert "--rdzv-endpoint 127.0.0.1:29500" in text
+
+
 def test_ray_is_asked_for_whole_nodes(tmp_path):
     handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
     out = export(handout, tmp_path, "hf", "ray")
@@ -335,5 +394,5 @@ def test_a_launcher_of_nodes_is_none_of_ranks():
         for name in plugin_names("launcher")
         if isinstance(load_plugin("launcher", name), NodeLauncher)
     }
-    assert {"kubernetes", "ray", "slurm"} <= starts_nodes
+    assert {"kubernetes", "ray", "skypilot", "slurm"} <= starts_nodes
     assert not starts_nodes & {"accelerate", "deepspeed", "torchrun"}

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from autotune.base.names import near_names
-from autotune.base.nested import Unknown, as_written, merge
+from autotune.base.nested import Unknown, as_written, merge, nested
 from autotune.devices.hardware import Environment
 from autotune.engines.communication.base import Communication
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
@@ -404,10 +404,7 @@ def unknown_type(section: str, given: str, known: Iterable[str], usual: str, of:
 
 def patch(path: str, keys: Patch) -> dict[str, Any]:
     """Changes of keys of one section, by its dotted path; the empty path is the whole file."""
-    changes: dict[str, Any] = dict(keys)
-    for part in reversed(path.split(".")) if path else ():
-        changes = {part: changes}
-    return changes
+    return nested([(path.split("."), dict(keys))]) if path else dict(keys)
 
 
 def moved(old: tuple[str, str], new: tuple[str, str], value: Any) -> dict[str, Any]:

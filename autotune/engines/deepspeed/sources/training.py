@@ -13,12 +13,9 @@ from typing import Any
 
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
-from autotune.trial.guest.frameworks import FACTORY_ATTENTION
+from autotune.trial.guest.frameworks import FACTORY_ATTENTION, RECOMPUTE_NAMES
 
 AXOLOTL, FACTORY, SWIFT = "axolotl", "LLaMA-Factory", "ms-swift"
-
-CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
-"""Trainer's switch by its new name and by the old one; where both stand, the new one counts."""
 
 NOT_CHECKPOINTING = "disable_gradient_checkpointing"
 """LLaMA-Factory's switch: it recomputes unless this is true."""
@@ -106,11 +103,11 @@ def _recompute(arguments: Mapping[str, Any], reader: str) -> str:
     if reader == FACTORY:
         return "none" if arguments.get(NOT_CHECKPOINTING) is True else "full"
     given = next(
-        (arguments[name] for name in CHECKPOINTING if arguments.get(name) is not None), False
+        (arguments[name] for name in RECOMPUTE_NAMES if arguments.get(name) is not None), False
     )
     if not given or given == "false":
         return "none"
-    given = [arguments.get(f"{name}_kwargs") for name in CHECKPOINTING]
+    given = [arguments.get(f"{name}_kwargs") for name in RECOMPUTE_NAMES]
     options = next((one for one in given if one is not None), None)
     every = options_of(options).get(EVERY, 1)
     return f"every_{every}" if type(every) is int and every > 1 else "full"
