@@ -62,9 +62,10 @@ class MegatronBridge(MegatronDialect):
         run = run_of(handout)
         sections, precision = _sections(run, handout), _precision(run, handout.job.precision)
         # Its samples are as long as the model's.
-        tuned = {**fields_said(run.layout), "dataset.seq_length": handout.job.seq_len, **precision}
+        tuned = {**fields_said(run.layout), "dataset.seq_length": handout.job.seq_len}
         text = yaml.safe_dump({**sections, **precision}, sort_keys=False)
-        lines = [f"{n}={json.dumps(value)}" for n, value in tuned.items()]
+        named = [*sorted(tuned.items()), *precision.items()]
+        lines = [f"{name}={json.dumps(value)}" for name, value in named]
         return {
             **handout.exported,
             CONFIG_FILE: templates.text("megatron/bridge.yaml.j2", {"sections": text}),
