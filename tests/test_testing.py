@@ -307,6 +307,11 @@ class TestVerl(DialectContract):
 class TestNemoRl(DialectContract):
     name = "nemo-rl"
 
+    def takes(self, candidate: Candidate) -> bool:
+        """It knows no interleaved stages, and recomputes all layers or none."""
+        recompute = str(candidate.get("recompute"))
+        return candidate.get("vp", 1) == 1 and not recompute.startswith("block")
+
 
 class Consumer(DialectContract):
     """Of a consumer that takes no tensor parallel degree."""
@@ -462,11 +467,12 @@ SAMPLERS = (TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
 DIALECTS = (
     *(TestDeepSpeedFiles, TestMegatronArguments, TestOwnCommand),
     *(TestHuggingFaceTrainer, TestAccelerateFiles, TestSupervisedTrainer, TestLightning),
-    *(TestLlamaFactory, TestAxolotl),
-    *(TestMegatronCoreScript, TestMegatronBridge),
+    *(TestLlamaFactory, TestAxolotl, TestMsSwift),
+    *(TestMegatronCoreScript, TestMegatronBridge, TestVerl, TestNemoRl),
 )
 LAUNCHERS = (
-    *(TestTorchrun, TestAccelerate, TestDeepSpeedLauncher, TestSlurm, TestRay, TestKubernetes),
+    *(TestTorchrun, TestAccelerate, TestDeepSpeedLauncher),
+    *(TestSlurm, TestRay, TestKubernetes, TestSkyPilot),
 )
 FLEETS = (TestHostfile, TestLocal, TestReplay, TestSimulate)
 ON_CLUSTERS = {("fleet", "ray"), ("fleet", "slurm")}

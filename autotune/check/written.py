@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.base.nested import leaves
+from autotune.base.nested import leaves, nested
 from autotune.check.changes import changes_between
 from autotune.check.edit import edit
 from autotune.engines.deepspeed.rules.base import changed
@@ -41,8 +41,7 @@ def text_after(source: Source, config: Mapping[str, Any], moves: Moves) -> str |
         changes = _accelerates(source, source.config, config)
     if changes is None:
         return None
-    for name in reversed(source.at):
-        changes = {name: changes}
+    changes = nested([(source.at, changes)]) if source.at else changes
     moves = {(*source.at, *old): (*source.at, *new) for old, new in moves.items()}
     return edit(
         source.text, changes, source.syntax, moves=moves, reads_exponents=source.reads_exponents

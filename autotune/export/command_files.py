@@ -99,31 +99,27 @@ def _of_command(training: CommandTraining) -> CommandFiles:
 
 def _config_files(training: CommandTraining, text: str) -> CommandFiles:
     """The ds_config of a command, in its file of arguments where nothing else takes it."""
-    files, about = {CONFIG_FILE: canonical_json(training.config)}, {CONFIG_FILE: text}
+    config = canonical_json(training.config)
     if not training.edits.configuration and not training.edits.arguments:
-        about = {CONFIG_FILE: "your configuration, for you to read"}
-        return CommandFiles(files=files, command=training.words, about=about)
+        made = CommandFiles(files={}, command=training.words, about={})
+        return made.with_file(CONFIG_FILE, config, "your configuration, for you to read")
+    in_code = {} if training.edits_argument_file else dict(training.in_code())
+    made = CommandFiles(files={}, command=training.command(), about={}, in_code=in_code)
+    made = made.with_file(CONFIG_FILE, config, text)
     if training.edits_argument_file:
         name, edited = training.edited_arguments()
-        return CommandFiles(
-            files={**files, name: edited},
-            command=training.command(),
-            about={**about, name: "your file of arguments with the edits"},
-        )
-    return CommandFiles(
-        files=files, command=training.command(), about=about, in_code=dict(training.in_code())
-    )
+        made = made.with_file(name, edited, "your file of arguments with the edits")
+    return made
 
 
 def _with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFiles:
     """The files, and beside them those that the script itself reads, edited."""
-    files, about = dict(made.files), dict(made.about)
     for path, name in training.names_of_files.items():
-        files[name] = training.files_read[path]
         whose = f"your `{os.path.relpath(path, training.script.folder)}`"
         is_edited = any(at for at in training.changes_of_files().get(path, ()))
-        about[name] = f"{whose} with the edits" if is_edited else f"{whose}, as it is"
-    return dataclasses.replace(made, files=files, about=about)
+        about = f"{whose} with the edits" if is_edited else f"{whose}, as it is"
+        made = made.with_file(name, training.files_read[path], about)
+    return made
 
 
 def _with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandFiles:
@@ -137,18 +133,10 @@ def _with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandF
     has_file = training.names_config or training.script.description.get("config_file")
     if not gives_file or not is_by_settings or has_file or ACCELERATE_FILE in made.files:
         return made
-    return dataclasses.replace(
-        made,
-        files={
-            **made.files,
-            ACCELERATE_FILE: dump_yaml(_accelerate_settings(training, training.config)),
-        },
-        command=_launched(training, made.command),
-        about={
-            **made.about,
-            ACCELERATE_FILE: "yours, with `ds_config.json` in place of its own settings",
-        },
-    )
+    text = dump_yaml(_accelerate_settings(training, training.config))
+    made = dataclasses.replace(made, command=_launched(training, made.command))
+    about = "yours, with `ds_config.json` in place of its own settings"
+    return made.with_file(ACCELERATE_FILE, text, about)
 
 
 def _accelerate_files(training: CommandTraining) -> CommandFiles:

@@ -4,6 +4,7 @@ What the user set and no edit touches stays as it is.
 """
 
 import copy
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError
-from autotune.base.nested import nested
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
 from autotune.check.edit import edit
@@ -46,6 +46,11 @@ class CommandFiles:
     in_code: Mapping[str, Any] = field(default_factory=dict)
     """What neither the files nor the command carry: the script sets it in its own code."""
 
+    def with_file(self, name: str, text: str, about: str) -> "CommandFiles":
+        """The same with one more file."""
+        files, described = {**self.files, name: text}, {**self.about, name: about}
+        return dataclasses.replace(self, files=files, about=described)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommandTraining:
@@ -78,8 +83,8 @@ class CommandTraining:
     # ------------------------------------------------ Trainer's arguments
 
     @cached_property
-    def argument_file(self) -> tuple[str, Path, Parsed] | None:
-        """The file of the framework's arguments that the command names, with its word in it.
+    def argument_file(self) -> tuple[Path, Parsed] | None:
+        """The file of the framework's arguments that the command names.
 
         None: it names none that can be read.
         """
@@ -93,7 +98,7 @@ class CommandTraining:
             except AutotuneError:
                 continue
             if has_arguments(found.data):
-                return word, path, found
+                return path, found
         return None
 
     @cached_property
@@ -106,13 +111,12 @@ class CommandTraining:
     def edited_arguments(self) -> tuple[str, str]:
         """Name and text of that file with the edits, where `edits_argument_file`."""
         assert self.argument_file is not None, "it is edited"
-        _, path, found = self.argument_file
+        path, found = self.argument_file
         named = [
             as_argument_of(self.script.framework, *one) for one in self.edits.arguments.items()
         ]
         changes = dict(named) | {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
-        at = nested(((name,), value) for name, value in changes.items())
-        text = edit(read_text(path), at, found.syntax)
+        text = edit(read_text(path), changes, found.syntax)
         return path.name, dump_yaml({**found.data, **changes}) if text is None else text
 
     # ------------------------------------------------ the command
@@ -145,7 +149,7 @@ class CommandTraining:
         script, edits = self.script, self.edits
         words = self.words
         if self.edits_argument_file and self.argument_file is not None:
-            _, file, _ = self.argument_file
+            file, _ = self.argument_file
             words = self._with_file(words, os.path.abspath(file), file.name)
             if self.is_flag("deepspeed"):  # the command line comes before the file
                 words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
@@ -204,7 +208,7 @@ class CommandTraining:
         """The same, and edits of the file of the framework's arguments."""
         found = {Path(file): [*values] for file, values in self.changes_of_files().items()}
         if self.argument_file is not None:
-            _, path, _ = self.argument_file
+            path, _ = self.argument_file
             outside = self.arguments_outside_files()
             for name, value in self.edits.arguments.items():
                 if name not in outside:

@@ -16,6 +16,7 @@ from autotune.base.nested import look_up
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml, parse_yaml
 from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.dialects.settings import settings_files
 from autotune.export.material import SCRIPT, material, readme
 from autotune.export.trainer import (
     config_in_numbers,
@@ -87,6 +88,8 @@ class FamilyDialect(Dialect):
             "clips": variables.get("gradient_clip_val") is not None,
         }
         script, page = f"{self.folder}/train.py", f"{self.folder}/README.md.j2"
+        given: dict[str, Any] = {"more": variables, "brings_loop": self.brings_loop}
+        run_of_ours = material(handout, script, templates, **given) if self.launcher else {}
         return {
             CONFIG_FILE: canonical_json(config),
             **self._own_files(text, decided, run, is_of_user=bool(handout.workload.script)),
@@ -95,11 +98,7 @@ class FamilyDialect(Dialect):
                 for extra in self.on_cpu
                 if known["is_on_cpu"]
             },
-            **(
-                material(handout, script, templates, more=variables, brings_loop=self.brings_loop)
-                if self.launcher
-                else {}
-            ),
+            **run_of_ours,
             **readme(handout, launch, templates, page, more, config=config),
         }
 
@@ -169,6 +168,24 @@ class Axolotl(FamilyDialect):
     says = BY_FIELDS
     brings_loop = True
     on_cpu = ("cpu.py",)
+
+
+class MsSwift(FamilyDialect):
+    """For ms-swift: `swift sft` with a ds_config, and `megatron sft` of a layout."""
+
+    engines = ("deepspeed", "megatron")
+    script = "ms_swift.yaml"
+    launcher = ""
+    only_launcher = "ms-swift starts its ranks by itself"
+    consumer = "ms-swift"
+    folder = "ms_swift"
+    file = script
+    says = BY_FIELDS
+
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
+        if handout.engine == "megatron":
+            return settings_files("ms-swift", handout, launch, templates)
+        return super().files(handout, launch, templates)
 
 
 class AccelerateFiles(FamilyDialect):

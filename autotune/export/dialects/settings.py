@@ -13,7 +13,6 @@ from autotune.base.nested import nested
 from autotune.base.templates import Templates
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Handout, Launch
-from autotune.export.dialects.hf import BY_FIELDS, FamilyDialect
 from autotune.export.dialects.megatron_bridge import fields_of, fields_said
 from autotune.export.megatron import (
     MegatronDialect,
@@ -55,24 +54,6 @@ class NemoRl(SettingsDialect):
     name = "nemo-rl"
     script = "nemo_rl.yaml"
     only_launcher = "NeMo-RL starts its ranks by itself"
-
-
-class MsSwift(FamilyDialect):
-    """For ms-swift: `swift sft` with DeepSpeed, and `megatron sft`."""
-
-    engines = ("deepspeed", "megatron")
-    script = "ms_swift.yaml"
-    launcher = ""
-    only_launcher = "ms-swift starts its ranks by itself"
-    consumer = "ms-swift"
-    folder = "ms_swift"
-    file = script
-    says = BY_FIELDS
-
-    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
-        if handout.engine == "megatron":
-            return settings_files("ms-swift", handout, launch, templates)
-        return super().files(handout, launch, templates)
 
 
 def settings_files(
