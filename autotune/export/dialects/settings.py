@@ -78,7 +78,7 @@ def settings_files(
         "environment_variables": dict(handout.variables),
     }
     for argument, value in arguments.items():
-        found |= _settings(to, consumer, _FIELDS[name], argument, value)
+        found |= settings_of(to, consumer, _FIELDS[name], argument, value)
     files = {
         file: dump_yaml({**about["head"], **_placed(found, about["places"])})
         for file, about in consumer["files"].items()
@@ -94,7 +94,7 @@ def settings_files(
     return {**handout.exported, **files, **page}
 
 
-def _settings(
+def settings_of(
     to: str, consumer: Mapping[str, Any], known: Mapping[str, Any], argument: str, value: Any
 ) -> dict[str, Any]:
     """One argument as settings of a consumer, by their places.
