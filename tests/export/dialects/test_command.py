@@ -10,7 +10,7 @@ import yaml
 from autotune.base.errors import RenderError
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Handout
-from autotune.export.command_training import CommandTraining
+from autotune.export.command_training import CommandTraining, with_flags
 from autotune.export.door import export_handout, handout_of
 from autotune.space.candidate import Candidate
 from autotune.trial.guest.edits import Edits
@@ -416,6 +416,20 @@ def test_accelerate_s_own_settings_do_not_stand_beside_a_file(tmp_path: Path) ->
     files = f"--config_file {out}/accelerate.yaml --deepspeed_config_file {out}/ds_config.json"
     assert started(out).startswith(f"accelerate launch {files} t.py --learning_rate 1")
     assert f"--deepspeed {out}/ds_config.json" in started(out)
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "after"),
+    [
+        ("t.py --bs 1 --lr 2", {"bs": "4"}, "t.py --bs 4 --lr 2"),
+        ("t.py --bs 1 --lr 2 --bs 3", {"bs": "4"}, "t.py --bs 4 --lr 2 --bs 4"),
+        ("t.py --a-b=1", {"a_b": "4", "new": "5"}, "t.py --a-b=4 --new 5"),
+        ("t.py --on --bs 1 last", {"on": "true", "bs": None}, "t.py --on true last"),
+    ],
+)
+def test_a_flag_is_changed_wherever_it_stands(words, values, after) -> None:
+    """The last one counts: one that was left alone would keep the old value."""
+    assert with_flags(words.split(), values) == after.split()
 
 
 def test_a_raw_script_gets_a_job_of_a_cluster(tmp_path: Path) -> None:
