@@ -1,10 +1,19 @@
 """Find the DeepSpeed configuration that trains a model fastest in the memory there is.
 
-`search`, `plan`, `explain`, `estimate`, `check`, `compare` and `load` are the commands of these
-names as functions (docs/api.md). Nothing is imported here before it is needed: ranks of a trial
-import `autotune.trial` and pay for everything that is loaded with this file. `__init__.pyi` beside
-it has their types.
+check: Say what is wrong with configurations, as `autotune check` does.
+compare: Compare studies, by name or by folder; ratios are over the first one.
+estimate: Predict step time and memory of a candidate, as `autotune estimate` does.
+estimate_rows: Predict the runs of a table, as `autotune estimate --rows` does.
+explain: Explain why a candidate is refused, or ranked where it is, as `autotune explain` does.
+load: Load the table of a study: a pandas frame with a row per trial.
+plan: Rank the candidates for a fleet by the cost model, as `autotune plan` does.
+search: Search for the fastest configuration, as `autotune search` does; the same call resumes.
+
+`help(autotune.search)` shows one with all its arguments; docs/api.md shows each at work.
 """
+
+# Nothing is imported here before it is needed: ranks of a trial import `autotune.trial` and pay
+# for everything that is loaded with this file. `__init__.pyi` beside it has the types.
 
 import sys
 from types import ModuleType
@@ -26,6 +35,7 @@ _FUNCTIONS = {
     "search": "searches",
 }
 """Function -> its module in `autotune.app.api`."""
+__all__ = [*_FUNCTIONS]
 _called: dict[str, Any] = {}
 """Functions that were asked for."""
 _ROOMS = ("check", "search")

@@ -1,5 +1,6 @@
 """One run of a user's own command: where its time and memory go, and what would change that."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -176,7 +177,8 @@ def _explained(study: Study, number: int, notes: list[str]) -> Explanation | Non
 def _row_of(study: Study) -> dict[str, Any]:
     report = read_story(study)
     frame = make_table(report.study, report.recorded, report.state)
-    return {str(key): value for key, value in frame.iloc[0].items()}
+    row: dict[str, Any] = json.loads(frame[:1].to_json(orient="records", date_format="iso"))[0]
+    return row
 
 
 def _run_own(

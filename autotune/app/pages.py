@@ -11,9 +11,12 @@ from autotune.app.studies import locate
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.files import refuse_foreign, write_text
 from autotune.base.templates import Templates
-from autotune.contract import Outcome
+from autotune.contract import read_bounded
 from autotune.job.job import JobFile, read_job_file
+from autotune.planning.ranking import Ranking
+from autotune.record.facts import context_of
 from autotune.record.study import Study
+from autotune.report.candidates.page import render_plan
 from autotune.report.compare.comparison import (
     MAX_RUNS,
     StudyComparison,
@@ -21,9 +24,9 @@ from autotune.report.compare.comparison import (
     names_of,
 )
 from autotune.report.compare.page import render_comparison
-from autotune.report.page.page import render_page
+from autotune.report.page.page import END_OF_NOW, NOW, render_page, render_running
 from autotune.report.story import read_story
-from autotune.search.base import Observer, Snapshot, Stage
+from autotune.search.base import Observer, Snapshot
 
 _SHARE_OF_TIME = 0.01
 """Share of a search's time that drawing its page may take."""
@@ -36,26 +39,25 @@ class PageWriter(Observer):
     """Keeps the page of a running search up to date; hands everything on to another observer.
 
     The page is written when a trial has ended. A search that runs one trial at a time shows that
-    before it starts the next, so that no measurement shares the processor with it. The longer it
-    takes to draw, the less often it is drawn.
+    before it starts the next, so that no measurement shares the processor with it. What runs now
+    is put into the page that is there, in milliseconds. The longer drawing takes, the rarer it is.
     """
 
     def __init__(self, study: Study, observer: Observer) -> None:
         self._study = study
         self._observer = observer
-        self._written: tuple[Stage, dict[Outcome, int]] | None = None
-        self._not_before_s = 0.0
+        self._shown: dict[str, object] = {}
+        """Part of the page -> what it was last written for."""
+        self._not_before_s = {"page": 0.0, "running": 0.0}
         self._is_broken = False
         self._is_told = False
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Hand it on, and write the page where it shows something new."""
         self._observer.on_snapshot(snapshot)
-        state = (snapshot.stage, dict(snapshot.counts))
-        if state == self._written or time.monotonic() < self._not_before_s:
-            return
-        self._written = state
-        self._write(snapshot)
+        running = tuple(trial.number for trial in snapshot.running)
+        if not self._show("page", (snapshot.stage, dict(snapshot.counts)), snapshot):
+            self._show("running", running, snapshot)
 
     def on_note(self, note: str) -> None:
         self._observer.on_note(note)
@@ -63,15 +65,26 @@ class PageWriter(Observer):
     def close(self) -> None:
         """Write the page of the search that has ended; none of one that ended before it began."""
         if self._study.state_file.exists():
-            self._write(None)
+            self._write("page", None)
 
-    def _write(self, snapshot: Snapshot | None) -> None:
+    def _show(self, part: str, state: object, snapshot: Snapshot) -> bool:
+        """Write a part where it shows something new; False: it does not, or not yet."""
+        if state == self._shown.get(part) or time.monotonic() < self._not_before_s[part]:
+            return False
+        self._shown[part] = state
+        self._write(part, snapshot)
+        return True
+
+    def _write(self, part: str, snapshot: Snapshot | None) -> None:
         if self._is_broken:
             return
         page = self._study.page_file
         begun_s = time.monotonic()
         try:
-            write_page(self._study, page, snapshot=snapshot)
+            if part == "page":
+                write_page(self._study, page, snapshot=snapshot)
+            elif snapshot is not None:
+                _write_running(self._study, snapshot)
         # Hours of trials must not end because a page cannot be drawn or written.
         except Exception as error:
             message = error.message if isinstance(error, AutotuneError) else f"{error!r}"
@@ -79,7 +92,7 @@ class PageWriter(Observer):
             self._observer.on_note(f"{page.name} is not kept up: {message.splitlines()[0]}")
             return
         now_s = time.monotonic()
-        self._not_before_s = now_s + (now_s - begun_s) / _SHARE_OF_TIME
+        self._not_before_s[part] = now_s + (now_s - begun_s) / _SHARE_OF_TIME
         if snapshot is not None and not self._is_told:
             self._is_told = True
             self._observer.on_note(f"{page} shows this search and reloads itself")
@@ -100,6 +113,23 @@ def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> 
     text = render_page(story, _templates(study))
     # A study that was moved away while it runs must not begin again in its old place.
     return _write(out, text, makes_folder=out != study.page_file)
+
+
+def _write_running(study: Study, snapshot: Snapshot) -> None:
+    """Put what runs now into the page that is there; one of another shape stays as it is."""
+    page, context = study.page_file, context_of(study.read_state())
+    text = read_bounded(page).decode("utf-8")
+    before, begins, rest = text.partition(NOW)
+    _, ends, after = rest.partition(END_OF_NOW)
+    if ends and context is not None:
+        now = render_running(snapshot, context, _templates(study))
+        write_text(
+            page,
+            f"{before}{begins}{now}{ends}{after}",
+            error=StudyError,
+            hint="free some space",
+            makes_folder=False,
+        )
 
 
 def compare_studies(runs: Sequence[str], results: Path) -> StudyComparison:
@@ -129,6 +159,16 @@ def write_comparison(comparison: StudyComparison, out: Path) -> Path:
     """
     refuse_foreign(out, _MARK.encode(), _BY)
     return _write(out, render_comparison(comparison, Templates()))
+
+
+def write_plan(ranking: Ranking, out: Path, *, top: int) -> Path:
+    """Write a plan as one HTML file.
+
+    Raises:
+        StudyError: The file cannot be written, or is there and none of ours.
+    """
+    refuse_foreign(out, _MARK.encode(), _BY)
+    return _write(out, render_plan(ranking, Templates(), top=top))
 
 
 def _write(out: Path, text: str, *, makes_folder: bool = True) -> Path:

@@ -19,10 +19,14 @@ def models(
     package.module:factory.
     """
     from autotune.job.published import find_presets
-    from autotune.report.terminal.models import print_models
+    from autotune.report.parts import tell_parts
+    from autotune.report.terminal.tables import print_parts
 
     found = find_presets(name or "")
-    print_json([asdict(preset) for preset in found]) if as_json else print_models(DATA, found)
+    if as_json:
+        print_json([asdict(preset) for preset in found])
+    else:
+        print_parts(DATA, tell_parts("models", {"models": found, "width": DATA.width}))
 
 
 @cli.command(epilog="autotune knobs zero")
@@ -37,7 +41,9 @@ def knobs(
     """
     from autotune.engines.base import find_engine
     from autotune.report.knobs_page import section_of
-    from autotune.report.terminal.knobs import knob_rows, print_knobs
+    from autotune.report.parts import tell_parts
+    from autotune.report.terminal.tables import print_parts
+    from autotune.space.candidate import format_value
 
     known = find_engine(engine).knobs.values()
     found = [knob for knob in known if (name or "").lower() in knob.name]
@@ -48,8 +54,11 @@ def knobs(
         )
     chosen = find_engine(engine).knobs.get(name or "")
     if as_json:
-        print_json(knob_rows(found))
+        names = {"values": "values_in_words"}
+        fields = ("name", "kind", "values", "default", "help")
+        print_json([{n: getattr(k, names.get(n, n)) for n in fields} for k in found])
     elif chosen is not None:
         DATA.out(section_of(engine, chosen).rstrip(), highlight=False)
     else:
-        print_knobs(DATA, found)
+        values = {"knobs": found, "is_wide": DATA.width >= 120, "spelled": format_value}
+        print_parts(DATA, tell_parts("knobs", values))

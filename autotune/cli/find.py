@@ -131,13 +131,14 @@ def diagnose(
     from it.
     """
     from autotune.app.diagnose import diagnose as run
-    from autotune.report.terminal.study import print_script_diagnosis
+    from autotune.report.explain.script import describe_script
+    from autotune.report.terminal.tables import print_facts
 
     with obtained_fleet(fleet, fleet_option) as (held, options):
         found = run(
             command, flags, results=results, fresh=fresh, note=say, fleet=held, options=options
         )
-    print_json(found.as_dict()) if as_json else print_script_diagnosis(DATA, found)
+    print_json(found.as_dict()) if as_json else print_facts(DATA, describe_script(found))
 
 
 @cli.command(

@@ -33,7 +33,8 @@ def probe(
     from autotune.app.probe import probe_place
     from autotune.app.session import find_place
     from autotune.probe.hardware_file import write_hardware
-    from autotune.report.terminal.probe import print_probe
+    from autotune.report.parts import tell_parts
+    from autotune.report.terminal.tables import print_parts
 
     disk = None if nvme is None else str(nvme)
     with obtained_fleet(fleet, fleet_option) as (held, options):
@@ -43,7 +44,7 @@ def probe(
     if as_json:
         print_json({"file": str(out), "accelerators": found.entry, "probe": found.about})
     else:
-        print_probe(DATA, found)
+        print_parts(DATA, tell_parts("probe_figures", {"probe": found}))
     write_hardware(out, found.entry, found.about)
     if not as_json:
         say(f"wrote {out}")
@@ -74,6 +75,7 @@ def plan(
     rank: int = 1,
     to: str | None = None,
     launcher: str | None = None,
+    html: Path | None = None,
     as_json: bool = False,
 ) -> None:
     """Rank the candidates for a fleet by the cost model, with no trial.
@@ -102,7 +104,10 @@ def plan(
     if export is not None:
         for path in found.export(export, rank=rank, to=to, launcher=launcher):
             say(f"wrote {path}")
-    _show(found, as_json=as_json)
+    if html is None:
+        _show(found, as_json=as_json)
+    else:  # --json is how the file's path is printed
+        print_files([found.page(html)], as_json=as_json)
 
 
 @cli.command(

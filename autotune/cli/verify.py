@@ -106,7 +106,7 @@ def rule(
 ) -> None:
     """Explain a rule of check: what breaks it, and what the engine does then."""
     from autotune.check.rules_page import all_names, markdown_of, page_of
-    from autotune.report.terminal.names import print_names
+    from autotune.report.terminal.tables import print_names
 
     if name is None:
         print_names(DATA, all_names())

@@ -248,6 +248,13 @@ class Margin(PlanColumns):
         )
         return tuple(map(float, ends))  # type: ignore[return-value]
 
+    def of_ratio(self, of: int, over: int) -> LogSpread:
+        """How far the ratio of two step times reaches, their errors independent of each other."""
+        low, high = self.step_time.low, self.step_time.high
+        return LogSpread(
+            low=np.hypot(low[[of]], high[[over]]), high=np.hypot(high[[of]], low[[over]])
+        )
+
     def slower_at(self, index: int) -> float:
         """`slower` of one prediction."""
         return float(np.broadcast_to(self.slower, self.step_time.low.shape)[index])

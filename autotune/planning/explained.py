@@ -180,7 +180,7 @@ def explain_candidate(
         slower_than_first=float(prediction.step_time_s[0] / first_s),
         is_in_lattice=index is not None,
         min_fit=min_fit,
-        neighbours=_neighbours(outlook, candidate),
+        neighbours=neighbours_of(outlook, outlook.neighbours(candidate)),
     )
 
 
@@ -198,8 +198,10 @@ def _beside(found: Prediction, beside: Prediction) -> Prediction:
     return Prediction(**both, plans=Plans(**columns), constants=found.constants)
 
 
-def _neighbours(outlook: Outlook, candidate: Candidate) -> tuple[Neighbour, ...]:
-    others = outlook.neighbours(candidate)
+def neighbours_of(
+    outlook: Outlook, others: Mapping[Candidate, tuple[str, KnobValue]]
+) -> tuple[Neighbour, ...]:
+    """What is forecast of some candidates, each with the knob and the value that make it."""
     if not others:
         return ()
     found = outlook.predict(list(others))

@@ -26,6 +26,7 @@ from autotune.record.bottleneck import bottleneck, shares_of_calls
 from autotune.record.facts import (
     ModelFacts,
     baseline_of,
+    context_of,
     engine_name_of,
     environment_at,
     guard_steps_of,
@@ -35,9 +36,12 @@ from autotune.record.facts import (
 from autotune.record.guard import guards_of
 from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Recorded, Study, Trial
+from autotune.space.candidate import candidate_of
+from autotune.space.knob import Context
+from autotune.space.knobs import describe_candidate, describe_difference
 from autotune.trial.scripts.lengths import batch_lengths, is_drawn
 
-TABLE_VERSION = 4
+TABLE_VERSION = 5
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
 
 _YEAR_3000_S = 32_503_680_000.0
@@ -64,7 +68,25 @@ _TYPES: dict[str, type | UnionType] = {
     "datetime64[us, UTC]": pd.Timestamp,
 }
 """Types of a column's cells."""
+SUMMARY = (
+    *("trial", "outcome", "samples_per_s", "samples_per_s_low", "samples_per_s_high"),
+    *("step_time_s", "peak_memory_bytes", "bound", "guard", "wall_s", "changes", "evidence"),
+)
+"""Columns that people read first."""
 _DTYPE_OF_KNOB = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}
+
+
+class TrialTable(pd.DataFrame):
+    """A row per trial, with the columns of `schema_of`.
+
+    Its `attrs` hold the name of the `study`, and by column the `units` (where there is one) and
+    the `meanings`.
+    """
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """The dozen columns that people read first, among them what each trial `changes`."""
+        return self[[*SUMMARY]]
 
 
 @cache
@@ -78,8 +100,9 @@ def schema_of(engine: str) -> tuple[Column, ...]:
     text = resources.files("autotune.record").joinpath("columns.json").read_text(encoding="utf-8")
     groups: dict[str, dict[str, str]] = json.loads(text)
     columns = groups["identity"] | {
-        f"knob.{name}": f"{_DTYPE_OF_KNOB[knob.kind]}: {knob.help}; empty where it does not act"
+        name: f"{_DTYPE_OF_KNOB[knob.kind]}: {knob.help}; empty where it does not act"
         for name, knob in plugin.knobs.items()
+        if name not in groups["asked"]
     }
     packages = ("python", "torch", *(p.name for p in plugin.packages), "transformers", "peft")
     columns |= groups["asked"] | groups["measured"]
@@ -94,17 +117,10 @@ def _column(name: str, text: str) -> Column:
     return Column(name=name, dtype=dtype, unit=unit, meaning=meaning)
 
 
-def load_table(study_folder: Path) -> pd.DataFrame:
-    """The table of a study, from its record.
+def load_table(study_folder: Path) -> TrialTable:
+    """The table of a study, from its record; its folder is `results/<study>`.
 
     Unreadable trials are rows that hold their number and their problem.
-
-    Args:
-        study_folder: `results/<study>`.
-
-    Returns:
-        A row per trial, by number, with the columns of `schema_of`. Its `attrs` hold the name of
-        the `study`, and by column the `units` (where there is one) and the `meanings`.
 
     Raises:
         StudyError: The record cannot be read.
@@ -113,7 +129,7 @@ def load_table(study_folder: Path) -> pd.DataFrame:
     return make_table(study.name, study.read(), study.read_state())
 
 
-def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.DataFrame:
+def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> TrialTable:
     """The table of a record that has been read; `facts` is what its `study.json` says."""
     schema = schema_of(engine_name_of(facts))
     model = model_of(facts)
@@ -129,7 +145,9 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
     guards = guards_of(counted, baseline.candidate_hash, guard_steps_of(facts))
     for number, reduced in extrapolations(counted).items():
         rows[number] |= _extrapolated_cells(reduced, rows[number])
-    for row in rows.values():
+    changes = _changes(recorded.trials, baseline.candidate_hash, context_of(facts))
+    for number, row in rows.items():
+        row["changes"] = changes.get(number)
         row["baseline"] = baseline.words_for(row["candidate_hash"])
         if (guard := guards.get(row["candidate_hash"])) is not None:
             row |= {"guard": guard.verdict.value, "guard_why": guard.why}
@@ -137,7 +155,7 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
         number = int(unreadable.folder.name)
         rows[number] = {"study": study, "trial": number, "problem": unreadable.problem}
     ordered = [_fitted(rows[number], schema) for number in sorted(rows)]
-    frame = pd.DataFrame(
+    frame = TrialTable(
         {
             column.name: pd.Series([row[column.name] for row in ordered], dtype=column.dtype)
             for column in schema
@@ -149,6 +167,22 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
         "meanings": {column.name: column.meaning for column in schema},
     }
     return frame
+
+
+def _changes(
+    trials: Iterable[Trial], baseline_hash: str | None, context: Context | None
+) -> dict[int, str]:
+    """Trial -> what a user changes in the baseline; without one, all that a user sets."""
+    if context is None:
+        return {}
+    candidates = {trial.spec.identity.number: candidate_of(trial.spec) for trial in trials}
+    baseline = next((one for one in candidates.values() if one.hash == baseline_hash), None)
+    return {
+        number: describe_candidate(one, context)
+        if baseline is None
+        else describe_difference(one, baseline, context)
+        for number, one in candidates.items()
+    }
 
 
 def extrapolations(trials: Iterable[Trial]) -> dict[int, int]:
@@ -175,7 +209,7 @@ def _extrapolated_cells(reduced: int, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"extrapolated_from": reduced, "extrapolation_error": error}
 
 
-def write_table(study: Study) -> pd.DataFrame:
+def write_table(study: Study) -> TrialTable:
     """Write `table.parquet` and `table.csv` anew, each whole or not at all.
 
     Raises:
@@ -191,34 +225,12 @@ def write_table(study: Study) -> pd.DataFrame:
     return frame
 
 
-_ABOUT = f"""# The results table
-
-```python
-import autotune
-
-frame = autotune.load("STUDY")
-frame.attrs["units"]["step_time_s"], frame.attrs["meanings"]["step_time_s"]
-```
-
-The table has one row per trial. It is in `results/<study>/table.parquet` and `table.csv`, made
-from the trial folders when a search ends. `autotune.load` reads it from the trials themselves,
-as a pandas frame.
-
-- Figures are measured. A trial that measured nothing leaves them empty.
-- This is version {TABLE_VERSION} of the schema. It rises when a column changes or goes, not when
-  one is added.
-
-| column | type | unit | meaning |
-|---|---|---|---|
-"""
-
-
 def describe() -> str:
     """The page of the site: every column with its type, unit and meaning."""
-    rows = [
-        f"| `{c.name}` | {c.dtype} | {c.unit} | {c.meaning} |\n" for c in schema_of(DEFAULT_ENGINE)
-    ]
-    return _ABOUT + "".join(rows)
+    from autotune.base.templates import Templates  # Jinja, which only the page needs
+
+    values = {"columns": schema_of(DEFAULT_ENGINE), "summary": SUMMARY, "version": TABLE_VERSION}
+    return Templates().text("report/text/table.md.j2", values)
 
 
 def energy_per_sample_j(spec: TrialSpec, result: TrialResult) -> float | None:
@@ -288,7 +300,7 @@ def _asked_cells(spec: TrialSpec) -> dict[str, Any]:
         for name in names
     }
     row |= {"role": str(spec.identity.role), "trial": spec.identity.number}
-    row |= {f"knob.{name}": value for name, value in spec.identity.knobs.items()}
+    row |= {name: value for name, value in spec.identity.knobs.items() if name not in row}
     if "lora" in spec.workload.model:
         row["finetune"] = json.dumps({"lora": spec.workload.model["lora"]}, sort_keys=True)
     row["lengths"] = spec.workload.lengths.get("kind", "fixed")
@@ -300,15 +312,8 @@ def _asked_cells(spec: TrialSpec) -> dict[str, Any]:
 
 
 _RESULT_FIELDS = (
-    "samples_per_s",
-    "step_time_s",
-    "step_time_low_s",
-    "step_time_high_s",
-    "steps_skipped",
-    "loss_first",
-    "loss_last",
-    "peak_memory_bytes",
-    "host_construction_bytes",
+    *("samples_per_s", "step_time_s", "step_time_low_s", "step_time_high_s", "steps_skipped"),
+    *("loss_first", "loss_last", "peak_memory_bytes", "host_construction_bytes"),
 )
 
 

@@ -27,17 +27,10 @@ def documentation() -> str:
 
 
 def _of_engine(engine: str) -> dict[str, Any]:
-    """An engine's runs, and its knobs by the titles of their groups, each with its facts."""
-    knobs, runs = knobs_of(engine).values(), recorded(engine)
-    groups = {
-        title: [(knob, _facts(knob, runs)) for knob in knobs if knob.group == group]
-        for group, title in _GROUPS.items()
-    }
-    return {
-        "name": engine.capitalize(),
-        "runs": runs,
-        "groups": {title: found for title, found in groups.items() if found},
-    }
+    """An engine's runs, and its knobs with their facts."""
+    runs = recorded(engine)
+    knobs = [(knob, _facts(knob, runs)) for knob in knobs_of(engine).values()]
+    return {"name": engine.capitalize(), "runs": runs, "knobs": knobs}
 
 
 def tried_on(knob: Knob, runs: Sequence[RecordedRun]) -> str:
@@ -81,18 +74,3 @@ def _facts(knob: Knob, runs: Sequence[RecordedRun]) -> dict[str, str]:
 
 def _listed(values: Sequence[KnobValue]) -> str:
     return ", ".join(map(format_value, values))
-
-
-_GROUPS = {
-    "layout": "Layout",
-    "zero": "ZeRO",
-    "offload": "Offload",
-    "zeropp": "ZeRO++",
-    "precision": "Number formats",
-    "sharding": "Sharding",
-    "memory": "Recomputation and offload",
-    "overlap": "Overlap",
-    "compute": "Computation",
-    "process": "Processes",
-    "communication": "Communication",
-}

@@ -48,6 +48,11 @@ class Shown(Generic[Value]):
         return str(self)
 
     def _repr_html_(self) -> str:
-        console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
-        self.show(console)
-        return console.export_html(inline_styles=True, code_format=_PRE)
+        return as_html(self.show)
+
+
+def as_html(show: Callable[[Console], object]) -> str:
+    """What something prints, for a notebook."""
+    console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
+    show(console)
+    return console.export_html(inline_styles=True, code_format=_PRE)

@@ -28,7 +28,7 @@ from autotune.record.tried import warning
 from autotune.report.explain.predictions import forecast_errors
 from autotune.report.results.effects import changes_of
 from autotune.report.results.ratios import telling_runs
-from autotune.report.results.rows import Row, describe_front, front_rows
+from autotune.report.results.rows import Row, front_rows
 from autotune.report.story import Story
 from autotune.report.words import outcome_counts, reduced_counts
 from autotune.space.candidate import Candidate
@@ -106,7 +106,7 @@ def details_of(story: Story, importance: Mapping[str, float] | None) -> list[Fac
         "details",
         {
             "changes": changes_of(story),
-            "front": describe_front(front) if front else "",
+            "front": front,
             "importance": importance,
             "bounds": [*_bounds(story)],
             "phases": {p.value: s / whole_s for p, s in spent_s.items()} if phased else {},

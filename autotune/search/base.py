@@ -44,6 +44,8 @@ class Running:
     """How a reduced trial is reduced; None: it is none."""
     phase: Phase
     elapsed_s: float
+    usual_s: float | None = None
+    """Seconds that such trials took, their median; None: none has been measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar
 
-from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult
+from autotune.contract import KnobValue, Outcome, Phase, Role, Start, TrialResult
 from autotune.record.answer import Standing
 from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Trial
@@ -293,6 +293,16 @@ class History:
         measured = [result for result in ended if result.outcome.is_measured]
         walls = [result.wall_s for result in measured or ended]
         return statistics.median(walls) if walls else None
+
+    @cached_property
+    def usual_s(self) -> Mapping[tuple[bool, Start], float]:
+        """Median seconds of measured trials: of the final comparison or not, by their start."""
+        walls: dict[tuple[bool, Start], list[float]] = {}
+        for result in results(self.trials):
+            if result.outcome.is_measured:
+                kind = (result.role is Role.CONFIRM, result.start)
+                walls.setdefault(kind, []).append(result.wall_s)
+        return {kind: statistics.median(of_kind) for kind, of_kind in walls.items()}
 
     @cached_property
     def slower_start_s(self) -> float:

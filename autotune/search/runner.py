@@ -8,7 +8,7 @@ from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.base.flags import flag
 from autotune.base.units import format_count, format_seconds
-from autotune.contract import TrialResult, TrialSpec
+from autotune.contract import Role, TrialResult, TrialSpec
 from autotune.fleet.base import Fleet, Handle, Place
 from autotune.record.study import Study, Trial, lost_result
 from autotune.search.base import Running
@@ -217,6 +217,11 @@ class Runner:
                 fidelity=spec.identity.fidelity,
                 phase=progress.phase,
                 elapsed_s=progress.elapsed_s,
+                usual_s=None
+                if spec.identity.fidelity
+                else self.history.usual_s.get(
+                    (spec.identity.role is Role.CONFIRM, spec.measure.start)
+                ),
             )
             for spec, progress in ((h.spec, h.progress()) for h in self._handles)
         )

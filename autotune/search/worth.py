@@ -27,7 +27,7 @@ from autotune.search.runner import Runner
 from autotune.search.session import Session
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate, format_value
-from autotune.space.knobs import canonical, settings_of
+from autotune.space.knobs import changed_knobs, partway
 
 ROUNDS = FULL_ROUNDS
 """Runs of each configuration: as many as in a final comparison in which nobody drops out."""
@@ -55,11 +55,7 @@ class Way(Session):
         Raises:
             JobError: There are none, or too many.
         """
-        context, target, values = self.engine.context, self.target, self.baseline.values
-        wanted, before = settings_of(target, context), settings_of(self.baseline, context)
-        changes = tuple(name for name in target.values if wanted.get(name) != before.get(name))
-        if self.candidate(frozenset(changes)) != target:  # what stands at other defaults
-            changes = tuple(n for n, v in target.values.items() if values.get(n) != v)
+        changes = changed_knobs(self.target, self.baseline, self.engine.context)
         if not changes:
             raise JobError(
                 "the best configuration is the baseline: there is no change to be worth anything",
@@ -74,12 +70,8 @@ class Way(Session):
         return changes
 
     def candidate(self, corner: Corner) -> Candidate:
-        """The baseline with some of the changes; those that do not act there change nothing."""
-        if not corner:
-            return self.baseline
-        chosen = {name: self.target[name] for name in self.target.values if name in corner}
-        values = canonical({**self.baseline.values, **chosen}, self.engine.context)
-        return Candidate.of(values, world=self.target.world, global_batch=self.target.global_batch)
+        """The baseline with some of the changes."""
+        return partway(self.baseline, self.target, corner, self.engine.context)
 
     def engine_of(self, candidate: Candidate) -> Engine:
         return self.start_engine if candidate == self.baseline else self.engine

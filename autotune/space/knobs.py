@@ -4,7 +4,7 @@ A knob that changes nothing in some situation is not a knob there (`acts`), and 
 the same run fold into one (`fold`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from autotune.base.errors import JobError
 from autotune.base.names import near_names
@@ -127,6 +127,27 @@ def describe_difference(candidate: Candidate, baseline: Candidate, context: Cont
         if ours.get(name) != baseline_settings.get(name)
     }
     return describe_settings(changes, context.knobs) or "the baseline itself"
+
+
+def changed_knobs(target: Candidate, baseline: Candidate, context: Context) -> tuple[str, ...]:
+    """Knobs to change in a baseline to reach a target."""
+    wanted, before = settings_of(target, context), settings_of(baseline, context)
+    changes = tuple(name for name in target.values if wanted.get(name) != before.get(name))
+    if partway(baseline, target, changes, context) != target:  # what stands at other defaults
+        values = baseline.values
+        changes = tuple(n for n, v in target.values.items() if values.get(n) != v)
+    return changes
+
+
+def partway(
+    baseline: Candidate, target: Candidate, changes: Collection[str], context: Context
+) -> Candidate:
+    """The baseline with some knobs as in the target, as far as they act there."""
+    if not changes:
+        return baseline
+    chosen = {name: target[name] for name in target.values if name in changes}
+    values = canonical({**baseline.values, **chosen}, context)
+    return Candidate.of(values, world=target.world, global_batch=target.global_batch)
 
 
 def _settled(values: Knobs, context: Context) -> tuple[dict[str, KnobValue], dict[str, KnobValue]]:

@@ -65,6 +65,21 @@
   const refresh = Number(document.body.dataset.refreshS || 0);
   if (refresh) setTimeout(again, 1000 * refresh);
 
+  /* What runs now: an hour-glass each. */
+  const running = all("[data-since]");
+  function spelled(s) {
+    return s < 120 ? Math.round(s) + " s" : s < 7200 ? Math.round(s / 60) + " min" : Math.round(s / 3600) + " h";
+  }
+  function count() {
+    for (const one of running) {
+      const [ran, usual] = [Math.max(0, Date.now() / 1000 - one.dataset.since), Number(one.dataset.usual || 0)];
+      const left = !usual ? "" : ran < usual ? ", about " + spelled(usual - ran) + " left" : ", longer than most";
+      one.querySelector(".clock").textContent = spelled(ran) + left;
+      if (usual) one.querySelector("progress").value = ran;
+    }
+  }
+  if (running.length) setInterval(count, 1000);
+
   /* The filter and an open trial stand in the address, so that they outlive a page that refreshes itself. */
   const table = document.getElementById("trials");
   if (!table) return;

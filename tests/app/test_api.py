@@ -31,7 +31,7 @@ NOT_FLAGS = {"flags", "progress", "note", "ask"}
 RENAMED = {"with_ladder": "ladder"}
 NOT_OURS = {
     "search": {"dry_run", "yes"},
-    "plan": {"export", "rank", "to", "launcher"},
+    "plan": {"export", "rank", "to", "launcher", "html"},
     "explain": set(),
     "estimate": {"rows", "out", "constants"},
     "check": {"quiet", "form"},
@@ -55,6 +55,15 @@ def test_help_shows_the_function_and_what_its_flags_are(name: str) -> None:
     assert "PACKAGE CONTENTS" not in shown
     assert "Args:" in shown
     assert ("    seq_len: int" in shown) == (name != "check")
+
+
+def test_help_of_the_package_shows_its_functions() -> None:
+    shown = pydoc.render_doc(autotune, renderer=pydoc.plaintext)
+    listed = shown.partition("DESCRIPTION")[2].partition("PACKAGE CONTENTS")[0]
+    for name in autotune.__all__:
+        sentence = str(getattr(autotune, name).__doc__).splitlines()[0]
+        assert f"\n    {name}: {sentence}\n" in listed
+        assert f"\n    {name}(" in shown.partition("FUNCTIONS")[2]
 
 
 @pytest.mark.parametrize(

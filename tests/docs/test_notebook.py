@@ -26,4 +26,4 @@ def test_every_cell_runs_and_shows_something(
     for word in ("change of the baseline", "SIMULATED", "did you mean", "zero.stage=3"):
         assert word in shown
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert sum("text/html" in output.get("data", {}) for output in outputs) == 6
+    assert sum("text/html" in output.get("data", {}) for output in outputs) == 7

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 from datetime import UTC, datetime
+from importlib import resources
 from pathlib import Path
 
 import pandas as pd
@@ -9,11 +10,13 @@ import pytest
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import StudyError
 from autotune.contract import Phase, TrialResult, TrialSpec
+from autotune.engines.base import find_engine
 from autotune.job.model import train_flops_per_token
 from autotune.record import table
 from autotune.record.study import Study
-from autotune.record.table import TABLE_VERSION, load_table, schema_of, write_table
+from autotune.record.table import SUMMARY, TABLE_VERSION, load_table, schema_of, write_table
 from tests import snapshots
+from tests.report.test_terminal import finished
 from tests.search.scripted import GIB, make, realistic, search
 
 SCHEMA = schema_of(DEFAULT_ENGINE)
@@ -72,11 +75,33 @@ def test_a_row_per_trial_with_the_types_of_the_schema(study: Study):
 def test_knobs_are_empty_where_they_do_not_act(study: Study):
     frame = load_table(study.folder)
     first = frame.iloc[0]
-    assert first["knob.zero.stage"] == 0
-    assert pd.isna(first["knob.reduce_bucket_size"])
-    sharded = frame[frame["knob.zero.stage"] > 0]
+    assert first["zero.stage"] == 0
+    assert pd.isna(first["reduce_bucket_size"])
+    sharded = frame[frame["zero.stage"] > 0]
     assert len(sharded) > 0
-    assert sharded["knob.reduce_bucket_size"].notna().all()
+    assert sharded["reduce_bucket_size"].notna().all()
+
+
+def test_the_summary_has_what_people_read_and_what_each_trial_changes(tmp_path: Path):
+    frame = load_table(finished(tmp_path).folder)
+    short = frame.summary
+    assert (list(short.columns), len(short)) == (list(SUMMARY), len(frame))
+    assert {*SUMMARY} <= {column.name for column in SCHEMA}
+    baseline = short[frame["baseline"] == "baseline"]
+    assert set(baseline["changes"]) == {"the baseline itself"}
+    others = short[frame["role"] == "search"]
+    assert others["changes"].str.fullmatch(r"(\S+=\S+ ?)+").all()
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "megatron"])
+def test_a_knob_has_one_name_and_no_other_column_has_it(engine: str):
+    """Flags, JSON and columns spell a knob alike; a layout's column stands for its knob."""
+    names = [column.name for column in table.schema_of(engine)]
+    assert len(names) == len({*names})
+    assert {*find_engine(engine).knobs} <= {*names}
+    groups = json.loads(resources.files("autotune.record").joinpath("columns.json").read_text())
+    others = groups["identity"] | groups["measured"] | groups["provenance"]
+    assert not {*find_engine(engine).knobs} & {*others}
 
 
 def test_a_measured_row(study: Study):
@@ -163,7 +188,7 @@ def test_unreadable_trials_are_listed(study: Study):
 
 def test_files_hold_the_same_rows(study: Study):
     frame = write_table(study)
-    pd.testing.assert_frame_equal(pd.read_parquet(study.table_file), frame)
+    pd.testing.assert_frame_equal(pd.read_parquet(study.table_file), pd.DataFrame(frame))
     written = pd.read_csv(study.table_file.with_suffix(".csv"))
     assert list(written.columns) == list(frame.columns)
     assert written["samples_per_s"].to_list() == pytest.approx(

@@ -82,7 +82,12 @@ def snapshot() -> Snapshot:
         n_budget=20,
         running=(
             Running(
-                number=9, role=Role.SEARCH, candidate=long, phase=Phase.MEASURED, elapsed_s=4.1
+                number=9,
+                role=Role.SEARCH,
+                candidate=long,
+                phase=Phase.MEASURED,
+                elapsed_s=4.1,
+                usual_s=10.5,
             ),
         ),
         baseline=standing(1, 50.0, zero__stage=0, micro_batch=8),

@@ -5,17 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from autotune.app.studies import explain_trial
 from autotune.contract import Diagnosis, KnobValue, Role, TrialResult, TrialSpec
 from autotune.engines.deepspeed.advice import ADVICE
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.record.bottleneck import Bound
-from autotune.report.explain.advice import Advice, advise, describe_advice
+from autotune.report.explain.advice import Advice, advise
+from autotune.report.terminal.study import print_explanation
 from autotune.search.history import History
 from autotune.space.candidate import Candidate, candidate_of
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 from tests.report.diagnosed import collective, diagnosed, diagnosis
 from tests.report.test_terminal import finished
+from tests.report.told import macro, printed
 from tests.search import scripted
 from tests.trials import spec as spec_of
 
@@ -129,9 +132,10 @@ def test_a_change_that_the_study_has_tried_says_what_it_brought(tmp_path: Path) 
     tried = next(t.spec for t in history.trials if t.spec.identity.number == first.tried)
     assert tried.identity.knobs == {**third.identity.knobs, "micro_batch": first.after}
     assert first.ratio.ratio == pytest.approx(2**0.3)
-    said = f"; trial {first.tried} tried it: {first.ratio.described}"
+    said = f"; trial {first.tried} tried it: {macro('ratio', first.ratio)}"
     assert said.split("it: ")[1].startswith("1.23x (1.")
-    assert describe_advice(first).endswith(said)
+    told = printed(print_explanation, explain_trial(study, third.identity.number), width=400)
+    assert f"{said}\n" in told
 
 
 def test_what_a_change_brought_is_told_of_the_trial_that_counts(tmp_path: Path) -> None:

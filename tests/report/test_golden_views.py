@@ -16,20 +16,16 @@ from autotune.contract import TrialResult, TrialSpec
 from autotune.doctor import Examination, Level, Remark
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.published import find_presets
-from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
+from autotune.report.explain.script import ProposedChange, ScriptDiagnosis, describe_script
+from autotune.report.parts import tell_parts
 from autotune.report.story import read_story
 from autotune.report.terminal.doctor import print_diagnosis
-from autotune.report.terminal.knobs import print_knobs
 from autotune.report.terminal.live import draw, sparkline
-from autotune.report.terminal.models import print_models
 from autotune.report.terminal.overview import print_ladder, print_states
-from autotune.report.terminal.study import (
-    print_explanation,
-    print_report,
-    print_script_diagnosis,
-)
-from autotune.report.terminal.tables import SettingsCell, print_parts
+from autotune.report.terminal.study import print_explanation, print_report
+from autotune.report.terminal.tables import SettingsCell, print_facts, print_parts
 from autotune.search.base import Stage
+from autotune.space.candidate import format_value
 from tests import snapshots
 from tests.report import samples
 from tests.report.diagnosed import diagnosed
@@ -121,7 +117,8 @@ def doctor(console: Console) -> None:
 
 def knobs(console: Console) -> None:
     shown = ("zero.stage", "micro_batch", "offload.optimizer", "reduce_bucket_size")
-    print_knobs(console, [KNOBS[name] for name in shown])
+    values = {"knobs": [KNOBS[name] for name in shown], "is_wide": console.width >= 120}
+    print_parts(console, tell_parts("knobs", {**values, "spelled": format_value}))
 
 
 def trial(console: Console) -> None:
@@ -159,11 +156,12 @@ def diagnose(console: Console) -> None:
             ),
         ),
     )
-    print_script_diagnosis(console, said)
+    print_facts(console, describe_script(said))
 
 
 def models(console: Console) -> None:
-    print_models(console, find_presets("llama"))
+    values = {"models": find_presets("llama"), "width": console.width}
+    print_parts(console, tell_parts("models", values))
 
 
 @pytest.mark.parametrize("width", [80, 160])

@@ -75,6 +75,19 @@ def test_the_view_is_shown_before_anything_is_known(snapshot: Snapshot) -> None:
     assert "none yet" in text_of(screen)
 
 
+@pytest.mark.parametrize(
+    ("usual_s", "said"),
+    [(10.5, "4.1 s, about 6.4 s left "), (4.0, "4.1 s, longer than most "), (None, "4.1 s  ")],
+)
+def test_a_running_trial_says_how_much_longer_such_trials_take(
+    snapshot: Snapshot, usual_s: float | None, said: str
+) -> None:
+    running = dataclasses.replace(snapshot.running[0], usual_s=usual_s)
+    screen = console(200)
+    screen.print(draw(dataclasses.replace(snapshot, running=(running,)), CONTEXT, SPEED))
+    assert f"trial 9   measured {said}" in text_of(screen)
+
+
 def test_the_best_is_not_compared_with_a_baseline_that_does_not_run(snapshot: Snapshot) -> None:
     screen = console()
     screen.print(draw(dataclasses.replace(snapshot, baseline=None), CONTEXT, SPEED))

@@ -420,6 +420,25 @@ def test_the_writer_keeps_the_page_up_and_hands_everything_on(tmp_path: Path) ->
     assert not list(study.folder.glob(f".{page.name}*"))
 
 
+def test_what_runs_now_is_put_into_the_page_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, snapshot = finished(tmp_path), samples.snapshot()
+    writer = PageWriter(study, Notebook())
+    writer.on_snapshot(dataclasses.replace(snapshot, running=()))
+    before = study.page_file.read_text(encoding="utf-8")
+    monkeypatch.setattr("autotune.app.pages.write_page", None)  # it is not drawn again
+    writer.on_snapshot(snapshot)
+    after = study.page_file.read_text(encoding="utf-8")
+    first, _, rest = after.partition("<!-- now -->")
+    now, _, last = rest.partition("<!-- end of now -->")
+    assert (before.startswith(first), before.endswith(last)) == (True, True)
+    assert 'trial 9: <span class="clock">measured 4.1 s, about 6.4 s left</span>' in now
+    assert re.search(r'data-since="\d+\.\d" data-usual="10.5"', now)
+    assert re.search(r"about 2 min 10 s left, until \d\d:\d\d UTC", now)
+    assert "<!-- now -->" not in before.partition("<!-- end of now -->")[2]
+
+
 def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
     study = finished(tmp_path)
     study.page_file.mkdir()

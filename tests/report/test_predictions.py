@@ -6,8 +6,9 @@ import pytest
 
 from autotune.contract import ContractError, Outcome, Predicted, TrialSpec, to_dict
 from autotune.record.study import Trial
-from autotune.report.explain.predictions import forecast_errors, predicted_memory, predicted_rate
+from autotune.report.explain.predictions import forecast_errors
 from tests import trials as samples
+from tests.report.told import macro
 from tests.search.scripted import GIB, fault, ok
 from tests.trials import changed
 
@@ -51,10 +52,9 @@ def test_what_did_not_measure_is_not_counted():
 
 def test_a_prediction_is_said_in_the_unit_of_the_figure():
     spec = changed(samples.spec(0), predicted=said(0.4, reach=2.0))
-    assert predicted_rate(spec) == "10.0 (5.00 to 20.0)"
-    assert predicted_memory(spec) == "5 GiB (4.5 GiB to 6 GiB)"
-    assert predicted_rate(samples.spec(0)) == ""
-    assert predicted_memory(samples.spec(0)) == ""
+    predicted, batch = spec.provenance.predicted, spec.layout.global_batch
+    assert macro("predicted_rate", predicted, batch) == "10.0 (5.00 to 20.0)"
+    assert macro("predicted_memory", predicted) == "5 GiB (4.5 GiB to 6 GiB)"
 
 
 def test_a_prediction_survives_the_record():

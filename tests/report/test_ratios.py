@@ -10,6 +10,7 @@ from autotune.record.study import Trial
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
 from autotune.search.race import BLOCK
 from tests import trials
+from tests.report.told import macro
 from tests.search.scripted import ok
 
 
@@ -29,7 +30,7 @@ STEPS = (math.log(1.01 / 0.99) / 2 / 1.96) ** 2
 def test_an_interval_that_says_nothing_is_not_spelled():
     ratio = Ratio(ratio=1.5, low=1e-7, high=2e7, basis=Basis.RUNS, n_runs=(2, 2))
     said = "1.50x (runs differ too much for an interval)"
-    assert ratio.described == f"{said} from 2 and 2 runs"
+    assert macro("ratio", ratio) == f"{said} from 2 and 2 runs"
 
 
 def test_one_run_each_differs_by_what_is_assumed_of_runs():
@@ -41,7 +42,7 @@ def test_one_run_each_differs_by_what_is_assumed_of_runs():
     half_width = t_quantile(0.975, assumed.degrees) * error
     assert ratio.low == pytest.approx(1.2 * math.exp(-half_width))
     assert ratio.is_told_apart
-    assert "nothing was run twice" in ratio.described
+    assert "nothing was run twice" in macro("ratio", ratio)
 
 
 def test_several_runs_know_more_than_one():

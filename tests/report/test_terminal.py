@@ -23,9 +23,9 @@ from autotune.record.table import load_table
 from autotune.report.page.trials import trials as trials_of
 from autotune.report.story import Story, read_story
 from autotune.report.terminal.markdown import render_markdown
-from autotune.report.terminal.names import print_names
 from autotune.report.terminal.overview import State, print_states
 from autotune.report.terminal.study import print_plan, print_report
+from autotune.report.terminal.tables import print_names
 from autotune.report.verdict import verdict_of
 from autotune.search.history import History
 from autotune.search.objective import Objective

@@ -22,6 +22,12 @@ def printed(show: Callable[..., object], *shown: Any, width: int = 80, **more: A
     return out.getvalue()
 
 
+def macro(name: str, *values: Any) -> str:
+    """What a macro of the figures tells."""
+    figures = Templates()._environment.get_template("report/text/figures.j2").module
+    return str(getattr(figures, name)(*values)).strip()
+
+
 def facts_of(story: Story) -> list[Fact]:
     """Those above the table, and those below it."""
     verdict = verdict_of(story)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, over
 from autotune.app.api.calls import each_of
 from autotune.app.api.keys import ExplainKeys, PlanKeys
 from autotune.app.consent import agree_to_job
+from autotune.app.pages import write_plan
 from autotune.app.planning import export_ranked, open_outlook
 from autotune.app.steering import what_predicts
 from autotune.base.errors import JobError, StudyError
@@ -116,6 +117,14 @@ class Planned(Shown[Ranking]):
             RenderError: The folder cannot be written, or the dialect cannot say it.
         """
         return export_ranked(self.outlook, self.value, rank, Path(out), to, launcher)
+
+    def page(self, out: str | Path) -> Path:
+        """Write the plan as one HTML file that needs no network.
+
+        Raises:
+            StudyError: The file cannot be written, or is there and none of ours.
+        """
+        return write_plan(self.value, Path(out), top=self.top)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

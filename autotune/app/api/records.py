@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autotune.app.pages import compare_studies
 from autotune.app.studies import locate
-from autotune.record.table import load_table
+from autotune.record.table import TrialTable, load_table
 from autotune.report.compare.comparison import StudyComparison
 from autotune.report.shown import Shown
 from autotune.report.terminal.tables import print_parts
@@ -52,10 +52,11 @@ def compare(*runs: str | Path | Sequence[str | Path], results: str | Path = "res
     return Compared(value=found, show=show, data=found.as_dict)
 
 
-def load(study: str | Path, results: str | Path = "results") -> pd.DataFrame:
-    """The table of a study as a pandas frame, one row per trial.
+def load(study: str | Path, results: str | Path = "results") -> TrialTable:
+    """Load the table of a study: a pandas frame with a row per trial.
 
-    `frame.attrs` holds the `units` and `meanings` of its columns.
+    `frame.summary` has the columns that people read first; `frame.attrs` holds the `units` and
+    `meanings` of all.
 
     Args:
         study: Name of a study, or its folder.

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-import pandas as pd
 from rich.console import Console
 
 from autotune.app.api.calls import each_of
@@ -17,10 +16,11 @@ from autotune.base.units import format_rate
 from autotune.cost.knowledge import file_for
 from autotune.fleet.options import options_of
 from autotune.record.study import Study
-from autotune.record.table import load_table
+from autotune.record.table import TrialTable, load_table
 from autotune.record.worth import Ladder
 from autotune.report.shown import Shown
 from autotune.report.story import Story, read_story
+from autotune.report.terminal.live import NotebookView
 from autotune.report.terminal.overview import print_ladder
 from autotune.report.terminal.study import print_report
 from autotune.search.base import Observer, Snapshot
@@ -65,7 +65,7 @@ class Searched(Shown[Story]):
         return self.value.folder
 
     @property
-    def table(self) -> pd.DataFrame:
+    def table(self) -> TrialTable:
         """One row per trial, as of `autotune.load`."""
         return load_table(self.folder)
 
@@ -120,7 +120,8 @@ def search(
         no_knowledge: Whether to learn from no other study, and teach none.
         metrics_file: Where Prometheus metrics are kept as well.
         ladder: Whether to say then what each change to the best one is worth.
-        progress: `tqdm`, or what is called with each `Snapshot` of the search.
+        progress: `tqdm`, or what is called with each `Snapshot` of the search; None: in a notebook
+            a view that is redrawn in place, nothing elsewhere.
         note: Called with everything worth saying.
         flags: Keys of the job.
 
@@ -147,7 +148,11 @@ def search(
         with_ladder=ladder,
         is_one=True,
         say=say,
-        watch=lambda _: _CallObserver(progress, say),
+        watch=lambda session: (
+            NotebookView(session.lattice.context, session.job.objective.name, say)
+            if progress is None and Console().is_jupyter
+            else _CallObserver(progress, say)
+        ),
     )
     if answer.problem is not None:
         raise answer.problem.error

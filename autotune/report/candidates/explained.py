@@ -11,8 +11,10 @@ from autotune.report.candidates.ranking import (
     figures_as_dict,
     forecast_values,
     learned_as_dict,
+    neighbour_as_dict,
     parts_as_dict,
     rank_lines,
+    violations_as_dicts,
 )
 from autotune.report.parts import tell_parts
 from autotune.report.terminal.tables import print_parts
@@ -33,7 +35,7 @@ def judged_as_dict(found: JudgedCandidate) -> dict[str, Any]:
         "world": found.outlook.job.world,
         "candidate": dict(found.knobs),
         "notes": list(found.notes),
-        "violations": _violations(found.violations),
+        "violations": violations_as_dicts(found.violations),
         "needs": list(found.outlook.needs(found.candidate)),
         "asks": list(found.outlook.asks(found.candidate)),
         "no_files": found.outlook.engine.no_files(),
@@ -60,10 +62,10 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
         "n_ranked": found.n_ranked,
         "pred_slower_than_first_of_choice": found.slower_than_first,
         "is_in_space": found.is_in_lattice,
-        "cheapest_fit": _neighbour(found.cheapest_fit),
-        "cheapest_legal": _neighbour(found.cheapest_legal),
+        "cheapest_fit": found.cheapest_fit and neighbour_as_dict(found.cheapest_fit),
+        "cheapest_legal": found.cheapest_legal and neighbour_as_dict(found.cheapest_legal),
         "ranks": rank_lines(found.candidate, found.outlook.environment),
-        "neighbours": [_neighbour(neighbour) for neighbour in found.neighbours],
+        "neighbours": [*map(neighbour_as_dict, found.neighbours)],
     }
 
 
@@ -75,27 +77,27 @@ def print_estimate(console: Console, found: Estimated) -> None:
 def print_explained(console: Console, found: Explained) -> None:
     """Print the verdict, what dominates, and each knob one step up and down."""
     alike, differing = _split(found)
-    values = {**_of_estimate(found), "is_placed": True, "step": _step, "differing": differing}
-    print_parts(console, [*tell_parts("estimate", values), *_unlisted(found, alike)])
+    refused: dict[str, list[str]] = {}
+    for neighbour in found.neighbours:
+        if neighbour.violations:
+            refused.setdefault(_rules(neighbour.violations), []).append(_step(neighbour))
+    values = {
+        **_of_estimate(found),
+        "is_placed": True,
+        "step": _step,
+        "differing": differing,
+        "alike": alike,
+        "as_before": refused.pop(_rules(found.violations), []),
+        "rules": _rules(found.violations),
+        "refused": refused,
+    }
+    print_parts(console, tell_parts("estimate", values))
 
 
 def _of_estimate(found: Estimated) -> dict[str, Any]:
     """What `estimate.j2` tells."""
     known = forecast_values(found.outlook, found.candidate, found.prediction, 0, found.reach)
     return {**known, "found": found, "is_placed": False}
-
-
-def _unlisted(found: Explained, alike: Sequence[str]) -> list[tuple[str, str]]:
-    """Knobs of which no step makes a difference, and refused steps by what refuses them."""
-    refused: dict[str, list[str]] = {}
-    for neighbour in found.neighbours:
-        if neighbour.violations:
-            refused.setdefault(_rules(neighbour.violations), []).append(_step(neighbour))
-    facts = [("the same", ", ".join(alike))] if alike else []
-    if as_before := refused.pop(_rules(found.violations), []):
-        text = f"as it is with {len(as_before)} other changes: {_rules(found.violations)}"
-        facts.append(("refused", text))
-    return facts + [("refused", f"{', '.join(steps)}: {rule}") for rule, steps in refused.items()]
 
 
 def _step(neighbour: Neighbour) -> str:
@@ -117,23 +119,3 @@ def _split(found: Explained) -> tuple[list[str], Sequence[Neighbour]]:
     }
     alike = dict.fromkeys(n.knob for n in legal if n.knob not in differs)
     return list(alike), [n for n in legal if n.knob in differs]
-
-
-def _neighbour(neighbour: Neighbour | None) -> dict[str, Any] | None:
-    if neighbour is None:
-        return None
-    return {
-        "knob": neighbour.knob,
-        "value": neighbour.value,
-        "violations": _violations(neighbour.violations),
-        "pred_step_time_s": neighbour.step_time_s,
-        "pred_peak_memory_bytes": neighbour.peak_memory_bytes,
-        "pred_fit_probability": neighbour.fit_probability,
-    }
-
-
-def _violations(found: Sequence[Violation]) -> list[dict[str, str]]:
-    return [
-        {name: getattr(violation, name) for name in ("rule", "message", "fix")}
-        for violation in found
-    ]

@@ -1,7 +1,9 @@
 """Predictions for a job's candidates: as text for a terminal, and as data."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.planning.choices import PROBABLE
+from autotune.planning.explained import Neighbour
+from autotune.planning.from_baseline import FromBaseline, from_baseline
 from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import Outlook
@@ -23,36 +27,11 @@ from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import knobs_of
 from autotune.space.knobs import changing_knobs
 from autotune.space.ranks import describe_ranks, machine_places
+from autotune.space.rule import Violation
 
-_TIME_PARTS = {
-    "matmul_s": "matrix products",
-    "attention_s": "attention",
-    "elementwise_s": "element-wise kernels",
-    "logits_s": "logits and loss",
-    "recompute_s": "recomputation",
-    "optimizer_s": "optimizer",
-    "tensor_comm_s": "tensor parallel communication",
-    "expert_comm_s": "expert parallel communication",
-    "context_comm_s": "sequence parallel communication",
-    "pipeline_comm_s": "pipeline sends",
-    "data_comm_s": "gradients and parameters between ranks",
-    "offload_s": "offload",
-    "bubble_s": "pipeline bubble",
-    "pages_s": "pages cleared by the kernel",
-    "host_s": "host: launches and the loop",
-}
-MEMORY_PARTS = {
-    "params_bytes": "parameters",
-    "grads_bytes": "gradients",
-    "optimizer_bytes": "optimizer states",
-    "activations_bytes": "activations",
-    "logits_bytes": "logits",
-    "buckets_bytes": "communication buckets",
-    "gathered_bytes": "gathered parameters",
-    "workspace_bytes": "workspace",
-    "fragmentation_bytes": "fragmentation",
-    "context_bytes": "driver and libraries",
-}
+_PARTS = json.loads(resources.files("autotune.cost").joinpath("parts.json").read_bytes())
+_TIME_PARTS: dict[str, str] = _PARTS["time"]
+MEMORY_PARTS: dict[str, str] = _PARTS["memory"]
 """Field of `Memory` -> what people call it; together they are the peak."""
 
 
@@ -85,6 +64,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "spread_experts": [_other_as_dict(ranking, other) for other in ranking.spread_experts],
         "other_batch": ranking.other_batch and _other_as_dict(ranking, ranking.other_batch),
         "baseline": _baseline_as_dict(ranking),
+        "from_baseline": (way := from_baseline(ranking)) and way_as_dict(ranking, way),
         "what_if": [
             {**dataclasses.asdict(variant), "best": ranking.candidates[variant.best].values}
             for variant in ranking.variants
@@ -92,13 +72,63 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def way_as_dict(ranking: Ranking, way: FromBaseline) -> dict[str, Any]:
+    """For programs: the baseline that a search would have, and what leads from it to the best."""
+    gain, spread = way.gain, way.reach.of_ratio(1, 0)
+    before_s, before_bytes = way.prediction.step_time_s[0], way.prediction.peak_memory_bytes[0]
+    return {
+        "candidate": way.baseline.values,
+        "described": ranking.outlook.engine.describe(way.baseline),
+        "is_given": ranking.baseline is not None,
+        **figures_as_dict(ranking.outlook.job, way.prediction, 0, way.reach),
+        "pred_gain_of_best": gain,
+        "pred_gain_of_best_low": gain * float(np.exp(-spread.high[0])),
+        "pred_gain_of_best_high": gain * float(np.exp(spread.low[0])),
+        "pred_gain_probability": float(spread.below(1.0, np.array([1 / gain]))[0]),
+        "changes": [
+            {
+                "before": way.baseline.get(change.knob),
+                **neighbour_as_dict(change),
+                "pred_gain": float(before_s / change.step_time_s),
+                "pred_memory_change_bytes": float(change.peak_memory_bytes - before_bytes),
+            }
+            for change in way.changes
+        ],
+    }
+
+
+def neighbour_as_dict(neighbour: Neighbour) -> dict[str, Any]:
+    """For programs: one knob at another value, and what is forecast of that."""
+    return {
+        "knob": neighbour.knob,
+        "value": neighbour.value,
+        "violations": violations_as_dicts(neighbour.violations),
+        "pred_step_time_s": neighbour.step_time_s,
+        "pred_peak_memory_bytes": neighbour.peak_memory_bytes,
+        "pred_fit_probability": neighbour.fit_probability,
+    }
+
+
+def violations_as_dicts(found: Sequence[Violation]) -> list[dict[str, str]]:
+    """For programs: what rules say of a candidate."""
+    return [
+        {name: getattr(violation, name) for name in ("rule", "message", "fix")}
+        for violation in found
+    ]
+
+
 def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     """Print the best candidates, and how other fleets compare."""
+    print_parts(console, tell_parts("ranking", ranking_values(ranking, top=top)))
+
+
+def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
+    """What the templates of a plan tell of."""
     job, found = ranking.outlook.job, ranking.prediction
     engine = find_engine(job.engine)
     best = [rank for rank in range(1, top + 1) if rank <= len(ranking.choices)]
     more = [rank for rank in _alternatives(ranking) if rank not in best]
-    values = {
+    return {
         "ranking": ranking,
         "job": job,
         "best": [_shown(ranking, rank) for rank in best],
@@ -113,7 +143,6 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         "figures": _baseline_as_dict(ranking),
         **_of_first(ranking, [*best, *more]),
     }
-    print_parts(console, tell_parts("ranking", values))
 
 
 def _shown(ranking: Ranking, rank: int) -> dict[str, Any]:

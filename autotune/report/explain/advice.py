@@ -14,7 +14,7 @@ from autotune.engines.base import find_engine
 from autotune.record.bottleneck import Bound
 from autotune.report.results.ratios import Ratio, ratio_of, telling_runs
 from autotune.search.history import History, Tried
-from autotune.space.candidate import Candidate, format_value
+from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 
@@ -95,15 +95,6 @@ def _ratio(tried: Tried | None, current: Tried | None) -> Ratio | None:
     if not changed_runs or not current_runs:
         return None
     return ratio_of(changed_runs, current_runs, spreads=(tried.spread, current.spread))
-
-
-def describe_advice(advice: Advice) -> str:
-    """`micro_batch 4 -> 8: half as many ...; trial 7 tried it: 1.08x (1.01 to 1.16) ...`."""
-    change = f"{advice.knob} {format_value(advice.before)} -> {format_value(advice.after)}"
-    if advice.tried is None:
-        return f"{change}: {advice.reason}; this change alone was not tried"
-    found = "it has no figure" if advice.ratio is None else advice.ratio.described
-    return f"{change}: {advice.reason}; trial {advice.tried} tried it: {found}"
 
 
 def _can_run(name: str, value: KnobValue, case: AdviceCase) -> bool:

@@ -4,8 +4,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.base.units import format_bytes, format_rate
-from autotune.contract import TrialSpec
 from autotune.record.spread import is_figure
 from autotune.record.study import Trial
 
@@ -21,8 +19,8 @@ def forecast_errors(trials: Sequence[Trial]) -> list[dict[str, Any]]:
         where no trial that measured was predicted.
     """
     by_name = {
-        name: [case for trial in trials if (case := found(trial)) is not None]
-        for name, found in (("step time", step_time), ("memory", peak_memory))
+        name: [case for trial in trials if (case := _case(trial, figure)) is not None]
+        for name, figure in (("step time", "step_time_s"), ("memory", "peak_memory_bytes"))
     }
     return [
         {
@@ -38,54 +36,18 @@ def forecast_errors(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     ]
 
 
-def step_time(trial: Trial) -> Case | None:
-    """Seconds of a step; None where it was not predicted or not measured."""
-    predicted, result = trial.spec.provenance.predicted, trial.result
-    if predicted is None or result is None or not is_figure(result) or not result.step_time_s:
-        return None
-    return (
-        result.step_time_s,
-        predicted.step_time_s,
-        predicted.step_time_low_s,
-        predicted.step_time_high_s,
-    )
-
-
-def peak_memory(trial: Trial) -> Case | None:
-    """Bytes of the fullest device; None where they were not predicted, or the trial did not train.
+def _case(trial: Trial, figure: str) -> Case | None:
+    """A figure of a trial; None where it was not predicted, or the trial did not train.
 
     One that failed on the way has not reached its peak.
     """
     predicted, result = trial.spec.provenance.predicted, trial.result
-    if (
-        predicted is None
-        or result is None
-        or not is_figure(result)
-        or not result.peak_memory_bytes
-    ):
+    if predicted is None or result is None or not is_figure(result):
         return None
-    ends = predicted.peak_memory_low_bytes, predicted.peak_memory_high_bytes
-    return float(result.peak_memory_bytes), predicted.peak_memory_bytes, *ends
-
-
-def predicted_rate(spec: TrialSpec) -> str:
-    """`61.2 (52.4 to 71.5)` samples/s; empty where nothing was predicted."""
-    if (predicted := spec.provenance.predicted) is None:
-        return ""
-    seconds = (predicted.step_time_s, predicted.step_time_high_s, predicted.step_time_low_s)
-    rate, low, high = (format_rate(spec.layout.global_batch / each_s) for each_s in seconds)
-    return f"{rate} ({low} to {high})"
-
-
-def predicted_memory(spec: TrialSpec) -> str:
-    """`812 MiB (700 MiB to 942 MiB)`; empty where nothing was predicted."""
-    if (predicted := spec.provenance.predicted) is None:
-        return ""
-    low, high = (
-        format_bytes(predicted.peak_memory_low_bytes),
-        format_bytes(predicted.peak_memory_high_bytes),
-    )
-    return f"{format_bytes(predicted.peak_memory_bytes)} ({low} to {high})"
+    name, _, unit = figure.rpartition("_")
+    measured = getattr(result, figure)
+    ends = (getattr(predicted, f"{name}{end}_{unit}") for end in ("", "_low", "_high"))
+    return (float(measured), *ends) if measured else None
 
 
 def _n_inside(cases: Sequence[Case]) -> int:

@@ -1,7 +1,6 @@
 """A user's own command diagnosed: what one run of it shows, fact by fact."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +44,7 @@ class ScriptDiagnosis:
     """Setting -> where it came from."""
     result: TrialResult
     row: Mapping[str, Any]
-    """The run as a row of the table: samples/s, tokens/s, TFLOP/s, MFU, memory."""
+    """The run as a row of the table, as JSON holds it."""
     memory_bytes: Mapping[str, float]
     """Memory by part, predicted; empty where the model's sizes cannot be seen."""
     explanation: Explanation | None
@@ -64,7 +63,7 @@ class ScriptDiagnosis:
         names = ("command", "study", "framework", "model", "settings", "origins", "memory_bytes")
         return {
             **{name: getattr(self, name) for name in names},
-            "row": {name: _json(value) for name, value in self.row.items()},
+            "row": self.row,
             "explanation": None if self.explanation is None else self.explanation.as_dict(),
             "remarks": list(self.remarks),
             "disturbed": self.result.disturbed,
@@ -97,19 +96,9 @@ def _speeds(diagnosis: ScriptDiagnosis) -> Iterator[str]:
         ("tokens_per_s", "tokens/s", True),
         ("tflops_per_device", "TFLOP/s per accelerator", True),
     ):
-        value = _json(row.get(name))
+        value = row.get(name)
         if value is not None and (has_tokens or not is_of_tokens):
             yield f"{value:,.4g} {unit}"
-    mfu = _json(row.get("mfu"))
+    mfu = row.get("mfu")
     if mfu is not None and has_tokens:
         yield f"MFU {mfu:.1%}"
-
-
-def _json(value: Any) -> Any:
-    """A cell of the table as JSON holds it."""
-    if hasattr(value, "item"):
-        value = value.item()
-    is_missing = value is None or (isinstance(value, float) and math.isnan(value))
-    if is_missing or type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    return value if isinstance(value, bool | int | float | str) else str(value)

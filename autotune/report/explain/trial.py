@@ -11,10 +11,9 @@ from autotune.contract import Diagnosis, TrialResult, TrialSpec
 from autotune.record.bottleneck import Bottleneck, bottleneck, bubble_share, shares_of_calls
 from autotune.record.facts import environment_at
 from autotune.record.table import energy_per_sample_j, peak_flops_of
-from autotune.report.explain.advice import Advice, advise, describe_advice
-from autotune.report.explain.predictions import predicted_memory, predicted_rate
+from autotune.report.explain.advice import Advice, advise
 from autotune.report.story import Story
-from autotune.space.candidate import candidate_of
+from autotune.space.candidate import candidate_of, format_value
 
 _MAX_ADVICE = 3
 _LEAST_SHARE = 0.005
@@ -108,11 +107,11 @@ def describe(explanation: Explanation) -> list[Fact]:
             if found is None
             else {bound.value: s for bound, s in found.shares.items() if bound is not found.bound},
             "bubble": bubble_share(spec),
-            "advice": [describe_advice(advised) for advised in explanation.advice[:_MAX_ADVICE]],
+            "advice": explanation.advice[:_MAX_ADVICE],
+            "spelled": format_value,
             "flops_per_s": explanation.flops_per_s,
             "peak_flops": explanation.peak_flops,
-            "predicted_rate": predicted_rate(spec),
-            "predicted_memory": predicted_memory(spec),
+            "predicted": spec.provenance.predicted,
             "energy_j": energy_per_sample_j(spec, result),
         },
     )

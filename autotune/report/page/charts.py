@@ -5,6 +5,7 @@ The template also says in a sentence what each shows, for those who do not see i
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from autotune.base.units import format_bytes, format_interval, format_rate, size_unit
 from autotune.contract import Role
@@ -22,7 +23,7 @@ from autotune.report.page.shapes import (
     Panel,
     thinned,
 )
-from autotune.report.results.rows import Row, describe_front, front_rows
+from autotune.report.results.rows import Row, front_rows
 from autotune.report.story import Story
 from autotune.space.knobs import describe_candidate
 
@@ -224,16 +225,6 @@ def speed_and_memory(story: Story) -> Chart | None:
     limit_bytes = story.objective.allowed_bytes
     # Far beyond the candidates it would only squeeze them together.
     is_limit_drawn = limit_bytes <= 2 * max(row.peak_bytes for row in rows)
-    limit = [limit_bytes / per_bytes] if is_limit_drawn else []
-    x = scale_of([place(row)[0] for row in rows] + limit)
-    y = scale_of(place(row)[1] for row in rows)
-    lines = [
-        Curve(points=[(at, y.low), (at, y.high)], tone="limit", is_dashed=True) for at in limit
-    ]
-    if front:
-        points = [place(row) for row in front]
-        lines.insert(0, Curve(points=points, tone="soft", is_dashed=True, is_staircase=True))
-    marks, keys = list[Mark](), list[LegendEntry]()
     words = {
         "candidate": "candidate",
         "limit": "over limit",
@@ -241,40 +232,66 @@ def speed_and_memory(story: Story) -> Chart | None:
         "baseline": "baseline",
         "best": story.best_word,
     }
-    for kind, word in words.items():
-        of_kind = [row for row in rows if _kind(row, story) == kind]
-        for row in of_kind:
-            tip = f"trial {row.trial}: {format_rate(row.rate)} samples/s in "
-            tip += f"{format_bytes(row.peak_bytes)}; "
-            tip += describe_candidate(row.candidate, story.context)
-            at, up = place(row)
-            marks.append(Mark(x=at, y=up, tone=kind, tip=tip, trial=row.trial))
-        keys += [LegendEntry(text=word, tone=kind)] if of_kind else []
+    marks = []
+    for row in sorted(rows, key=lambda row: [*words].index(_kind(row, story))):
+        tip = f"trial {row.trial}: {format_rate(row.rate)} samples/s in "
+        tip += (
+            f"{format_bytes(row.peak_bytes)}; {describe_candidate(row.candidate, story.context)}"
+        )
+        at, up = place(row)
+        marks.append(Mark(x=at, y=up, tone=_kind(row, story), tip=tip, trial=row.trial))
+    return scatter(
+        "memory",
+        marks,
+        words,
+        front=[place(row) for row in front],
+        limits=[limit_bytes / per_bytes] if is_limit_drawn else [],
+        caption={
+            "front": front,
+            "limit_bytes": limit_bytes if is_limit_drawn else None,
+        },
+        titles=("cost: peak memory over the baseline's", "gain: samples/s over the baseline's")
+        if is_relative
+        else (f"peak memory per device, {unit}", "samples/s"),
+        unit="x" if is_relative else "",
+    )
+
+
+def scatter(
+    name: str,
+    marks: Sequence[Mark],
+    words: Mapping[str, str],
+    *,
+    front: Sequence[tuple[float, float]],
+    limits: Sequence[float],
+    caption: Mapping[str, Any],
+    titles: tuple[str, str],
+    unit: str = "",
+) -> Chart:
+    """Speed against memory: marks, whose tones have words, the Pareto front, and what is allowed.
+
+    The titles are of memory and of speed.
+    """
+    x = scale_of([*(mark.x for mark in marks), *limits])
+    y = scale_of([*(mark.y for mark in marks), *(end for m in marks for end in m.ends or ())])
+    lines = [Curve(points=front, tone="soft", is_dashed=True, is_staircase=True)] if front else []
+    for at in limits:
+        lines.append(Curve(points=[(at, y.low), (at, y.high)], tone="limit", is_dashed=True))
+    tones = {mark.tone for mark in marks}
+    keys = [LegendEntry(text=text, tone=tone) for tone, text in words.items() if tone in tones]
     keys += [LegendEntry(text="Pareto front", tone="soft", symbol="dashes")] if front else []
     panel = Panel(
-        y_title="gain: samples/s over the baseline's" if is_relative else "samples/s",
+        y_title=titles[1],
         x=x,
         y=y,
-        y_ticks=y.ticks(unit="x" if is_relative else ""),
-        x_ticks=x.ticks(6, unit="x" if is_relative else ""),
+        y_ticks=y.ticks(unit=unit),
+        x_ticks=x.ticks(6, unit=unit),
         height=360,
         lines=lines,
         marks=thinned(marks),
     )
-    return Chart(
-        name="memory",
-        caption={
-            "n": len(rows),
-            "n_marks": len(marks),
-            "front": describe_front(front) if front else "",
-            "limit_bytes": limit_bytes if is_limit_drawn else None,
-        },
-        keys=keys,
-        x_title="cost: peak memory over the baseline's"
-        if is_relative
-        else f"peak memory per device, {unit}",
-        panels=[panel],
-    )
+    caption = {"n": len(marks), "n_marks": len(marks), **caption}
+    return Chart(name=name, caption=caption, keys=keys, x_title=titles[0], panels=[panel])
 
 
 def _whole(ticks: Sequence[Tick]) -> list[Tick]:

@@ -4,9 +4,8 @@ import time
 from typing import Any
 
 from autotune import __version__
-from autotune.base.clock import date_of
+from autotune.base.clock import date_of, unix_now_s
 from autotune.base.templates import Templates, canonical_json
-from autotune.base.units import format_seconds
 from autotune.engines.base import find_engine
 from autotune.record.worth import read_ladder
 from autotune.report.optuna_storage import importance_of
@@ -17,7 +16,11 @@ from autotune.report.results.effects import changes_of
 from autotune.report.story import Story
 from autotune.report.verdict import details_of, verdict_of
 from autotune.search.base import Snapshot
+from autotune.space.knob import Context
+from autotune.space.knobs import describe_candidate
 
+NOW, END_OF_NOW = "<!-- now -->", "<!-- end of now -->"
+"""Around what is written anew each time a trial starts."""
 REFRESH_S = 10
 """How often the page of a running search loads itself again."""
 
@@ -41,7 +44,7 @@ def render_page(story: Story, templates: Templates) -> str:
         **page_values(),
         "title": story.study,
         "refresh_s": REFRESH_S if running else None,
-        "running": None if running is None else _running(running),
+        "running": None if running is None else _running(running, story.context),
         "verdict": verdict,
         "advice": [] if problem is None else _advice(problem.fix),
         "figures": tables.figures(story),
@@ -89,16 +92,20 @@ def page_values() -> dict[str, Any]:
     }
 
 
-def _running(snapshot: Snapshot) -> dict[str, Any]:
-    done = snapshot.n_done / snapshot.n_budget if snapshot.n_budget else 0.0
-    left_s = snapshot.time_left_s
+def render_running(snapshot: Snapshot, context: Context, templates: Templates) -> str:
+    """What runs now, of `report/running.html.j2`: it stands between `NOW` and `END_OF_NOW`."""
+    return templates.text("report/running.html.j2", {"running": _running(snapshot, context)})
+
+
+def _running(snapshot: Snapshot, context: Context) -> dict[str, Any]:
+    now_s, left_s = unix_now_s(), snapshot.time_left_s
     return {
-        "stage": snapshot.stage.value,
-        "n_done": snapshot.n_done,
-        "n_budget": snapshot.n_budget,
-        "elapsed": format_seconds(snapshot.elapsed_s),
-        "left": None if left_s is None else format_seconds(left_s),
-        "percent": round(100 * min(1.0, done)),
+        "search": snapshot,
+        "ends_at": None if left_s is None else date_of(now_s + left_s, "%H:%M UTC"),
+        "trials": [
+            (one, round(now_s - one.elapsed_s, 1), describe_candidate(one.candidate, context))
+            for one in snapshot.running
+        ],
     }
 
 

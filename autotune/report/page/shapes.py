@@ -32,8 +32,8 @@ class Mark:
     """What a pointer on it reads."""
     ends: Ends | None = None
     """Its interval; None: it has none."""
-    trial: int
-    """Trial that a click opens."""
+    trial: int | None = None
+    """Trial that a click opens; None: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from autotune.contract import Outcome, Phase, Role
 from autotune.record.facts import baseline_of
 from autotune.record.spread import is_figure
 from autotune.record.study import Trial
-from autotune.report.explain.predictions import predicted_memory, predicted_rate
 from autotune.report.explain.trial import describe, explain, rows_of
 from autotune.report.page.tables import config_of, settings_of_row
 from autotune.report.results.rows import describe_evidence
@@ -53,7 +52,6 @@ def trials(story: Story) -> list[dict[str, Any]]:
         for place, trial in enumerate(of_candidate):
             result, number = trial.result, _number(trial)
             mark = marks.get(number, "drifts" if story.drifts(row) else "")
-            predicted = trial.spec.provenance.predicted
             found.append(
                 {
                     "number": number,
@@ -68,9 +66,8 @@ def trials(story: Story) -> list[dict[str, Any]]:
                     "left_out": left_out,
                     "rate": result.samples_per_s if result and is_figure(result) else None,
                     "peak_bytes": result and result.peak_memory_bytes,
-                    "predicted_key": 1 / predicted.step_time_s if predicted else 0,
-                    "predicted_rate": predicted_rate(trial.spec),
-                    "predicted_memory": predicted_memory(trial.spec),
+                    "predicted": trial.spec.provenance.predicted,
+                    "global_batch": trial.spec.layout.global_batch,
                     "settings": settings,
                     "evidence": _evidence_of(trial),
                 }

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autotune.base.student_t import CONFIDENCE, t_quantile
-from autotune.base.units import format_gain_interval
 from autotune.contract import Role, TrialResult
 from autotune.record.answer import Speedup
 from autotune.record.spread import Spread, is_figure, mean_log_rate
@@ -35,16 +34,6 @@ class Ratio(Speedup):
     basis: Basis
     n_runs: tuple[int, int]
     """Runs behind the one and behind the other."""
-
-    @property
-    def described(self) -> str:
-        """`1.12x (1.05 to 1.19)`, and what the interval does not know."""
-        text = f"{self.ratio:.2f}x ({format_gain_interval(self.low, self.high)})"
-        text = f"{text} from {self.n_runs[0]} and {self.n_runs[1]} run"
-        text += "s" if sum(self.n_runs) > 2 else ""
-        if self.basis is Basis.ASSUMED:
-            return f"{text}; how much runs differ is assumed, nothing was run twice"
-        return text
 
 
 def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:

@@ -103,14 +103,6 @@ def front_rows(rows: Sequence[Row]) -> list[Row]:
     return [known[name] for name in reversed(front)]
 
 
-def describe_front(front: Sequence[Row]) -> str:
-    """The trials of the front, those with the least memory first."""
-    if len(front) == 1:
-        return f"nothing is faster or smaller than trial {front[0].trial}"
-    names = ", ".join(str(row.trial) for row in front)
-    return f"nothing is both faster and smaller than one of the trials {names}"
-
-
 def describe_evidence(result: TrialResult) -> str:
     """The line that an outcome was read from, and where it stands."""
     return result.evidence + (f" [{result.evidence_source}]" if result.evidence_source else "")

@@ -1,10 +1,11 @@
 """Progress of a running search on stderr: a live view, or one line per event."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,6 +17,7 @@ from autotune.base.telling import tell
 from autotune.base.units import format_seconds
 from autotune.job.fidelity import describe_fidelity
 from autotune.record.answer import Standing
+from autotune.report.shown import as_html
 from autotune.report.words import chosen_word, outcome_counts, why_lower
 from autotune.search.base import Observer, Running, Snapshot, Stage
 from autotune.space.knob import Context
@@ -31,6 +33,8 @@ _STYLES = {"best": "green", "knee": "green", "compared": "green", "fastest": "gr
 """Styles of the first line of a fact."""
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 40
+_REDRAW_S = 0.25
+"""Seconds between two drawings in a notebook, which has to be sent each."""
 
 
 class View(Observer, AbstractContextManager["View"]):
@@ -91,6 +95,36 @@ class LiveView(View):
     def on_note(self, note: str) -> None:
         """Print a note above the view."""
         self._live.console.print(Text(note, style="dim"))
+
+
+class NotebookView(View):
+    """Redraws itself below the cell that searches; notes go to the caller."""
+
+    def __init__(self, context: Context, objective: str, note: Callable[[str], None]) -> None:
+        super().__init__(Console(), context, objective)
+        self._note = note
+        self._handle: Any = None
+        self._drawn_at_s = -math.inf
+
+    def __enter__(self) -> Self:
+        from IPython.display import display  # whoever has a notebook has it
+
+        self._handle = display({"text/plain": ""}, raw=True, display_id=True)
+        return self
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Draw the state of the search; what follows too soon is left to the next one."""
+        why, now_s = self._see_best(snapshot), time.monotonic()
+        if now_s - self._drawn_at_s < _REDRAW_S and snapshot.stage is not Stage.DONE:
+            return
+        self._drawn_at_s = now_s
+        drawn = draw(snapshot, self._context, self._objective, why=why)
+        page = as_html(lambda console: console.print(drawn))
+        self._handle.update({"text/html": page, "text/plain": ""}, raw=True)
+
+    def on_note(self, note: str) -> None:
+        """Hand it on."""
+        self._note(note)
 
 
 class LineView(View):

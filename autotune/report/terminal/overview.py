@@ -4,10 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from autotune.base.telling import tell
 from autotune.record.soak import SoakResult, describe_soak
 from autotune.record.worth import Ladder
 from autotune.report.parts import tell_parts
@@ -55,10 +52,4 @@ def print_ladder(console: Console, ladder: Ladder) -> None:
 
 def print_soak(console: Console, soak: SoakResult) -> None:
     """Print what a soak found, a fact per line."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="cyan", no_wrap=True)
-    grid.add_column(overflow="fold")
-    style = "green" if soak.passed else "bold yellow" if soak.too_short else "bold red"
-    for name, text in tell("soak", {"soak": soak, "described": describe_soak(soak)}):
-        grid.add_row(name, Text(text, style=style if name == "soak" else ""))
-    console.print(grid)
+    print_parts(console, tell_parts("soak", {"soak": soak, "described": describe_soak(soak)}))

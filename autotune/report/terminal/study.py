@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.base.telling import tell
-from autotune.report.explain.script import ScriptDiagnosis, describe_script
 from autotune.report.explain.trial import Explanation, describe
 from autotune.report.parts import tell_parts
 from autotune.report.story import Story
@@ -48,11 +47,6 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.identity.knobs.items())
     console.print(Text(f"trial {explanation.trial}: {knobs}", style="bold"), soft_wrap=False)
     print_facts(console, describe(explanation))
-
-
-def print_script_diagnosis(console: Console, diagnosis: ScriptDiagnosis) -> None:
-    """Print what one run of a user's own command shows."""
-    print_facts(console, describe_script(diagnosis))
 
 
 def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from rich import box
+from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -141,6 +142,14 @@ class SettingsCell:
         for note in self._notes:
             fitted.append(f"\n{note}", style="dim")
         return fitted
+
+
+def print_names(console: Console, names: Sequence[str]) -> None:
+    """Print names, in columns; a pipe gets one to a line, as other tools read them."""
+    if console.is_terminal:
+        console.print(Columns(map(Text, names), padding=(0, 2), column_first=True))
+    else:
+        console.out("\n".join(names), highlight=False)
 
 
 _NARROW, _WIDEST = 10, 24

@@ -1,0 +1,109 @@
+"""A plan as one HTML file that needs nothing else."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autotune.base.telling import tell
+from autotune.base.templates import Templates
+from autotune.base.units import format_bytes, format_rate, size_unit
+from autotune.cost.errors import LEVEL
+from autotune.planning.from_baseline import from_baseline
+from autotune.planning.ranking import Ranking
+from autotune.report.candidates.ranking import ranking_values, way_as_dict
+from autotune.report.page.charts import scatter
+from autotune.report.page.page import page_values
+from autotune.report.page.shapes import Chart, Mark
+from autotune.report.parts import facts_in, tables_in, tell_parts
+from autotune.search.confirm import MAX_FINALISTS
+from autotune.search.plan import ASSUMED_BASELINE_TRIALS, ASSUMED_TRIAL_S
+from autotune.search.prospect import trial_s
+from autotune.search.race import COLD
+
+_WORDS = {"candidate": "fits", "limit": "may not fit", "baseline": "baseline", "best": "rank 1"}
+"""Tone of a mark -> what it is."""
+
+
+def render_plan(ranking: Ranking, templates: Templates, *, top: int) -> str:
+    """The page, of `report/plan.html.j2`.
+
+    Raises:
+        RenderError: The template does not render.
+    """
+    values, way = ranking_values(ranking, top=top), from_baseline(ranking)
+    parts, outlook = tell_parts("ranking", values), ranking.outlook
+    rows = [*values["best"], *values["more"]]
+    known = {
+        **values,
+        "rows": rows,
+        "lattice": outlook.lattice,
+        "way": None if way is None else way_as_dict(ranking, way),
+        "trials": _search(ranking),
+    }
+    return templates.text(
+        "report/plan.html.j2",
+        {
+            **page_values(),
+            **known,
+            "title": f"Plan of {outlook.job.model.name} on {outlook.job.world} x "
+            + outlook.environment.device_name,
+            "refresh_s": None,
+            "chances": tell("chances", known),
+            "layouts": _layouts(ranking, rows, known["way"]),
+            "about": facts_in(parts),
+            "tables": tables_in(parts),
+        },
+    )
+
+
+def _search(ranking: Ranking) -> tuple[int, float]:
+    """Trials of a search of the job, at most, and the seconds that one usually takes."""
+    job, found = ranking.outlook.job, ranking.prediction
+    fits = found.fit_probability >= ranking.min_fit
+    usual_s = trial_s(float(np.median(found.step_time_s[fits if fits.any() else ...])))
+    n_search = min(job.budget.trials, ranking.outlook.lattice.n_left)
+    n_compared = COLD.most_runs(1 + min(MAX_FINALISTS, n_search)).total
+    n = ASSUMED_BASELINE_TRIALS + n_search + n_compared
+    return n, min(max(ASSUMED_TRIAL_S, usual_s), job.trial_timeout_s)
+
+
+def _layouts(
+    ranking: Ranking, rows: Sequence[Mapping[str, Any]], way: Mapping[str, Any] | None
+) -> Chart:
+    """Forecast samples/s against forecast memory: the rows, the baseline, and the front."""
+    found, batch = ranking.prediction, ranking.outlook.job.global_batch
+    peaks_bytes = [float(row["pred_peak_memory_bytes"]) for row in rows]
+    allowed_bytes = float(np.max(found.plans.memory_bytes))
+    unit, unit_bytes = size_unit(max(peaks_bytes))
+
+    def mark(tone: str, one: Mapping[str, Any]) -> Mark:
+        rate, peak_bytes = one["pred_samples_per_s"], one["pred_peak_memory_bytes"]
+        ends = (batch / one[f"pred_step_time_{end}_s"] for end in ("high", "low"))
+        tip = f"forecast: {format_rate(rate)} samples/s in {format_bytes(peak_bytes)}; "
+        return Mark(
+            x=peak_bytes / unit_bytes,
+            y=rate,
+            tone=tone,
+            tip=tip + one["described"],
+            ends=(next(ends), next(ends)) if tone in ("baseline", "best") else None,
+        )
+
+    marks = [
+        mark("candidate" if row["pred_fit_probability"] >= ranking.min_fit else "limit", row)
+        for row in rows[1:]
+    ]
+    marks += [mark("baseline", way)] if way and way["changes"] else []
+    front = [
+        (found.peak_memory_bytes[place] / unit_bytes, batch / found.step_time_s[place])
+        for place in ranking.on_front
+    ]
+    return scatter(
+        "layouts",
+        [*marks, mark("best", rows[0])],
+        _WORDS,
+        front=sorted(front),
+        limits=[allowed_bytes / unit_bytes],
+        caption={"limit_bytes": allowed_bytes, "level": LEVEL},
+        titles=(f"forecast peak memory per device, {unit}", "forecast samples/s"),
+    )
