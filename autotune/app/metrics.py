@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from functools import partial
 from pathlib import Path
 
 from autotune import __version__
@@ -79,6 +80,5 @@ class MetricsWriter(Observer):
             self._observer.on_note(f"{path}: not kept up: {reason.splitlines()[0]}")
 
 
-def check_writable(path: Path) -> None:
-    """See that metrics can be written to a path, as of `check_target`."""
-    check_target(path, MARK.encode(), "as metrics by autotune")
+check_writable = partial(check_target, marker=MARK.encode(), whose="as metrics by autotune")
+"""See that metrics can be written to a path, as of `check_target`."""

@@ -19,14 +19,13 @@ def models(
     package.module:factory.
     """
     from autotune.job.published import find_presets
-    from autotune.report.parts import tell_parts
-    from autotune.report.terminal.tables import print_parts
+    from autotune.report.terminal.tables import print_told
 
     found = find_presets(name or "")
     if as_json:
         print_json([asdict(preset) for preset in found])
     else:
-        print_parts(DATA, tell_parts("models", {"models": found, "width": DATA.width}))
+        print_told(DATA, "models", {"models": found, "width": DATA.width})
 
 
 @cli.command(epilog="autotune knobs zero")
@@ -41,8 +40,7 @@ def knobs(
     """
     from autotune.engines.base import find_engine
     from autotune.report.knobs_page import section_of
-    from autotune.report.parts import tell_parts
-    from autotune.report.terminal.tables import print_parts
+    from autotune.report.terminal.tables import print_told
     from autotune.space.candidate import format_value
 
     known = find_engine(engine).knobs.values()
@@ -61,4 +59,4 @@ def knobs(
         DATA.out(section_of(engine, chosen).rstrip(), highlight=False)
     else:
         values = {"knobs": found, "is_wide": DATA.width >= 120, "spelled": format_value}
-        print_parts(DATA, tell_parts("knobs", values))
+        print_told(DATA, "knobs", values)

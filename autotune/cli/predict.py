@@ -33,8 +33,7 @@ def probe(
     from autotune.app.probe import probe_place
     from autotune.app.session import find_place
     from autotune.probe.hardware_file import write_hardware
-    from autotune.report.parts import tell_parts
-    from autotune.report.terminal.tables import print_parts
+    from autotune.report.terminal.tables import print_told
 
     disk = None if nvme is None else str(nvme)
     with obtained_fleet(fleet, fleet_option) as (held, options):
@@ -44,7 +43,7 @@ def probe(
     if as_json:
         print_json({"file": str(out), "accelerators": found.entry, "probe": found.about})
     else:
-        print_parts(DATA, tell_parts("probe_figures", {"probe": found}))
+        print_told(DATA, "probe_figures", {"probe": found})
     write_hardware(out, found.entry, found.about)
     if not as_json:
         say(f"wrote {out}")

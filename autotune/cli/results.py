@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 def status(results: Path = RESULTS, as_json: bool = False) -> None:
     """Show all studies: outcomes, best, state."""
     from autotune.app.studies import state_of, studies
-    from autotune.report.terminal.overview import print_states
+    from autotune.report.terminal.tables import print_told
 
     states = [state_of(study) for study in studies(results)]
-    print_json(list(map(dataclasses.asdict, states))) if as_json else print_states(DATA, states)
+    if as_json:
+        print_json(list(map(dataclasses.asdict, states)))
+    else:
+        print_told(DATA, "states", {"states": states})
 
 
 @cli.command(epilog="autotune report --study llama-3.2-1b --html report.html")

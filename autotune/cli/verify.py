@@ -131,7 +131,8 @@ def soak(
     """
     from autotune.app.soak import soak_export, soak_study
     from autotune.app.studies import find_study
-    from autotune.report.terminal.overview import print_soak
+    from autotune.record.soak import describe_soak
+    from autotune.report.terminal.tables import print_told
 
     if export is not None and study is not None:
         raise JobError("--study and --from are both given", "name one of them")
@@ -143,7 +144,10 @@ def soak(
             found = soak_study(chosen, minutes=minutes, note=say, fleet=held, options=options)
     if found is None:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    print_json(asdict(found)) if as_json else print_soak(DATA, found)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        print_told(DATA, "soak", {"soak": found, "described": describe_soak(found)})
     if not found.passed:
         raise typer.Exit(ExitCode.SOAK_FAILED)
 

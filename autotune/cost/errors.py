@@ -209,6 +209,11 @@ class LogSpread(PlanColumns):
         reach = np.where(room < 0, self.low, self.high)
         return below(END * room / np.maximum(reach, 1e-9))
 
+    def over(self, other: Self) -> Self:
+        """The distances of ratios to another's figures, whose errors are independent of these."""
+        low, high = np.hypot(self.low, other.high), np.hypot(self.high, other.low)
+        return type(self)(low=low, high=high)
+
     def holds(self, miss: Values) -> Flags:
         """Whether log(measured / predicted) lies inside."""
         return (-self.low <= miss) & (miss <= self.high)
@@ -247,13 +252,6 @@ class Margin(PlanColumns):
             peak * np.exp(memory.high[index]),
         )
         return tuple(map(float, ends))  # type: ignore[return-value]
-
-    def of_ratio(self, of: int, over: int) -> LogSpread:
-        """How far the ratio of two step times reaches, their errors independent of each other."""
-        low, high = self.step_time.low, self.step_time.high
-        return LogSpread(
-            low=np.hypot(low[[of]], high[[over]]), high=np.hypot(high[[of]], low[[over]])
-        )
 
     def slower_at(self, index: int) -> float:
         """`slower` of one prediction."""

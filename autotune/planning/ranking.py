@@ -18,6 +18,7 @@ from autotune.cost import Prediction
 from autotune.cost.errors import Margin
 from autotune.cost.problem import accelerator_of, topology_of
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
+from autotune.engines.base import Engine
 from autotune.planning.choices import (
     MIN_FIT,
     SAME,
@@ -128,9 +129,10 @@ class Ranking:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedBaseline:
-    """The user's own configuration, and what is predicted of it."""
+    """A configuration to begin with, mostly the user's own, and what is predicted of it."""
 
     path: str
+    """Empty: it is none of the user's."""
     described: str
     candidate: Candidate
     prediction: Prediction
@@ -285,12 +287,16 @@ def _spread_experts(
 
 def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
     path = outlook.job.baseline
-    if path is None:
-        return None
-    engine, candidate = outlook.engine.baseline(path)
+    return path and predict_baseline(outlook, *outlook.engine.baseline(path), path=str(path))
+
+
+def predict_baseline(
+    outlook: Outlook, engine: Engine, candidate: Candidate, *, path: str = ""
+) -> "PredictedBaseline":
+    """What is predicted of a baseline, by the engine that has the other keys of its file."""
     found, reach = outlook.predict_plans(outlook.on_fleet(engine.plans([candidate])))
     return PredictedBaseline(
-        path=str(path),
+        path=path,
         described=engine.describe(candidate),
         candidate=candidate,
         prediction=found,

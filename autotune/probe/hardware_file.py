@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,8 @@ _OurDumper.add_representer(
 )
 
 
-def check_writable(path: Path) -> None:
-    """See that a probe's file can be written to a path, as of `check_target`."""
-    check_target(path, MARK.encode(), "by `autotune probe`")
+check_writable = partial(check_target, marker=MARK.encode(), whose="by `autotune probe`")
+"""See that a probe's file can be written to a path, as of `check_target`."""
 
 
 def write_hardware(path: Path, entry: Mapping[str, Any], about: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Recorded, Study, Trial
 from autotune.space.candidate import candidate_of
 from autotune.space.knob import Context
-from autotune.space.knobs import describe_candidate, describe_difference
+from autotune.space.knobs import describe_change
 from autotune.trial.scripts.lengths import batch_lengths, is_drawn
 
 TABLE_VERSION = 5
@@ -177,12 +177,7 @@ def _changes(
         return {}
     candidates = {trial.spec.identity.number: candidate_of(trial.spec) for trial in trials}
     baseline = next((one for one in candidates.values() if one.hash == baseline_hash), None)
-    return {
-        number: describe_candidate(one, context)
-        if baseline is None
-        else describe_difference(one, baseline, context)
-        for number, one in candidates.items()
-    }
+    return {number: describe_change(one, baseline, context) for number, one in candidates.items()}
 
 
 def extrapolations(trials: Iterable[Trial]) -> dict[int, int]:

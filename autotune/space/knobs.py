@@ -129,6 +129,13 @@ def describe_difference(candidate: Candidate, baseline: Candidate, context: Cont
     return describe_settings(changes, context.knobs) or "the baseline itself"
 
 
+def describe_change(candidate: Candidate, baseline: Candidate | None, context: Context) -> str:
+    """What a user changes in a baseline; without one, all that a user sets."""
+    if baseline is None:
+        return describe_candidate(candidate, context)
+    return describe_difference(candidate, baseline, context)
+
+
 def changed_knobs(target: Candidate, baseline: Candidate, context: Context) -> tuple[str, ...]:
     """Knobs to change in a baseline to reach a target."""
     wanted, before = settings_of(target, context), settings_of(baseline, context)

@@ -17,13 +17,12 @@ from autotune.doctor import Examination, Level, Remark
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.published import find_presets
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis, describe_script
-from autotune.report.parts import tell_parts
 from autotune.report.story import read_story
 from autotune.report.terminal.doctor import print_diagnosis
 from autotune.report.terminal.live import draw, sparkline
-from autotune.report.terminal.overview import print_ladder, print_states
+from autotune.report.terminal.overview import print_ladder
 from autotune.report.terminal.study import print_explanation, print_report
-from autotune.report.terminal.tables import SettingsCell, print_facts, print_parts
+from autotune.report.terminal.tables import SettingsCell, print_facts, print_parts, print_told
 from autotune.search.base import Stage
 from autotune.space.candidate import format_value
 from tests import snapshots
@@ -81,7 +80,7 @@ def status(console: Console) -> None:
     killed.write_state({**killed.read_state(), "answer": None})
     killed.folder.rename(Path("results", "killed"))
     folder = Path("results")
-    print_states(console, [state_of(study) for study in studies(folder)])
+    print_told(console, "states", {"states": [state_of(one) for one in studies(folder)]})
 
 
 def plan(console: Console) -> None:
@@ -118,7 +117,7 @@ def doctor(console: Console) -> None:
 def knobs(console: Console) -> None:
     shown = ("zero.stage", "micro_batch", "offload.optimizer", "reduce_bucket_size")
     values = {"knobs": [KNOBS[name] for name in shown], "is_wide": console.width >= 120}
-    print_parts(console, tell_parts("knobs", {**values, "spelled": format_value}))
+    print_told(console, "knobs", {**values, "spelled": format_value})
 
 
 def trial(console: Console) -> None:
@@ -161,7 +160,7 @@ def diagnose(console: Console) -> None:
 
 def models(console: Console) -> None:
     values = {"models": find_presets("llama"), "width": console.width}
-    print_parts(console, tell_parts("models", values))
+    print_told(console, "models", values)
 
 
 @pytest.mark.parametrize("width", [80, 160])

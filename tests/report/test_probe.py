@@ -8,8 +8,7 @@ import pytest
 from autotune.devices.accelerators import find_accelerator
 from autotune.probe.figures import figures_of
 from autotune.probe.run import Probe
-from autotune.report.parts import tell_parts
-from autotune.report.terminal.tables import print_parts
+from autotune.report.terminal.tables import print_told
 from tests.probe.made_up import points
 from tests.probe.test_hardware_file import GPU
 from tests.report.told import printed
@@ -32,7 +31,7 @@ def probe(n_ranks: int = 4, *, n_nodes: int = 1, **changes: Any) -> Probe:
 
 
 def shown(found: Probe, width: int = 80) -> str:
-    return printed(print_parts, tell_parts("probe_figures", {"probe": found}), width=width)
+    return printed(print_told, "probe_figures", {"probe": found}, width=width)
 
 
 def row(text: str, name: str) -> list[str]:

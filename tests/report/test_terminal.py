@@ -23,9 +23,9 @@ from autotune.record.table import load_table
 from autotune.report.page.trials import trials as trials_of
 from autotune.report.story import Story, read_story
 from autotune.report.terminal.markdown import render_markdown
-from autotune.report.terminal.overview import State, print_states
+from autotune.report.terminal.overview import State
 from autotune.report.terminal.study import print_plan, print_report
-from autotune.report.terminal.tables import print_names
+from autotune.report.terminal.tables import print_names, print_told
 from autotune.report.verdict import verdict_of
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -293,7 +293,7 @@ def test_a_ratio_that_may_be_noise_is_marked_where_studies_are_listed() -> None:
             **{"n_reduced": 0, "n_left_out": 0, "counts": {"ok": 3}, "best_samples_per_s": 2.0},
             **{"speedup": 1.98, "is_proven": is_proven, "stop_reason": "time"},
         )
-        return printed(print_states, [state], width=100)
+        return printed(print_told, "states", {"states": [state]}, width=100)
 
     assert "1.98x, not proven" in listed(is_proven=False)
     assert "not proven" not in listed(is_proven=True)

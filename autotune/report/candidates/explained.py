@@ -16,8 +16,7 @@ from autotune.report.candidates.ranking import (
     rank_lines,
     violations_as_dicts,
 )
-from autotune.report.parts import tell_parts
-from autotune.report.terminal.tables import print_parts
+from autotune.report.terminal.tables import print_told
 from autotune.space.candidate import format_value
 from autotune.space.knob import knobs_of
 from autotune.space.knobs import changing_knobs
@@ -71,7 +70,7 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
 
 def print_estimate(console: Console, found: Estimated) -> None:
     """Print what is predicted, by part."""
-    print_parts(console, tell_parts("estimate", _of_estimate(found)))
+    print_told(console, "estimate", _of_estimate(found))
 
 
 def print_explained(console: Console, found: Explained) -> None:
@@ -91,7 +90,7 @@ def print_explained(console: Console, found: Explained) -> None:
         "rules": _rules(found.violations),
         "refused": refused,
     }
-    print_parts(console, tell_parts("estimate", values))
+    print_told(console, "estimate", values)
 
 
 def _of_estimate(found: Estimated) -> dict[str, Any]:

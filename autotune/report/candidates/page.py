@@ -9,7 +9,6 @@ from autotune.base.telling import tell
 from autotune.base.templates import Templates
 from autotune.base.units import format_bytes, format_rate, size_unit
 from autotune.cost.errors import LEVEL
-from autotune.planning.from_baseline import from_baseline
 from autotune.planning.ranking import Ranking
 from autotune.report.candidates.ranking import ranking_values, way_as_dict
 from autotune.report.page.charts import scatter
@@ -31,14 +30,14 @@ def render_plan(ranking: Ranking, templates: Templates, *, top: int) -> str:
     Raises:
         RenderError: The template does not render.
     """
-    values, way = ranking_values(ranking, top=top), from_baseline(ranking)
+    values, way = ranking_values(ranking, top=top), way_as_dict(ranking)
     parts, outlook = tell_parts("ranking", values), ranking.outlook
     rows = [*values["best"], *values["more"]]
     known = {
         **values,
         "rows": rows,
         "lattice": outlook.lattice,
-        "way": None if way is None else way_as_dict(ranking, way),
+        "way": way,
         "trials": _search(ranking),
     }
     return templates.text(
@@ -50,7 +49,7 @@ def render_plan(ranking: Ranking, templates: Templates, *, top: int) -> str:
             + outlook.environment.device_name,
             "refresh_s": None,
             "chances": tell("chances", known),
-            "layouts": _layouts(ranking, rows, known["way"]),
+            "layouts": _layouts(ranking, rows, way),
             "about": facts_in(parts),
             "tables": tables_in(parts),
         },

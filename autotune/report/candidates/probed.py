@@ -7,8 +7,7 @@ from rich.console import Console
 
 from autotune.planning.probed import ProbedEstimate
 from autotune.report.candidates.explained import estimate_as_dict
-from autotune.report.parts import tell_parts
-from autotune.report.terminal.tables import print_parts
+from autotune.report.terminal.tables import print_told
 
 _STATES = {
     "params_bytes": "weights",
@@ -37,7 +36,7 @@ def print_probed(console: Console, found: ProbedEstimate) -> None:
         "names": _STATES,
         "states": states,
     }
-    print_parts(console, tell_parts("probed", values))
+    print_told(console, "probed", values)
 
 
 def _predicted(found: ProbedEstimate, name: str) -> float:

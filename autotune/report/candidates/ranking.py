@@ -16,13 +16,12 @@ from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.planning.choices import PROBABLE
 from autotune.planning.explained import Neighbour
-from autotune.planning.from_baseline import FromBaseline, from_baseline
+from autotune.planning.from_baseline import baseline_of, changes_from
 from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import Ranking
-from autotune.report.parts import tell_parts
-from autotune.report.terminal.tables import print_parts
+from autotune.report.terminal.tables import print_told
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import knobs_of
 from autotune.space.knobs import changing_knobs
@@ -64,7 +63,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "spread_experts": [_other_as_dict(ranking, other) for other in ranking.spread_experts],
         "other_batch": ranking.other_batch and _other_as_dict(ranking, ranking.other_batch),
         "baseline": _baseline_as_dict(ranking),
-        "from_baseline": (way := from_baseline(ranking)) and way_as_dict(ranking, way),
+        "from_baseline": way_as_dict(ranking),
         "what_if": [
             {**dataclasses.asdict(variant), "best": ranking.candidates[variant.best].values}
             for variant in ranking.variants
@@ -72,27 +71,35 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def way_as_dict(ranking: Ranking, way: FromBaseline) -> dict[str, Any]:
-    """For programs: the baseline that a search would have, and what leads from it to the best."""
-    gain, spread = way.gain, way.reach.of_ratio(1, 0)
-    before_s, before_bytes = way.prediction.step_time_s[0], way.prediction.peak_memory_bytes[0]
+def way_as_dict(ranking: Ranking) -> dict[str, Any] | None:
+    """For programs: the baseline that a search would have, and what leads from it to the best.
+
+    None: nothing that a search would begin with is forecast to fit.
+    """
+    baseline, first = baseline_of(ranking), int(ranking.choices.firsts[0])
+    if baseline is None:
+        return None
+    figures = figures_as_dict(ranking.outlook.job, baseline.prediction, 0, baseline.reach)
+    before_s, before_bytes = figures["pred_step_time_s"], figures["pred_peak_memory_bytes"]
+    gain = before_s / float(ranking.prediction.step_time_s[first])
+    spread = ranking.reach.take(np.array([first])).step_time.over(baseline.reach.step_time)
     return {
-        "candidate": way.baseline.values,
-        "described": ranking.outlook.engine.describe(way.baseline),
-        "is_given": ranking.baseline is not None,
-        **figures_as_dict(ranking.outlook.job, way.prediction, 0, way.reach),
+        "candidate": baseline.candidate.values,
+        "described": baseline.described,
+        "is_given": bool(baseline.path),
+        **figures,
         "pred_gain_of_best": gain,
         "pred_gain_of_best_low": gain * float(np.exp(-spread.high[0])),
         "pred_gain_of_best_high": gain * float(np.exp(spread.low[0])),
         "pred_gain_probability": float(spread.below(1.0, np.array([1 / gain]))[0]),
         "changes": [
             {
-                "before": way.baseline.get(change.knob),
+                "before": baseline.candidate.get(change.knob),
                 **neighbour_as_dict(change),
-                "pred_gain": float(before_s / change.step_time_s),
-                "pred_memory_change_bytes": float(change.peak_memory_bytes - before_bytes),
+                "pred_gain": before_s / change.step_time_s,
+                "pred_memory_change_bytes": change.peak_memory_bytes - before_bytes,
             }
-            for change in way.changes
+            for change in changes_from(baseline, ranking)
         ],
     }
 
@@ -119,7 +126,7 @@ def violations_as_dicts(found: Sequence[Violation]) -> list[dict[str, str]]:
 
 def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     """Print the best candidates, and how other fleets compare."""
-    print_parts(console, tell_parts("ranking", ranking_values(ranking, top=top)))
+    print_told(console, "ranking", ranking_values(ranking, top=top))
 
 
 def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from autotune.cost.memory import Memory
 from autotune.planning.traced import TracedEstimate
 from autotune.report.candidates.explained import estimate_as_dict, judged_as_dict
 from autotune.report.candidates.ranking import MEMORY_PARTS, host_bytes, parts_of
-from autotune.report.parts import tell_parts
-from autotune.report.terminal.tables import print_parts
+from autotune.report.terminal.tables import print_told
 
 _UNSEEN = (
     "the model's sizes cannot be seen, so its step time cannot be predicted, nor its memory but "
@@ -57,7 +56,7 @@ def print_traced(console: Console, found: TracedEstimate) -> None:
         },
         "peak_bytes": _peak_bytes(found.memory),
     }
-    print_parts(console, tell_parts("traced", values))
+    print_told(console, "traced", values)
 
 
 def _parts(memory: Memory) -> dict[str, float]:

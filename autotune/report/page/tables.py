@@ -14,7 +14,7 @@ from autotune.engines.base import find_engine
 from autotune.record.answer import Standing
 from autotune.report.results.rows import Row, describe_evidence, front_rows
 from autotune.report.story import Story
-from autotune.space.knobs import describe_candidate, describe_difference
+from autotune.space.knobs import describe_change
 
 _FIGURE = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?(?: ?(?:[KMGT]i?)?B\b)?")
 """A number, and the unit of a size: 981 GiB and 1.03 TiB differ in figures alone."""
@@ -82,9 +82,7 @@ def picks(story: Story) -> list[dict[str, Any]]:
 def settings_of_row(story: Story, row: Row) -> str:
     """What differs from the baseline's settings; without a baseline, all of them."""
     baseline = story.baseline_row
-    if baseline is None:
-        return describe_candidate(row.candidate, story.context)
-    return describe_difference(row.candidate, baseline.candidate, story.context)
+    return describe_change(row.candidate, baseline and baseline.candidate, story.context)
 
 
 def config_keys(story: Story) -> list[dict[str, str]]:

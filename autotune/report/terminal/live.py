@@ -21,7 +21,7 @@ from autotune.report.shown import as_html
 from autotune.report.words import chosen_word, outcome_counts, why_lower
 from autotune.search.base import Observer, Running, Snapshot, Stage
 from autotune.space.knob import Context
-from autotune.space.knobs import describe_candidate, describe_difference
+from autotune.space.knobs import describe_candidate, describe_change, describe_difference
 
 _TITLES = {
     Stage.BASELINE: "measuring the baseline",
@@ -205,10 +205,8 @@ def _values(snapshot: Snapshot, context: Context, objective: str, why: str) -> d
     best = snapshot.best if compared is None else compared.leader
     baseline = (compared and compared.start) or snapshot.baseline
     change = ""
-    if best is not None and baseline is not None and compared is None:
-        change = describe_difference(best.candidate, baseline.candidate, context)
-    elif best is not None and compared is None:
-        change = describe_candidate(best.candidate, context)
+    if best is not None and compared is None:
+        change = describe_change(best.candidate, baseline and baseline.candidate, context)
     elif best is not None and compared is not None and compared.start not in (None, best):
         change = describe_difference(best.candidate, compared.start.candidate, context)
     rates = [*accumulate(snapshot.rates, max)]

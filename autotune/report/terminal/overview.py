@@ -1,14 +1,11 @@
 """Overviews for a terminal: the studies of a folder, a ladder, a soak."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
-from autotune.record.soak import SoakResult, describe_soak
 from autotune.record.worth import Ladder
-from autotune.report.parts import tell_parts
-from autotune.report.terminal.tables import print_parts
+from autotune.report.terminal.tables import print_told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +37,6 @@ class State:
     """Origin of its figures: `measured`, `replayed` or `simulated`."""
 
 
-def print_states(console: Console, states: Sequence[State]) -> None:
-    """Print one row per study."""
-    print_parts(console, tell_parts("states", {"states": states}))
-
-
 def print_ladder(console: Console, ladder: Ladder) -> None:
     """Print the steps up, each change alone and each as the last one, and what interacts."""
-    print_parts(console, tell_parts("ladder", {"ladder": ladder}))
-
-
-def print_soak(console: Console, soak: SoakResult) -> None:
-    """Print what a soak found, a fact per line."""
-    print_parts(console, tell_parts("soak", {"soak": soak, "described": describe_soak(soak)}))
+    print_told(console, "ladder", {"ladder": ladder})

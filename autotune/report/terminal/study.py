@@ -7,9 +7,8 @@ from rich.text import Text
 
 from autotune.base.telling import tell
 from autotune.report.explain.trial import Explanation, describe
-from autotune.report.parts import tell_parts
 from autotune.report.story import Story
-from autotune.report.terminal.tables import print_facts, print_parts
+from autotune.report.terminal.tables import print_facts, print_told
 from autotune.report.verdict import details_of, verdict_of
 from autotune.search.plan import Plan
 from autotune.space.candidate import format_value
@@ -33,7 +32,7 @@ def print_report(console: Console, story: Story, *, details: bool = False) -> No
     rows = zip(story.ranked_rows, _changes(story) if baseline else _varying(story), strict=True)
     last = "change of the baseline" if baseline else "settings that vary"
     values = {"story": story, "rows": [*rows], "last": last, "has_evidence": True}
-    print_parts(console, tell_parts("candidates", values))
+    print_told(console, "candidates", values)
     more = []
     if details:
         from autotune.report.optuna_storage import importance_of  # optuna

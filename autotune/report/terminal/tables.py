@@ -1,6 +1,7 @@
 """Tables and named facts, the same wherever a terminal shows them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.columns import Columns
@@ -10,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from autotune.report.parts import APART, Cells, Part
+from autotune.report.parts import APART, Cells, Part, tell_parts
 
 
 def plain_table(*columns: str) -> Table:
@@ -32,6 +33,11 @@ def plain_table(*columns: str) -> Table:
             no_wrap="*" not in marks,
         )
     return table
+
+
+def print_told(console: Console, template: str, values: Mapping[str, Any]) -> None:
+    """Print what a template tells, by its name."""
+    print_parts(console, tell_parts(template, values))
 
 
 def print_parts(console: Console, parts: Iterable[Part]) -> None:
