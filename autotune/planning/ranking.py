@@ -286,8 +286,9 @@ def _spread_experts(
 
 
 def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
-    path = outlook.job.baseline
-    return path and predict_baseline(outlook, *outlook.engine.baseline(path), path=str(path))
+    if (path := outlook.job.baseline) is None:
+        return None
+    return predict_baseline(outlook, *outlook.engine.baseline(path), path=str(path))
 
 
 def predict_baseline(

@@ -176,7 +176,9 @@ def test_a_search_names_its_arguments_and_no_flag(
     assert "--" not in str(caught.value)
 
 
-def test_a_search_returns_a_value_and_tells_how_it_goes(tmp_path: Path) -> None:
+def test_a_search_returns_a_value_and_tells_how_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: list[Snapshot] = []
     found = autotune.search(
         **JOB, trials=2, fleet="simulate:2xH100", results=tmp_path, study="s", no_knowledge=True,
@@ -192,9 +194,12 @@ def test_a_search_returns_a_value_and_tells_how_it_goes(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="at least two"):
         autotune.compare("s", results=tmp_path)
     other: dict[str, Any] = {**JOB, "seq_len": 32}
+    assert capsys.readouterr().err == ""
     autotune.search(
-        **other, trials=2, fleet="simulate:2xH100", results=tmp_path, study="t", no_knowledge=True
-    )
+        **other, trials=2, fleet="simulate:2xH100", results=tmp_path, study="t", no_knowledge=True,
+        progress=True,
+    )  # fmt: skip
+    assert "trial 0 started: " in capsys.readouterr().err
     both = str(autotune.compare(["s", "t"], results=tmp_path))
     assert "warning: seq_len differs (s 64, t 32): samples/s are not of the same work" in both
 

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 from rich.console import Console
 
@@ -12,7 +12,6 @@ from autotune.app.api.calls import each_of
 from autotune.app.api.keys import SearchKeys
 from autotune.app.exports import export_study
 from autotune.app.searching import answer_as_dict, run_searches
-from autotune.base.units import format_rate
 from autotune.cost.knowledge import file_for
 from autotune.fleet.options import options_of
 from autotune.record.study import Study
@@ -20,12 +19,13 @@ from autotune.record.table import TrialTable, load_table
 from autotune.record.worth import Ladder
 from autotune.report.shown import Shown
 from autotune.report.story import Story, read_story
-from autotune.report.terminal.live import NotebookView
+from autotune.report.terminal.live import NotebookView, View, view_for
 from autotune.report.terminal.overview import print_ladder
 from autotune.report.terminal.study import print_report
 from autotune.search.base import Observer, Snapshot
+from autotune.search.session import Session
 
-Progress = Literal["tqdm"] | Callable[[Snapshot], None]
+Progress = bool | Callable[[Snapshot], None]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -120,8 +120,8 @@ def search(
         no_knowledge: Whether to learn from no other study, and teach none.
         metrics_file: Where Prometheus metrics are kept as well.
         ladder: Whether to say then what each change to the best one is worth.
-        progress: `tqdm`, or what is called with each `Snapshot` of the search; None: in a notebook
-            a view that is redrawn in place, nothing elsewhere.
+        progress: Whether to show how it goes, in place; None: in a notebook alone. Or what is
+            called with each `Snapshot` of the search.
         note: Called with everything worth saying.
         flags: Keys of the job.
 
@@ -148,11 +148,7 @@ def search(
         with_ladder=ladder,
         is_one=True,
         say=say,
-        watch=lambda session: (
-            NotebookView(session.lattice.context, session.job.objective.name, say)
-            if progress is None and Console().is_jupyter
-            else _CallObserver(progress, say)
-        ),
+        watch=lambda session: _CallObserver(session, progress, say),
     )
     if answer.problem is not None:
         raise answer.problem.error
@@ -172,32 +168,32 @@ def search(
 class _CallObserver(Observer):
     """Shows a search to whoever called it."""
 
-    def __init__(self, progress: Progress | None, note: Callable[[str], None]) -> None:
-        self._progress, self._note = progress, note
-        self._bar: Any = None
+    def __init__(
+        self, session: Session, progress: Progress | None, note: Callable[[str], None]
+    ) -> None:
+        is_notebook = Console().is_jupyter
+        context, objective = session.lattice.context, session.job.objective.name
+        self._tell, self._note = progress if callable(progress) else None, note
+        self._view: View | None = None
+        if self._tell is None and (is_notebook if progress is None else progress):
+            console = Console(stderr=not is_notebook)
+            make = NotebookView if is_notebook else view_for
+            self._view = make(console, context, objective)
 
     def __enter__(self) -> "_CallObserver":
-        if self._progress == "tqdm":
-            from tqdm.auto import tqdm  # only where it is asked for
-
-            self._bar = tqdm(unit="trial")
+        if self._view is not None:
+            self._view.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    def __exit__(self, *error: object) -> None:
+        if self._view is not None:
+            self._view.__exit__(*error)
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        if self._bar is not None:
-            self._bar.total = snapshot.n_budget
-            self._bar.n = min(snapshot.n_done, snapshot.n_budget)
-            best = snapshot.best
-            best_text = (
-                "" if best is None else f", best {format_rate(best.samples_per_s)} samples/s"
-            )
-            self._bar.set_description(f"{snapshot.stage.value}{best_text}")
-        elif callable(self._progress):
-            self._progress(snapshot)
+        if self._view is not None:
+            self._view.on_snapshot(snapshot)
+        if self._tell is not None:
+            self._tell(snapshot)
 
     def on_note(self, note: str) -> None:
         self._note(note)

@@ -82,7 +82,8 @@ def picks(story: Story) -> list[dict[str, Any]]:
 def settings_of_row(story: Story, row: Row) -> str:
     """What differs from the baseline's settings; without a baseline, all of them."""
     baseline = story.baseline_row
-    return describe_change(row.candidate, baseline and baseline.candidate, story.context)
+    before = None if baseline is None else baseline.candidate
+    return describe_change(row.candidate, before, story.context)
 
 
 def config_keys(story: Story) -> list[dict[str, str]]:

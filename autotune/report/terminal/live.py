@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any, Self
@@ -21,7 +21,7 @@ from autotune.report.shown import as_html
 from autotune.report.words import chosen_word, outcome_counts, why_lower
 from autotune.search.base import Observer, Running, Snapshot, Stage
 from autotune.space.knob import Context
-from autotune.space.knobs import describe_candidate, describe_change, describe_difference
+from autotune.space.knobs import describe_candidate, describe_change
 
 _TITLES = {
     Stage.BASELINE: "measuring the baseline",
@@ -98,11 +98,10 @@ class LiveView(View):
 
 
 class NotebookView(View):
-    """Redraws itself below the cell that searches; notes go to the caller."""
+    """Redraws itself below the cell that searches, with the last note."""
 
-    def __init__(self, context: Context, objective: str, note: Callable[[str], None]) -> None:
-        super().__init__(Console(), context, objective)
-        self._note = note
+    def __init__(self, console: Console, context: Context, objective: str) -> None:
+        super().__init__(console, context, objective)
         self._handle: Any = None
         self._drawn_at_s = -math.inf
 
@@ -123,8 +122,7 @@ class NotebookView(View):
         self._handle.update({"text/html": page, "text/plain": ""}, raw=True)
 
     def on_note(self, note: str) -> None:
-        """Hand it on."""
-        self._note(note)
+        """Leave it to the next drawing."""
 
 
 class LineView(View):
@@ -205,10 +203,11 @@ def _values(snapshot: Snapshot, context: Context, objective: str, why: str) -> d
     best = snapshot.best if compared is None else compared.leader
     baseline = (compared and compared.start) or snapshot.baseline
     change = ""
-    if best is not None and compared is None:
-        change = describe_change(best.candidate, baseline and baseline.candidate, context)
-    elif best is not None and compared is not None and compared.start not in (None, best):
-        change = describe_difference(best.candidate, compared.start.candidate, context)
+    before = baseline if compared is None else compared.start
+    if best is not None and (compared is None or before not in (None, best)):
+        change = describe_change(
+            best.candidate, None if before is None else before.candidate, context
+        )
     rates = [*accumulate(snapshot.rates, max)]
     return {
         "snapshot": snapshot,
