@@ -23,14 +23,19 @@ from autotune.report.compare.comparison import (
     compare,
     names_of,
 )
-from autotune.report.compare.page import render_comparison
-from autotune.report.page.page import END_OF_NOW, NOW, render_page, render_running
+from autotune.report.page.page import (
+    END_OF_NOW,
+    NOW,
+    render_comparison,
+    render_page,
+    render_running,
+)
 from autotune.report.story import read_story
 from autotune.search.base import Observer, Snapshot
 
 _SHARE_OF_TIME = 0.01
 """Share of a search's time that drawing its page may take."""
-_MARK = "<!-- a page of autotune -->"
+_MARK = "<!-- a page of autotune -->\n"
 """Begins every page, whatever the templates make of it."""
 _BY = "as a page by autotune"
 
@@ -107,8 +112,6 @@ def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> 
         StudyError: The record cannot be read, or the file cannot be written or is none of ours.
         RenderError: A template of the user's does not render.
     """
-    if out != study.page_file:
-        refuse_foreign(out, _MARK.encode(), _BY)
     story = read_story(study, running=snapshot, job=_job(study))
     text = render_page(story, _templates(study))
     # A study that was moved away while it runs must not begin again in its old place.
@@ -123,13 +126,7 @@ def _write_running(study: Study, snapshot: Snapshot) -> None:
     _, ends, after = rest.partition(END_OF_NOW)
     if ends and context is not None:
         now = render_running(snapshot, context, _templates(study))
-        write_text(
-            page,
-            f"{before}{begins}{now}{ends}{after}",
-            error=StudyError,
-            hint="free some space",
-            makes_folder=False,
-        )
+        _write(page, f"{before}{begins}{now}{ends}{after}", makes_folder=False)
 
 
 def compare_studies(runs: Sequence[str], results: Path) -> StudyComparison:
@@ -157,7 +154,6 @@ def write_comparison(comparison: StudyComparison, out: Path) -> Path:
     Raises:
         StudyError: The file cannot be written, or is there and none of ours.
     """
-    refuse_foreign(out, _MARK.encode(), _BY)
     return _write(out, render_comparison(comparison, Templates()))
 
 
@@ -167,14 +163,16 @@ def write_plan(ranking: Ranking, out: Path, *, top: int) -> Path:
     Raises:
         StudyError: The file cannot be written, or is there and none of ours.
     """
-    refuse_foreign(out, _MARK.encode(), _BY)
     return _write(out, render_plan(ranking, Templates(), top=top))
 
 
 def _write(out: Path, text: str, *, makes_folder: bool = True) -> Path:
+    """Write a page; one of a study, whose folder is there, over whatever stands in its place."""
+    if makes_folder:
+        refuse_foreign(out, _MARK.encode(), _BY)
     hint = "name another file, or free some space"
-    marked = f"{_MARK}\n{text}"
-    write_text(out, marked, error=StudyError, hint=hint, makes_folder=makes_folder)
+    text = _MARK + text.removeprefix(_MARK)
+    write_text(out, text, error=StudyError, hint=hint, makes_folder=makes_folder)
     return out
 
 

@@ -1,6 +1,7 @@
 """Studies of a folder: which there are, how each stands, what one trial of it says."""
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import StudyError
@@ -15,9 +16,37 @@ from autotune.record.study import DEFAULT_RESULTS, Study
 from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
 from autotune.report.story import read_story
-from autotune.report.terminal.overview import State
 from autotune.search.session import history_of
 from autotune.space.script import reach_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """How a study stands."""
+
+    study: str
+    folder: str
+    is_running: bool
+    """Whether a search holds it now."""
+    n_trials: int
+    n_reduced: int
+    """Trials among these that ran fewer layers or accelerators, and are in no ranking."""
+    n_left_out: int
+    """Trials of the record besides those, of another job or configuration."""
+    counts: dict[str, int]
+    """Ended trials by outcome."""
+    best_samples_per_s: float | None
+    """Figure of the answer's best, or of the best so far; None where nothing was measured."""
+    speedup: float | None
+    """Speed of the best over the baseline's; None while there is none."""
+    is_proven: bool
+    """Whether the best is proven to be better than the baseline."""
+    stop_reason: str | None
+    """None while the search has not ended."""
+    substitute_baseline: bool = False
+    """Whether that baseline is another than was asked for, since the platform ended that."""
+    origin: str = "measured"
+    """Origin of its figures: `measured`, `replayed` or `simulated`."""
 
 
 def studies(results: Path) -> list[Study]:

@@ -196,13 +196,9 @@ def _show_one(found: "Found", *, as_json: bool) -> None:
 
 def _print_answer(answer: "SearchAnswer", ladder: "Ladder | None") -> None:
     from autotune.report.story import read_story
-    from autotune.report.terminal.overview import print_ladder
-    from autotune.report.terminal.study import print_report
+    from autotune.report.terminal.study import print_answer
 
-    print_report(DATA, read_story(answer.study))
-    if ladder is not None:
-        DATA.print()
-        print_ladder(DATA, ladder)
+    print_answer(DATA, read_story(answer.study), ladder)
 
 
 def _show_several(found: "Sequence[Found]", *, as_json: bool) -> None:

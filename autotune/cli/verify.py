@@ -169,7 +169,7 @@ def ladder(
     """
     from autotune.app.studies import find_study
     from autotune.app.worth import run_ladder
-    from autotune.report.terminal.overview import print_ladder
+    from autotune.report.terminal.tables import print_told
 
     with obtained_fleet(fleet, fleet_option) as (held, options):
         found = run_ladder(
@@ -182,7 +182,7 @@ def ladder(
         )
     if found is None:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    print_json(asdict(found)) if as_json else print_ladder(DATA, found)
+    print_json(asdict(found)) if as_json else print_told(DATA, "ladder", {"ladder": found})
 
 
 @cli.command(epilog="autotune doctor")

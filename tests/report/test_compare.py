@@ -16,7 +16,7 @@ from autotune.base.templates import Templates
 from autotune.contract import TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.report.compare.comparison import StudyComparison, names_of
-from autotune.report.compare.page import render_comparison
+from autotune.report.page.page import render_comparison
 from autotune.report.terminal.tables import print_parts
 from tests.report.test_terminal import finished
 from tests.report.told import printed

@@ -20,7 +20,6 @@ from autotune.report.explain.script import ProposedChange, ScriptDiagnosis, desc
 from autotune.report.story import read_story
 from autotune.report.terminal.doctor import print_diagnosis
 from autotune.report.terminal.live import draw, sparkline
-from autotune.report.terminal.overview import print_ladder
 from autotune.report.terminal.study import print_explanation, print_report
 from autotune.report.terminal.tables import SettingsCell, print_facts, print_parts, print_told
 from autotune.search.base import Stage
@@ -58,7 +57,7 @@ def comparing(console: Console) -> None:
 def ladder(console: Console) -> None:
     climbed, _ = walk(Path("results"), measured)
     assert climbed is not None
-    print_ladder(console, climbed)
+    print_told(console, "ladder", {"ladder": climbed})
 
 
 def compare(console: Console) -> None:

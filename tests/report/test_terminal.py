@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 
 from autotune.app.session import plan_search
-from autotune.app.studies import state_of
+from autotune.app.studies import State, state_of
 from autotune.base.units import format_interval
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
@@ -23,7 +23,6 @@ from autotune.record.table import load_table
 from autotune.report.page.trials import trials as trials_of
 from autotune.report.story import Story, read_story
 from autotune.report.terminal.markdown import render_markdown
-from autotune.report.terminal.overview import State
 from autotune.report.terminal.study import print_plan, print_report
 from autotune.report.terminal.tables import print_names, print_told
 from autotune.report.verdict import verdict_of

@@ -15,7 +15,7 @@ from autotune.record.found import write_found
 from autotune.record.study import Study
 from autotune.record.worth import LADDER_FILE, Ladder, read_ladder
 from autotune.report.parts import facts_in, tell_parts
-from autotune.report.terminal.overview import print_ladder
+from autotune.report.terminal.tables import print_told
 from autotune.search.session import RecordedPlace
 from autotune.search.worth import Way, WayRunner
 from autotune.space.candidate import Candidate
@@ -151,7 +151,7 @@ def test_it_is_read_as_it_was_written_and_not_where_it_is_damaged(tmp_path: Path
     assert ladder is not None
     path = write_found(tmp_path / LADDER_FILE, ladder)
     assert read_ladder(tmp_path) == ladder
-    assert "one after the other" in printed(print_ladder, ladder)
+    assert "one after the other" in printed(print_told, "ladder", {"ladder": ladder})
     path.write_text(path.read_text().replace('"place": 1', '"place": 99'), encoding="utf-8")
     assert read_ladder(tmp_path) is None
 

@@ -96,7 +96,11 @@ class Planned(Shown[Ranking]):
                 {
                     "rank": row["rank"],
                     **row["candidate"],
-                    **{k: v for k, v in row.items() if k.startswith("pred_") and _is_cell(v)},
+                    **{
+                        k: v
+                        for k, v in row.items()
+                        if k.startswith("pred_") and not isinstance(v, Mapping)
+                    },
                 }
                 for row in rows
             ]
@@ -341,7 +345,3 @@ def _outlook(flags: Mapping[str, Any], *, ranks_all: bool = True) -> Outlook:
     if outlook.job.accelerators is not None:
         say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
     return outlook
-
-
-def _is_cell(value: object) -> bool:
-    return not isinstance(value, Mapping)

@@ -20,8 +20,7 @@ from autotune.record.worth import Ladder
 from autotune.report.shown import Shown
 from autotune.report.story import Story, read_story
 from autotune.report.terminal.live import NotebookView, View, view_for
-from autotune.report.terminal.overview import print_ladder
-from autotune.report.terminal.study import print_report
+from autotune.report.terminal.study import print_answer
 from autotune.search.base import Observer, Snapshot
 from autotune.search.session import Session
 
@@ -132,7 +131,7 @@ def search(
         NothingFeasibleError: Nothing is legal, nothing ran within the limits, or no trial is
             predicted to succeed.
     """
-    say = note or _nothing
+    say = note or (lambda _: None)
     ((answer, climbed),) = run_searches(
         flags,
         command=shlex.split(command) if isinstance(command, str) else tuple(command),
@@ -153,15 +152,11 @@ def search(
     if answer.problem is not None:
         raise answer.problem.error
     report = read_story(answer.study)
-
-    def show(console: Console) -> None:
-        print_report(console, report)
-        if climbed is not None:
-            console.print()
-            print_ladder(console, climbed)
-
     return Searched(
-        value=report, show=show, data=lambda: answer_as_dict(answer, climbed), ladder=climbed
+        value=report,
+        show=lambda console: print_answer(console, report, climbed),
+        data=lambda: answer_as_dict(answer, climbed),
+        ladder=climbed,
     )
 
 
@@ -197,7 +192,3 @@ class _CallObserver(Observer):
 
     def on_note(self, note: str) -> None:
         self._note(note)
-
-
-def _nothing(_: str) -> None:
-    """Where nobody wants to hear it."""

@@ -355,7 +355,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "rank": rank,
         "n_variants": len(ranking.choices.variants(rank)),
         "n_variants_within_1_percent": len(ranking.close_variants(rank)),
-        "best_of": _best_of(ranking, index),
+        "best_of": [kind for kind, best in ranking.best_of.items() if best == index],
         "asks": list(ranking.outlook.asks(ranking.candidates[index])),
         "is_tried_by_default": ranking.outlook.default_search is None
         or ranking.outlook.default_search.has(ranking.candidates[index]),
@@ -371,11 +371,6 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "assumed": assumptions(ranking.reach, index),
         **parts_as_dict(found, index),
     }
-
-
-def _best_of(ranking: Ranking, index: int) -> list[str]:
-    """Kinds of which a candidate is the best one."""
-    return [kind for kind, best in ranking.best_of.items() if best == index]
 
 
 _LEAST_SAVING = 0.03

@@ -29,7 +29,7 @@ def forecast_errors(trials: Sequence[Trial]) -> list[dict[str, Any]]:
                 abs(predicted / measured - 1) for measured, predicted, _, _ in cases
             ),
             "n": len(cases),
-            "n_inside": _n_inside(cases),
+            "n_inside": sum(low <= measured <= high for measured, _, low, high in cases),
         }
         for name, cases in by_name.items()
         if cases
@@ -48,7 +48,3 @@ def _case(trial: Trial, figure: str) -> Case | None:
     measured = getattr(result, figure)
     ends = (getattr(predicted, f"{name}{end}_{unit}") for end in ("", "_low", "_high"))
     return (float(measured), *ends) if measured else None
-
-
-def _n_inside(cases: Sequence[Case]) -> int:
-    return sum(low <= measured <= high for measured, _, low, high in cases)

@@ -1,13 +1,15 @@
-"""The report of a study as one HTML file that needs nothing else."""
+"""The report of a study, or several compared, as one HTML file that needs nothing else."""
 
 import time
 from typing import Any
 
 from autotune import __version__
 from autotune.base.clock import date_of, unix_now_s
+from autotune.base.telling import tell
 from autotune.base.templates import Templates, canonical_json
 from autotune.engines.base import find_engine
 from autotune.record.worth import read_ladder
+from autotune.report.compare.comparison import StudyComparison
 from autotune.report.optuna_storage import importance_of
 from autotune.report.page import charts, tables
 from autotune.report.page.trials import details, trials
@@ -44,9 +46,9 @@ def render_page(story: Story, templates: Templates) -> str:
         **page_values(),
         "title": story.study,
         "refresh_s": REFRESH_S if running else None,
-        "running": None if running is None else _running(running, story.context),
+        "running": running and render_running(running, story.context, templates),
         "verdict": verdict,
-        "advice": [] if problem is None else _advice(problem.fix),
+        "problem": problem,
         "figures": tables.figures(story),
         "best_word": story.best_word,
         "picks": tables.picks(story),
@@ -67,7 +69,7 @@ def render_page(story: Story, templates: Templates) -> str:
         "ladder": ladder,
         "ladder_tables": tables_in(climbed),
         "ladder_facts": facts_in(climbed),
-        "guarded": [] if running else tables.guarded(story),
+        "guarded": {} if running else story.guarded,
         "evidence": tables.evidence(story),
         "outcome_names": [outcome.value for outcome in story.counts],
         "trials": rows,
@@ -84,6 +86,31 @@ def render_page(story: Story, templates: Templates) -> str:
     return templates.text("report/study.html.j2", values)
 
 
+def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
+    """The page.
+
+    Raises:
+        RenderError: The template does not render.
+    """
+    stories = comparison.stories
+    first, *others = stories
+    banners = dict.fromkeys(verdict_of(story).about.get("banner") for story in stories.values())
+    values = {
+        **page_values(),
+        **comparison.values,
+        "title": f"{first} against {', '.join(others)}",
+        "refresh_s": None,
+        "banners": [banner for banner in banners if banner],
+        "chart_of_bests": charts.comparison(
+            [(name, "candidate", story.best) for name, story in stories.items() if story.best]
+        ),
+        "tables": tables_in(comparison.parts()),
+        "kinds": tell("kinds", comparison.values),
+        "about_ratios": tell("ratios", comparison.values)[0][1],
+    }
+    return templates.text("report/compare.html.j2", values)
+
+
 def page_values() -> dict[str, Any]:
     """What every page says of its author."""
     return {
@@ -94,12 +121,8 @@ def page_values() -> dict[str, Any]:
 
 def render_running(snapshot: Snapshot, context: Context, templates: Templates) -> str:
     """What runs now, of `report/running.html.j2`: it stands between `NOW` and `END_OF_NOW`."""
-    return templates.text("report/running.html.j2", {"running": _running(snapshot, context)})
-
-
-def _running(snapshot: Snapshot, context: Context) -> dict[str, Any]:
     now_s, left_s = unix_now_s(), snapshot.time_left_s
-    return {
+    values = {
         "search": snapshot,
         "ends_at": None if left_s is None else date_of(now_s + left_s, "%H:%M UTC"),
         "trials": [
@@ -107,8 +130,4 @@ def _running(snapshot: Snapshot, context: Context) -> dict[str, Any]:
             for one in snapshot.running
         ],
     }
-
-
-def _advice(fix: str) -> list[str]:
-    """The nearest changes, one by one."""
-    return [change.strip() for change in fix.removeprefix("nearest changes:").split(";")]
+    return templates.text("report/running.html.j2", values)

@@ -121,11 +121,6 @@ def config_of(story: Story, trial: int) -> dict[str, Any] | None:
         return None
 
 
-def guarded(story: Story) -> list[tuple[str, str]]:
-    """What the convergence guard says, as (name, text)."""
-    return [(name, f"trial {n}, {text}") for name, (n, text) in story.guarded.items()]
-
-
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for key, value in config.items():

@@ -6,18 +6,14 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.base.telling import tell
+from autotune.record.worth import Ladder
 from autotune.report.explain.trial import Explanation, describe
 from autotune.report.story import Story
 from autotune.report.terminal.tables import print_facts, print_told
 from autotune.report.verdict import details_of, verdict_of
 from autotune.search.plan import Plan
 from autotune.space.candidate import format_value
-from autotune.space.knobs import (
-    describe_candidate,
-    describe_difference,
-    describe_settings,
-    settings_of,
-)
+from autotune.space.knobs import describe_change, describe_settings, settings_of
 
 
 def print_report(console: Console, story: Story, *, details: bool = False) -> None:
@@ -41,6 +37,14 @@ def print_report(console: Console, story: Story, *, details: bool = False) -> No
     print_facts(console, [*more, *verdict.notes])
 
 
+def print_answer(console: Console, story: Story, ladder: Ladder | None) -> None:
+    """Print the report of a search, and what each change is worth where that was measured."""
+    print_report(console, story)
+    if ladder is not None:
+        console.print()
+        print_told(console, "ladder", {"ladder": ladder})
+
+
 def print_explanation(console: Console, explanation: Explanation) -> None:
     """Print where a trial's time went, what bounds it and what addresses that."""
     knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.identity.knobs.items())
@@ -59,10 +63,8 @@ def _changes(story: Story) -> Iterator[str]:
     baseline = story.baseline_row
     assert baseline is not None
     for row in story.ranked_rows:
-        if row == baseline:
-            yield describe_candidate(row.candidate, story.context)
-        else:
-            yield describe_difference(row.candidate, baseline.candidate, story.context)
+        before = None if row == baseline else baseline.candidate
+        yield describe_change(row.candidate, before, story.context)
 
 
 def _varying(story: Story) -> Iterator[str]:
