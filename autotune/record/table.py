@@ -77,11 +77,7 @@ _DTYPE_OF_KNOB = {"int": "Int64", "float": "float64", "bool": "boolean", "choice
 
 
 class TrialTable(pd.DataFrame):
-    """A row per trial, with the columns of `schema_of`.
-
-    Its `attrs` hold the name of the `study`, and by column the `units` (where there is one) and
-    the `meanings`.
-    """
+    """A row per trial; its `attrs` hold the `study`, and the columns' `units` and `meanings`."""
 
     @property
     def summary(self) -> pd.DataFrame:
