@@ -23,6 +23,9 @@ SHORTER = {
 """What takes long in a command -> what is typed here."""
 
 
+MAY_BE_NULL = re.findall(r"`(\w+)`", TEXT.partition("May be null:")[2].partition("\n")[0])
+
+
 @dataclass(frozen=True)
 class Step:
     """A command of the file."""
@@ -66,14 +69,17 @@ def differences(promised: Any, answer: Any, where: str = "") -> list[str]:
         lost = [f"{where}.{key} is not there" for key in promised if key not in answer]
         return lost + [
             line
-            for key in promised.keys() & answer.keys()
+            for key in promised
+            if key in answer
             for line in differences(promised[key], answer[key], f"{where}.{key}")
         ]
     if isinstance(promised, list) and isinstance(answer, list):
         if promised and not answer:
             return [f"{where} is empty"]
-        return [line for item in answer for line in differences(promised[0], item, f"{where}[]")]
-    if _kind(promised) == _kind(answer):
+        pairs = [(shown, item) for shown in promised[:1] for item in answer]
+        return [line for pair in pairs for line in differences(*pair, f"{where}[]")]
+    is_null = answer is None and where.rpartition(".")[2] in MAY_BE_NULL
+    if is_null or _kind(promised) == _kind(answer):
         return []
     return [f"{where} is {answer!r}, not of the type of {promised!r}"]
 
@@ -112,7 +118,12 @@ def test_a_key_that_is_not_there_is_seen() -> None:
     assert differences(promised, {"level": "ok", "findings": [{}]}) == [
         ".findings[].fix is not there"
     ]
-    assert differences(promised, {"level": 1, "findings": []}) != []
+    assert differences(promised, {"level": 1, "findings": []}) == [
+        ".level is 1, not of the type of 'ok'",
+        ".findings is empty",
+    ]
+    assert differences({"price": 1.5}, {"price": None}) == []
+    assert differences({"trial": 1}, {"trial": None}) != []
 
 
 def test_what_needs_no_device_answers_as_shown(tmp_path: Path) -> None:
