@@ -37,7 +37,7 @@ def test_no_command_depends_on_how_many_studies_there_are() -> None:
 
 
 def test_the_first_screen_is_one_sentence_one_command_one_table() -> None:
-    assert len(README.splitlines()) <= 115  # a screen and a half beside the demo's table
+    assert len(README.splitlines()) <= 112  # a screen and a half beside the demo's table
     screen = README.splitlines()[:45]
     assert any("samples/s" in line and "trial" in line for line in screen)
     assert sum(line.startswith("```sh") for line in screen) == 1
