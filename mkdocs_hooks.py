@@ -25,6 +25,7 @@ ELSEWHERE = {
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
     "examples/README.md": "examples.md",
+    "skills/autotune/SKILL.md": "agents.md",
 }
 """File of the repository -> its page."""
 

@@ -240,14 +240,29 @@ def main() -> None:
     if not options.json:
         print(_HEAD)
     verdicts: dict[str, int] = {}
+    ratios = []
     for found in places(options.recipes, options.only):
         verdicts[found.verdict] = verdicts.get(found.verdict, 0) + 1
+        if found.published_s is not None and found.forecast_s is not None:
+            ratios.append(found.forecast_s / found.published_s)
         more = {"behind": found.behind, "verdict": found.verdict}
         print(
             json.dumps({**asdict(found), **more}) if options.json else in_words(found), flush=True
         )
     if not options.json:
         print(f"\n{', '.join(f'{count} {verdict}' for verdict, count in verdicts.items())}")
+        print(compared(ratios))
+
+
+def compared(ratios: Sequence[float]) -> str:
+    """How far forecasts are from published step times, in words."""
+    if not ratios:
+        return "no step time is published"
+    off = float(np.median(np.abs(np.array(ratios) - 1.0)))
+    return (
+        f"forecast over published: {min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} "
+        f"recipes, {np.median(ratios):.2f} in the median; {off:.0%} off in the median"
+    )
 
 
 if __name__ == "__main__":

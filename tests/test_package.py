@@ -61,7 +61,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     source.mkdir()
     # A copy: the backend leaves build/ and egg-info beside what it builds.
-    for name in ("autotune", "templates", "search_spaces", "docs"):
+    for name in ("autotune", "templates", "search_spaces", "docs", "skills"):
         _copy(REPOSITORY / name, source / name)
     for path in RECORDS:
         copy = source / path.relative_to(REPOSITORY)
@@ -101,6 +101,7 @@ def test_a_package_index_would_take_both(built: Path, wheel: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {"LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "docs/job.md"}
+    assert "skills/autotune/SKILL.md" in names
 
 
 def test_the_version_is_the_same_wherever_it_is_said() -> None:

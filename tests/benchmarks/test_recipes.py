@@ -2,7 +2,7 @@
 
 import csv
 
-from benchmarks.recipes import RECIPES, in_words, place_of
+from benchmarks.recipes import RECIPES, compared, in_words, place_of
 
 ROW = {
     "name": "GPT-2 on 8 V100",
@@ -49,3 +49,11 @@ def test_a_recipe_that_is_no_candidate_is_said() -> None:
     assert (odd.place, odd.verdict) == (None, "not in the plan")
     assert place_of({**ROW, "world": "7"}).verdict in ("no plan", "not in the plan")
     assert place_of({**ROW, "reason": "tried", "recipe": "tp=3"}).verdict == "explained"
+
+
+def test_forecasts_are_compared_with_what_was_published() -> None:
+    assert compared([0.9, 1.2]) == (
+        "forecast over published: 0.90 to 1.20 in 2 recipes, 1.05 in the median; "
+        "15% off in the median"
+    )
+    assert compared([]) == "no step time is published"

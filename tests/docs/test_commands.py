@@ -9,7 +9,7 @@ import typer
 from autotune.cli import cli
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
+PAGES = [page for of in ("*", "docs/**/*", "skills/**/*") for page in REPOSITORY.glob(f"{of}.md")]
 
 
 def _commands_of(page: Path) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from tests.command_line import autotune
 
 HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+FILES = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMANDS = [
     (page.name, line)
     for page in sorted(HOW_TO.glob("*.md"))
@@ -17,13 +18,15 @@ COMMANDS = [
 
 
 def test_there_are_commands() -> None:
-    assert {page for page, _ in COMMANDS} >= {"no-gpu.md", "rent.md", "ci.md"}
+    assert {page for page, _ in COMMANDS} >= {"no-gpu.md", "rent.md", "ci.md", "fine-tune.md"}
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_a_command_answers(page: str, line: str, tmp_path: Path) -> None:
     # With a finding, which every form of output shows.
     (tmp_path / "ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 2, "zero": 1}\n')
+    for name, content in FILES.findall((HOW_TO / page).read_text("utf-8")):
+        (tmp_path / name).write_text(content)
     # What is searched in full is searched by other tests.
     flags = ("--dry-run",) if line.startswith("search ") else ()
     done = autotune(*shlex.split(line), *flags, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""Every command in the README runs, in the order in which a reader would type them."""
+"""Every command in the README, and in the page about the result, runs in its order."""
 
 import os
 import re
@@ -14,6 +14,7 @@ from tests.command_line import autotune
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+RESULT = (REPOSITORY / "docs" / "result.md").read_text(encoding="utf-8")
 
 # The demo as it stands takes minutes: here it gets one trial and 20 s. The environment is the
 # one that runs this test, so that nothing is installed.
@@ -21,30 +22,31 @@ DEMO = "make demo SEARCH='--space smoke --trials 1 --budget 20s' -o .venv/.insta
 ACTIVATE = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH\n"
 
 
-def commands() -> list[str]:
-    blocks = re.findall(r"^```sh\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line]
+def commands(*pages: str) -> list[str]:
+    """The lines of the blocks of pages, each once."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", "".join(pages), flags=re.MULTILINE | re.DOTALL)
+    return list(dict.fromkeys(line for block in blocks for line in block.splitlines() if line))
 
 
 def test_the_first_commands_are_the_main_job_and_its_tests() -> None:
-    assert commands()[:2] == ["make demo", "make test"]
+    assert commands(README)[:2] == ["make demo", "make test"]
 
 
 def test_no_command_depends_on_how_many_studies_there_are() -> None:
-    assert not [command for command in commands() if "*" in command]
+    assert not [command for command in commands(README, RESULT) if "*" in command]
 
 
 def test_the_first_screen_is_one_sentence_one_command_one_table() -> None:
+    assert len(README.splitlines()) <= 112  # a screen and a half beside the demo's table
     screen = README.splitlines()[:45]
     assert any("samples/s" in line and "trial" in line for line in screen)
     assert sum(line.startswith("```sh") for line in screen) == 1
 
 
-def test_what_you_get_tells_a_model_s_study_from_that_of_your_own_command() -> None:
-    section = README.split("## What you get\n")[1].split("\n## ")[0]
-    assert "launch.sh --steps 3" in section
-    assert "`--max_steps 3`" in section, "no script of Trainer's knows --steps"
-    (row,) = (line for line in section.splitlines() if line.startswith("| `best/` |"))
+def test_the_result_tells_a_model_s_study_from_that_of_your_own_command() -> None:
+    assert "launch.sh --steps 3" in RESULT
+    assert "`--max_steps 3`" in RESULT, "no script of Trainer's knows --steps"
+    (row,) = (line for line in RESULT.splitlines() if line.startswith("| `best/` |"))
     assert "For a model, a training script" in row
     assert "for your own command" in row
 
@@ -63,7 +65,7 @@ def test_every_command_runs(tmp_path: Path) -> None:
     (tmp_path / ".venv" / "bin" / "activate").write_text(ACTIVATE)
     (tmp_path / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
-    for command in commands():
+    for command in commands(README, RESULT):
         if command == "make test":
             continue  # this is one of its tests
         # Without a start of Python for each; one shows that the install makes the program.
