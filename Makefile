@@ -107,7 +107,7 @@ gpu-offline:
 	$(PYTHON) -m tests.gpu.offline $(VENV) $(WHEELS)
 
 # On what the knobs were tried: two CPU ranks here. Of any study, such as `make demo` or one on GPUs:
-# `python -m autotune.record.tried results/STUDY > results/recorded/knobs-DEVICES-STUDY.json`.
+# `python -m tests.record_tried results/STUDY > results/recorded/knobs-DEVICES-STUDY.json`.
 record: extensions
 	$(BIN)/python -m tests.record_knobs > results/recorded/knobs-cpu-2.json
 	$(BIN)/python -m tests.record_megatron_knobs > results/recorded/knobs-cpu-2-megatron.json

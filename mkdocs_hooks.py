@@ -13,10 +13,8 @@ from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
 import autotune.cli  # noqa: F401  its modules add the commands
-from autotune.check import rules_page
 from autotune.cli.base import cli
-from autotune.record import table
-from autotune.report import knobs_page, metrics
+from tests import site_pages
 from tests.record_gallery import RECORDED, SIMULATED, report_of, write_simulated
 
 REPOSITORY = Path(__file__).parent
@@ -100,9 +98,9 @@ def commands() -> str:
 
 TOLD_BY_CODE = {
     "commands.md": commands,
-    "knobs.md": knobs_page.documentation,
-    "rules.md": rules_page.documentation,
-    "metrics.md": metrics.describe,
-    "table.md": table.describe,
+    "knobs.md": site_pages.knobs,
+    "rules.md": site_pages.rules,
+    "metrics.md": site_pages.metrics,
+    "table.md": site_pages.table,
 }
 """Page -> what writes it."""

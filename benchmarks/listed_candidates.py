@@ -9,7 +9,7 @@ the step time and the peak memory that were predicted before; those that it hold
 run again. With --accelerators predictions go by the file of a probe. With --predict nothing runs:
 the predictions of the rows that FILE.csv holds are made anew, for the devices that are named. The
 last lines are the errors of the predictions, in the median. The studies lie beside FILE.csv, for
-`autotune.record.tried`.
+`tests.record_tried`.
 """
 
 import argparse

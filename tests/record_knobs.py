@@ -12,7 +12,6 @@ from platform import python_version
 
 from autotune.devices.hardware import detect_environment
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.record.tried import run_of
 from tests.engines.deepspeed.test_engine_reality import (
     WORLD,
     acting,
@@ -20,6 +19,7 @@ from tests.engines.deepspeed.test_engine_reality import (
     run,
     stratified_cases,
 )
+from tests.record_tried import as_json, run_of
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
         versions={"python": python_version()}
         | {name: version(name) for name in ("torch", "deepspeed", "transformers")},
     )
-    sys.stdout.write(record.to_json())
+    sys.stdout.write(as_json(record))
 
 
 if __name__ == "__main__":

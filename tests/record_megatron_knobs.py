@@ -12,9 +12,9 @@ from platform import python_version
 
 from autotune.devices.hardware import detect_environment
 from autotune.engines.megatron.knobs import KNOBS
-from autotune.record.tried import run_of
 from tests.engines.megatron.test_reality import cases
 from tests.engines.megatron.trained import train
+from tests.record_tried import as_json, run_of
 
 WORLD = 2
 
@@ -42,7 +42,7 @@ def main() -> None:
         versions={"python": python_version()}
         | {name: version(name) for name in ("torch", "megatron-core")},
     )
-    sys.stdout.write(record.to_json())
+    sys.stdout.write(as_json(record))
 
 
 if __name__ == "__main__":

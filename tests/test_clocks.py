@@ -22,10 +22,10 @@ from autotune.contract import (
 from autotune.fleet.collect import collect
 from autotune.record.study import Study, Trial
 from autotune.record.table import make_table
-from autotune.record.tried import run_of
 from autotune.search.history import History, busy_s, intervals, results
 from autotune.space.knob import knobs_of
 from autotune.trial.reporter import Reporter
+from tests.record_tried import run_of
 from tests.search.scripted import Patient, make, ok, search
 from tests.trials import spec
 

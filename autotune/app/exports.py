@@ -101,13 +101,10 @@ def find_chosen(
             "name a trial of the report",
         )
     environment = _environment(facts, number)
-    data = read_job_file(study.job_file)
-    refuse_code_of_others(study.job_file, data.get("model"))
-    job = make_job(_from_here(data, study), where=str(study.job_file))
+    job = recorded_job(study)
     candidate = candidate_of(trials[number].spec)
     if job.script is not None:
         job = dataclasses.replace(job, script=_patched(job.script, study, candidate))
-    _check_folder(job, study)
     guards = guards_of(
         history_of(recorded, facts).trials,
         baseline_of(facts).candidate_hash,
@@ -166,25 +163,24 @@ def _about(answer: SearchAnswer | None, claim: str, *, is_asked_for: bool) -> st
     return f"{claim}: {so_far}. --trial {best.trial} exports it all the same"
 
 
-def _from_here(data: Mapping[str, Any], study: Study) -> dict[str, Any]:
-    """A job's keys; what its first run showed is read from where the study is now."""
-    observed = study.folder / OBSERVED_FILE
-    if data.get("script") is None or not observed.is_file():
-        return dict(data)
-    return {**data, "script": str(observed), "model": str(observed)}
-
-
-def _check_folder(job: Job, study: Study) -> None:
-    """Refuse to hand out a command whose own folder is gone.
+def recorded_job(study: Study) -> Job:
+    """The job of a study; what its command's first run showed is read from where the study is now.
 
     Raises:
-        StudyError: It is.
+        JobError: Its file cannot be read, or is somebody else's and names code.
+        StudyError: The folder of its command is gone.
     """
+    data, observed = read_job_file(study.job_file), study.folder / OBSERVED_FILE
+    refuse_code_of_others(study.job_file, data.get("model"))
+    if data.get("script") is not None and observed.is_file():
+        data |= {"script": str(observed), "model": str(observed)}
+    job = make_job(data, where=str(study.job_file))
     if job.script is not None and not Path(job.script.folder).is_dir():
         raise StudyError(
             f"study {study.name}: its command ran in {job.script.folder}, which is not there",
             "put it back there, or search again where it is now",
         )
+    return job
 
 
 def _patched(script: Observed, study: Study, candidate: Candidate) -> Observed:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.consent import agree_to_job
+from autotune.app.gate import reference_of
 from autotune.app.own_script import open_command_session, study_name
 from autotune.app.run import search
 from autotune.app.session import (
@@ -155,8 +156,9 @@ def run_searches(
 
 
 def answer_as_dict(answer: SearchAnswer, ladder: Ladder | None) -> dict[str, Any]:
-    """What `search --json` prints: the answer, and the ladder where there is one."""
-    data = answer.to_dict()
+    """What `search --json` prints: the answer, what a gate needs, and perhaps the ladder."""
+    reference = reference_of(answer.study)
+    data = {**answer.to_dict(), "reference": reference and asdict(reference)}
     return data if ladder is None else {**data, "ladder": asdict(ladder)}
 
 

@@ -22,19 +22,19 @@ from autotune.search.trial_spec import MEASURE, Run, make_spec
 MAX_MINUTES = 30 * 24 * 60
 
 
-def soak_study(
-    study: Study,
+def run_soak(
+    of: Study | Path,
     *,
     minutes: float,
     note: Note,
     fleet: str = "local",
     options: FleetOptions = NO_OPTIONS,
 ) -> SoakResult | None:
-    """Soak the best configuration of a study; its export then says so.
+    """Soak the best configuration of a study, whose export then says so, or that of an export.
 
     Args:
-        study: Its record is on a file system that the nodes of the fleet share: the checkpoint
-            lies there.
+        of: The study, or the export's folder, whose memory limit holds. It is on a file system
+            that the nodes of the fleet share: the checkpoint lies there.
         minutes: Minutes of training, both halves together.
         note: Told what happens.
         fleet: Who runs it, as of `open_session`.
@@ -44,52 +44,32 @@ def soak_study(
         What it found, also in `soak.json`; None if the user ended it.
 
     Raises:
-        JobError: The minutes are no length of time, or the fleet only answers for trials.
-        StudyError: There is no best one, another process holds the study, or the disk is full.
-        FleetError: The devices are not there.
-    """
-    place = _checked_place(minutes, fleet, options)
-    subject = _of_study(study, place.environment)
-    study.lock()
-    try:
-        found = _soak(subject, place, minutes, note)
-        if found is not None:
-            export_study(study, study.best_folder)
-        return found
-    finally:
-        study.unlock()
-
-
-def soak_export(
-    folder: Path,
-    *,
-    minutes: float,
-    note: Note,
-    fleet: str = "local",
-    options: FleetOptions = NO_OPTIONS,
-) -> SoakResult | None:
-    """Soak the configuration in an export's folder, within its memory limit; see `soak_study`.
-
-    Raises:
         JobError: The minutes are no length of time, the folder holds no export, or the fleet only
             answers for trials.
-        StudyError: It is of other devices, another soak holds the folder, or it cannot be written.
+        StudyError: There is no best one, it is of other devices, another process holds the study
+            or the folder, or that cannot be written.
         FleetError: The devices are not there.
     """
-    place = _checked_place(minutes, fleet, options)
-    subject = read_export(folder, place.environment, measure=MEASURE)
-    check_devices(subject.spec.layout.accelerator, place.environment)
-    if subject.spec.measure.memory_limit_bytes is None:
-        note("the export names no memory limit: it may take all of a device")
-    return _soak(subject, place, minutes, note)
-
-
-def _checked_place(minutes: float, fleet: str, options: FleetOptions) -> Place:
     if not 0 < minutes <= MAX_MINUTES:
         raise JobError(
             f"minutes: {minutes} is no length of a soak", f"give more than 0, up to {MAX_MINUTES}"
         )
-    return find_running_place(fleet, options)
+    place = find_running_place(fleet, options)
+    if isinstance(of, Path):
+        subject = read_export(of, place.environment, measure=MEASURE)
+        check_devices(subject.spec.layout.accelerator, place.environment)
+        if subject.spec.measure.memory_limit_bytes is None:
+            note("the export names no memory limit: it may take all of a device")
+        return _soak(subject, place, minutes, note)
+    subject = _of_study(of, place.environment)
+    of.lock()
+    try:
+        found = _soak(subject, place, minutes, note)
+        if found is not None:
+            export_study(of, of.best_folder)
+        return found
+    finally:
+        of.unlock()
 
 
 def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakResult | None:

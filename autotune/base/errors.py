@@ -10,7 +10,8 @@ class ExitCode(IntEnum):
     INVALID_INPUT = 2
     NOTHING_FEASIBLE = 3
     FLEET_UNAVAILABLE = 4
-    SOAK_FAILED = 5
+    CHECK_FAILED = 5
+    UNDECIDED = 6
     INTERRUPTED = 130
 
 

@@ -31,7 +31,7 @@ _SIZE = "write it as 24GiB, 800MiB or 16GB; units: B, KB, MB, GB, TB, and KiB, M
 _DURATION = "write it as 90s, 20m or 1.5h; units: s, m or min, h, d"
 _SAYS_NOTHING = 100.0
 """How many times to either side of a gain its interval reaches where it says nothing."""
-_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z/]*)\s*")
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z/%]*)\s*")
 
 
 def parse_bytes(text: str | int, *, where: str) -> int:
@@ -80,6 +80,19 @@ def parse_rate(text: str, *, where: str) -> float:
     how = f"write it as 400Gbps or 50GB/s; units: {', '.join(_BYTES_PER_S_PER_UNIT)}"
     problem = f"{text!r} is not a rate"
     return _in_range(_parse(text, _BYTES_PER_S_PER_UNIT, where, problem, how), text, where)
+
+
+def parse_share(text: str, *, where: str) -> float:
+    """Read a share: `5%` or `0.05`.
+
+    Raises:
+        JobError: The text is none between 0 and 1.
+    """
+    problem, how = f"{text!r} is no share above 0 and below 1", "write 5% or 0.05"
+    share = _parse(text, {"%": 0.01, "": 1.0}, where, problem, how)
+    if not 0 < share < 1:
+        raise JobError(f"{where}: {problem}", how)
+    return share
 
 
 def format_bytes(size_bytes: float | None) -> str:

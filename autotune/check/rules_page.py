@@ -1,8 +1,7 @@
-"""Every rule for people: `autotune rule NAME`, and the page of the site.
+"""A rule for people: `autotune rule NAME`, and its section in the page of the site.
 
-A rule is told by its
-witnesses: the part of a configuration that breaks it, what `check` says of that, what DeepSpeed
-does with it, and what it becomes.
+It is told by its witnesses: the part of a configuration that breaks it, what `check` says of that,
+what DeepSpeed does with it, and what it becomes.
 """
 
 import json
@@ -98,14 +97,6 @@ def markdown_of(page: RulePage) -> str:
     for example in page.examples:
         lines += [*_example_lines(example), ""]
     return "\n".join(lines)
-
-
-def documentation() -> str:
-    """The whole page."""
-    from autotune.base.templates import Templates  # Jinja, which only the page needs
-
-    sections = "\n".join(markdown_of(page_of(name)) for name in all_names())
-    return Templates().text("report/text/rules.md.j2", {}) + sections
 
 
 def all_names() -> list[str]:

@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.base.errors import JobError
+import typer
+
+from autotune.base.errors import ExitCode, JobError
 from autotune.cli.base import (
     DATA,
     RESULTS,
@@ -13,6 +15,7 @@ from autotune.cli.base import (
     confirm,
     emit,
     is_answered,
+    obtained_fleet,
     print_files,
     print_json,
     refuse_several,
@@ -86,24 +89,68 @@ def report(
         print_report(DATA, read_story(found), details=True)
 
 
-@cli.command(epilog="autotune compare before after --html compare.html")
+@cli.command(
+    epilog="autotune compare before after --html compare.html\n"
+    "autotune compare --against best.json --within 5%"
+)
 def compare(
-    runs: list[str],
+    runs: list[str] | None = None,
+    against: str | None = None,
+    within: str = "5%",
+    rounds: int = 6,
     results: Path = RESULTS,
+    fleet: str = "local",
+    fleet_option: list[str] | None = None,
     as_json: bool = False,
     as_csv: bool = False,
+    as_markdown: bool = False,
     html: Path | None = None,
 ) -> None:
-    """Compare studies: outcomes, bests, gains, shared candidates.
+    """Compare studies; or measure a stored best again, for CI.
 
-    Ratios are over the first one.
+    Ratios are over the first study. With --against it ends with 0 if the best is as fast as it
+    was, with 5 if it is proven to be slower, to take more memory or does not run, and with 6 if
+    its runs differ too much to decide.
     """
+    if against is not None:
+        if runs:
+            both = f"--against {against} and {' '.join(runs)}: they are two questions"
+            raise JobError(both, "name studies to compare, or what to measure again")
+        refuse_several(against=against, csv=as_csv, html=html)
+        refuse_several(json=as_json, markdown=as_markdown)
+        from autotune.app.gate import run_gate
+        from autotune.report.terminal.markdown import gate_in_markdown
+        from autotune.report.terminal.tables import print_told
+
+        with obtained_fleet(fleet, fleet_option) as (held, options):
+            found = run_gate(
+                against,
+                results=results,
+                note=say,
+                within=within,
+                rounds=rounds,
+                fleet=held,
+                options=options,
+            )
+        if found is None:
+            raise typer.Exit(ExitCode.INTERRUPTED)
+        if as_markdown:
+            emit(gate_in_markdown(found))
+        else:
+            print_json(dataclasses.asdict(found)) if as_json else print_told(
+                DATA, "gate", {"gate": found}
+            )
+        raise typer.Exit(found.verdict.exit_code)
+    if as_markdown:
+        raise JobError(
+            "--markdown: it is a form of --against", "give --csv, --json or --html FILE"
+        )
     refuse_several(json=as_json and html is None, csv=as_csv, html=html)
     from autotune.app.pages import compare_studies, write_comparison
     from autotune.base.text import csv_text
     from autotune.report.terminal.tables import print_parts
 
-    comparison = compare_studies(runs, results)
+    comparison = compare_studies(runs or [], results)
     for warning in comparison.warnings:
         say(f"warning: {warning}")
     if html is not None:

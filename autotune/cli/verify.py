@@ -129,7 +129,7 @@ def soak(
     Half-way a checkpoint is saved, and fresh processes resume it; memory is watched for growth.
     What it found goes to soak.json and into exports. Exit code 5 if it failed or was too short.
     """
-    from autotune.app.soak import soak_export, soak_study
+    from autotune.app.soak import run_soak
     from autotune.app.studies import find_study
     from autotune.record.soak import describe_soak
     from autotune.report.terminal.tables import print_told
@@ -137,11 +137,8 @@ def soak(
     if export is not None and study is not None:
         raise JobError("--study and --from are both given", "name one of them")
     with obtained_fleet(fleet, fleet_option) as (held, options):
-        if export is not None:
-            found = soak_export(export, minutes=minutes, note=say, fleet=held, options=options)
-        else:
-            chosen = find_study(results, study)
-            found = soak_study(chosen, minutes=minutes, note=say, fleet=held, options=options)
+        chosen = export or find_study(results, study)
+        found = run_soak(chosen, minutes=minutes, note=say, fleet=held, options=options)
     if found is None:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if as_json:
@@ -149,7 +146,7 @@ def soak(
     else:
         print_told(DATA, "soak", {"soak": found, "described": describe_soak(found)})
     if not found.passed:
-        raise typer.Exit(ExitCode.SOAK_FAILED)
+        raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
 @cli.command(epilog="autotune ladder --set zero.stage=3")

@@ -229,7 +229,7 @@ class JobFile(BaseModel):
     """The job as a user writes it, in YAML, as flags or as arguments.
 
     A key is declared here and nowhere else: the readers, the flags with their help, the arguments
-    of the Python API and docs/job.md follow. `python -m autotune.app.api.key_files` writes the
+    of the Python API and docs/job.md follow. `python -m tests.record_job_keys` writes the
     files among these.
     """
 

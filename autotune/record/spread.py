@@ -125,7 +125,7 @@ def spread_of(trials: Iterable[Trial]) -> Spread:
     return pooled(groups.values())
 
 
-def pooled(groups: Iterable[Sequence[TrialResult]]) -> Spread:
+def pooled(groups: Iterable[Sequence[TrialResult]], deviation: float = PRIOR_DEVIATION) -> Spread:
     """The spread that runs show, each group being those of one configuration.
 
     Their variance, pooled over the groups and less what the steps of each run explain, is weighted
@@ -134,10 +134,11 @@ def pooled(groups: Iterable[Sequence[TrialResult]]) -> Spread:
 
     Args:
         groups: Runs for which `is_figure` holds; a group of one says nothing.
+        deviation: That of the prior.
     """
     known = list(groups)
     squares, degrees = between(known)
-    prior = PRIOR_DEGREES * PRIOR_DEVIATION**2
+    prior = PRIOR_DEGREES * deviation**2
     variances = [variance_of_steps(run) for runs in known for run in runs if run.step_times_s]
     return Spread(
         variance=(prior + max(0.0, squares)) / (PRIOR_DEGREES + degrees),

@@ -15,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 
-from autotune import DEFAULT_ENGINE
 from autotune.base.files import write_whole, writing
 from autotune.base.plugins import load_plugin
 from autotune.base.text import csv_text
@@ -100,7 +99,8 @@ def schema_of(engine: str) -> tuple[Column, ...]:
         for name, knob in plugin.knobs.items()
         if name not in groups["asked"]
     }
-    packages = ("python", "torch", *(p.name for p in plugin.packages), "transformers", "peft")
+    named = (package.name for package in plugin.packages)
+    packages = ("python", "torch", *named, "transformers", "peft", "nvidia-driver")
     columns |= groups["asked"] | groups["measured"]
     columns |= {f"version.{p}": f"string: version of {p} in the trial" for p in packages}
     return tuple(_column(name, text) for name, text in (columns | groups["provenance"]).items())
@@ -214,14 +214,6 @@ def write_table(study: Study) -> TrialTable:
             lambda path: path.write_text(csv_text(frame), encoding="utf-8"),
         )
     return frame
-
-
-def describe() -> str:
-    """The page of the site: every column with its type, unit and meaning."""
-    from autotune.base.templates import Templates  # Jinja, which only the page needs
-
-    values = {"columns": schema_of(DEFAULT_ENGINE), "summary": SUMMARY, "version": TABLE_VERSION}
-    return Templates().text("report/text/table.md.j2", values)
 
 
 def energy_per_sample_j(spec: TrialSpec, result: TrialResult) -> float | None:

@@ -2,29 +2,21 @@
 
 A record is a small file `results/recorded/knobs-*.json`: which values of which knobs trained real
 steps as they were asked, on what, with which versions. `python -m tests.record_knobs` makes the
-one of CPU ranks, `python -m autotune.record.tried STUDY` one of any study's trials.
+one of CPU ranks, `python -m tests.record_tried STUDY` one of any study's trials.
 """
 
-import dataclasses
 import functools
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from autotune import DEFAULT_ENGINE
-from autotune.base.clock import date_of
 from autotune.base.data import data_folder
-from autotune.base.errors import StudyError
 from autotune.base.units import format_count
 from autotune.contract import KnobValue
-from autotune.record.facts import environment_at
-from autotune.record.study import Study, Trial
 from autotune.space.candidate import format_value
-from autotune.space.knob import Catalogue, Context, Knob, knobs_of, never
+from autotune.space.knob import Context, Knob, never
 
 PAGE = "autotune knobs NAME"
 """Where people read all of it."""
@@ -54,9 +46,6 @@ class RecordedRun:
         kind = "CPU rank" if self.accelerator == "cpu" else "GPU"
         nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         return f"{format_count(self.ranks, kind)}{nodes}"
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
 
 @functools.cache
@@ -121,78 +110,5 @@ def never_run(knob: Knob, runs: Iterable[RecordedRun] | None = None) -> list[Kno
     return [v for v in others if not any(is_tried(knob, v, kind, found) for kind in kinds)]
 
 
-def run_of(
-    trained: Iterable[Mapping[str, KnobValue]],
-    *,
-    knobs: Catalogue,
-    started_at_s: float,
-    **hardware: Any,
-) -> RecordedRun:
-    """A record of trials on the same hardware.
-
-    Args:
-        trained: The knobs of each trial that trained as it was asked.
-        knobs: The engine's, in their order.
-        started_at_s: Unix time of the first.
-        hardware: The other fields of the record.
-    """
-    values: dict[str, set[KnobValue]] = {}
-    for chosen in trained:
-        for name, value in chosen.items():
-            values.setdefault(name, set()).add(value)
-    return RecordedRun(
-        date=date_of(started_at_s, "%Y-%m-%d"),
-        trained={name: _in_order(knobs[name], values[name]) for name in knobs if name in values},
-        **hardware,
-    )
-
-
-def run_of_study(folder: Path) -> RecordedRun:
-    """A record of a study's trials that were measured and ran what was asked.
-
-    Raises:
-        StudyError: The folder is no study, or none of its trials was measured.
-    """
-    study = Study(folder.parent, folder.name)
-    good = [trial for trial in study.trials() if _counts(trial)] if folder.is_dir() else []
-    if not good:
-        raise StudyError(f"{folder}: no trial there was measured", "name the folder of a study")
-    last, spec = good[-1].result, good[-1].spec
-    assert last is not None  # `_counts` saw to it
-    here = environment_at(study.read_state(), spec.identity.number)
-    return run_of(
-        [trial.spec.identity.knobs for trial in good],
-        knobs=knobs_of(spec.engine.name),
-        engine=spec.engine.name,
-        started_at_s=min(trial.result.started_at_s for trial in good if trial.result),
-        accelerator=spec.layout.accelerator,
-        device_name="" if here is None else here.device_name,
-        ranks=spec.layout.world,
-        nodes=len({device.rpartition(":")[0] for device in last.devices}),
-        versions=last.versions,
-    )
-
-
-def _counts(trial: Trial) -> bool:
-    result = trial.result
-    is_full = trial.spec.identity.fidelity is None
-    return result is not None and result.outcome.is_measured and not result.differences and is_full
-
-
 def _is_size(knob: Knob) -> bool:
     return knob.kind in ("int", "float") and not knob.choices
-
-
-def _in_order(knob: Knob, values: Iterable[KnobValue]) -> list[KnobValue]:
-    def place(value: KnobValue) -> tuple[float, Any]:
-        if isinstance(value, str):
-            listed = value in knob.choices
-            return (knob.choices.index(value) if listed else len(knob.choices), value)
-        return (float(value), "")
-
-    return sorted(values, key=place)
-
-
-if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        sys.stdout.write(run_of_study(Path(argument)).to_json())

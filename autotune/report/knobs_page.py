@@ -1,36 +1,18 @@
-"""Every knob for people: `autotune knobs NAME`, and the page of the site."""
+"""A knob for people: `autotune knobs NAME`, and its section in the page of the site."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from autotune import DEFAULT_ENGINE
 from autotune.base.templates import Templates
 from autotune.contract import KnobValue
-from autotune.engines.base import installed_engines
 from autotune.record.tried import RecordedRun, is_tried, never_run, recorded
 from autotune.space.candidate import format_value
-from autotune.space.knob import Knob, knobs_of, never
+from autotune.space.knob import Knob, never
 
 
 def section_of(engine: str, knob: Knob) -> str:
     """One knob's section of the page."""
-    values = {"knob": knob, "facts": _facts(knob, recorded(engine))}
+    values = {"knob": knob, "facts": facts_of(knob, recorded(engine))}
     return Templates().text("report/text/knob.md.j2", values)
-
-
-def documentation() -> str:
-    """The whole page."""
-    drives = [plugin.name for plugin in installed_engines() if plugin.is_driven]
-    names = [DEFAULT_ENGINE, *(name for name in drives if name != DEFAULT_ENGINE)]
-    text = Templates().text("report/text/knobs.md.j2", {"engines": [*map(_of_engine, names)]})
-    return f"{text.rstrip()}\n"
-
-
-def _of_engine(engine: str) -> dict[str, Any]:
-    """An engine's runs, and its knobs with their facts."""
-    runs = recorded(engine)
-    knobs = [(knob, _facts(knob, runs)) for knob in knobs_of(engine).values()]
-    return {"name": engine.capitalize(), "runs": runs, "knobs": knobs}
 
 
 def tried_on(knob: Knob, runs: Sequence[RecordedRun]) -> str:
@@ -57,7 +39,8 @@ def _is_on_gpu(knob: Knob, runs: Sequence[RecordedRun]) -> bool:
     return any(v != knob.default and is_tried(knob, v, "cuda", runs) for v in values)
 
 
-def _facts(knob: Knob, runs: Sequence[RecordedRun]) -> dict[str, str]:
+def facts_of(knob: Knob, runs: Sequence[RecordedRun]) -> dict[str, str]:
+    """What is known of a knob, by name; an empty text says nothing."""
     default = format_value(knob.default)
     for (other, where), value in knob.default_when.items():
         default += f"; {format_value(value)} at {other.rpartition('.')[2]} {format_value(where)}"

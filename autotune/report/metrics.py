@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.base.telling import tell
-from autotune.base.templates import Templates
 from autotune.base.text import lines
 from autotune.contract import Origin, Phase, TrialResult, TrialSpec
 from autotune.record.bottleneck import shares_of_calls
@@ -74,11 +73,6 @@ def render_metrics(snapshot: Snapshot, *, study: str, version: str, accelerator:
             pairs = ",".join(f'{name}="{_escaped(text)}"' for name, text in named)
             lines.append(f"{metric.name}{{{pairs}}} {value!r}")
     return "\n".join(lines) + "\n"
-
-
-def describe() -> str:
-    """The page of the site."""
-    return Templates().text("report/text/metrics.md.j2", {"metrics": METRICS})
 
 
 def _of_search(snapshot: Snapshot) -> dict[str, Values]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.base.clock import date_of
 from autotune.base.telling import Fact, tell
 from autotune.base.units import format_amount, says_nothing
 from autotune.contract import Outcome, Phase, Role, TrialResult
@@ -22,6 +23,7 @@ from autotune.record.facts import (
     no_comparison_of,
     origin_of,
 )
+from autotune.record.gate import read_gate
 from autotune.record.soak import describe_soak, read_soak
 from autotune.record.study import Study, Trial, flags_of
 from autotune.record.tried import warning
@@ -159,6 +161,7 @@ def _values(story: Story) -> dict[str, Any]:
         "change": change,
         "whole": _whole_run(story),
         "soak": _soak(story, best_row),
+        "gate": _gate(story),
         "untried": _untried(story, best_row),
         "n_left_out": len(left_out_of(story.state)),
         "outcome_counts": outcome_counts(story.counts),
@@ -305,6 +308,16 @@ def _soak(story: Story, best: Row | None) -> str:
     if soak is None or best is None or soak.candidate_hash != best.candidate.hash:
         return ""
     return describe_soak(soak)
+
+
+def _gate(story: Story) -> str:
+    gate, answer = read_gate(story.folder), story.answer
+    handed_out = None if answer is None else answer.handed_out
+    if gate is None or handed_out is None or gate.reference.candidate != handed_out.candidate:
+        return ""
+    return (
+        f"{date_of(gate.ended_at_s, '%Y-%m-%d')}: {dict(tell('gate', {'gate': gate}))['verdict']}"
+    )
 
 
 def _untried(story: Story, best: Row | None) -> str:

@@ -14,10 +14,10 @@ from functools import cached_property
 from autotune.contract import Role, Start, TrialResult
 from autotune.record.answer import Speedup, Standing
 from autotune.record.guard import GuardVerdict
-from autotune.record.spread import is_figure, log_rate
+from autotune.record.spread import log_rate
 from autotune.record.study import Trial
 from autotune.search.front import peak_of
-from autotune.search.history import History, Tried, counting, results
+from autotune.search.history import History, Tried, results
 from autotune.search.objective import Objective
 from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race, Rules
 from autotune.search.rounds import (
@@ -26,6 +26,7 @@ from autotune.search.rounds import (
     RunCount,
     Runs,
     RunSeconds,
+    figures_in,
     in_turn,
     progress_of,
     runs_of,
@@ -220,8 +221,7 @@ class Comparison:
     @cached_property
     def _figured(self) -> list[tuple[str, int, TrialResult]]:
         """Runs with a figure, with their candidate's hash and their round."""
-        counted = ((*at, counting(trials)) for at, trials in sorted(self._runs.items()))
-        return [(key, n, run) for key, n, run in counted if run is not None and is_figure(run)]
+        return [(key, n, run) for (key, n), run in figures_in(self._runs).items()]
 
     @cached_property
     def _peaks(self) -> Mapping[str, float]:

@@ -2,9 +2,9 @@
 
 A rule names the members of a round from what the rounds before it measured. A round is over when
 the record holds its trials, so whoever starts again goes on where the record ends. The final
-comparison (`autotune.search.confirm`), the ladder of changes (`autotune.search.worth`) and the two
-halves of a soak (`autotune.search.soak`) are rules; a plan asks the rule of the comparison how
-many runs it takes at most.
+comparison (`autotune.search.confirm`), the ladder of changes (`autotune.search.worth`), the two
+halves of a soak (`autotune.search.soak`) and a gate (`autotune.search.gate`) are rules; a plan
+asks the rule of the comparison how many runs it takes at most.
 """
 
 import itertools
@@ -12,8 +12,10 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.contract import TrialResult
+from autotune.record.spread import is_figure
 from autotune.record.study import Trial
-from autotune.search.history import is_settled
+from autotune.search.history import History, counting, is_settled
 
 FULL_ROUNDS = 3
 """Rounds of a comparison in which everybody runs every round."""
@@ -77,6 +79,8 @@ def run_rounds(
     runs: dict[tuple[str, int], list[Trial]],
     run_once: Callable[[str, int], Trial | None],
     seed: int,
+    *,
+    repeats: bool = False,
 ) -> bool:
     """Run what a rule asks for from where the record ends; False if the user ended it.
 
@@ -85,14 +89,18 @@ def run_rounds(
         runs: The record's trials, to which those that run are added.
         run_once: Runs a candidate in a round; None: the user ended it.
         seed: Of the order in a round.
+        repeats: Whether disturbed runs run once more.
     """
-    while (at := progress_of(rule, runs)).round is not None:
+    while True:
+        to_repeat = History(itertools.chain(*runs.values())).to_repeat if repeats else ()
+        at = progress_of(rule, runs, to_repeat)
+        if at.round is None:
+            return True
         order = in_turn(at.round.keys, at.number, seed)
         key = next(key for key in order if key in at.missing)
         if (trial := run_once(key, at.number)) is None:
             return False
         runs.setdefault((key, at.number), []).append(trial)
-    return True
 
 
 def runs_of(trials: Iterable[Trial], first_round: int = 0) -> dict[tuple[str, int], list[Trial]]:
@@ -104,6 +112,12 @@ def runs_of(trials: Iterable[Trial], first_round: int = 0) -> dict[tuple[str, in
             key = identity.candidate_hash, identity.confirm_round - first_round
             runs.setdefault(key, []).append(trial)
     return runs
+
+
+def figures_in(runs: Runs) -> dict[tuple[str, int], TrialResult]:
+    """The result that counts of each run that has a figure."""
+    counted = ((at, counting(trials)) for at, trials in sorted(runs.items()))
+    return {at: run for at, run in counted if run is not None and is_figure(run)}
 
 
 def in_turn(keys: Collection[str], number: int, seed: int) -> list[str]:

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.base.flags import flag
-from autotune.base.units import format_count, format_seconds
+from autotune.base.units import format_count, format_rate, format_seconds
 from autotune.contract import Role, TrialResult, TrialSpec
 from autotune.fleet.base import Fleet, Handle, Place
 from autotune.record.study import Study, Trial, lost_result
 from autotune.search.base import Running
 from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.interrupt import CANCEL_WAIT_S, Interrupt
+from autotune.search.session import Session
+from autotune.search.trial_spec import Run
 from autotune.space.candidate import candidate_of
 
 POLL_S = 0.1
@@ -155,6 +157,16 @@ class Runner:
             return ended[0]
         finally:  # whatever happened, nothing runs on and the record says how it ended
             self.cancel()
+
+    def run_candidate(self, session: Session, run: Run, about: str) -> Trial | None:
+        """Run a candidate and note what came of it, after `about`; see `run` and `spec_of`."""
+        files = session.engine_of(run.candidate).files(run.candidate)
+        trial = self.run(session.spec_of(run, self.next_number()), files)
+        if trial is None or trial.result is None:
+            return None
+        rate, took = format_rate(trial.result.samples_per_s), format_seconds(trial.result.wall_s)
+        self.note(f"{about}: {trial.result.outcome}, {rate} samples/s in {took}")
+        return trial
 
     def collect(self) -> list[Trial]:
         """The trials that have ended since, now with their results in the record.

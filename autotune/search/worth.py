@@ -11,18 +11,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autotune.base.errors import JobError
-from autotune.base.units import format_rate, format_seconds
 from autotune.contract import Role, TrialResult
 from autotune.engines.base import Engine
 from autotune.record.answer import Speedup
 from autotune.record.blocks import BlockRun, Blocks, blocks_of
 from autotune.record.guard import guards_of
-from autotune.record.spread import is_figure, log_rate, mean_log_rate
+from autotune.record.spread import log_rate, mean_log_rate
 from autotune.record.study import Trial
 from autotune.record.worth import Interaction, Ladder, LadderConfiguration, LadderStep
 from autotune.search.confirm import steps_within
-from autotune.search.history import counting, is_settled, results
-from autotune.search.rounds import FULL_ROUNDS, Round, run_rounds, runs_of
+from autotune.search.history import is_settled, results
+from autotune.search.rounds import FULL_ROUNDS, Round, figures_in, run_rounds, runs_of
 from autotune.search.runner import Runner
 from autotune.search.session import Session
 from autotune.search.trial_spec import Run
@@ -169,31 +168,20 @@ class WayRunner:
         """Run a configuration in a round; None if the user ended it."""
         way, candidate = self.way, self._members(self._corners)[key]
         steps_s = [run.step_time_s for run in self._figures.values() if run.step_time_s]
-        spec = way.spec_of(
-            Run(
-                candidate=candidate,
-                role=Role.CONFIRM,
-                confirm_round=number,
-                least_steps=steps_within(way.job.guard_steps, max(steps_s, default=None)),
-            ),
-            number=self.runner.next_number(),
+        run = Run(
+            candidate=candidate,
+            role=Role.CONFIRM,
+            confirm_round=number,
+            least_steps=steps_within(way.job.guard_steps, max(steps_s, default=None)),
         )
-        trial = self.runner.run(spec, way.engine_of(candidate).files(candidate))
-        if trial is None or trial.result is None:
-            return None
         changes = [c for c in way.changes if candidate.get(c) != way.baseline.get(c)]
-        self.runner.note(
-            f"round {number + 1}: {', '.join(map(way.words, changes)) or 'the baseline'}: "
-            f"{trial.result.outcome}, {format_rate(trial.result.samples_per_s)} samples/s in "
-            f"{format_seconds(trial.result.wall_s)}"
-        )
-        return trial
+        about = ", ".join(map(way.words, changes)) or "the baseline"
+        return self.runner.run_candidate(way, run, f"round {number + 1}: {about}")
 
     @property
     def _figures(self) -> dict[tuple[str, int], TrialResult]:
         """The result that counts of each run that has one."""
-        counted = ((at, counting(trials)) for at, trials in self._runs.items())
-        return {at: run for at, run in counted if run is not None and is_figure(run)}
+        return figures_in(self._runs)
 
     def _ladder(self) -> Ladder:
         order, whole = self._order, frozenset(self.way.changes)

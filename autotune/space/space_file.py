@@ -1,11 +1,9 @@
-"""The border of a search space: its YAML, read strictly, and the JSON schema of that YAML.
+"""The border of a search space: its YAML, read strictly.
 
-`python -m autotune.space.space_file [ENGINE]` prints the schema.
+`python -m tests.record_space_schema [ENGINE]` prints its JSON schema.
 """
 
-import json
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -14,14 +12,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.text import shortened
 from autotune.base.yaml_file import read_yaml
 from autotune.contract import KnobValue
-from autotune.space.knob import MAX_VALUE, Catalogue, Knob, knobs_of
+from autotune.space.knob import MAX_VALUE, Catalogue, Knob
 from autotune.space.knobs import knob_named
 
 MAX_VALUES_PER_KNOB = 64
@@ -126,36 +123,6 @@ def read_space_file(path: Path, knobs: Catalogue, engine: str = "") -> Space:
         domains={name: domains[name] for name in _in_order(waits, knobs)},
         path=path,
     )
-
-
-def schema(knobs: Catalogue) -> dict[str, Any]:
-    """The JSON schema of a space file: the border's models and an engine's knobs."""
-    outer = SpaceFile.model_json_schema()
-    outer["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    outer["properties"]["knobs"] = {
-        "type": "object",
-        "description": outer["properties"]["knobs"]["description"],
-        "minProperties": 1,
-        "additionalProperties": False,
-        "properties": {name: _knob_schema(knob) for name, knob in knobs.items()},
-    }
-    when = {
-        "type": "object",
-        "description": Guarded.model_json_schema()["properties"]["when"]["description"],
-        "additionalProperties": False,
-        "properties": {name: _plain_schema(knob) for name, knob in knobs.items()},
-    }
-    outer["$defs"] = {
-        "powers_of_two": _inlined(PowersOfTwo),
-        "range": _inlined(Range),
-        "when": when,
-    }
-    return outer
-
-
-def schema_text(engine: str = DEFAULT_ENGINE) -> str:
-    """The text of `search_spaces/schema.json`, or of the schema of another engine's spaces."""
-    return json.dumps(schema(knobs_of(engine)), indent=2) + "\n"
 
 
 def _validated(model: type[M], data: object, where: str) -> M:
@@ -321,48 +288,3 @@ def _listed(values: Iterable[object]) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _scalar_schema(knob: Knob) -> dict[str, Any]:
-    if knob.kind == "bool":
-        return {"type": "boolean"}
-    if knob.choices and knob.pattern:
-        return {"anyOf": [{"enum": list(knob.choices)}, _text_schema(knob.pattern)]}
-    if knob.choices:
-        return {"enum": list(knob.choices)}
-    if knob.kind == "float":
-        return {"type": "number", "minimum": knob.minimum, "maximum": knob.maximum}
-    whole = {"type": "integer", "minimum": knob.minimum, "maximum": knob.maximum}
-    return {"anyOf": [whole, _text_schema(r"[0-9]+(\.[0-9]+)?[eE]\+?[0-9]+")]}
-
-
-def _text_schema(pattern: str) -> dict[str, Any]:
-    return {"type": "string", "pattern": f"^({pattern})$"}
-
-
-def _plain_schema(knob: Knob) -> dict[str, Any]:
-    scalar = _scalar_schema(knob)
-    several = {"type": "array", "items": scalar, "minItems": 1, "uniqueItems": True}
-    return {"anyOf": [scalar, several | {"maxItems": MAX_VALUES_PER_KNOB}]}
-
-
-def _knob_schema(knob: Knob) -> dict[str, Any]:
-    forms = _plain_schema(knob)["anyOf"]
-    if knob.kind == "int":
-        forms += [{"$ref": "#/$defs/powers_of_two"}, {"$ref": "#/$defs/range"}]
-    guarded = {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["values"],
-        "properties": {"values": {"anyOf": forms}, "when": {"$ref": "#/$defs/when"}},
-    }
-    return {"description": f"{knob.help}; acts {knob.scope}", "anyOf": [*forms, guarded]}
-
-
-def _inlined(model: type[BaseModel]) -> dict[str, Any]:
-    text = model.model_json_schema()
-    return {key: value for key, value in text.items() if key != "title"}
-
-
-if __name__ == "__main__":
-    print(schema_text(*sys.argv[1:]), end="")

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 import threading
 from contextlib import suppress
@@ -17,6 +18,8 @@ from autotune.trial.reporter import begin_rank
 from autotune.trial.variables import CAPACITY_ENV, CORES_ENV
 
 _PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "accelerate", "peft", "trl")
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_DRIVER = re.compile(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s")
 
 
 class Rank:
@@ -111,7 +114,7 @@ def pin(local_rank: int) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Releases of what trains in this process, by package."""
+    """Releases of what trains in this process, by package, and of the kernel's NVIDIA driver."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -120,4 +123,7 @@ def versions() -> dict[str, str]:
     core = sys.modules.get("megatron.core")
     if core is not None:
         found["megatron-core"] = core.__version__
+    with suppress(OSError):
+        driver = _DRIVER.search(_DRIVER_FILE.read_text(encoding="utf-8"))
+        found |= {} if driver is None else {"nvidia-driver": driver[1]}
     return found

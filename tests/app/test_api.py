@@ -17,13 +17,13 @@ import typer
 from typer.testing import CliRunner
 
 import autotune
-from autotune.app.api import key_files
 from autotune.app.api.calls import arguments_of
 from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.cli import cli
 from autotune.job import job
 from autotune.job.keys import Topic
 from autotune.search.base import Snapshot, Stage
+from tests import record_job_keys
 
 JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, "space": "smoke"}
 COMMANDS: Any = typer.main.get_group(cli).commands
@@ -35,9 +35,12 @@ NOT_OURS = {
     "explain": set(),
     "estimate": {"rows", "out", "constants"},
     "check": {"quiet", "form"},
-    "compare": {"as_csv", "html"},
+    "compare": {
+        *("as_csv", "html"),
+        *("against", "within", "rounds", "fleet", "fleet_option", "as_markdown"),
+    },
 }
-"""Flags that the functions do not take: questions, and what methods or pandas do."""
+"""Flags that the functions do not take: questions, what methods or pandas do, and a gate of CI."""
 
 
 def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
@@ -90,10 +93,10 @@ def test_the_words_are_those_of_the_flags(name: str) -> None:
 
 
 def test_the_written_files_have_the_declared_keys() -> None:
-    """Run `python -m autotune.app.api.key_files` after a change of a key."""
-    assert key_files.STUB.read_text(encoding="utf-8") == key_files.stub()
-    text = key_files.PAGE.read_text(encoding="utf-8")
-    assert text == key_files.page(text)
+    """Run `python -m tests.record_job_keys` after a change of a key."""
+    assert record_job_keys.STUB.read_text(encoding="utf-8") == record_job_keys.stub()
+    text = record_job_keys.PAGE.read_text(encoding="utf-8")
+    assert text == record_job_keys.page(text)
     assert job.keys_of("estimate") == job.keys_of("explain"), "one type is for both"
 
 
@@ -114,9 +117,9 @@ def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.Monk
     monkeypatch.setattr(autotune, "_called", {})
     assert "    toy_share: float. Share of toys\n" in f"{autotune.plan.__doc__}\n"
     assert autotune.plan(**sound, gpu="H100").best
-    assert key_files.stub().count("    toy_share: float\n") == 1
+    assert record_job_keys.stub().count("    toy_share: float\n") == 1
     row = "| `toy_share` | number from 0 to 1 | 0.5 | Share of toys. |"
-    assert row in key_files.page(key_files.PAGE.read_text(encoding="utf-8"))
+    assert row in record_job_keys.page(record_job_keys.PAGE.read_text(encoding="utf-8"))
     for spelled, call in (
         ("job.yaml: toy_share: 2 ", partial(job.make_job, where="job.yaml")),
         ("--toy-share: 2 ", partial(job.make_job, where="")),

@@ -53,7 +53,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
 
 def soak(study: Study) -> SoakResult:
-    found = app.soak_study(study, minutes=2.0, note=lambda _: None)
+    found = app.run_soak(study, minutes=2.0, note=lambda _: None)
     assert found is not None
     return found
 
@@ -124,7 +124,7 @@ def test_a_soak_that_fails_ends_with_its_own_code_and_the_export_says_why(
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as end:
         cli.main()
-    assert end.value.code == ExitCode.SOAK_FAILED
+    assert end.value.code == ExitCode.CHECK_FAILED
     answer = json.loads(capfd.readouterr().out)
     assert answer["problems"] == ["first half: oom: out of memory after an hour [script]"]
     readme = (study.best_folder / "README.md").read_text()
@@ -141,9 +141,9 @@ def test_a_soak_that_is_too_short_to_judge_is_not_called_failed(
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as end:
         cli.main()
-    assert end.value.code == ExitCode.SOAK_FAILED
+    assert end.value.code == ExitCode.CHECK_FAILED
     said = " ".join(capfd.readouterr().out.split())
-    assert "soak too short to know: 0.6 minutes, 36 steps" in said
+    assert "too short to know: 0.6 minutes, 36 steps" in said
     assert "not known first half: whether memory grows is not known: 2 samples" in said
     found = read_soak(study.folder)
     assert (found.passed, found.too_short) == (False, True)
@@ -169,7 +169,7 @@ def test_an_export_is_soaked_where_it_lies(study: Study, machine, tmp_path: Path
     out = tmp_path / "out"
     export_study(study, out, to="deepspeed", trial=None)
     fleet = machine()
-    found = app.soak_export(out, minutes=2.0, note=lambda _: None)
+    found = app.run_soak(out, minutes=2.0, note=lambda _: None)
     assert found.passed
     assert read_soak(out) == found
     (theirs,) = [t.spec for t in study.trials() if t.spec.identity.number == best_of(study)]
@@ -227,7 +227,7 @@ def test_an_export_is_soaked_as_it_was_measured(
     assert ours.workload.lengths == theirs.workload.lengths
     expected = {k: v for k, v in theirs.engine.expected.items() if k not in OF_THE_SHAPE}
     assert ours.engine.expected == expected
-    app.soak_export(tmp_path / "out", minutes=2.0, note=lambda _: None)
+    app.run_soak(tmp_path / "out", minutes=2.0, note=lambda _: None)
     check_same(theirs, fleet.specs[0])
     assert ["nvme" in command for command in fleet.prepared] == ["nvme" in knobs.values()]
 
@@ -255,7 +255,7 @@ def test_an_interrupted_soak_says_nothing(study: Study, machine, monkeypatch: py
     fleet = machine()
     fleet.n_polls = 10**6
     monkeypatch.setattr("autotune.search.interrupt.Interrupt.draining", True)
-    assert app.soak_study(study, minutes=2.0, note=lambda _: None) is None
+    assert app.run_soak(study, minutes=2.0, note=lambda _: None) is None
     assert not (study.folder / SOAK_FILE).exists()
 
 
@@ -276,7 +276,7 @@ def test_other_devices_than_the_searchs_are_refused(
 def test_a_place_that_only_answers_is_refused_whatever_its_devices_are(study: Study, fleet: str):
     note: list[str] = []
     with pytest.raises(JobError, match="only answers for trials, and runs none"):
-        app.soak_study(study, minutes=2.0, note=note.append, fleet=fleet)
+        app.run_soak(study, minutes=2.0, note=note.append, fleet=fleet)
     with pytest.raises(JobError, match="only answers for trials, and runs none"):
         run_ladder(study, note=note.append, fleet=fleet, settings=["zero.stage=3"])
     assert not note
@@ -292,7 +292,7 @@ def test_a_study_without_a_best_is_refused(tmp_path: Path, machine):
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
 def test_minutes_are_a_length_of_time(tmp_path: Path, minutes: float):
     with pytest.raises(JobError, match="no length of a soak"):
-        app.soak_export(tmp_path, minutes=minutes, note=lambda _: None)
+        app.run_soak(tmp_path, minutes=minutes, note=lambda _: None)
 
 
 @pytest.mark.parametrize("name", ["nothing", "half"])
@@ -302,7 +302,7 @@ def test_a_folder_that_is_no_export_is_named(tmp_path: Path, machine, name: str)
         (tmp_path / "ds_config.json").write_text("{}")
         (tmp_path / "settings.json").write_text('{"factory": "a:b"}')
     with pytest.raises(JobError, match="not an export of autotune"):
-        app.soak_export(tmp_path, minutes=1, note=lambda _: None)
+        app.run_soak(tmp_path, minutes=1, note=lambda _: None)
 
 
 def exported_with(folder: Path, **changes: object) -> Path:

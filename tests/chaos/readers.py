@@ -7,13 +7,14 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from autotune.app.check import CheckFlags, check_file
+from autotune.app.gate import read_reference, reference_of, session_of
 from autotune.app.studies import state_of
 from autotune.base.errors import JobError
 from autotune.contract import (
@@ -33,6 +34,7 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.export.door import export_handout, handout_of, read_export
 from autotune.fleet.collect import collect
 from autotune.fleet.reports import exit_codes, read_node_report
+from autotune.fleet.transports.local import Here
 from autotune.job import model
 from autotune.job.job import Job, make_job, read_job_file
 from autotune.record.soak import read_soak
@@ -51,7 +53,7 @@ from tests.chaos.reader import Reader, at, json_reader
 from tests.chaos.table_readers import make_table_readers
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.report.diagnosed import diagnosed, split_of
-from tests.report.test_terminal import finished
+from tests.report.test_terminal import exportable, finished
 from tests.trials import spec
 
 JOB = {
@@ -202,6 +204,7 @@ def make_readers(folder: Path, *, report_every: int = 5) -> list[Reader]:
         _export(folder, job, "settings.json"),
         _export(folder, job, "ds_config.json"),
         json_reader("soak.json", folder, SOAK, _read_soak, name="soak.json"),
+        json_reader("reference", folder, _reference(folder), _read_reference),
         *(
             _of_study(name, recorded[name], path, report_every)
             for name, path in (
@@ -244,6 +247,18 @@ def _check(path: Path) -> None:
 
 def _read_soak(path: Path) -> None:
     read_soak(path.parent)
+
+
+def _reference(folder: Path) -> dict[str, Any]:
+    """What `search --json` says for `compare --against`."""
+    found = reference_of(exportable(folder / "of a reference"))
+    assert found is not None
+    return {"origin": "measured", "reference": asdict(found)}
+
+
+def _read_reference(path: Path) -> None:
+    found = read_reference(str(path), path.parent)
+    session_of(str(path), found, Here(found.environment, {}), Study(path.parent, "gate"))
 
 
 def _read_study(study: Study, reports: Iterator[bool], _: Path) -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.check.rule_list import rule_names
-from autotune.check.rules_page import all_names, documentation, markdown_of, page_of
+from autotune.check.rules_page import all_names, markdown_of, page_of
 from autotune.engines.deepspeed.rules import ALL_RULES
 from autotune.engines.deepspeed.sources.file_rules import FILE_RULES
+from tests import site_pages
 
 AUTOTUNE = Path(__file__).parents[2] / "autotune"
 FOLDERS = (AUTOTUNE / "check", AUTOTUNE / "engines" / "deepspeed" / "sources")
@@ -44,5 +45,5 @@ def test_a_slip_of_a_name_gets_the_near_ones():
 
 
 def test_the_page_is_made_from_the_rules():
-    page = documentation()
+    page = site_pages.rules()
     assert [name for name in all_names() if f"## {name}\n" not in page] == []

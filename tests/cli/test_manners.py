@@ -82,7 +82,7 @@ def test_a_mistyped_name_is_guessed(
 @pytest.mark.parametrize(
     ("line", "said", "helps"),
     [
-        ("compare", "Missing argument 'RUN...'", "compare --help"),
+        ("compare", "it takes at least two studies", "autotune status"),
         ("check", "Missing argument 'files'", "check --help"),
         ("render", "Missing option '--out'", "render --help"),
         ("render --", "Missing option '--out'", "render --help"),

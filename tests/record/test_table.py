@@ -12,10 +12,9 @@ from autotune.base.errors import StudyError
 from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.engines.base import find_engine
 from autotune.job.model import train_flops_per_token
-from autotune.record import table
 from autotune.record.study import Study
 from autotune.record.table import SUMMARY, TABLE_VERSION, load_table, schema_of, write_table
-from tests import snapshots
+from tests import site_pages, snapshots
 from tests.report.test_terminal import finished
 from tests.search.scripted import GIB, make, realistic, search
 
@@ -58,7 +57,7 @@ def test_schema_is_frozen():
 
 
 def test_the_page_has_every_column():
-    page = table.describe()
+    page = site_pages.table()
     assert [c.name for c in SCHEMA if f"| `{c.name}` | {c.dtype} |" not in page] == []
 
 
@@ -96,7 +95,7 @@ def test_the_summary_has_what_people_read_and_what_each_trial_changes(tmp_path: 
 @pytest.mark.parametrize("engine", ["deepspeed", "megatron"])
 def test_a_knob_has_one_name_and_no_other_column_has_it(engine: str):
     """Flags, JSON and columns spell a knob alike; a layout's column stands for its knob."""
-    names = [column.name for column in table.schema_of(engine)]
+    names = [column.name for column in schema_of(engine)]
     assert len(names) == len({*names})
     assert {*find_engine(engine).knobs} <= {*names}
     groups = json.loads(resources.files("autotune.record").joinpath("columns.json").read_text())

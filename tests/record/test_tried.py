@@ -8,14 +8,9 @@ from autotune.contract import Outcome
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.record import tried
 from autotune.record.study import Study
-from autotune.record.tried import (
-    RecordedRun,
-    is_tried,
-    never_run,
-    recorded,
-    run_of_study,
-)
+from autotune.record.tried import RecordedRun, is_tried, never_run, recorded
 from autotune.report.knobs_page import tried_on
+from tests.record_tried import run_of_study
 from tests.report.samples import CONTEXT
 from tests.search.scripted import fault, ok
 from tests.trials import spec

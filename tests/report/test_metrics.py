@@ -12,8 +12,9 @@ from autotune.app.metrics import MetricsWriter, check_writable
 from autotune.base.errors import StudyError
 from autotune.contract import Outcome, Phase
 from autotune.record.study import Study, Trial
-from autotune.report.metrics import MARK, METRICS, describe, render_metrics
+from autotune.report.metrics import MARK, METRICS, render_metrics
 from autotune.search.base import Stage
+from tests import site_pages
 from tests.report import samples
 from tests.report.diagnosed import diagnosed
 from tests.report.test_terminal import finished
@@ -74,7 +75,7 @@ def parsed(text: str) -> dict[tuple[str, str], float]:
 
 def test_the_names_stay_and_the_page_lists_them() -> None:
     assert [metric.name for metric in METRICS] == NAMES
-    page = describe()
+    page = site_pages.metrics()
     assert [name for name in NAMES if f"`{name}" not in page] == []
 
 

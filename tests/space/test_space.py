@@ -13,13 +13,14 @@ from autotune.base.errors import JobError
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.model import load_model
 from autotune.record.tried import recorded
-from autotune.report.knobs_page import documentation, tried_on
+from autotune.report.knobs_page import tried_on
 from autotune.space import grid as grid_module
 from autotune.space.grid import grid_rows
 from autotune.space.knob import Context, knobs_of
 from autotune.space.knobs import canonical
 from autotune.space.space import load_space
-from autotune.space.space_file import schema, schema_text
+from tests import site_pages
+from tests.record_space_schema import schema, schema_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONTEXT = Context(
@@ -285,7 +286,7 @@ def test_the_smoke_space_stays_small():
 def test_the_published_schema_is_up_to_date():
     published = (data_folder("search_spaces") / "schema.json").read_text(encoding="utf-8")
     assert published == schema_text(), (
-        "python -m autotune.space.space_file > search_spaces/schema.json"
+        "python -m tests.record_space_schema > search_spaces/schema.json"
     )
     jsonschema.Draft202012Validator.check_schema(json.loads(published))
 
@@ -295,7 +296,7 @@ def test_spaces_of_megatron_have_a_schema_of_their_own(name):
     folder = data_folder("search_spaces")
     published = (folder / "megatron.schema.json").read_text(encoding="utf-8")
     assert published == schema_text("megatron"), (
-        "python -m autotune.space.space_file megatron > search_spaces/megatron.schema.json"
+        "python -m tests.record_space_schema megatron > search_spaces/megatron.schema.json"
     )
     space = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
     jsonschema.validate(space, json.loads(published))
@@ -340,7 +341,7 @@ def test_the_schema_refuses_what_the_loader_refuses(knobs, tmp_path):
 
 
 GUIDE = (REPOSITORY / "docs" / "spaces.md").read_text(encoding="utf-8")
-KNOBS_PAGE = documentation()
+KNOBS_PAGE = site_pages.knobs()
 
 
 def test_the_guides_example_is_a_space(tmp_path):

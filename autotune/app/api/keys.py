@@ -1,4 +1,4 @@
-"""Arguments of the Python API, one for each key of a job; written by `key_files`."""
+"""Arguments of the Python API, one for each key of a job; by `tests.record_job_keys`."""
 
 from pathlib import Path
 from typing import TypedDict

@@ -1,6 +1,6 @@
-"""Files that tell the keys of a job: `python -m autotune.app.api.key_files` writes them.
+"""Files that tell the keys of a job: `python -m tests.record_job_keys` writes them.
 
-`keys.py` beside this file types the arguments of the Python API, so that mypy and editors know
+`autotune/app/api/keys.py` types the arguments of the Python API, so that mypy and editors know
 them. docs/job.md has a table of the keys. A test compares both with the declarations of `JobFile`.
 """
 
@@ -18,8 +18,9 @@ from autotune.job.keys import JobKey, Topic
 FUNCTIONS = ("explain", "plan", "search")
 """Functions of the API that take keys of a job, each with all keys of the one before it;
 `estimate` takes those of `explain`."""
-STUB = Path(__file__).with_name("keys.py")
-PAGE = Path(__file__).parents[3] / "docs" / "job.md"
+REPOSITORY = Path(__file__).parents[1]
+STUB = REPOSITORY / "autotune" / "app" / "api" / "keys.py"
+PAGE = REPOSITORY / "docs" / "job.md"
 _WORDS: dict[Any, str] = {
     int: "whole number",
     float: "number",
@@ -42,7 +43,8 @@ def stub() -> str:
         )
         base, known = f"{name.title()}Keys", known | keys.keys()
     return (
-        '"""Arguments of the Python API, one for each key of a job; written by `key_files`."""\n\n'
+        '"""Arguments of the Python API, one for each key of a job; '
+        'by `tests.record_job_keys`."""\n\n'
         "from pathlib import Path\nfrom typing import TypedDict\n\n\n" + "\n\n".join(classes)
     )
 

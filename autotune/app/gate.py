@@ -1,0 +1,211 @@
+"""Measure a study's best again on this machine, beside what it was: `compare --against`."""
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from autotune.app.exports import recorded_job
+from autotune.app.pages import write_page
+from autotune.app.session import find_running_place
+from autotune.app.studies import locate
+from autotune.base.errors import JobError, StudyError
+from autotune.base.flags import flag
+from autotune.base.units import parse_share
+from autotune.base.yaml_file import dump_yaml, parse_yaml
+from autotune.contract import ContractError, Origin, read_json
+from autotune.export.readme import FIGURES_FILE
+from autotune.fleet.base import Place
+from autotune.fleet.options import FleetOptions
+from autotune.job.job import Job, make_job, read_job_file
+from autotune.job.origin import is_inside, is_ours
+from autotune.record.answer import answer_of
+from autotune.record.facts import environment_at, origin_of, read_fact
+from autotune.record.found import write_found
+from autotune.record.gate import DIGEST_LENGTH, GATE_FILE, GATE_FOLDER, Gate, Reference
+from autotune.record.soak import digest_of
+from autotune.record.study import Study
+from autotune.report.results.ratios import telling_runs
+from autotune.search.gate import GateRunner
+from autotune.search.runner import Note, runner_on
+from autotune.search.session import Session, history_of
+
+_WRITTEN_BY = "`autotune search --json > FILE` writes one; or name a study"
+
+
+def reference_of(study: Study) -> Reference | None:
+    """What a study handed out, to be run again; None: nothing, or nothing that was measured.
+
+    Raises:
+        StudyError: The record cannot be read.
+        JobError: Its job cannot be read.
+    """
+    facts, recorded = study.read_state(), study.read()
+    answer, history = answer_of(facts, study), history_of(recorded, facts)
+    best = None if answer is None else answer.handed_out
+    tried = None if best is None else history.find(best.candidate)
+    runs = [] if tried is None else telling_runs(tried.trials)
+    environment = environment_at(facts, runs[-1].number) if runs else None
+    is_measured = origin_of(facts) is Origin.MEASURED
+    if best is None or tried is None or environment is None or not is_measured:
+        return None
+    trial = next(trial for trial in tried.trials if trial.result is runs[-1])
+    workload, file = trial.spec.workload, study.job_file
+    return Reference(
+        study=study.name,
+        folder=str(study.folder.resolve()),
+        job=None if workload.command or workload.arguments else dump_yaml(read_job_file(file)),
+        standing=best,
+        deviation=math.sqrt(history.spread.variance),
+        degrees=history.spread.degrees,
+        environment=environment,
+        versions=runs[-1].versions,
+        configuration=digest_of(study.read_files(trial))[:DIGEST_LENGTH],
+        script=workload.digest[:DIGEST_LENGTH],
+    )
+
+
+def read_reference(named: str, results: Path) -> Reference:
+    """The reference in a file that `search --json` wrote, or of a study.
+
+    Args:
+        named: The file; or the study by name, by its folder or by the figures of its best.
+        results: Folder of all studies, for a name.
+
+    Raises:
+        JobError: There is no such file, or it holds none.
+        StudyError: There is no such study, or nothing of it was measured.
+    """
+    path = Path(named)
+    if path.name == FIGURES_FILE and (path.resolve().parents[1] / "trials").is_dir():
+        path = path.resolve().parents[1]
+    is_file = path.suffix == ".json" and not path.is_dir()
+    study = None if is_file else locate(str(path), results)
+    source = path if study is None else study.job_file
+    if not is_ours(source) and not is_inside(source, Path.cwd()):
+        raise JobError(
+            f"{source}: belongs to another user, and says what runs here",
+            "read it; if you trust it, copy it, or the study's folder: the copy is yours",
+        )
+    if study is not None:
+        found, origin = reference_of(study), origin_of(study.read_state())
+    else:
+        try:
+            data = read_json(path)
+        except ContractError as error:
+            raise JobError(str(error), _WRITTEN_BY) from error
+        found = read_fact(Reference, data.get("reference"))
+        origin = read_fact(Origin, data.get("origin")) or Origin.MEASURED
+        if found is None and data.get("reference", "none") is not None:
+            raise JobError(f"{named}: holds no reference of this release", _WRITTEN_BY)
+    if found is None:
+        why, fix = "its search has not found a best configuration", "run the same search again"
+        if origin is not Origin.MEASURED:
+            why = f"its figures are {origin}: nothing of it was measured"
+            fix = f"search with {flag('fleet')} local on the devices that train"
+        raise StudyError(f"{named}: {why}", fix)
+    return found
+
+
+def run_gate(
+    named: str,
+    *,
+    within: str,
+    rounds: int,
+    results: Path,
+    fleet: str,
+    options: FleetOptions,
+    note: Note,
+) -> Gate | None:
+    """Measure what a study handed out again, until it is known to be as fast as it was or not.
+
+    An interrupted one goes on; one that came to its end begins anew.
+
+    Args:
+        named: The reference, as of `read_reference`.
+        within: Share that it may be slower, or take more memory: `5%` or `0.05`.
+        rounds: Runs at the most, three or more.
+        results: Folder of all studies: the runs lie below that of the study's name.
+        fleet: Who runs it, as of `open_session`.
+        options: What was said of the fleet besides.
+        note: Told what happens.
+
+    Returns:
+        What it found, also in `gate.json`; None if the user ended it.
+
+    Raises:
+        JobError: A flag or the reference is not valid, or its job names what is not there.
+        StudyError: It is of other devices, nothing of it was measured, its command is gone, or
+            the runs cannot be recorded.
+        FleetError: The devices are not there.
+        RenderError: Its configuration does not render any more.
+    """
+    share = parse_share(within, where=flag("within"))
+    reference = read_reference(named, results)
+    place, study = find_running_place(fleet, options), Study(results, reference.study)
+    session = session_of(named, reference, place, Study(study.folder, GATE_FOLDER))
+    record, candidate = session.study, reference.standing.candidate
+    key = digest_of({"": json.dumps([asdict(reference), asdict(place.environment)])})
+    with runner_on(
+        place,
+        record,
+        world=candidate.world,
+        command=session.engine.preparation([candidate]),
+        note=note,
+    ) as runner:
+        begun = record.read_state()
+        if begun.get("reference") != key:
+            numbers = [trial.spec.identity.confirm_round or 0 for trial in record.trials()]
+            begun = {"reference": key, "first_round": max(numbers, default=-1) + 1}
+            record.write_state(begun)
+        found = GateRunner(
+            session=session,
+            reference=reference,
+            against=named,
+            runner=runner,
+            within=share,
+            n_rounds=rounds,
+            first_round=int(begun["first_round"]),
+        ).run()
+        if found is None:
+            return None
+        record.write_state({})  # the next one begins anew
+    write_found(study.folder / GATE_FILE, found)
+    if study.state_file.exists():
+        write_page(study, study.page_file)
+    return found
+
+
+def session_of(named: str, reference: Reference, place: Place, record: Study) -> Session:
+    """The job of a reference at a place, with the record of its gates; raises as `run_gate`."""
+    then, now = reference.environment, place.environment
+    if (then.accelerator, then.device_name) != (now.accelerator, now.device_name):
+        raise StudyError(
+            f"{named}: was measured on {then.device_name} ({then.accelerator}), and here is "
+            f"{now.device_name} ({now.accelerator}): their samples/s do not compare",
+            f"run it on {then.device_name}; or search here too, and compare the studies",
+        )
+    job = _job(named, reference)
+    if job.script is not None:  # trained by a Python of its own
+        place.environment = replace(
+            now, deepspeed_version=then.deepspeed_version, torch_version=then.torch_version
+        )
+    session = Session(job=job, engine=place.bind(job), place=place, study=record)
+    candidate, knobs = reference.standing.candidate, session.engine.context.knobs
+    is_of_job = (candidate.world, candidate.global_batch) == (job.world, job.global_batch)
+    values = candidate.values.items()
+    if not is_of_job or any(n not in knobs or not knobs[n].is_of_type(v) for n, v in values):
+        raise JobError(f"{named}: its candidate is none of its job: {candidate}", _WRITTEN_BY)
+    return session
+
+
+def _job(named: str, reference: Reference) -> Job:
+    if reference.job is not None:
+        return make_job(parse_yaml(reference.job, Path(named)), where=named)
+    folder = Path(reference.folder)
+    if not folder.is_dir():
+        raise StudyError(
+            f"{named}: its command stands in the study's folder alone, and {folder} is not there",
+            "keep that folder, and name it in place of the file",
+        )
+    return recorded_job(Study(folder.parent, folder.name))

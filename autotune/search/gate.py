@@ -1,0 +1,201 @@
+"""A gate: a study's best runs again, cold, until it is known whether it is as fast as it was.
+
+Speed now over speed then is looked at after `FIRST_LOOK` rounds of one run, and after the last;
+each look has its share of the 5% that the interval may miss.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, takewhile
+
+from autotune.base.clock import unix_now_s
+from autotune.base.student_t import t_quantile
+from autotune.contract import Role, TrialResult
+from autotune.record.answer import Speedup
+from autotune.record.gate import DIGEST_LENGTH, Gate, GateVerdict, Reference
+from autotune.record.soak import digest_of
+from autotune.record.spread import Spread, is_figure, mean_log_rate, pooled
+from autotune.record.study import Trial
+from autotune.search.confirm import steps_within
+from autotune.search.history import History, Tried, is_charged, owed_repeat, results
+from autotune.search.rounds import Round, figures_in, run_rounds, runs_of
+from autotune.search.runner import Runner
+from autotune.search.session import Session
+from autotune.search.trial_spec import Run
+from autotune.space.workload import workload_of
+
+FIRST_LOOK = 3
+"""Runs after which it may be decided."""
+MOST_ROUNDS = 100
+MISSED = (0.01, 0.04)
+"""Share of gates whose interval may miss at the first look and at the last: the last decides what
+is not plain (O'Brien and Fleming, A Multiple Testing Procedure for Clinical Trials, Biometrics 35,
+1979)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """Runs of now, at least one, beside the reference."""
+
+    reference: Reference
+    within: float
+    """Share that they may be slower, or take more memory."""
+    runs: Sequence[TrialResult]
+
+    @cached_property
+    def spread(self) -> Spread:
+        """How much runs differ: as the study knew, and as these show."""
+        return pooled([self.runs], self.reference.deviation)
+
+    @cached_property
+    def ratio(self) -> Speedup:
+        """Samples/s now over those then; the error is that of both means."""
+        log = mean_log_rate(self.runs) - math.log(self.reference.standing.samples_per_s)
+        variance = self.spread.variance_of_mean(self.runs) + self.reference.variance_of_mean
+        is_first = len(self.runs) <= FIRST_LOOK
+        half = self._quantile(is_first=is_first) * math.sqrt(variance)
+        return Speedup(ratio=math.exp(log), low=math.exp(log - half), high=math.exp(log + half))
+
+    @property
+    def verdict(self) -> GateVerdict:
+        """What they show so far."""
+        then_bytes = self.reference.standing.peak_memory_bytes or math.inf
+        least_bytes = min(run.peak_memory_bytes or 0 for run in self.runs)
+        if self.ratio.high < 1 - self.within:
+            return GateVerdict.SLOWER
+        if least_bytes > then_bytes * (1 + self.within):
+            return GateVerdict.MORE_MEMORY
+        is_within = self.ratio.low >= 1 - self.within
+        return GateVerdict.WITHIN if is_within else GateVerdict.UNDECIDED
+
+    @property
+    def runs_to_decide(self) -> int | None:
+        """Runs after which the interval is likely to leave the limit out; None: no number does."""
+        gap = math.log(self.ratio.ratio / (1 - self.within)) / self._quantile(is_first=False)
+        room = gap**2 - self.reference.variance_of_mean
+        one = self.spread.variance_of_mean(self.runs) * len(self.runs)
+        return math.ceil(one / room) if room * MOST_ROUNDS >= one else None
+
+    def _quantile(self, *, is_first: bool) -> float:
+        degrees = min(self.spread.degrees, self.reference.degrees)
+        return t_quantile(1 - MISSED[not is_first] / 2, degrees)
+
+
+@dataclass(kw_only=True)
+class GateRunner:
+    """Runs a gate's rounds."""
+
+    session: Session
+    """The reference's job here; its record is that of the gates."""
+    reference: Reference
+    against: str
+    """Where the reference is from."""
+    runner: Runner
+    within: float
+    n_rounds: int
+    first_round: int
+    """Round of the record that this gate began with: earlier gates have those before."""
+    _runs: dict[tuple[str, int], list[Trial]] = field(default_factory=dict, init=False)
+
+    def run(self) -> Gate | None:
+        """Run all that it takes to decide, from where the record ends; None: the user ended it.
+
+        Raises:
+            StudyError: The record cannot be written.
+            FleetError: No gang is free, or the platform ends one trial after the other.
+            RenderError: The configuration does not render.
+        """
+        recorded = filter(self.session.is_answered_by, self.session.study.trials())
+        self._runs = runs_of(recorded, self.first_round)
+        if not run_rounds(self._round_after, self._runs, self._run_once, seed=0, repeats=True):
+            return None
+        ended, runs = results(self._trials), self._figures(self.n_rounds)
+        if fault := next((run for run in ended if run.outcome.is_config_fault), None):
+            why = f"{fault.outcome}: {fault.evidence or '; '.join(fault.differences)}"
+            return self._gate(GateVerdict.DOES_NOT_RUN, why=why)
+        if len(runs) < FIRST_LOOK:
+            last = [run for run in ended if not is_figure(run)][-1]
+            why = f"the platform ended its runs, the last by {last.outcome}: {last.evidence}"
+            return self._gate(GateVerdict.NOT_MEASURED, why=why)
+        return self._gate(self._look(runs).verdict, runs=runs)
+
+    @property
+    def _trials(self) -> list[Trial]:
+        return [*chain.from_iterable(self._runs.values())]
+
+    def _figures(self, n_rounds: int) -> list[TrialResult]:
+        """The runs that count of the first rounds, up to one without."""
+        found = {number: run for (_, number), run in figures_in(self._runs).items()}
+        return [found[number] for number in takewhile(found.__contains__, range(n_rounds))]
+
+    def _look(self, runs: Sequence[TrialResult]) -> Look:
+        return Look(reference=self.reference, within=self.within, runs=runs)
+
+    def _round_after(self, n_rounds: int) -> Round | None:
+        """The rule: one run a round, until it is decided or the platform fails it."""
+        runs = self._figures(n_rounds)
+        if len(runs) < n_rounds or n_rounds >= self.n_rounds:
+            return None
+        if n_rounds == FIRST_LOOK and self._look(runs).verdict is not GateVerdict.UNDECIDED:
+            return None
+        return Round(keys=(self.reference.standing.candidate.hash,), cold=True)
+
+    def _run_once(self, key: str, number: int) -> Trial | None:
+        """Run it in a round, again where the platform ended or other work disturbed it."""
+        standing, job = self.reference.standing, self.session.job
+        ran, to_repeat = self._runs.get((key, number), ()), History(self._trials).to_repeat
+        failed = [run.number for run in results(ran) if is_charged(run)]
+        run = Run(
+            candidate=standing.candidate,
+            role=Role.CONFIRM,
+            confirm_round=self.first_round + number,
+            retry_of=failed[-1] if failed else None,
+            repeat_of=owed_repeat(ran, to_repeat),
+            least_steps=steps_within(job.guard_steps, job.global_batch / standing.samples_per_s),
+        )
+        again = "" if run.repeat_of is None else ", once more: other work disturbed it"
+        about = f"run {number + 1} of {self.n_rounds} at the most{again}"
+        return self.runner.run_candidate(self.session, run, about)
+
+    def _gate(
+        self, verdict: GateVerdict, *, why: str = "", runs: Sequence[TrialResult] = ()
+    ) -> Gate:
+        standing, look = self.reference.standing, self._look(runs) if runs else None
+        spread, trials = look.spread if look else Spread(), tuple(self._trials)
+        tried = Tried(candidate=standing.candidate, trials=trials, spread=spread)
+        is_open = verdict is GateVerdict.UNDECIDED
+        return Gate(
+            verdict=verdict,
+            why=why,
+            against=self.against,
+            study=self.reference.study,
+            within=self.within,
+            reference=standing,
+            now=tried.standing_by(runs) if look else None,
+            ratio=look.ratio if look else None,
+            deviation=math.sqrt(spread.variance) if look else None,
+            runs_to_decide=look.runs_to_decide if look and is_open else None,
+            differences=self._differences(runs),
+            device_name=self.session.environment.device_name,
+            ended_at_s=unix_now_s(),
+        )
+
+    def _differences(self, runs: Sequence[TrialResult]) -> dict[str, tuple[str, str]]:
+        reference, session = self.reference, self.session
+        candidate, script = reference.standing.candidate, session.job.script
+        files = dict(session.engine_of(candidate).files(candidate))
+        digest = workload_of(session.job, candidate).digest[:DIGEST_LENGTH]
+        if digest != reference.script and script is not None and (other := script.changed()):
+            digest = f"changed: {', '.join(other)}"
+        then = reference.facts
+        now = replace(
+            reference,
+            environment=session.environment,
+            versions=runs[-1].versions if runs else reference.versions,
+            configuration=digest_of(files)[:DIGEST_LENGTH],
+            script=digest,
+        ).facts
+        names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        return {name: (then.get(name, ""), now.get(name, "")) for name in names}

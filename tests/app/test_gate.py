@@ -1,0 +1,434 @@
+"""`compare --against`: the best of a study measured again on a scripted fleet."""
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune import cli
+from autotune.app import gate as app
+from autotune.app.own_script import adopt_first_run, open_command_session
+from autotune.app.run import begin_study
+from autotune.app.searching import answer_as_dict
+from autotune.base.errors import AutotuneError, ExitCode, JobError, StudyError
+from autotune.base.units import parse_share
+from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
+from autotune.devices.hardware import Environment
+from autotune.fleet.options import NO_OPTIONS
+from autotune.fleet.transports.local import Here
+from autotune.record.answer import answer_of
+from autotune.record.gate import GATE_FILE, Gate, GateVerdict, read_gate
+from autotune.record.study import Study
+from autotune.report.story import read_story
+from tests.app.test_own_script import launchers, studied  # noqa: F401
+from tests.observed import TRAINER
+from tests.report.test_terminal import exportable
+from tests.report.told import facts_of
+from tests.search.scripted import (
+    ENVIRONMENT,
+    Behaviour,
+    ScriptedFleet,
+    fault,
+    ok,
+    realistic,
+    search,
+)
+
+Machine = Callable[..., ScriptedFleet]
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    return exportable(tmp_path / "results")
+
+
+@pytest.fixture
+def best(study: Study, tmp_path: Path) -> Path:
+    """What `search --json` printed, away from the study."""
+    answer = answer_of(study.read_state(), study)
+    assert answer is not None
+    file = tmp_path / "best.json"
+    file.write_text(json.dumps(answer_as_dict(answer, None)), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Lets the next gate run on a scripted fleet; answers with the fleet."""
+
+    def use(
+        behave: Behaviour = realistic, environment: Environment = ENVIRONMENT
+    ) -> ScriptedFleet:
+        place, fleet = Here(environment, {}), ScriptedFleet(behave)
+        monkeypatch.setattr(app, "find_running_place", lambda *_: place)
+        monkeypatch.setattr(place, "gangs", lambda _: fleet)
+        return fleet
+
+    return use
+
+
+def times(*factors: float, peak: float = 1.0, **changes: Any) -> Behaviour:
+    """Runs so many times as fast as they were, in turn."""
+    n_runs = iter(range(10**6))
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        was = realistic(spec)
+        assert was.samples_per_s is not None
+        assert was.peak_memory_bytes is not None
+        rate = was.samples_per_s * factors[next(n_runs) % len(factors)]
+        found = ok(spec, rate, peak=peak * was.peak_memory_bytes)
+        return dataclasses.replace(found, **changes)
+
+    return behave
+
+
+def gate(named: object, results: Path, **changes: Any) -> Gate:
+    notes: list[str] = []
+    wanted = {"within": "10%", "rounds": 6, "fleet": "local", "options": NO_OPTIONS, **changes}
+    found = app.run_gate(str(named), results=results, note=notes.append, **wanted)
+    assert found is not None
+    return found
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """Exit code of `autotune compare` with some words."""
+    monkeypatch.setattr(sys, "argv", ["autotune", "compare", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(str(end.value.code))
+
+
+def test_the_answer_of_a_search_holds_the_reference_and_a_study_the_same(
+    study: Study, best: Path, tmp_path: Path
+) -> None:
+    found = app.read_reference(str(best), tmp_path / "nowhere")
+    assert found == app.reference_of(study)
+    named = (study.folder, study.folder / "best" / "figures.json", "scripted")
+    assert [app.read_reference(str(name), study.root) for name in named] == [found] * 3
+    assert found.job is not None
+    assert yaml.safe_load(found.job)["model"] == "tiny-gpt2"
+
+
+def test_as_fast_as_it_was_passes_and_is_recorded(
+    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    fleet = machine(times(1.0, 0.99, 1.01))
+    words = ("--against", best, "--within", "10%", "--results", study.root)
+    assert command(monkeypatch, *words) == ExitCode.FOUND
+    said = " ".join(capfd.readouterr().out.split())
+    assert "verdict pass: it is not more than 10% slower than it was" in said
+    handed_out = study.read_state()["answer"]["best"]
+    assert f"then trial {handed_out['trial']}:" in said
+    assert [s.identity.role for s in fleet.specs] == [Role.CONFIRM] * 3
+    assert {s.identity.knobs == dict(handed_out["candidate"]["knobs"]) for s in fleet.specs} == {
+        True
+    }
+    # The record of the search is as it was; the gate's own stands below it.
+    kept = Study(study.folder, "gate").trials()
+    assert [t.result and t.result.outcome for t in kept] == [Outcome.OK] * 3
+    assert not (study.trials_folder / "0099").exists()
+    found = read_gate(study.folder)
+    assert found is not None
+    assert found.verdict is GateVerdict.WITHIN
+    told = dict(facts_of(read_story(study)))["gate"]
+    assert "pass: it is not more than 10% slower" in told
+    assert told in study.page_file.read_text(encoding="utf-8")
+
+
+def test_slower_is_proven_and_fails(
+    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    fleet = machine()
+    data = json.loads(best.read_text())
+    standing = data["reference"]["standing"]
+    for name in ("samples_per_s", "samples_per_s_low", "samples_per_s_high"):
+        standing[name] *= 2
+    best.write_text(json.dumps(data))
+    words = ("--against", best, "--within", "0.05", "--results", study.root)
+    assert command(monkeypatch, *words, "--json") == ExitCode.CHECK_FAILED
+    answer = json.loads(capfd.readouterr().out)
+    assert answer["verdict"] == "slower"
+    assert answer["ratio"]["ratio"] == pytest.approx(0.5)
+    assert answer["ratio"]["high"] < 0.95
+    assert len(fleet.specs) == 3, "it is sure after the first look"
+    # Not what the study handed out: the reference is of another figure, and of the same candidate.
+    assert command(monkeypatch, *words, "--markdown") == ExitCode.CHECK_FAILED
+    shown = capfd.readouterr().out
+    assert shown.startswith("**scripted: slower: it is proven to be more than 5% slower")
+    assert "\n- now: " in shown
+
+
+def test_what_is_not_decided_says_what_would_decide_it(
+    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    fleet = machine(times(0.9, 1.0, 0.94, 1.02, 0.92, 1.01))
+    words = ("--against", best, "--within", "5%", "--results", study.root)
+    assert command(monkeypatch, *words) == ExitCode.UNDECIDED
+    said = " ".join(capfd.readouterr().out.split())
+    assert "not decided: the interval holds 0.950x, where 5% ends." in said
+    assert "likely to decide it" in said
+    assert len(fleet.specs) == 6
+
+    near = machine(times(0.97, 0.99, 1.0, 0.98))
+    found = gate(best, study.root, within="5%", rounds=3)
+    assert (found.verdict, len(near.specs)) == (GateVerdict.UNDECIDED, 3)
+    needed = found.runs_to_decide
+    assert needed is not None
+    more = machine(times(0.97, 0.99, 1.0, 0.98))
+    found = gate(best, study.root, within="5%", rounds=needed)
+    assert found.verdict is GateVerdict.WITHIN
+    assert len(more.specs) == needed
+
+
+def test_more_memory_fails_where_every_run_takes_it(
+    study: Study, best: Path, machine: Machine
+) -> None:
+    machine(times(1.0, peak=1.2))
+    found = gate(best, study.root)
+    assert (found.verdict, found.verdict.exit_code) == (GateVerdict.MORE_MEMORY, 5)
+    machine(times(1.0, peak=1.04))
+    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+
+
+def test_what_does_not_run_any_more_fails_with_its_evidence(
+    study: Study, best: Path, machine: Machine
+) -> None:
+    fleet = machine(lambda spec: fault(spec, Outcome.OOM, "CUDA out of memory"))
+    found = gate(best, study.root)
+    assert (found.verdict, found.verdict.exit_code) == (GateVerdict.DOES_NOT_RUN, 5)
+    assert found.why == "oom: CUDA out of memory"
+    assert len(fleet.specs) == 1
+
+
+def test_the_platform_is_not_the_best_ones_fault(
+    study: Study, best: Path, machine: Machine
+) -> None:
+    fleet = machine(lambda spec: fault(spec, Outcome.COMM, "connection reset"))
+    found = gate(best, study.root)
+    assert (found.verdict, found.verdict.exit_code) == (GateVerdict.NOT_MEASURED, 4)
+    assert "the last by comm: connection reset" in found.why
+    assert [s.provenance.retry_of for s in fleet.specs] == [None, 0, 1]
+    machine()
+    assert gate(best, study.root).verdict is GateVerdict.WITHIN, "the next one begins anew"
+
+
+def test_a_disturbed_run_runs_once_more(study: Study, best: Path, machine: Machine) -> None:
+    quiet = times(1.0)
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        if spec.identity.number == 1:
+            return times(0.5, disturbed="other processes took 40% of core 0")(spec)
+        return quiet(spec)
+
+    fleet = machine(behave)
+    found = gate(best, study.root)
+    assert [s.provenance.repeat_of for s in fleet.specs] == [None, None, 1, None]
+    assert found.verdict is GateVerdict.WITHIN
+    assert found.now is not None
+    assert (found.now.n_runs, found.now.n_disturbed) == (3, 0)
+
+
+def test_an_interrupted_gate_goes_on_and_one_that_ended_begins_anew(
+    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = machine()
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        if spec.identity.number == 1:
+            fleet.n_polls = 10**6  # the third one is asked to end
+        return realistic(spec)
+
+    fleet.behave = behave
+    is_asked = property(lambda _: fleet.n_polls > 2)
+    monkeypatch.setattr("autotune.search.interrupt.Interrupt.draining", is_asked)
+    wanted = {"within": "10%", "rounds": 6, "fleet": "local", "options": NO_OPTIONS}
+    assert app.run_gate(str(best), results=study.root, note=print, **wanted) is None
+    assert not (study.folder / GATE_FILE).exists()
+    assert len(fleet.specs) == 3
+    fleet = machine()
+    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+    assert [s.identity.confirm_round for s in fleet.specs] == [2]
+    fleet = machine()
+    gate(best, study.root)
+    assert [s.identity.confirm_round for s in fleet.specs] == [3, 4, 5]
+
+    # After an upgrade nothing of before counts, ended or not.
+    upgraded = dataclasses.replace(ENVIRONMENT, torch_version="2.14.0")
+    state = Study(study.folder, "gate").read_state()
+    assert state == {}
+    fleet = machine(environment=upgraded)
+    found = gate(best, study.root)
+    assert len(fleet.specs) == 3
+    assert found.verdict is GateVerdict.WITHIN
+
+
+def test_what_differs_from_then_is_shown(
+    best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
+) -> None:
+    """The study is not there any more: the file is all."""
+    data = json.loads(best.read_text())
+    data["reference"]["versions"] = {"torch": "2.13.0", "nvidia-driver": "550.54"}
+    data["reference"]["configuration"] = "0" * 12
+    best.write_text(json.dumps(data))
+    versions = {"torch": "2.14.0", "nvidia-driver": "550.54", "peft": "1.0"}
+    machine(times(1.0, versions=versions), dataclasses.replace(ENVIRONMENT, n_devices=4))
+    words = ("--against", best, "--results", tmp_path / "of-ci")
+    assert command(monkeypatch, *words) == ExitCode.FOUND
+    said = " ".join(capfd.readouterr().out.split())
+    for words_of_it in (
+        "differs n_devices: 2 then, 4 now",
+        "differs torch: 2.13.0 then, 2.14.0 now",
+        "differs peft: - then, 1.0 now",
+        "differs configuration: 000000000000 then, ",
+    ):
+        assert words_of_it in said
+    assert "nvidia-driver" not in said
+    assert (tmp_path / "of-ci" / "scripted" / "gate" / "trials" / "0002").is_dir()
+
+
+def test_other_devices_are_refused(study: Study, best: Path, machine: Machine) -> None:
+    fleet = machine(environment=dataclasses.replace(ENVIRONMENT, device_name="another CPU"))
+    with pytest.raises(StudyError, match=r"measured on scripted .cpu., and here is another CPU"):
+        gate(best, study.root)
+    assert not fleet.specs
+
+
+def edited(data: dict[str, Any], at: Sequence[str], value: object) -> dict[str, Any]:
+    changed: dict[str, Any] = json.loads(json.dumps(data))
+    inside = changed
+    for key in at[:-1]:
+        inside = inside[key]
+    inside[at[-1]] = value
+    return changed
+
+
+KNOBS = ("reference", "standing", "candidate", "knobs")
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (("reference",), None, "has not found a best configuration"),
+        (("reference",), "much", "holds no reference of this release"),
+        (("reference", "version"), 2, "holds no reference of this release"),
+        (("reference", "study"), "../../elsewhere", "holds no reference of this release"),
+        (("reference", "standing", "samples_per_s"), -1.0, "holds no reference of this release"),
+        (("reference", "standing", "samples_per_s"), math.inf, "not readable|no reference"),
+        (("reference", "job"), "model: [", "not valid YAML"),
+        (("reference", "job"), "model: tiny-gpt2", "seq_len"),
+        (KNOBS, [["micro_batch", 4], ["no_such_knob", 1]], "its candidate is none of its job"),
+        (KNOBS, [["micro_batch", "many"]], "its candidate is none of its job"),
+        ((*KNOBS[:-1], "world"), 8, "its candidate is none of its job"),
+    ],
+)
+def test_a_file_that_is_no_reference_is_named(
+    study: Study, best: Path, machine: Machine, at: Sequence[str], value: object, said: str
+) -> None:
+    fleet = machine()
+    best.write_text(json.dumps(edited(json.loads(best.read_text()), at, value)))
+    with pytest.raises(AutotuneError, match=said) as caught:
+        gate(best, study.root)
+    assert caught.value.exit_code == ExitCode.INVALID_INPUT
+    assert caught.value.hint
+    assert not fleet.specs
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not readable as JSON"),
+        ("[]", "holds a list"),
+        ("{}", "holds no reference"),
+        ('{"answers": []}', "holds no reference"),
+        ('{"reference": null, "origin": "simulated"}', "its figures are simulated"),
+    ],
+)
+def test_a_file_of_something_else_is_named(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "best.json"
+    with pytest.raises(JobError, match="no such file"):
+        gate(file, tmp_path)
+    file.write_text(text)
+    with pytest.raises(AutotuneError, match=said):
+        gate(file, tmp_path)
+
+
+def test_a_file_in_which_everybody_writes_runs_nothing(best: Path, machine: Machine) -> None:
+    fleet = machine()
+    best.chmod(0o666)
+    with pytest.raises(JobError, match="belongs to another user, and says what runs here"):
+        gate(best, best.parent)
+    assert not fleet.specs
+
+
+def test_a_simulated_study_is_refused(study: Study) -> None:
+    study.write_state({**study.read_state(), "origin": Origin.SIMULATED.value})
+    assert app.reference_of(study) is None
+    with pytest.raises(StudyError, match="its figures are simulated: nothing of it was measured"):
+        gate(study.folder, study.root)
+
+
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), (" 2.5 % ", 0.025)])
+def test_a_share_is_read_either_way(text: str, share: float) -> None:
+    assert parse_share(text, where="--within") == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["5", "0", "0%", "100%", "-1%", "much", "", "nan"])
+def test_what_is_no_share_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(JobError, match=r"--within: .* is no share above 0 and below 1"):
+        gate("any", tmp_path, within=text)
+
+
+def test_flags_that_say_two_things_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    for words, said in (
+        (("a", "--against", "b"), "they are two questions"),
+        (("--against", "b", "--csv"), "each is another form"),
+        (("--against", "b", "--rounds", "2"), "--rounds: '2' is not allowed"),
+        (("a", "b", "--markdown"), "it is a form of --against"),
+        ((), "at least two studies"),
+    ):
+        assert command(monkeypatch, *words) == ExitCode.INVALID_INPUT
+        assert said in " ".join(capfd.readouterr().err.split())
+
+
+@pytest.mark.usefixtures("launchers")
+def test_a_command_stays_in_its_study(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    command, folder = studied(results, TRAINER)
+    monkeypatch.chdir(folder)
+    session = open_command_session(command, {"study": "own"}, results=results, note=print)
+    session.study.lock()
+    begin_study(session, print)
+    adopt_first_run(session)
+    ended = search(
+        session.study,
+        session.job,
+        lambda spec: ok(spec, 100.0 * spec.layout.micro_batch),
+        engine=session.engine,
+        lattice=session.lattice,
+    )
+    state = {**session.study.read_state(), "answer": ended.to_dict()}
+    session.study.write_state(state)
+    session.study.unlock()
+    best = tmp_path / "best.json"
+    best.write_text(json.dumps(answer_as_dict(ended, None)))
+    reference = app.read_reference(str(best), results)
+    assert reference.job is None
+    assert not [word for word in ("--nproc-per-node", "train.py") if word in best.read_text()]
+
+    fleet = machine(lambda spec: ok(spec, 100.0 * spec.layout.micro_batch))
+    assert gate(best, results).verdict is GateVerdict.WITHIN
+    assert fleet.specs[0].workload.command
+    (results / "own").rename(tmp_path / "moved")
+    assert gate(tmp_path / "moved", tmp_path).verdict is GateVerdict.WITHIN
+    with pytest.raises(StudyError, match="its command stands in the study's folder alone"):
+        gate(best, tmp_path / "of-ci")
