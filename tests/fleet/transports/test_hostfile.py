@@ -222,7 +222,7 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
     assert message in " ".join(done.stderr.split())
     shutil.copytree(best, tmp_path / "shared")
     done = soak("--from", str(tmp_path / "shared"))
-    assert done.returncode in (ExitCode.FOUND, ExitCode.SOAK_FAILED), done.stderr
+    assert done.returncode in (ExitCode.FOUND, ExitCode.CHECK_FAILED), done.stderr
     found = json.loads(done.stdout)
     assert found["checkpoint"]["steps_compared"] == 4
     assert found["checkpoint"]["loss_deviation"] <= found["checkpoint"]["loss_tolerance"]
