@@ -1,8 +1,8 @@
 """The ladder that a search climbs for its baseline: what NVIDIA publishes as a rule of thumb.
 
-Data parallelism with the distributed optimizer as far as memory allows, then tensor parallelism
-inside the domain that is joined without the network, then pipelines; recomputation only where
-nothing runs without it.
+Data parallelism with the distributed optimizer as far as memory allows, then experts spread over
+the domain that is joined without the network, then tensor parallelism inside of it, then
+pipelines; recomputation only where nothing runs without it.
 
 Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md, on choosing a parallelism.
 """
@@ -17,34 +17,40 @@ from autotune.space.candidate import Candidate
 def ladder(task: LayoutTask) -> Iterator[list[Candidate]]:
     """Candidates, legal or not: a rung for each way to split the model, by its micro-batches."""
     for recompute in ("none", "full"):
-        for tp, pp in _splits(task):
-            replicas = task.world // (tp * pp)
+        for split in _splits(task):
+            replicas = task.world // (split["tp"] * split["pp"])
             share, rest = divmod(task.global_batch, replicas)
             sizes = [] if rest else [2**k for k in range(share.bit_length()) if share % 2**k == 0]
             yield [
-                _rung(task, recompute=recompute, tp=tp, pp=pp, micro_batch=size, dp=replicas)
+                _rung(task, split, recompute=recompute, micro_batch=size, dp=replicas)
                 for size in sizes
             ]
 
 
-def _splits(task: LayoutTask) -> list[tuple[int, int]]:
-    """Degrees of tensor and pipeline parallelism, those that split least first."""
+def _splits(task: LayoutTask) -> list[dict[str, int]]:
+    """Degrees `tp`, `pp` and `ep`, those that split least first."""
     powers = [2**k for k in range(task.world.bit_length()) if task.world % 2**k == 0]
-    within = [tp for tp in powers if tp <= task.domain]
-    return [(tp, 1) for tp in within] + [
-        (within[-1], pp) for pp in powers if pp > 1 and task.world % (within[-1] * pp) == 0
+    within = [degree for degree in powers if degree <= task.domain]
+    spread = [ep for ep in within if max(1, task.n_experts) % ep == 0]
+    tp, ep = within[-1], spread[-1]
+    return [
+        *({"tp": 1, "pp": 1, "ep": degree} for degree in spread),
+        *({"tp": degree, "pp": 1, "ep": ep} for degree in within[1:]),
+        *({"tp": tp, "pp": pp, "ep": ep} for pp in powers[1:] if task.world % (tp * pp) == 0),
     ]
 
 
 def _rung(
-    task: LayoutTask, *, recompute: str, tp: int, pp: int, micro_batch: int, dp: int
+    task: LayoutTask, split: dict[str, int], *, recompute: str, micro_batch: int, dp: int
 ) -> Candidate:
+    has_tp = split["tp"] > 1
     chosen = {name: knob.default for name, knob in LATTICE_KNOBS.items()} | {
-        "tp": tp,
-        "pp": pp,
+        **split,
         "micro_batch": micro_batch,
         "recompute": recompute,
-        "sequence_parallel": tp > 1 and not task.has_torch_norms,
+        "sequence_parallel": has_tp and not task.has_torch_norms,
         "distributed_optimizer": dp > 1,
     }
+    if has_tp and split["ep"] > 1:
+        chosen["etp"] = 1  # experts are spread, not split
     return Candidate.of(chosen, world=task.world, global_batch=task.global_batch)

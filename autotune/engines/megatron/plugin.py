@@ -30,7 +30,7 @@ class Megatron(EnginePlugin):
     )
     lays_out = True
     ladder_in_words = (
-        "as little tensor and pipeline parallelism as memory allows, with the largest "
+        "as little splitting as memory allows (experts first, then tp, then pp), with the largest "
         "power-of-two micro-batch that runs there"
     )
     is_driven = True

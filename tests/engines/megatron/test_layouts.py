@@ -20,6 +20,7 @@ from autotune.devices.accelerators import shipped_accelerators
 from autotune.engines.megatron import knobs
 from autotune.engines.megatron.engine import MegatronEngine, padded_vocab, task_of
 from autotune.engines.megatron.knobs import KNOBS, LATTICE_KNOBS, columns_of
+from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layout_task import LayoutRows, LayoutTask
 from autotune.engines.megatron.layouts import Layouts, lay_out
 from autotune.engines.megatron.rules import RULES
@@ -817,6 +818,15 @@ def test_a_baseline_is_split_over_tensor_parallel_ranks_without_transformer_engi
     split = [candidate for rung in rungs for candidate in rung if candidate.tp > 1]
     assert split
     assert not any(candidate["sequence_parallel"] for candidate in split)
+
+
+def test_a_baseline_spreads_experts_before_it_splits_tensors():
+    rungs = list(ladder(task(n_experts=4, world=16, domain=8)))
+    splits = [(c["ep"], c.tp, c.pp) for (c, *_) in rungs[: len(rungs) // 2]]
+    assert splits == [(1, 1, 1), (2, 1, 1), (4, 1, 1), (4, 2, 1), (4, 4, 1), (4, 8, 1), (4, 8, 2)]
+    assert {c.get("etp") for (c, *_) in rungs if c.tp > 1} == {1}
+    dense = [(c.tp, c.pp) for (c, *_) in ladder(task(world=16, domain=8))]
+    assert dense[:5] == [(1, 1), (2, 1), (4, 1), (8, 1), (8, 2)]
 
 
 @pytest.mark.parametrize(
