@@ -165,8 +165,8 @@ def test_slots_that_are_left_out_are_said_once_and_fewer_trials_run_at_once(stud
 
 
 def test_a_retry_leaves_the_final_comparison_its_time(study: Study):
-    """100 s, 10 s each, a third kept: what the last ones are owed would eat it up."""
-    job = make(trials=4, budget="100s")
+    """120 s, 10 s each, half kept: what the last ones are owed would eat it up."""
+    job = make(trials=4, budget="120s")
 
     def behave(spec: TrialSpec) -> TrialResult:
         if spec.identity.role is Role.SEARCH and spec.layout.micro_batch != 4:

@@ -63,11 +63,11 @@ def test_a_trial_that_would_overrun_is_not_started():
     assert reason(found, used_s=90.1, time_s=100.0) is StopReason.TIME
 
 
-def test_time_is_kept_for_the_comparison_but_a_third_at_most():
+def test_time_is_kept_for_the_comparison_but_half_at_most():
     found = history(1.0)
     assert reason(found, used_s=55.0, kept_s=30.0, time_s=100.0) is None
     assert reason(found, used_s=65.0, kept_s=30.0, time_s=100.0) is StopReason.TIME
-    assert reason(found, used_s=55.0, kept_s=1e6, time_s=100.0) is None
+    assert reason(found, used_s=40.0, kept_s=1e6, time_s=100.0) is None
 
 
 def test_patience_counts_settled_trials_since_the_best():
