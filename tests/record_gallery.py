@@ -29,16 +29,16 @@ WIDTH, HEIGHT = 1440, 900
 
 _JOB = ("--seq-len", "4096", "--global-batch", "64")
 SEARCHES: dict[str, Sequence[str]] = {
-    "gain": ("--model", "llama-3-8b", *_JOB, "--fleet", "simulate:8xH100"),
+    "gain": ("--model", "qwen2.5-14b", *_JOB, "--fleet", "simulate:8xH100"),
     "front": (
-        *("--model", "llama-3-8b", *_JOB, "--fleet", "simulate:8xH100"),
+        *("--model", "qwen2.5-14b", *_JOB, "--fleet", "simulate:8xH100"),
         *("--objective", "pareto", "--space", "zero_offload"),
     ),
     "nothing-fits": (
         *("--model", "llama-3-70b", *_JOB, "--fleet", "simulate:4xA100-40GB"),
         *("--trials", "6", "--force"),
     ),
-    "other-devices": ("--model", "llama-3-8b", *_JOB, "--fleet", "simulate:8xA100-80GB"),
+    "other-devices": ("--model", "qwen2.5-14b", *_JOB, "--fleet", "simulate:8xA100-80GB"),
 }
 """Study -> flags of its simulated search."""
 SIMULATED = ("gain", "front", "nothing-fits", "compare")
