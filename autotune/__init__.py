@@ -1,4 +1,4 @@
-"""Find the DeepSpeed configuration that trains a model fastest in the memory there is.
+"""Find the DeepSpeed or Megatron configuration that trains a model fastest in the memory there is.
 
 check: Say what is wrong with configurations, as `autotune check` does.
 compare: Compare studies, by name or by folder; ratios are over the first one.

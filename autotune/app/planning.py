@@ -1,22 +1,28 @@
 """What the cost model says of a job's candidates on a fleet, here or described; nothing runs."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autotune.app.session import check_space_is_read, read_job_on
-from autotune.base.errors import JobError
+from autotune.base.errors import JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.units import format_count
 from autotune.cost.knowledge import Lesson
 from autotune.engines.base import bind_engine, find_engine
-from autotune.export.door import export_handout, handout_of
+from autotune.export.base import Handout
+from autotune.export.door import check_handout, export_handout, handout_of
 from autotune.job.job import Job, JobText, given_keys
 from autotune.planning.lattice import lattice_of
 from autotune.planning.outlook import PLAN_SPACE, FleetWishes, Outlook
 from autotune.planning.ranking import Ranking
 from autotune.report.candidates.ranking import ranking_as_dict
+
+_RANKS_TRIED = 200
+"""Ranks below a refused one that are tried, to name the first that can be written."""
 
 
 def open_outlook(
@@ -82,6 +88,29 @@ def export_ranked(
             f"--rank {rank}: the plan has {format_count(len(ranking.choices), 'distinct choice')}",
             "1 is the best one",
         )
+    handout = _handout(outlook, ranking, rank)
+    try:
+        return export_handout(handout, folder, to=to, launcher=launcher)
+    except RenderError as error:
+        ranks = range(rank, min(len(ranking.choices), rank + _RANKS_TRIED) + 1)
+        can_say = partial(_can_say, outlook, ranking, to=to, launcher=launcher)
+        other = next(filter(can_say, ranks), rank)
+        if other == rank:  # it is not this candidate's fault, or that of all
+            raise
+        raise RenderError(error.message, f"{error.hint}, such as --rank {other}") from error
+
+
+def _can_say(
+    outlook: Outlook, ranking: Ranking, rank: int, *, to: str | None, launcher: str | None
+) -> bool:
+    """Whether a consumer can be told all settings of the candidate of a rank."""
+    with suppress(JobError, RenderError):
+        check_handout(_handout(outlook, ranking, rank), to=to, launcher=launcher)
+        return True
+    return False
+
+
+def _handout(outlook: Outlook, ranking: Ranking, rank: int) -> Handout:
     place = int(ranking.choices.firsts[rank - 1])
     if not ranking.outlook.lattice.is_legal(place):
         why = "; ".join(
@@ -92,7 +121,7 @@ def export_ranked(
             f"give {flag('top')} {rank} as well: the rules judge the first rows, and then rank "
             "the others",
         )
-    handout = replace(
+    return replace(
         handout_of(
             ranking.candidates[place],
             engine=outlook.engine,
@@ -102,4 +131,3 @@ def export_ranked(
         prediction=ranking_as_dict(ranking, [rank])["candidates"][0],
         is_described=outlook.wishes.gpu is not None,
     )
-    return export_handout(handout, folder, to=to, launcher=launcher)

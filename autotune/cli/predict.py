@@ -100,13 +100,13 @@ def plan(
         note=say,
         ask=asker(),
     )
-    if export is not None:
-        for path in found.export(export, rank=rank, to=to, launcher=launcher):
-            say(f"wrote {path}")
+    written = [] if export is None else found.export(export, rank=rank, to=to, launcher=launcher)
     if html is None:
         _show(found, as_json=as_json)
     else:  # --json is how the file's path is printed
         print_files([found.page(html)], as_json=as_json)
+    for path in written:  # below the plan, which is long
+        say(f"wrote {path}")
 
 
 @cli.command(

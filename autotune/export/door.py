@@ -91,9 +91,30 @@ def export_handout(
 
     Raises:
         JobError: There is no such dialect, release or launcher.
-        RenderError: The dialect does not write configurations of that engine, a template does
-            not render, the folder cannot be written, or holds such files of somebody else's.
+        RenderError: As of `check_handout`, or the folder cannot be written, or holds such files
+            of somebody else's.
     """
+    files, marker = _rendered(handout, folder, to=to, launcher=launcher)
+    # Words of the user's own run as they are, and stand where nobody else can read them.
+    is_private = handout.job.script is not None or bool(handout.job.megatron_arguments)
+    return write_export(folder, files, marker=marker, is_private=is_private)
+
+
+def check_handout(handout: Handout, *, to: str | None, launcher: str | None = None) -> None:
+    """See that a configuration can be written in a form, and write nothing.
+
+    Raises:
+        JobError: There is no such dialect, release or launcher.
+        RenderError: The dialect does not write configurations of that engine, cannot say one of
+            its settings, or a template does not render.
+    """
+    _rendered(handout, Path(), to=to, launcher=launcher)
+
+
+def _rendered(
+    handout: Handout, folder: Path, *, to: str | None, launcher: str | None
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """The files of an export, and its marker."""
     default = _dialect_of(handout)
     to = to or default
     dialect = find_dialect(to)
@@ -148,9 +169,7 @@ def export_handout(
         "study": handout.study,
         "trial": None if handout.figures is None else handout.figures.trial,
     }
-    # Words of the user's own run as they are, and stand where nobody else can read them.
-    is_private = handout.job.script is not None or bool(handout.job.megatron_arguments)
-    return write_export(folder, files, marker=marker, is_private=is_private)
+    return files, marker
 
 
 def _dialect_of(handout: Handout) -> str:

@@ -14,8 +14,8 @@ from autotune.search.race import LOSS
 from autotune.space.candidate import Candidate
 
 CONFIRM_SHARE = 1 / 2
-"""Largest share of a time budget that is kept back for the final comparison: of a short one, a gain
-that is proven is worth more than further trials."""
+"""Largest share of a time budget that is kept back for the final comparison. Of a short budget, a
+proven gain is worth more than further trials."""
 
 LAST_FORECASTS = 3
 """Forecasts in a row that have to agree that no trial gains anything. One alone may be wrong; what

@@ -32,8 +32,13 @@ def machine_places(world: int, per_node: int) -> tuple[str, ...]:
 
 
 def describe_groups(candidate: Candidate, places: Sequence[str]) -> list[str]:
-    """Each kind of parallel group of a layout: its ranks, and over how many places they reach."""
+    """Each kind of parallel group of a layout: its ranks, and over how many places they reach.
+
+    Degrees that do not divide the world make no groups.
+    """
     inner = candidate.tp * candidate.sp * candidate.cp
+    if inner * candidate.pp * candidate.dp != len(places):
+        return []
     stages_first = are_stages_first(candidate.get("order"))
     kinds = (
         ("tensor parallel", candidate.tp, 1),

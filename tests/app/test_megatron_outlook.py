@@ -123,6 +123,15 @@ def test_an_estimate_is_of_one_layout(outlook):
     assert total == pytest.approx(data["pred_peak_memory_bytes"])
 
 
+def test_a_rank_that_a_consumer_can_be_told_is_named(outlook, tmp_path):
+    ranking = rank_lattice(outlook)
+    with pytest.raises(RenderError, match="cannot be said") as caught:
+        export_ranked(outlook, ranking, 1, tmp_path / "out", "verl")
+    rank = int(caught.value.hint.rpartition(" such as --rank ")[2])
+    assert rank > 1
+    assert export_ranked(outlook, ranking, rank, tmp_path / "out", "verl")
+
+
 def test_the_export_is_bash_and_marked_as_predicted(outlook, tmp_path):
     ranking = rank_lattice(outlook)
     rank, knobs = next(

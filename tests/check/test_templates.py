@@ -45,6 +45,14 @@ def test_a_field_of_accelerates_among_trainers_arguments_is_told(tmp_path):
     assert "zero_stage beside deepspeed" in messages(report, "huggingface.accelerates_field")
 
 
+def test_trainer_refuses_two_precisions_before_deepspeed_is_asked(tmp_path):
+    text = "output_dir: out\n{}deepspeed: {{zero_optimization: {{stage: 2}}}}\n"
+    both = checked(write(tmp_path, text.format("fp16: true\nbf16: true\n"), "a.yaml"))
+    assert "huggingface.two_precisions" in rules(both)
+    one = checked(write(tmp_path, text.format("fp16: false\nbf16: true\n"), "b.yaml"))
+    assert "huggingface.two_precisions" not in rules(one)
+
+
 def test_neox_drops_what_its_sections_of_precision_do_not_know(tmp_path):
     report = checked(write(tmp_path, f"{NEOX}fp16: {{fp16: true, enabled: true}}\n", "a.yml"))
     assert report.passes

@@ -32,6 +32,8 @@ def test_the_groups_of_a_layout_reach_over_places() -> None:
     assert describe_groups(plain, TWO_NODES) == [
         "data parallel groups of 16 ranks, such as 0 to 15: over 2 places"
     ]
+    undivided = Candidate.of({"tp": 3, "micro_batch": 1}, world=16, global_batch=16)
+    assert describe_groups(undivided, TWO_NODES) == []
 
 
 def test_a_group_is_as_wide_as_its_widest() -> None:

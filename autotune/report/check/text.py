@@ -197,7 +197,9 @@ def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
         f"{open_} not judged in full" if open_ else "",
     ]
     n = len(run.reports) + len(run.unread)
-    summary = "; ".join(filter(None, counts)) or "all would run"
+    summary = "; ".join(filter(None, counts)) or (
+        "all would run" if run.reports else "nothing was judged"
+    )
     others = len(run.others)
     more = "1 more file holds" if others == 1 else f"{others} more files hold"
     skipped = f" ({more} no DeepSpeed configuration)" if others else ""

@@ -39,6 +39,8 @@ def refusals(source: Source) -> Iterator[Violation]:
         if not reader:
             yield from _texts(source)
         yield from _refused_by(reader, look_up(source.config, _STAGE), arguments)
+        if arguments.get("fp16") is True and arguments.get("bf16") is True:
+            yield violation_of("huggingface.two_precisions")
         for name in ACCELERATE_ALONE:
             if name in source.arguments and name not in source.line.arguments:
                 yield violation_of("huggingface.accelerates_field", name, name=name)
