@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
-from autotune.app.session import CPU_WORLD, find_place, open_session
+from autotune.app.session import CPU_WORLD, check_devices, find_place, open_session
 from autotune.base.errors import AutotuneError, FleetError, JobError, StudyError
 from autotune.base.files import try_folder, write_text
 from autotune.base.flags import flag
@@ -124,6 +124,8 @@ def open_command_session(
             "leave it out, and change the command instead",
         )
     check_command(command)
+    if flags.get("gpu") is not None:  # before anything runs
+        check_devices(flags, find_place(fleet, None, flags, options).environment)
     study = Study(results, str(flags.get("study") or study_name(command, str(folder))))
     job = _job_in_words(command, folder, flags.get("engine"), note)
     if fresh and (aside := study.set_aside()) is not None:

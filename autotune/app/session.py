@@ -1,5 +1,6 @@
 """A job with everything that it needs on this machine; nothing runs here."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,7 +15,12 @@ from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import Origin
 from autotune.cost.problem import accelerator_of
-from autotune.devices.accelerators import Accelerator, accelerators_with, named_accelerator
+from autotune.devices.accelerators import (
+    accelerators_with,
+    find_accelerator,
+    named_accelerator,
+    shipped_accelerators,
+)
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import BOTH, Engine, bind_engine, find_engine, installed_engines
 from autotune.export.base import Dialect
@@ -105,8 +111,7 @@ def open_session(
         job, data = replace(job, study=study_name), {**data, "study": study_name}
     load_plugin("sampler", job.sampler).check_installed()
     table = accelerators_with(job.accelerators)
-    if (gpu := data.get("gpu")) is not None:
-        _check_devices(gpu, place.environment, table)
+    check_devices(data, place.environment)
     study = Study(results, job.study)
     hint = f"name a folder that you may write, such as {flag('results')} ~/autotune"
     try_folder(study.folder, named=study.folder, hint=hint)
@@ -119,25 +124,38 @@ def open_session(
     return session
 
 
-def _check_devices(gpu: str, environment: Environment, table: Sequence[Accelerator]) -> None:
-    """Refuse devices that are no accelerators of the job.
+def check_devices(keys: Mapping[str, Any], environment: Environment) -> None:
+    """Refuse devices that are not the accelerators that the keys of a job name, if they name any.
+
+    Their entries of the table are compared. Words of the device's own name count where the table
+    has neither.
 
     Raises:
-        JobError: The table has no accelerator of that name.
+        JobError: The table has no accelerator of that name, or it is no table.
         FleetError: The devices are others.
     """
-    here = environment.device_name
-    if gpu.casefold() in here.casefold():
+    if keys.get("gpu") is None:
         return
+    gpu, here, known = str(keys["gpu"]), environment.device_name, None
+    table = accelerators_of(keys)
     memory_gib = environment.device_memory_bytes / 2**30  # it tells A100-40GB and A100-80GB apart
-    wanted = named_accelerator(gpu, where=flag("gpu"), table=table, memory_gib=memory_gib)
-    with suppress(FleetError):  # devices that the table does not have are others
-        if accelerator_of(environment, table) == wanted:
+    for entries in (table, shipped_accelerators()):  # an entry of a user's has any name
+        with suppress(FleetError):
+            known = accelerator_of(environment, entries)
+            if find_accelerator(gpu, memory_gib=memory_gib, table=entries) == known:
+                return
+    try:
+        named_accelerator(gpu, where=flag("gpu"), table=table)
+    except JobError:
+        words = re.escape(gpu.strip()) or "(?!)"
+        if known is None and re.search(rf"(?<!\w){words}(?!\w)", here, re.IGNORECASE):
             return
+        raise
+    meant = f"; or name these: {flag('gpu')} {known.name}" if known else ""
     raise FleetError(
         f"{flag('gpu')} {gpu}: trials would run on {here}",
         f"rank by prediction: autotune plan {flag('gpu')} {gpu}; or simulate the search: "
-        f"{flag('fleet')} simulate:8x{gpu}",
+        f"{flag('fleet')} simulate:8x{gpu}{meant}",
     )
 
 
@@ -368,7 +386,7 @@ def read_job(
     """Read a job, with the defaults of some devices.
 
     Returns:
-        The job, and how YAML says it, readable from any folder.
+        The job, and its keys for a YAML file that is readable from any folder.
 
     Raises:
         JobError: It is not valid.

@@ -130,6 +130,22 @@ def written(path: Path) -> Path:
     return path
 
 
+def test_nothing_runs_where_the_devices_are_not_those_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("raise AssertionError('it ran')\n")
+    monkeypatch.chdir(tmp_path)
+    notes: list[str] = []
+    with pytest.raises(FleetError, match="--gpu H100: trials would run on"):
+        open_command_session(
+            [sys.executable, "train.py"],
+            {"gpu": "H100"},
+            results=tmp_path / "r",
+            note=notes.append,
+        )
+    assert (notes, (tmp_path / "r").exists()) == ([], False)
+
+
 @pytest.fixture
 def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers: None) -> Study:
     """A study of a command with files: trial 0 ran it as it is, trial 1 with ZeRO stage 1."""

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from autotune.app.searching import run_searches
-from autotune.app.session import read_job
-from autotune.base.errors import StudyError
+from autotune.app.session import check_devices, read_job
+from autotune.base.errors import AutotuneError, ExitCode, FleetError, StudyError
 from autotune.base.units import format_count
-from autotune.base.yaml_file import dump_yaml
+from autotune.base.yaml_file import dump_yaml, read_yaml
+from autotune.devices.accelerators import SHIPPED
 from autotune.devices.hardware import detect_environment
 from autotune.job.job import JobText, make_job
 from autotune.record.study import Study
 from autotune.search.plan import Plan
 from autotune.search.session import Session
-from tests.jobs import CPU, TINY
+from tests.jobs import A100, CPU, TINY
 from tests.replay.tables import sweep, write
 
 
@@ -47,6 +48,51 @@ def test_a_price_by_kind_is_read_from_a_flag_and_from_a_file(
     file = tmp_path / "job.yaml"
     file.write_text(dump_yaml({**keys, "price": price if "=" in price else expected}))
     assert read_job(JobText.read(file), {}, environment)[0].price_per_hour == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "memory_gib", "names", "others", "unknown"),
+    [
+        (
+            "NVIDIA A100-SXM4-80GB",
+            80,
+            ["A100", "a100-80gb", "NVIDIA A100-SXM4-80GB"],
+            ["A10"],
+            ["A"],
+        ),
+        ("NVIDIA A100-SXM4-40GB", 40, ["A100", "A100-40GB"], ["A100-80GB"], ["", " ", "NVIDIA"]),
+        ("NVIDIA L40S", 45, ["L40S"], ["L4", "L40"], ["L"]),
+        ("NVIDIA H200", 141, ["h200"], ["H20", "H100"], ["", "H20O", "200"]),
+        ("NVIDIA GB200", 186, ["GB200"], ["B200"], ["B20"]),
+        ("NVIDIA H100 PCIe", 80, ["H100-PCIe"], ["H100"], ["PCIe"]),
+        ("NVIDIA Z900 Ultra", 80, ["z900", "Z900 Ultra"], ["H100"], ["", "Z90", "Z900 Ultr"]),
+    ],
+)
+def test_devices_are_those_of_the_job_by_their_entry_of_the_table(
+    device: str, memory_gib: int, names: list[str], others: list[str], unknown: list[str]
+) -> None:
+    here = replace(A100, device_name=device, device_memory_bytes=memory_gib * 2**30)
+    for name in names:
+        check_devices({"gpu": name}, here)
+    for refused, code in (
+        (others, ExitCode.FLEET_UNAVAILABLE),
+        (unknown, ExitCode.INVALID_INPUT),
+    ):
+        for name in refused:
+            with pytest.raises(AutotuneError, match="--gpu") as caught:
+                check_devices({"gpu": name}, here)
+            assert caught.value.exit_code is code, name
+
+
+def test_devices_may_be_named_by_a_user_s_table_or_by_the_shipped_one(tmp_path: Path) -> None:
+    shipped = read_yaml(SHIPPED)["accelerators"]["A100-80GB"]
+    table = tmp_path / "ours.yaml"
+    table.write_text(dump_yaml({"accelerators": {"our-rack": shipped}}), encoding="utf-8")
+    for name in ("our-rack", "A100"):
+        check_devices({"gpu": name, "accelerators": str(table)}, A100)
+    with pytest.raises(FleetError, match="trials would run on NVIDIA A100") as caught:
+        check_devices({"gpu": "H100", "accelerators": str(table)}, A100)
+    assert caught.value.hint.endswith("name these: --gpu A100-80GB")
 
 
 def planned_alone(
