@@ -93,6 +93,9 @@ def test_verl_trains_and_updates_its_actor_by_the_same_layout(tmp_path):
     assert (sft["data"]["max_length"], sft["data"]["use_dynamic_bsz"]) == (8192, False)
     assert (actor["ppo_micro_batch_size_per_gpu"], actor["use_dynamic_bsz"]) == (1, False)
     assert sft["trainer"] == ppo["trainer"] == {"n_gpus_per_node": 8, "nnodes": 2}
+    page = (out / "README.md").read_text()
+    assert "--nnodes 2 --nproc-per-node 8 --node-rank RANK --master-addr ADDRESS -m verl" in page
+    assert "Start `sft_trainer` on each of the 2 machines" in page
 
 
 def test_what_verl_cannot_be_told_is_said(tmp_path):
