@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-_PAGE = re.compile(r"\bdocs/(?P<name>[\w/-]+)\.md(?P<anchor>#[\w-]+)?")
+_PAGE = re.compile(r"(?<![\w/.-])docs/(?P<name>[\w/-]+)\.md(?P<anchor>#[\w-]+)?")
 
 
 @cache

@@ -52,6 +52,12 @@ def test_a_page_in_a_terminal_is_a_link_and_its_text_stays() -> None:
 
 
 @pytest.mark.usefixtures("published")
+@pytest.mark.parametrize("path", ["/home/u/docs/notes.md", "../docs/notes.md", "my-docs/notes.md"])
+def test_a_file_of_the_user_is_no_page(path: str) -> None:
+    assert list(docs.linked(f"see {path}")) == [(f"see {path}", "")]
+
+
+@pytest.mark.usefixtures("published")
 def test_a_page_on_a_page_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "x.j2").write_text("{{ text | linked }}", encoding="utf-8")
     told = Templates(tmp_path).text("x.j2", {"text": "<b> docs/guard.md, and others"})
