@@ -256,7 +256,7 @@ class JobFile(BaseModel):
         le=LARGEST,
     )
     global_batch: Annotated[int, BeforeValidator(whole_number)] = key(
-        "Samples per optimizer step, over all ranks.",
+        "Samples per optimizer step, over all ranks; 1k is 1024.",
         Topic.JOB,
         EVERY,
         default=...,
