@@ -86,7 +86,7 @@ class PageWriter(Observer):
         page = self._study.page_file
         begun_s = time.monotonic()
         try:
-            if part == "page":
+            if part == "page" or not page.exists():  # who deleted it gets it anew
                 write_page(self._study, page, snapshot=snapshot)
             elif snapshot is not None:
                 _write_running(self._study, snapshot)

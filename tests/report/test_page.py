@@ -439,6 +439,20 @@ def test_what_runs_now_is_put_into_the_page_that_is_there(
     assert "<!-- now -->" not in before.partition("<!-- end of now -->")[2]
 
 
+def test_a_page_that_was_deleted_is_drawn_anew(tmp_path: Path) -> None:
+    study, notebook = finished(tmp_path), Notebook()
+    snapshot = samples.snapshot()
+    writer = PageWriter(study, notebook)
+    writer.on_snapshot(dataclasses.replace(snapshot, running=()))
+    study.page_file.unlink()
+    writer.on_snapshot(snapshot)
+    assert "measured 4.1 s" in study.page_file.read_text(encoding="utf-8")
+    study.page_file.unlink()
+    writer.close()
+    assert "<body data-refresh-s" not in study.page_file.read_text(encoding="utf-8")
+    assert len(notebook.notes) == 1, "where the page is"
+
+
 def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
     study = finished(tmp_path)
     study.page_file.mkdir()
