@@ -14,6 +14,18 @@ from autotune.job.published import preset_of_repository, unsaid_layers
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
+_ADDRESS = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/"
+    r"(?P<name>[\w.-]+(?:/(?!(?:tree|blob|resolve)\b)[\w.-]+)?)(?:[/?#].*)?",
+    re.IGNORECASE,
+)
+
+
+def without_address(text: str) -> str:
+    """The name of the repository whose page an address shows; any other text as it is."""
+    page = _ADDRESS.fullmatch(text.strip())
+    return text if page is None else page["name"]
+
 
 def is_repository(text: str) -> bool:
     """Whether a model is named as a repository is, and no file or folder has the name."""

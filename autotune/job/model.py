@@ -24,7 +24,7 @@ from autotune.base.units import format_count
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
 from autotune.job.adapters import Lora
-from autotune.job.hub import config_of, is_repository
+from autotune.job.hub import config_of, is_repository, without_address
 from autotune.job.model_families import (
     as_transformers_names_it,
     family_of,
@@ -108,7 +108,7 @@ def load_model(text: str) -> Model:
     Raises:
         JobError: There is no such model, or its config or factory is not usable.
     """
-    text = text.removeprefix("https://huggingface.co/")
+    text = without_address(text)
     found = config_of(text) if is_repository(text) else text
     if isinstance(found, Path):
         return model_from_config(text.rpartition("/")[2], _read_config(found), where=text)

@@ -9,6 +9,7 @@ import pytest
 import autotune as api
 from autotune.app.session import read_job
 from autotune.base.errors import ExitCode, JobError
+from autotune.job.hub import without_address
 from autotune.job.job import JobText
 from autotune.job.model import load_model
 from autotune.testing import ENVIRONMENT
@@ -41,7 +42,7 @@ COMMANDS = {
 }
 
 
-def told(command: str, *words: str, folder: Path) -> str:
+def outputs(command: str, *words: str, folder: Path) -> str:
     """What a command prints, and what it writes."""
     done = autotune(command, *COMMANDS[command].split(), *words, folder=folder)
     assert done.returncode == 0, done.stderr
@@ -56,12 +57,12 @@ def flags(keys: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_reads_a_job_as_people_write_it(command: str, tmp_path: Path) -> None:
-    expected = told(command, *flags(PLAIN), folder=tmp_path)
+    expected = outputs(command, *flags(PLAIN), folder=tmp_path)
     in_file = {name: AS_PEOPLE_WRITE[name] for name in ("model", "seq_len", "gpu", "precision")}
     typed = {name: value for name, value in AS_PEOPLE_WRITE.items() if name not in in_file}
     job = tmp_path / "job.yaml"
     job.write_text("".join(f'{name}: "{value}"\n' for name, value in in_file.items()))
-    assert told(command, "--job", str(job), *flags(typed), folder=tmp_path) == expected
+    assert outputs(command, "--job", str(job), *flags(typed), folder=tmp_path) == expected
 
 
 def test_python_reads_it_alike() -> None:
@@ -108,6 +109,25 @@ def test_what_is_no_count_is_refused_with_its_key(written: object) -> None:
 )
 def test_a_model_is_found_by_the_name_that_people_know(written: str, preset: str) -> None:
     assert load_model(written) == load_model(preset)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://huggingface.co/Qwen/Qwen3-30B-A3B",
+        "https://huggingface.co/Qwen/Qwen3-30B-A3B/",
+        "HTTPS://HuggingFace.co/Qwen/Qwen3-30B-A3B/tree/main",
+        "https://www.huggingface.co/Qwen/Qwen3-30B-A3B?library=transformers",
+        "https://hf.co/Qwen/Qwen3-30B-A3B/blob/main/config.json#L3",
+    ],
+)
+def test_a_model_is_found_by_the_address_of_any_of_its_pages(address: str) -> None:
+    assert load_model(address) == load_model("qwen3-30b-a3b")
+
+
+def test_an_address_of_an_old_repository_has_no_owner() -> None:
+    assert without_address("https://huggingface.co/gpt2/tree/main") == "gpt2"
+    assert without_address("https://example.org/a/b") == "https://example.org/a/b"
 
 
 def test_another_owner_s_copy_is_told_the_preset() -> None:
