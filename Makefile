@@ -81,7 +81,7 @@ versions: install  ## the reality tests with older releases; `make versions VERS
 	$(BIN)/python -m tests.versions.run $(VERSIONS)
 	$(if $(VERSIONS),,$(BIN)/python -m tests.versions.megatron)
 
-# A minute each, and once one more to install.
+# Five to nine minutes each, and once one more to install; `PYTHONS=--short`, as in CI, a minute each.
 pythons: install  ## what needs no torch, with newer Pythons where they are; `make pythons PYTHONS=3.13` for one
 	$(BIN)/python -m tests.versions.pythons $(PYTHONS)
 

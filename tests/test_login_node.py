@@ -104,7 +104,7 @@ SIMULATED = f"search {JOB} --fleet simulate:8xH100 --space smoke"
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         ("models qwen3", "qwen3-8b"),
         ("knobs zero.stage", "zero.stage"),
@@ -129,14 +129,14 @@ SIMULATED = f"search {JOB} --fleet simulate:8xH100 --space smoke"
         (f"{SIMULATED} --trials 2 --results elsewhere", "verdict"),
     ],
 )
-def test_what_runs_no_trial_works(line: str, told: str, python: Path, folder: Path) -> None:
+def test_what_runs_no_trial_works(line: str, expected: str, python: Path, folder: Path) -> None:
     done = autotune(*shlex.split(line), folder=folder, python=python)
     assert done.returncode == ExitCode.FOUND, done.stderr
-    assert told in done.stdout + done.stderr
+    assert expected in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         (f"search {JOB}", LACKING),
         (f"search {JOB} --dry-run", LACKING),
@@ -149,14 +149,14 @@ def test_what_runs_no_trial_works(line: str, told: str, python: Path, folder: Pa
     ],
 )
 def test_what_is_missing_for_a_trial_is_named(
-    line: str, told: str, python: Path, folder: Path
+    line: str, expected: str, python: Path, folder: Path
 ) -> None:
     (folder / "train.py").write_text("print(1)\n", encoding="utf-8")
     done = autotune(*shlex.split(line), folder=folder, python=python)
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE, done.stderr
-    assert told in done.stdout + done.stderr
+    assert expected in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    if told == LACKING:
+    if expected == LACKING:
         install = re.search(r"fix: pip install ([^\n]*)", done.stderr)
         assert install is not None
         assert {*install[1].split()} == TRAINS

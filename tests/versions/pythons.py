@@ -1,9 +1,10 @@
 """Runs what needs no torch with newer Pythons: `python -m tests.versions.pythons`.
 
-A Python is taken from the path or from pyenv; one that is not here is named and left out. Each
-gets an environment of its own, as a login node has it: requirements-login.txt and this checkout.
-What came out is recorded in `results/recorded/versions/`. No part of `make test`: it installs
-packages.
+A Python is taken from the path or from pyenv; one that is not here is named and left out, one in
+which the packages cannot be installed fails. Each gets an environment of its own, as a login node
+has it: requirements-login.txt and this checkout. What came out is recorded in
+`results/recorded/versions/`, but not with `--short`, which runs the commands alone: that is what
+CI does. No part of `make test`: it installs packages.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ TESTS = (
     *("tests/record", "tests/report", "tests/planning/test_choices.py", "tests/cost"),
 )
 """Tests that need no torch."""
+SHORT = ("tests/test_login_node.py", "-k", "runs_no_trial or without_torch")
+"""Those of commands that need no torch: a minute, where all take five to nine."""
 QUICK = "not real and not package and not browser and not thorough"
 _VERSIONS = (
     "import json, platform; from importlib.metadata import version; "
@@ -63,11 +66,12 @@ def record_of(release: str) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Run what is asked for; 1 if a test failed."""
+    """Run what is asked for; 1 if a test failed, or a Python that is here could not be tried."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("releases", nargs="*", help=f"by default {', '.join(NEWER)}")
     parser.add_argument("--folder", type=Path, default=user_cache() / "versions")
     parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--short", action="store_true", help="commands alone, without a record")
     options = parser.parse_args(arguments)
     failed = 0
     for release in options.releases or NEWER:
@@ -81,7 +85,13 @@ def main(arguments: list[str]) -> int:
         try:
             install(made)
         except subprocess.CalledProcessError:
-            print(f"Python {release}: pip finds not all packages, so not tried", flush=True)
+            print(f"Python {release}: failed: its packages cannot be installed", flush=True)
+            failed += 1
+            continue
+        if options.short:
+            done = run_tests(made, SHORT)
+            print(f"Python {release}: commands {'failed' if done else 'passed'}", flush=True)
+            failed += done != 0
             continue
         record = run(made)
         path = options.records / record_of(release).name
@@ -92,24 +102,23 @@ def main(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
+def run_tests(made: PythonEnvironment, tests: Sequence[str], *options: str) -> int:
+    """Run tests in an environment; returns pytest's exit code."""
+    pytest = (made.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", QUICK)
+    return subprocess.run([*pytest, *options, *tests], cwd=REPOSITORY, check=False).returncode
+
+
 def run(made: PythonEnvironment) -> dict[str, Any]:
-    """Run the tests in an environment; returns the record."""
+    """Run all tests in an environment; returns the record, which says what failed."""
     report = made.folder / "report.xml"
     report.unlink(missing_ok=True)
     started = time.monotonic()
-    subprocess.run(
-        [
-            *(made.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-o", "junit_family=xunit1", f"--junitxml={report}", "-m", QUICK, *TESTS),
-        ],
-        cwd=REPOSITORY,
-        check=False,  # the report says what failed
-    )
+    run_tests(made, TESTS, "-o", "junit_family=xunit1", f"--junitxml={report}")
     wall_s = round(time.monotonic() - started)
-    said = subprocess.run([made.python, "-c", _VERSIONS], check=True, capture_output=True)
+    versions = subprocess.run([made.python, "-c", _VERSIONS], check=True, capture_output=True)
     found = summary(report)
     return {
-        "versions": json.loads(said.stdout),
+        "versions": json.loads(versions.stdout),
         "date": datetime.date.today().isoformat(),
         "machine": machine_in_words(),
         "wall_s": wall_s,

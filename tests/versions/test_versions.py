@@ -1,6 +1,7 @@
 """What was tried with older releases of DeepSpeed is recorded, and is what the rules say."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from autotune.engines.deepspeed.rules.releases import READ, TRIED, release_of
 from autotune.engines.megatron.plugin import Megatron
 from tests.engines.deepspeed.rules.cases import NEWEST
+from tests.gpu.wheels import WheelsError
 from tests.versions import pythons
 from tests.versions.environments import (
     REPOSITORY,
@@ -61,6 +63,35 @@ def test_a_newer_python_passed_what_needs_no_torch(release):
     assert record["tests"]["test_login_node"]["passed"]
     classifiers = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     assert f"Python :: {release}" in classifiers
+
+
+@pytest.mark.parametrize(
+    ("installs", "pytest_code", "code", "line"),
+    [
+        (True, 0, 0, "Python 3.13: commands passed"),
+        (True, 1, 1, "Python 3.13: commands failed"),
+        (False, 0, 1, "Python 3.13: failed: its packages cannot be installed"),
+    ],
+)
+def test_a_newer_python_that_is_here_is_tried_or_fails(
+    installs, pytest_code, code, line, tmp_path, monkeypatch, capsys
+):
+    def find(release):
+        if release == "3.12":
+            raise WheelsError("none")
+        return Path(f"python{release}")
+
+    def install(made):
+        if not installs:
+            raise subprocess.CalledProcessError(1, "pip")
+
+    monkeypatch.setattr(pythons, "find_python", find)
+    monkeypatch.setattr(pythons, "install", install)
+    monkeypatch.setattr(pythons, "run_tests", lambda made, tests: pytest_code)
+    assert pythons.main(["--short", "--folder", str(tmp_path), "--records", str(tmp_path)]) == code
+    missing = "Python 3.12: not on this machine, so not tried"
+    assert capsys.readouterr().out.splitlines() == [missing, line]
+    assert not list(tmp_path.iterdir()), "a short run is no record"
 
 
 @pytest.mark.parametrize("name", names())
