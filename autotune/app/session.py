@@ -15,12 +15,7 @@ from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import Origin
 from autotune.cost.problem import accelerator_of
-from autotune.devices.accelerators import (
-    accelerators_with,
-    find_accelerator,
-    named_accelerator,
-    shipped_accelerators,
-)
+from autotune.devices.accelerators import find_accelerator, named_accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import BOTH, Engine, bind_engine, find_engine, installed_engines
 from autotune.export.base import Dialect
@@ -110,7 +105,7 @@ def open_session(
         study_name = next((n for n in names if Study(results, n).job_file.exists()), ended)
         job, data = replace(job, study=study_name), {**data, "study": study_name}
     load_plugin("sampler", job.sampler).check_installed()
-    table = accelerators_with(job.accelerators)
+    table = accelerators_of(data)
     check_devices(data, place.environment)
     study = Study(results, job.study)
     hint = f"name a folder that you may write, such as {flag('results')} ~/autotune"
