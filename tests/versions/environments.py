@@ -89,7 +89,7 @@ def install(made: PinnedEnvironment) -> None:
     constraints = made.folder / "constraints.txt"
     constraints.write_text(made.pins())
     subprocess.run([str(made.base), "-m", "venv", str(made.folder)], check=True)
-    pip = (str(made.python), "-m", "pip", "install", "--quiet")
+    pip = (str(made.python), "-m", "pip", "install", "--quiet", "--no-compile")
     for wanted in made.wanted(constraints):
         # Extensions are compiled later, those that trials load alone.
         subprocess.run([*pip, *wanted], check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
