@@ -346,6 +346,7 @@ def test_the_answer_for_programs(tmp_path):
         "choices",
         "consequence",
         "after_fix",
+        "docs",
     }
     assert set(first) == keys
     assert first["changes"] == {"zero_optimization": {"overlap_com": None, "overlap_comm": True}}
