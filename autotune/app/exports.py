@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.app.consent import refuse_code_of_others
+from autotune.app.consent import refuse_of_others
 from autotune.base.errors import StudyError
 from autotune.base.flags import flag, switch
 from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
@@ -25,6 +25,7 @@ from autotune.fleet.base import THIS_MACHINE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
 from autotune.job.observed import OBSERVED_FILE, Observed, file_digest, text_digest
+from autotune.job.origin import code_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import (
     baseline_of,
@@ -171,7 +172,7 @@ def recorded_job(study: Study) -> Job:
         StudyError: The folder of its command is gone.
     """
     data, observed = read_job_file(study.job_file), study.folder / OBSERVED_FILE
-    refuse_code_of_others(study.job_file, data.get("model"))
+    refuse_of_others(study.job_file, code_of(data.get("model")))
     if data.get("script") is not None and observed.is_file():
         data |= {"script": str(observed), "model": str(observed)}
     job = make_job(data, where=str(study.job_file))

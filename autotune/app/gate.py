@@ -2,14 +2,19 @@
 
 import json
 import math
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
+from autotune.app.consent import agree_to_job, refuse_of_others
 from autotune.app.exports import recorded_job
 from autotune.app.pages import write_page
 from autotune.app.session import find_running_place
 from autotune.app.studies import locate
-from autotune.base.errors import JobError, StudyError
+from autotune.base.clock import unix_now_s
+from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.base.flags import flag
 from autotune.base.units import parse_share
 from autotune.base.yaml_file import dump_yaml, parse_yaml
@@ -17,8 +22,8 @@ from autotune.contract import ContractError, Origin, read_json
 from autotune.export.readme import FIGURES_FILE
 from autotune.fleet.base import Place
 from autotune.fleet.options import FleetOptions
-from autotune.job.job import Job, make_job, read_job_file
-from autotune.job.origin import is_inside, is_ours
+from autotune.job.job import Job, JobText, make_job, read_job_file, resolve_paths
+from autotune.job.observed import OBSERVED_FILE
 from autotune.record.answer import answer_of
 from autotune.record.facts import environment_at, origin_of, read_fact
 from autotune.record.found import write_found
@@ -30,7 +35,11 @@ from autotune.search.gate import GateRunner
 from autotune.search.runner import Note, runner_on
 from autotune.search.session import Session, history_of
 
+RESUMED_WITHIN_S = 12 * 3600.0
+"""Age up to which an interrupted gate goes on: "now" is one day of a machine."""
+
 _WRITTEN_BY = "`autotune search --json > FILE` writes one; or name a study"
+_RUNS_HERE = "says what runs here"
 
 
 def reference_of(study: Study) -> Reference | None:
@@ -50,11 +59,12 @@ def reference_of(study: Study) -> Reference | None:
     if best is None or tried is None or environment is None or not is_measured:
         return None
     trial = next(trial for trial in tried.trials if trial.result is runs[-1])
-    workload, file = trial.spec.workload, study.job_file
+    workload, job = trial.spec.workload, read_job_file(study.job_file)
+    has_words = bool(workload.command or job.get("megatron_arguments"))
     return Reference(
         study=study.name,
         folder=str(study.folder.resolve()),
-        job=None if workload.command or workload.arguments else dump_yaml(read_job_file(file)),
+        job=None if has_words else dump_yaml(job),
         standing=best,
         deviation=math.sqrt(history.spread.variance),
         degrees=history.spread.degrees,
@@ -76,17 +86,8 @@ def read_reference(named: str, results: Path) -> Reference:
         JobError: There is no such file, or it holds none.
         StudyError: There is no such study, or nothing of it was measured.
     """
-    path = Path(named)
-    if path.name == FIGURES_FILE and (path.resolve().parents[1] / "trials").is_dir():
-        path = path.resolve().parents[1]
-    is_file = path.suffix == ".json" and not path.is_dir()
-    study = None if is_file else locate(str(path), results)
-    source = path if study is None else study.job_file
-    if not is_ours(source) and not is_inside(source, Path.cwd()):
-        raise JobError(
-            f"{source}: belongs to another user, and says what runs here",
-            "read it; if you trust it, copy it, or the study's folder: the copy is yours",
-        )
+    path, study = Path(named), _study_named(named, results)
+    refuse_of_others(path if study is None else study.job_file, _RUNS_HERE)
     if study is not None:
         found, origin = reference_of(study), origin_of(study.read_state())
     else:
@@ -116,10 +117,12 @@ def run_gate(
     fleet: str,
     options: FleetOptions,
     note: Note,
+    trust_job: bool = False,
+    ask: Callable[[str], bool] | None = None,
 ) -> Gate | None:
     """Measure what a study handed out again, until it is known to be as fast as it was or not.
 
-    An interrupted one goes on; one that came to its end begins anew.
+    One interrupted some hours ago at most goes on; one that came to its end begins anew.
 
     Args:
         named: The reference, as of `read_reference`.
@@ -129,34 +132,44 @@ def run_gate(
         fleet: Who runs it, as of `open_session`.
         options: What was said of the fleet besides.
         note: Told what happens.
+        trust_job: Whether a file from outside this folder may run and read what it names; a study
+            of the user's own may.
+        ask: As of `agree_to_job`.
 
     Returns:
         What it found, also in `gate.json`; None if the user ended it.
 
     Raises:
-        JobError: A flag or the reference is not valid, or its job names what is not there.
+        JobError: A flag or the reference is not valid, its job names what is not there, or is
+            not trusted.
         StudyError: It is of other devices, nothing of it was measured, its command is gone, or
-            the runs cannot be recorded.
+            the runs cannot be recorded, or another process holds the study.
         FleetError: The devices are not there.
         RenderError: Its configuration does not render any more.
     """
     share = parse_share(within, where=flag("within"))
     reference = read_reference(named, results)
     place, study = find_running_place(fleet, options), Study(results, reference.study)
-    session = session_of(named, reference, place, Study(study.folder, GATE_FOLDER))
+    is_trusted = trust_job or _study_named(named, results) is not None
+    agree = partial(agree_to_job, flags={}, is_trusted=is_trusted, say=note, ask=ask)
+    job = _job(named, reference, partial(agree, key="against"))
+    session = session_of(named, reference, job, place, Study(study.folder, GATE_FOLDER))
     record, candidate = session.study, reference.standing.candidate
     key = digest_of({"": json.dumps([asdict(reference), asdict(place.environment)])})
-    with runner_on(
-        place,
-        record,
-        world=candidate.world,
-        command=session.engine.preparation([candidate]),
-        note=note,
-    ) as runner:
-        begun = record.read_state()
-        if begun.get("reference") != key:
+    with ExitStack() as held:
+        if study.state_file.exists():
+            held.callback(study.unlock)
+            study.lock()
+        command = session.engine.preparation([candidate])
+        runner = held.enter_context(
+            runner_on(place, record, world=candidate.world, command=command, note=note)
+        )
+        begun, now_s = record.read_state(), unix_now_s()
+        age_s = now_s - float(begun.get("begun_at_s", -math.inf))
+        if begun.get("reference") != key or abs(age_s) > RESUMED_WITHIN_S:
             numbers = [trial.spec.identity.confirm_round or 0 for trial in record.trials()]
-            begun = {"reference": key, "first_round": max(numbers, default=-1) + 1}
+            first_round = max(numbers, default=-1) + 1
+            begun = {"reference": key, "first_round": first_round, "begun_at_s": now_s}
             record.write_state(begun)
         found = GateRunner(
             session=session,
@@ -169,15 +182,18 @@ def run_gate(
         ).run()
         if found is None:
             return None
+        write_found(study.folder / GATE_FILE, found)
         record.write_state({})  # the next one begins anew
-    write_found(study.folder / GATE_FILE, found)
-    if study.state_file.exists():
-        write_page(study, study.page_file)
-    return found
+        if study.state_file.exists():
+            try:
+                write_page(study, study.page_file)
+            except AutotuneError as error:  # a page costs no verdict
+                note(f"{study.page_file.name} is not kept up: {error.message}")
+        return found
 
 
-def session_of(named: str, reference: Reference, place: Place, record: Study) -> Session:
-    """The job of a reference at a place, with the record of its gates; raises as `run_gate`."""
+def session_of(named: str, reference: Reference, job: Job, place: Place, record: Study) -> Session:
+    """A reference's job at a place, with the record of its gates; raises as `run_gate`."""
     then, now = reference.environment, place.environment
     if (then.accelerator, then.device_name) != (now.accelerator, now.device_name):
         raise StudyError(
@@ -185,7 +201,6 @@ def session_of(named: str, reference: Reference, place: Place, record: Study) ->
             f"{now.device_name} ({now.accelerator}): their samples/s do not compare",
             f"run it on {then.device_name}; or search here too, and compare the studies",
         )
-    job = _job(named, reference)
     if job.script is not None:  # trained by a Python of its own
         place.environment = replace(
             now, deepspeed_version=then.deepspeed_version, torch_version=then.torch_version
@@ -199,13 +214,30 @@ def session_of(named: str, reference: Reference, place: Place, record: Study) ->
     return session
 
 
-def _job(named: str, reference: Reference) -> Job:
+def _study_named(named: str, results: Path) -> Study | None:
+    """The study that is named; None: a file is."""
+    path = Path(named)
+    if path.name == FIGURES_FILE and (path.resolve().parents[1] / "trials").is_dir():
+        path = path.resolve().parents[1]
+    is_file = path.suffix == ".json" and not path.is_dir()
+    return None if is_file else locate(str(path), results)
+
+
+def _job(named: str, reference: Reference, agree: Callable[[JobText], object]) -> Job:
     if reference.job is not None:
-        return make_job(parse_yaml(reference.job, Path(named)), where=named)
+        path = Path(named)
+        text = JobText(path, resolve_paths(parse_yaml(reference.job, path), path.parent))
+        agree(text)
+        return make_job(dict(text.keys), where=named)
     folder = Path(reference.folder)
     if not folder.is_dir():
         raise StudyError(
-            f"{named}: its command stands in the study's folder alone, and {folder} is not there",
+            f"{named}: its command, or its arguments of Megatron-LM, stand in the study's folder "
+            f"alone, and {folder} is not there",
             "keep that folder, and name it in place of the file",
         )
-    return recorded_job(Study(folder.parent, folder.name))
+    study = Study(folder.parent, folder.name)
+    for file in (folder, study.job_file, folder / OBSERVED_FILE):
+        refuse_of_others(file, _RUNS_HERE)
+    agree(JobText.read(study.job_file))
+    return recorded_job(study)

@@ -11,6 +11,7 @@ from autotune.base.errors import ExitCode, JobError
 from autotune.cli.base import (
     DATA,
     RESULTS,
+    asker,
     cli,
     confirm,
     emit,
@@ -105,6 +106,7 @@ def compare(
     as_csv: bool = False,
     as_markdown: bool = False,
     html: Path | None = None,
+    trust_job: bool = False,
 ) -> None:
     """Compare studies; or measure a stored best again, for CI.
 
@@ -127,6 +129,8 @@ def compare(
                 against,
                 results=results,
                 note=say,
+                trust_job=trust_job,
+                ask=asker(),
                 within=within,
                 rounds=rounds,
                 fleet=held,

@@ -36,7 +36,7 @@ class Standing:
     samples_per_s_high: _Rate
     peak_memory_bytes: int | None
     """None where the device's meter said nothing; such a candidate is taken to fit."""
-    n_runs: int = 1
+    n_runs: Annotated[int, Field(ge=1)] = 1
     """Fresh sets of processes behind the figure."""
     n_disturbed: int = 0
     """Runs among these that something else on the machine disturbed."""

@@ -35,7 +35,7 @@ class Reference:
     """What was handed out: the best, or the baseline where no gain was proven."""
     deviation: Annotated[float, Field(gt=0, lt=10)]
     """Standard deviation of log samples/s between runs, as the study knew it."""
-    degrees: Annotated[int, Field(ge=1)]
+    degrees: Annotated[int, Field(ge=1, le=10_000)]
     """Degrees of freedom of that."""
     environment: Environment
     versions: dict[str, str]

@@ -313,7 +313,7 @@ def _soak(story: Story, best: Row | None) -> str:
 def _gate(story: Story) -> str:
     gate, answer = read_gate(story.folder), story.answer
     handed_out = None if answer is None else answer.handed_out
-    if gate is None or handed_out is None or gate.reference.candidate != handed_out.candidate:
+    if gate is None or gate.reference != handed_out:
         return ""
     return (
         f"{date_of(gate.ended_at_s, '%Y-%m-%d')}: {dict(tell('gate', {'gate': gate}))['verdict']}"

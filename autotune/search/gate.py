@@ -16,7 +16,7 @@ from autotune.contract import Role, TrialResult
 from autotune.record.answer import Speedup
 from autotune.record.gate import DIGEST_LENGTH, Gate, GateVerdict, Reference
 from autotune.record.soak import digest_of
-from autotune.record.spread import Spread, is_figure, mean_log_rate, pooled
+from autotune.record.spread import Spread, between, is_figure, mean_log_rate, pooled
 from autotune.record.study import Trial
 from autotune.search.confirm import steps_within
 from autotune.search.history import History, Tried, is_charged, owed_repeat, results
@@ -29,40 +29,49 @@ from autotune.space.workload import workload_of
 FIRST_LOOK = 3
 """Runs after which it may be decided."""
 MOST_ROUNDS = 100
-MISSED = (0.01, 0.04)
-"""Share of gates whose interval may miss at the first look and at the last: the last decides what
-is not plain (O'Brien and Fleming, A Multiple Testing Procedure for Clinical Trials, Biometrics 35,
-1979)."""
+MISSED = 0.05
+"""Share of gates whose interval may miss, over both looks."""
+MISSED_FIRST = 0.01
+"""That of the first of two looks: the last decides what is not plain (O'Brien and Fleming, A
+Multiple Testing Procedure for Clinical Trials, Biometrics 35, 1979)."""
+_POWER_QUANTILE = 0.84
+"""The normal distribution's quantile of 80%: how often the runs asked for should decide."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Runs of now, at least one, beside the reference."""
+    """Runs of now, at least two, beside the reference."""
 
     reference: Reference
     within: float
     """Share that they may be slower, or take more memory."""
     runs: Sequence[TrialResult]
+    missed: float
+    """Share of such looks whose interval may miss."""
 
     @cached_property
     def spread(self) -> Spread:
-        """How much runs differ: as the study knew, and as these show."""
-        return pooled([self.runs], self.reference.deviation)
+        """How much runs differ: as these show alone, and no less than with what the study knew.
+
+        The degrees of freedom are those of these runs: a machine may be noisier than it was.
+        """
+        known = pooled([self.runs], self.reference.deviation)
+        squares, degrees = between([self.runs])
+        return replace(known, variance=max(known.variance, squares / degrees), degrees=degrees)
 
     @cached_property
     def ratio(self) -> Speedup:
         """Samples/s now over those then; the error is that of both means."""
         log = mean_log_rate(self.runs) - math.log(self.reference.standing.samples_per_s)
-        variance = self.spread.variance_of_mean(self.runs) + self.reference.variance_of_mean
-        is_first = len(self.runs) <= FIRST_LOOK
-        half = self._quantile(is_first=is_first) * math.sqrt(variance)
+        half = self._reach(len(self.runs), self.missed)
         return Speedup(ratio=math.exp(log), low=math.exp(log - half), high=math.exp(log + half))
 
     @property
     def verdict(self) -> GateVerdict:
         """What they show so far."""
         then_bytes = self.reference.standing.peak_memory_bytes or math.inf
-        least_bytes = min(run.peak_memory_bytes or 0 for run in self.runs)
+        known = [run.peak_memory_bytes for run in self.runs if run.peak_memory_bytes is not None]
+        least_bytes = min(known, default=0)
         if self.ratio.high < 1 - self.within:
             return GateVerdict.SLOWER
         if least_bytes > then_bytes * (1 + self.within):
@@ -73,14 +82,23 @@ class Look:
     @property
     def runs_to_decide(self) -> int | None:
         """Runs after which the interval is likely to leave the limit out; None: no number does."""
-        gap = math.log(self.ratio.ratio / (1 - self.within)) / self._quantile(is_first=False)
-        room = gap**2 - self.reference.variance_of_mean
-        one = self.spread.variance_of_mean(self.runs) * len(self.runs)
-        return math.ceil(one / room) if room * MOST_ROUNDS >= one else None
+        gap, missed = abs(math.log(self.ratio.ratio / (1 - self.within))), MISSED - MISSED_FIRST
+        more = range(len(self.runs) + 1, MOST_ROUNDS + 1)
+        return next((n for n in more if self._reach(n, missed, _POWER_QUANTILE) <= gap), None)
 
-    def _quantile(self, *, is_first: bool) -> float:
-        degrees = min(self.spread.degrees, self.reference.degrees)
-        return t_quantile(1 - MISSED[not is_first] / 2, degrees)
+    def _reach(self, n_runs: int, missed: float, beyond: float = 0.0) -> float:
+        """Half the width of the ratio's interval after some runs, in log samples/s.
+
+        The variances of both means differ, and so do their degrees of freedom: the quantile is the
+        mean of both, weighted by variance (Cochran and Cox, Experimental Designs, 1957, section
+        4.14). It misses no more often than asked for; Welch's misses more, with so few runs.
+        `missed` is the share of such intervals that may miss; `beyond`: standard errors besides.
+        """
+        now = self.spread.variance_of_mean(self.runs) * len(self.runs) / n_runs
+        then = self.reference.variance_of_mean
+        known = (now, n_runs - 1), (then, self.reference.degrees)
+        weighted = sum(one * t_quantile(1 - missed / 2, degrees) for one, degrees in known)
+        return (weighted / (now + then) + beyond) * math.sqrt(now + then)
 
 
 @dataclass(kw_only=True)
@@ -98,6 +116,8 @@ class GateRunner:
     first_round: int
     """Round of the record that this gate began with: earlier gates have those before."""
     _runs: dict[tuple[str, int], list[Trial]] = field(default_factory=dict, init=False)
+    _resumed: list[TrialResult] = field(default_factory=list, init=False)
+    """Figures of before an interruption, until a new run shows whether releases are the same."""
 
     def run(self) -> Gate | None:
         """Run all that it takes to decide, from where the record ends; None: the user ended it.
@@ -109,6 +129,7 @@ class GateRunner:
         """
         recorded = filter(self.session.is_answered_by, self.session.study.trials())
         self._runs = runs_of(recorded, self.first_round)
+        self._resumed = self._figures(self.n_rounds)
         if not run_rounds(self._round_after, self._runs, self._run_once, seed=0, repeats=True):
             return None
         ended, runs = results(self._trials), self._figures(self.n_rounds)
@@ -131,7 +152,11 @@ class GateRunner:
         return [found[number] for number in takewhile(found.__contains__, range(n_rounds))]
 
     def _look(self, runs: Sequence[TrialResult]) -> Look:
-        return Look(reference=self.reference, within=self.within, runs=runs)
+        is_first = len(runs) <= FIRST_LOOK
+        missed = MISSED_FIRST if is_first else MISSED - MISSED_FIRST
+        if self.n_rounds == FIRST_LOOK:  # the only one
+            missed = MISSED
+        return Look(reference=self.reference, within=self.within, runs=runs, missed=missed)
 
     def _round_after(self, n_rounds: int) -> Round | None:
         """The rule: one run a round, until it is decided or the platform fails it."""
@@ -157,7 +182,16 @@ class GateRunner:
         )
         again = "" if run.repeat_of is None else ", once more: other work disturbed it"
         about = f"run {number + 1} of {self.n_rounds} at the most{again}"
-        return self.runner.run_candidate(self.session, run, about)
+        trial = self.runner.run_candidate(self.session, run, about)
+        if trial is not None and trial.result is not None and (now := trial.result.versions):
+            before, self._resumed = self._resumed, []
+            if before and before[-1].versions != now:
+                self._runs.clear()
+                self.first_round += number + 1
+                record = self.session.study
+                record.write_state({**record.read_state(), "first_round": self.first_round})
+                self.runner.note("runs of before the interruption had other releases: left out")
+        return trial
 
     def _gate(
         self, verdict: GateVerdict, *, why: str = "", runs: Sequence[TrialResult] = ()

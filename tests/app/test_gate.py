@@ -1,6 +1,7 @@
 """`compare --against`: the best of a study measured again on a scripted fleet."""
 
 import dataclasses
+import itertools
 import json
 import math
 import sys
@@ -73,7 +74,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return use
 
 
-def times(*factors: float, peak: float = 1.0, **changes: Any) -> Behaviour:
+def at_rates(*factors: float, peak: float = 1.0, **changes: Any) -> Behaviour:
     """Runs so many times as fast as they were, in turn."""
     n_runs = iter(range(10**6))
 
@@ -89,9 +90,8 @@ def times(*factors: float, peak: float = 1.0, **changes: Any) -> Behaviour:
 
 
 def gate(named: object, results: Path, **changes: Any) -> Gate:
-    notes: list[str] = []
-    wanted = {"within": "10%", "rounds": 6, "fleet": "local", "options": NO_OPTIONS, **changes}
-    found = app.run_gate(str(named), results=results, note=notes.append, **wanted)
+    wanted = {"within": "10%", "rounds": 6, "fleet": "local", "options": NO_OPTIONS}
+    found = app.run_gate(str(named), results=results, **{"note": print, **wanted, **changes})
     assert found is not None
     return found
 
@@ -118,13 +118,13 @@ def test_the_answer_of_a_search_holds_the_reference_and_a_study_the_same(
 def test_as_fast_as_it_was_passes_and_is_recorded(
     study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    fleet = machine(times(1.0, 0.99, 1.01))
+    fleet = machine(at_rates(1.0, 0.99, 1.01))
     words = ("--against", best, "--within", "10%", "--results", study.root)
     assert command(monkeypatch, *words) == ExitCode.FOUND
-    said = " ".join(capfd.readouterr().out.split())
-    assert "verdict pass: it is not more than 10% slower than it was" in said
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "verdict pass: it is not more than 10% slower than it was" in shown
     handed_out = study.read_state()["answer"]["best"]
-    assert f"then trial {handed_out['trial']}:" in said
+    assert f"then trial {handed_out['trial']}:" in shown
     assert [s.identity.role for s in fleet.specs] == [Role.CONFIRM] * 3
     assert {s.identity.knobs == dict(handed_out["candidate"]["knobs"]) for s in fleet.specs} == {
         True
@@ -136,9 +136,9 @@ def test_as_fast_as_it_was_passes_and_is_recorded(
     found = read_gate(study.folder)
     assert found is not None
     assert found.verdict is GateVerdict.WITHIN
-    told = dict(facts_of(read_story(study)))["gate"]
-    assert "pass: it is not more than 10% slower" in told
-    assert told in study.page_file.read_text(encoding="utf-8")
+    line = dict(facts_of(read_story(study)))["gate"]
+    assert "pass: it is not more than 10% slower" in line
+    assert line in study.page_file.read_text(encoding="utf-8")
 
 
 def test_slower_is_proven_and_fails(
@@ -167,20 +167,20 @@ def test_slower_is_proven_and_fails(
 def test_what_is_not_decided_says_what_would_decide_it(
     study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    fleet = machine(times(0.9, 1.0, 0.94, 1.02, 0.92, 1.01))
+    fleet = machine(at_rates(0.9, 1.0, 0.94, 1.02, 0.92, 1.01))
     words = ("--against", best, "--within", "5%", "--results", study.root)
     assert command(monkeypatch, *words) == ExitCode.UNDECIDED
-    said = " ".join(capfd.readouterr().out.split())
-    assert "not decided: the interval holds 0.950x, where 5% ends." in said
-    assert "likely to decide it" in said
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "not decided: the interval holds 0.950x, where 5% ends." in shown
+    assert "likely to decide it" in shown
     assert len(fleet.specs) == 6
 
-    near = machine(times(0.97, 0.99, 1.0, 0.98))
+    near = machine(at_rates(0.98, 1.0, 0.99))
     found = gate(best, study.root, within="5%", rounds=3)
     assert (found.verdict, len(near.specs)) == (GateVerdict.UNDECIDED, 3)
     needed = found.runs_to_decide
     assert needed is not None
-    more = machine(times(0.97, 0.99, 1.0, 0.98))
+    more = machine(at_rates(0.98, 1.0, 0.99))
     found = gate(best, study.root, within="5%", rounds=needed)
     assert found.verdict is GateVerdict.WITHIN
     assert len(more.specs) == needed
@@ -189,10 +189,10 @@ def test_what_is_not_decided_says_what_would_decide_it(
 def test_more_memory_fails_where_every_run_takes_it(
     study: Study, best: Path, machine: Machine
 ) -> None:
-    machine(times(1.0, peak=1.2))
+    machine(at_rates(1.0, peak=1.2))
     found = gate(best, study.root)
     assert (found.verdict, found.verdict.exit_code) == (GateVerdict.MORE_MEMORY, 5)
-    machine(times(1.0, peak=1.04))
+    machine(at_rates(1.0, peak=1.04))
     assert gate(best, study.root).verdict is GateVerdict.WITHIN
 
 
@@ -219,11 +219,11 @@ def test_the_platform_is_not_the_best_ones_fault(
 
 
 def test_a_disturbed_run_runs_once_more(study: Study, best: Path, machine: Machine) -> None:
-    quiet = times(1.0)
+    quiet = at_rates(1.0)
 
     def behave(spec: TrialSpec) -> TrialResult:
         if spec.identity.number == 1:
-            return times(0.5, disturbed="other processes took 40% of core 0")(spec)
+            return at_rates(0.5, disturbed="other processes took 40% of core 0")(spec)
         return quiet(spec)
 
     fleet = machine(behave)
@@ -234,23 +234,29 @@ def test_a_disturbed_run_runs_once_more(study: Study, best: Path, machine: Machi
     assert (found.now.n_runs, found.now.n_disturbed) == (3, 0)
 
 
-def test_an_interrupted_gate_goes_on_and_one_that_ended_begins_anew(
-    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def interrupt(study: Study, best: Path, machine: Machine, **changes: Any) -> None:
+    """A gate that is asked to end in its third run, which counts no more."""
     fleet = machine()
 
     def behave(spec: TrialSpec) -> TrialResult:
         if spec.identity.number == 1:
             fleet.n_polls = 10**6  # the third one is asked to end
-        return realistic(spec)
+        return dataclasses.replace(realistic(spec), **changes)
 
     fleet.behave = behave
-    is_asked = property(lambda _: fleet.n_polls > 2)
-    monkeypatch.setattr("autotune.search.interrupt.Interrupt.draining", is_asked)
     wanted = {"within": "10%", "rounds": 6, "fleet": "local", "options": NO_OPTIONS}
-    assert app.run_gate(str(best), results=study.root, note=print, **wanted) is None
+    with pytest.MonkeyPatch.context() as patch:
+        is_asked = property(lambda _: fleet.n_polls > 2)
+        patch.setattr("autotune.search.interrupt.Interrupt.draining", is_asked)
+        assert app.run_gate(str(best), results=study.root, note=print, **wanted) is None
     assert not (study.folder / GATE_FILE).exists()
     assert len(fleet.specs) == 3
+
+
+def test_an_interrupted_gate_goes_on_and_one_that_ended_begins_anew(
+    study: Study, best: Path, machine: Machine
+) -> None:
+    interrupt(study, best, machine)
     fleet = machine()
     assert gate(best, study.root).verdict is GateVerdict.WITHIN
     assert [s.identity.confirm_round for s in fleet.specs] == [2]
@@ -258,14 +264,155 @@ def test_an_interrupted_gate_goes_on_and_one_that_ended_begins_anew(
     gate(best, study.root)
     assert [s.identity.confirm_round for s in fleet.specs] == [3, 4, 5]
 
-    # After an upgrade nothing of before counts, ended or not.
-    upgraded = dataclasses.replace(ENVIRONMENT, torch_version="2.14.0")
-    state = Study(study.folder, "gate").read_state()
-    assert state == {}
-    fleet = machine(environment=upgraded)
-    found = gate(best, study.root)
+
+def test_after_an_upgrade_nothing_of_before_counts(
+    study: Study, best: Path, machine: Machine
+) -> None:
+    interrupt(study, best, machine)
+    fleet = machine(environment=dataclasses.replace(ENVIRONMENT, torch_version="2.14.0"))
+    assert gate(best, study.root).verdict is GateVerdict.WITHIN
     assert len(fleet.specs) == 3
-    assert found.verdict is GateVerdict.WITHIN
+
+
+def test_after_a_new_driver_nothing_of_before_counts(
+    study: Study, best: Path, machine: Machine
+) -> None:
+    interrupt(study, best, machine, versions={"nvidia-driver": "550.54"})
+    fleet = machine(at_rates(1.0, versions={"nvidia-driver": "580.10"}))
+    found = gate(best, study.root)
+    assert [s.identity.confirm_round for s in fleet.specs] == [2, 3, 4]
+    assert found.now is not None
+    assert found.now.n_runs == 3
+    # Nodes whose drivers differ do not make it begin anew for ever.
+    turns = itertools.cycle([{"nvidia-driver": "550.54"}, {"nvidia-driver": "580.10"}])
+    fleet = machine(lambda spec: dataclasses.replace(realistic(spec), versions=next(turns)))
+    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+    assert len(fleet.specs) == 3
+
+
+def test_runs_of_another_day_do_not_count(
+    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(study, best, machine)
+    now_s = app.unix_now_s() + app.RESUMED_WITHIN_S + 60
+    monkeypatch.setattr(app, "unix_now_s", lambda: now_s)
+    fleet = machine()
+    gate(best, study.root)
+    assert [s.identity.confirm_round for s in fleet.specs] == [3, 4, 5]
+
+
+def test_a_verdict_that_could_not_be_written_costs_no_runs(
+    study: Study, best: Path, machine: Machine
+) -> None:
+    machine()
+    (study.folder / GATE_FILE).mkdir()
+    with pytest.raises(StudyError, match="cannot be written"):
+        gate(best, study.root)
+    (study.folder / GATE_FILE).rmdir()
+    fleet = machine()
+    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+    assert not fleet.specs
+
+
+def test_a_page_that_cannot_be_drawn_is_noted(study: Study, best: Path, machine: Machine) -> None:
+    machine()
+    study.page_file.unlink(missing_ok=True)
+    study.page_file.mkdir()
+    notes: list[str] = []
+    assert gate(best, study.root, note=notes.append).verdict is GateVerdict.WITHIN
+    assert [note for note in notes if note.startswith("report.html is not kept up: ")]
+
+
+def test_a_study_that_is_searched_is_not_measured(
+    study: Study, best: Path, machine: Machine
+) -> None:
+    fleet = machine()
+    study.lock()
+    with pytest.raises(StudyError, match="another search holds this study"):
+        gate(best, study.root)
+    study.unlock()
+    assert not fleet.specs
+    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+
+
+def test_a_reference_of_another_figure_is_none_of_the_study_s_report(
+    study: Study, best: Path, machine: Machine
+) -> None:
+    machine()
+    data = json.loads(best.read_text())
+    names = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
+    data["reference"]["standing"] |= {
+        name: data["reference"]["standing"][name] / 2 for name in names
+    }
+    best.write_text(json.dumps(data))
+    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+    assert "gate" not in dict(facts_of(read_story(study)))
+
+
+def test_memory_that_no_meter_told_is_not_compared(
+    study: Study, best: Path, machine: Machine, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(at_rates(1.0, peak_memory_bytes=None, memory_bytes={}))
+    words = ("--against", best, "--within", "10%", "--results", study.root)
+    assert command(monkeypatch, *words) == ExitCode.FOUND
+    assert "memory is not compared" in " ".join(capfd.readouterr().out.split())
+
+
+def test_one_run_that_was_picked_may_have_been_lucky(
+    study: Study, best: Path, machine: Machine, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine()
+    data = json.loads(best.read_text())
+    data["reference"]["standing"]["n_runs"] = 1
+    best.write_text(json.dumps(data))
+    command(monkeypatch, "--against", best, "--results", study.root)
+    assert "it may have been lucky" in " ".join(capfd.readouterr().out.split())
+
+
+def test_a_file_from_elsewhere_asks_for_what_its_job_names(
+    study: Study, best: Path, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    fleet = machine()
+    assert gate(best, study.root).verdict is GateVerdict.WITHIN, "it names nothing"
+    fleet.specs.clear()
+    data = json.loads(best.read_text())
+    job = yaml.safe_load(data["reference"]["job"])
+    (tmp_path / "space.yaml").write_text("knobs: {}\n")
+    for key, value, deed in (
+        ("model", "evil:build", "model: imports evil"),
+        ("base_config", "ds.json", f"base_config: reads {tmp_path / 'ds.json'}"),
+        ("space", "space.yaml", f"space: reads {tmp_path / 'space.yaml'}"),
+    ):
+        named = yaml.safe_dump({**job, key: value})
+        best.write_text(json.dumps(edited(data, ("reference", "job"), named)))
+        with pytest.raises(JobError, match=f"--against {best}: is not a file of yours") as caught:
+            gate(best, study.root)
+        assert deed in caught.value.message
+        assert "--trust-job" in caught.value.hint
+        asked: list[str] = []
+        with pytest.raises(JobError, match="not trusted"):
+            gate(best, study.root, ask=asked.append)
+        assert asked == ["Trust it?"]
+        assert not fleet.specs
+    assert gate(best, study.root, trust_job=True).verdict is GateVerdict.WITHIN
+
+
+def test_only_words_of_the_user_s_stay_in_the_study(study: Study) -> None:
+    """A checkout of Megatron-LM takes arguments always: those that the layout comes with."""
+    for file in study.trials_folder.glob("*/spec.json"):
+        file.write_text(
+            json.dumps(edited(json.loads(file.read_text()), ("workload", "arguments"), ["--x"]))
+        )
+    found = app.reference_of(study)
+    assert found is not None
+    assert found.job is not None
+    job = yaml.safe_load(study.job_file.read_text())
+    study.job_file.write_text(yaml.safe_dump({**job, "megatron_arguments": ["--wandb-key", "x"]}))
+    found = app.reference_of(study)
+    assert found is not None
+    assert found.job is None
 
 
 def test_what_differs_from_then_is_shown(
@@ -277,18 +424,18 @@ def test_what_differs_from_then_is_shown(
     data["reference"]["configuration"] = "0" * 12
     best.write_text(json.dumps(data))
     versions = {"torch": "2.14.0", "nvidia-driver": "550.54", "peft": "1.0"}
-    machine(times(1.0, versions=versions), dataclasses.replace(ENVIRONMENT, n_devices=4))
+    machine(at_rates(1.0, versions=versions), dataclasses.replace(ENVIRONMENT, n_devices=4))
     words = ("--against", best, "--results", tmp_path / "of-ci")
     assert command(monkeypatch, *words) == ExitCode.FOUND
-    said = " ".join(capfd.readouterr().out.split())
+    shown = " ".join(capfd.readouterr().out.split())
     for words_of_it in (
         "differs n_devices: 2 then, 4 now",
         "differs torch: 2.13.0 then, 2.14.0 now",
         "differs peft: - then, 1.0 now",
         "differs configuration: 000000000000 then, ",
     ):
-        assert words_of_it in said
-    assert "nvidia-driver" not in said
+        assert words_of_it in shown
+    assert "nvidia-driver" not in shown
     assert (tmp_path / "of-ci" / "scripted" / "gate" / "trials" / "0002").is_dir()
 
 
@@ -312,13 +459,15 @@ KNOBS = ("reference", "standing", "candidate", "knobs")
 
 
 @pytest.mark.parametrize(
-    ("at", "value", "said"),
+    ("at", "value", "shown"),
     [
         (("reference",), None, "has not found a best configuration"),
         (("reference",), "much", "holds no reference of this release"),
         (("reference", "version"), 2, "holds no reference of this release"),
         (("reference", "study"), "../../elsewhere", "holds no reference of this release"),
         (("reference", "standing", "samples_per_s"), -1.0, "holds no reference of this release"),
+        (("reference", "standing", "n_runs"), 0, "holds no reference of this release"),
+        (("reference", "degrees"), 10**9, "holds no reference of this release"),
         (("reference", "standing", "samples_per_s"), math.inf, "not readable|no reference"),
         (("reference", "job"), "model: [", "not valid YAML"),
         (("reference", "job"), "model: tiny-gpt2", "seq_len"),
@@ -328,11 +477,11 @@ KNOBS = ("reference", "standing", "candidate", "knobs")
     ],
 )
 def test_a_file_that_is_no_reference_is_named(
-    study: Study, best: Path, machine: Machine, at: Sequence[str], value: object, said: str
+    study: Study, best: Path, machine: Machine, at: Sequence[str], value: object, shown: str
 ) -> None:
     fleet = machine()
     best.write_text(json.dumps(edited(json.loads(best.read_text()), at, value)))
-    with pytest.raises(AutotuneError, match=said) as caught:
+    with pytest.raises(AutotuneError, match=shown) as caught:
         gate(best, study.root)
     assert caught.value.exit_code == ExitCode.INVALID_INPUT
     assert caught.value.hint
@@ -340,7 +489,7 @@ def test_a_file_that_is_no_reference_is_named(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "shown"),
     [
         ("{", "not readable as JSON"),
         ("[]", "holds a list"),
@@ -349,12 +498,12 @@ def test_a_file_that_is_no_reference_is_named(
         ('{"reference": null, "origin": "simulated"}', "its figures are simulated"),
     ],
 )
-def test_a_file_of_something_else_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_of_something_else_is_named(tmp_path: Path, text: str, shown: str) -> None:
     file = tmp_path / "best.json"
     with pytest.raises(JobError, match="no such file"):
         gate(file, tmp_path)
     file.write_text(text)
-    with pytest.raises(AutotuneError, match=said):
+    with pytest.raises(AutotuneError, match=shown):
         gate(file, tmp_path)
 
 
@@ -387,7 +536,7 @@ def test_what_is_no_share_is_named(tmp_path: Path, text: str) -> None:
 def test_flags_that_say_two_things_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    for words, said in (
+    for words, shown in (
         (("a", "--against", "b"), "they are two questions"),
         (("--against", "b", "--csv"), "each is another form"),
         (("--against", "b", "--rounds", "2"), "--rounds: '2' is not allowed"),
@@ -395,7 +544,7 @@ def test_flags_that_say_two_things_are_refused(
         ((), "at least two studies"),
     ):
         assert command(monkeypatch, *words) == ExitCode.INVALID_INPUT
-        assert said in " ".join(capfd.readouterr().err.split())
+        assert shown in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.usefixtures("launchers")
@@ -426,9 +575,18 @@ def test_a_command_stays_in_its_study(
     assert not [word for word in ("--nproc-per-node", "train.py") if word in best.read_text()]
 
     fleet = machine(lambda spec: ok(spec, 100.0 * spec.layout.micro_batch))
-    assert gate(best, results).verdict is GateVerdict.WITHIN
+    with pytest.raises(JobError, match="script: runs the command of"):
+        gate(best, results)
+    for file in (results / "own" / "job.yaml", results / "own" / "observed.json", results / "own"):
+        mode = file.stat().st_mode
+        file.chmod(mode | 0o002)
+        with pytest.raises(JobError, match=f"{file}: belongs to another user, and says what runs"):
+            gate(best, results, trust_job=True)
+        file.chmod(mode)
+    assert not fleet.specs
+    assert gate(best, results, trust_job=True).verdict is GateVerdict.WITHIN
     assert fleet.specs[0].workload.command
     (results / "own").rename(tmp_path / "moved")
     assert gate(tmp_path / "moved", tmp_path).verdict is GateVerdict.WITHIN
-    with pytest.raises(StudyError, match="its command stands in the study's folder alone"):
+    with pytest.raises(StudyError, match=r"its command, or its arguments of .* stand in"):
         gate(best, tmp_path / "of-ci")
