@@ -169,6 +169,16 @@ def emit(text: str) -> None:
     DATA.file.flush()
 
 
+def show_markdown(text: str) -> None:
+    """Print Markdown, laid out where a person reads it."""
+    if not DATA.is_terminal:
+        emit(f"{text.rstrip()}\n")
+        return
+    from rich.markdown import Markdown
+
+    DATA.print(Markdown(text))
+
+
 def print_json(data: Any, *, indent: int | None = 2) -> None:
     """Print data for programs."""
     emit(json.dumps(scrubbed(data), indent=indent) + "\n")

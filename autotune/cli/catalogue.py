@@ -5,7 +5,7 @@ from dataclasses import asdict
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
-from autotune.cli.base import DATA, cli, print_json
+from autotune.cli.base import DATA, cli, print_json, show_markdown
 
 
 @cli.command(epilog="autotune models qwen3")
@@ -56,7 +56,7 @@ def knobs(
         fields = ("name", "kind", "values", "default", "help")
         print_json([{n: getattr(k, names.get(n, n)) for n in fields} for k in found])
     elif chosen is not None:
-        DATA.out(section_of(engine, chosen).rstrip(), highlight=False)
+        show_markdown(section_of(engine, chosen))
     else:
         values = {"knobs": found, "is_wide": DATA.width >= 120, "spelled": format_value}
         print_told(DATA, "knobs", values)

@@ -19,6 +19,7 @@ from autotune.cli.base import (
     obtained_fleet,
     print_json,
     say,
+    show_markdown,
 )
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def rule(
     if name is None:
         print_names(DATA, all_names())
     else:
-        DATA.out(markdown_of(page_of(name)).rstrip(), highlight=False)
+        show_markdown(markdown_of(page_of(name)))
 
 
 @cli.command(epilog="autotune soak --minutes 30")
