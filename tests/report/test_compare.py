@@ -104,6 +104,19 @@ def test_speed_decides_only_where_both_were_searched_for_it(
     assert "Use a" not in page
 
 
+@pytest.mark.parametrize(("origin", "told"), [("measured", "Use "), ("simulated", "Measure both")])
+def test_figures_that_were_not_measured_choose_nothing(
+    comparison: StudyComparison, origin: str, told: str
+) -> None:
+    first, other = comparison.verdicts[0].sides
+    state = {**other.state, "origin": origin}
+    sides = (first, dataclasses.replace(other, state=state))
+    verdict = dataclasses.replace(
+        comparison.verdicts[0], sides=sides, ratio=0.7, low=0.68, high=0.72, shares_baseline=True
+    )
+    assert told in verdict.sentence
+
+
 def test_another_job_shares_no_candidate(wide: Study, tmp_path: Path) -> None:
     longer = finished(tmp_path, seq_len=128)
     comparison = compare_studies([str(wide.folder), str(longer.folder)], tmp_path)

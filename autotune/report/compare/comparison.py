@@ -17,7 +17,7 @@ from autotune.base.telling import tell
 from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
 from autotune.record.answer import Speedup
-from autotune.record.facts import engine_name_of, environment_of
+from autotune.record.facts import engine_name_of, environment_of, origin_of
 from autotune.report.compare.kinds import KindFigures, best_kinds, leads_of
 from autotune.report.parts import Part, tell_parts
 from autotune.report.results.ratios import (
@@ -185,6 +185,7 @@ class Against:
             "ends": (low, high),
             "slower": slower,
             "objectives": objectives,
+            "is_measured": all(origin_of(s.state) is Origin.MEASURED for s in self.sides),
             "is_by_speed": set(objectives) == {"samples_per_s"},
             "peaks_bytes": [s.best and s.best.peak_memory_bytes for s in (first, other)],
             # What to use the faster one with, where the two have different engines.
