@@ -389,7 +389,10 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
             unknown=frozenset((name,) for name in made if name not in section.config),
         )
         reader, because = "Lightning", f"{line.script} has Lightning's DeepSpeed strategy"
-    counted, world_because = _counted(world or ranks, line.split if line.reader else section.split)
+    counts = {"given": world, "the launch line": line.world, f"{file.path}": file.n_processes}
+    tells = next((place for place, count in counts.items() if count), f"{section.path}")
+    split = line.split if line.reader else section.split
+    counted, world_because = _counted(world or ranks, split, tells)
     made_there = None if script is None else made_arguments(script, line.arguments)
     defaults = None if script is None else own_defaults(script)
     line_arguments = line.arguments
@@ -513,10 +516,10 @@ def _script(name: str, asked: Path) -> Path | None:
     return next((one for one in near if one.suffix == ".py" and one.is_file()), None)
 
 
-def _counted(ranks: int | None, split: int) -> tuple[int | None, str]:
+def _counted(ranks: int | None, split: int, tells: str) -> tuple[int | None, str]:
     """The ranks that DeepSpeed counts, and what tells them."""
     if ranks is None or split == 1:
-        return ranks, "given"
+        return ranks, tells
     if split == 0 or ranks % split:
         return None, "not known: rules that need it say nothing"
     return ranks // split, f"{ranks} ranks, {split} to a model"
