@@ -152,7 +152,7 @@ def run_gate(
     place, study = find_running_place(fleet, options), Study(results, reference.study)
     is_trusted = trust_job or _study_named(named, results) is not None
     agree = partial(agree_to_job, flags={}, is_trusted=is_trusted, say=note, ask=ask)
-    job = _job(named, reference, partial(agree, key="against"))
+    job = job_of(named, reference, partial(agree, key="against"))
     session = session_of(named, reference, job, place, Study(study.folder, GATE_FOLDER))
     record, candidate = session.study, reference.standing.candidate
     key = digest_of({"": json.dumps([asdict(reference), asdict(place.environment)])})
@@ -223,7 +223,8 @@ def _study_named(named: str, results: Path) -> Study | None:
     return None if is_file else locate(str(path), results)
 
 
-def _job(named: str, reference: Reference, agree: Callable[[JobText], object]) -> Job:
+def job_of(named: str, reference: Reference, agree: Callable[[JobText], object]) -> Job:
+    """The job of a reference, once `agree` is content with it; raises as `run_gate`."""
     if reference.job is not None:
         path = Path(named)
         text = JobText(path, resolve_paths(parse_yaml(reference.job, path), path.parent))

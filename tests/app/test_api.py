@@ -38,6 +38,7 @@ NOT_OURS = {
     "compare": {
         *("as_csv", "html"),
         *("against", "within", "rounds", "fleet", "fleet_option", "as_markdown"),
+        "trust_job",
     },
 }
 """Flags that the functions do not take: questions, what methods or pandas do, and a gate of CI."""

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from autotune.app.check import CheckFlags, check_file
-from autotune.app.gate import read_reference, reference_of, session_of
+from autotune.app.gate import job_of, read_reference, reference_of, session_of
 from autotune.app.studies import state_of
 from autotune.base.errors import JobError
 from autotune.contract import (
@@ -258,7 +258,8 @@ def _reference(folder: Path) -> dict[str, Any]:
 
 def _read_reference(path: Path) -> None:
     found = read_reference(str(path), path.parent)
-    session_of(str(path), found, Here(found.environment, {}), Study(path.parent, "gate"))
+    job = job_of(str(path), found, lambda _: None)
+    session_of(str(path), found, job, Here(found.environment, {}), Study(path.parent, "gate"))
 
 
 def _read_study(study: Study, reports: Iterator[bool], _: Path) -> None:
