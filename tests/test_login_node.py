@@ -60,7 +60,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for found in installed_with(_NEEDS):
         for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
             (site / top).symlink_to(found.locate_file(top))
-    about = next(iter(importlib.metadata.distributions(name="autotune")))._path  # type: ignore[attr-defined]
+    # Its folder of metadata, which no public name leads to where it is installed in place.
+    about = next(iter(importlib.metadata.distributions(name="autotune")))._path
     (site / about.name).symlink_to(about)
     (site / "checkout.pth").write_text(str(REPOSITORY), encoding="utf-8")
     return home / "bin" / "python"

@@ -140,7 +140,8 @@ class GateRunner:
             last = [run for run in ended if not is_figure(run)][-1]
             why = f"the platform ended its runs, the last by {last.outcome}: {last.evidence}"
             return self._gate(GateVerdict.NOT_MEASURED, why=why)
-        return self._gate(self._look(runs).verdict, runs=runs)
+        look = self._look(runs)
+        return self._gate(look.verdict, look=look)
 
     @property
     def _trials(self) -> list[Trial]:
@@ -193,10 +194,8 @@ class GateRunner:
                 self.runner.note("runs of before the interruption had other releases: left out")
         return trial
 
-    def _gate(
-        self, verdict: GateVerdict, *, why: str = "", runs: Sequence[TrialResult] = ()
-    ) -> Gate:
-        standing, look = self.reference.standing, self._look(runs) if runs else None
+    def _gate(self, verdict: GateVerdict, *, why: str = "", look: Look | None = None) -> Gate:
+        standing, runs = self.reference.standing, look.runs if look else ()
         spread, trials = look.spread if look else Spread(), tuple(self._trials)
         tried = Tried(candidate=standing.candidate, trials=trials, spread=spread)
         is_open = verdict is GateVerdict.UNDECIDED
