@@ -20,7 +20,7 @@ BUDGET_ENV = "AUTOTUNE_HASTY_BUDGET_S"
 def hurry() -> None:
     """Make the trials of this process short; before what makes them is imported."""
     budget_s = float(os.environ.get(BUDGET_ENV, "1"))
-    for name in ("MEASURE", "WARM_MEASURE", "CONFIRM_MEASURE"):
+    for name in ("MEASURE", "WARM_MEASURE", "CONFIRM_MEASURE", "BRIEF_MEASURE"):
         measure = dataclasses.replace(getattr(trial_spec, name), budget_s=budget_s)
         setattr(trial_spec, name, measure)
 

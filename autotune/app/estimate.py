@@ -102,7 +102,7 @@ def estimate_rows(
     read = reader(table, accelerators_with(accelerators))
     frame = _beside(pd.DataFrame(table, columns=list(header)), _predicted(read, constants))
     hint = "name another file, or free some space"
-    write_text(out, csv_text(frame.fillna("")), error=JobError, hint=hint)
+    write_text(out, csv_text(frame), error=JobError, hint=hint)
     return Estimate(
         out=out,
         rows=len(table),

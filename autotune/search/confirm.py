@@ -170,6 +170,7 @@ class Comparison:
                 role=Role.CONFIRM,
                 confirm_round=self.first_round + at.number,
                 cold=asked.cold,
+                is_beside_warm=self.rules.warm,
             )
             for key in in_turn(members, at.number, seed)
             if key in missing
@@ -380,13 +381,13 @@ def guard_s(history: History, wanted: int) -> float | None:
 def run_seconds(history: History, rules: Rules, guard_steps: int = 0) -> RunSeconds:
     """Seconds that runs of a comparison take, at most as a rule; 0 with nothing to go by.
 
-    One starts cold, which a search's trial need not, and measures for longer. The comparison's own
-    runs do not count: what is planned by them would change on resume.
+    One starts cold, which a search's trial need not, and measures for longer where all do. The
+    comparison's own runs do not count: what is planned by them would change on resume.
     """
     explored = history.explored
     if explored.typical_s is None:
         return RunSeconds(warm=0.0, cold=0.0)
-    longer_s = CONFIRM_MEASURE.budget_s - WARM_MEASURE.budget_s
+    longer_s = 0.0 if rules.warm else CONFIRM_MEASURE.budget_s - WARM_MEASURE.budget_s
     longer_s += guard_s(history, guard_steps) or 0.0
     cold_s = explored.typical_s + explored.slower_start_s + longer_s
     return RunSeconds(warm=explored.typical_s if rules.warm else cold_s, cold=cold_s)

@@ -52,24 +52,15 @@ class SearchStage(ABC):
     def _left_s(self) -> float:
         return self._runner.left_s(self._session.job.budget.time_s)
 
-    def _run(
-        self,
-        candidate: Candidate,
-        role: Role,
-        *,
-        confirm_round: int | None = None,
-        cold: bool = True,
-        reduced_of: Candidate | None = None,
-        least_steps: int = 0,
-    ) -> Run:
-        """A run that knows whether it repeats one that the platform ended or disturbed."""
+    def _completed(self, asked: Run) -> Run:
+        """The run with what the record says of it: whether it repeats one, when it has lost."""
         session, whole = self._session, self._history
-        history = whole if reduced_of is None else whole.reduced
-        tried = history.find(candidate)
+        history = whole if asked.reduced_of is None else whole.reduced
+        tried = history.find(asked.candidate)
         before = [
             trial
             for trial in (() if tried is None else tried.trials)
-            if trial.spec.identity.confirm_round == confirm_round
+            if trial.spec.identity.confirm_round == asked.confirm_round
         ]
         repeat_of = owed_repeat(before, history.to_repeat)
         failed = [
@@ -79,24 +70,19 @@ class SearchStage(ABC):
             and (repeat_of is None or result.number > repeat_of)
         ]
         losing_step_time_s = None
-        if role is Role.SEARCH and reduced_of is None:
+        if asked.role is Role.SEARCH and asked.reduced_of is None:
             losing_step_time_s = session.objective.losing_step_time_s(
                 history.explored, session.job.global_batch
             )
         predicted = None
-        if self._steering is not None and role in (Role.BASELINE, Role.SEARCH):
-            predicted = self._steering.predict(whole, candidate)
-        return Run(
-            candidate=candidate,
-            role=role,
-            confirm_round=confirm_round,
-            cold=cold,
+        if self._steering is not None and asked.role in (Role.BASELINE, Role.SEARCH):
+            predicted = self._steering.predict(whole, asked.candidate)
+        return replace(
+            asked,
             retry_of=failed[-1] if failed else None,
             repeat_of=repeat_of,
             losing_step_time_s=losing_step_time_s,
             predicted=predicted,
-            reduced_of=reduced_of,
-            least_steps=least_steps,
         )
 
 
@@ -127,7 +113,7 @@ class BaselineStage(SearchStage):
                 self.candidate = self._climb()
         except UntriedError as untried:
             if self._has_time():
-                return self._run(untried.candidate, Role.BASELINE)
+                return self._completed(Run(candidate=untried.candidate, role=Role.BASELINE))
             self._runner.note(
                 "the time budget ends before a baseline is found: no speedup to report"
             )
@@ -311,7 +297,7 @@ class ProposalStage(SearchStage):
             for owed in (tried.candidate for tried in history.owed):
                 # Rules may have changed since: an upgraded engine, another override.
                 if not session.engine_of(owed).judge(owed):
-                    return self._run(owed, Role.SEARCH)
+                    return self._completed(Run(candidate=owed, role=Role.SEARCH))
         self.stop = why_stop(history, session.objective, budget, used_s=used_s, kept_s=kept_s)
         if self.stop is not None:
             return None
@@ -326,7 +312,7 @@ class ProposalStage(SearchStage):
             self.stop = StopReason.SETTLED
         if candidate is None or self.stop is not None:
             return None
-        return self._run(candidate, Role.SEARCH, reduced_of=full)
+        return self._completed(Run(candidate=candidate, role=Role.SEARCH, reduced_of=full))
 
     def _propose(self) -> Candidate | None:
         """The candidate to try next; None when all were."""
@@ -424,13 +410,7 @@ class ComparisonStage(SearchStage):
         least_steps = 0
         if tried is not None and (asked.cold or self._shows_repeat(asked, tried)):
             least_steps = confirm.least_steps(tried, self._session.job.guard_steps)
-        return self._run(
-            asked.candidate,
-            Role.CONFIRM,
-            confirm_round=asked.confirm_round,
-            cold=asked.cold,
-            least_steps=least_steps,
-        )
+        return self._completed(replace(asked, least_steps=least_steps))
 
     def _shows_repeat(self, asked: Run, tried: Tried) -> bool:
         """Whether the convergence guard needs this warm run as a repeat of the baseline.

@@ -49,8 +49,12 @@ CONFIRM_MEASURE = Measure(
     target_half_width=0.02,
     budget_s=10.0,
 )
-"""Measure of a run of the final comparison that starts cold; one that starts warm measures as any
+"""Measure of a run of a comparison in which all start cold; one that starts warm measures as any
 warm trial does: another run tells more than further steps of the same."""
+
+BRIEF_MEASURE = dataclasses.replace(CONFIRM_MEASURE, budget_s=WARM_MEASURE.budget_s)
+"""Measure of a cold run beside warm ones: all rounds weigh alike, so one that measured for longer
+would narrow the interval by a fiftieth (`benchmarks/final_comparison.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,8 @@ class Run:
     """The job's own candidate that `candidate` is a reduced form of; None: it is one itself."""
     cold: bool = True
     """Whether a run of the final comparison has to start cold; else it starts as a trial does."""
+    is_beside_warm: bool = False
+    """Whether others of its comparison start warm: then it measures for no longer than they do."""
     least_steps: int = 0
     """Optimizer steps that it takes at the least, warm-up included; 0: what its measure says."""
 
@@ -107,7 +113,8 @@ def make_spec(
     is_warm = may_be_warm and may_start_warm(job, engine, candidate, environment)
     measure = WARM_MEASURE if is_warm else MEASURE
     if run.role is Role.CONFIRM:
-        measure = measure if is_warm else CONFIRM_MEASURE
+        if not is_warm:
+            measure = BRIEF_MEASURE if run.is_beside_warm else CONFIRM_MEASURE
         least = max(measure.min_steps, run.least_steps - measure.warmup_steps)
         measure = dataclasses.replace(measure, min_steps=least)
     else:

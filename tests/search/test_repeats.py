@@ -15,7 +15,7 @@ from autotune.search.answer import RecordStandings
 from autotune.search.history import MANY_TRIALS, History
 from autotune.search.objective import LOSING_SHARE, Objective
 from autotune.search.optuna_study import frozen_trials, make_axes
-from autotune.search.trial_spec import CONFIRM_MEASURE, MEASURE, WARM_MEASURE
+from autotune.search.trial_spec import BRIEF_MEASURE, MEASURE, WARM_MEASURE
 from tests.search.scripted import (
     ENVIRONMENT,
     Behaviour,
@@ -182,13 +182,8 @@ def test_a_new_baseline_after_a_disturbed_comparison_is_not_run_without_end(
 def test_repeats_do_not_overrun_the_time_of_the_comparison(study: Study):
     """Each run takes as long as planned, so that there is time for the planned ones alone."""
 
-    class Slow(ScriptedFleet):
-        def submit(self, spec, folder):
-            self.wall_s = 17.0 if spec.measure.start is Start.COLD else 10.0
-            return super().submit(spec, folder)
-
     def run(name: str, time_s: float) -> ScriptedFleet:
-        fleet = Slow(disturbing(once(Role.CONFIRM, confirm_round=1)))
+        fleet = ScriptedFleet(disturbing(once(Role.CONFIRM, confirm_round=1)))
         job = with_budget(make(trials=2, guard_steps=0), time_s=time_s)
         search(Study(study.root, name), job, fleet=fleet, lattice=lattice_of(job, stages=(0, 3)))
         return fleet
@@ -203,10 +198,10 @@ def test_repeats_do_not_overrun_the_time_of_the_comparison(study: Study):
     explored_s = 10.0 * (len(ample.specs) - len(ample.ran(Role.CONFIRM)))
     assert repeats(ample) == 1
     # Two rounds of two, of which the last is cold; then one run more.
-    exact = run("exact", explored_s + 3 * 10.0 + 2 * 17.0)
+    exact = run("exact", explored_s + 5 * 10.0)
     assert (repeats(exact), n_cold(exact)) == (0, 2)
-    assert exact.now_s - 1_000_000.0 <= explored_s + 3 * 10.0 + 2 * 17.0
-    paid = run("paid", explored_s + 5 * 10.0 + 2 * 17.0)
+    assert exact.now_s - 1_000_000.0 <= explored_s + 5 * 10.0
+    paid = run("paid", explored_s + 7 * 10.0)
     assert (repeats(paid), n_cold(paid)) == (1, 2)
 
 
@@ -273,8 +268,8 @@ def test_the_search_tells_its_trials_when_they_have_lost(study: Study):
     search(study, make(trials=12), fleet=fleet)
     assert {s.measure.losing_step_time_s for s in fleet.ran(Role.BASELINE)} == {None}
     # As many as the convergence guard compares, where a run starts cold.
-    n_steps = GUARD_STEPS - CONFIRM_MEASURE.warmup_steps
-    guarded = replace(CONFIRM_MEASURE, min_steps=n_steps)
+    n_steps = GUARD_STEPS - BRIEF_MEASURE.warmup_steps
+    guarded = replace(BRIEF_MEASURE, min_steps=n_steps)
     measures = {unlimited(s.measure) for s in fleet.ran(Role.CONFIRM)}
     assert measures == {guarded, WARM_MEASURE, replace(WARM_MEASURE, min_steps=n_steps)}
     results = {t.spec.identity.number: t.result for t in study.trials()}
