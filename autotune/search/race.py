@@ -41,8 +41,10 @@ N_CONFIRM = 2
 """Candidates that are confirmed cold: the best and the baseline."""
 SURE = 0.02
 """Probability of being faster by more than `ZONE` below which a candidate drops out."""
-MISSED = (0.04, 0.01)
-"""Share of studies that may miss the true gain at each look, 5% in all."""
+MISSED = 0.05
+"""Share of studies that may miss the true gain."""
+MISSED_FIRST = 0.04
+"""What of it the first look has; the last look has the rest."""
 NARROW = 0.06
 """Half width of the gain's interval, in log samples/s, that is narrow enough."""
 SHARE_OF_GAIN = 1 / 4
@@ -142,7 +144,8 @@ class Race:
         common = set(self.logs.get(of, {})) & set(self.logs.get(over, {}))
         if not self.can_judge or not common:
             return None
-        n_others, missed = max(1, len(self.logs) - 1), MISSED[self.n_rounds > self.rules.looks[0]]
+        is_first, n_others = self.n_rounds <= self.rules.looks[0], max(1, len(self.logs) - 1)
+        missed = MISSED_FIRST if is_first else MISSED - MISSED_FIRST
         if of != over:
             return self.blocks.gain({of: 1.0, over: -1.0}, of_many=n_others, missed=missed)
         half = t_quantile(1 - missed / 2 / n_others, self.blocks.degrees)
