@@ -1,7 +1,7 @@
 """`check`: read a configuration with what goes with it, judge it, write the fix."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
+from autotune.engines.launches import shell
 from autotune.engines.megatron.flags import known_release, newest_release, release_of
 from autotune.engines.megatron.launched import (
     MegatronLaunch,
@@ -122,6 +123,8 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
     reports: list[CheckReport] = []
     unread: list[Unread] = []
     others: list[Path] = []
+    not_followed: list[Unread] = []
+    launched: set[Path] = set()
     targets = targets_of(names)
     if flags.choose and len(targets) > 1:
         raise JobError(
@@ -129,21 +132,33 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
             "one file",
             "check the files one by one",
         )
+    checked = {target.path.resolve() for target in targets}
     for target in targets:
+        path = target.path
+        if path.resolve() in launched and not target.is_named:
+            continue  # it was judged as its launch uses it
         try:
-            reports += check_file(target.path, flags, fix=fix)
-        except NotADsConfigError as error:
-            if target.is_named:
-                unread.append(Unread(path=target.path, error=error))
-            else:
-                others.append(target.path)
+            found = check_file(path, flags, fix=fix, checked=checked)
         except (JobError, RenderError) as error:
-            if not target.is_named and not may_be_deepspeeds(target.path):
-                others.append(target.path)
-                continue
-            unread.append(Unread(path=target.path, error=error))
-    is_one = len(targets) == 1 and targets[0].is_named
-    return CheckRun(reports=reports, unread=unread, others=others, is_one_file=is_one)
+            one = Unread(path=path, error=error)
+            is_other = isinstance(error, NotADsConfigError) and not error.is_launch
+            if target.is_named:
+                unread.append(one)
+            elif is_other or not may_be_deepspeeds(path):
+                others.append(path)
+            else:
+                (not_followed if path.suffix in shell.SUFFIXES else unread).append(one)
+            continue
+        reports += found
+        if path.suffix in shell.SUFFIXES:
+            launched |= {used.resolve() for report in found for used in report.source.files}
+    return CheckRun(
+        reports=reports,
+        unread=unread,
+        others=others,
+        not_followed=not_followed,
+        is_one_file=len(targets) == 1 and targets[0].is_named,
+    )
 
 
 def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:
@@ -168,8 +183,17 @@ def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:
     return CheckRun(reports=reports, is_one_file=True)
 
 
-def check_file(path: Path, flags: CheckFlags, *, fix: bool = False) -> list[CheckReport]:
-    """Judge the configurations of one file; the arguments are those of `check_files`.
+def check_file(
+    path: Path, flags: CheckFlags, *, fix: bool = False, checked: Container[Path] = ()
+) -> list[CheckReport]:
+    """Judge the configurations of one file.
+
+    Args:
+        path: The file.
+        flags: What is said of it.
+        fix: Whether to write the fixes.
+        checked: Files that are checked themselves, resolved: a fix may be written into one,
+            though another file names it.
 
     Raises:
         RenderError: A file cannot be read, or its folder not be written to.
@@ -187,7 +211,8 @@ def check_file(path: Path, flags: CheckFlags, *, fix: bool = False) -> list[Chec
         raise _of_megatron(error) from error
     reports: list[CheckReport] = []
     for number in range(len(sources)):
-        report = _judged(sources[number], flags)
+        is_checked = sources[number].path.resolve() in checked
+        report = _judged(replace(sources[number], is_checked=is_checked), flags)
         reports.append(report)
         if fix and write_fix(report) and number + 1 < len(sources):
             sources = _read(path, flags)  # the text of the others has moved

@@ -115,8 +115,9 @@ class CheckReport:
         """What was judged, in words."""
         source, environment = self.source, self.environment
         world = "?" if self.world is None else self.world
+        place = f"{source.path}" + f", as {source.asked} uses it" * (source.path != source.asked)
         return (
-            f"{source.path}: read by {source.consumer} ({source.because}), DeepSpeed "
+            f"{place}: read by {source.consumer} ({source.because}), DeepSpeed "
             f"{environment.deepspeed_version}, {environment.accelerator}, world {world} "
             f"({self.world_because})"
         )

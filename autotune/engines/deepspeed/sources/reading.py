@@ -154,10 +154,19 @@ class Source:
     not_judged: tuple[NotJudged, ...] = ()
     """What belongs to the configuration, and could not be read."""
 
+    is_checked: bool = False
+    """Whether its file is checked itself, whichever file names it."""
+
     @property
     def can_write(self) -> bool:
-        """Whether a fix may be written: into no file but the one that was named."""
-        return self.path == self.asked and self.path.is_file()
+        """Whether a fix may be written: into no file but those that are checked."""
+        return (self.path == self.asked or self.is_checked) and self.path.is_file()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of which it is made."""
+        every = (self.path, self.accelerate.path, self.arguments_path)
+        return tuple(path for path in every if path is not None)
 
     @property
     def mixed_precision(self) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import JobError, RenderError
+from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.nested import look_up
 from autotune.base.user_text import read_text
@@ -228,18 +228,29 @@ def _in_accelerates_file(line: LaunchLine, folder: Path) -> int | None:
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
     """The configurations of the launch lines of a shell file."""
     found: list[Source] = []
+    gone: dict[int, AutotuneError] = {}
     variables = slurm.variables_of(slurm.options_of(text))
     shell = read_shell(text, path, variables=variables, follows=True)
     for command, line in _launches(shell, text, path):
         asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
         unread = [NotJudged(what="what the launch is given", why=why) for why in command.unread]
         lost = shell.lost_below(command)
-        for one in _of_line(asked, text, command.unread):
+        try:
+            sources = _of_line(asked, text, command.unread)
+        except (JobError, RenderError) as error:
+            gone.setdefault(text.count("\n", 0, command.start) + 1, error)
+            continue
+        for one in sources:
             one = replace(one, not_judged=(*one.not_judged, *unread))
             found.append(one if lost is None else _with_lost(one, lost, text))
     if not found:
-        raise _names_none(shell, text, path)
-    return found
+        raise next(iter(gone.values()), None) or _names_none(shell, text, path)
+    others = (
+        NotJudged(what=f"the launch of line {number}", why=error.message)
+        for number, error in gone.items()
+        if not isinstance(error, NotADsConfigError)
+    )
+    return [*found[:-1], replace(found[-1], not_judged=(*found[-1].not_judged, *others))]
 
 
 def _names_none(shell: ShellText, text: str, path: Path) -> NotADsConfigError:
@@ -257,6 +268,7 @@ def _names_none(shell: ShellText, text: str, path: Path) -> NotADsConfigError:
                 "DeepSpeed, its code makes the configuration",
                 hint="put `autotune diagnose --` before the command: it runs for a few steps, and "
                 "the configuration is read from the live engine",
+                is_launch=True,
             )
     return NotADsConfigError(path, kind)
 
