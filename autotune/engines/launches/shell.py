@@ -64,6 +64,8 @@ _IN_DOCUMENTS = re.compile(r"\\[$`\\]|\$(?:\w|\{|\(\()")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
+_STARTERS = (*_SHELLS, "exec", "nohup", "sbatch", "srun")
+"""Commands that start a shell file."""
 _FOLDER_FLAGS = ("--", "-P", "-L", "-f", "-e")
 """Flags of `cd`, `pwd` and their like after which a folder is the same one."""
 _FOLDERS_ABOVE = 3
@@ -183,6 +185,8 @@ class _Reader:
 
     def __init__(self, text: str, held: _Changes) -> None:
         self._text = text
+        self._file = ""
+        """The file that is read in a shell of its own, in words; empty: it is the text."""
         self._scopes = [held]
         """Variables, and what each open block has changed of them."""
         self._exported: dict[str, None] = {}
@@ -240,7 +244,7 @@ class _Reader:
 
     def _line(self, place: int) -> str:
         number = self._text.count("\n", 0, max(0, place)) + 1
-        return f"line {number}" if place >= 0 else "a file that it sources"
+        return self._file or (f"line {number}" if place >= 0 else "a file that it sources")
 
     def _why(self, keyword: str, place: int) -> str:
         line = self._line(place)
@@ -593,6 +597,28 @@ class _Reader:
                 self._scopes.append({})
                 self._hands_on(one, texts)
                 self._scopes.pop()
+        self._starts(made)
+
+    def _starts(self, command: Command) -> None:
+        """Read a shell file that a command starts, in a shell of its own."""
+        texts = [word.text for word in command.words]
+        at = next((at for at, text in enumerate(texts) if Path(text).suffix in SUFFIXES), None)
+        if self._path is None or at is None or self._depth >= _MOST_DEEP:
+            return
+        is_started = not at or any(text.rpartition("/")[2] in _STARTERS for text in texts[:at])
+        path = _sourced(texts[at], self._path) if is_started else None
+        if path is None:
+            return
+        given = {name: word.text for name, word in command.variables.items()}
+        given |= {str(number): text for number, text in enumerate(texts[at:])}
+        given |= {"0": str(path), "BASH_SOURCE": str(path), "PWD": "."}
+        inside = _Reader(self._text, {name: Value([unplaced(v)]) for name, v in given.items()})
+        inside._file = f"{path}, which {self._line(command.start)} starts,"
+        inside._depth = self._depth
+        with contextlib.suppress(RenderError, OpenError):
+            inside.read([(char, command.start) for char in read_text(path)], path, tuple(texts))
+            self.sourced += [path, *inside.sourced]
+            self.commands += inside.commands
 
     def _hands_on(self, text: Field, within: tuple[str, ...]) -> None:
         """Read a text that a command hands to a shell; one that does not close is left."""

@@ -95,7 +95,7 @@ _OTHER_CONFIGURATION: Sequence[str] = _PROGRAMS["nemo"]["flags_of_another_config
 """Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
 """The release in the first line of an export's arguments."""
-_SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]", re.MULTILINE)
+_SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]|sh[ \t].*\.sh\b", re.MULTILINE)
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
 
 

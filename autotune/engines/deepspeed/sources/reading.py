@@ -165,7 +165,8 @@ class Source:
     @property
     def files(self) -> tuple[Path, ...]:
         """The files of which it is made."""
-        every = (self.path, self.accelerate.path, self.arguments_path)
+        named = None if self.line.named is None else Path(self.line.named)
+        every = (self.path, self.accelerate.path, self.arguments_path, named)
         return tuple(path for path in every if path is not None)
 
     @property

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from autotune.engines.deepspeed.sources.reading import (
 )
 from autotune.engines.deepspeed.sources.refusals import device_violations, refusals
 from autotune.engines.deepspeed.sources.script import (
+    files_named,
     made_arguments,
     own_defaults,
     trains_with,
@@ -67,6 +68,8 @@ _TELLING = frozenset(
     name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
 )
 
+_OF_TRAINER_BESIDE_ACCELERATE = FILLED[Consumer.TRAINER] - FILLED[Consumer.ACCELERATE]
+
 _OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 """Arguments of Trainer that the scripts which call accelerate themselves do not have: those of
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
@@ -74,6 +77,9 @@ same names."""
 
 _MADE_FROM = frozenset({"deepspeed", "deepspeed_stage", "zero_stage"})
 """Arguments from which the scripts of DeepSpeedExamples, OpenRLHF and open-instruct make one."""
+
+_COMMANDS = ("run", "entrypoint", "command", "args")
+"""Keys of jobs in YAML that hold what is run: of SkyPilot, Determined, Kubernetes and others."""
 
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
@@ -134,7 +140,30 @@ def read_all(
         line = _with_ranks(line, words, assigned(words))
     beside = None if accelerate is None else Path(accelerate)
     asked = _Asked(path=path, line=line, world=world, given=consumer, accelerate=beside)
-    return _read(path, text, asked)
+    try:
+        return _read(path, text, asked)
+    except NotADsConfigError:
+        with contextlib.suppress(NotADsConfigError):
+            return _of_shell(_commands_in(text, path), path, world=world, given=consumer)
+        raise
+
+
+def _commands_in(text: str, path: Path) -> str:
+    """The commands of a scheduler's job in YAML, on the lines where they begin there."""
+    jobs: list[Any] = [parsed(text, path).data]
+    found = ""
+    for job in jobs:  # grows
+        if isinstance(job, Mapping):
+            jobs += job.values()
+        elif isinstance(job, list):
+            jobs += job
+        for name in _COMMANDS if isinstance(job, Mapping) else ():
+            value = job.get(name) or ""
+            words = list(map(str, value)) if isinstance(value, list) else [str(value)]
+            command = "\n".join(words) if " " in "".join(words) else shlex.join(words)
+            line = text.count("\n", 0, max(0, text.find(command.partition("\n")[0])))
+            found += "\n" * max(1, line - found.count("\n")) + command
+    return found
 
 
 def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command, LaunchLine]]:
@@ -147,12 +176,18 @@ def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command
             accelerator=line.accelerator or accelerator_in(variables),
             visible=line.visible or visible_devices(variables),
         )
-        names = (line.config, line.named, line.accelerate_config, line.plugin)
-        is_named = any(names) or line.uses_deepspeed
-        if not is_named:
+        if not _names_any(line):
             line = _with_own_config(line, path)
-        if (line.kind or line.script) and (is_named or line.config is not None):
+        if line.consumer in (None, Consumer.ACCELERATE) and line.named is None:
+            line = _with_own_file(line, path)
+        if (line.kind or line.script) and _names_any(line):
             yield command, line
+
+
+def _names_any(line: LaunchLine) -> bool:
+    """Whether a line, or its script, says what DeepSpeed is given."""
+    names = (line.config, line.named, line.accelerate_config, line.plugin)
+    return any(names) or line.uses_deepspeed
 
 
 def _lines(shell: ShellText) -> Iterator[tuple[Command, list[str]]]:
@@ -189,6 +224,32 @@ def _with_own_config(line: LaunchLine, asked: Path) -> LaunchLine:
     return replace(line, config=named, consumer=Consumer.TRAINER)
 
 
+def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
+    """The line with the one file with a configuration that its script names in its code.
+
+    Trainer takes the one of its arguments, though accelerate is told another.
+    """
+    script = _script(line.script, asked)
+    found: list[LaunchLine] = []
+    for name in () if script is None else files_named(script):
+        with contextlib.suppress(JobError, RenderError):
+            path = named_path(name, script)
+            if path.suffix == ".args":
+                given = launch_of_words([str(script), *shlex.split(read_text(path))])
+                arguments = {**given.arguments, **line.arguments}
+                one = replace(line, arguments=arguments)
+                consumer = given.consumer
+                if given.config is not None:
+                    one = replace(one, config=given.config, consumer=consumer)
+            else:
+                sections = sections_of(read_text(path), path, line, has_accelerate=False)
+                one, consumer = replace(line, config=None, named=str(path)), sections[0].consumer
+            if consumer is Consumer.TRAINER or not _names_any(line):
+                found.append(one)
+    found = [one for one in found if _names_any(one)]
+    return found[0] if len(found) == 1 else line
+
+
 def world_in(words: Sequence[str], folder: Path) -> int | None:
     """Ranks that a command starts, as far as its words or the shell text in them say.
 
@@ -198,23 +259,18 @@ def world_in(words: Sequence[str], folder: Path) -> int | None:
         words: The command.
         folder: Where it runs.
     """
-    texts = [(shlex.join(words), folder / "command")]
-    for path in (folder / word for word in words):
-        with contextlib.suppress(OSError, ValueError, RenderError):  # a text is a name too long
-            if path.is_file() and is_shell(text := read_text(path), path):
-                texts.append((text, path))
-    for text, path in texts:
-        with contextlib.suppress(JobError, RenderError):
-            for command in read_shell(text, path).commands:
-                line = [word.text for word in command.words]
-                variables = {name: word.text for name, word in command.variables.items()}
-                launch = launch_of_words(line)
-                ranks = (assigned(line) | variables).get(RANKS_VARIABLE, "")
-                world = launch.world or _in_accelerates_file(launch, folder)
-                if world is None and ranks.isdecimal():
-                    world = int(ranks)
-                if world:
-                    return world
+    with contextlib.suppress(JobError, RenderError):
+        shell = read_shell(shlex.join(words), folder / "command", follows=True)
+        for command in shell.commands:
+            line = [word.text for word in command.words]
+            variables = {name: word.text for name, word in command.variables.items()}
+            launch = launch_of_words(line)
+            ranks = (assigned(line) | variables).get(RANKS_VARIABLE, "")
+            world = launch.world or _in_accelerates_file(launch, folder)
+            if world is None and ranks.isdecimal():
+                world = int(ranks)
+            if world:
+                return world
     return None
 
 
@@ -471,10 +527,13 @@ def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
 
 
 def _unread_filler(source: Source, script: Path | None) -> Iterator[NotJudged]:
-    """Who fills in "auto", where a line names a script and that does not tell."""
-    if source.line.script and source.because.startswith(_AUTO_TELLS):
+    """Who fills in "auto", where a line names a script and that does not tell, or accelerate's
+    YAML none."""
+    name = source.line.script
+    if (name or source.accelerate.path) and source.because.startswith(_AUTO_TELLS):
         seen = "is not there to be read" if script is None else "is not seen to train with Trainer"
-        yield NotJudged(what=f'who fills in "{AUTO}"', why=f"{source.line.script} {seen}")
+        why = f"{name} {seen}" if name else f"give the line with {flag('launch')}"
+        yield NotJudged(what=f'who fills in "{AUTO}"', why=why)
 
 
 def _unknown_ranks(source: Source) -> Iterator[NotJudged]:
@@ -554,10 +613,12 @@ def _consumer(
     is_by_accelerate = line.consumer is not None or file.path is not None
     if evidence := _trainers_evidence(line, script, by_arguments=is_by_accelerate):
         return Consumer.TRAINER, evidence
-    if line.consumer is not None:
-        return line.consumer, "the launch line"
-    if file.path is not None:
-        return Consumer.ACCELERATE, f"{file.path}"
+    if is_by_accelerate:
+        key = auto_that_tells(section.config, _OF_TRAINER_BESIDE_ACCELERATE)
+        if key and script is None:
+            return Consumer.TRAINER, f"{_AUTO_TELLS} {key}, which accelerate alone refuses"
+        by_line = line.consumer is not None
+        return Consumer.ACCELERATE, "the launch line" if by_line else f"{file.path}"
     where = section.because and f"{section.because}; "
     if evidence := auto_that_tells(section.config):
         return Consumer.TRAINER, f"{where}{_AUTO_TELLS} {evidence}"
@@ -574,10 +635,10 @@ def _trainers_evidence(line: LaunchLine, script: Path | None, *, by_arguments: b
     return f"--{argument} of the launch line" if argument else ""
 
 
-def auto_that_tells(config: Mapping[str, Any]) -> str:
+def auto_that_tells(config: Mapping[str, Any], telling: Container[str] = _TELLING) -> str:
     """The first key whose "auto" Trainer fills in; empty where there is none.
 
     Those of zero_optimization tell nothing: DeepSpeed alone runs with them, too.
     """
     names = (".".join(path) for path in autos(config))
-    return next((name for name in names if name in _TELLING), "")
+    return next((name for name in names if name in telling), "")
