@@ -10,6 +10,7 @@ from autotune.base.docs import address_of_rule
 from autotune.base.flags import flag
 from autotune.base.nested import Unknown, dotted, leaves, look_up
 from autotune.base.secrecy import scrubbed, scrubbed_text
+from autotune.base.user_text import read_text
 from autotune.check import huggingface
 from autotune.check.diff import text_diff
 from autotune.check.fixes import Question, Reply, Terms, mend
@@ -43,6 +44,8 @@ from autotune.space.rule import (
 _NO_WORLD = Unknown("nobody says how many ranks there are")
 _AT_RUN_TIME = "put in at run time"
 _KEY_TWICE = "file.key_twice"
+_OF_ACCELERATE = ("accelerate.", "huggingface.accelerate_duplicate", "huggingface.not_deepspeed")
+"""Beginnings of the names of rules about accelerate's YAML."""
 _ADDED_BY_SCRIPTS = frozenset({"scheduler.missing_params", "optimizer.missing_params"})
 """Rules about what is missing: a script that reads a file of its own may add it."""
 
@@ -71,6 +74,7 @@ class Found:
         return {
             "rule": violation.rule,
             "level": violation.level,
+            **({"file": str(self.place.file)} if self.place.file else {}),
             "line": self.place.line,
             "column": self.place.column,
             "message": violation.message,
@@ -375,7 +379,16 @@ class _Wishes:
 
     def place(self, violation: Violation) -> TextPlace:
         """Places of the keys that it is about."""
-        return self._places.of(violation)
+        file = self._source.accelerate.path
+        if file in (None, self._source.path) or not violation.rule.startswith(_OF_ACCELERATE):
+            return self._places.of(violation)
+        return replace(self._accelerates_places.of(violation), file=file)
+
+    @cached_property
+    def _accelerates_places(self) -> Places:
+        path = self._source.accelerate.path
+        assert path is not None, "it holds what is found there"
+        return places_in(read_text(path), (), "yaml")
 
     @cached_property
     def _places(self) -> Places:

@@ -101,7 +101,7 @@ def _print_found(console: Console, report: CheckReport, found: Found) -> None:
     """A head line that editors can follow, then what it is and how to mend it."""
     violation, place = found.violation, found.place
     style = _STYLES[violation.level]
-    where = visible(f"{report.source.path}:{place.line}:{place.column}", whole="\t")
+    where = visible(f"{place.file or report.source.path}:{place.line}:{place.column}", whole="\t")
     then = " (seen once the rest is fixed)" if found.after_fix else ""
     head = Text.assemble(
         (visible(where, whole="\t"), "bold"),

@@ -170,9 +170,24 @@ class Source:
         return tuple(path for path in every if path is not None)
 
     @property
+    def beside_file(self) -> tuple[str, ...]:
+        """Fields of the accelerate YAML that accelerate refuses beside this ds_config."""
+        kind = self.accelerate.data.get("distributed_type")
+        if self.is_made or not (kind == "DEEPSPEED" or self.line.uses_deepspeed):
+            return ()
+        given = "mixed_precision" if self.line.mixed_precision else ""
+        return tuple(name for name in self.accelerate.owned if name != given)
+
+    @property
     def mixed_precision(self) -> str | None:
-        """Accelerate's, where it is given, as it is given."""
-        return self.line.mixed_precision or self.accelerate.mixed_precision
+        """Accelerate's, where it is given, as it is given.
+
+        One that is refused beside the file does not differ from it as well.
+        """
+        is_refused = "mixed_precision" in self.beside_file
+        return self.line.mixed_precision or (
+            None if is_refused else self.accelerate.mixed_precision
+        )
 
     @property
     def not_for(self) -> str:

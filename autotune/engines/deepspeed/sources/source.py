@@ -527,8 +527,7 @@ def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
 
 
 def _unread_filler(source: Source, script: Path | None) -> Iterator[NotJudged]:
-    """Who fills in "auto", where a line names a script and that does not tell, or accelerate's
-    YAML none."""
+    """Who fills in "auto", where neither the script of a line nor accelerate's YAML tells."""
     name = source.line.script
     if (name or source.accelerate.path) and source.because.startswith(_AUTO_TELLS):
         seen = "is not there to be read" if script is None else "is not seen to train with Trainer"
