@@ -24,7 +24,7 @@ from autotune.engines.megatron.launch_rules import judge_launch
 from autotune.engines.megatron.launched import MegatronLaunch
 from autotune.engines.megatron.pretrain_gpt import check_arguments
 from autotune.engines.megatron.rules import RULES
-from autotune.space.rule import NotJudged, Rule, Violation, level_of
+from autotune.space.rule import NotJudged, Rule, Violation, level_of, listed
 
 _READER = "megatron-lm"
 _CHECKOUT_RULE = "checkout.refuses"
@@ -199,15 +199,19 @@ def _not_judged(
     if checkout is not None and not _can_be_asked(launch):
         what = f"what {checkout} itself says"
         yield NotJudged(what=what, why="it is asked of a line without open words and errors")
-    why = "; ".join(("only the shell knows it", *launch.unread))
-    for start, word in launch.open_words.items():
-        number = launch.text.count("\n", 0, start) + 1
-        yield NotJudged(what=f"what {word} of line {number} adds", why=why)
+    words = [
+        f"what {word} of line {launch.text.count(chr(10), 0, start) + 1} adds"
+        for start, word in launch.open_words.items()
+    ]
+    names = [
+        f"{launch.prefix}{name}" if launch.is_overrides else flag_name(name)
+        for name in sorted(unknown_facts & launch.unknown)
+    ]
+    if words or names:
+        why = launch.unread or "only the shell knows it"
+        yield NotJudged(what=listed([*words, *names], ", "), why=why)
     if launch.rest is not None:
         yield NotJudged(what=launch.rest[0], why=launch.rest[1])
-    for name in sorted(unknown_facts & launch.unknown):
-        given = f"{launch.prefix}{name}" if launch.is_overrides else flag_name(name)
-        yield NotJudged(what=given, why=why)
     if "world" in unknown_facts:
         yield without_world()
     lacks = asks_for_connections(launch) and CONNECTIONS not in launch.variables

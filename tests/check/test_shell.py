@@ -34,7 +34,7 @@ def test_what_the_launch_may_be_given_besides_is_said(tmp_path):
     line = "deepspeed --num_gpus ${GPUS:-8} t.py --deepspeed_config ds.json\n"
     report = checked(write(tmp_path, f". gone.sh\n{line}", "run.sh"))
     said = [one.why for one in report.not_judged if one.what == "what the launch is given"]
-    assert said == ["gone.sh, which line 1 sources, is not read"]
+    assert said == ["gone.sh, which line 1 sources, is not read: say the launch with --launch"]
 
 
 def test_a_line_that_a_backslash_continues_tells_its_ranks(tmp_path):
@@ -55,3 +55,44 @@ def test_a_script_that_makes_its_configuration_is_sent_to_diagnose(tmp_path, lin
     with pytest.raises(NotADsConfigError, match=told) as caught:
         read(write(tmp_path, f"cd work\n{line}\n", "run.sh"))
     assert "autotune diagnose --" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "while [[ $# -gt 0 ]]; do\n  case $1 in --ds) DS=$2; shift 2 ;; esac\ndone",
+        'while getopts "d:" one; do case $one in d) DS=$OPTARG ;; esac; done',
+    ],
+)
+def test_a_file_that_reads_options_is_judged_as_it_starts_without_one(tmp_path, options):
+    write(tmp_path, {"train_batch_size": 8}, "ds.json")
+    text = f"DS=ds.json\n{options}\ndeepspeed --num_gpus 8 t.py --deepspeed_config $DS\n"
+    assert checked(write(tmp_path, text, "run.sh")).world == 8
+
+
+def test_a_line_that_an_option_chooses_is_said_once(tmp_path):
+    text = 'case "$1" in\n  --full) ARGS="--deepspeed ds.json" ;;\nesac\n'
+    path = write(tmp_path, f"{text}torchrun train.py --bf16 True $ARGS\n", "run.sh")
+    with pytest.raises(NotADsConfigError, match="line 4 starts train.py with") as raised:
+        read(path)
+    assert raised.value.hint == "line 1 decides by `case`: say the launch with --launch"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.sbatch", 'srun --ntasks-per-node=1 bash "$PWD/launch.sh" "$@"\n'),
+        ("sky.yaml", "name: x\nresources: {}\nrun: |\n  cd .\n  bash launch.sh\n"),
+        ("pod.yaml", "kind: Pod\nspec:\n- command: [bash, -c]\n  args: ['bash launch.sh']\n"),
+    ],
+)
+def test_a_launch_that_another_file_starts_is_judged(tmp_path, monkeypatch, name, text):
+    """Of a script that says what it reads: by a literal, or in a file of its arguments."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, AUTO, "ds.json")
+    write(tmp_path, 'open("settings.json"), parse(args_filename="my.args")\n', "t.py")
+    write(tmp_path, "--deepspeed ds.json\n--bf16 true\n", "my.args")
+    write(tmp_path, 'exec torchrun --nproc-per-node 8 "${SCRIPT:-t.py}" "$@"\n', "launch.sh")
+    source = read(write(tmp_path, text, name))
+    assert (source.path.name, source.world) == ("ds.json", 8)
+    assert source.arguments["bf16"] is True

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.flags import flag
+from autotune.base.text import named
 from autotune.base.user_text import read_text
 from autotune.engines.launches.shell_syntax import (
     LOOPS,
@@ -117,6 +118,13 @@ class Command:
     """The command that hands it to a shell as a text; empty: it stands in the file itself."""
     unread: tuple[str, ...] = ()
     """Why words of it are not known, or may be others: lines that decide, files not read."""
+
+    @property
+    def unread_because(self) -> str:
+        """The same in one line, with the way out; empty: all is known."""
+        return f"{named(self.unread, '; ')}: say the launch with {flag('launch')}" * bool(
+            self.unread
+        )
 
 
 def cost_of_lost(lost: Command) -> str:
@@ -247,8 +255,7 @@ class _Reader:
         return self._file or (f"line {number}" if place >= 0 else "a file that it sources")
 
     def _why(self, keyword: str, place: int) -> str:
-        line = self._line(place)
-        return f"{line} decides by `{keyword}`: say the launch with {flag('launch')}"
+        return f"{self._line(place)} decides by `{keyword}`"
 
     def _list(self, items: Sequence[Item]) -> _Truth:
         truth, place = _Truth(True), -1
@@ -328,8 +335,15 @@ class _Reader:
             before = given.get(name, self._get(name))
             given[name] = _added(name, before, why) if is_added and before else Value(why=why)
         condition, body = node.branches[0]
+        truth = self._list(condition) if condition else _OPEN
         _, changes = self._apart(partial(self._list, [*condition, *body]), given)
-        self._merge([_Branch(None, False, changes)], why)
+        if truth.holds is not False or node.keyword == "until":
+            self._merge([_Branch(None, False, changes)], why)
+            return
+        # It reads the options of the file, which is read as it is started without one.
+        for name in changes:
+            value = self._get(name) or Value()
+            self._put(name, value._replace(why=value.why or why, may_differ=True))
 
     def _choice(self, node: Block) -> None:
         """Go through an `if` or a `case`."""
@@ -353,6 +367,8 @@ class _Reader:
         if fields and not self._sets(fields) and not self._sources(fields):
             self._runs(fields)
         self._document(fields, targets)
+        if fields and fields[0].raw == "getopts":
+            return _Truth(False, may_differ=True)
         if fields and fields[0].raw in _TRUTHS:
             return _Truth(_TRUTHS[fields[0].raw])
         if len(fields) < 2 or fields[0].raw not in ("[", "[["):
@@ -380,6 +396,10 @@ class _Reader:
             if continued:
                 continue
             part = chars[start:at]
+            if raw.startswith("$#", start):
+                self._n_differing += 1
+                word, at = (word or []) + [("0", chars[start][1])], start + 2
+                continue
             if expands:
                 with contextlib.suppress(OpenError):
                     at = end_of(raw, start)

@@ -127,8 +127,8 @@ class MegatronLaunch:
     """True if the shell puts in further arguments, which the file does not tell."""
     open_words: Mapping[int, str] = field(default_factory=dict)
     """Offset -> a word for which the shell puts in such arguments."""
-    unread: tuple[str, ...] = ()
-    """Files that the file sources and that could not be read, in words."""
+    unread: str = ""
+    """Why words of it are not known, and the way out; empty: the file does not tell."""
     settled: frozenset[str] = frozenset()
     """Arguments that have Megatron's default unless they are given, whatever a recipe says."""
     world: int | None = None
@@ -332,7 +332,7 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
                 if is_megatrons
                 else _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
             ),
-            unread=command.unread,
+            unread=command.unread_because,
             sourced=shell.sourced,
             world=world,
             per_node=per_node,

@@ -58,7 +58,7 @@ from autotune.engines.launches.devices import visible_devices
 from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, cost_of_lost, is_shell, read_shell
 from autotune.engines.launches.shell_words import UNKNOWN
-from autotune.space.rule import NotJudged, Violation
+from autotune.space.rule import NotJudged, Violation, listed
 
 _EXPANDED = r"\$(?:\{[^}\n]*\}|\(\((?:[^()\n]|\([^()\n]*\))*\)\)|\([^()\n]*\)|\w++)"
 _OF_THE_SHELL = re.compile(rf'"(?:[^"\\]|\\.)*+"|([\w.+-]*+(?:{_EXPANDED}[\w.+-]*+)++)', re.DOTALL)
@@ -289,10 +289,11 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     shell = read_shell(text, path, variables=variables, follows=True)
     for command, line in _launches(shell, text, path):
         asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
-        unread = [NotJudged(what="what the launch is given", why=why) for why in command.unread]
+        why = command.unread_because
+        unread = [NotJudged(what="what the launch is given", why=why)] if why else []
         lost = shell.lost_below(command)
         try:
-            sources = _of_line(asked, text, command.unread)
+            sources = _of_line(asked, text, why)
         except (JobError, RenderError) as error:
             gone.setdefault(text.count("\n", 0, command.start) + 1, error)
             continue
@@ -314,9 +315,18 @@ def _names_none(shell: ShellText, text: str, path: Path) -> NotADsConfigError:
     kind = "a shell file without a launch line that names one"
     for command, words in _lines(shell):
         line = launch_of_words(words)
+        number = text.count("\n", 0, command.start) + 1
+        script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
+        if line.kind and line.script and line.open_words:
+            return NotADsConfigError(
+                path,
+                kind,
+                message=f"{path}: line {number} starts {script} with "
+                f"{listed(line.open_words, ', ')}, which only the shell knows",
+                hint=command.unread_because or f"say the launch with {flag('launch')}",
+                is_launch=True,
+            )
         if line.kind == "deepspeed" or _MADE_FROM & line.arguments.keys():
-            number = text.count("\n", 0, command.start) + 1
-            script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
             return NotADsConfigError(
                 path,
                 kind,
@@ -329,7 +339,7 @@ def _names_none(shell: ShellText, text: str, path: Path) -> NotADsConfigError:
     return NotADsConfigError(path, kind)
 
 
-def _of_line(asked: "_Asked", text: str, unread: Sequence[str]) -> list[Source]:
+def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
     """The configurations of one launch line of a shell file; empty: it names none."""
     line, arguments = asked.line, None
     name = line.config
@@ -362,7 +372,7 @@ def _with_lost(source: Source, lost: Command, text: str) -> Source:
     return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
 
 
-def _of_named(name: str, asked: "_Asked", unread: Sequence[str]) -> list[Source]:
+def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
     """The configurations of a file that a launch line names, or that its shell file writes."""
     if (written := asked.written.get(os.path.normpath(name))) is not None:
         if written.lstrip().startswith("{"):
@@ -374,7 +384,7 @@ def _of_named(name: str, asked: "_Asked", unread: Sequence[str]) -> list[Source]
         document = f"a here-document ({name})"
         return [replace(one, path=asked.path, document=document) for one in found]
     if UNKNOWN.search(name):
-        why = (*unread, f"say the launch with {flag('launch')}")[0]
+        why = unread or f"say the launch with {flag('launch')}"
         raise RenderError(
             f"{asked.path}: names {name!r}, which only the shell knows",
             f"{why}, or name the ds_config.json itself",
