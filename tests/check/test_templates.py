@@ -48,7 +48,7 @@ def test_a_field_of_accelerates_among_trainers_arguments_is_told(tmp_path):
 def test_trainer_refuses_two_precisions_before_deepspeed_is_asked(tmp_path):
     text = "output_dir: out\n{}deepspeed: {{zero_optimization: {{stage: 2}}}}\n"
     both = checked(write(tmp_path, text.format("fp16: true\nbf16: true\n"), "a.yaml"))
-    assert "huggingface.two_precisions" in rules(both)
+    assert rules(both) == ["batch.no_size", "huggingface.two_precisions"]
     one = checked(write(tmp_path, text.format("fp16: false\nbf16: true\n"), "b.yaml"))
     assert "huggingface.two_precisions" not in rules(one)
 

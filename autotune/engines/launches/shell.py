@@ -41,6 +41,7 @@ from autotune.engines.launches.shell_words import (
     Value,
     Word,
     at_blanks,
+    chars_of_escapes,
     joined,
     plain,
     split,
@@ -67,6 +68,9 @@ _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
 _STARTERS = (*_SHELLS, "exec", "nohup", "sbatch", "srun")
 """Commands that start a shell file."""
+_ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
+"""Commands whose last word is a text for a shell: of another machine, or another terminal."""
+_STARTS_NOTHING = ("echo", "printf", "cd", "mkdir", "set", "shift", "exit", "return", "sleep")
 _FOLDER_FLAGS = ("--", "-P", "-L", "-f", "-e")
 """Flags of `cd`, `pwd` and their like after which a folder is the same one."""
 _FOLDERS_ABOVE = 3
@@ -295,13 +299,19 @@ class _Reader:
         Of one that runs only if values are others stays that what it changes may differ.
         """
         may_differ = any(branch.may_differ for branch in branches)
-        for name in dict.fromkeys(name for branch in branches for name in branch.changes):
+        n_open = sum(branch.runs is None for branch in branches)
+        changed: dict[str, list[tuple[bool | None, Value | None]]] = {}
+        for branch in branches:
+            for name, value in branch.changes.items():
+                changed.setdefault(name, []).append((branch.runs, value))
+        for name, ends in changed.items():
             before = self._get(name)
-            ends = [(branch.runs, branch.changes.get(name, before)) for branch in branches]
-            value = next((value for runs, value in ends if runs), before)
-            if open_ := [value for runs, value in ends if runs is None]:
-                value = _one_of(name, before, open_ if is_all else [*open_, before], why)
-            self._put(name, value and value.differing(may_differ))
+            held = next((value for runs, value in ends if runs), before)
+            if n_open:
+                open_ = [value for runs, value in ends if runs is None]
+                is_kept = not is_all or len(open_) < n_open
+                held = _one_of(name, before, [*open_, *([before] if is_kept else ())], why)
+            self._put(name, held and held.differing(may_differ))
 
     def _node(self, node: Simple | Block) -> _Truth:
         if isinstance(node, Simple):
@@ -402,12 +412,12 @@ class _Reader:
                 continue
             if expands:
                 with contextlib.suppress(OpenError):
-                    at = end_of(raw, start)
+                    at = start + 1 if is_quoted and raw[at:][:1] == "'" else end_of(raw, start)
                 part = chars[start:at]
                 if (values := self._put_in(part)) is not None:
                     if not is_split or (is_quoted and "[*]" in plain(part)):
                         values = joined(values)
-                    is_whole = is_quoted or not is_split
+                    is_whole = is_quoted or not is_split or plain(part[:2]) == "$'"
                     pieces = values if is_whole else split(values, joins=word is not None)
                     for number, piece in enumerate(pieces):
                         if number and word is not None:
@@ -462,6 +472,8 @@ class _Reader:
     def _put_in(self, chars: Chars) -> list[Chars] | None:
         """What an expansion stands for; None: only the shell knows."""
         raw = plain(chars)
+        if raw.startswith("$'"):
+            return [chars_of_escapes(chars[2:-1])]
         if raw.startswith("$(("):
             self._forget(touched_by([raw[1:]]))
             names = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", raw[3:-2])
@@ -584,7 +596,7 @@ class _Reader:
         words = tuple(one.word(chars) for one in rest for chars in one.items)
         if not words:
             return
-        for name in self._exported:
+        for name in self._exported if rest[0].text not in _STARTS_NOTHING else ():
             if (held := self._get(name)) is not None and held.items is not None:
                 variables[name] = rest[0].word([char for item in held.items for char in item])
         own = {one.raw.partition("=")[0]: one.word(one.value) for one in fields[:n_set]}
@@ -612,11 +624,17 @@ class _Reader:
             unread=tuple(dict.fromkeys(filter(None, unread))),
         )
         self.commands.append(made)
-        for shell, option, one in zip(rest, rest[1:], rest[2:], strict=False):
-            if shell.text.rpartition("/")[2] in _SHELLS and re.fullmatch(r"-\w*c", option.text):
-                self._scopes.append({})
-                self._hands_on(one, texts)
-                self._scopes.pop()
+        handed = [
+            one
+            for shell, option, one in zip(rest, rest[1:], rest[2:], strict=False)
+            if shell.text.rpartition("/")[2] in _SHELLS and re.fullmatch(r"-\w*c", option.text)
+        ]
+        if not handed and texts[0] in _ELSEWHERE and " " in texts[-1]:
+            handed = rest[-1:]
+        for one in handed:
+            self._scopes.append({})
+            self._hands_on(one, texts)
+            self._scopes.pop()
         self._starts(made)
 
     def _starts(self, command: Command) -> None:
