@@ -8,9 +8,9 @@ from pathlib import Path
 
 from autotune.base.errors import JobError
 from autotune.base.user_text import STANDARD_INPUT
-from autotune.engines.launches import shell
+from autotune.engines.launches.files import SHELL_SUFFIXES
 
-SUFFIXES = (*shell.SUFFIXES, ".hjson", ".json", ".yaml", ".yml")
+SUFFIXES = (*SHELL_SUFFIXES, ".hjson", ".json", ".yaml", ".yml")
 """Endings of the files that are looked at in a folder; a file that is named may have any."""
 
 _NO_SOURCES = frozenset({"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"})
@@ -67,7 +67,7 @@ def _targets(name: str) -> Iterator[Target]:
             f"{name}: no file to check",
             f"name a file, or a folder with {', '.join(SUFFIXES)} files",
         )
-    below.sort(key=lambda one: (one.suffix not in shell.SUFFIXES, one))
+    below.sort(key=lambda one: (one.suffix not in SHELL_SUFFIXES, one))
     yield from (Target(path=one, is_named=False) for one in below)
 
 

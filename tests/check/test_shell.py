@@ -83,7 +83,6 @@ def test_a_line_that_an_option_chooses_is_said_once(tmp_path):
     [
         ("job.sbatch", 'srun --ntasks-per-node=1 bash "$PWD/launch.sh" "$@"\n'),
         ("sky.yaml", "name: x\nresources: {}\nrun: |\n  cd .\n  bash launch.sh\n"),
-        ("pod.yaml", "kind: Pod\nspec:\n- command: [bash, -c]\n  args: ['bash launch.sh']\n"),
     ],
 )
 def test_a_launch_that_another_file_starts_is_judged(tmp_path, monkeypatch, name, text):

@@ -19,6 +19,7 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.text import named
 from autotune.base.user_text import read_text
+from autotune.engines.launches.files import SHELL_SUFFIXES
 from autotune.engines.launches.shell_syntax import (
     LOOPS,
     Block,
@@ -51,15 +52,6 @@ from autotune.engines.launches.shell_words import (
     unplaced,
 )
 
-SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
-"""What a shell file is called."""
-_DATA_SUFFIXES = (".json", ".hjson", ".yaml", ".yml")
-_SHEBANG = re.compile(r"#!.*\b(?:ba|z|k|da)?sh\b")
-_STARTS = re.compile(
-    r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:\S*/)?(?:torchrun|deepspeed|accelerate[ \t]+launch|python3?[ \t]"
-    r"|llamafactory-cli|axolotl[ \t]+train|trl|swift)[ \t]+(?![:=])\S",
-    re.MULTILINE,
-)
 _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({NAME}|\d)|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?\}})")
 _IN_DOCUMENTS = re.compile(r"\\[$`\\]|\$(?:\w|\{|\(\()")
@@ -126,18 +118,18 @@ class Command:
     @property
     def unread_because(self) -> str:
         """The same in one line, with the way out; empty: all is known."""
-        return f"{named(self.unread, '; ')}: say the launch with {flag('launch')}" * bool(
+        return f"{named(self.unread, '; ')}: say the launch with {flag('launch')}" * any(
             self.unread
         )
 
-
-def cost_of_lost(lost: Command) -> str:
-    """What a shell makes of a line of flags that a lost backslash has cut off, in words."""
-    flags = ", ".join(word.text for word in lost.words if word.text.startswith("--"))
-    return (
-        f"the shell takes {lost.words[0].text} for a command and does not find it; the training "
-        f"starts without {flags}"
-    )
+    @property
+    def cost_of_lost(self) -> str:
+        """What a shell makes of it where a lost backslash has cut off this line of flags."""
+        flags = ", ".join(word.text for word in self.words if word.text.startswith("--"))
+        return (
+            f"the shell takes {self.words[0].text} for a command and does not find it; the "
+            f"training starts without {flags}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,13 +147,6 @@ class ShellText:
         """The command behind another one if it begins with a flag: that one has lost its end."""
         below = self.commands[self.commands.index(command) + 1 :][:1]
         return next((one for one in below if one.words[0].text.startswith("--")), None)
-
-
-def is_shell(text: str, path: Path) -> bool:
-    """Whether a file is a shell's, by its name or its first line."""
-    if path.suffix in SUFFIXES or _SHEBANG.match(text):
-        return True
-    return path.suffix not in _DATA_SUFFIXES and _STARTS.search(text) is not None
 
 
 def read_shell(
@@ -640,7 +625,7 @@ class _Reader:
     def _starts(self, command: Command) -> None:
         """Read a shell file that a command starts, in a shell of its own."""
         texts = [word.text for word in command.words]
-        at = next((at for at, text in enumerate(texts) if Path(text).suffix in SUFFIXES), None)
+        at = next((at for at, one in enumerate(texts) if one.endswith(SHELL_SUFFIXES)), None)
         if self._path is None or at is None or self._depth >= _MOST_DEEP:
             return
         is_started = not at or any(text.rpartition("/")[2] in _STARTERS for text in texts[:at])

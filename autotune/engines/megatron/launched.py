@@ -17,14 +17,9 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.launches import slurm
+from autotune.engines.launches.files import is_shell
 from autotune.engines.launches.line import parts_of, ranks_in, ranks_of
-from autotune.engines.launches.shell import (
-    Command,
-    ShellText,
-    cost_of_lost,
-    is_shell,
-    read_shell,
-)
+from autotune.engines.launches.shell import Command, ShellText, read_shell
 from autotune.engines.launches.shell_words import UNKNOWN, Word
 from autotune.engines.megatron.flags import (
     Flag,
@@ -185,11 +180,6 @@ def defaults(release: str) -> Mapping[str, Any]:
     return {flag.argument: flag.default for flag in flags(release).values()}
 
 
-def may_launch(path: Path) -> bool:
-    """True if the name of a file is one that a launch may have."""
-    return path.suffix not in (".json", ".hjson", ".py", ".args", ".yaml", ".yml")
-
-
 def sets_arguments(text: str, path: Path) -> bool:
     """True for a shell file that holds Megatron arguments."""
     return is_shell(text, path) and any(mark in text for mark in _MARKS)
@@ -348,7 +338,7 @@ def _lost(shell: ShellText, command: Command) -> Iterator[Violation]:
     if (lost := shell.lost_below(command)) is not None:
         yield Violation(
             rule="flags.lost_line",
-            message=cost_of_lost(lost),
+            message=lost.cost_of_lost,
             fix="end the line above with a backslash",
             at=(f"@{lost.start}",),
             consequence="ignored",

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import JobError
-from autotune.engines.launches.shell import is_shell, read_shell
+from autotune.engines.launches.files import is_shell
+from autotune.engines.launches.shell import read_shell
 
 SCRIPT = """\
 #!/bin/bash

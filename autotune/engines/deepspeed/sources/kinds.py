@@ -21,28 +21,23 @@ class NotADsConfigError(JobError):
         kind: What it is, in words.
         message: What is said instead, where more is known of it; empty: this.
         hint: What to do instead.
-        is_launch: Whether it starts a training, in a way that is not followed.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        kind: str,
-        *,
-        message: str = "",
-        hint: str = "",
-        is_launch: bool = False,
-    ) -> None:
+    def __init__(self, path: Path, kind: str, *, message: str = "", hint: str = "") -> None:
         super().__init__(
             message or f"{path}: is no DeepSpeed configuration and holds none: {kind}",
             hint or "name a ds_config.json, or a file with a DeepSpeed section",
         )
-        self.path, self.kind, self.is_launch = path, kind, is_launch
+        self.path, self.kind = path, kind
 
     @property
     def is_known(self) -> bool:
         """Whether it is a file of some known kind, and not just a mapping of unknown keys."""
         return not self.kind.startswith(_UNKNOWN)
+
+
+class NotFollowedError(NotADsConfigError):
+    """A file starts a training, in a way that is not followed."""
 
 
 def kind_of(data: Mapping[Any, Any]) -> str:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.flags import flag
@@ -26,7 +26,7 @@ from autotune.engines.deepspeed.sources.consumers import (
     is_known_value,
 )
 from autotune.engines.deepspeed.sources.file_rules import violation_of
-from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
+from autotune.engines.deepspeed.sources.kinds import NotADsConfigError, NotFollowedError
 from autotune.engines.deepspeed.sources.launch import (
     LaunchLine,
     accelerator_in,
@@ -55,10 +55,13 @@ from autotune.engines.deepspeed.sources.script import (
 )
 from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
+from autotune.engines.launches.files import is_shell
 from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, ranks_of
-from autotune.engines.launches.shell import Command, ShellText, cost_of_lost, is_shell, read_shell
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation, listed
+
+if TYPE_CHECKING:
+    from autotune.engines.launches.shell import Command, ShellText
 
 _EXPANDED = r"\$(?:\{[^}\n]*\}|\(\((?:[^()\n]|\([^()\n]*\))*\)\)|\([^()\n]*\)|\w++)"
 _OF_THE_SHELL = re.compile(rf'"(?:[^"\\]|\\.)*+"|([\w.+-]*+(?:{_EXPANDED}[\w.+-]*+)++)', re.DOTALL)
@@ -77,9 +80,6 @@ same names."""
 
 _MADE_FROM = frozenset({"deepspeed", "deepspeed_stage", "zero_stage"})
 """Arguments from which the scripts of DeepSpeedExamples, OpenRLHF and open-instruct make one."""
-
-_COMMANDS = ("run", "entrypoint", "command", "args")
-"""Keys of jobs in YAML that hold what is run: of SkyPilot, Determined, Kubernetes and others."""
 
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
@@ -143,30 +143,14 @@ def read_all(
     try:
         return _read(path, text, asked)
     except NotADsConfigError:
-        with contextlib.suppress(NotADsConfigError):
-            return _of_shell(_commands_in(text, path), path, world=world, given=consumer)
+        with contextlib.suppress(NotADsConfigError):  # a job of SkyPilot's
+            above = text.partition("\nrun:")[0].count("\n") + 2
+            commands = "\n" * above + str(parsed(text, path).data.get("run"))
+            return _of_shell(commands, path, world=world, given=consumer)
         raise
 
 
-def _commands_in(text: str, path: Path) -> str:
-    """The commands of a scheduler's job in YAML, on the lines where they begin there."""
-    jobs: list[Any] = [parsed(text, path).data]
-    found = ""
-    for job in jobs:  # grows
-        if isinstance(job, Mapping):
-            jobs += job.values()
-        elif isinstance(job, list):
-            jobs += job
-        for name in _COMMANDS if isinstance(job, Mapping) else ():
-            value = job.get(name) or ""
-            words = list(map(str, value)) if isinstance(value, list) else [str(value)]
-            command = "\n".join(words) if " " in "".join(words) else shlex.join(words)
-            line = text.count("\n", 0, max(0, text.find(command.partition("\n")[0])))
-            found += "\n" * max(1, line - found.count("\n")) + command
-    return found
-
-
-def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command, LaunchLine]]:
+def _launches(shell: "ShellText", text: str, path: Path) -> Iterator[tuple["Command", LaunchLine]]:
     for command, words in _lines(shell):
         line = launch_of_words(words)
         variables = {name: word.text for name, word in command.variables.items()}
@@ -176,8 +160,6 @@ def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command
             accelerator=line.accelerator or accelerator_in(variables),
             visible=line.visible or visible_devices(variables),
         )
-        if not _names_any(line):
-            line = _with_own_config(line, path)
         if line.consumer in (None, Consumer.ACCELERATE) and line.named is None:
             line = _with_own_file(line, path)
         if (line.kind or line.script) and _names_any(line):
@@ -190,7 +172,7 @@ def _names_any(line: LaunchLine) -> bool:
     return any(names) or line.uses_deepspeed
 
 
-def _lines(shell: ShellText) -> Iterator[tuple[Command, list[str]]]:
+def _lines(shell: "ShellText") -> Iterator[tuple["Command", list[str]]]:
     """Its commands with their words, but for those that print them."""
     for command in shell.commands:
         words = [word.text for word in command.words]
@@ -214,40 +196,26 @@ def _with_ranks(
     return replace(line, world=line.world or world, per_node=line.per_node or per_node)
 
 
-def _with_own_config(line: LaunchLine, asked: Path) -> LaunchLine:
-    """The line with the ds_config that its script hands to `TrainingArguments` by a flag."""
-    script = _script(line.script, asked)
-    made = None if script is None else made_arguments(script, line.arguments)
-    named = None if made is None else made.known.get("deepspeed")
-    if not isinstance(named, str):
-        return line
-    return replace(line, config=named, consumer=Consumer.TRAINER)
-
-
 def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
-    """The line with the one file with a configuration that its script names in its code.
+    """The line with the one file with a configuration that its script or a flag of its names.
 
     Trainer takes the one of its arguments, though accelerate is told another.
     """
     script = _script(line.script, asked)
-    found: list[LaunchLine] = []
-    for name in () if script is None else files_named(script):
+    values = [one for one in line.arguments.values() if isinstance(one, str)]
+    found: dict[str, LaunchLine] = {}
+    for name in (*(() if script is None else files_named(script)), *values):
         with contextlib.suppress(JobError, RenderError):
-            path = named_path(name, script)
+            path, given = named_path(name, script or asked), LaunchLine()
             if path.suffix == ".args":
                 given = launch_of_words([str(script), *shlex.split(read_text(path))])
+                path = named_path(given.config or "", path)
+            (section, *_) = sections_of(read_text(path), path, line, has_accelerate=False)
+            if Consumer.TRAINER in (given.consumer, section.consumer) or not _names_any(line):
                 arguments = {**given.arguments, **line.arguments}
-                one = replace(line, arguments=arguments)
-                consumer = given.consumer
-                if given.config is not None:
-                    one = replace(one, config=given.config, consumer=consumer)
-            else:
-                sections = sections_of(read_text(path), path, line, has_accelerate=False)
-                one, consumer = replace(line, config=None, named=str(path)), sections[0].consumer
-            if consumer is Consumer.TRAINER or not _names_any(line):
-                found.append(one)
-    found = [one for one in found if _names_any(one)]
-    return found[0] if len(found) == 1 else line
+                named = replace(line, arguments=arguments, config=None, named=str(path))
+                found[str(path)] = named
+    return next(iter(found.values())) if len(found) == 1 else line
 
 
 def world_in(words: Sequence[str], folder: Path) -> int | None:
@@ -259,6 +227,8 @@ def world_in(words: Sequence[str], folder: Path) -> int | None:
         words: The command.
         folder: Where it runs.
     """
+    from autotune.engines.launches.shell import read_shell  # as in `_of_shell`
+
     with contextlib.suppress(JobError, RenderError):
         shell = read_shell(shlex.join(words), folder / "command", follows=True)
         for command in shell.commands:
@@ -283,6 +253,8 @@ def _in_accelerates_file(line: LaunchLine, folder: Path) -> int | None:
 
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
     """The configurations of the launch lines of a shell file."""
+    from autotune.engines.launches.shell import read_shell  # most files need no reader of shells
+
     found: list[Source] = []
     gone: dict[int, AutotuneError] = {}
     variables = slurm.variables_of(slurm.options_of(text))
@@ -310,7 +282,7 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     return [*found[:-1], replace(found[-1], not_judged=(*found[-1].not_judged, *others))]
 
 
-def _names_none(shell: ShellText, text: str, path: Path) -> NotADsConfigError:
+def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
     """The error for a shell file that names no configuration: a script's code may make it."""
     kind = "a shell file without a launch line that names one"
     for command, words in _lines(shell):
@@ -318,23 +290,21 @@ def _names_none(shell: ShellText, text: str, path: Path) -> NotADsConfigError:
         number = text.count("\n", 0, command.start) + 1
         script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
         if line.kind and line.script and line.open_words:
-            return NotADsConfigError(
+            return NotFollowedError(
                 path,
                 kind,
                 message=f"{path}: line {number} starts {script} with "
                 f"{listed(line.open_words, ', ')}, which only the shell knows",
                 hint=command.unread_because or f"say the launch with {flag('launch')}",
-                is_launch=True,
             )
         if line.kind == "deepspeed" or _MADE_FROM & line.arguments.keys():
-            return NotADsConfigError(
+            return NotFollowedError(
                 path,
                 kind,
                 message=f"{path}: line {number} names no ds_config: if {script} trains with "
                 "DeepSpeed, its code makes the configuration",
                 hint="put `autotune diagnose --` before the command: it runs for a few steps, and "
                 "the configuration is read from the live engine",
-                is_launch=True,
             )
     return NotADsConfigError(path, kind)
 
@@ -358,7 +328,7 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
     return [_beside(one, arguments) for one in sources] if arguments else sources
 
 
-def _with_lost(source: Source, lost: Command, text: str) -> Source:
+def _with_lost(source: Source, lost: "Command", text: str) -> Source:
     """A configuration whose launch line has lost its end to a line of its own."""
     flags = dict(flags_of([word.text for word in lost.words]))
     number = text.count("\n", 0, lost.start)
@@ -366,7 +336,7 @@ def _with_lost(source: Source, lost: Command, text: str) -> Source:
         "file.lost_line",
         path=source.asked,
         line=number + 1,
-        cost=cost_of_lost(lost),
+        cost=lost.cost_of_lost,
         above=number,
     )
     return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
