@@ -266,7 +266,8 @@ def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
     from autotune.engines.megatron.launched import sets_arguments  # as in `_launches`
 
     path = error.path
-    if not (path.is_file() and may_launch(path) and sets_arguments(read_text(path), path)):
+    is_followed = type(error) is NotADsConfigError and path.is_file() and may_launch(path)
+    if not (is_followed and sets_arguments(read_text(path), path)):
         return error
     return NotADsConfigError(
         path,

@@ -46,8 +46,10 @@ _AT_RUN_TIME = "put in at run time"
 _KEY_TWICE = "file.key_twice"
 _OF_ACCELERATE = ("accelerate.", "huggingface.accelerate_duplicate", "huggingface.not_deepspeed")
 """Beginnings of the names of rules about accelerate's YAML."""
-_ADDED_BY_SCRIPTS = frozenset({"scheduler.missing_params", "optimizer.missing_params"})
-"""Rules about what is missing: a script that reads a file of its own may add it."""
+_BY_SCRIPTS = frozenset(
+    ("scheduler.missing_params", "optimizer.missing_params", "optimizer.unknown_type")
+)
+"""Rules about what a script that reads a file of its own may add, or make itself."""
 
 
 class CheckExit(IntEnum):
@@ -438,7 +440,7 @@ def _look(
         violations = [one for one in violations if not _is_unasked(one, source)]
     if source.is_part:
         violations = [
-            replace(one, consequence="may_raise") if one.rule in _ADDED_BY_SCRIPTS else one
+            replace(one, consequence="may_raise") if one.rule in _BY_SCRIPTS else one
             for one in violations
         ]
     violations = [*huggingface.violations(config, source), *violations]

@@ -31,6 +31,7 @@ from autotune.engines.launches.shell_syntax import (
     elements,
     end_of,
     parsed,
+    simples,
 )
 from autotune.engines.launches.shell_words import (
     ASSIGNS,
@@ -60,6 +61,8 @@ _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
 _STARTERS = (*_SHELLS, "exec", "nohup", "sbatch", "srun")
 """Commands that start a shell file."""
+_OF_OPTIONS = ("shift", "getopts")
+"""Commands in a loop over the options that a file is given."""
 _ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
 """Commands whose last word is a text for a shell: of another machine, or another terminal."""
 _STARTS_NOTHING = ("echo", "printf", "cd", "mkdir", "set", "shift", "exit", "return", "sleep")
@@ -198,6 +201,8 @@ class _Reader:
         """The file that is read, or that holds the text; None: none that it sources is read."""
         self._within: tuple[str, ...] = ()
         """The command that hands on the text that is read."""
+        self._whys: list[str] = []
+        """What decides the values that are put into the command."""
         self._is_handed = False
         """Whether that text may be another."""
         self._is_aside = False
@@ -330,9 +335,9 @@ class _Reader:
             before = given.get(name, self._get(name))
             given[name] = _added(name, before, why) if is_added and before else Value(why=why)
         condition, body = node.branches[0]
-        truth = self._list(condition) if condition else _OPEN
         _, changes = self._apart(partial(self._list, [*condition, *body]), given)
-        if truth.holds is not False or node.keyword == "until":
+        begun = {plain(one.words[0]) for one in simples([*condition, *body]) if one.words}
+        if begun.isdisjoint(_OF_OPTIONS):
             self._merge([_Branch(None, False, changes)], why)
             return
         # It reads the options of the file, which is read as it is started without one.
@@ -357,13 +362,12 @@ class _Reader:
         self._merge(branches, self._why(node.keyword, node.place), is_all=is_all)
 
     def _simple(self, node: Simple) -> _Truth:
+        self._whys = []
         fields = [self._element(word) for word in node.words]
         targets = [(one, self._field(one.chars, is_split=False)) for one in node.targets]
         if fields and not self._sets(fields) and not self._sources(fields):
             self._runs(fields)
         self._document(fields, targets)
-        if fields and fields[0].raw == "getopts":
-            return _Truth(False, may_differ=True)
         if fields and fields[0].raw in _TRUTHS:
             return _Truth(_TRUTHS[fields[0].raw])
         if len(fields) < 2 or fields[0].raw not in ("[", "[["):
@@ -481,6 +485,7 @@ class _Reader:
             return None
         items = held.items if held.is_array and found[3] in ("[@]", "[*]") else held.items[:1]
         self._n_differing += held.may_differ
+        self._whys.append(held.why)
         self._n_put += sum(len(item) + 32 for item in items)
         return items if self._n_put <= _MOST_PUT else None
 
@@ -548,7 +553,8 @@ class _Reader:
             value = before
         elif not given.is_array and re.search(r"\$\(|`", plain(given.value)):
             value = Value()  # what a program says
-        self._put(name, value.differing(given.may_differ))
+        why = next(filter(None, self._whys), value.why)
+        self._put(name, value.differing(given.may_differ)._replace(why=why))
 
     def _sources(self, fields: Sequence[Field]) -> bool:
         """Read a file that a line sources; whether it does."""
@@ -597,7 +603,7 @@ class _Reader:
             self._put("PWD", Value([unplaced(os.path.normpath(here))] if is_known else None))
         names = _VARIABLES.findall(" ".join([*texts, *(one.text for one in own.values())]))
         held_values = [(name, self._get(name)) for name in names]
-        unread = [held.why for _, held in held_values if held]
+        unread = [*self._whys, *(held.why for _, held in held_values if held)]
         may_differ = self._is_handed or any(one.may_differ for one in fields)
         if may_differ or any(held is None for _, held in held_values):
             unread += self._gone

@@ -140,6 +140,16 @@ def elements(chars: Chars) -> Sequence[Chars] | None:
     return [one.chars for one in _tokens(chars[found.end() : -1]) if one.is_word]
 
 
+def simples(items: Sequence[Item]) -> Iterator[Simple]:
+    """All simple commands among some, at any depth."""
+    for _, node in items:
+        if isinstance(node, Simple):
+            yield node
+            continue
+        for condition, body in node.branches:
+            yield from simples([*condition, *body])
+
+
 def assigned(items: Sequence[Item]) -> Iterator[tuple[str, bool]]:
     """Variables that some commands set, and whether they only add to each."""
     for _, node in items:

@@ -592,7 +592,12 @@ class _Arguments:
             at=(f"@{found[0][1].start}",),
             consequence="may_raise",
         )
-        return [*self._problems, problem]
+        # It may take further values as well.
+        problems = (
+            replace(one, consequence="may_raise") if one.rule == "flags.value" else one
+            for one in self._problems
+        )
+        return [*problems, problem]
 
     def _adds(self, flag: str) -> bool:
         """True if the script is there and adds the flag."""

@@ -78,8 +78,8 @@ _OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
 same names."""
 
-_MADE_FROM = frozenset({"deepspeed", "deepspeed_stage", "zero_stage"})
-"""Arguments from which the scripts of DeepSpeedExamples, OpenRLHF and open-instruct make one."""
+_MADE_FROM = frozenset({"deepspeed", "deepspeed_stage", "zero_stage", "enable_deepspeed"})
+"""Arguments from which scripts of DeepSpeedExamples, OpenRLHF, open-instruct, BEiT make one."""
 
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
@@ -359,7 +359,10 @@ def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
             f"{asked.path}: names {name!r}, which only the shell knows",
             f"{why}, or name the ds_config.json itself",
         )
-    path = named_path(name, asked.path)
+    try:
+        path = named_path(name, asked.path)
+    except RenderError as error:
+        raise RenderError(error.message, unread or error.hint) from error
     return _read(path, read_text(path), asked)
 
 
