@@ -382,15 +382,10 @@ class _Wishes:
     def place(self, violation: Violation) -> TextPlace:
         """Places of the keys that it is about."""
         file = self._source.accelerate.path
-        if file in (None, self._source.path) or not violation.rule.startswith(_OF_ACCELERATE):
+        is_elsewhere = file != self._source.path and violation.rule.startswith(_OF_ACCELERATE)
+        if file is None or not is_elsewhere:
             return self._places.of(violation)
-        return replace(self._accelerates_places.of(violation), file=file)
-
-    @cached_property
-    def _accelerates_places(self) -> Places:
-        path = self._source.accelerate.path
-        assert path is not None, "it holds what is found there"
-        return places_in(read_text(path), (), "yaml")
+        return replace(places_in(read_text(file), (), "yaml").of(violation), file=file)
 
     @cached_property
     def _places(self) -> Places:

@@ -1,5 +1,6 @@
 """The check of a launch of Megatron-LM."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,35 +31,13 @@ _READER = "megatron-lm"
 _CHECKOUT_RULE = "checkout.refuses"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
-_PARSER = "megatron/training/arguments.py, parse_args"
 _WORD_RULES: Mapping[str, FileRule] = {
-    "flags.unknown": FileRule(
-        says="A flag that the release's parser does not have.", level="error", source=_PARSER
-    ),
-    "flags.own": FileRule(
-        says="A flag of no release, where the script is another than pretrain_gpt.py and may add "
-        "it.",
-        level="warning",
-        source=_PARSER,
-    ),
-    "flags.lost_line": FileRule(
-        says="A line that begins with a flag: the launch above it lost its backslash.",
-        level="warning",
-        source="the launch line",
-    ),
-    "flags.value": FileRule(
-        says="A value that its parser does not take.", level="error", source=_PARSER
-    ),
-    _CHECKOUT_RULE: FileRule(
-        says="Arguments that the checks of the checkout refuse which --megatron-path names.",
-        level="error",
-        source="megatron/training/arguments.py, validate_args",
-    ),
-    "flags.stray_word": FileRule(
-        says="A word that is neither a flag nor a flag's value.", level="error", source=_PARSER
-    ),
+    name: FileRule(**row)
+    for name, row in json.loads(
+        Path(__file__).with_name("megatron_word_rules.json").read_text(encoding="utf-8")
+    ).items()
 }
-"""What is said of words of a command line."""
+"""What is said of words of a command line, and of what the checkout refuses."""
 _BY_HAND = "the file is read, not written: change the words that the findings name"
 
 

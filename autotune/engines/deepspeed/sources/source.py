@@ -71,8 +71,6 @@ _TELLING = frozenset(
     name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
 )
 
-_OF_TRAINER_BESIDE_ACCELERATE = FILLED[Consumer.TRAINER] - FILLED[Consumer.ACCELERATE]
-
 _OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 """Arguments of Trainer that the scripts which call accelerate themselves do not have: those of
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
@@ -596,7 +594,9 @@ def _consumer(
     if evidence := _trainers_evidence(line, script, by_arguments=is_by_accelerate):
         return Consumer.TRAINER, evidence
     if is_by_accelerate:
-        key = auto_that_tells(section.config, _OF_TRAINER_BESIDE_ACCELERATE)
+        key = auto_that_tells(
+            section.config, FILLED[Consumer.TRAINER] - FILLED[Consumer.ACCELERATE]
+        )
         if key and script is None:
             return Consumer.TRAINER, f"{_AUTO_TELLS} {key}, which accelerate alone refuses"
         by_line = line.consumer is not None
