@@ -95,3 +95,24 @@ def test_a_launch_that_another_file_starts_is_judged(tmp_path, monkeypatch, name
     source = read(write(tmp_path, text, name))
     assert (source.path.name, source.world) == ("ds.json", 8)
     assert source.arguments["bf16"] is True
+
+
+def test_a_file_that_a_flag_of_any_name_gives_is_judged(tmp_path):
+    write(tmp_path, {"train_batch_size": "8"}, "ds.json")
+    write(tmp_path, {"hidden_size": 8}, "model.json")
+    text = "torchrun --nproc-per-node 8 t.py --model model.json --ds_cfg ds.json\n"
+    report = checked(write(tmp_path, text, "run.sh"))
+    assert (report.source.path.name, report.world) == ("ds.json", 8)
+    assert rules(report) == ["schema.top_level_value"]
+
+
+def test_a_script_with_an_accelerator_and_a_trainer_is_trainers(tmp_path):
+    """It fills in what an `Accelerator` alone refuses."""
+    text = "from accelerate import Accelerator\nfrom trl import {0}\nAccelerator()\n{0}()\n"
+    write(tmp_path, AUTO | {"optimizer": {"type": "Adam", "params": {"eps": "auto"}}}, "ds.json")
+    line = "accelerate launch --deepspeed_config_file ds.json {}.py\n"
+    for name, consumer in (("RewardTrainer", "trainer"), ("RewardConfig", "accelerate")):
+        write(tmp_path, text.format(name), f"{name}.py")
+        report = checked(write(tmp_path, line.format(name), "run.sh"))
+        assert report.source.consumer == consumer
+        assert ("huggingface.auto_not_filled" in rules(report)) == (consumer == "accelerate")

@@ -121,7 +121,7 @@ class Command:
     @property
     def unread_because(self) -> str:
         """The same in one line, with the way out; empty: all is known."""
-        return f"{named(self.unread, '; ')}: say the launch with {flag('launch')}" * any(
+        return f"{named(self.unread, '; ', most=3)}: say the launch with {flag('launch')}" * any(
             self.unread
         )
 

@@ -56,7 +56,7 @@ from autotune.engines.deepspeed.sources.script import (
 from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
 from autotune.engines.launches.files import is_shell
-from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, ranks_of
+from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, ranks_of, text_or_none
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation, listed
 
@@ -213,6 +213,9 @@ def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
                 arguments = {**given.arguments, **line.arguments}
                 named = replace(line, arguments=arguments, config=None, named=str(path))
                 found[str(path)] = named
+    made = None if script is None else made_arguments(script, line.arguments)
+    if not found and made is not None and not _names_any(line):  # it may not be there
+        return replace(line, named=text_or_none(made.known.get("deepspeed")))
     return next(iter(found.values())) if len(found) == 1 else line
 
 
@@ -287,7 +290,7 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
         line = launch_of_words(words)
         number = text.count("\n", 0, command.start) + 1
         script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
-        if line.kind and line.script and line.open_words:
+        if line.kind and line.open_words and "deepspeed" in text:
             return NotFollowedError(
                 path,
                 kind,
