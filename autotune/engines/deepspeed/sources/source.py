@@ -56,7 +56,7 @@ from autotune.engines.deepspeed.sources.script import (
 from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
 from autotune.engines.launches.files import is_shell
-from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, ranks_of, text_or_none
+from autotune.engines.launches.line import TRL, flags_of, ranks_of, text_or_none
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation, listed
 
@@ -232,15 +232,10 @@ def world_in(words: Sequence[str], folder: Path) -> int | None:
 
     with contextlib.suppress(JobError, RenderError):
         shell = read_shell(shlex.join(words), folder / "command", follows=True)
-        for command in shell.commands:
-            line = [word.text for word in command.words]
-            variables = {name: word.text for name, word in command.variables.items()}
-            launch = launch_of_words(line)
-            ranks = (assigned(line) | variables).get(RANKS_VARIABLE, "")
-            world = launch.world or _in_accelerates_file(launch, folder)
-            if world is None and ranks.isdecimal():
-                world = int(ranks)
-            if world:
+        for command, line in _lines(shell):
+            given = {name: word.text for name, word in command.variables.items()}
+            launch = _with_ranks(launch_of_words(line), line, assigned(line) | given)
+            if world := launch.world or _in_accelerates_file(launch, folder):
                 return world
     return None
 
