@@ -621,7 +621,7 @@ class _Reader:
             if shell.text.rpartition("/")[2] in _SHELLS and re.fullmatch(r"-\w*c", option.text)
         ]
         if not handed and texts[0] in _ELSEWHERE and " " in texts[-1]:
-            handed = rest[-1:]
+            handed = [rest[-1]]
         for one in handed:
             self._scopes.append({})
             self._hands_on(one, texts)
