@@ -66,8 +66,11 @@ def test_a_script_that_makes_its_configuration_is_sent_to_diagnose(tmp_path, lin
 )
 def test_a_file_that_reads_options_is_judged_as_it_starts_without_one(tmp_path, options):
     write(tmp_path, {"train_batch_size": 8}, "ds.json")
-    text = f"DS=ds.json\n{options}\ndeepspeed --num_gpus 8 t.py --deepspeed_config $DS\n"
-    assert checked(write(tmp_path, text, "run.sh")).world == 8
+    launch = 'CMD="deepspeed --num_gpus 8 t.py --deepspeed_config $DS"\neval $CMD\n'
+    report = checked(write(tmp_path, f"DS=ds.json\n{options}\n{launch}", "run.sh"))
+    assert report.world == 8
+    (told,) = report.not_judged
+    assert told.why == "line 2 decides by `while`: say the launch with --launch"
 
 
 def test_a_line_that_an_option_chooses_is_said_once(tmp_path):

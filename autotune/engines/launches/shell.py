@@ -203,6 +203,8 @@ class _Reader:
         """The command that hands on the text that is read."""
         self._whys: list[str] = []
         """What decides the values that are put into the command."""
+        self._whys_around: list[str] = []
+        """The same of the command that hands on the text that is read."""
         self._is_handed = False
         """Whether that text may be another."""
         self._is_aside = False
@@ -362,7 +364,7 @@ class _Reader:
         self._merge(branches, self._why(node.keyword, node.place), is_all=is_all)
 
     def _simple(self, node: Simple) -> _Truth:
-        self._whys = []
+        self._whys = [*self._whys_around]
         fields = [self._element(word) for word in node.words]
         targets = [(one, self._field(one.chars, is_split=False)) for one in node.targets]
         if fields and not self._sets(fields) and not self._sources(fields):
@@ -653,10 +655,11 @@ class _Reader:
         """Read a text that a command hands to a shell; one that does not close is left."""
         if self._depth < _MOST_DEEP:
             chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
-            before, self._is_handed = self._is_handed, self._is_handed or text.may_differ
+            before = self._is_handed, self._whys_around
+            self._is_handed, self._whys_around = self._is_handed or text.may_differ, self._whys
             with contextlib.suppress(OpenError):
                 self.read(chars, self._path, within)
-            self._is_handed = before
+            self._is_handed, self._whys_around = before
 
 
 def _one_of(name: str, before: Value | None, values: Sequence[Value | None], why: str) -> Value:
