@@ -1,11 +1,11 @@
 """`check`: read a configuration with what goes with it, judge it, write the fix."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -25,16 +25,11 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
+from autotune.engines.launches.files import SHELL_SUFFIXES, may_launch
 from autotune.engines.megatron.flags import known_release, newest_release, release_of
-from autotune.engines.megatron.launched import (
-    MegatronLaunch,
-    launches_as_written,
-    launches_of,
-    may_launch,
-    on_gpu,
-    read_launches,
-    sets_arguments,
-)
+
+if TYPE_CHECKING:
+    from autotune.engines.megatron.launched import MegatronLaunch
 
 _MOST_ACCELERATORS = 1_000_000
 """Limit above any machine there is: more is a slip of the key."""
@@ -72,7 +67,9 @@ class CheckFlags:
     @cached_property
     def on_gpu(self) -> dict[str, Any]:
         """The fields of a launch that the kind of GPU says; a JobError where it is not known."""
-        return {} if self.gpu is None else on_gpu(self.gpu, where=flag("gpu"))
+        from autotune.engines.megatron import launched  # as in `_launches`
+
+        return {} if self.gpu is None else launched.on_gpu(self.gpu, where=flag("gpu"))
 
     def check(self) -> None:
         """Raise a JobError where a flag is not one of its values."""
@@ -99,7 +96,7 @@ class CheckFlags:
                     f"{flag('deepspeed_version')} {self.deepspeed_version} is no version",
                     "such as 0.19.8",
                 ) from error
-        _ = self.on_gpu  # refuses an unknown name
+        _ = self.gpu and self.on_gpu  # refuses an unknown name
         if self.megatron_release is not None:
             known_release(self.megatron_release, where=flag("megatron_release"))
         known_rules(self.ignore, flag("ignore"))
@@ -122,6 +119,8 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
     reports: list[CheckReport] = []
     unread: list[Unread] = []
     others: list[Path] = []
+    not_followed: list[Unread] = []
+    launched: set[Path] = set()
     targets = targets_of(names)
     if flags.choose and len(targets) > 1:
         raise JobError(
@@ -129,21 +128,32 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
             "one file",
             "check the files one by one",
         )
+    checked = {target.path.resolve() for target in targets}
     for target in targets:
+        path = target.path
+        if path.resolve() in launched and not target.is_named:
+            continue  # it was judged as its launch uses it
         try:
-            reports += check_file(target.path, flags, fix=fix)
-        except NotADsConfigError as error:
-            if target.is_named:
-                unread.append(Unread(path=target.path, error=error))
-            else:
-                others.append(target.path)
+            found = check_file(path, flags, fix=fix, checked=checked)
         except (JobError, RenderError) as error:
-            if not target.is_named and not may_be_deepspeeds(target.path):
-                others.append(target.path)
-                continue
-            unread.append(Unread(path=target.path, error=error))
-    is_one = len(targets) == 1 and targets[0].is_named
-    return CheckRun(reports=reports, unread=unread, others=others, is_one_file=is_one)
+            one = Unread(path=path, error=error)
+            if target.is_named:
+                unread.append(one)
+            elif type(error) is NotADsConfigError or not may_be_deepspeeds(path):
+                others.append(path)
+            else:
+                (not_followed if path.suffix in SHELL_SUFFIXES else unread).append(one)
+            continue
+        reports += found
+        if path.suffix in SHELL_SUFFIXES:
+            launched |= {used.resolve() for report in found for used in report.source.files}
+    return CheckRun(
+        reports=reports,
+        unread=unread,
+        others=others,
+        not_followed=not_followed,
+        is_one_file=len(targets) == 1 and targets[0].is_named,
+    )
 
 
 def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:
@@ -168,8 +178,17 @@ def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:
     return CheckRun(reports=reports, is_one_file=True)
 
 
-def check_file(path: Path, flags: CheckFlags, *, fix: bool = False) -> list[CheckReport]:
-    """Judge the configurations of one file; the arguments are those of `check_files`.
+def check_file(
+    path: Path, flags: CheckFlags, *, fix: bool = False, checked: Container[Path] = ()
+) -> list[CheckReport]:
+    """Judge the configurations of one file.
+
+    Args:
+        path: The file.
+        flags: What is said of it.
+        fix: Whether to write the fixes.
+        checked: Files that are checked themselves, resolved: a fix may be written into one,
+            though another file names it.
 
     Raises:
         RenderError: A file cannot be read, or its folder not be written to.
@@ -187,14 +206,15 @@ def check_file(path: Path, flags: CheckFlags, *, fix: bool = False) -> list[Chec
         raise _of_megatron(error) from error
     reports: list[CheckReport] = []
     for number in range(len(sources)):
-        report = _judged(sources[number], flags)
+        is_checked = sources[number].path.resolve() in checked
+        report = _judged(replace(sources[number], is_checked=is_checked), flags)
         reports.append(report)
         if fix and write_fix(report) and number + 1 < len(sources):
             sources = _read(path, flags)  # the text of the others has moved
     return [*reports, *_of_launches(launches, flags)] if launches else reports
 
 
-def _of_launches(launches: Sequence[MegatronLaunch], flags: CheckFlags) -> list[CheckReport]:
+def _of_launches(launches: Sequence["MegatronLaunch"], flags: CheckFlags) -> list[CheckReport]:
     """The reports of trainings with Megatron's arguments.
 
     Raises:
@@ -220,10 +240,12 @@ def _of_launches(launches: Sequence[MegatronLaunch], flags: CheckFlags) -> list[
     ]
 
 
-def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
+def _launches(path: Path, flags: CheckFlags) -> list["MegatronLaunch"]:
     """The trainings of Megatron-LM's that a file starts; empty: it starts none."""
     if not path.is_file() or not may_launch(path):
         return []
+    from autotune.engines.megatron import launched  # reads shells, which most files are not
+
     named = flags.megatron_release and known_release(
         flags.megatron_release, where=flag("megatron_release")
     )
@@ -231,18 +253,21 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
         named = known_release(release_of(flags.megatron_path), where=flag("megatron_path"))
     found: list[MegatronLaunch] = []
     if flags.launch is not None:  # the line in place of the file's own
-        found = launches_of(flags.launch, path, release=named or newest_release())
+        found = launched.launches_of(flags.launch, path, release=named or newest_release())
     if not found and named:
-        found = read_launches(path, release=named)
+        found = launched.read_launches(path, release=named)
     elif not found:
-        found = launches_as_written(path, installed=version_of("megatron-core") or "")
+        found = launched.launches_as_written(path, installed=version_of("megatron-core") or "")
     return [replace(launch, **flags.on_gpu) for launch in found]
 
 
 def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
     """The error about a file that holds arguments of Megatron-LM's, and no training of it."""
+    from autotune.engines.megatron.launched import sets_arguments  # as in `_launches`
+
     path = error.path
-    if not (path.is_file() and may_launch(path) and sets_arguments(read_text(path), path)):
+    is_followed = type(error) is NotADsConfigError and path.is_file() and may_launch(path)
+    if not (is_followed and sets_arguments(read_text(path), path)):
         return error
     return NotADsConfigError(
         path,

@@ -438,9 +438,12 @@ def _yaml_file(source: Source) -> Iterator[Violation]:
             is_counted=source.world is not None,
             fills_in=source.is_trainers is not False,
         )
-    if source.accelerate.beside_file:
-        named = ", ".join(source.accelerate.beside_file)
-        file = source.path.name
-        yield violation_of("huggingface.accelerate_duplicate", named=named, file=file)
+    if source.beside_file:
+        at = (
+            name if name in source.accelerate.data else f"{accelerate_fields.SECTION}.{name}"
+            for name in source.beside_file
+        )
+        named, file = ", ".join(source.beside_file), source.path.name
+        yield violation_of("huggingface.accelerate_duplicate", *at, named=named, file=file)
     if source.not_for:
         yield violation_of("huggingface.not_deepspeed", kind=source.not_for)

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path as FilePath
 
 from autotune.base.nested import leaves, path_of
 from autotune.check import json_text, yaml_text
@@ -26,6 +27,8 @@ class TextPlace:
 
     line: int = 1
     column: int = 1
+    file: FilePath | None = None
+    """The file; None: that of the configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)

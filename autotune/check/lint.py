@@ -10,6 +10,7 @@ from autotune.base.docs import address_of_rule
 from autotune.base.flags import flag
 from autotune.base.nested import Unknown, dotted, leaves, look_up
 from autotune.base.secrecy import scrubbed, scrubbed_text
+from autotune.base.user_text import read_text
 from autotune.check import huggingface
 from autotune.check.diff import text_diff
 from autotune.check.fixes import Question, Reply, Terms, mend
@@ -43,8 +44,12 @@ from autotune.space.rule import (
 _NO_WORLD = Unknown("nobody says how many ranks there are")
 _AT_RUN_TIME = "put in at run time"
 _KEY_TWICE = "file.key_twice"
-_ADDED_BY_SCRIPTS = frozenset({"scheduler.missing_params", "optimizer.missing_params"})
-"""Rules about what is missing: a script that reads a file of its own may add it."""
+_OF_ACCELERATE = ("accelerate.", "huggingface.accelerate_duplicate", "huggingface.not_deepspeed")
+"""Beginnings of the names of rules about accelerate's YAML."""
+_BY_SCRIPTS = frozenset(
+    ("scheduler.missing_params", "optimizer.missing_params", "optimizer.unknown_type")
+)
+"""Rules about what a script that reads a file of its own may add, or make itself."""
 
 
 class CheckExit(IntEnum):
@@ -71,6 +76,7 @@ class Found:
         return {
             "rule": violation.rule,
             "level": violation.level,
+            **({"file": str(self.place.file)} if self.place.file else {}),
             "line": self.place.line,
             "column": self.place.column,
             "message": violation.message,
@@ -115,8 +121,9 @@ class CheckReport:
         """What was judged, in words."""
         source, environment = self.source, self.environment
         world = "?" if self.world is None else self.world
+        place = f"{source.path}" + f", as {source.asked} uses it" * (source.path != source.asked)
         return (
-            f"{source.path}: read by {source.consumer} ({source.because}), DeepSpeed "
+            f"{place}: read by {source.consumer} ({source.because}), DeepSpeed "
             f"{environment.deepspeed_version}, {environment.accelerator}, world {world} "
             f"({self.world_because})"
         )
@@ -374,7 +381,11 @@ class _Wishes:
 
     def place(self, violation: Violation) -> TextPlace:
         """Places of the keys that it is about."""
-        return self._places.of(violation)
+        file = self._source.accelerate.path
+        is_elsewhere = file != self._source.path and violation.rule.startswith(_OF_ACCELERATE)
+        if file is None or not is_elsewhere:
+            return self._places.of(violation)
+        return replace(places_in(read_text(file), (), "yaml").of(violation), file=file)
 
     @cached_property
     def _places(self) -> Places:
@@ -424,7 +435,7 @@ def _look(
         violations = [one for one in violations if not _is_unasked(one, source)]
     if source.is_part:
         violations = [
-            replace(one, consequence="may_raise") if one.rule in _ADDED_BY_SCRIPTS else one
+            replace(one, consequence="may_raise") if one.rule in _BY_SCRIPTS else one
             for one in violations
         ]
     violations = [*huggingface.violations(config, source), *violations]

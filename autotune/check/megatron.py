@@ -1,5 +1,6 @@
 """The check of a launch of Megatron-LM."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,41 +25,19 @@ from autotune.engines.megatron.launch_rules import judge_launch
 from autotune.engines.megatron.launched import MegatronLaunch
 from autotune.engines.megatron.pretrain_gpt import check_arguments
 from autotune.engines.megatron.rules import RULES
-from autotune.space.rule import NotJudged, Rule, Violation, level_of
+from autotune.space.rule import NotJudged, Rule, Violation, level_of, listed
 
 _READER = "megatron-lm"
 _CHECKOUT_RULE = "checkout.refuses"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
-_PARSER = "megatron/training/arguments.py, parse_args"
 _WORD_RULES: Mapping[str, FileRule] = {
-    "flags.unknown": FileRule(
-        says="A flag that the release's parser does not have.", level="error", source=_PARSER
-    ),
-    "flags.own": FileRule(
-        says="A flag of no release, where the script is another than pretrain_gpt.py and may add "
-        "it.",
-        level="warning",
-        source=_PARSER,
-    ),
-    "flags.lost_line": FileRule(
-        says="A line that begins with a flag: the launch above it lost its backslash.",
-        level="warning",
-        source="the launch line",
-    ),
-    "flags.value": FileRule(
-        says="A value that its parser does not take.", level="error", source=_PARSER
-    ),
-    _CHECKOUT_RULE: FileRule(
-        says="Arguments that the checks of the checkout refuse which --megatron-path names.",
-        level="error",
-        source="megatron/training/arguments.py, validate_args",
-    ),
-    "flags.stray_word": FileRule(
-        says="A word that is neither a flag nor a flag's value.", level="error", source=_PARSER
-    ),
+    name: FileRule(**row)
+    for name, row in json.loads(
+        Path(__file__).with_name("megatron_word_rules.json").read_text(encoding="utf-8")
+    ).items()
 }
-"""What is said of words of a command line."""
+"""What is said of words of a command line, and of what the checkout refuses."""
 _BY_HAND = "the file is read, not written: change the words that the findings name"
 
 
@@ -199,15 +178,19 @@ def _not_judged(
     if checkout is not None and not _can_be_asked(launch):
         what = f"what {checkout} itself says"
         yield NotJudged(what=what, why="it is asked of a line without open words and errors")
-    why = "; ".join(("only the shell knows it", *launch.unread))
-    for start, word in launch.open_words.items():
-        number = launch.text.count("\n", 0, start) + 1
-        yield NotJudged(what=f"what {word} of line {number} adds", why=why)
+    words = [
+        f"what {word} of line {launch.text.count(chr(10), 0, start) + 1} adds"
+        for start, word in launch.open_words.items()
+    ]
+    names = [
+        f"{launch.prefix}{name}" if launch.is_overrides else flag_name(name)
+        for name in sorted(unknown_facts & launch.unknown)
+    ]
+    if words or names:
+        why = launch.unread or "only the shell knows it"
+        yield NotJudged(what=listed([*words, *names], ", "), why=why)
     if launch.rest is not None:
         yield NotJudged(what=launch.rest[0], why=launch.rest[1])
-    for name in sorted(unknown_facts & launch.unknown):
-        given = f"{launch.prefix}{name}" if launch.is_overrides else flag_name(name)
-        yield NotJudged(what=given, why=why)
     if "world" in unknown_facts:
         yield without_world()
     lacks = asks_for_connections(launch) and CONNECTIONS not in launch.variables

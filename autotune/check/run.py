@@ -33,6 +33,8 @@ class CheckRun:
     unread: Sequence[Unread] = ()
     others: Sequence[Path] = ()
     """Files of folders and patterns that hold no DeepSpeed configuration."""
+    not_followed: Sequence[Unread] = ()
+    """Shell files of folders whose launches cannot be followed; nothing is wrong with them."""
 
     is_one_file: bool = False
     """Whether the user named one file, and nothing else."""
@@ -47,4 +49,4 @@ class CheckRun:
     def to_dicts(self, *, fixed: bool) -> list[dict[str, Any]]:
         """For JSON: every configuration, then every file that could not be read."""
         reports = [report.to_dict(fixed=fixed) for report in self.reports]
-        return [*reports, *(one.to_dict() for one in self.unread)]
+        return [*reports, *(one.to_dict() for one in (*self.unread, *self.not_followed))]

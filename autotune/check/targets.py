@@ -8,8 +8,9 @@ from pathlib import Path
 
 from autotune.base.errors import JobError
 from autotune.base.user_text import STANDARD_INPUT
+from autotune.engines.launches.files import SHELL_SUFFIXES
 
-SUFFIXES = (".hjson", ".json", ".yaml", ".yml")
+SUFFIXES = (*SHELL_SUFFIXES, ".hjson", ".json", ".yaml", ".yml")
 """Endings of the files that are looked at in a folder; a file that is named may have any."""
 
 _NO_SOURCES = frozenset({"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"})
@@ -28,6 +29,8 @@ class Target:
 
 def targets_of(names: Sequence[str]) -> list[Target]:
     """The files behind some names, each once, in the order of the names.
+
+    Of a folder the shell files come first: they say how the others are used.
 
     Args:
         names: Files, folders (with all below them), patterns such as `configs/**/*.json` that no
@@ -53,10 +56,9 @@ def _targets(name: str) -> Iterator[Target]:
         if not path.is_dir():
             yield Target(path=path, is_named=True)
             return
-        below = sorted(_below(path))
+        below = list(_below(path))
     elif glob.has_magic(name):
-        below = sorted(Path(one) for one in glob.iglob(name, recursive=True))
-        below = [one for one in below if not one.is_dir()]
+        below = [one for one in map(Path, glob.iglob(name, recursive=True)) if not one.is_dir()]
     else:
         yield Target(path=path, is_named=True)  # whoever reads it says that it is not there
         return
@@ -65,6 +67,7 @@ def _targets(name: str) -> Iterator[Target]:
             f"{name}: no file to check",
             f"name a file, or a folder with {', '.join(SUFFIXES)} files",
         )
+    below.sort(key=lambda one: (one.suffix not in SHELL_SUFFIXES, one))
     yield from (Target(path=one, is_named=False) for one in below)
 
 

@@ -43,7 +43,7 @@ from autotune.engines.deepspeed.sources.training import (
     options_of,
     script_knobs,
 )
-from autotune.engines.launches.shell import is_shell
+from autotune.engines.launches.files import is_shell
 from autotune.export.base import Handout, Left, Patched
 from autotune.export.command_training import CommandTraining
 from autotune.export.trainer import SIZES, recompute_names

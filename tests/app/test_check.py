@@ -247,6 +247,25 @@ def test_data_in_a_folder_is_not_a_configuration_that_cannot_be_read(tmp_path):
     assert [one.path.name for one in check_files([str(tmp_path)], flags).unread] == ["broken.json"]
 
 
+def test_a_folder_has_its_launches_judged_and_names_those_not_followed(tmp_path):
+    """A configuration is judged as its launch uses it, once, and the fix is written into it."""
+    (tmp_path / "run.sh").write_text("deepspeed --num_gpus 8 t.py --deepspeed_config ds.json\n")
+    (tmp_path / "open.sh").write_text("deepspeed t.py --deepspeed_config $CONFIG\n")
+    (tmp_path / "data.sh").write_text("wget data\n")
+    ds = write(tmp_path, {"train_batch_size": "64", "bf16": {"enabled": True}}, "ds.json")
+    run = check_files([str(tmp_path)], CheckFlags(), fix=True)
+    assert [(one.source.path, one.world) for one in run.reports] == [(ds, 8)]
+    assert json.loads(ds.read_text())["train_batch_size"] == 64
+    assert [path.name for path in run.others] == ["data.sh"]
+    assert [one.path.name for one in run.not_followed] == ["open.sh"]
+    assert run.exit_code(fixed=True, strict=False) == CheckExit.PASSES
+    done = autotune("check", str(tmp_path), folder=tmp_path)
+    last = " ".join(done.stdout.split())
+    assert "(1 as another file uses it; 1 more file holds" in last
+    assert "not followed: " in last
+    assert "open.sh: names '$CONFIG'" in last
+
+
 def test_a_file_that_cannot_be_read_is_listed_with_the_others(tmp_path):
     good = write(tmp_path, {"train_batch_size": 2, "zero_optimization": {"stage": 1}})
     bad = write(tmp_path, "{", "broken.json")

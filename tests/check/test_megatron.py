@@ -241,7 +241,7 @@ def test_without_a_world_it_is_said_what_is_not_judged(tmp_path):
         (
             'source "$(dirname "$0")/sizes/wide.sh"\n{line} "${{SIZES[@]}}"',
             "what ${SIZES[@]} of line 2 adds",
-            "only the shell knows it; ./sizes/wide.sh, which line 1 sources, is not read",
+            "./sizes/wide.sh, which line 1 sources, is not read: say the launch with --launch",
         ),
         ('{line} "$@"', "what $@ of line 1 adds", "only the shell knows it"),
         ("{line} --seq-length $TOKENS", "--seq-length", "only the shell knows it"),
@@ -403,9 +403,7 @@ def test_a_line_that_decides_is_named_once(tmp_path):
     report = checked(tmp_path / "run.sh", text)
     assert report.would_run(fixed=False) is None
     (told,) = [one for one in report.not_judged if one.what == "--tensor-model-parallel-size"]
-    assert told.why == (
-        "only the shell knows it; line 1 decides by `if`: say the launch with --launch"
-    )
+    assert told.why == "line 1 decides by `if`: say the launch with --launch"
     launch = LINE.format(micro=1, tp=3, pp=1, more="").strip()
     report = checked(tmp_path / "run.sh", text, launch=launch)
     assert "megatron.tp.heads" in dict(found_in(report))

@@ -270,7 +270,7 @@ def test_what_accelerate_inserts_is_what_the_installed_one_inserts(tmp_path):
     told = file | {"num_processes": 2, "num_machines": 1, "mixed_precision": "fp16"}
     path = write(tmp_path, yaml.safe_dump(told), "accelerate.yaml")
     source = read(inner, accelerate=path)
-    added = inserted(source.config, source.consumer, source.mixed_precision)
+    added = inserted(source.config, source.consumer, "fp16")
     assert set(added) == {"gradient_accumulation_steps", "fp16"}
     assert {**source.config, **added} == _made_by_accelerate(path, inner)
 

@@ -34,7 +34,7 @@ def test_what_the_launch_may_be_given_besides_is_said(tmp_path):
     line = "deepspeed --num_gpus ${GPUS:-8} t.py --deepspeed_config ds.json\n"
     report = checked(write(tmp_path, f". gone.sh\n{line}", "run.sh"))
     said = [one.why for one in report.not_judged if one.what == "what the launch is given"]
-    assert said == ["gone.sh, which line 1 sources, is not read"]
+    assert said == ["gone.sh, which line 1 sources, is not read: say the launch with --launch"]
 
 
 def test_a_line_that_a_backslash_continues_tells_its_ranks(tmp_path):
@@ -55,3 +55,67 @@ def test_a_script_that_makes_its_configuration_is_sent_to_diagnose(tmp_path, lin
     with pytest.raises(NotADsConfigError, match=told) as caught:
         read(write(tmp_path, f"cd work\n{line}\n", "run.sh"))
     assert "autotune diagnose --" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "while [[ $# -gt 0 ]]; do\n  case $1 in --ds) DS=$2; shift 2 ;; esac\ndone",
+        'while getopts "d:" one; do case $one in d) DS=$OPTARG ;; esac; done',
+    ],
+)
+def test_a_file_that_reads_options_is_judged_as_it_starts_without_one(tmp_path, options):
+    write(tmp_path, {"train_batch_size": 8}, "ds.json")
+    launch = 'CMD="deepspeed --num_gpus 8 t.py --deepspeed_config $DS"\neval $CMD\n'
+    report = checked(write(tmp_path, f"DS=ds.json\n{options}\n{launch}", "run.sh"))
+    assert report.world == 8
+    (told,) = report.not_judged
+    assert told.why == "line 2 decides by `while`: say the launch with --launch"
+
+
+def test_a_line_that_an_option_chooses_is_said_once(tmp_path):
+    text = 'case "$1" in\n  --full) ARGS="--deepspeed ds.json" ;;\nesac\n'
+    path = write(tmp_path, f"{text}torchrun train.py --bf16 True $ARGS\n", "run.sh")
+    with pytest.raises(NotADsConfigError, match="line 4 starts train") as raised:
+        read(path)
+    assert raised.value.hint == "line 1 decides by `case`: say the launch with --launch"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.sbatch", 'srun --ntasks-per-node=1 bash "$PWD/launch.sh" "$@"\n'),
+        ("sky.yaml", "name: x\nresources: {}\nrun: |\n  cd .\n  bash launch.sh\n"),
+    ],
+)
+def test_a_launch_that_another_file_starts_is_judged(tmp_path, monkeypatch, name, text):
+    """Of a script that says what it reads: by a literal, or in a file of its arguments."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, AUTO, "ds.json")
+    write(tmp_path, 'open("settings.json"), parse(args_filename="my.args")\n', "t.py")
+    write(tmp_path, "--deepspeed ds.json\n--bf16 true\n", "my.args")
+    write(tmp_path, 'exec torchrun --nproc-per-node 8 "${SCRIPT:-t.py}" "$@"\n', "launch.sh")
+    source = read(write(tmp_path, text, name))
+    assert (source.path.name, source.world) == ("ds.json", 8)
+    assert source.arguments["bf16"] is True
+
+
+def test_a_file_that_a_flag_of_any_name_gives_is_judged(tmp_path):
+    write(tmp_path, {"train_batch_size": "8"}, "ds.json")
+    write(tmp_path, {"hidden_size": 8}, "model.json")
+    text = "torchrun --nproc-per-node 8 t.py --model model.json --ds_cfg ds.json\n"
+    report = checked(write(tmp_path, text, "run.sh"))
+    assert (report.source.path.name, report.world) == ("ds.json", 8)
+    assert rules(report) == ["schema.top_level_value"]
+
+
+def test_a_script_with_an_accelerator_and_a_trainer_is_trainers(tmp_path):
+    """It fills in what an `Accelerator` alone refuses."""
+    text = "from accelerate import Accelerator\nfrom trl import {0}\nAccelerator()\n{0}()\n"
+    write(tmp_path, AUTO | {"optimizer": {"type": "Adam", "params": {"eps": "auto"}}}, "ds.json")
+    line = "accelerate launch --deepspeed_config_file ds.json {}.py\n"
+    for name, consumer in (("RewardTrainer", "trainer"), ("RewardConfig", "accelerate")):
+        write(tmp_path, text.format(name), f"{name}.py")
+        report = checked(write(tmp_path, line.format(name), "run.sh"))
+        assert report.source.consumer == consumer
+        assert ("huggingface.auto_not_filled" in rules(report)) == (consumer == "accelerate")

@@ -55,13 +55,23 @@ def test_the_file_that_an_accelerate_file_names_is_judged(tmp_path):
     assert not report.source.can_write
 
 
-def test_what_accelerate_refuses_beside_a_file(tmp_path):
-    inner = write(tmp_path, AUTO)
-    section = {"deepspeed_config_file": str(inner), "zero_stage": 3, "gradient_clipping": 1.0}
-    data = {"distributed_type": "DEEPSPEED", "deepspeed_config": section}
-    report = checked(yaml_file(tmp_path, data))
+@pytest.mark.parametrize("is_named_there", [True, False])
+def test_what_accelerate_refuses_beside_a_file(tmp_path, is_named_there):
+    """It is said once, in the accelerate file, and not also as a precision that differs."""
+    inner = write(tmp_path, AUTO | {"bf16": {"enabled": True}})
+    section = {"zero_stage": 3, "gradient_clipping": 1.0}
+    named = {"deepspeed_config_file": str(inner)} if is_named_there else {}
+    data = {"distributed_type": "DEEPSPEED", "mixed_precision": "fp16"}
+    file = yaml_file(tmp_path, {**data, "deepspeed_config": {**named, **section}})
+    launch = f"accelerate launch --config_file {file} --deepspeed_config_file {inner} train.py"
+    report = checked(file) if is_named_there else checked(inner, launch=launch)
     assert rules(report) == ["huggingface.accelerate_duplicate"]
-    assert "gradient_clipping, zero_stage" in messages(report, "huggingface.accelerate_duplicate")
+    assert report.found[0].place.file == file
+    assert file.read_text().splitlines()[report.found[0].place.line - 1] == (
+        "  gradient_clipping: 1.0"
+    )
+    message = messages(report, "huggingface.accelerate_duplicate")
+    assert "gradient_clipping, zero_stage, mixed_precision" in message
     assert report.exit_code(fixed=True) == 2
 
 

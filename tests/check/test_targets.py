@@ -13,6 +13,7 @@ def tree(tmp_path, monkeypatch):
     for name in (
         *("configs/a.json", "configs/deep/b.yaml", "configs/c.hjson", "configs/notes.md"),
         *("configs/.hidden/d.json", "configs/node_modules/e.json", "empty/readme.txt"),
+        *("configs/deep/run.sh",),
     ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +27,7 @@ def looked_at(*names: str) -> list[str]:
 
 @pytest.mark.usefixtures("tree")
 def test_folders_patterns_and_files():
-    below = ["configs/a.json", "configs/c.hjson", "configs/deep/b.yaml"]
+    below = ["configs/deep/run.sh", "configs/a.json", "configs/c.hjson", "configs/deep/b.yaml"]
     assert looked_at("configs") == below
     assert looked_at("configs/**/*.json") == ["configs/a.json", "configs/node_modules/e.json"]
     assert looked_at("configs/notes.md", "-", "not there.json") == [

@@ -48,7 +48,7 @@ def test_a_field_of_accelerates_among_trainers_arguments_is_told(tmp_path):
 def test_trainer_refuses_two_precisions_before_deepspeed_is_asked(tmp_path):
     text = "output_dir: out\n{}deepspeed: {{zero_optimization: {{stage: 2}}}}\n"
     both = checked(write(tmp_path, text.format("fp16: true\nbf16: true\n"), "a.yaml"))
-    assert "huggingface.two_precisions" in rules(both)
+    assert rules(both) == ["batch.no_size", "huggingface.two_precisions"]
     one = checked(write(tmp_path, text.format("fp16: false\nbf16: true\n"), "b.yaml"))
     assert "huggingface.two_precisions" not in rules(one)
 
@@ -82,3 +82,13 @@ def test_a_diff_masks_a_secret_beside_the_change_of_a_long_file(tmp_path):
     assert "@@ -499," in diff
     assert "0a1b2c3d" not in diff
     assert '"api_key": ' in diff
+
+
+def test_who_fills_a_template_in_may_write_plain_json(tmp_path):
+    """Words of others make it Hjson, and a program of its own makes its own optimizer."""
+    text = '{\n"train_batch_size": GLOBAL_BATCH,\n"gradient_accumulation_steps": "auto"\n}'
+    assert "file.hjson" not in rules(checked(write(tmp_path, text, "ds_config_TEMPLATE.json")))
+    section = "deepspeed: {train_batch_size: 8, optimizer: {type: sat.ops.FusedEmaAdam}}"
+    report = checked(write(tmp_path, f"model: {{}}\n{section}\n", "sft.yaml"))
+    (found,) = [one for one in report.found if one.violation.rule == "optimizer.unknown_type"]
+    assert found.violation.consequence == "may_raise"

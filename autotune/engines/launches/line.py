@@ -30,6 +30,7 @@ _OF_MPI = ("-n", "-np", "--n", "--np")
 
 _LAUNCHERS = {
     "deepspeed": "deepspeed",
+    "deepspeed.launcher.runner": "deepspeed",
     "torchrun": "torchrun",
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",

@@ -17,7 +17,9 @@ from typing import NamedTuple
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.flags import flag
+from autotune.base.text import named
 from autotune.base.user_text import read_text
+from autotune.engines.launches.files import SHELL_SUFFIXES
 from autotune.engines.launches.shell_syntax import (
     LOOPS,
     Block,
@@ -29,6 +31,7 @@ from autotune.engines.launches.shell_syntax import (
     elements,
     end_of,
     parsed,
+    simples,
 )
 from autotune.engines.launches.shell_words import (
     ASSIGNS,
@@ -40,6 +43,7 @@ from autotune.engines.launches.shell_words import (
     Value,
     Word,
     at_blanks,
+    chars_of_escapes,
     joined,
     plain,
     split,
@@ -49,21 +53,19 @@ from autotune.engines.launches.shell_words import (
     unplaced,
 )
 
-SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
-"""What a shell file is called."""
-_DATA_SUFFIXES = (".json", ".hjson", ".yaml", ".yml")
-_SHEBANG = re.compile(r"#!.*\b(?:ba|z|k|da)?sh\b")
-_STARTS = re.compile(
-    r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:\S*/)?(?:torchrun|deepspeed|accelerate[ \t]+launch|python3?[ \t]"
-    r"|llamafactory-cli|axolotl[ \t]+train|trl|swift)[ \t]+(?![:=])\S",
-    re.MULTILINE,
-)
 _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({NAME}|\d)|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?\}})")
 _IN_DOCUMENTS = re.compile(r"\\[$`\\]|\$(?:\w|\{|\(\()")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
+_STARTERS = (*_SHELLS, "exec", "nohup", "sbatch", "srun")
+"""Commands that start a shell file."""
+_OF_OPTIONS = ("shift", "getopts")
+"""Commands in a loop over the options that a file is given."""
+_ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
+"""Commands whose last word is a text for a shell: of another machine, or another terminal."""
+_STARTS_NOTHING = ("echo", "printf", "cd", "mkdir", "set", "shift", "exit", "return", "sleep")
 _FOLDER_FLAGS = ("--", "-P", "-L", "-f", "-e")
 """Flags of `cd`, `pwd` and their like after which a folder is the same one."""
 _FOLDERS_ABOVE = 3
@@ -116,14 +118,21 @@ class Command:
     unread: tuple[str, ...] = ()
     """Why words of it are not known, or may be others: lines that decide, files not read."""
 
+    @property
+    def unread_because(self) -> str:
+        """The same in one line, with the way out; empty: all is known."""
+        return f"{named(self.unread, '; ', most=3)}: say the launch with {flag('launch')}" * any(
+            self.unread
+        )
 
-def cost_of_lost(lost: Command) -> str:
-    """What a shell makes of a line of flags that a lost backslash has cut off, in words."""
-    flags = ", ".join(word.text for word in lost.words if word.text.startswith("--"))
-    return (
-        f"the shell takes {lost.words[0].text} for a command and does not find it; the training "
-        f"starts without {flags}"
-    )
+    @property
+    def cost_of_lost(self) -> str:
+        """What a shell makes of it where a lost backslash has cut off this line of flags."""
+        flags = ", ".join(word.text for word in self.words if word.text.startswith("--"))
+        return (
+            f"the shell takes {self.words[0].text} for a command and does not find it; the "
+            f"training starts without {flags}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,13 +150,6 @@ class ShellText:
         """The command behind another one if it begins with a flag: that one has lost its end."""
         below = self.commands[self.commands.index(command) + 1 :][:1]
         return next((one for one in below if one.words[0].text.startswith("--")), None)
-
-
-def is_shell(text: str, path: Path) -> bool:
-    """Whether a file is a shell's, by its name or its first line."""
-    if path.suffix in SUFFIXES or _SHEBANG.match(text):
-        return True
-    return path.suffix not in _DATA_SUFFIXES and _STARTS.search(text) is not None
 
 
 def read_shell(
@@ -183,6 +185,8 @@ class _Reader:
 
     def __init__(self, text: str, held: _Changes) -> None:
         self._text = text
+        self._file = ""
+        """The file that is read in a shell of its own, in words; empty: it is the text."""
         self._scopes = [held]
         """Variables, and what each open block has changed of them."""
         self._exported: dict[str, None] = {}
@@ -197,6 +201,10 @@ class _Reader:
         """The file that is read, or that holds the text; None: none that it sources is read."""
         self._within: tuple[str, ...] = ()
         """The command that hands on the text that is read."""
+        self._whys: list[str] = []
+        """What decides the values that are put into the command."""
+        self._whys_around: list[str] = []
+        """The same of the command that hands on the text that is read."""
         self._is_handed = False
         """Whether that text may be another."""
         self._is_aside = False
@@ -240,11 +248,10 @@ class _Reader:
 
     def _line(self, place: int) -> str:
         number = self._text.count("\n", 0, max(0, place)) + 1
-        return f"line {number}" if place >= 0 else "a file that it sources"
+        return self._file or (f"line {number}" if place >= 0 else "a file that it sources")
 
     def _why(self, keyword: str, place: int) -> str:
-        line = self._line(place)
-        return f"{line} decides by `{keyword}`: say the launch with {flag('launch')}"
+        return f"{self._line(place)} decides by `{keyword}`"
 
     def _list(self, items: Sequence[Item]) -> _Truth:
         truth, place = _Truth(True), -1
@@ -284,13 +291,19 @@ class _Reader:
         Of one that runs only if values are others stays that what it changes may differ.
         """
         may_differ = any(branch.may_differ for branch in branches)
-        for name in dict.fromkeys(name for branch in branches for name in branch.changes):
+        n_open = sum(branch.runs is None for branch in branches)
+        changed: dict[str, list[tuple[bool | None, Value | None]]] = {}
+        for branch in branches:
+            for name, value in branch.changes.items():
+                changed.setdefault(name, []).append((branch.runs, value))
+        for name, ends in changed.items():
             before = self._get(name)
-            ends = [(branch.runs, branch.changes.get(name, before)) for branch in branches]
-            value = next((value for runs, value in ends if runs), before)
-            if open_ := [value for runs, value in ends if runs is None]:
-                value = _one_of(name, before, open_ if is_all else [*open_, before], why)
-            self._put(name, value and value.differing(may_differ))
+            held = next((value for runs, value in ends if runs), before)
+            if n_open:
+                open_ = [value for runs, value in ends if runs is None]
+                is_kept = not is_all or len(open_) < n_open
+                held = _one_of(name, before, [*open_, *([before] if is_kept else ())], why)
+            self._put(name, held and held.differing(may_differ))
 
     def _node(self, node: Simple | Block) -> _Truth:
         if isinstance(node, Simple):
@@ -325,7 +338,14 @@ class _Reader:
             given[name] = _added(name, before, why) if is_added and before else Value(why=why)
         condition, body = node.branches[0]
         _, changes = self._apart(partial(self._list, [*condition, *body]), given)
-        self._merge([_Branch(None, False, changes)], why)
+        begun = {plain(one.words[0]) for one in simples([*condition, *body]) if one.words}
+        if begun.isdisjoint(_OF_OPTIONS):
+            self._merge([_Branch(None, False, changes)], why)
+            return
+        # It reads the options of the file, which is read as it is started without one.
+        for name in changes:
+            value = self._get(name) or Value()
+            self._put(name, value._replace(why=value.why or why, may_differ=True))
 
     def _choice(self, node: Block) -> None:
         """Go through an `if` or a `case`."""
@@ -344,6 +364,7 @@ class _Reader:
         self._merge(branches, self._why(node.keyword, node.place), is_all=is_all)
 
     def _simple(self, node: Simple) -> _Truth:
+        self._whys = [*self._whys_around]
         fields = [self._element(word) for word in node.words]
         targets = [(one, self._field(one.chars, is_split=False)) for one in node.targets]
         if fields and not self._sets(fields) and not self._sources(fields):
@@ -376,14 +397,18 @@ class _Reader:
             if continued:
                 continue
             part = chars[start:at]
+            if raw.startswith("$#", start):
+                self._n_differing += 1
+                word, at = (word or []) + [("0", chars[start][1])], start + 2
+                continue
             if expands:
                 with contextlib.suppress(OpenError):
-                    at = end_of(raw, start)
+                    at = start + 1 if is_quoted and raw[at:][:1] == "'" else end_of(raw, start)
                 part = chars[start:at]
                 if (values := self._put_in(part)) is not None:
                     if not is_split or (is_quoted and "[*]" in plain(part)):
                         values = joined(values)
-                    is_whole = is_quoted or not is_split
+                    is_whole = is_quoted or not is_split or plain(part[:2]) == "$'"
                     pieces = values if is_whole else split(values, joins=word is not None)
                     for number, piece in enumerate(pieces):
                         if number and word is not None:
@@ -438,6 +463,8 @@ class _Reader:
     def _put_in(self, chars: Chars) -> list[Chars] | None:
         """What an expansion stands for; None: only the shell knows."""
         raw = plain(chars)
+        if raw.startswith("$'"):
+            return [chars_of_escapes(chars[2:-1])]
         if raw.startswith("$(("):
             self._forget(touched_by([raw[1:]]))
             names = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", raw[3:-2])
@@ -460,6 +487,7 @@ class _Reader:
             return None
         items = held.items if held.is_array and found[3] in ("[@]", "[*]") else held.items[:1]
         self._n_differing += held.may_differ
+        self._whys.append(held.why)
         self._n_put += sum(len(item) + 32 for item in items)
         return items if self._n_put <= _MOST_PUT else None
 
@@ -527,7 +555,8 @@ class _Reader:
             value = before
         elif not given.is_array and re.search(r"\$\(|`", plain(given.value)):
             value = Value()  # what a program says
-        self._put(name, value.differing(given.may_differ))
+        why = next(filter(None, self._whys), value.why)
+        self._put(name, value.differing(given.may_differ)._replace(why=why))
 
     def _sources(self, fields: Sequence[Field]) -> bool:
         """Read a file that a line sources; whether it does."""
@@ -560,7 +589,7 @@ class _Reader:
         words = tuple(one.word(chars) for one in rest for chars in one.items)
         if not words:
             return
-        for name in self._exported:
+        for name in self._exported if rest[0].text not in _STARTS_NOTHING else ():
             if (held := self._get(name)) is not None and held.items is not None:
                 variables[name] = rest[0].word([char for item in held.items for char in item])
         own = {one.raw.partition("=")[0]: one.word(one.value) for one in fields[:n_set]}
@@ -576,7 +605,7 @@ class _Reader:
             self._put("PWD", Value([unplaced(os.path.normpath(here))] if is_known else None))
         names = _VARIABLES.findall(" ".join([*texts, *(one.text for one in own.values())]))
         held_values = [(name, self._get(name)) for name in names]
-        unread = [held.why for _, held in held_values if held]
+        unread = [*self._whys, *(held.why for _, held in held_values if held)]
         may_differ = self._is_handed or any(one.may_differ for one in fields)
         if may_differ or any(held is None for _, held in held_values):
             unread += self._gone
@@ -588,20 +617,49 @@ class _Reader:
             unread=tuple(dict.fromkeys(filter(None, unread))),
         )
         self.commands.append(made)
-        for shell, option, one in zip(rest, rest[1:], rest[2:], strict=False):
-            if shell.text.rpartition("/")[2] in _SHELLS and re.fullmatch(r"-\w*c", option.text):
-                self._scopes.append({})
-                self._hands_on(one, texts)
-                self._scopes.pop()
+        handed = [
+            one
+            for shell, option, one in zip(rest, rest[1:], rest[2:], strict=False)
+            if shell.text.rpartition("/")[2] in _SHELLS and re.fullmatch(r"-\w*c", option.text)
+        ]
+        if not handed and texts[0] in _ELSEWHERE and " " in texts[-1]:
+            handed = [rest[-1]]
+        for one in handed:
+            self._scopes.append({})
+            self._hands_on(one, texts)
+            self._scopes.pop()
+        self._starts(made)
+
+    def _starts(self, command: Command) -> None:
+        """Read a shell file that a command starts, in a shell of its own."""
+        texts = [word.text for word in command.words]
+        at = next((at for at, one in enumerate(texts) if one.endswith(SHELL_SUFFIXES)), None)
+        if self._path is None or at is None or self._depth >= _MOST_DEEP:
+            return
+        is_started = not at or any(text.rpartition("/")[2] in _STARTERS for text in texts[:at])
+        path = _sourced(texts[at], self._path) if is_started else None
+        if path is None:
+            return
+        given = {name: word.text for name, word in command.variables.items()}
+        given |= {str(number): text for number, text in enumerate(texts[at:])}
+        given |= {"0": str(path), "BASH_SOURCE": str(path), "PWD": "."}
+        inside = _Reader(self._text, {name: Value([unplaced(v)]) for name, v in given.items()})
+        inside._file = f"{path}, which {self._line(command.start)} starts,"
+        inside._depth = self._depth
+        with contextlib.suppress(RenderError, OpenError):
+            inside.read([(char, command.start) for char in read_text(path)], path, tuple(texts))
+            self.sourced += [path, *inside.sourced]
+            self.commands += inside.commands
 
     def _hands_on(self, text: Field, within: tuple[str, ...]) -> None:
         """Read a text that a command hands to a shell; one that does not close is left."""
         if self._depth < _MOST_DEEP:
             chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
-            before, self._is_handed = self._is_handed, self._is_handed or text.may_differ
+            before = self._is_handed, self._whys_around
+            self._is_handed, self._whys_around = self._is_handed or text.may_differ, self._whys
             with contextlib.suppress(OpenError):
                 self.read(chars, self._path, within)
-            self._is_handed = before
+            self._is_handed, self._whys_around = before
 
 
 def _one_of(name: str, before: Value | None, values: Sequence[Value | None], why: str) -> Value:

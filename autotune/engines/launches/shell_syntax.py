@@ -23,6 +23,7 @@ _PLAIN = re.compile(r"[^\s;&|()<>'\"`\\$]*+")
 _OPENS = re.compile(r"['\"`\\$]|[<>]\(")
 _QUOTES = re.compile(r"['\"\\]")
 _NAMED = re.compile(rf"\$(?:{NAME}|\d)?")
+_ESCAPED = re.compile(r"\$'(?:[^'\\]|\\.)*+'", re.DOTALL)
 _SUM = re.compile(r"\$(\(\(.*?\)\))")
 _DEFAULT = re.compile(rf"\$\{{({NAME}):?=")
 _INSIDE = {
@@ -103,6 +104,10 @@ def end_of(text: str, at: int) -> int:
         elif sign in ("$(", "<(", ">(", "${"):
             closers.append("}" if sign == "${" else ")")
             step = 2
+        elif sign == "$'" and '"' not in "".join(closers).rpartition(")")[2]:
+            if (found := _ESCAPED.match(text, at)) is None:
+                raise OpenError(text, begun)
+            step = found.end() - at
         elif char == "$" and (found := _NAMED.match(text, at)):
             step = found.end() - at
         elif char in '"`':
@@ -133,6 +138,16 @@ def elements(chars: Chars) -> Sequence[Chars] | None:
     if found is None:
         return None
     return [one.chars for one in _tokens(chars[found.end() : -1]) if one.is_word]
+
+
+def simples(items: Sequence[Item]) -> Iterator[Simple]:
+    """All simple commands among some, at any depth."""
+    for _, node in items:
+        if isinstance(node, Simple):
+            yield node
+            continue
+        for condition, body in node.branches:
+            yield from simples([*condition, *body])
 
 
 def assigned(items: Sequence[Item]) -> Iterator[tuple[str, bool]]:

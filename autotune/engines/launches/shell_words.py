@@ -12,6 +12,7 @@ from typing import NamedTuple
 NAME = r"[A-Za-z_]\w*"
 ASSIGNS = re.compile(rf"({NAME})(\+?)=")
 UNKNOWN = re.compile(r"[$`]")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _ELEMENT = re.compile(rf"({NAME})\[[^]]*\]\+?=")
 _ALTERED = re.compile(
     rf"(?:\+\+|--)\s*+({NAME})|({NAME})\s*+(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
@@ -151,6 +152,18 @@ def plain(chars: Chars) -> str:
 def unplaced(text: str) -> Chars:
     """The characters of a text that stands in no file."""
     return [(char, -1) for char in text]
+
+
+def chars_of_escapes(chars: Chars) -> Chars:
+    """The inside of `$'...'`: a backslash hides the sign behind it, or makes a blank of it."""
+    found, is_hidden = Chars(), False
+    for char, at in chars:
+        if char == "\\" and not is_hidden:
+            is_hidden = True
+            continue
+        found.append((_ESCAPES.get(char, char) if is_hidden else char, at))
+        is_hidden = False
+    return found
 
 
 def joined(values: Sequence[Chars]) -> list[Chars]:

@@ -17,14 +17,9 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.launches import slurm
+from autotune.engines.launches.files import is_shell
 from autotune.engines.launches.line import parts_of, ranks_in, ranks_of
-from autotune.engines.launches.shell import (
-    Command,
-    ShellText,
-    cost_of_lost,
-    is_shell,
-    read_shell,
-)
+from autotune.engines.launches.shell import Command, ShellText, read_shell
 from autotune.engines.launches.shell_words import UNKNOWN, Word
 from autotune.engines.megatron.flags import (
     Flag,
@@ -95,7 +90,7 @@ _OTHER_CONFIGURATION: Sequence[str] = _PROGRAMS["nemo"]["flags_of_another_config
 """Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
 """The release in the first line of an export's arguments."""
-_SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]", re.MULTILINE)
+_SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]|sh[ \t].*\.sh\b", re.MULTILINE)
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
 
 
@@ -127,8 +122,8 @@ class MegatronLaunch:
     """True if the shell puts in further arguments, which the file does not tell."""
     open_words: Mapping[int, str] = field(default_factory=dict)
     """Offset -> a word for which the shell puts in such arguments."""
-    unread: tuple[str, ...] = ()
-    """Files that the file sources and that could not be read, in words."""
+    unread: str = ""
+    """Why words of it are not known, and the way out; empty: the file does not tell."""
     settled: frozenset[str] = frozenset()
     """Arguments that have Megatron's default unless they are given, whatever a recipe says."""
     world: int | None = None
@@ -183,11 +178,6 @@ class MegatronLaunch:
 def defaults(release: str) -> Mapping[str, Any]:
     """Defaults of a release, by argument."""
     return {flag.argument: flag.default for flag in flags(release).values()}
-
-
-def may_launch(path: Path) -> bool:
-    """True if the name of a file is one that a launch may have."""
-    return path.suffix not in (".json", ".hjson", ".py", ".args", ".yaml", ".yml")
 
 
 def sets_arguments(text: str, path: Path) -> bool:
@@ -332,7 +322,7 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
                 if is_megatrons
                 else _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
             ),
-            unread=command.unread,
+            unread=command.unread_because,
             sourced=shell.sourced,
             world=world,
             per_node=per_node,
@@ -348,7 +338,7 @@ def _lost(shell: ShellText, command: Command) -> Iterator[Violation]:
     if (lost := shell.lost_below(command)) is not None:
         yield Violation(
             rule="flags.lost_line",
-            message=cost_of_lost(lost),
+            message=lost.cost_of_lost,
             fix="end the line above with a backslash",
             at=(f"@{lost.start}",),
             consequence="ignored",
@@ -602,7 +592,12 @@ class _Arguments:
             at=(f"@{found[0][1].start}",),
             consequence="may_raise",
         )
-        return [*self._problems, problem]
+        # It may take further values as well.
+        problems = (
+            replace(one, consequence="may_raise") if one.rule == "flags.value" else one
+            for one in self._problems
+        )
+        return [*problems, problem]
 
     def _adds(self, flag: str) -> bool:
         """True if the script is there and adds the flag."""

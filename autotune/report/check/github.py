@@ -20,7 +20,7 @@ def github_lines(run: CheckRun) -> Iterator[str]:
             yield _command(
                 _COMMANDS[violation.level],
                 f"{violation.message}\nfix: {violation.fix}",
-                file=str(report.source.path),
+                file=str(found.place.file or report.source.path),
                 line=str(found.place.line),
                 col=str(found.place.column),
                 title=violation.rule,

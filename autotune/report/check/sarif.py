@@ -73,7 +73,7 @@ def _result(report: CheckReport, found: Found, rule_index: int) -> dict[str, Any
         rule_index,
         violation.level,
         f"{violation.message}. Fix: {violation.fix}",
-        report.source.path,
+        found.place.file or report.source.path,
         line=found.place.line,
         column=found.place.column,
     )

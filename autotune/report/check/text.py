@@ -15,7 +15,7 @@ from autotune.base.units import format_count
 from autotune.check import CheckReport, Found
 from autotune.check.lint import CheckExit
 from autotune.check.run import CheckRun
-from autotune.space.rule import Consequence, Level, Violation
+from autotune.space.rule import Consequence, Level, Violation, listed
 
 _STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
 """The levels, the worst first, and how each looks."""
@@ -101,7 +101,7 @@ def _print_found(console: Console, report: CheckReport, found: Found) -> None:
     """A head line that editors can follow, then what it is and how to mend it."""
     violation, place = found.violation, found.place
     style = _STYLES[violation.level]
-    where = visible(f"{report.source.path}:{place.line}:{place.column}", whole="\t")
+    where = visible(f"{place.file or report.source.path}:{place.line}:{place.column}", whole="\t")
     then = " (seen once the rest is fixed)" if found.after_fix else ""
     head = Text.assemble(
         (visible(where, whole="\t"), "bold"),
@@ -202,7 +202,15 @@ def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
     )
     others = len(run.others)
     more = "1 more file holds" if others == 1 else f"{others} more files hold"
-    skipped = f" ({more} no DeepSpeed configuration)" if others else ""
+    gone = [one.error.message for one in run.not_followed]
+    launched = sum(one.source.asked != one.source.path for one in run.reports)
+    skipped = "; ".join(
+        [f"{launched} as {'another file uses it' if launched == 1 else 'others use them'}"]
+        * bool(launched)
+        + [f"{more} no DeepSpeed configuration"] * bool(others)
+        + [f"not followed: {listed(gone, ', ')}"] * bool(gone)
+    )
+    skipped = f" ({skipped})" if skipped else ""
     return f"{format_count(n, 'configuration')} checked{skipped}: {summary}"
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import JobError
-from autotune.engines.launches.shell import is_shell, read_shell
+from autotune.engines.launches.files import is_shell
+from autotune.engines.launches.shell import read_shell
 
 SCRIPT = """\
 #!/bin/bash
@@ -195,12 +196,16 @@ def test_sums_are_those_of_bash(sum_):
         f"torchrun t.py --name $(({'-' * 50_000}1))\n",
         "A=1\n" + "torchrun t.py --name $A\n" * 20_000,
         "".join(f"A{n}=1\n[ ${{B:-1}} = 2 ] && C=1\n" for n in range(4000)) + "torchrun t.py",
+        "if [ $B = 0 ]; then A=1\n"
+        + "".join(f"elif [ $B = {n} ]; then\n  export A{n}=1\n  echo $B\n" for n in range(4000))
+        + "fi\n"
+        + "torchrun t.py",
     ],
-    ids=["word", "quoted", "doubled", "array", "signs", "uses", "aside"],
+    ids=["word", "quoted", "doubled", "array", "signs", "uses", "aside", "branches"],
 )
 def test_no_file_takes_long(text):
     begun_s = time.process_time()
-    assert words(text)[:2] == ["torchrun", "t.py"]
+    assert words(text, -1)[:2] == ["torchrun", "t.py"]
     assert time.process_time() - begun_s < 10
 
 
@@ -227,6 +232,7 @@ def test_an_array_before_a_command_is_no_fault():
     [
         'srun -N2 bash -c "torchrun t.py --train $A"\n',
         'CMD="torchrun t.py --train $A"\neval $CMD\n',
+        'ssh -p 22 worker "cd x && torchrun t.py --train $A"\n',
         'CMD="torchrun t.py --train $A"\nbash -c "$CMD 2>&1 | tee log"\n',
     ],
 )
@@ -244,6 +250,7 @@ def test_a_text_for_another_shell_is_read(text):
         'torchrun a.py --x "$(echo 1)" ; true',
         "A=1 torchrun a.py --x 1 2>/dev/null | cat",
         'X="a b"\ntorchrun a.py $X "$X"',
+        "torchrun a.py $'it\\'s' 'a'$'b\\tc' \"don't $'x'\"",
     ],
 )
 def test_words_are_those_of_bash(line, tmp_path):

@@ -84,10 +84,8 @@ class AccelerateFile:
         self.mixed_precision = text_or_none(data.get("mixed_precision"))
 
     @property
-    def beside_file(self) -> tuple[str, ...]:
-        """Fields that accelerate refuses beside the file that it names."""
-        if self.file is None:
-            return ()
+    def owned(self) -> tuple[str, ...]:
+        """Fields that accelerate refuses beside a ds_config."""
         fields = {*self.section, *({"mixed_precision"} & self.data.keys())}
         return tuple(name for name in ACCELERATE_OWNED if name in fields)
 

@@ -93,8 +93,9 @@ def inserted(
 
 
 def precision_of(arguments: Mapping[str, Any]) -> str | None:
-    """The precision that Trainer's arguments say; None where they say none."""
-    return next((name for name in ("fp16", "bf16") if arguments.get(name) is True), None)
+    """The precision that Trainer's arguments say; None where they say none, or two."""
+    on = [name for name in ("fp16", "bf16") if arguments.get(name) is True]
+    return on[0] if len(on) == 1 else None
 
 
 def autos(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

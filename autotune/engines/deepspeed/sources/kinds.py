@@ -36,6 +36,10 @@ class NotADsConfigError(JobError):
         return not self.kind.startswith(_UNKNOWN)
 
 
+class NotFollowedError(NotADsConfigError):
+    """A file starts a training, in a way that is not followed."""
+
+
 def kind_of(data: Mapping[Any, Any]) -> str:
     """What a mapping that is no DeepSpeed configuration holds, in words."""
     if not data:

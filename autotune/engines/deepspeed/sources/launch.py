@@ -205,6 +205,8 @@ def _named_file(words: Sequence[str], flags: Mapping[str, Any]) -> str | None:
         return given
     for before, word in zip(["", *words], words, strict=False):
         is_value = before.startswith("-") and "=" not in before
-        if not is_value and not word.startswith("-") and PurePath(word).suffix in _DATA:
+        is_result = "$" in word and word.endswith(".json")  # as the metrics of a run
+        is_named = PurePath(word).suffix in _DATA and not is_result
+        if is_named and not is_value and not word.startswith("-"):
             return word
     return None

@@ -154,15 +154,40 @@ class Source:
     not_judged: tuple[NotJudged, ...] = ()
     """What belongs to the configuration, and could not be read."""
 
+    is_checked: bool = False
+    """Whether its file is checked itself, whichever file names it."""
+
     @property
     def can_write(self) -> bool:
-        """Whether a fix may be written: into no file but the one that was named."""
-        return self.path == self.asked and self.path.is_file()
+        """Whether a fix may be written: into no file but those that are checked."""
+        return (self.path == self.asked or self.is_checked) and self.path.is_file()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of which it is made."""
+        named = None if self.line.named is None else Path(self.line.named)
+        every = (self.path, self.accelerate.path, self.arguments_path, named)
+        return tuple(path for path in every if path is not None)
+
+    @property
+    def beside_file(self) -> tuple[str, ...]:
+        """Fields of the accelerate YAML that accelerate refuses beside this ds_config."""
+        kind = self.accelerate.data.get("distributed_type")
+        if self.is_made or not (kind == "DEEPSPEED" or self.line.uses_deepspeed):
+            return ()
+        given = "mixed_precision" if self.line.mixed_precision else ""
+        return tuple(name for name in self.accelerate.owned if name != given)
 
     @property
     def mixed_precision(self) -> str | None:
-        """Accelerate's, where it is given, as it is given."""
-        return self.line.mixed_precision or self.accelerate.mixed_precision
+        """Accelerate's, where it is given, as it is given.
+
+        One that is refused beside the file does not differ from it as well.
+        """
+        is_refused = "mixed_precision" in self.beside_file
+        return self.line.mixed_precision or (
+            None if is_refused else self.accelerate.mixed_precision
+        )
 
     @property
     def not_for(self) -> str:

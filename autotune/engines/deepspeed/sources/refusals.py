@@ -10,7 +10,7 @@ from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_valu
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
-from autotune.engines.deepspeed.sources.reading import Source
+from autotune.engines.deepspeed.sources.reading import Source, placeholders
 from autotune.engines.launches.devices import VisibleDevices, too_few
 from autotune.space.rule import Violation
 
@@ -32,7 +32,9 @@ def refusals(source: Source) -> Iterator[Violation]:
     consumer, reader, arguments = source.consumer, source.reader, source.arguments
     is_deepspeeds = consumer is Consumer.DEEPSPEED and not reader
     is_named_yaml = source.syntax == "yaml" and source.is_named
-    if not is_deepspeeds and (source.syntax == "hjson" or is_named_yaml):
+    is_filled_in = any(placeholders(source.config))  # whoever fills it in may write plain JSON
+    is_hjson = source.syntax == "hjson" and not is_filled_in
+    if not is_deepspeeds and (is_hjson or is_named_yaml):
         rule = f"file.{source.syntax}"
         yield violation_of(rule, path=source.path, reader=reader or consumer)
     if consumer is Consumer.TRAINER:

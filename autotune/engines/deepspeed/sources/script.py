@@ -16,6 +16,9 @@ _TRAINERS = ("transformers", "trl")
 """Packages whose trainers are Hugging Face's Trainer, or derive from it."""
 _CLASSES = ("TrainingArguments", "Seq2SeqTrainingArguments")
 _PARSER = "HfArgumentParser"
+_OWN_LOOP = "PPOTrainer"
+"""TRL's trainer with a loop of its own over an `Accelerator`."""
+_DATA = (".json", ".yaml", ".yml", ".args")
 
 
 def uses_lightnings(path: Path) -> bool:
@@ -55,17 +58,28 @@ def own_defaults(path: Path) -> frozenset[str] | None:
     return frozenset(_fields(made)) if made is not None else frozenset()
 
 
+def files_named(path: Path) -> list[str]:
+    """The files of configurations or arguments that a script names in full, by a literal."""
+    texts = (node.value for node in ast.walk(_tree(path)) if isinstance(node, ast.Constant))
+    return list(
+        dict.fromkeys(
+            one for one in texts if isinstance(one, str) and one.endswith(_DATA) and " " not in one
+        )
+    )
+
+
 def trains_with(path: Path) -> bool | None:
     """Whether a script trains with Hugging Face's Trainer; None: it does not tell.
 
-    One that makes an `Accelerator` itself does not.
+    One that makes an `Accelerator` itself does not, unless it makes a Trainer as well.
     """
     tree = _tree(path)
-    if any(_calls(tree, "Accelerator")):
-        return False
-    imported = (
+    imported = [
         alias.name for module, alias in _imports(tree) if module.split(".")[0] in _TRAINERS
-    )
+    ]
+    if any(_calls(tree, "Accelerator")):
+        made = (name for name in imported if name.endswith("Trainer") and name != _OWN_LOOP)
+        return any(any(_calls(tree, name)) for name in made)
     named = (
         node.attr
         for node in ast.walk(tree)

@@ -5,12 +5,12 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autotune.base.errors import JobError, RenderError
+from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.nested import look_up
 from autotune.base.user_text import read_text
@@ -26,7 +26,7 @@ from autotune.engines.deepspeed.sources.consumers import (
     is_known_value,
 )
 from autotune.engines.deepspeed.sources.file_rules import violation_of
-from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
+from autotune.engines.deepspeed.sources.kinds import NotADsConfigError, NotFollowedError
 from autotune.engines.deepspeed.sources.launch import (
     LaunchLine,
     accelerator_in,
@@ -47,6 +47,7 @@ from autotune.engines.deepspeed.sources.reading import (
 )
 from autotune.engines.deepspeed.sources.refusals import device_violations, refusals
 from autotune.engines.deepspeed.sources.script import (
+    files_named,
     made_arguments,
     own_defaults,
     trains_with,
@@ -54,10 +55,13 @@ from autotune.engines.deepspeed.sources.script import (
 )
 from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
-from autotune.engines.launches.line import RANKS_VARIABLE, TRL, flags_of, ranks_of
-from autotune.engines.launches.shell import Command, ShellText, cost_of_lost, is_shell, read_shell
+from autotune.engines.launches.files import is_shell
+from autotune.engines.launches.line import TRL, flags_of, ranks_of, text_or_none
 from autotune.engines.launches.shell_words import UNKNOWN
-from autotune.space.rule import NotJudged, Violation
+from autotune.space.rule import NotJudged, Violation, listed
+
+if TYPE_CHECKING:
+    from autotune.engines.launches.shell import Command, ShellText
 
 _EXPANDED = r"\$(?:\{[^}\n]*\}|\(\((?:[^()\n]|\([^()\n]*\))*\)\)|\([^()\n]*\)|\w++)"
 _OF_THE_SHELL = re.compile(rf'"(?:[^"\\]|\\.)*+"|([\w.+-]*+(?:{_EXPANDED}[\w.+-]*+)++)', re.DOTALL)
@@ -72,8 +76,8 @@ _OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
 same names."""
 
-_MADE_FROM = frozenset({"deepspeed", "deepspeed_stage", "zero_stage"})
-"""Arguments from which the scripts of DeepSpeedExamples, OpenRLHF and open-instruct make one."""
+_MADE_FROM = frozenset({"deepspeed", "deepspeed_stage", "zero_stage", "enable_deepspeed"})
+"""Arguments from which scripts of DeepSpeedExamples, OpenRLHF, open-instruct, BEiT make one."""
 
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
@@ -134,10 +138,17 @@ def read_all(
         line = _with_ranks(line, words, assigned(words))
     beside = None if accelerate is None else Path(accelerate)
     asked = _Asked(path=path, line=line, world=world, given=consumer, accelerate=beside)
-    return _read(path, text, asked)
+    try:
+        return _read(path, text, asked)
+    except NotADsConfigError:
+        with contextlib.suppress(NotADsConfigError):  # a job of SkyPilot's
+            above = text.partition("\nrun:")[0].count("\n") + 2
+            commands = "\n" * above + str(parsed(text, path).data.get("run"))
+            return _of_shell(commands, path, world=world, given=consumer)
+        raise
 
 
-def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command, LaunchLine]]:
+def _launches(shell: "ShellText", text: str, path: Path) -> Iterator[tuple["Command", LaunchLine]]:
     for command, words in _lines(shell):
         line = launch_of_words(words)
         variables = {name: word.text for name, word in command.variables.items()}
@@ -147,15 +158,19 @@ def _launches(shell: ShellText, text: str, path: Path) -> Iterator[tuple[Command
             accelerator=line.accelerator or accelerator_in(variables),
             visible=line.visible or visible_devices(variables),
         )
-        names = (line.config, line.named, line.accelerate_config, line.plugin)
-        is_named = any(names) or line.uses_deepspeed
-        if not is_named:
-            line = _with_own_config(line, path)
-        if (line.kind or line.script) and (is_named or line.config is not None):
+        if line.consumer in (None, Consumer.ACCELERATE) and line.named is None:
+            line = _with_own_file(line, path)
+        if (line.kind or line.script) and _names_any(line):
             yield command, line
 
 
-def _lines(shell: ShellText) -> Iterator[tuple[Command, list[str]]]:
+def _names_any(line: LaunchLine) -> bool:
+    """Whether a line, or its script, says what DeepSpeed is given."""
+    names = (line.config, line.named, line.accelerate_config, line.plugin)
+    return any(names) or line.uses_deepspeed
+
+
+def _lines(shell: "ShellText") -> Iterator[tuple["Command", list[str]]]:
     """Its commands with their words, but for those that print them."""
     for command in shell.commands:
         words = [word.text for word in command.words]
@@ -179,14 +194,29 @@ def _with_ranks(
     return replace(line, world=line.world or world, per_node=line.per_node or per_node)
 
 
-def _with_own_config(line: LaunchLine, asked: Path) -> LaunchLine:
-    """The line with the ds_config that its script hands to `TrainingArguments` by a flag."""
+def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
+    """The line with the one file with a configuration that its script or a flag of its names.
+
+    Trainer takes the one of its arguments, though accelerate is told another.
+    """
     script = _script(line.script, asked)
+    values = [one for one in line.arguments.values() if isinstance(one, str)]
+    found: dict[str, LaunchLine] = {}
+    for name in (*(() if script is None else files_named(script)), *values):
+        with contextlib.suppress(JobError, RenderError):
+            path, given = named_path(name, script or asked), LaunchLine()
+            if path.suffix == ".args":
+                given = launch_of_words([str(script), *shlex.split(read_text(path))])
+                path = named_path(given.config or "", path)
+            (section, *_) = sections_of(read_text(path), path, line, has_accelerate=False)
+            if Consumer.TRAINER in (given.consumer, section.consumer) or not _names_any(line):
+                arguments = {**given.arguments, **line.arguments}
+                named = replace(line, arguments=arguments, config=None, named=str(path))
+                found[str(path)] = named
     made = None if script is None else made_arguments(script, line.arguments)
-    named = None if made is None else made.known.get("deepspeed")
-    if not isinstance(named, str):
-        return line
-    return replace(line, config=named, consumer=Consumer.TRAINER)
+    if not found and made is not None and not _names_any(line):  # it may not be there
+        return replace(line, named=text_or_none(made.known.get("deepspeed")))
+    return next(iter(found.values())) if len(found) == 1 else line
 
 
 def world_in(words: Sequence[str], folder: Path) -> int | None:
@@ -198,23 +228,15 @@ def world_in(words: Sequence[str], folder: Path) -> int | None:
         words: The command.
         folder: Where it runs.
     """
-    texts = [(shlex.join(words), folder / "command")]
-    for path in (folder / word for word in words):
-        with contextlib.suppress(OSError, ValueError, RenderError):  # a text is a name too long
-            if path.is_file() and is_shell(text := read_text(path), path):
-                texts.append((text, path))
-    for text, path in texts:
-        with contextlib.suppress(JobError, RenderError):
-            for command in read_shell(text, path).commands:
-                line = [word.text for word in command.words]
-                variables = {name: word.text for name, word in command.variables.items()}
-                launch = launch_of_words(line)
-                ranks = (assigned(line) | variables).get(RANKS_VARIABLE, "")
-                world = launch.world or _in_accelerates_file(launch, folder)
-                if world is None and ranks.isdecimal():
-                    world = int(ranks)
-                if world:
-                    return world
+    from autotune.engines.launches.shell import read_shell  # as in `_of_shell`
+
+    with contextlib.suppress(JobError, RenderError):
+        shell = read_shell(shlex.join(words), folder / "command", follows=True)
+        for command, line in _lines(shell):
+            given = {name: word.text for name, word in command.variables.items()}
+            launch = _with_ranks(launch_of_words(line), line, assigned(line) | given)
+            if world := launch.world or _in_accelerates_file(launch, folder):
+                return world
     return None
 
 
@@ -227,30 +249,52 @@ def _in_accelerates_file(line: LaunchLine, folder: Path) -> int | None:
 
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
     """The configurations of the launch lines of a shell file."""
+    from autotune.engines.launches.shell import read_shell  # most files need no reader of shells
+
     found: list[Source] = []
+    gone: dict[int, AutotuneError] = {}
     variables = slurm.variables_of(slurm.options_of(text))
     shell = read_shell(text, path, variables=variables, follows=True)
     for command, line in _launches(shell, text, path):
         asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
-        unread = [NotJudged(what="what the launch is given", why=why) for why in command.unread]
+        why = command.unread_because
+        unread = [NotJudged(what="what the launch is given", why=why)] if why else []
         lost = shell.lost_below(command)
-        for one in _of_line(asked, text, command.unread):
+        try:
+            sources = _of_line(asked, text, why)
+        except (JobError, RenderError) as error:
+            gone.setdefault(text.count("\n", 0, command.start) + 1, error)
+            continue
+        for one in sources:
             one = replace(one, not_judged=(*one.not_judged, *unread))
             found.append(one if lost is None else _with_lost(one, lost, text))
     if not found:
-        raise _names_none(shell, text, path)
-    return found
+        raise next(iter(gone.values()), None) or _names_none(shell, text, path)
+    others = (
+        NotJudged(what=f"the launch of line {number}", why=error.message)
+        for number, error in gone.items()
+        if not isinstance(error, NotADsConfigError)
+    )
+    return [*found[:-1], replace(found[-1], not_judged=(*found[-1].not_judged, *others))]
 
 
-def _names_none(shell: ShellText, text: str, path: Path) -> NotADsConfigError:
+def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
     """The error for a shell file that names no configuration: a script's code may make it."""
     kind = "a shell file without a launch line that names one"
     for command, words in _lines(shell):
         line = launch_of_words(words)
+        number = text.count("\n", 0, command.start) + 1
+        script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
+        if line.kind and line.open_words and "deepspeed" in text:
+            return NotFollowedError(
+                path,
+                kind,
+                message=f"{path}: line {number} starts {script} with "
+                f"{listed(line.open_words, ', ')}, which only the shell knows",
+                hint=command.unread_because or f"say the launch with {flag('launch')}",
+            )
         if line.kind == "deepspeed" or _MADE_FROM & line.arguments.keys():
-            number = text.count("\n", 0, command.start) + 1
-            script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
-            return NotADsConfigError(
+            return NotFollowedError(
                 path,
                 kind,
                 message=f"{path}: line {number} names no ds_config: if {script} trains with "
@@ -261,7 +305,7 @@ def _names_none(shell: ShellText, text: str, path: Path) -> NotADsConfigError:
     return NotADsConfigError(path, kind)
 
 
-def _of_line(asked: "_Asked", text: str, unread: Sequence[str]) -> list[Source]:
+def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
     """The configurations of one launch line of a shell file; empty: it names none."""
     line, arguments = asked.line, None
     name = line.config
@@ -280,7 +324,7 @@ def _of_line(asked: "_Asked", text: str, unread: Sequence[str]) -> list[Source]:
     return [_beside(one, arguments) for one in sources] if arguments else sources
 
 
-def _with_lost(source: Source, lost: Command, text: str) -> Source:
+def _with_lost(source: Source, lost: "Command", text: str) -> Source:
     """A configuration whose launch line has lost its end to a line of its own."""
     flags = dict(flags_of([word.text for word in lost.words]))
     number = text.count("\n", 0, lost.start)
@@ -288,13 +332,13 @@ def _with_lost(source: Source, lost: Command, text: str) -> Source:
         "file.lost_line",
         path=source.asked,
         line=number + 1,
-        cost=cost_of_lost(lost),
+        cost=lost.cost_of_lost,
         above=number,
     )
     return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
 
 
-def _of_named(name: str, asked: "_Asked", unread: Sequence[str]) -> list[Source]:
+def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
     """The configurations of a file that a launch line names, or that its shell file writes."""
     if (written := asked.written.get(os.path.normpath(name))) is not None:
         if written.lstrip().startswith("{"):
@@ -306,12 +350,15 @@ def _of_named(name: str, asked: "_Asked", unread: Sequence[str]) -> list[Source]
         document = f"a here-document ({name})"
         return [replace(one, path=asked.path, document=document) for one in found]
     if UNKNOWN.search(name):
-        why = (*unread, f"say the launch with {flag('launch')}")[0]
+        why = unread or f"say the launch with {flag('launch')}"
         raise RenderError(
             f"{asked.path}: names {name!r}, which only the shell knows",
             f"{why}, or name the ds_config.json itself",
         )
-    path = named_path(name, asked.path)
+    try:
+        path = named_path(name, asked.path)
+    except RenderError as error:
+        raise RenderError(error.message, unread or error.hint) from error
     return _read(path, read_text(path), asked)
 
 
@@ -459,10 +506,12 @@ def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
 
 
 def _unread_filler(source: Source, script: Path | None) -> Iterator[NotJudged]:
-    """Who fills in "auto", where a line names a script and that does not tell."""
-    if source.line.script and source.because.startswith(_AUTO_TELLS):
+    """Who fills in "auto", where neither the script of a line nor accelerate's YAML tells."""
+    name = source.line.script
+    if (name or source.accelerate.path) and source.because.startswith(_AUTO_TELLS):
         seen = "is not there to be read" if script is None else "is not seen to train with Trainer"
-        yield NotJudged(what=f'who fills in "{AUTO}"', why=f"{source.line.script} {seen}")
+        why = f"{name} {seen}" if name else f"give the line with {flag('launch')}"
+        yield NotJudged(what=f'who fills in "{AUTO}"', why=why)
 
 
 def _unknown_ranks(source: Source) -> Iterator[NotJudged]:
@@ -542,10 +591,14 @@ def _consumer(
     is_by_accelerate = line.consumer is not None or file.path is not None
     if evidence := _trainers_evidence(line, script, by_arguments=is_by_accelerate):
         return Consumer.TRAINER, evidence
-    if line.consumer is not None:
-        return line.consumer, "the launch line"
-    if file.path is not None:
-        return Consumer.ACCELERATE, f"{file.path}"
+    if is_by_accelerate:
+        key = auto_that_tells(
+            section.config, FILLED[Consumer.TRAINER] - FILLED[Consumer.ACCELERATE]
+        )
+        if key and script is None:
+            return Consumer.TRAINER, f"{_AUTO_TELLS} {key}, which accelerate alone refuses"
+        by_line = line.consumer is not None
+        return Consumer.ACCELERATE, "the launch line" if by_line else f"{file.path}"
     where = section.because and f"{section.because}; "
     if evidence := auto_that_tells(section.config):
         return Consumer.TRAINER, f"{where}{_AUTO_TELLS} {evidence}"
@@ -562,10 +615,10 @@ def _trainers_evidence(line: LaunchLine, script: Path | None, *, by_arguments: b
     return f"--{argument} of the launch line" if argument else ""
 
 
-def auto_that_tells(config: Mapping[str, Any]) -> str:
+def auto_that_tells(config: Mapping[str, Any], telling: Container[str] = _TELLING) -> str:
     """The first key whose "auto" Trainer fills in; empty where there is none.
 
     Those of zero_optimization tell nothing: DeepSpeed alone runs with them, too.
     """
     names = (".".join(path) for path in autos(config))
-    return next((name for name in names if name in _TELLING), "")
+    return next((name for name in names if name in telling), "")

@@ -1,0 +1,26 @@
+"""Which files are a shell's."""
+
+import re
+from pathlib import Path
+
+SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
+"""What a shell file is called."""
+_DATA_SUFFIXES = (".json", ".hjson", ".yaml", ".yml")
+_SHEBANG = re.compile(r"#!.*\b(?:ba|z|k|da)?sh\b")
+_STARTS = re.compile(
+    r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:\S*/)?(?:torchrun|deepspeed|accelerate[ \t]+launch|python3?[ \t]"
+    r"|llamafactory-cli|axolotl[ \t]+train|trl|swift)[ \t]+(?![:=])\S",
+    re.MULTILINE,
+)
+
+
+def is_shell(text: str, path: Path) -> bool:
+    """Whether a file is a shell's, by its name or its first line."""
+    if path.suffix in SHELL_SUFFIXES or _SHEBANG.match(text):
+        return True
+    return path.suffix not in _DATA_SUFFIXES and _STARTS.search(text) is not None
+
+
+def may_launch(path: Path) -> bool:
+    """True if the name of a file is one that a launch may have."""
+    return path.suffix not in (".json", ".hjson", ".py", ".args", ".yaml", ".yml")
