@@ -232,7 +232,8 @@ def test_a_secret_of_a_command_stands_in_private_files_alone(
     script.write_text(begins + text, encoding="utf-8")
     arguments = ("--note", flag, f"--store=https://me:{word}@host/data")
     results, out = tmp_path / "results", tmp_path / "out"
-    said = search_until_edited((*TORCHRUN, "train.py", *arguments), script.parent, results)
+    alone = ("torchrun", "--nproc-per-node", "1", "train.py")
+    said = search_until_edited((*alone, *arguments), script.parent, results)
     (study,) = [folder.name for folder in results.iterdir()]
     for verb in (("report", "--html", "report.html"), ("export", "--trial", "0", "--out", out)):
         called = [sys.executable, "-m", "autotune", *verb, "--study", study, "--results", results]
