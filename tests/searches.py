@@ -104,7 +104,7 @@ class Demo(Search):
             "global_batch": 16,
             "sampler": "grid",
             "guard_steps": 0,
-            "budget": "30s",
+            "budget": "45s",
         }
 
     def _flags(self) -> list[str]:

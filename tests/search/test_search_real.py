@@ -141,7 +141,7 @@ def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
             assert done.returncode == 0, done.stderr
             json.loads(done.stdout)
 
-    code, stdout, stderr = search.run("--trials", "3", "--budget", "20s")
+    code, stdout, stderr = search.run("--trials", "3", "--budget", "30s")
     assert code == 0, stderr
     assert finished.items() <= search.finished().items()
     ran = [
