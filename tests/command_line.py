@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base import child_process
-from tests import forked_children
+from tests import forked_children, unsynced
 from tests.hasty import BUDGET_ENV, hurry
 
 _LONGEST_S = 300
@@ -76,6 +76,7 @@ def _forker(python: Path, first: tuple[tuple[str, str], ...]) -> _Forker:
 
 def main() -> None:
     """Answer requests until their pipe is closed; a forked process returns and is a command."""
+    unsynced.leave_disks_alone()
     if BUDGET_ENV in os.environ:
         hurry()
     import autotune.app.check
