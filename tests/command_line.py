@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base import child_process
-from tests import forked_children
+from tests import forked_children, unsynced
+from tests.hasty import BUDGET_ENV, hurry
 
 _LONGEST_S = 300
 """Time of a command."""
 _SETTINGS = {"DS_ACCELERATOR": "cpu", "COLUMNS": "80"}
 _READ_AT_THE_START = (
     *("PYTHON", "DS_ACCELERATOR", "COLUMNS", "TERM", "LANG", "LC_", "OMP_"),
-    *("NO_COLOR", "FORCE_COLOR"),
+    *("NO_COLOR", "FORCE_COLOR", BUDGET_ENV),
 )
 """How variables begin that Python or a module reads when it is loaded."""
 
@@ -75,6 +76,9 @@ def _forker(python: Path, first: tuple[tuple[str, str], ...]) -> _Forker:
 
 def main() -> None:
     """Answer requests until their pipe is closed; a forked process returns and is a command."""
+    unsynced.leave_disks_alone()
+    if BUDGET_ENV in os.environ:
+        hurry()
     import autotune.app.check
     import autotune.app.run
     import autotune.cli  # noqa: F401  what most commands import

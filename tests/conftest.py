@@ -15,13 +15,14 @@ from autotune.base.guarded_process import run_guarded
 from autotune.base.private import KNOWLEDGE_ENV
 from autotune.devices.hardware import version_of
 from autotune.engines.deepspeed.extensions import build, extensions_folder
-from tests import forked_children
+from tests import forked_children, unsynced
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+unsynced.leave_disks_alone()
 
 
 EXTENSIONS = None if version_of("torch") is None else extensions_folder("cpu")

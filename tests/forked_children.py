@@ -39,6 +39,8 @@ _READ_AT_THE_START = (
     *("TORCH", "PYTORCH", "HF_", "TRANSFORMERS_", "USE_", "ACCELERATE_"),
 )
 """How variables begin that Python or a module reads when it is loaded."""
+_SET_BY_LIBRARIES = ("TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK")
+"""Those that torch and accelerate set themselves, once a test of this process imports them."""
 
 
 def run_probe(
@@ -143,7 +145,8 @@ _KEPT: list[subprocess.Popen[bytes]] = []
 
 def _at_the_start(variables: Mapping[str, str]) -> dict[str, str]:
     found = {n: v for n, v in variables.items() if n.startswith(_READ_AT_THE_START)}
-    found.pop("TORCHINDUCTOR_CACHE_DIR", None)  # torch sets it itself
+    for name in _SET_BY_LIBRARIES:
+        found.pop(name, None)
     # Where the package is, which the program puts before all.
     root = str(Path(autotune.__file__).parents[1])
     paths = found.pop("PYTHONPATH", "").split(os.pathsep)

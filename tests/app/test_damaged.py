@@ -96,7 +96,7 @@ def test_a_file_that_is_damaged_all_over_is_named(study: Study, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["spec.json", "result.json"])
 def test_a_field_of_another_type_is_damage(name: str, tmp_path: Path) -> None:
-    study = finished(tmp_path)
+    study = finished(tmp_path, trials=1)
     path = study.trial_folder(0) / name
     sound = json.loads(path.read_text(encoding="utf-8"))
     n_trials = len(study.trials())
@@ -104,9 +104,8 @@ def test_a_field_of_another_type_is_damage(name: str, tmp_path: Path) -> None:
         kept = []
         for value in (None, "0", [7], {"name": [3]}, 0.5, True):
             path.write_text(json.dumps({**sound, key: value}), encoding="utf-8")
-            trials = study.trials()
-            damage = [*study.read().unreadable, *(t for t in trials if t.problem)]
-            if not damage:
+            read = study.read()
+            if not read.unreadable and not any(trial.problem for trial in read.trials):
                 kept.append(value)
         assert len(kept) < 6, f"{key} takes anything"
     for key, value in (("number", "0"), ("candidate_hash", 7), ("role", {}), ("step_time_s", "x")):

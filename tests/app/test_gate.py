@@ -27,7 +27,7 @@ from autotune.record.answer import answer_of
 from autotune.record.gate import GATE_FILE, Gate, GateVerdict, read_gate
 from autotune.record.study import Study
 from autotune.report.story import read_story
-from tests.app.test_own_script import launchers, studied  # noqa: F401
+from tests.app.test_own_script import SMALL, launchers, studied  # noqa: F401
 from tests.observed import TRAINER
 from tests.report.test_terminal import exportable
 from tests.report.told import facts_of
@@ -554,7 +554,7 @@ def test_a_command_stays_in_its_study(
     results = tmp_path / "results"
     command, folder = studied(results, TRAINER)
     monkeypatch.chdir(folder)
-    session = open_command_session(command, {"study": "own"}, results=results, note=print)
+    session = open_command_session(command, SMALL, results=results, note=print)
     session.study.lock()
     begin_study(session, print)
     adopt_first_run(session)

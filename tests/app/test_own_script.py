@@ -81,6 +81,10 @@ def launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
 
 
+SMALL = {"study": "own", "space": "smoke"}
+"""A study whose candidates are judged in no time."""
+
+
 def studied(
     results: Path, description: dict[str, Any] = TRAINER, **said: Any
 ) -> tuple[list[str], Path]:
@@ -100,7 +104,7 @@ def diagnosed(
     results = tmp_path / "results"
     command, folder = studied(results, description)
     monkeypatch.chdir(folder)
-    return diagnose(command, {"study": "own"}, results=results, fresh=False, note=print)
+    return diagnose(command, SMALL, results=results, fresh=False, note=print)
 
 
 @pytest.mark.usefixtures("launchers")
@@ -160,7 +164,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers: None) -> S
     said = read_json(path) | {"observed_digest": digest_of(own, names), "source_digests": digests}
     write_json(path, said)
     monkeypatch.chdir(folder)
-    session = open_command_session(own, {"study": "own"}, results=tmp_path / "results", note=print)
+    session = open_command_session(own, SMALL, results=tmp_path / "results", note=print)
     session.study.lock()
     begin_study(session, print)
     adopt_first_run(session)
@@ -298,9 +302,7 @@ def test_a_plan_names_the_length_of_samples_that_have_one(
 ) -> None:
     command, folder = studied(tmp_path / "results", description)
     monkeypatch.chdir(folder)
-    session = open_command_session(
-        command, {"study": "own"}, results=tmp_path / "results", note=print
-    )
+    session = open_command_session(command, SMALL, results=tmp_path / "results", note=print)
     plan = plan_search(session, fresh=False)
     assert said in printed(print_plan, plan, width=200, reasons=False)
 

@@ -15,6 +15,7 @@ from autotune.contract import TrialResult
 from autotune.job.observed import Observed
 from autotune.record.study import Study, Trial
 from autotune.space.script import reach_of
+from tests.command_line import autotune
 from tests.hasty import HASTY
 from tests.trials import wait_until
 
@@ -232,11 +233,15 @@ def test_a_secret_of_a_command_stands_in_private_files_alone(
     script.write_text(begins + text, encoding="utf-8")
     arguments = ("--note", flag, f"--store=https://me:{word}@host/data")
     results, out = tmp_path / "results", tmp_path / "out"
-    said = search_until_edited((*TORCHRUN, "train.py", *arguments), script.parent, results)
+    alone = ("torchrun", "--nproc-per-node", "1", "train.py")
+    said = search_until_edited((*alone, *arguments), script.parent, results)
     (study,) = [folder.name for folder in results.iterdir()]
-    for verb in (("report", "--html", "report.html"), ("export", "--trial", "0", "--out", out)):
-        called = [sys.executable, "-m", "autotune", *verb, "--study", study, "--results", results]
-        done = subprocess.run(called, cwd=script.parent, capture_output=True, text=True)
+    for verb in (
+        ("report", "--html", "report.html"),
+        ("export", "--trial", "0", "--out", f"{out}"),
+    ):
+        record = ("--study", study, "--results", str(results))
+        done = autotune(*verb, *record, folder=script.parent)
         said += done.stdout + done.stderr
         assert done.returncode == 0, done.stderr
 

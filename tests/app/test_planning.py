@@ -38,8 +38,12 @@ def outlook():
     return open_outlook(None, FLAGS, FleetWishes(gpu="H100"))
 
 
-def test_what_fits_comes_first_and_of_that_the_fastest(outlook):
-    found = rank_lattice(outlook)
+@pytest.fixture(scope="module")
+def found(outlook):
+    return rank_lattice(outlook)
+
+
+def test_what_fits_comes_first_and_of_that_the_fastest(found):
     fits = found.prediction.fit_probability[found.order] >= found.min_fit
     n_fit = found.n_likely
     assert 0 < n_fit < len(found.candidates)
@@ -62,8 +66,7 @@ def test_of_those_that_surely_do_not_fit_the_smallest_come_first() -> None:
     assert order.tolist() == [3, 2, 1, 0]
 
 
-def test_nothing_on_the_front_is_beaten_in_both(outlook):
-    found = rank_lattice(outlook)
+def test_nothing_on_the_front_is_beaten_in_both(found):
     step, peak = found.prediction.step_time_s, found.prediction.peak_memory_bytes
     fitting = found.order[: found.n_likely]
     for index in fitting:
@@ -74,8 +77,8 @@ def test_nothing_on_the_front_is_beaten_in_both(outlook):
     assert int(fastest) in found.on_front
 
 
-def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook):
-    engine, before = outlook.engine, rank_lattice(outlook)
+def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook, found):
+    engine, before = outlook.engine, found
     ran = [outlook.lattice.candidates[int(at)] for at in before.order[:40:5]]
     said = outlook.predict(ran)
     plans = engine.plans(ran)
@@ -201,8 +204,7 @@ def test_an_accelerator_of_ones_own(tmp_path):
     assert outlook.environment.n_devices == 4
 
 
-def test_the_best_is_exported_and_marked_as_predicted(outlook, tmp_path):
-    found = rank_lattice(outlook)
+def test_the_best_is_exported_and_marked_as_predicted(outlook, found, tmp_path):
     files = export_ranked(outlook, found, 2, tmp_path / "out", "deepspeed")
     second = found.candidates[int(found.choices.firsts[1])].values
     config = json.loads((tmp_path / "out" / "ds_config.json").read_text())
@@ -256,12 +258,12 @@ def test_every_neighbour_differs_in_its_knob(outlook):
     assert found.cheapest_legal is None
 
 
-def test_a_refused_candidate_names_the_rule_and_a_change_that_is_legal(outlook):
-    found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=3"])
-    assert "batch.product" in {violation.rule for violation in found.violations}
-    assert not found.is_in_lattice
-    assert found.n_ranked > len(rank_lattice(outlook).choices)
-    assert not found.cheapest_legal.violations
+def test_a_refused_candidate_names_the_rule_and_a_change_that_is_legal(outlook, found):
+    refused = explain_candidate(outlook, ["zero.stage=1", "micro_batch=3"])
+    assert "batch.product" in {violation.rule for violation in refused.violations}
+    assert not refused.is_in_lattice
+    assert refused.n_ranked > len(found.choices)
+    assert not refused.cheapest_legal.violations
 
 
 SMALL = {"model": "gpt2", "seq_len": 512, "global_batch": 48, "world": 6}

@@ -14,6 +14,7 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.user_text import MAX_BYTES
 from autotune.check import NotADsConfigError, read, read_all
 from autotune.engines.deepspeed.sources.consumers import Consumer, inserted
+from tests import forked_children
 from tests.check.files import AUTO, checked, messages, rules, write
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
@@ -230,9 +231,10 @@ print(json.dumps(config))
 """What accelerate's launcher and its plugin make of a YAML, up to `deepspeed.initialize`."""
 
 
-def _made_by_accelerate(*paths):
-    command = [sys.executable, "-c", LAUNCHED, *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+def _made_by_accelerate(path, *more):
+    paths = map(str, (path, *more))
+    done = forked_children.run_code(LAUNCHED, *paths, folder=path.parent, variables={})
+    assert done.returncode == 0, done.stderr[-2000:]
     made = json.loads(done.stdout.splitlines()[-1])
     off = [name for name in ("fp16", "bf16") if made[name] == {"enabled": False}]
     for name in off:

@@ -43,7 +43,7 @@ def row(**changes: str) -> dict[str, str]:
     return {**ROW, **changes}
 
 
-def csv_text(*rows: dict[str, str]) -> str:
+def csv_text(*rows: dict[str, str], columns: tuple[str, ...] = tuple(ROW)) -> str:
     """A table with a header."""
-    lines = [",".join(ROW), *(",".join(one.get(name, "") for name in ROW) for one in rows)]
-    return "\n".join(lines) + "\n"
+    lines = [columns, *([one.get(name, "") for name in columns] for one in rows)]
+    return "\n".join(",".join(cells) for cells in lines) + "\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import autotune
+from tests.hasty import HASTY
 
 HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 FILES = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -31,6 +32,7 @@ space: smoke
 trials: 1
 diagnose: false
 guard_steps: 0
+budget: 20s
 """
 
 
@@ -57,7 +59,7 @@ def test_a_search_and_its_gates_run_as_they_are_written(tmp_path: Path) -> None:
     search, of_file, of_study = GATE
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "autotune", *shlex.split(line)]
+        words = [sys.executable, "-P", HASTY, *shlex.split(line)]
         return subprocess.run(
             shlex.join(words).replace("'>'", ">"),
             shell=True,

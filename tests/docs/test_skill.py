@@ -12,6 +12,7 @@ import yaml
 
 from autotune.base.errors import ExitCode
 from tests.command_line import autotune
+from tests.hasty import BUDGET_ENV
 
 PATH = Path(__file__).resolve().parents[2] / "skills" / "autotune" / "SKILL.md"
 TEXT = PATH.read_text(encoding="utf-8")
@@ -49,7 +50,7 @@ def files() -> dict[str, str]:
     return dict(re.findall(pattern, TEXT, re.MULTILINE | re.DOTALL))
 
 
-def follow(wanted: list[Step], folder: Path) -> None:
+def follow(wanted: list[Step], folder: Path, **variables: str) -> None:
     """Type commands in a folder with the files of the skill."""
     for name, content in files().items():
         (folder / name).write_text(content, encoding="utf-8")
@@ -57,7 +58,7 @@ def follow(wanted: list[Step], folder: Path) -> None:
         command = step.command
         for long, short in SHORTER.items():
             command = command.replace(long, short)
-        done = autotune(*shlex.split(command), folder=folder)
+        done = autotune(*shlex.split(command), folder=folder, **variables)
         assert done.returncode == step.exit_code, f"{command}\n{done.stderr[-4000:]}"
         answer = json.loads(done.stdout)
         assert differences(step.promised, answer) == [], command
@@ -132,4 +133,4 @@ def test_what_needs_no_device_answers_as_shown(tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_what_needs_devices_answers_as_shown(tmp_path: Path) -> None:
-    follow(NEEDS_DEVICES, tmp_path)
+    follow(NEEDS_DEVICES, tmp_path, **{BUDGET_ENV: "1"})

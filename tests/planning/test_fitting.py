@@ -20,7 +20,7 @@ def test_a_job_that_fits_is_told_no_way_to():
 
 
 def test_ways_to_fit_go_by_the_wanted_probability():
-    outlook = open_outlook(None, {**LARGE, "space": "zero"}, SMALL_GPU)
+    outlook = open_outlook(None, {**LARGE, "space": "smoke"}, SMALL_GPU)
     half, surely, rather = (
         {way.flags.split()[0]: way for way in rank_lattice(outlook, min_fit=wanted).ways_to_fit}
         for wanted in (0.5, 0.99, 0.9)

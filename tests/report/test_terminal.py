@@ -1,8 +1,11 @@
 """The report of scripted searches: what it says, and that it fits."""
 
 import dataclasses
+import functools
 import io
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,8 +61,34 @@ def finished(
     engine: Callable[[Job], Engine] = ScriptedEngine,
     **job_changes: object,
 ) -> Study:
-    """A study whose search has ended, with the facts that the application adds."""
+    """A study whose search has ended, with the facts that the application adds.
+
+    The plain one is searched once and copied: a study may lie anywhere.
+    """
     study = Study(folder, "scripted")
+    is_plain = behave is realistic and engine in (ScriptedEngine, deepspeed_engine)
+    if is_plain and not job_changes and not study.folder.exists():
+        shutil.copytree(_plain(engine), study.folder)
+        return study
+    return _searched(study, behave, engine, job_changes)
+
+
+@functools.cache
+def _plain(engine: Callable[[Job], Engine]) -> Path:
+    _PLAIN.append(folder := tempfile.TemporaryDirectory(prefix="autotune-plain-"))
+    return _searched(Study(Path(folder.name), "scripted"), realistic, engine, {}).folder
+
+
+_PLAIN: list[tempfile.TemporaryDirectory[str]] = []
+"""Removed with this process."""
+
+
+def _searched(
+    study: Study,
+    behave: Behaviour,
+    engine: Callable[[Job], Engine],
+    job_changes: dict[str, object],
+) -> Study:
     study.trials_folder.mkdir(parents=True, exist_ok=True)
     job = make(**job_changes)
     objective = Objective.of(job, ENVIRONMENT)
@@ -74,13 +103,13 @@ def finished(
     return study
 
 
+def deepspeed_engine(job: Job) -> Engine:
+    return DeepSpeedEngine(job, ENVIRONMENT)
+
+
 def exportable(folder: Path, behave: Behaviour = realistic, **job_changes: object) -> Study:
     """Such a study, whose candidates can be handed out: of DeepSpeed's engine, with its job."""
-
-    def engine(job: Job) -> Engine:
-        return DeepSpeedEngine(job, ENVIRONMENT)
-
-    study = finished(folder, behave, engine=engine, **job_changes)
+    study = finished(folder, behave, engine=deepspeed_engine, **job_changes)
     study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
     return study
 

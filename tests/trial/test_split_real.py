@@ -22,8 +22,15 @@ from tests.trials import changed
 pytestmark = pytest.mark.real
 
 STAGES = (0, 1, 2, 3)
-CLIPPINGS = (0.0, 0.1)
-"""Off, and below every norm that is seen here."""
+CLIPPED = 0.1
+"""Below every norm that is seen here. Norms are those before it, and losses follow after it."""
+SAMPLES = (*((stage, CLIPPED) for stage in STAGES), (3, 0.0))
+"""Stage and clipping at which ranks share samples."""
+EXPERTS = ((0, 0.0), *((stage, CLIPPED) for stage in STAGES[1:]))
+"""And at which they spread experts: at stage 0 each rank would clip by another norm
+(`experts.clipping_at_stage_0`)."""
+WHOLE = {"mixtral": f"experts 1 {CLIPPED} 1", "all of it": "llama 3 0.0 1"}
+"""Cases of two ranks with whole samples that another test trains already."""
 SGD = {"type": "SGD", "params": {"lr": 0.3}}
 SMALL = {"reduce_bucket_size": 10_000, "stage3__prefetch_bucket_size": 10_000}
 """Buckets of the default size reserve gigabytes."""
@@ -139,30 +146,27 @@ def job_of(folder: Path, name: str) -> Job:
 def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     jobs = {name: job_of(folder, name) for name in MODELS}
-    for stage in STAGES:
-        for clipping in CLIPPINGS:
-            for sp in (1, 2):
-                case = make_case(jobs["llama"], stage, clipping=clipping, sp=sp)
-                found[f"llama {stage} {clipping} {sp}"] = case
+    for stage, clipping in SAMPLES:
+        for sp in (1, 2):
+            case = make_case(jobs["llama"], stage, clipping=clipping, sp=sp)
+            found[f"llama {stage} {clipping} {sp}"] = case
     for name, job in jobs.items():
         if name != "llama":
             found |= {f"{name} {sp}": make_case(job, 1, sp=sp) for sp in (1, 2)}
     mixtures = {name: job_of(folder, name) for name in ("mixtral", *SPREAD)}
-    found |= {f"mixtral {sp}": make_case(mixtures["mixtral"], 1, sp=sp) for sp in (1, 2)}
-    for stage in STAGES:
-        for clipping in CLIPPINGS:
-            for ep in (1, 2):
-                case = make_case(mixtures["mixtral"], stage, clipping=clipping, ep=ep)
-                found[f"experts {stage} {clipping} {ep}"] = case
+    for stage, clipping in EXPERTS:
+        for ep in (1, 2):
+            case = make_case(mixtures["mixtral"], stage, clipping=clipping, ep=ep)
+            found[f"experts {stage} {clipping} {ep}"] = case
     found |= cases_of_mixtures(mixtures, SPREAD)
     found["fused products"] = make_case(
-        mixtures["qwen3_moe"], 1, clipping=0.1, ep=2, ep__gate_up="fused"
+        mixtures["qwen3_moe"], 1, clipping=CLIPPED, ep=2, ep__gate_up="fused"
     )
     whole = {"reduce_scatter": False}
     return found | {
         "not scattered by 1": make_case(jobs["llama"], 3, zero=whole, sp=2) | {"scale": 1},
         "not scattered by 2": make_case(jobs["llama"], 3, zero=whole, sp=2) | {"scale": 2},
-        "all of it 1": make_case(jobs["llama"], 3),
+        "mixtral 2": make_case(mixtures["mixtral"], 1, clipping=CLIPPED, sp=2),
         "all of it 2": make_case(
             jobs["llama"], 3, sp=2, recompute="full", loss_chunk_tokens=3, attention="sdpa"
         ),
@@ -170,6 +174,7 @@ def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
             f"chunks {stage}": make_case(
                 jobs["llama"],
                 stage,
+                clipping=CLIPPED,
                 mlp_chunk_tokens=5,
                 recompute="full",
                 offload__activations="cpu",
@@ -183,7 +188,7 @@ def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
             for number, (name, _, knobs) in enumerate(TENSORS)
         },
         **{
-            f"{name} split": make_case(mixtures[name], 3, clipping=0.1, tp=2, ep=2)
+            f"{name} split": make_case(mixtures[name], 3, clipping=CLIPPED, tp=2, ep=2)
             for name in sorted(SPLIT_BESIDE_AUTOEP)
         },
     }
@@ -194,9 +199,9 @@ def cases_of_mixtures(
 ) -> dict[str, dict[str, Any]]:
     found = {}
     for name in spread:
-        found[f"{name} whole"] = make_case(jobs[name], 1, clipping=0.1)
+        found[f"{name} whole"] = make_case(jobs[name], 1, clipping=CLIPPED)
     for name, stage in stages_of(spread):
-        found[f"{name} {stage}"] = make_case(jobs[name], stage, clipping=0.1, ep=2)
+        found[f"{name} {stage}"] = make_case(jobs[name], stage, clipping=CLIPPED, ep=2)
     return found
 
 
@@ -217,13 +222,12 @@ def assert_same(whole: dict[str, Any], split: dict[str, Any]) -> None:
     for found in (whole, split):
         assert "error" not in found, found["traceback"]
         assert found["differences"] == []
-    assert min(whole["norms"]) > max(CLIPPINGS), "clipping has nothing to clip"
+    assert min(whole["norms"]) > CLIPPED, "clipping has nothing to clip"
     assert split["losses"] == pytest.approx(whole["losses"], rel=1e-5)
     assert split["norms"] == pytest.approx(whole["norms"], rel=1e-4)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize(("stage", "clipping"), SAMPLES)
 def test_two_ranks_share_samples_at_every_stage(
     results: dict[str, dict[str, Any]], stage: int, clipping: float
 ) -> None:
@@ -233,11 +237,7 @@ def test_two_ranks_share_samples_at_every_stage(
     assert_same(whole, split)
 
 
-@pytest.mark.parametrize(
-    ("stage", "clipping"),
-    # At stage 0 each rank would clip by another norm: experts.clipping_at_stage_0.
-    [(s, c) for s in STAGES for c in CLIPPINGS if (s, c) != (0, max(CLIPPINGS))],
-)
+@pytest.mark.parametrize(("stage", "clipping"), EXPERTS)
 def test_two_ranks_spread_experts_at_every_stage(
     results: dict[str, dict[str, Any]], stage: int, clipping: float
 ) -> None:
@@ -278,14 +278,14 @@ def test_two_ranks_split_what_is_beside_spread_experts(
     results: dict[str, dict[str, Any]], name: str
 ) -> None:
     split = results[f"{name} split"]
-    whole = results["experts 1 0.1 1" if name == "mixtral" else f"{name} whole"]
+    whole = results[WHOLE.get(name, f"{name} whole")]
     assert (split["read_back"]["tp"], split["read_back"]["ep"]) == (2, 2)
     assert_same(whole, split)
 
 
-@pytest.mark.parametrize("name", [*list(MODELS)[1:], "mixtral", "all of it"])
+@pytest.mark.parametrize("name", [*list(MODELS)[1:], *WHOLE])
 def test_two_ranks_share_samples_of(results: dict[str, dict[str, Any]], name: str) -> None:
-    assert_same(results[f"{name} 1"], results[f"{name} 2"])
+    assert_same(results[WHOLE.get(name, f"{name} 1")], results[f"{name} 2"])
 
 
 @pytest.mark.parametrize("scale", [1, 2])
@@ -304,7 +304,7 @@ def test_mlps_are_computed_in_chunks(results: dict[str, dict[str, Any]], stage: 
     chunked = results[f"chunks {stage}"]
     assert chunked["read_back"]["mlp_chunk_tokens"] == 5
     assert chunked["read_back"]["offload_activations"] == "cpu"
-    assert_same(results[f"llama {stage} 0.0 1"], chunked)
+    assert_same(results[f"llama {stage} {CLIPPED} 1"], chunked)
 
 
 def test_a_rank_computes_its_piece_in_chunks(results: dict[str, dict[str, Any]]) -> None:

@@ -5,11 +5,13 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -275,225 +277,9 @@ def test_heads_that_no_degree_divides_leave_tensor_parallelism_out():
     assert set(lay_out(task(n_heads=7, n_kv_heads=7)).columns["tp"]) == {1}
 
 
-BROKEN = {
-    "sequence.positions": ({"max_seq_len": 32}, ""),
-    "tp.heads": ({}, "tp=16"),
-    "tp.kv_heads": ({"n_heads": 12, "n_kv_heads": 12, "world": 24}, "tp=8"),
-    "tp.ffn": ({"ffn_hidden": 7}, "tp=2"),
-    "tp.domain": ({"domain": 2}, "tp=4"),
-    "pp.layers": ({}, "pp=16"),
-    "world.product": ({}, "pp=5"),
-    "cp.sequence": ({"seq_len": 20}, "cp=4"),
-    "cp.fused_attention": ({"fused_attention": False}, "cp=2"),
-    "ep.experts": ({}, "ep=2"),
-    "ep.ranks": ({"n_experts": 4}, "ep=4 pp=8"),
-    "sequence_parallel.tp": ({}, "sequence_parallel=true"),
-    "sequence_parallel.sequence": ({"seq_len": 36}, "tp=8 sequence_parallel=true"),
-    "sequence_parallel.experts": ({"n_experts": 4}, "tp=2"),
-    "vp.pipeline": ({}, "vp=2"),
-    "vp.layers": ({}, "pp=8 vp=2"),
-    "pp.split": ({"n_layers": 9}, "pp=4"),
-    "pp.ends": ({}, "pp=2 ends_as_layers=true"),
-    "batch.product": ({}, "micro_batch=3"),
-    "vp.micro_batches": ({}, "pp=4 vp=2 micro_batch=8"),
-    "vp.groups": ({"vp_group": 3}, "pp=4 vp=2"),
-    "distributed_optimizer.ranks": ({"world": 1}, "distributed_optimizer=true"),
-    "recompute.selective": ({}, "recompute=selective"),
-    "recompute.block": ({}, "recompute=block_8"),
-    "stages.pipeline": ({}, "stages=balanced"),
-    "stages.alone": ({"n_layers": 9}, "pp=2 stages=balanced first_stage_layers=4"),
-    "stages.same": ({}, "pp=2 stages=balanced"),
-    "stages.count": ({}, "pp=2 stages=Ettt|ttt|ttL"),
-    "stages.chunks": ({}, "pp=2 vp=2 stages=Etttt|ttttL"),
-    "stages.layers": ({}, "pp=2 stages=Etttt|tttL"),
-    "stages.ends": ({}, "pp=2 stages=Etttt|L|ttttL"),
-    "stages.mtp": ({"n_mtp_layers": 1}, "pp=2 stages=Etttt|ttttL"),
-    "stages.mtp_on_first_rank": (
-        {"n_mtp_layers": 1},
-        "pp=2 vp=2 stages=Ettt|ttttt|m|L",
-    ),
-    "stages.tracked_losses": (
-        {"n_experts": 4, "n_dense_layers": 2, "n_mtp_layers": 1, "tracks_aux_loss": True},
-        "pp=4",
-    ),
-    "uneven.pipeline": ({}, "first_stage_layers=2"),
-    "uneven.split": ({}, "pp=4 first_stage_layers=1"),
-    "uneven.same": ({}, "pp=4 last_stage_layers=2"),
-    "uneven.ends": ({}, "pp=2 last_stage_layers=3 ends_as_layers=true"),
-    "uneven.block": ({}, "pp=2 last_stage_layers=3 recompute=block_2"),
-    "etp.experts": ({}, "tp=2 etp=1"),
-    "etp.replicas": ({"n_experts": 4}, "tp=2 sequence_parallel=true etp=1"),
-    "dispatcher.experts": ({}, "dispatcher=deepep"),
-    "dispatcher.ranks": ({"n_experts": 4}, "dispatcher=deepep"),
-    "fused_experts.experts": ({}, "fused_experts=true fp8=e4m3 fp8_recipe=mxfp8"),
-    "fused_experts.recipe": (
-        {"n_experts": 4},
-        "fused_experts=true fp8=e4m3 fp8_recipe=tensorwise",
-    ),
-    "fused_experts.split": (
-        {"n_experts": 4},
-        "tp=2 ep=2 fused_experts=true fp8=e4m3 fp8_recipe=mxfp8",
-    ),
-    "fused_experts.recompute": (
-        {"n_experts": 4},
-        "fused_experts=true fp8=e4m3 fp8_recipe=mxfp8 recompute=selective "
-        "recompute_modules=moe_act",
-    ),
-    "fused_experts.gpu": ({"n_experts": 4, "on_cpu": True}, "fused_experts=true"),
-    "fused_experts.transformer_engine": (
-        {"n_experts": 4, "without_te": True},
-        "fused_experts=true",
-    ),
-    "fused_experts.release": (
-        {"n_experts": 4, "lacking": frozenset({"fused_experts"})},
-        "fused_experts=true",
-    ),
-    "nccl_ub.gpu": ({"on_cpu": True}, "nccl_ub=true"),
-    "main_grads.precision": ({"in_bf16": False}, "main_grads=bf16"),
-    "dispatcher.precision": ({"n_experts": 4, "in_fp32": True}, "ep=2 dispatcher=hybridep"),
-    "overlap_experts.ranks": ({"n_experts": 4}, "overlap_experts=true"),
-    "overlap_experts.chunks": ({"n_experts": 4}, "ep=2 pp=2 overlap_experts=true"),
-    "overlap_experts.dispatcher": (
-        {"n_experts": 4},
-        "ep=2 overlap_experts=true dispatcher=allgather",
-    ),
-    "overlap_experts.recompute": ({"n_experts": 4}, "ep=2 overlap_experts=true recompute=full"),
-    "overlap_experts.precision": (
-        {"n_experts": 4, "in_fp32": True},
-        "ep=2 overlap_experts=true",
-    ),
-    "overlap_experts.shared": (
-        {"n_experts": 4, "shared_expert_hidden": 64},
-        "ep=2 overlap_experts=true overlap_shared_experts=true",
-    ),
-    "overlap_experts.mtp": ({"n_experts": 4, "n_mtp_layers": 1}, "ep=2 overlap_experts=true"),
-    "delay_weight_grads.overlap": ({"n_experts": 4}, "ep=2 delay_weight_grads=true"),
-    "overlap_shared_experts.model": ({"n_experts": 4}, "ep=2 overlap_shared_experts=true"),
-    "overlap_shared_experts.dispatcher": (
-        {"n_experts": 4, "shared_expert_hidden": 64},
-        "ep=2 overlap_shared_experts=true dispatcher=deepep",
-    ),
-    "order.experts": ({"n_experts": 4}, "pp=2 ep=2 order=tp-cp-ep-pp-dp"),
-    "fsdp.sharded": ({}, "fsdp=optim"),
-    "fsdp.pipeline_chunks": ({}, "distributed_optimizer=true fsdp=optim pp=2 vp=2"),
-    "overlap.gather_needs_reduce": ({}, "distributed_optimizer=true overlap_grad_reduce=false"),
-    "overlap.p2p": ({}, "pp=2 vp=2 overlap_p2p=false"),
-    "overlap.tp_needs_sequence_parallel": ({}, "tp=2 tp_comm_overlap=true"),
-    "optimizer_offload.sharded": ({}, "optimizer_offload=1"),
-    "optimizer_offload.fsdp": (
-        {},
-        "distributed_optimizer=true optimizer_offload=1 fsdp=optim_grads",
-    ),
-    "optimizer_offload.fp8": (
-        {},
-        "distributed_optimizer=true optimizer_offload=1 fp8=hybrid fp8_recipe=mxfp8 "
-        "fp8_param_gather=true",
-    ),
-    "activation_offload.layers": ({}, "activation_offload=8"),
-    "activation_offload.pipeline": ({}, "activation_offload=2 pp=2"),
-    "activation_offload.recompute": ({}, "activation_offload=2 recompute=full"),
-    "offload_modules.layers": ({}, "activation_offload=2 offload_modules=qkv_linear"),
-    "offload_modules.recompute": ({}, "offload_modules=qkv_linear recompute=full"),
-    "recompute_modules.experts": ({}, "recompute=selective recompute_modules=moe"),
-    "recompute_modules.dense": (
-        {"n_experts": 4},
-        "recompute=selective recompute_modules=mlp",
-    ),
-    "recompute_modules.shared": (
-        {"n_experts": 4},
-        "recompute=selective recompute_modules=shared_experts",
-    ),
-    "recompute_modules.within": (
-        {"n_experts": 4, "groups_experts": True},
-        "recompute=selective recompute_modules=moe+moe_act",
-    ),
-    "recompute_modules.latent": (
-        {"n_experts": 4},
-        "recompute=selective recompute_modules=mla_up_proj",
-    ),
-    "recompute_modules.grouped": (
-        {"n_experts": 4},
-        "recompute=selective recompute_modules=moe_act",
-    ),
-    "recompute_modules.shared_overlap": (
-        {"n_experts": 4, "shared_expert_hidden": 64},
-        "ep=2 overlap_shared_experts=true recompute=selective recompute_modules=shared_experts",
-    ),
-    "recompute_modules.scores": ({}, "recompute=selective recompute_modules=core_attn+mlp"),
-    "recompute_modules.fp8": ({}, "recompute=selective recompute_modules=layernorm fp8=e4m3"),
-    "adam_moments.sharded": ({}, "adam_moments=bf16"),
-    "adam_moments.offload": (
-        {},
-        "distributed_optimizer=true adam_moments=bf16 optimizer_offload=1",
-    ),
-    "fsdp.double_buffer": ({}, "fsdp_double_buffer=true"),
-    "cp_kind.ranks": ({}, "cp_kind=a2a"),
-    "cp_kind.heads": ({}, "cp=8 cp_kind=a2a"),
-    "cp_kind.latent": ({"latent_kv_rank": 8}, "cp=2 cp_kind=a2a"),
-    "cp_kind.sinks": ({"has_sinks": True}, "cp=2"),
-    "cuda_graphs.recompute": ({}, "cuda_graphs=attn recompute=full"),
-    "cuda_graphs.moe_recompute": (
-        {"n_experts": 4},
-        "cuda_graphs=moe_router+moe_preprocess recompute=selective recompute_modules=moe",
-    ),
-    "cuda_graphs.experts": ({}, "cuda_graphs=moe_router+moe_preprocess"),
-    "cuda_graphs.overlap": (
-        {"n_experts": 4, "n_dense_layers": 1},
-        "ep=2 cuda_graphs=attn+mlp overlap_experts=true",
-    ),
-    "cuda_graphs.offload": ({}, "cuda_graphs=attn activation_offload=2"),
-    "fp4.fp8": ({}, "fp4=true fp8=e4m3"),
-    "fp4.precision": ({"in_fp32": True}, "fp4=true"),
-    "fp4.device": ({"has_fp4": False}, "fp4=true"),
-    "fp8.precision": ({"in_fp32": True}, "fp8=hybrid"),
-    "fp8.mxfp8": ({"has_fp4": False}, "fp8=e4m3 fp8_recipe=mxfp8"),
-    "fp8.device": ({"has_fp8": False}, "fp8=hybrid"),
-    "fp8.gather": ({}, "fp8=hybrid fp8_param_gather=true"),
-    "fsdp.gpu": ({"on_cpu": True}, "distributed_optimizer=true fsdp=optim"),
-    "optimizer_offload.gpu": ({"on_cpu": True}, "distributed_optimizer=true optimizer_offload=1"),
-    "activation_offload.gpu": ({"on_cpu": True}, "activation_offload=2"),
-    "offload_modules.gpu": ({"on_cpu": True}, "offload_modules=core_attn"),
-    "tp_comm_overlap.gpu": ({"on_cpu": True}, "tp=2 sequence_parallel=true tp_comm_overlap=true"),
-    "fp8.gpu": ({"on_cpu": True}, "fp8=hybrid"),
-    "fp4.gpu": ({"on_cpu": True}, "fp4=true"),
-    "cuda_graphs.gpu": ({"on_cpu": True}, "cuda_graphs=attn"),
-    "adam_moments.gpu": ({"on_cpu": True}, "distributed_optimizer=true adam_moments=bf16"),
-    "sequence_parallel.transformer_engine": (
-        {"has_torch_norms": True},
-        "tp=2 sequence_parallel=true",
-    ),
-    "optimizer_offload.transformer_engine": (
-        {"without_te": True},
-        "distributed_optimizer=true optimizer_offload=1",
-    ),
-    "activation_offload.transformer_engine": ({"without_te": True}, "activation_offload=2"),
-    "tp_comm_overlap.transformer_engine": (
-        {"without_te": True},
-        "tp=2 sequence_parallel=true tp_comm_overlap=true",
-    ),
-    "offload_modules.transformer_engine": ({"without_te": True}, "offload_modules=core_attn"),
-    "recompute_modules.transformer_engine": (
-        {"without_te": True},
-        "recompute=selective recompute_modules=layernorm",
-    ),
-    "fp8.transformer_engine": ({"without_te": True}, "fp8=hybrid"),
-    "fp4.transformer_engine": ({"without_te": True}, "fp4=true"),
-    "cuda_graphs.transformer_engine": ({"without_te": True}, "cuda_graphs=attn"),
-    "adam_moments.transformer_engine": (
-        {"without_te": True},
-        "distributed_optimizer=true adam_moments=bf16",
-    ),
-    "fp4.release": ({"lacking": frozenset({"fp4"})}, "fp4=true"),
-    "cuda_graphs.release": ({"lacking": frozenset({"cuda_graphs"})}, "cuda_graphs=attn"),
-    "activation_offload.release": (
-        {"lacking": frozenset({"activation_offload"})},
-        "activation_offload=2",
-    ),
-    "offload_modules.release": (
-        {"lacking": frozenset({"offload_modules"})},
-        "offload_modules=core_attn",
-    ),
-}
+BROKEN: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("broken_layouts.yaml").read_text(encoding="utf-8")
+)
 
 
 def one(asked: LayoutTask, settings: str) -> Candidate:
@@ -508,7 +294,8 @@ def broken(asked: LayoutTask, candidate: Candidate) -> list[Violation]:
 
 def test_every_rule_has_a_layout_that_breaks_it_and_says_so():
     for rule in (rule.name for rule in RULES):
-        changes, settings = BROKEN[rule]
+        changes = dict(BROKEN[rule])
+        settings = changes.pop("breaks")
         asked = task(**changes)
         found = {violation.rule: violation for violation in broken(asked, one(asked, settings))}
         assert rule in found

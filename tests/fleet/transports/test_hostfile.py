@@ -23,6 +23,7 @@ from autotune.fleet.transports.hostfile import HostfileTransport, read_hostfile
 from autotune.fleet.transports.remote import Host
 from autotune.record.study import Study
 from tests.clusters.ssh import core_of, needs_ssh_nodes, ssh_nodes
+from tests.command_line import autotune
 from tests.fleet.transports.answers import check_same_answer
 from tests.hasty import HASTY
 from tests.searches import Demo, check_all_measured
@@ -204,9 +205,8 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
     assert json.loads((best / "ds_config.json").read_text())["train_micro_batch_size_per_gpu"] > 0
 
     export = tmp_path / "export"
-    words = [sys.executable, "-m", "autotune", "export", "--launcher", "deepspeed"]
-    words += ["--results", str(search.study.root), "--out", str(export)]
-    subprocess.run(words, check=True, capture_output=True)
+    words = ("export", "--launcher", "deepspeed", "--results", str(search.study.root))
+    assert autotune(*words, "--out", str(export), folder=tmp_path).returncode == 0
     lines = (export / "hostfile").read_text().splitlines()
     assert f"# ranks 0 on {nodes.names[0]}; 1 on {nodes.names[1]}" in lines
     assert lines[-2:] == [f"{name} slots=1" for name in nodes.names]

@@ -64,7 +64,7 @@ def test_a_search_goes_on_with_the_nodes_there_are_or_ends_with_code_4(odd, tmp_
 
     def run(*lines: str) -> tuple[int, str, str]:
         flags = odd.flags_of(odd.choose(*lines))
-        return search.run(*flags, "--trials", "1", "--budget", "25s", "--no-diagnose")
+        return search.run(*flags, "--trials", "1", "--budget", "15s", "--no-diagnose")
 
     code, _, stderr = run("refused slots=2", "locked slots=2")
     assert code == ExitCode.FLEET_UNAVAILABLE
