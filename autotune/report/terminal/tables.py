@@ -1,5 +1,6 @@
 """Tables and named facts, the same wherever a terminal shows them."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -120,9 +121,9 @@ class _PlainTable(Table):
 
 
 class SettingsCell:
-    """`knob=value ...` in a cell: a setting that is wider than its line breaks after the `=`.
+    """`knob=value ...` in a cell, with notes below it, a line each.
 
-    Notes stand below, a line each.
+    A setting that is wider than its line breaks after the `=`, a longer name after a `.` or `_`.
     """
 
     def __init__(self, text: str, style: str = "", notes: Sequence[str] = ()) -> None:
@@ -134,20 +135,38 @@ class SettingsCell:
         yield self._fitted(options)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        parts = self._text.replace("=", "= ").split()
-        least = max(map(len, parts), default=0)
+        least = max(map(len, self._text.replace("=", "= ").split()), default=0)
+        parts = re.findall(_PIECE, self._text)
+        least = min(least, max(_LEAST_SETTING, *map(len, parts), 0))
         longest = max(map(len, (self._text, *self._notes)))
         return Measurement(least, max(least, longest)).with_maximum(options.max_width)
 
     def _fitted(self, options: ConsoleOptions) -> Text:
-        words = [
-            word if len(word) <= options.max_width else word.replace("=", "=\n", 1)
-            for word in self._text.split(" ")
-        ]
+        words = (_broken(word, options.max_width) for word in self._text.split(" "))
         fitted = Text(" ".join(words), style=self._style, overflow="fold")
         for note in self._notes:
             fitted.append(f"\n{note}", style="dim")
         return fitted
+
+
+def _broken(setting: str, width: int) -> str:
+    """A setting in lines of a width at most, where its pieces have room there."""
+    if len(setting) <= width:
+        return setting
+    name, equals, value = setting.partition("=")
+    if len(name) < width:
+        return f"{name}{equals}\n{value}"
+    lines = [""]
+    for piece in re.findall(_PIECE, setting):
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
+
+
+_PIECE = r"[^ ._=]+[._=]*|[._=]+"
+_LEAST_SETTING = 20
+"""Width down to which the name of a setting is broken, to keep a table from stacking."""
 
 
 def print_names(console: Console, names: Sequence[str]) -> None:
