@@ -29,6 +29,7 @@ from autotune.job.origin import code_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import (
     baseline_of,
+    engine_name_of,
     environment_at,
     environment_of,
     guard_steps_of,
@@ -251,7 +252,7 @@ def export_study(
         JobError: The study's job cannot be read any more, or there is no such dialect or launcher.
         RenderError: A template does not render, or the folder cannot be written.
     """
-    dialect = None if to is None else find_dialect(to)
+    dialect = None if to is None else find_dialect(to, engine_name_of(study.read_state()))
     if isinstance(dialect, RecordDialect):
         assert to is not None, "a dialect was found by it"
         _check_measured(study, study.read_state())

@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.base.errors import JobError
+import typer
+
+from autotune.base.errors import ExitCode, JobError
 from autotune.base.private import KNOWLEDGE_ENV
 from autotune.cli.base import DATA, asker, cli, obtained_fleet, print_files, print_json, say
 from autotune.cli.flags import fleet_flags, job_file, lesson_flags, takes_job
@@ -81,7 +83,8 @@ def plan(
 
     The fleet need not be there: name its accelerators with --gpu. Everything shown is predicted.
     Without --space all that can be predicted well is ranked, more than a search tries.
-    What trials on this machine's devices measured corrects the predictions for them.
+    What trials on this machine's devices measured corrects the predictions for them. Where nothing
+    is likely to fit, it ends with 3.
     """
     from autotune.app.api.predictions import plan as rank_candidates
 
@@ -107,6 +110,8 @@ def plan(
         print_files([found.page(html)], as_json=as_json)
     for path in written:  # below the plan, which is long
         say(f"wrote {path}")
+    if not found.value.n_probable:
+        raise typer.Exit(ExitCode.NOTHING_FEASIBLE)
 
 
 @cli.command(

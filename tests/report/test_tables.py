@@ -39,7 +39,8 @@ def test_names_figures_and_values_stay_whole(width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "stacks"), [(60, True), (69, True), (70, False), (74, False), (90, False), (160, False)]
+    ("width", "stacks"),
+    [(60, True), (69, True), (70, False), (90, False), (160, False)],
 )
 def test_rows_stack_where_a_table_has_no_room(width: int, stacks: bool) -> None:
     shown = lines_of(width)

@@ -199,11 +199,10 @@ def plan(
         what_if=each_of(what_if),
         top=top,
     )
-    ranks = range(1, min(top, len(found.choices)) + 1)
     return Planned(
         value=found,
         show=lambda console: print_ranking(console, found, top=top),
-        data=lambda: ranking_as_dict(found, ranks),
+        data=lambda: ranking_as_dict(found, found.shown(top)),
         outlook=outlook,
         top=top,
     )
