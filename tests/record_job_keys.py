@@ -72,7 +72,7 @@ def _value(key: JobKey) -> str:
     if key.unit in ("duration", "size", "section"):
         return key.unit
     kind = " or ".join(_WORDS.get(one, "text") for one in get_args(key.takes) or (key.takes,))
-    bounds = key.bounds.removesuffix(f" to {LARGEST}")
+    bounds = key.bounds.removesuffix(" up")
     return ", ".join(part for part in (f"{kind} {bounds}".rstrip(), key.unit) if part)
 
 

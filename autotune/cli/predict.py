@@ -87,6 +87,7 @@ def plan(
     is likely to fit, it ends with 3.
     """
     from autotune.app.api.predictions import plan as rank_candidates
+    from autotune.app.planning import export_ranked
 
     if export is None and (to is not None or launcher is not None or rank != 1):
         flag = "--to" if to is not None else "--launcher" if launcher is not None else "--rank"
@@ -103,7 +104,9 @@ def plan(
         note=say,
         ask=asker(),
     )
-    written = [] if export is None else found.export(export, rank=rank, to=to, launcher=launcher)
+    written = []
+    if export is not None:
+        written = export_ranked(found.outlook, found.value, rank, export, to, launcher)
     if html is None:
         _show(found, as_json=as_json)
     else:  # --json is how the file's path is printed

@@ -123,21 +123,22 @@ def _rendered(
     """The files of an export, and its marker."""
     default = _dialect_of(handout)
     to = to or default
+    asked = f"{flag('to')} {to}"
     dialect = find_dialect(to, handout.engine)
     if isinstance(dialect, RecordDialect):
         raise RenderError(
-            f"{flag('to')} {to}: holds a whole study, and this is one configuration",
+            f"{asked}: holds a whole study, and this is one configuration",
             f"run a search, then `autotune export --to {to}`",
         )
     if handout.engine not in dialect.engines:
         raise RenderError(
-            f"{flag('to')} {to}: cannot write a configuration of {handout.engine}",
+            f"{asked}: a configuration of {handout.engine} cannot be written in that form",
             f"leave it out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
         )
     release = to.partition("@")[2]
     if release and not dialect.has_releases:
         raise RenderError(
-            f"--to {to}: its files are the same for every release", "leave the release out"
+            f"{asked}: its files are the same for every release", "leave the release out"
         )
     handout = dataclasses.replace(handout, release=release, folder=folder)
     templates = Templates(handout.job.templates)
@@ -145,7 +146,7 @@ def _rendered(
     if handout.job.script is not None:
         if to != default:
             raise RenderError(
-                f"--to {to}: your own command is exported by its own words and files",
+                f"{asked}: your own command is exported by its own words and files",
                 "leave --to out, or put the settings into files of yours with --patch FILE",
             )
         launch = None
