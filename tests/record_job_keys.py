@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from autotune.base.units import typed_seconds
-from autotune.job.job import LARGEST, declared_keys, keys_of
+from autotune.job.job import declared_keys, keys_of
 from autotune.job.keys import JobKey, Topic
 
 FUNCTIONS = ("explain", "plan", "search")

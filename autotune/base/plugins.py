@@ -26,11 +26,7 @@ def load_plugin(
 ) -> Any:
     """Make the plug-in of this name.
 
-    Args:
-        kind: What it is.
-        name: What somebody asks for.
-        where: The flag or key that named it, for the error.
-        suits: Whether a plug-in is one that the error may name.
+    For the error, `where` is the flag or key that named it, and `suits` whether one may be named.
 
     Raises:
         JobError: There is none of that name, or it cannot be loaded.

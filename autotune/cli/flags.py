@@ -149,9 +149,8 @@ def _key_flags(command: str) -> Iterator[inspect.Parameter]:
     for name, key in keys_of(command).items():
         kind = key.takes if isinstance(key.takes, type) else str
         # Typer's way to say that a flag only turns something off.
-        is_off = key.typed.startswith("--no-")
-        typed, text = (f" /{key.typed}", f"Not so: {key.about}.") if is_off else (key.typed, key.help)
-        flag = typer.Option(typed, help=text, rich_help_panel=key.group)
+        typed = f" /{key.typed}" if key.typed.startswith("--no-") else key.typed
+        flag = typer.Option(typed, help=key.help, rich_help_panel=key.group)
         yield _keyword(name, Annotated[kind | None, flag], None)
 
 

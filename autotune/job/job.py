@@ -501,7 +501,7 @@ class JobFile(BaseModel):
         identity=NEVER,
     )
     diagnose: bool = key(
-        "Trials end with watched steps that show where time goes.",
+        "Whether trials end with watched steps that show where time goes.",
         Topic.CHECKS,
         default=True,
         identity=NEVER,

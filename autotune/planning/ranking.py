@@ -119,8 +119,9 @@ class Ranking:
         """
         times_s, fit = self.prediction.step_time_s, self.prediction.fit_probability
         first, others = self.choices.firsts[rank - 1], self.choices.variants(rank)
-        is_close = times_s[others] < SAME * times_s[first]
-        return others[is_close & (fit[others] >= min(self.min_fit, fit[first]))].tolist()
+        is_so = times_s[others] < SAME * times_s[first]
+        is_so &= fit[others] >= min(self.min_fit, fit[first])
+        return [int(other) for other in others[is_so]]
 
     @cached_property
     def _rows_on_front(self) -> frozenset[int]:

@@ -172,9 +172,8 @@ def test_a_program_measures_it_by_a_call(
     found = autotune.gate(best, within=0.1, results=study.root)
     assert found is not None
     assert found.passes
-    assert found.ratio == pytest.approx(1.0, abs=0.02)
-    assert found.ratio_interval is not None
-    assert found.ratio_interval[0] < found.ratio < found.ratio_interval[1]
+    assert found.value.ratio is not None
+    assert found.value.ratio.ratio == pytest.approx(1.0, abs=0.02)
     assert found.as_dict()["verdict"] == "within"
     assert "pass: it is not more than 10% slower" in str(found)
     # A study by its name is taken, too; errors name arguments.

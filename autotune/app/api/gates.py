@@ -17,23 +17,12 @@ from autotune.search.gate import FIRST_LOOK, MOST_ROUNDS
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Gated(Shown[Gate]):
-    """A stored best as it runs now, beside what it was."""
+    """A stored best as it runs now, beside what it was: `value.verdict`, `value.ratio`."""
 
     @property
     def passes(self) -> bool:
         """Whether it is as fast as it was, within the share, and takes no more memory."""
         return self.value.verdict is GateVerdict.WITHIN
-
-    @property
-    def ratio(self) -> float | None:
-        """Samples/s now over those then; None: it was not measured."""
-        return None if self.value.ratio is None else self.value.ratio.ratio
-
-    @property
-    def ratio_interval(self) -> tuple[float, float] | None:
-        """Ends of its 95% interval; None: it was not measured."""
-        ratio = self.value.ratio
-        return None if ratio is None else (ratio.low, ratio.high)
 
 
 def gate(

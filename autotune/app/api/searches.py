@@ -128,6 +128,7 @@ def search(
 
     Raises:
         JobError: A flag or what it names is not valid.
+        RenderError: A template or the base configuration does not render.
         StudyError: The results cannot be written there, or another search holds the study.
         FleetError: The devices are not there or failed, or a package that the engine needs.
         NothingFeasibleError: Nothing is legal, nothing ran within the limits, or no trial is

@@ -145,8 +145,7 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
         "least_bytes": float(found.peak_memory_bytes.min()),
-        "allowed_bytes": job.memory_limit_bytes
-        or ranking.outlook.environment.device_memory_bytes,
+        "allowed_bytes": job.memory_limit_bytes or ranking.outlook.environment.device_memory_bytes,
         "savings": [] if ranking.n_likely else list(engine.unused_savings(ranking.candidates)),
         "figures": _baseline_as_dict(ranking),
         **_of_first(ranking, [*best, *more]),

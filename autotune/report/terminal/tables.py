@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich import box
@@ -136,8 +137,8 @@ class SettingsCell:
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         least = max(map(len, self._text.replace("=", "= ").split()), default=0)
-        parts = re.findall(_PIECE, self._text)
-        least = min(least, max(_LEAST_SETTING, *map(len, parts), 0))
+        pieces = re.sub(_ENDS, " ", self._text).split()
+        least = min(least, max(_LEAST_SETTING, *map(len, pieces), 0))
         longest = max(map(len, (self._text, *self._notes)))
         return Measurement(least, max(least, longest)).with_maximum(options.max_width)
 
@@ -151,20 +152,17 @@ class SettingsCell:
 
 def _broken(setting: str, width: int) -> str:
     """A setting in lines of a width at most, where its pieces have room there."""
+    name, _, value = setting.partition("=")
     if len(setting) <= width:
         return setting
-    name, equals, value = setting.partition("=")
     if len(name) < width:
-        return f"{name}{equals}\n{value}"
-    lines = [""]
-    for piece in re.findall(_PIECE, setting):
-        if lines[-1] and len(lines[-1]) + len(piece) > width:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(lines)
+        return f"{name}=\n{value}"
+    lines = wrap(re.sub(_ENDS, " ", setting), width, break_on_hyphens=False)
+    return "\n".join(line.replace(" ", "") for line in lines)
 
 
-_PIECE = r"[^ ._=]+[._=]*|[._=]+"
+_ENDS = r"(?<=[._=])"
+"""Where a piece of a setting ends."""
 _LEAST_SETTING = 20
 """Width down to which the name of a setting is broken, to keep a table from stacking."""
 
