@@ -167,7 +167,7 @@ def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], sai
         ({"fleet": "hostfile"}, "fleet hostfile: which file?"),
         ({"fleet": "simulate:1xH100", "exclusive": True}, "no fleet_option and no exclusive=True"),
         ({"command": "torchrun train.py", "job": "job.yaml"}, "fix: leave job out"),
-        ({"diagnose": "x"}, "mend diagnose (trials end with watched steps"),
+        ({"diagnose": "x"}, "mend diagnose (whether trials end with watched steps"),
         (
             {"fleet": "simulate:2xH100", "memory_limit": "1MiB"},
             "offload to the host (space zero_offload)",

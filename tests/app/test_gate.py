@@ -187,6 +187,16 @@ def test_a_program_measures_it_by_a_call(
             autotune.gate(best, results=study.root, **wrong)  # type: ignore[arg-type]
 
 
+def test_slow_runs_of_a_busy_machine_are_said_to_be_that(
+    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    machine(at_rates(0.5, disturbed="other processes took 90% of core 0"))
+    words = ("--against", best, "--results", study.root)
+    assert command(monkeypatch, *words) == ExitCode.CHECK_FAILED
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "careful other work disturbed 3 of the 3 runs" in shown
+
+
 def test_what_is_not_decided_says_what_would_decide_it(
     study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
