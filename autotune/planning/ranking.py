@@ -113,10 +113,7 @@ class Ranking:
         return rank - 1 in self._rows_on_front
 
     def close_variants(self, rank: int) -> list[int]:
-        """The variants of a row that may stand for it: within 1% of its time, and as sure to fit.
-
-        As sure is also what fits with `min_fit`.
-        """
+        """The variants of a row within 1% of its time that fit as surely, or with `min_fit`."""
         times_s, fit = self.prediction.step_time_s, self.prediction.fit_probability
         first, others = self.choices.firsts[rank - 1], self.choices.variants(rank)
         is_so = times_s[others] < SAME * times_s[first]
