@@ -5,6 +5,7 @@ compare: Compare studies, by name or by folder; ratios are over the first one.
 estimate: Predict step time and memory of a candidate, as `autotune estimate` does.
 estimate_rows: Predict the runs of a table, as `autotune estimate --rows` does.
 explain: Explain why a candidate is refused, or ranked where it is, as `autotune explain` does.
+gate: Measure a stored best again, as `autotune compare --against` does; None: Ctrl-C ended it.
 load: Load the table of a study: a pandas frame with a row per trial.
 plan: Rank the candidates for a fleet by the cost model, as `autotune plan` does.
 search: Search for the fastest configuration, as `autotune search` does; the same call resumes.
@@ -30,6 +31,7 @@ _FUNCTIONS = {
     "estimate": "predictions",
     "estimate_rows": "predictions",
     "explain": "predictions",
+    "gate": "gates",
     "load": "records",
     "plan": "predictions",
     "search": "searches",

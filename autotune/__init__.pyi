@@ -2,6 +2,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autotune.app.api.checks import check as check
+    from autotune.app.api.gates import gate as gate
     from autotune.app.api.predictions import estimate as estimate
     from autotune.app.api.predictions import estimate_rows as estimate_rows
     from autotune.app.api.predictions import explain as explain

@@ -297,7 +297,7 @@ class DialectContract(Contract[Dialect]):
             refused = _refusal(lambda: self.export(handout, Path(folder)))
             assert refused is not None, f"{theirs} of somebody else is gone"
             assert theirs in refused.message
-            assert "--out" in refused.hint
+            assert "name a new folder" in refused.hint
             assert path.read_text(encoding="utf-8") == "somebody else's"
 
 

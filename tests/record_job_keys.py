@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from autotune.base.units import typed_seconds
-from autotune.job.job import LARGEST, declared_keys, keys_of
+from autotune.job.job import declared_keys, keys_of
 from autotune.job.keys import JobKey, Topic
 
 FUNCTIONS = ("explain", "plan", "search")
@@ -72,7 +72,7 @@ def _value(key: JobKey) -> str:
     if key.unit in ("duration", "size", "section"):
         return key.unit
     kind = " or ".join(_WORDS.get(one, "text") for one in get_args(key.takes) or (key.takes,))
-    bounds = key.bounds.removesuffix(f" to {LARGEST}")
+    bounds = key.bounds.removesuffix(" up")
     return ", ".join(part for part in (f"{kind} {bounds}".rstrip(), key.unit) if part)
 
 

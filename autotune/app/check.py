@@ -39,30 +39,19 @@ _NO_FILE = "<dict>"
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFlags:
-    """Flags of the user about the files to check."""
+    """Arguments of `autotune.check` that are about the files."""
 
     world: int | None = None
-    """Accelerators of the run."""
     launch: str | None = None
-    """The line that starts the training."""
     accelerate: Path | None = None
-    """The accelerate YAML that goes with them."""
     consumer: str | None = None
-    """Program that reads them."""
     accelerator: str | None = None
-    """Where they will run."""
     deepspeed_version: str | None = None
-    """The release."""
     megatron_release: str | None = None
-    """The release of Megatron Core, for a launch of Megatron-LM."""
     megatron_path: Path | None = None
-    """A checkout of Megatron-LM, whose release counts, and whose own checks are asked."""
     gpu: str | None = None
-    """The kind of GPU that it runs on."""
     choose: Sequence[str] = ()
-    """Decisions of the user, each as `RULE=N`."""
     ignore: Sequence[str] = ()
-    """Rules that the user does not want to hear of."""
 
     @cached_property
     def on_gpu(self) -> dict[str, Any]:
@@ -105,12 +94,7 @@ class CheckFlags:
 
 
 def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -> CheckRun:
-    """Judge files.
-
-    Args:
-        names: Files, folders, patterns, or `-` for standard input.
-        flags: What is said of all of them.
-        fix: Whether to write the fixes.
+    """Judge files, folders and patterns of files, or standard input (`-`), and write the fixes.
 
     Raises:
         JobError: A flag is not one of its values, or a name stands for no file.

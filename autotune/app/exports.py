@@ -29,6 +29,7 @@ from autotune.job.origin import code_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import (
     baseline_of,
+    engine_name_of,
     environment_at,
     environment_of,
     guard_steps_of,
@@ -237,21 +238,16 @@ def export_study(
 ) -> list[Path]:
     """Write the files that a study hands out, or those of one trial; or the study itself.
 
-    Args:
-        study: A study with trials.
-        out: Folder to write; the file, for a dialect of whole studies.
-        to: Name of a dialect; None: the engine's own.
-        trial: As of `find_chosen`.
-        launcher: Name of what starts the dialect's script; None: the dialect's own.
-        allow_loss_drift: As of `find_chosen`.
-        note: As of `find_chosen`.
+    They are those of the dialect `to`, else of the engine's own, started by `launcher`, else by
+    the dialect's own, in the folder `out`: the file, for a dialect of whole studies. Other
+    arguments are as of `find_chosen`.
 
     Raises:
         StudyError: As `find_chosen`; or a study is asked for with a trial, or cannot be written.
         JobError: The study's job cannot be read any more, or there is no such dialect or launcher.
         RenderError: A template does not render, or the folder cannot be written.
     """
-    dialect = None if to is None else find_dialect(to)
+    dialect = None if to is None else find_dialect(to, engine_name_of(study.read_state()))
     if isinstance(dialect, RecordDialect):
         assert to is not None, "a dialect was found by it"
         _check_measured(study, study.read_state())
@@ -317,13 +313,7 @@ def patch_study(
 ) -> StudyPatch:
     """A study's best configuration, or one trial's, put into files that the user has.
 
-    Nothing is written: `StudyPatch.write` does that.
-
-    Args:
-        study: A study with trials.
-        files: They.
-        trial: As of `find_chosen`.
-        note: As of `find_chosen`.
+    Nothing is written: `StudyPatch.write` does that. `trial` and `note` are as of `find_chosen`.
 
     Raises:
         StudyError: As `find_chosen`.

@@ -122,30 +122,8 @@ def run_gate(
 ) -> Gate | None:
     """Measure what a study handed out again, until it is known to be as fast as it was or not.
 
-    One interrupted some hours ago at most goes on; one that came to its end begins anew.
-
-    Args:
-        named: The reference, as of `read_reference`.
-        within: Share that it may be slower, or take more memory: `5%` or `0.05`.
-        rounds: Runs at the most, three or more.
-        results: Folder of all studies: the runs lie below that of the study's name.
-        fleet: Who runs it, as of `open_session`.
-        options: What was said of the fleet besides.
-        note: Told what happens.
-        trust_job: Whether a file from outside this folder may run and read what it names; a study
-            of the user's own may.
-        ask: As of `agree_to_job`.
-
-    Returns:
-        What it found, also in `gate.json`; None if the user ended it.
-
-    Raises:
-        JobError: A flag or the reference is not valid, its job names what is not there, or is
-            not trusted.
-        StudyError: It is of other devices, nothing of it was measured, its command is gone, or
-            the runs cannot be recorded, or another process holds the study.
-        FleetError: The devices are not there.
-        RenderError: Its configuration does not render any more.
+    Arguments and errors are those of `autotune.gate`. What it found is also in `gate.json`. One
+    interrupted some hours ago at most goes on; one that came to its end begins anew.
     """
     share = parse_share(within, where=flag("within"))
     reference = read_reference(named, results)

@@ -97,15 +97,9 @@ def open_command_session(
     A command of Megatron-LM need not run to tell what it trains: its arguments do. It is the
     baseline, and its arguments stay in every trial but for those that a knob governs.
 
-    Args:
-        command: The words after `--`.
-        flags: Keys of the job.
-        results: Folder of all studies.
-        fleet: As of `open_session`; one that only answers leaves the first run to this machine.
-            On other machines the command, and the folder that it runs in, have the same paths.
-        options: As of `open_session`.
-        fresh: Set an old study aside first, and observe the command anew.
-        note: Is told what happens.
+    Other arguments are those of `open_session`. A fleet that only answers leaves the first run to
+    this machine; on others the command, and the folder that it runs in, have the same paths.
+    `fresh` sets an old study aside first, and observes the command anew.
 
     Raises:
         JobError: The command cannot be started or was not measured, or a flag says what the

@@ -84,10 +84,8 @@ def export_ranked(
             started by that launcher.
     """
     if not 1 <= rank <= len(ranking.choices):
-        raise JobError(
-            f"--rank {rank}: the plan has {format_count(len(ranking.choices), 'distinct choice')}",
-            "1 is the best one",
-        )
+        there = format_count(len(ranking.choices), "distinct choice")
+        raise JobError(f"{flag('rank')} {rank}: the plan has {there}", "1 is the best one")
     handout = _handout(outlook, ranking, rank)
     try:
         return export_handout(handout, folder, to=to, launcher=launcher)
@@ -97,7 +95,9 @@ def export_ranked(
         other = next(filter(can_say, ranks), rank)
         if other == rank:  # it is not this candidate's fault, or that of all
             raise
-        raise RenderError(error.message, f"{error.hint}, such as --rank {other}") from error
+        raise RenderError(
+            error.message, f"{error.hint}, such as {flag('rank')} {other}"
+        ) from error
 
 
 def _can_say(
@@ -117,7 +117,7 @@ def _handout(outlook: Outlook, ranking: Ranking, rank: int) -> Handout:
             violation.message for violation in outlook.engine.judge(ranking.candidates[place])
         )
         raise JobError(
-            f"--rank {rank}: the rules refuse it: {why}",
+            f"{flag('rank')} {rank}: the rules refuse it: {why}",
             f"give {flag('top')} {rank} as well: the rules judge the first rows, and then rank "
             "the others",
         )

@@ -23,14 +23,8 @@ def probe_place(
 ) -> Probe:
     """Probe the devices of a place, once it is sure that the file can be written.
 
-    Args:
-        out: The file, on this machine.
-        place: Where they are; nodes measure together.
-        world: Devices to measure on each node; None: all its slots, and on this machine those that
-            a search takes where nobody says.
-        disk: A folder of the nodes whose disk is measured too.
-        is_quick: See `run_probe`.
-        note: Told which nodes are left out.
+    Nodes measure together: `world` devices on each, or all its slots, and on this machine those
+    that a search takes where nobody says. `disk` is a folder of the nodes whose disk is measured.
 
     Raises:
         StudyError: The file cannot be written.

@@ -46,12 +46,8 @@ def search(
 ) -> SearchAnswer:
     """Run the search, or go on with it; where it found nothing, the answer says why.
 
-    Args:
-        session: The job and what is legal for it here.
-        observer: Is shown what happens.
-        fresh: Whether to set an old study aside.
-        metrics_file: Where the metrics stand besides the study's folder; None: nowhere.
-        knowledge: What earlier studies taught, and where this one's lessons go; None: nowhere.
+    `fresh`, `metrics_file` and `knowledge` are as of `run_searches`: lessons of this search go
+    where those of earlier ones are from.
 
     Raises:
         FleetError: The devices are not there; nothing was opened.

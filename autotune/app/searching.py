@@ -64,23 +64,12 @@ def run_searches(
     """Run the searches that somebody asks for, or go on with them: mostly one.
 
     There is one for each kind of device or engine where that is asked for. An interrupted one is
-    the last. Of a dry run there are none.
+    the last. Of a dry run there are none. Arguments and errors are those of `autotune.search`.
 
-    Args:
+    Besides:
         flags: Keys of the job; they come before the file's.
-        results: Folder of all studies.
         watch: Makes what is shown a search.
-        command: The user's own training command; empty: the job says what is trained.
-        job_file: YAML, or None.
-        fleet: As of `open_session`.
-        options: As of `open_session`.
-        fresh: Whether an old study is set aside.
         dry_run: Whether to end with the plan.
-        force: Whether to search even where no trial is predicted to succeed.
-        trust_job: Whether a job from outside this folder may run and read what it names.
-        with_ladder: Whether a gain is explained change by change.
-        metrics_file: Where Prometheus metrics are kept as well.
-        knowledge: File of what earlier studies taught; None: nothing is learned or taught.
         is_one: Whether only one search may come of it, of one engine and on one kind of device.
         say: Told what is worth a line, once.
         ask: Asked whether a job is to be trusted; None: nobody is there to answer.
@@ -88,14 +77,6 @@ def run_searches(
         show_plan: Shown each search before it runs.
         confirm: Asked to run what was shown, and told whether any trial is predicted to succeed.
             Raises where somebody says no; without anybody to ask, what is hopeless does not run.
-
-    Raises:
-        JobError: A flag, the job, the space, the fleet or a file that it names is not valid.
-        RenderError: A template or the base configuration does not render.
-        StudyError: The results cannot be written there, or another search holds the study.
-        FleetError: The devices are not there, or a package that the engine needs.
-        NothingFeasibleError: The rules refuse every candidate, or no trial is predicted to
-            succeed and nobody wants to try.
     """
     say = _once(say)
     if command and job_file is not None:

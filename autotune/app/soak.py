@@ -32,13 +32,9 @@ def run_soak(
 ) -> SoakResult | None:
     """Soak the best configuration of a study, whose export then says so, or that of an export.
 
-    Args:
-        of: The study, or the export's folder, whose memory limit holds. It is on a file system
-            that the nodes of the fleet share: the checkpoint lies there.
-        minutes: Minutes of training, both halves together.
-        note: Told what happens.
-        fleet: Who runs it, as of `open_session`.
-        options: What was said of the fleet besides.
+    The memory limit of the export holds. Its folder, or the study, is on a file system that the
+    nodes of the fleet share: the checkpoint lies there. The minutes are of both halves together;
+    the fleet is as of `open_session`.
 
     Returns:
         What it found, also in `soak.json`; None if the user ended it.

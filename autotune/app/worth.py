@@ -31,13 +31,8 @@ def run_ladder(
 ) -> Ladder | None:
     """Measure what each change from the baseline to the best configuration is worth.
 
-    Args:
-        study: A study with a baseline and a best one; the same call again resumes.
-        note: Told what happens.
-        settings: `knob=value` each: the way leads to the baseline with these, not to the best.
-        rounds: Runs of each configuration.
-        fleet: Who runs it, as of `open_session`.
-        options: What was said of the fleet besides.
+    The same call again resumes. With `settings`, `knob=value` each, the way leads to the baseline
+    with these, not to the best. The fleet is as of `open_session`.
 
     Returns:
         What it found, also in `ladder.json`; None if the user ended it.

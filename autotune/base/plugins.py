@@ -5,6 +5,7 @@ ones too. A plug-in is a class that is made without arguments; its contract is i
 `autotune.testing`.
 """
 
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
@@ -20,18 +21,22 @@ def plugin_names(kind: Kind) -> list[str]:
     return sorted(_offered(kind))
 
 
-def load_plugin(kind: Kind, name: str, *, where: str = "") -> Any:
-    """Make the plug-in of this name; `where` is the flag or key that named it, for the error.
+def load_plugin(
+    kind: Kind, name: str, *, where: str = "", suits: Callable[[Any], bool] = lambda _: True
+) -> Any:
+    """Make the plug-in of this name.
+
+    For the error, `where` is the flag or key that named it, and `suits` whether one may be named.
 
     Raises:
         JobError: There is none of that name, or it cannot be loaded.
     """
     offered = _offered(kind)
     if name not in offered:
-        guess = did_you_mean(name, offered, most=1)
+        known = [one for one in sorted(offered) if suits(load_plugin(kind, one))]
         raise JobError(
             f"{where or kind}: {name!r}: no such {kind}",
-            f"{guess}installed: {', '.join(sorted(offered)) or 'none'}",
+            f"{did_you_mean(name, known, most=1)}installed: {', '.join(known) or 'none'}",
         )
     try:
         return offered[name].load()()

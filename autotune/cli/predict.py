@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.base.errors import JobError
+import typer
+
+from autotune.base.errors import ExitCode, JobError
 from autotune.base.private import KNOWLEDGE_ENV
 from autotune.cli.base import DATA, asker, cli, obtained_fleet, print_files, print_json, say
 from autotune.cli.flags import fleet_flags, job_file, lesson_flags, takes_job
@@ -81,9 +83,11 @@ def plan(
 
     The fleet need not be there: name its accelerators with --gpu. Everything shown is predicted.
     Without --space all that can be predicted well is ranked, more than a search tries.
-    What trials on this machine's devices measured corrects the predictions for them.
+    What trials on this machine's devices measured corrects the predictions for them. Where nothing
+    is likely to fit, it ends with 3.
     """
     from autotune.app.api.predictions import plan as rank_candidates
+    from autotune.app.planning import export_ranked
 
     if export is None and (to is not None or launcher is not None or rank != 1):
         flag = "--to" if to is not None else "--launcher" if launcher is not None else "--rank"
@@ -100,13 +104,17 @@ def plan(
         note=say,
         ask=asker(),
     )
-    written = [] if export is None else found.export(export, rank=rank, to=to, launcher=launcher)
+    written = []
+    if export is not None:
+        written = export_ranked(found.outlook, found.value, rank, export, to, launcher)
     if html is None:
         _show(found, as_json=as_json)
     else:  # --json is how the file's path is printed
         print_files([found.page(html)], as_json=as_json)
     for path in written:  # below the plan, which is long
         say(f"wrote {path}")
+    if not found.value.n_probable:
+        raise typer.Exit(ExitCode.NOTHING_FEASIBLE)
 
 
 @cli.command(

@@ -120,31 +120,28 @@ def compare(
             raise JobError(both, "name studies to compare, or what to measure again")
         refuse_several(against=against, csv=as_csv, html=html)
         refuse_several(json=as_json, markdown=as_markdown)
-        from autotune.app.gate import run_gate
+        from autotune.app.api.gates import gate
         from autotune.report.terminal.markdown import gate_in_markdown
-        from autotune.report.terminal.tables import print_told
 
-        with obtained_fleet(fleet, fleet_option) as (held, options):
-            found = run_gate(
+        with obtained_fleet(fleet, fleet_option) as (held, _):
+            found = gate(
                 against,
-                results=results,
-                note=say,
-                trust_job=trust_job,
-                ask=asker(),
                 within=within,
                 rounds=rounds,
+                results=results,
                 fleet=held,
-                options=options,
+                fleet_option=fleet_option or (),
+                trust_job=trust_job,
+                note=say,
+                ask=asker(),
             )
         if found is None:
             raise typer.Exit(ExitCode.INTERRUPTED)
         if as_markdown:
-            emit(gate_in_markdown(found))
+            emit(gate_in_markdown(found.value))
         else:
-            print_json(dataclasses.asdict(found)) if as_json else print_told(
-                DATA, "gate", {"gate": found}
-            )
-        raise typer.Exit(found.verdict.exit_code)
+            print_json(found.as_dict()) if as_json else found.show(DATA)
+        raise typer.Exit(found.value.verdict.exit_code)
     if as_markdown:
         raise JobError(
             "--markdown: it is a form of --against", "give --csv, --json or --html FILE"

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.base.errors import RenderError, StudyError
 from autotune.base.files import refuse_foreign, write_text
+from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.base.private import refuse_prepared
 from autotune.base.secrecy import scrubbed_document
@@ -42,14 +43,19 @@ MARKER_VERSION = 1
 PREDICTION_FILE = "prediction.json"
 
 
-def find_dialect(name: str) -> Dialect | RecordDialect:
+def find_dialect(name: str, engine: str = "") -> Dialect | RecordDialect:
     """An installed dialect by its name, which a release of its consumer may follow: `NAME@0.16`.
 
     Raises:
-        JobError: There is none of that name.
+        JobError: There is none of that name; it lists those that write the engine's, if one is
+            given.
     """
+
+    def suits(one: Dialect | RecordDialect) -> bool:
+        return isinstance(one, RecordDialect) or not engine or engine in one.engines
+
     plugin = name.partition("@")[0]
-    found: Dialect | RecordDialect = load_plugin("dialect", plugin, where="--to")
+    found: Dialect | RecordDialect = load_plugin("dialect", plugin, where=flag("to"), suits=suits)
     return found
 
 
@@ -117,21 +123,22 @@ def _rendered(
     """The files of an export, and its marker."""
     default = _dialect_of(handout)
     to = to or default
-    dialect = find_dialect(to)
+    asked = f"{flag('to')} {to}"
+    dialect = find_dialect(to, handout.engine)
     if isinstance(dialect, RecordDialect):
         raise RenderError(
-            f"--to {to}: holds a whole study, and this is one configuration",
+            f"{asked}: holds a whole study, and this is one configuration",
             f"run a search, then `autotune export --to {to}`",
         )
     if handout.engine not in dialect.engines:
         raise RenderError(
-            f"--to {to}: a configuration of {handout.engine} cannot be written in that form",
-            f"leave --to out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
+            f"{asked}: a configuration of {handout.engine} cannot be written in that form",
+            f"leave it out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
         )
     release = to.partition("@")[2]
     if release and not dialect.has_releases:
         raise RenderError(
-            f"--to {to}: its files are the same for every release", "leave the release out"
+            f"{asked}: its files are the same for every release", "leave the release out"
         )
     handout = dataclasses.replace(handout, release=release, folder=folder)
     templates = Templates(handout.job.templates)
@@ -139,7 +146,7 @@ def _rendered(
     if handout.job.script is not None:
         if to != default:
             raise RenderError(
-                f"--to {to}: your own command is exported by its own words and files",
+                f"{asked}: your own command is exported by its own words and files",
                 "leave --to out, or put the settings into files of yours with --patch FILE",
             )
         launch = None
@@ -283,11 +290,11 @@ def write_export(
     if present and not (folder / MARKER_FILE).exists():
         raise RenderError(
             f"{folder}: holds {', '.join(present)}, which no earlier export wrote",
-            "name a new folder with --out, or move those files away",
+            "name a new folder, or move those files away",
         )
     # The marker first: it marks an export that was cut short as ours, to be replaced.
     marked = {MARKER_FILE: canonical_json(marker), **files}
-    hint = "name another folder with --out"
+    hint = "name another folder"
     try:
         refuse_prepared(folder)
     except OSError as error:

@@ -320,8 +320,7 @@ class JobFile(BaseModel):
         deed="runs the command of",
     )
     megatron_path: Path | None = key(
-        "With --engine megatron: your checkout of Megatron-LM, whose own pretrain_gpt.py the "
-        "trials run.",
+        "With --engine megatron: your checkout of Megatron-LM, whose own pretrain_gpt.py trains.",
         Topic.JOB,
         EVERY,
         identity=WHERE_SET,
@@ -339,15 +338,15 @@ class JobFile(BaseModel):
         engine="megatron",
     )
     engine: str = key(
-        "What trains: deepspeed (by default) or megatron; a search also takes both, in turn.",
-        Topic.SEARCH,
+        "What trains: deepspeed (by default) or megatron; in a search also both, in turn.",
+        Topic.CONFIGURATION,
         EVERY,
         default=DEFAULT_ENGINE,
         identity=WHERE_SET,
     )
     space: str = key(
-        "Knobs to choose: a shipped space or a YAML file.",
-        Topic.SEARCH,
+        "Knobs and their values: a shipped space or a YAML file.",
+        Topic.CONFIGURATION,
         SEARCH | PREDICTIONS | DIAGNOSE,
         default=DEFAULT_SPACE,
         takes=str | Path,
@@ -380,15 +379,15 @@ class JobFile(BaseModel):
     baseline: Path | None = key(
         "Your own file, to start from and to compare with: a ds_config, an accelerate YAML, a"
         " file of training arguments, a shell file with a launch line.",
-        Topic.SEARCH,
+        Topic.CONFIGURATION,
         SEARCH | {"plan"},
         is_of_command=True,
         engine=DEFAULT_ENGINE,
         deed="reads",
     )
     base_config: Path | None = key(
-        "Your ds_config.json; the tuned knobs override its keys.",
-        Topic.SEARCH,
+        "Your ds_config.json; knobs override its keys.",
+        Topic.CONFIGURATION,
         EVERY,
         is_of_command=True,
         engine=DEFAULT_ENGINE,
@@ -396,7 +395,7 @@ class JobFile(BaseModel):
     )
     templates: Path | None = key(
         "Folder of templates that replace shipped ones.",
-        Topic.SEARCH,
+        Topic.CONFIGURATION,
         EVERY,
         engine=DEFAULT_ENGINE,
         deed="renders templates of",
@@ -441,7 +440,7 @@ class JobFile(BaseModel):
         gt=0,
     )
     price: float | None = key(
-        "Of one accelerator for an hour, to say what trials or tokens cost; or by kind: "
+        "Price of one accelerator for an hour, to say what trials or tokens cost; or by kind: "
         "H100=2.5,A100=1.2.",
         Topic.PRICE,
         SEARCH | {"plan"},
@@ -458,8 +457,8 @@ class JobFile(BaseModel):
         identity=NEVER,
     )
     gpu: str | None = key(
-        "Accelerator that the job is for, such as H100; by default that of this machine or "
-        "fleet. Trials run on no other.",
+        "Accelerator that the job is for, such as H100, and no other; by default that of this "
+        "machine or fleet.",
         Topic.DEVICES,
         EVERY | DIAGNOSE,
         identity=NEVER,
@@ -502,7 +501,7 @@ class JobFile(BaseModel):
         identity=NEVER,
     )
     diagnose: bool = key(
-        "Trials end with watched steps that show where time goes.",
+        "Whether trials end with watched steps that show where time goes.",
         Topic.CHECKS,
         default=True,
         identity=NEVER,
@@ -568,19 +567,16 @@ def _completed(name: str, field: FieldInfo) -> JobKey:
     """A field's key with what the field says."""
     key = next(one for one in field.metadata if isinstance(one, JobKey))
     words = {"ge": "from", "gt": "above", "le": "to", "lt": "to below"}
-    bounds = [
-        f"{word} {getattr(bound, limit)}"
-        for limit, word in words.items()
-        for bound in field.metadata
-        if hasattr(bound, limit)
-    ]
+    limits = {n: getattr(one, n) for n in words for one in field.metadata if hasattr(one, n)}
+    is_open = limits.get("le") == LARGEST  # that is only what a file can hold
+    bounds = [f"{words[n]} {limit}" for n, limit in limits.items() if n != "le" or not is_open]
     return replace(
         key,
         name=name,
         flag=key.flag or name,
         takes=key.takes or _kind(field),
         default=... if field.is_required() else field.default,
-        bounds=" ".join(bounds),
+        bounds=" ".join([*bounds, "up"] if is_open else bounds),
     )
 
 

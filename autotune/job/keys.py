@@ -15,6 +15,7 @@ class Topic(StrEnum):
     """Titles of `--help` and of docs/job.md, in the order of the page."""
 
     JOB = "Job"
+    CONFIGURATION = "Configuration"
     SEARCH = "Search"
     PRICE = "Time and price"
     DEVICES = "Devices"

@@ -200,17 +200,29 @@ def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
 
 
 def _kinds(found: Prediction, *, min_fit: float, splits: bool) -> NDArray[np.intp]:
-    """A number per candidate, equal for those that are one row."""
-    fit = found.fit_probability
-    keys = np.add.reduce([fit >= chance for chance in (min_fit, *CHANCES) if chance <= min_fit])
-    keys = keys.astype(np.float64)
+    """A number per candidate, equal for those that are one row.
+
+    A variant that fits less surely is a row of its own only where it is faster than those that do
+    more surely: nobody would try it otherwise.
+    """
+    fit, times_s = found.fit_probability, found.step_time_s
+    keys = np.zeros(len(fit))
     # Factors by chance: no two combinations have the same sum.
     factors = np.random.default_rng(0).random(len(_OF_A_CHOICE))
     for name, factor in zip(_OF_A_CHOICE, factors, strict=True):
         column = _column(found.plans, name)
         keys += column * (factor / max(1.0, float(column.max())))
     _, kinds = np.unique(keys, return_inverse=True)
-    return _split(kinds, found.step_time_s) if splits else kinds
+    chances = [chance for chance in (min_fit, *CHANCES) if chance <= min_fit]
+    sureness = np.add.reduce([(fit >= chance).astype(np.intp) for chance in chances])
+    for least in range(len(chances), 0, -1):
+        is_so = sureness == least
+        best_s = np.full(int(kinds.max()) + 1, np.inf)
+        np.minimum.at(best_s, kinds[is_so], times_s[is_so])
+        is_beaten = best_s[kinds] < (SAME if splits else _TIE) * times_s
+        sureness[(sureness < least) & is_beaten] = least
+    _, kinds = np.unique(kinds * (len(chances) + 1) + sureness, return_inverse=True)
+    return _split(kinds, times_s) if splits else kinds
 
 
 def _split(kinds: NDArray[np.intp], times_s: NDArray[np.float64]) -> NDArray[np.intp]:

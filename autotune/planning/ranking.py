@@ -21,6 +21,7 @@ from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
 from autotune.engines.base import Engine
 from autotune.planning.choices import (
     MIN_FIT,
+    PROBABLE,
     SAME,
     Choices,
     best_of_kinds,
@@ -112,14 +113,26 @@ class Ranking:
         return rank - 1 in self._rows_on_front
 
     def close_variants(self, rank: int) -> list[int]:
-        """The variants of a row whose step takes within 1% of that of the row's own."""
-        times_s, first = self.prediction.step_time_s, self.choices.firsts[rank - 1]
-        others = self.choices.variants(rank)
-        return [int(other) for other in others if times_s[other] < SAME * times_s[first]]
+        """The variants of a row within 1% of its time that fit as surely, or with `min_fit`."""
+        times_s, fit = self.prediction.step_time_s, self.prediction.fit_probability
+        first, others = self.choices.firsts[rank - 1], self.choices.variants(rank)
+        is_so = times_s[others] < SAME * times_s[first]
+        is_so &= fit[others] >= min(self.min_fit, fit[first])
+        return [int(other) for other in others[is_so]]
 
     @cached_property
     def _rows_on_front(self) -> frozenset[int]:
         return frozenset(int(self.choices.row_of[index]) for index in self.on_front)
+
+    @property
+    def n_probable(self) -> int:
+        """Rows that probably fit; they come first."""
+        fit = self.prediction.fit_probability[self.choices.firsts]
+        return int((fit >= min(PROBABLE, self.min_fit)).sum())
+
+    def shown(self, top: int) -> range:
+        """Ranks of the best rows: of those that probably fit, or of all where none does."""
+        return range(1, min(top, self.n_probable or len(self.choices)) + 1)
 
     @property
     def n_likely(self) -> int:

@@ -2,14 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.base.clock import date_of
 from autotune.base.telling import Fact, tell
 from autotune.base.units import format_amount, says_nothing
-from autotune.contract import Outcome, Phase, Role, TrialResult
+from autotune.contract import Origin, Outcome, Phase, Role, TrialResult
 from autotune.devices.hardware import Environment
 from autotune.engines.base import known_releases
 from autotune.engines.launches.line import in_short
@@ -207,9 +207,10 @@ def _place(story: Story) -> dict[str, Any]:
 
 
 def _releases(story: Story, environment: Environment) -> dict[str, str]:
-    """Title -> release of the engine's packages and torch."""
-    known = known_releases(engine_name_of(story.state), environment)
-    return {**dict(known), "torch": environment.torch_version}
+    """Title -> release of the engine's packages, whose rules decide, and of torch if it ran."""
+    known = dict(known_releases(engine_name_of(story.state), environment))
+    is_measured = origin_of(story.state) is Origin.MEASURED
+    return {**known, "torch": environment.torch_version} if is_measured else known
 
 
 def _upgrades(story: Story) -> list[tuple[int, list[str]]]:
@@ -369,20 +370,24 @@ def _extrapolated(story: Story) -> dict[str, Any] | None:
 
 
 def _disturbances(story: Story) -> dict[str, Any]:
-    """Trials that something else on the machine disturbed, and how many of those that count."""
+    """Trials that something else disturbed or ended, and how many of those that count."""
     measured = [
         t for t in story.history.trials if t.result is not None and t.result.outcome.is_measured
     ]
-    repeats = {t.spec.provenance.repeat_of: t.spec.identity.number for t in measured}
+    shown = {row.trial for row in story.rows}
+    counted = {t.spec.identity.number: t.spec.provenance.repeat_of for t in measured}
+    repeats = {repeat_of: number for number, repeat_of in counted.items()}
+    repeats |= {t.spec.provenance.retry_of: t.spec.identity.number for t in story.history.trials}
     disturbed = [
         {
             "trial": t.spec.identity.number,
-            "why": t.result.disturbed,
-            "repeat": repeats.get(t.spec.identity.number),
+            "why": why,
+            "repeat": (repeat := repeats.get(t.spec.identity.number)),
+            "counts": repeat in counted,
             "is_repeat": t.spec.provenance.repeat_of is not None,
         }
         for t in story.history.trials
-        if t.result is not None and t.result.disturbed
+        if t.result is not None and (why := t.result.disturbed or _ended_by(t.result, shown))
     ]
     sides = {}
     if story.answer is not None and story.answer.speedup is not None:
@@ -395,6 +400,12 @@ def _disturbances(story: Story) -> dict[str, Any]:
         "runs_disturbed": sum(side.n_disturbed for side in sides.values()),
         "runs_compared": sum(side.n_runs for side in sides.values()),
     }
+
+
+def _ended_by(result: TrialResult, shown: Container[int]) -> str:
+    """Why the platform ended a run whose candidate has a row of another; empty: it did not."""
+    is_told = not result.outcome.is_platform_fault or result.number in shown
+    return "" if is_told else f"the platform ended it: {result.outcome}: {result.evidence}"
 
 
 def _cost(story: Story) -> dict[str, Any] | None:

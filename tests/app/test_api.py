@@ -29,19 +29,17 @@ JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, "spa
 COMMANDS: Any = typer.main.get_group(cli).commands
 NOT_FLAGS = {"flags", "progress", "note", "ask"}
 RENAMED = {"with_ladder": "ladder"}
+GATE = {"against", "within", "rounds", "fleet", "fleet_option", "trust_job"}
+"""Flags of `compare` that `autotune.gate` takes, beside the folder of studies."""
 NOT_OURS = {
     "search": {"dry_run", "yes"},
     "plan": {"export", "rank", "to", "launcher", "html"},
     "explain": set(),
     "estimate": {"rows", "out", "constants"},
     "check": {"quiet", "form"},
-    "compare": {
-        *("as_csv", "html"),
-        *("against", "within", "rounds", "fleet", "fleet_option", "as_markdown"),
-        "trust_job",
-    },
+    "compare": {"as_csv", "html", "as_markdown", *GATE},
 }
-"""Flags that the functions do not take: questions, what methods or pandas do, and a gate of CI."""
+"""Flags that the functions do not take: questions, what methods or pandas do, and a gate."""
 
 
 def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
@@ -91,6 +89,11 @@ def test_the_words_are_those_of_the_flags(name: str) -> None:
     typed = {param.name for param in params} - {"help", "as_json", "debug"}
     typed = {RENAMED.get(flag, flag) for flag in typed}
     assert arguments - NOT_FLAGS == typed - NOT_OURS[name]
+
+
+def test_a_gate_has_the_words_of_its_flags() -> None:
+    arguments = inspect.signature(inspect.unwrap(autotune.gate)).parameters.keys()
+    assert arguments - NOT_FLAGS == GATE | {"results"}
 
 
 def test_the_written_files_have_the_declared_keys() -> None:
@@ -164,7 +167,7 @@ def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], sai
         ({"fleet": "hostfile"}, "fleet hostfile: which file?"),
         ({"fleet": "simulate:1xH100", "exclusive": True}, "no fleet_option and no exclusive=True"),
         ({"command": "torchrun train.py", "job": "job.yaml"}, "fix: leave job out"),
-        ({"diagnose": "x"}, "mend diagnose (trials end with watched steps"),
+        ({"diagnose": "x"}, "mend diagnose (whether trials end with watched steps"),
         (
             {"fleet": "simulate:2xH100", "memory_limit": "1MiB"},
             "offload to the host (space zero_offload)",

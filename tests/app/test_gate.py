@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import autotune
 from autotune import cli
 from autotune.app import gate as app
 from autotune.app.own_script import adopt_first_run, open_command_session
@@ -162,6 +163,38 @@ def test_slower_is_proven_and_fails(
     shown = capfd.readouterr().out
     assert shown.startswith("**scripted: slower: it is proven to be more than 5% slower")
     assert "\n- now: " in shown
+
+
+def test_a_program_measures_it_by_a_call(
+    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    machine(at_rates(1.0, 0.99, 1.01))
+    found = autotune.gate(best, within=0.1, results=study.root)
+    assert found is not None
+    assert found.passes
+    assert found.value.ratio is not None
+    assert found.value.ratio.ratio == pytest.approx(1.0, abs=0.02)
+    assert found.as_dict()["verdict"] == "within"
+    assert "pass: it is not more than 10% slower" in str(found)
+    # A study by its name is taken, too; errors name arguments.
+    machine(at_rates(0.5))
+    slower = autotune.gate("scripted", results=study.root)
+    assert slower is not None
+    assert not slower.passes
+    for wrong in ({"rounds": 2}, {"within": "five"}):
+        (name,) = wrong
+        with pytest.raises(JobError, match=rf"^{name}\b"):
+            autotune.gate(best, results=study.root, **wrong)  # type: ignore[arg-type]
+
+
+def test_slow_runs_of_a_busy_machine_are_said_to_be_that(
+    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    machine(at_rates(0.5, disturbed="other processes took 90% of core 0"))
+    words = ("--against", best, "--results", study.root)
+    assert command(monkeypatch, *words) == ExitCode.CHECK_FAILED
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "careful other work disturbed 3 of the 3 runs" in shown
 
 
 def test_what_is_not_decided_says_what_would_decide_it(

@@ -254,9 +254,8 @@ def test_plain_training_imports_nothing_of_ours(script):
 def test_an_unknown_dialect_is_answered_with_the_menu(tmp_path):
     with pytest.raises(JobError, match="no such dialect") as caught:
         export(tmp_path, to="fairscale")
-    family = "megatron, megatron-bridge, megatron-core"
-    rest = "ms-swift, nemo-rl, optuna, trl, verl"
-    assert f"hf, lightning, llama-factory, {family}, {rest}" in caught.value.hint
+    # Those that write another engine's configurations are no answer.
+    assert caught.value.hint.endswith("hf, lightning, llama-factory, ms-swift, optuna, trl")
     with pytest.raises(
         RenderError, match="a configuration of deepspeed cannot be written in that form"
     ):
@@ -321,7 +320,7 @@ def test_no_dialect_writes_over_files_of_somebody_else(tmp_path):
     (tmp_path / "config.yaml").write_text("my own")
     with pytest.raises(RenderError, match=r"holds config.yaml, which no earlier ex") as caught:
         write_export(tmp_path, {"config.yaml": "ours", "run.sh": ""}, marker={"dialect": "other"})
-    assert "--out" in caught.value.hint
+    assert "name a new folder" in caught.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
     assert (tmp_path / "config.yaml").read_text() == "my own"
 

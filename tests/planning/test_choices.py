@@ -1,12 +1,16 @@
 """Rows of a plan: what is one choice, which comes first, and what stands below the best."""
 
 import io
+import json
 
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from autotune.app.planning import open_outlook
+from autotune.base.errors import ExitCode
+from autotune.cli import cli
 from autotune.planning.choices import (
     LONG_TOKENS,
     PROBABLE,
@@ -83,6 +87,33 @@ def test_in_a_named_space_what_is_slower_by_more_than_one_per_cent_is_a_row():
     for rank in range(1, 30):
         others = choices.variants(rank)
         assert (times_s[others] < 1.0101 * times_s[choices.firsts[rank - 1]]).all()
+
+
+TIGHT = {"model": "llama-3-70b", "seq_len": 8192, "global_batch": 64, "world": 1}
+
+
+def test_a_variant_that_fits_less_surely_is_a_row_only_where_it_is_faster():
+    found = rank_lattice(open_outlook(None, TIGHT, FleetWishes(gpu="A100-40GB")))
+    prediction, choices = found.prediction, found.choices
+    rows = [tuple(of_row(found, rank).get(n) for n in LAYOUT) for rank in found.shown(10)]
+    assert len(set(rows)) == len(rows)
+    # Rows that fit are not followed by such that do not.
+    assert 0 < len(found.shown(10)) < 10
+    fit = prediction.fit_probability
+    assert (fit[choices.firsts[: len(found.shown(10))]] >= PROBABLE).all()
+    assert len(found.shown(1)) == 1
+    # What is counted beside a row may stand for it.
+    less_sure = [i for i in choices.variants(1) if fit[i] < found.min_fit]
+    assert less_sure
+    assert not set(less_sure) & set(found.close_variants(1))
+
+
+def test_where_nothing_fits_the_smallest_are_shown_and_a_program_learns_it():
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in TIGHT.items()]
+    small = ["--gpu", "A100-40GB", "--memory-limit", "4GiB", "--top", "3", "--json"]
+    done = CliRunner().invoke(cli, ["plan", *words, *small])
+    assert done.exit_code == ExitCode.NOTHING_FEASIBLE
+    assert len(json.loads(done.stdout)["candidates"]) == 3
 
 
 def test_ties_go_to_the_plainer_and_the_exotic_has_to_gain():

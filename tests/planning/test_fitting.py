@@ -31,6 +31,13 @@ def test_ways_to_fit_go_by_the_wanted_probability():
     assert surely["accelerators"].fit_probability >= 0.99
 
 
+def test_a_mixture_whose_weights_no_layout_holds_is_told_what_would_do():
+    mixture = {**LARGE, "model": "deepseek-v3", "engine": "megatron"}
+    found = rank_lattice(open_outlook(None, mixture, FleetWishes(gpu="H100")))
+    assert not found.n_probable
+    assert any(way.flags.startswith("--world") for way in found.ways_to_fit)
+
+
 @pytest.mark.parametrize(("engine", "space"), [("deepspeed", "zero"), ("megatron", None)])
 def test_the_ways_that_are_named_do_fit(engine, space):
     named = {} if space is None else {"space": space}

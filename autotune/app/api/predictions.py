@@ -13,7 +13,7 @@ from autotune.app.pages import write_plan
 from autotune.app.planning import export_ranked, open_outlook
 from autotune.app.steering import what_predicts
 from autotune.base.errors import JobError, StudyError
-from autotune.base.flags import flag, switch
+from autotune.base.flags import called, flag, switch
 from autotune.contract import KnobValue
 from autotune.cost.knowledge import Lesson, file_for, read_lessons
 from autotune.job.job import given_keys, keys_of
@@ -120,7 +120,8 @@ class Planned(Shown[Ranking]):
             JobError: There is no such rank, dialect or launcher.
             RenderError: The folder cannot be written, or the dialect cannot say it.
         """
-        return export_ranked(self.outlook, self.value, rank, Path(out), to, launcher)
+        with called("plan"):  # the call that made it is over
+            return export_ranked(self.outlook, self.value, rank, Path(out), to, launcher)
 
     def page(self, out: str | Path) -> Path:
         """Write the plan as one HTML file that needs no network.
@@ -199,11 +200,10 @@ def plan(
         what_if=each_of(what_if),
         top=top,
     )
-    ranks = range(1, min(top, len(found.choices)) + 1)
     return Planned(
         value=found,
         show=lambda console: print_ranking(console, found, top=top),
-        data=lambda: ranking_as_dict(found, ranks),
+        data=lambda: ranking_as_dict(found, found.shown(top)),
         outlook=outlook,
         top=top,
     )

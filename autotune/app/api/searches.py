@@ -12,6 +12,7 @@ from autotune.app.api.calls import each_of
 from autotune.app.api.keys import SearchKeys
 from autotune.app.exports import export_study
 from autotune.app.searching import answer_as_dict, run_searches
+from autotune.base.flags import called
 from autotune.cost.knowledge import file_for
 from autotune.fleet.options import options_of
 from autotune.record.study import Study
@@ -79,7 +80,8 @@ class Searched(Shown[Story]):
             StudyError: There is no best one.
         """
         study = Study(self.folder.parent, self.folder.name)
-        return export_study(study, Path(out), to=to, launcher=launcher)
+        with called("search"):  # the call that made it is over
+            return export_study(study, Path(out), to=to, launcher=launcher)
 
 
 def search(
@@ -126,6 +128,7 @@ def search(
 
     Raises:
         JobError: A flag or what it names is not valid.
+        RenderError: A template or the base configuration does not render.
         StudyError: The results cannot be written there, or another search holds the study.
         FleetError: The devices are not there or failed, or a package that the engine needs.
         NothingFeasibleError: Nothing is legal, nothing ran within the limits, or no trial is

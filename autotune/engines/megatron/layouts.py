@@ -129,10 +129,10 @@ def lay_out(task: LayoutTask, *, for_plan: bool = False) -> Layouts:
     for name, values in axes.items():
         later -= {name, *_FOLLOWING.get(name, ())}
         rows = _crossed(rows, name, np.array(values, dtype=np.int64))
-        rows = _offered(task, _derived(task, rows, name), name)
+        rows = _derived(task, rows, name)
         known = {*rows, *MORE_KNOBS} - later
         ready = [rule for rule in RULES if rule.name not in judged and set(rule.reads) <= known]
-        rows = _legal(task, rows, ready)
+        rows = _offered(task, _legal(task, rows, ready), name)
         judged |= {rule.name for rule in ready}
     return Layouts(task=task, columns={**at_default(len(rows["tp"])), **rows})
 

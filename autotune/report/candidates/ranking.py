@@ -133,7 +133,7 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
     """What the templates of a plan tell of."""
     job, found = ranking.outlook.job, ranking.prediction
     engine = find_engine(job.engine)
-    best = [rank for rank in range(1, top + 1) if rank <= len(ranking.choices)]
+    best = ranking.shown(top)
     more = [rank for rank in _alternatives(ranking) if rank not in best]
     return {
         "ranking": ranking,
@@ -145,7 +145,7 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
         "least_bytes": float(found.peak_memory_bytes.min()),
-        "there_bytes": ranking.outlook.environment.device_memory_bytes,
+        "allowed_bytes": job.memory_limit_bytes or ranking.outlook.environment.device_memory_bytes,
         "savings": [] if ranking.n_likely else list(engine.unused_savings(ranking.candidates)),
         "figures": _baseline_as_dict(ranking),
         **_of_first(ranking, [*best, *more]),
@@ -393,7 +393,7 @@ def _variants_of_first(ranking: Ranking) -> dict[str, Any] | None:
     is_smaller = peaks[smallest] < (1 - _LEAST_SAVING) * peaks[index]
     return {
         "n_close": len(close),
-        "n_slower": len(every) - len(close),
+        "n_other": len(every) - len(close),
         "smaller": changed if is_smaller else [],
         "peak_bytes": float(peaks[smallest]),
     }

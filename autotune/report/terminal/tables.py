@@ -1,6 +1,8 @@
 """Tables and named facts, the same wherever a terminal shows them."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich import box
@@ -120,9 +122,9 @@ class _PlainTable(Table):
 
 
 class SettingsCell:
-    """`knob=value ...` in a cell: a setting that is wider than its line breaks after the `=`.
+    """`knob=value ...` in a cell, with notes below it, a line each.
 
-    Notes stand below, a line each.
+    A setting that is wider than its line breaks after the `=`, a longer name after a `.` or `_`.
     """
 
     def __init__(self, text: str, style: str = "", notes: Sequence[str] = ()) -> None:
@@ -134,20 +136,35 @@ class SettingsCell:
         yield self._fitted(options)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        parts = self._text.replace("=", "= ").split()
-        least = max(map(len, parts), default=0)
+        least = max(map(len, self._text.replace("=", "= ").split()), default=0)
+        pieces = re.sub(_ENDS, " ", self._text).split()
+        least = min(least, max(_LEAST_SETTING, *map(len, pieces), 0))
         longest = max(map(len, (self._text, *self._notes)))
         return Measurement(least, max(least, longest)).with_maximum(options.max_width)
 
     def _fitted(self, options: ConsoleOptions) -> Text:
-        words = [
-            word if len(word) <= options.max_width else word.replace("=", "=\n", 1)
-            for word in self._text.split(" ")
-        ]
+        words = (_broken(word, options.max_width) for word in self._text.split(" "))
         fitted = Text(" ".join(words), style=self._style, overflow="fold")
         for note in self._notes:
             fitted.append(f"\n{note}", style="dim")
         return fitted
+
+
+def _broken(setting: str, width: int) -> str:
+    """A setting in lines of a width at most, where its pieces have room there."""
+    name, _, value = setting.partition("=")
+    if len(setting) <= width:
+        return setting
+    if len(name) < width:
+        return f"{name}=\n{value}"
+    lines = wrap(re.sub(_ENDS, " ", setting), width, break_on_hyphens=False)
+    return "\n".join(line.replace(" ", "") for line in lines)
+
+
+_ENDS = r"(?<=[._=])"
+"""Where a piece of a setting ends."""
+_LEAST_SETTING = 20
+"""Width down to which the name of a setting is broken, to keep a table from stacking."""
 
 
 def print_names(console: Console, names: Sequence[str]) -> None:
