@@ -249,6 +249,7 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "vp_group", lambda: get("microbatch_group_size_per_vp_stage") or 0
     yield "domain", lambda: _EVERY_DEVICE
     yield "fused_attention", lambda: True
+    yield "release", lambda: launch.release
     yield "shares_kv_heads", lambda: LayoutTask.may_share_kv_heads(launch.release)
 
 
