@@ -83,6 +83,7 @@ from autotune.engines.megatron.layouts import PLANNED_ALONE, QUARTERS, Layouts, 
 from autotune.engines.megatron.model_arguments import (
     check_release,
     dense_layers,
+    has_attention_biases,
     has_layer_norm,
     has_sinks,
     model_arguments,
@@ -598,6 +599,8 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
     return LayoutTask(
         **{name: getattr(shape, name) for name in _OF_SHAPE},
         has_sinks=has_sinks(job.model),
+        graphs_exclude_biases=has_attention_biases(job.model)
+        and not (release and release_tuple(release) < (0, 17)),
         work=work_of(shape, job.seq_len),
         groups_experts=has_te and shape.n_experts > 1,
         expert_bytes=held_bytes * expert_params(shape),

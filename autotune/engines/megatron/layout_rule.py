@@ -107,6 +107,7 @@ _FACTS = {
     "has_fp8": "a device with 8-bit tensor cores",
     "has_fp4": "a device with 4-bit tensor cores",
     "has_sinks": "attention sinks",
+    "graphs_exclude_biases": "biases of attention, from Megatron Core 0.17 on",
     "fused_attention": "a fused attention kernel",
     "groups_experts": "grouped experts, which are Transformer Engine's",
     "n_experts": "a mixture of experts",

@@ -71,6 +71,8 @@ class LayoutTask:
     """0: attention is not latent."""
     n_mtp_layers: int = 0
     has_sinks: bool = False
+    graphs_exclude_biases: bool = False
+    """True if attention has biases, and the release captures none beside delayed gradients."""
     groups_experts: bool = False
     """True if one grouped product of Transformer Engine computes a rank's experts."""
     expert_bytes: float = 0.0
