@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from autotune.cost.plans import Recompute
-from autotune.engines.megatron.choices import RECOMPUTED, has
 from autotune.engines.megatron.layout_rule import (
     CONFIG,
     NOT_THERE,
@@ -81,17 +79,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     needs("overlap_experts.chunks", "overlap_experts pp>1", "vp>1", _OVERLAP),
     excludes("overlap_experts.dispatcher", "overlap_experts", "dispatcher=allgather", _OVERLAP),
     excludes("overlap_experts.recompute", "overlap_experts", "recompute=full", _OVERLAP),
-    layout_rule(
+    excludes(
         "overlap_experts.modules",
-        lambda overlap_experts, recompute, recompute_modules, release: (
-            (overlap_experts == 0)
-            | (recompute != Recompute.SELECTIVE)
-            | ~has("moe", RECOMPUTED, recompute_modules)
-            | np.full(recompute.shape, release.startswith(("0.14", "0.15", "0.16")))
-        ),
-        "overlap_experts with recompute_modules of moe, which sends tokens again: Megatron Core "
-        "refuses both from 0.17 on",
-        "leave moe out of recompute_modules, or take overlap_experts=false",
+        "from_0_17 recompute=selective recompute_modules~moe",
+        "overlap_experts",
         _OVERLAP,
     ),
     excludes("overlap_experts.precision", "overlap_experts", "in_fp32", _OVERLAP),

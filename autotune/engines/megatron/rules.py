@@ -491,8 +491,8 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     excludes(
         "cuda_graphs.biases",
-        "!overlap_grad_reduce delay_weight_grads cuda_graphs~attn",
-        "graphs_exclude_biases",
+        "from_0_17 !overlap_grad_reduce delay_weight_grads cuda_graphs~attn",
+        "has_attention_biases",
         f"{ARGUMENTS}: delay_wgrad_compute",
     ),
     excludes(
