@@ -73,7 +73,7 @@ def _parsed(request: dict[str, Any]) -> dict[str, Any]:
     megatron_cpu.install()
     megatron_cpu.prepare_checkout()
     if importlib.util.find_spec("transformer_engine") is None:
-        utils = importlib.import_module("megatron.core.utils")
+        utils: Any = importlib.import_module("megatron.core.utils")
         utils._te_version = utils.PkgVersion("99")  # as on the GPUs that the launch is for
     arguments = importlib.import_module("megatron.training.arguments")
     parser: Any = argparse.ArgumentParser
