@@ -144,7 +144,8 @@ def test_strain_counts_degrees(outlook):
     assert (strain[plain], strain[wide]) == (0, 1)
 
 
-def test_what_probably_fits_is_named_where_it_is_faster_than_all_that_do_more_surely(ranking):
+def test_what_probably_fits_is_named_where_it_is_faster_than_all_that_do_more_surely(mixture):
+    ranking, _ = mixture
     found, choices = ranking.prediction, ranking.choices
     best = best_probable(found, choices, min_fit=0.9)
     assert best == ranking.probable != {}
