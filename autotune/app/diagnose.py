@@ -13,7 +13,7 @@ from autotune.app.studies import explain_trial
 from autotune.base.errors import JobError, StudyError
 from autotune.base.flags import flag, switch
 from autotune.base.units import format_bytes
-from autotune.contract import Role, TrialResult
+from autotune.contract import KnobValue, Role, TrialResult
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.engines.base import Engine
@@ -204,10 +204,11 @@ def _changes(
     baseline: Candidate,
     result: TrialResult,
 ) -> list[ProposedChange]:
-    """The changes of one knob that are predicted to be worth most."""
-    found = []
+    """The changes of one knob that are predicted to be worth most, each with what suits it."""
+    found: dict[tuple[tuple[str, KnobValue], ...], ProposedChange] = {}
     for place, candidate in enumerate(session.lattice.candidates):
-        if _n_changed(baseline, candidate) != 1 or not result.step_time_s:
+        changed = _changed(baseline, candidate)
+        if len(changed) != 1 or not result.step_time_s:
             continue
         if not session.lattice.is_legal(place):
             continue
@@ -216,26 +217,30 @@ def _changes(
         if limit is not None and predicted.peak_memory_bytes > limit:
             continue
         now_s = result.step_time_s
-        found.append(
-            ProposedChange(
-                settings=describe_difference(candidate, baseline, session.engine.context),
-                edits=tuple(session.engine.edits_in_words(candidate)),
-                gain=now_s / predicted.step_time_s,
-                gain_low=now_s / predicted.step_time_high_s,
-                gain_high=now_s / predicted.step_time_low_s,
-                peak_memory_bytes=predicted.peak_memory_bytes,
-                peak_memory_low_bytes=predicted.peak_memory_low_bytes,
-                peak_memory_high_bytes=predicted.peak_memory_high_bytes,
-            )
+        gain = now_s / predicted.step_time_s
+        if gain <= 1 or (changed in found and found[changed].gain >= gain):
+            continue
+        found[changed] = ProposedChange(
+            settings=describe_difference(candidate, baseline, session.engine.context),
+            edits=tuple(session.engine.edits_in_words(candidate)),
+            gain=gain,
+            gain_low=now_s / predicted.step_time_high_s,
+            gain_high=now_s / predicted.step_time_low_s,
+            peak_memory_bytes=predicted.peak_memory_bytes,
+            peak_memory_low_bytes=predicted.peak_memory_low_bytes,
+            peak_memory_high_bytes=predicted.peak_memory_high_bytes,
         )
-    found = [change for change in found if change.gain > 1]
-    return sorted(found, key=lambda change: -change.gain)[:N_CHANGES]
+    return sorted(found.values(), key=lambda change: -change.gain)[:N_CHANGES]
 
 
-def _n_changed(baseline: Candidate, candidate: Candidate) -> int:
+def _changed(baseline: Candidate, candidate: Candidate) -> tuple[tuple[str, KnobValue], ...]:
     """Knobs that act in both and differ; what begins or ceases to act follows from those."""
     shared = baseline.values.keys() & candidate.values.keys()
-    return sum(baseline.values[name] != candidate.values[name] for name in shared)
+    return tuple(
+        (name, candidate.values[name])
+        for name in sorted(shared)
+        if baseline.values[name] != candidate.values[name]
+    )
 
 
 def _memory_of(session: Session, baseline: Candidate) -> dict[str, float]:

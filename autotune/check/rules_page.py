@@ -66,6 +66,8 @@ class RulePage:
 def page_of(name: str) -> RulePage:
     """The description of one rule.
 
+    What refuses a layout of Megatron's names its rule without `megatron.`.
+
     Raises:
         JobError: There is no such rule.
     """
@@ -78,6 +80,8 @@ def page_of(name: str) -> RulePage:
         )
     rule = next((rule for rule in ALL_RULES if rule.name == name), None)
     if rule is None:
+        if (as_refused := f"{MEGATRON_PREFIX}{name}") in all_names():
+            return page_of(as_refused)
         raise no_such_rule(name)
     witnesses = witnesses_of(rule.name)
     return RulePage(

@@ -80,8 +80,7 @@ def choices_of(found: Prediction, *, min_fit: float, splits: bool) -> Choices:
     place[np.argsort(at)] = np.arange(len(at))
     row_of = np.empty(len(order), np.intp)
     row_of[order] = place[which]
-    firsts = order[np.sort(at)]
-    return Choices(order=order, firsts=_representatives(found, firsts, row_of), row_of=row_of)
+    return Choices(order=order, firsts=order[np.sort(at)], row_of=row_of)
 
 
 def ordered(found: Prediction, *, min_fit: float) -> Indices:
@@ -236,21 +235,6 @@ def _split(kinds: NDArray[np.intp], times_s: NDArray[np.float64]) -> NDArray[np.
         parts[left[is_in]] = n_parts
         left, n_parts = left[~is_in], n_parts + 1
     return kinds * n_parts + parts
-
-
-def _representatives(found: Prediction, firsts: Indices, row_of: Indices) -> Indices:
-    """By row, the candidate that stands for it: its first.
-
-    Of a row that only probably fits it is the surest of those within 1% of the fastest.
-    """
-    fit, times_s = found.fit_probability, found.step_time_s
-    least_s = np.full(len(firsts), np.inf)
-    np.minimum.at(least_s, row_of, times_s)
-    fast = np.flatnonzero(times_s < SAME * least_s[row_of])
-    surest = fast[np.lexsort((times_s[fast], -fit[fast], row_of[fast]))]
-    _, at = np.unique(row_of[surest], return_index=True)
-    is_probable = (fit[firsts] >= PROBABLE) & (fit[firsts] < MIN_FIT)
-    return np.where(is_probable, surest[at], firsts)
 
 
 def _column(plans: Plans, name: str) -> NDArray[np.float64]:

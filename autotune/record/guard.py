@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.student_t import t_quantile
 from autotune.contract import Origin, Role, TrialSpec
 from autotune.job.job import DEFAULT_WORKLOAD
@@ -295,7 +296,8 @@ def _why_not(ours: TrialSpec, baseline: TrialSpec) -> str:
         )
     if not _is_ours(ours):
         return ""
-    if (ours.layout.pp > 1) != (baseline.layout.pp > 1):
+    # Megatron's trials draw weights by their names, whatever the layout.
+    if ours.engine.name == DEFAULT_ENGINE and (ours.layout.pp > 1) != (baseline.layout.pp > 1):
         return "a pipeline has layers of its own, which begin with other weights"
     sizes = [spec.layout.micro_batch for spec in (ours, baseline)]
     if is_drawn(ours.workload.lengths) and sizes[0] != sizes[1]:

@@ -160,7 +160,7 @@ def _batch_words(script: Observed) -> str:
         is_batch = flag.startswith("-") and _BATCH_FLAG.search(flag.lower())
         if is_batch and (value if equals else following) == size:
             return f"{flag}{equals or ' '}{{micro_batch={size}}} in the command"
-    return "{micro_batch=N} where your command says how large they are"
+    return f"{{micro_batch={size}}} in the command, once the script takes it as an argument"
 
 
 _BATCH_FLAG = re.compile(r"batch|[-_]m?bsz?$|^-b$")

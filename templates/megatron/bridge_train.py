@@ -56,9 +56,8 @@ def configuration(path: Path) -> ConfigContainer:
     precision = data.pop("mixed_precision")
     if precision is not None:
         precision = get_mixed_precision_config(precision)
-        precision.grad_reduce_in_fp32 = data.pop(
-            "grad_reduce_in_fp32", precision.grad_reduce_in_fp32
-        )
+        for name in ("fp8", "grad_reduce_in_fp32"):
+            setattr(precision, name, data.pop(name, getattr(precision, name)))
     model = data["model"]
     model["activation_func"] = ACTIVATIONS[model["activation_func"]]
     if "window_size" in model:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotune.app.diagnose import diagnose
+from autotune.app.diagnose import _changes, diagnose
 from autotune.app.exports import export_study, patch_study
 from autotune.app.own_script import (
     _as_trial,
@@ -274,6 +275,41 @@ def test_other_work_beside_the_command_is_told(
     said = dataclasses.replace(said, result=dataclasses.replace(said.result, disturbed=why))
     assert dict(describe_script(said))["disturbed"].startswith(f"{why}: ")
     assert said.as_dict()["disturbed"] == why
+
+
+def test_a_change_is_named_once_with_what_suits_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage brings knobs that stage 0 has not: all of its candidates are one change."""
+
+    def candidate(**values: Any) -> Candidate:
+        return Candidate.of({"micro_batch": 4, **values}, world=2, global_batch=8)
+
+    steps_s = {
+        candidate(stage=1, offload="none"): 0.8,
+        candidate(stage=1, offload="cpu"): 0.5,
+        candidate(stage=2, offload="cpu"): 0.6,
+    }
+
+    def predict(_: Any, found: Candidate) -> SimpleNamespace:
+        times = dict.fromkeys(
+            ("step_time_s", "step_time_low_s", "step_time_high_s"), steps_s[found]
+        )
+        peaks = ("peak_memory_bytes", "peak_memory_low_bytes", "peak_memory_high_bytes")
+        return SimpleNamespace(**times, **dict.fromkeys(peaks, 1.0))
+
+    monkeypatch.setattr(
+        "autotune.app.diagnose.describe_difference", lambda found, *_: str(found.values["stage"])
+    )
+    lattice = SimpleNamespace(candidates=list(steps_s), is_legal=lambda _: True)
+    engine = SimpleNamespace(context=None, edits_in_words=lambda _: ())
+    session: Any = SimpleNamespace(lattice=lattice, engine=engine)
+    steering: Any = SimpleNamespace(predict=predict, objective=SimpleNamespace(allowed_bytes=None))
+    result: Any = SimpleNamespace(step_time_s=1.0)
+    history: Any = None
+    changes = _changes(session, steering, history, candidate(stage=0), result)
+    assert [(change.settings, round(change.gain, 2)) for change in changes] == [
+        ("1", 2.0),
+        ("2", 1.67),
+    ]
 
 
 @pytest.mark.usefixtures("launchers")

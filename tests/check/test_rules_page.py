@@ -44,6 +44,10 @@ def test_a_slip_of_a_name_gets_the_near_ones():
     assert "batch.product" in caught.value.hint
 
 
+def test_a_rule_is_found_by_the_name_that_a_refused_layout_gives_it():
+    assert page_of("overlap_experts.modules").name == "megatron.overlap_experts.modules"
+
+
 def test_the_page_is_made_from_the_rules():
     page = site_pages.rules()
     assert [name for name in all_names() if f"## {name}\n" not in page] == []

@@ -144,7 +144,8 @@ def test_strain_counts_degrees(outlook):
     assert (strain[plain], strain[wide]) == (0, 1)
 
 
-def test_what_probably_fits_is_named_where_it_is_faster_than_all_that_do_more_surely(ranking):
+def test_what_probably_fits_is_named_where_it_is_faster_than_all_that_do_more_surely(mixture):
+    ranking, _ = mixture
     found, choices = ranking.prediction, ranking.choices
     best = best_probable(found, choices, min_fit=0.9)
     assert best == ranking.probable != {}
@@ -162,6 +163,23 @@ def test_where_nothing_surely_fits_a_little_more_of_a_chance_is_not_worth_a_far_
     times_s = np.array([52.0, 14.7, 10.1, 1.0, 0.9])
     order = ranked(times_s, peaks, fit, min_fit=0.9)
     assert order.tolist() == [1, 2, 0, 3, 4]
+
+
+def test_the_candidate_that_stands_for_a_row_is_the_one_that_gave_the_row_its_place():
+    keys = {"model": "qwen3-30b-a3b", "seq_len": 4096, "global_batch": 128, "world": 8}
+    outlook = open_outlook(None, {**keys, "engine": "megatron"}, H100)
+    ranking = rank_lattice(outlook)
+    rows = ranking.choices.firsts
+    found = ranking.prediction.take(rows)
+    assert not (found.fit_probability >= 0.9).any()
+    order = ranked(
+        found.step_time_s,
+        found.peak_memory_bytes,
+        found.fit_probability,
+        min_fit=0.9,
+        strain=strain_of(found.plans),
+    )
+    assert order.tolist() == list(range(len(rows)))
 
 
 def test_each_zero_stage_and_kind_of_layout_that_fits_has_its_best(ranking):

@@ -215,6 +215,16 @@ def test_why_nothing_can_be_said(trials, words):
     assert words in said.why
 
 
+def test_a_pipeline_of_megatron_has_the_weights_of_a_layout_without():
+    trials = [
+        replace(
+            trial, spec=replace(trial.spec, engine=replace(trial.spec.engine, name="megatron"))
+        )
+        for trial in pair(pp=2)
+    ]
+    assert said_of(trials).verdict is Convergence.PASS
+
+
 def test_steps_that_a_loss_scale_skipped_are_done_again_by_the_built_in_script():
     assert said_of(pair(skipped=3)).verdict is Convergence.PASS
 

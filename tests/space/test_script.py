@@ -37,7 +37,7 @@ def test_a_script_that_makes_its_batches_itself_is_told_of_placeholders() -> Non
     own = {**RAW, "asks_micro_batch": False}
     reach = reach_of(observed(own))
     assert "micro_batch" not in reach.ways
-    assert "{micro_batch=N}" in reach.left_out["micro_batch"]
+    assert "write {micro_batch=4} in the command, once" in reach.left_out["micro_batch"]
     for flag in ("--mbs=", "--batchSize ", "-b ", "--train_batch_size "):
         reach = reach_of(observed(own, command=f"torchrun t.py {flag}4 --seed 4".split()))
         assert f"write {flag}{{micro_batch=4}} in the command" in reach.left_out["micro_batch"]

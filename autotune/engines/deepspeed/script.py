@@ -393,6 +393,8 @@ class ScriptEngine(DeepSpeedEngine):
             is_print = key == "steps_per_print" and self._script.framework != "deepspeed"
             if value not in ("auto", arrived) and value != {} and not is_print:
                 found.append(f"{key}: your file says {_json(value)}, and {_json(arrived)} arrived")
+        if (why := self._reach.left_out.get("micro_batch")) is not None:
+            found.append(f"no trial changes micro_batch: {why}")
         beyond = share_beyond_median(self._script.measured.step_times_s)
         if beyond >= SHOWN_BEYOND_MEDIAN:
             found.append(

@@ -83,6 +83,7 @@ from autotune.engines.megatron.layouts import PLANNED_ALONE, QUARTERS, Layouts, 
 from autotune.engines.megatron.model_arguments import (
     check_release,
     dense_layers,
+    has_attention_biases,
     has_layer_norm,
     has_sinks,
     model_arguments,
@@ -598,6 +599,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
     return LayoutTask(
         **{name: getattr(shape, name) for name in _OF_SHAPE},
         has_sinks=has_sinks(job.model),
+        has_attention_biases=has_attention_biases(job.model),
         work=work_of(shape, job.seq_len),
         groups_experts=has_te and shape.n_experts > 1,
         expert_bytes=held_bytes * expert_params(shape),
@@ -625,6 +627,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         has_fp4="fp4" in found.peak_flops,
         lacking=_lacking(release),
         release=release,
+        from_0_17=not release or release_tuple(release) >= (0, 17),
         without_te=lacks_te,
         has_torch_norms=lacks_te
         and not (environment.has_apex and has_layer_norm(job.model, job.seq_len)),

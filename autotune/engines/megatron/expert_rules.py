@@ -79,6 +79,12 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     needs("overlap_experts.chunks", "overlap_experts pp>1", "vp>1", _OVERLAP),
     excludes("overlap_experts.dispatcher", "overlap_experts", "dispatcher=allgather", _OVERLAP),
     excludes("overlap_experts.recompute", "overlap_experts", "recompute=full", _OVERLAP),
+    excludes(
+        "overlap_experts.modules",
+        "from_0_17 recompute=selective recompute_modules~moe",
+        "overlap_experts",
+        _OVERLAP,
+    ),
     excludes("overlap_experts.precision", "overlap_experts", "in_fp32", _OVERLAP),
     excludes("overlap_experts.shared", "overlap_experts", "overlap_shared_experts", _OVERLAP),
     layout_rule(

@@ -249,6 +249,8 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "vp_group", lambda: get("microbatch_group_size_per_vp_stage") or 0
     yield "domain", lambda: _EVERY_DEVICE
     yield "fused_attention", lambda: True
+    yield "has_attention_biases", lambda: get("add_bias_linear") or get("add_qkv_bias")
+    yield "from_0_17", lambda: release_tuple(launch.release) >= (0, 17)
     yield "shares_kv_heads", lambda: LayoutTask.may_share_kv_heads(launch.release)
 
 

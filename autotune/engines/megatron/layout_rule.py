@@ -107,6 +107,8 @@ _FACTS = {
     "has_fp8": "a device with 8-bit tensor cores",
     "has_fp4": "a device with 4-bit tensor cores",
     "has_sinks": "attention sinks",
+    "has_attention_biases": "biases of attention",
+    "from_0_17": "Megatron Core 0.17 or later",
     "fused_attention": "a fused attention kernel",
     "groups_experts": "grouped experts, which are Transformer Engine's",
     "n_experts": "a mixture of experts",

@@ -60,6 +60,7 @@ class LayoutTask:
     lacking: frozenset[str] = frozenset()
     """Knobs whose flag the release of Megatron Core lacks."""
     release: str = ""
+    from_0_17: bool = True
     work: StageWork | None = None
     """Work of the model's parts; None: all layers are alike, and there is nothing else."""
     n_dense_layers: int = 0
@@ -71,6 +72,7 @@ class LayoutTask:
     """0: attention is not latent."""
     n_mtp_layers: int = 0
     has_sinks: bool = False
+    has_attention_biases: bool = False
     groups_experts: bool = False
     """True if one grouped product of Transformer Engine computes a rank's experts."""
     expert_bytes: float = 0.0

@@ -327,6 +327,8 @@ def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
             "delay_weight_grads": rows["overlap_experts"],
             "overlap_shared_experts": shares.astype(np.int64),
         }
+    if name == "cuda_graphs" and task.has_attention_biases and task.from_0_17:
+        return {**rows, "delay_weight_grads": rows["delay_weight_grads"] * (rows[name] == 0)}
     return rows
 
 

@@ -168,6 +168,13 @@ def has_sinks(model: Model) -> bool:
     return _family(model) == "gpt_oss"
 
 
+def has_attention_biases(model: Model) -> bool:
+    """True if projections of a mixture's attention have biases."""
+    names = {"qwen2_moe": ("qkv_bias", True), "glm4_moe": ("attention_bias", False)}
+    family = _family(model)
+    return has_sinks(model) or bool(family in names and model.source["config"].get(*names[family]))
+
+
 def _family(model: Model) -> str:
     return str(model.source.get("config", {}).get("model_type", ""))
 
@@ -373,11 +380,10 @@ def _grouped_attention(model: Model) -> Arguments:
         found["num_query_groups"] = shape.n_kv_heads
     if shape.head_dim and shape.head_dim * shape.n_heads != shape.hidden:
         found["kv_channels"] = shape.head_dim
-    if family != "gpt_oss":
+    if not has_sinks(model):
         found["disable_bias_linear"] = True
-    has_bias = {"qwen2_moe": ("qkv_bias", True), "glm4_moe": ("attention_bias", False)}
-    if family in has_bias and config.get(*has_bias[family]):
-        found["add_qkv_bias"] = True
+        if has_attention_biases(model):
+            found["add_qkv_bias"] = True
     if family == "qwen3_moe" or (family == "glm4_moe" and config.get("use_qk_norm", False)):
         found["qk_layernorm"] = True
     found |= _positions_of_mixture(model)

@@ -490,6 +490,12 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         f"{CONFIG}: overlap_moe_expert_parallel_comm",
     ),
     excludes(
+        "cuda_graphs.biases",
+        "from_0_17 !overlap_grad_reduce delay_weight_grads cuda_graphs~attn",
+        "has_attention_biases",
+        f"{ARGUMENTS}: delay_wgrad_compute",
+    ),
+    excludes(
         "cuda_graphs.offload", "cuda_graphs", "activation_offload", f"{CONFIG}: cpu_offloading"
     ),
     excludes("fp4.fp8", "fp4", "fp8", f"{ARGUMENTS}: fp4"),

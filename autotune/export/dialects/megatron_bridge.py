@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from autotune.base.errors import RenderError
 from autotune.base.nested import merge, nested
 from autotune.base.templates import Templates
 from autotune.engines.megatron.engine import PADDED_TO
@@ -132,22 +131,16 @@ def _with_yarn(arguments: Arguments) -> Arguments:
 
 
 def _precision(run: MegatronRun, precision: str) -> dict[str, Any]:
-    """What the script hands over beside the sections: a mixed precision by name.
-
-    Raises:
-        RenderError: Megatron-Bridge has none such.
-    """
-    name: str | None = f"{precision}_mixed"
+    """A mixed precision by its name, which the script hands over, and what differs in it."""
+    found: dict[str, Any] = {"mixed_precision": f"{precision}_mixed"}
     if precision == "fp32":
-        name = None
+        found["mixed_precision"] = None
     elif "fp4_format" in run.layout:
-        name = f"{precision}_with_nvfp4_mixed"
+        found["mixed_precision"] = f"{precision}_with_nvfp4_mixed"
     elif "fp8_format" in run.layout:
-        if run.layout["fp8_format"] != "hybrid" and run.layout["fp8_recipe"] != "mxfp8":
-            raise RenderError(
-                f"{_TO}: its mixed precisions have fp8 in the format hybrid alone",
-                "choose a candidate with fp8=hybrid, or --to megatron for Megatron-LM",
-            )
-        name = f"{precision}_with_{_FP8[str(run.layout['fp8_recipe'])]}_mixed"
-    reduces = {"grad_reduce_in_fp32": False} if run.layout.get("grad_reduce_in_bf16") else {}
-    return {"mixed_precision": name, **reduces}
+        recipe = _FP8[str(run.layout["fp8_recipe"])]
+        found["mixed_precision"] = f"{precision}_with_{recipe}_mixed"
+        found["fp8"] = run.layout["fp8_format"]  # by name, blocks have hybrid
+    if run.layout.get("grad_reduce_in_bf16"):
+        found["grad_reduce_in_fp32"] = False
+    return found

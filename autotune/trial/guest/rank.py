@@ -42,7 +42,8 @@ _PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 """Methods in which an error is the configuration's, whatever the script makes of it."""
 _OURS = __name__.partition(".")[0]
-_NO_SCRIPTS = ("deepspeed", "accelerate", "transformers", "torch")
+_WRAPPERS = (__name__, around.__module__)
+_NO_SCRIPTS = (_OURS, "deepspeed", "accelerate", "transformers", "torch")
 """Packages whose calls of the engine's say nothing of the user's script."""
 _MAX_ERRORS = 5
 """Errors of an engine, with no step between them, after which a script that goes on is stuck."""
@@ -396,7 +397,7 @@ class Guest(Rank):
 def _is_called_by_script() -> bool:
     """True if no package that we know called the function that is wrapped here."""
     frame = inspect.currentframe()
-    while frame is not None and _package_of(frame) == _OURS:
+    while frame is not None and frame.f_globals.get("__name__") in _WRAPPERS:
         frame = frame.f_back
     return frame is None or _package_of(frame) not in _NO_SCRIPTS
 

@@ -397,6 +397,8 @@ def test_pairs_of_rows_are_asked_for_and_priced(tmp_path: Path) -> None:
 def test_a_batch_that_nothing_reaches_is_no_choice(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, {**RAW, "asks_micro_batch": False})
     assert engine.space.domains["micro_batch"].values == (4,)
+    (remark,) = (line for line in engine.remarks() if "no trial changes micro_batch" in line)
+    assert "{micro_batch=4}" in remark
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,18 @@ def test_older_releases_share_no_head_among_ranks():
     ]
 
 
+def test_experts_that_are_computed_again_and_overlapped_are_refused_from_0_17_on():
+    both = (
+        "--num-experts 8 --disable-bias-linear --bf16 --expert-model-parallel-size 8 "
+        "--moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm "
+        "--recompute-granularity selective --recompute-modules moe"
+    )
+    assert judge_launch(launch(both, "0.16")) == []
+    (found,) = judge_launch(launch(both, "0.17"))
+    assert found.rule == "overlap_experts.modules"
+    assert "--recompute-modules" in found.message + found.fix
+
+
 def test_rules_of_what_is_missing_and_of_the_environment():
     def rules(line):
         return {violation.rule for violation in judge_launch(launch_of_line(line, release="0.16"))}

@@ -670,6 +670,12 @@ def test_graphs_are_offered_where_launches_may_set_the_pace() -> None:
     tokens = columns["micro_batch"] * MIXTURE.seq_len // columns["cp"] / columns["tp"]
     assert tokens[has_graphs].max() < 4096
     assert not (columns["recompute"][has_graphs] == Recompute.FULL).any()
+    biased = dataclasses.replace(MIXTURE, flex_here=1, has_attention_biases=True)
+    columns = lay_out(biased, for_plan=True).columns
+    has_graphs, is_delayed = columns["cuda_graphs"] > 0, columns["delay_weight_grads"] > 0
+    assert (has_graphs & (columns["overlap_experts"] > 0)).any()
+    assert is_delayed.any()
+    assert not (has_graphs & is_delayed).any()
     # A trial captures none without a checkout's own loop.
     assert not lay_out(MIXTURE).columns["cuda_graphs"].any()
 

@@ -78,6 +78,15 @@ def test_fp4_is_a_mixed_precision(tmp_path):
     assert data["mixed_precision"] == "bf16_with_nvfp4_mixed"
 
 
+def test_fp8_by_blocks_has_the_format_that_was_chosen(tmp_path):
+    settings = "fp8=e4m3 fp8_recipe=blockwise"
+    out = exported(tmp_path, DENSE, settings, to="megatron-bridge", gpu="H100")
+    data = yaml.safe_load((out / "bridge.yaml").read_text())
+    assert data["mixed_precision"] == "bf16_with_fp8_subchannel_scaling_mixed"
+    assert data["fp8"] == "e4m3"
+    assert '"fp8"' in (out / "train.py").read_text()
+
+
 def test_a_recipe_gets_what_was_tuned_and_nothing_else(tmp_path):
     out = exported(tmp_path, *LAYOUTS[1], to="megatron-bridge")
     lines = re.findall(r"^    (\w+)\.(\w+)=", (out / "README.md").read_text(), re.MULTILINE)

@@ -49,6 +49,25 @@ def test_only_a_zero_init_of_the_script_itself_keeps_the_stage(
     assert made == [("context", "module")]
 
 
+@pytest.mark.parametrize(
+    ("caller", "is_by_script"), [("__main__", True), ("autotune.trial.readback", False)]
+)
+def test_a_setting_that_is_read_back_is_no_question_of_the_script(
+    caller: str, is_by_script: bool
+) -> None:
+    """A script that never asks makes its batches by a size of its own."""
+    guest = Guest.__new__(Guest)
+    guest.seen = {"asks_micro_batch": False}
+    module = ModuleType(caller)
+    vars(module)["asked"] = around(lambda: 4, guest._note_question)
+    exec("def read_back(): return asked()", vars(module))
+    script = ModuleType("__main__")
+    vars(script)["step"] = around(vars(module)["read_back"], lambda original: original())
+    exec("answer = step()", vars(script))
+    assert vars(script)["answer"] == 4
+    assert guest.seen["asks_micro_batch"] == is_by_script
+
+
 @dataclass
 class ScriptArguments:
     d_model: int = 8
