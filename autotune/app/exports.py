@@ -238,9 +238,9 @@ def export_study(
 ) -> list[Path]:
     """Write the files that a study hands out, or those of one trial; or the study itself.
 
-    They are those of the dialect `to`, else of the engine's own, started by `launcher`, else by
-    the dialect's own, in the folder `out`: the file, for a dialect of whole studies. Other
-    arguments are as of `find_chosen`.
+    The dialect `to`, else the engine's own, says which files, and `launcher`, else the dialect's
+    own, starts them. They go into the folder `out`: the file, for a dialect of whole studies.
+    Other arguments are as of `find_chosen`.
 
     Raises:
         StudyError: As `find_chosen`; or a study is asked for with a trial, or cannot be written.

@@ -122,8 +122,9 @@ def run_gate(
 ) -> Gate | None:
     """Measure what a study handed out again, until it is known to be as fast as it was or not.
 
-    Arguments and errors are those of `autotune.gate`. What it found is also in `gate.json`. One
-    interrupted some hours ago at most goes on; one that came to its end begins anew.
+    Errors and arguments are those of `autotune.gate`, but that `named` is its `against`, and
+    `options` its `fleet_option`. What it found is also in `gate.json`. One interrupted some hours
+    ago at most goes on; one that came to its end begins anew.
     """
     share = parse_share(within, where=flag("within"))
     reference = read_reference(named, results)

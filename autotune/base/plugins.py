@@ -5,7 +5,8 @@ ones too. A plug-in is a class that is made without arguments; its contract is i
 `autotune.testing`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
@@ -22,18 +23,22 @@ def plugin_names(kind: Kind) -> list[str]:
 
 
 def load_plugin(
-    kind: Kind, name: str, *, where: str = "", suits: Callable[[Any], bool] = lambda _: True
+    kind: Kind, name: str, *, where: str = "", suits: Callable[[Any], bool] | None = None
 ) -> Any:
     """Make the plug-in of this name.
 
-    For the error, `where` is the flag or key that named it, and `suits` whether one may be named.
+    Args:
+        kind: What it is.
+        name: Its entry point's.
+        where: The flag or key that named it, for the error.
+        suits: Whether a plug-in is one that the error may suggest; None: all are.
 
     Raises:
         JobError: There is none of that name, or it cannot be loaded.
     """
     offered = _offered(kind)
     if name not in offered:
-        known = [one for one in sorted(offered) if suits(load_plugin(kind, one))]
+        known = sorted(offered) if suits is None else list(_suiting(kind, suits))
         raise JobError(
             f"{where or kind}: {name!r}: no such {kind}",
             f"{did_you_mean(name, known, most=1)}installed: {', '.join(known) or 'none'}",
@@ -47,6 +52,14 @@ def load_plugin(
             f"{where or kind}: {name}: {offered[name].value} cannot be loaded: {error}",
             "mend or remove the package that offers it",
         ) from error
+
+
+def _suiting(kind: Kind, suits: Callable[[Any], bool]) -> Iterator[str]:
+    """Names of the plug-ins that suit; one that cannot be loaded does not."""
+    for name in plugin_names(kind):
+        with suppress(AutotuneError):
+            if suits(load_plugin(kind, name)):
+                yield name
 
 
 @cache

@@ -84,11 +84,14 @@ def page_of(name: str) -> RulePage:
             return page_of(as_refused)
         raise no_such_rule(name)
     witnesses = witnesses_of(rule.name)
+    says = "" if witnesses else _UNWITNESSED
+    if (of_megatron := f"{MEGATRON_PREFIX}{name}") in all_names():
+        says = f"{says} Megatron's rule of this name is `{of_megatron}`.".strip()
     return RulePage(
         name=name,
         level=_level(rule, witnesses),
         source=rule.source,
-        says="" if witnesses else _UNWITNESSED,
+        says=says,
         examples=[_example(rule, witness) for witness in witnesses[:_MOST_EXAMPLES]],
     )
 

@@ -11,12 +11,12 @@ from autotune.base.errors import ExitCode, JobError
 from autotune.cli.base import (
     DATA,
     RESULTS,
+    ask_for_nodes,
     asker,
     cli,
     confirm,
     emit,
     is_answered,
-    obtained_fleet,
     print_files,
     print_json,
     refuse_several,
@@ -123,18 +123,18 @@ def compare(
         from autotune.app.api.gates import gate
         from autotune.report.terminal.markdown import gate_in_markdown
 
-        with obtained_fleet(fleet, fleet_option) as (held, _):
-            found = gate(
-                against,
-                within=within,
-                rounds=rounds,
-                results=results,
-                fleet=held,
-                fleet_option=fleet_option or (),
-                trust_job=trust_job,
-                note=say,
-                ask=asker(),
-            )
+        found = gate(
+            against,
+            within=within,
+            rounds=rounds,
+            results=results,
+            fleet=fleet,
+            fleet_option=fleet_option or (),
+            trust_job=trust_job,
+            note=say,
+            ask=asker(),
+            agree=ask_for_nodes,
+        )
         if found is None:
             raise typer.Exit(ExitCode.INTERRUPTED)
         if as_markdown:

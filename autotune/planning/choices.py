@@ -213,24 +213,29 @@ def _kinds(found: Prediction, *, min_fit: float, splits: bool) -> NDArray[np.int
         keys += column * (factor / max(1.0, float(column.max())))
     _, kinds = np.unique(keys, return_inverse=True)
     chances = [chance for chance in (min_fit, *CHANCES) if chance <= min_fit]
-    sureness = np.add.reduce([(fit >= chance).astype(np.intp) for chance in chances])
-    for least in range(len(chances), 0, -1):
-        is_so = sureness == least
+    own = np.add.reduce([(fit >= chance).astype(np.intp) for chance in chances])
+    sureness = own.copy()
+    """How many of the chances a candidate reaches; that of a surer variant where it joins one."""
+    for level in range(len(chances), 0, -1):
+        is_level = sureness == level
         best_s = np.full(int(kinds.max()) + 1, np.inf)
-        np.minimum.at(best_s, kinds[is_so], times_s[is_so])
+        np.minimum.at(best_s, kinds[is_level], times_s[is_level])
         is_beaten = best_s[kinds] < (SAME if splits else _TIE) * times_s
-        sureness[(sureness < least) & is_beaten] = least
+        sureness[(sureness < level) & is_beaten] = level
     _, kinds = np.unique(kinds * (len(chances) + 1) + sureness, return_inverse=True)
-    return _split(kinds, times_s) if splits else kinds
+    return _split(kinds, times_s, own == sureness) if splits else kinds
 
 
-def _split(kinds: NDArray[np.intp], times_s: NDArray[np.float64]) -> NDArray[np.intp]:
+def _split(
+    kinds: NDArray[np.intp], times_s: NDArray[np.float64], may_be_first: NDArray[np.bool_]
+) -> NDArray[np.intp]:
     """Each kind cut where the step time is more than 1% above that of the part's first."""
     parts = np.zeros(len(kinds), np.intp)
     left, n_parts = np.arange(len(kinds)), 0
     while len(left):
         least_s = np.full(int(kinds.max()) + 1, np.inf)
-        np.minimum.at(least_s, kinds[left], times_s[left])
+        firsts = left[may_be_first[left]]
+        np.minimum.at(least_s, kinds[firsts], times_s[firsts])
         is_in = times_s[left] < SAME * least_s[kinds[left]]
         parts[left[is_in]] = n_parts
         left, n_parts = left[~is_in], n_parts + 1

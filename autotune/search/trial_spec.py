@@ -53,8 +53,8 @@ CONFIRM_MEASURE = Measure(
 warm trial does: another run tells more than further steps of the same."""
 
 BRIEF_MEASURE = dataclasses.replace(CONFIRM_MEASURE, budget_s=WARM_MEASURE.budget_s)
-"""Measure of a cold run beside warm ones: all rounds weigh alike, so one that measured for longer
-would narrow the interval by a fiftieth (`benchmarks/final_comparison.py`)."""
+"""Measure of a cold run beside warm ones. All rounds weigh alike: longer measuring would narrow
+the interval by a fiftieth only (`benchmarks/final_comparison.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from tests import record_job_keys
 
 JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, "space": "smoke"}
 COMMANDS: Any = typer.main.get_group(cli).commands
-NOT_FLAGS = {"flags", "progress", "note", "ask"}
+NOT_FLAGS = {"flags", "progress", "note", "ask", "agree"}
 RENAMED = {"with_ladder": "ladder"}
 GATE = {"against", "within", "rounds", "fleet", "fleet_option", "trust_job"}
 """Flags of `compare` that `autotune.gate` takes, beside the folder of studies."""

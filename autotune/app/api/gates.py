@@ -6,6 +6,7 @@ from pathlib import Path
 
 from autotune.app.api.calls import each_of
 from autotune.app.gate import run_gate
+from autotune.app.session import obtained_fleet
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.fleet.options import options_of
@@ -36,6 +37,7 @@ def gate(
     trust_job: bool = False,
     note: Callable[[str], None] | None = None,
     ask: Callable[[str], bool] | None = None,
+    agree: Callable[[str], None] | None = None,
 ) -> Gated | None:
     """Measure a stored best again, as `autotune compare --against` does; None: Ctrl-C ended it.
 
@@ -51,6 +53,7 @@ def gate(
         trust_job: Whether a file from outside this folder may run and read what it names.
         note: Called with everything worth saying.
         ask: Asked whether such a file may; None: it is refused.
+        agree: Told what a cluster is asked for, before it is; None: `note` is told.
 
     Raises:
         JobError: A flag or the reference is not valid, or its job is not trusted.
@@ -62,17 +65,19 @@ def gate(
     if not FIRST_LOOK <= rounds <= MOST_ROUNDS:
         allowed = f"a number from {FIRST_LOOK} to {MOST_ROUNDS}"
         raise JobError(f"{flag('rounds')} {rounds}: is not allowed", allowed)
-    found = run_gate(
-        str(against),
-        within=str(within),
-        rounds=rounds,
-        results=Path(results),
-        fleet=fleet,
-        options=options_of(each_of(fleet_option)),
-        note=note or (lambda _: None),
-        trust_job=trust_job,
-        ask=ask,
-    )
+    say, options = note or (lambda _: None), options_of(each_of(fleet_option))
+    with obtained_fleet(fleet, options, say=say, agree=agree or say) as held:
+        found = run_gate(
+            str(against),
+            within=str(within),
+            rounds=rounds,
+            results=Path(results),
+            fleet=held,
+            options=options,
+            note=say,
+            trust_job=trust_job,
+            ask=ask,
+        )
     if found is None:
         return None
     return Gated.of(found, lambda to, one: print_told(to, "gate", {"gate": one}), asdict)

@@ -81,7 +81,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     excludes("overlap_experts.recompute", "overlap_experts", "recompute=full", _OVERLAP),
     excludes(
         "overlap_experts.modules",
-        "from_0_17 recompute=selective recompute_modules~moe",
+        "from_0_17 recompute_modules~moe",
         "overlap_experts",
         _OVERLAP,
     ),

@@ -489,10 +489,12 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "overlap_experts",
         f"{CONFIG}: overlap_moe_expert_parallel_comm",
     ),
-    excludes(
+    layout_rule(
         "cuda_graphs.biases",
-        "from_0_17 !overlap_grad_reduce delay_weight_grads cuda_graphs~attn",
-        "has_attention_biases",
+        "from_0_17 !overlap_grad_reduce delay_weight_grads cuda_graphs~attn has_attention_biases",
+        "cuda_graphs with attn capture attention, whose biases have no delayed weight gradients "
+        "beside overlap_grad_reduce from Megatron Core 0.17 on",
+        "take delay_weight_grads=false, or leave attn out of cuda_graphs",
         f"{ARGUMENTS}: delay_wgrad_compute",
     ),
     excludes(

@@ -63,7 +63,11 @@ class MegatronBridge(MegatronDialect):
         # Its samples are as long as the model's.
         tuned = {**fields_said(run.layout), "dataset.seq_length": handout.job.seq_len}
         text = yaml.safe_dump({**sections, **precision}, sort_keys=False)
-        named = [*sorted(tuned.items()), *precision.items()]
+        of_precision = {
+            name if name == "mixed_precision" else f"mixed_precision.{name}": value
+            for name, value in precision.items()
+        }
+        named = [*sorted(tuned.items()), *of_precision.items()]
         lines = [f"{name}={json.dumps(value)}" for name, value in named]
         return {
             **handout.exported,

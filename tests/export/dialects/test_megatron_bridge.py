@@ -94,7 +94,8 @@ def test_a_recipe_gets_what_was_tuned_and_nothing_else(tmp_path):
     assert [name for section, name in lines if section == "optimizer"] == [
         "use_distributed_optimizer"
     ]
-    assert {section for section, _ in lines} <= {"model", "train", "dataset", "ddp", "optimizer"}
+    sections = {"model", "train", "dataset", "ddp", "optimizer", "mixed_precision"}
+    assert {section for section, _ in lines} <= sections
     assert {("dataset", "seq_length"), ("model", "seq_length")} <= set(lines), "samples fit"
     assert "train_iters" not in dict(lines).values()
 
