@@ -14,6 +14,7 @@ from autotune.cli import cli
 from autotune.planning.choices import (
     LONG_TOKENS,
     PROBABLE,
+    _split,
     best_of_kinds,
     best_probable,
     choices_of,
@@ -90,6 +91,11 @@ def test_in_a_named_space_what_is_slower_by_more_than_one_per_cent_is_a_row():
 
 
 TIGHT = {"model": "llama-3-70b", "seq_len": 8192, "global_batch": 64, "world": 1}
+
+
+def test_a_row_is_cut_by_its_own_first_and_not_by_a_less_sure_variant_that_joins_it():
+    times_s, is_own = np.array([1.0, 1.009, 1.012]), np.array([False, True, True])
+    assert _split(np.zeros(3, np.intp), times_s, is_own).tolist() == [0, 0, 0]
 
 
 def test_a_variant_that_fits_less_surely_is_a_row_only_where_it_is_faster():
