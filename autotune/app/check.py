@@ -22,6 +22,7 @@ from autotune.check.targets import targets_of
 from autotune.devices.hardware import Environment, cpu_precisions, version_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.kinds import NotFollowedError, UnknownNameError
 from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
@@ -94,7 +95,7 @@ class CheckFlags:
 
 
 def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -> CheckRun:
-    """Judge files, folders and patterns of files, or standard input (`-`), and write the fixes.
+    """Judge files, folders and patterns of files, or standard input (`-`); `fix` writes the fixes.
 
     Raises:
         JobError: A flag is not one of its values, or a name stands for no file.
@@ -126,9 +127,12 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
             elif type(error) is NotADsConfigError or not may_be_deepspeeds(path):
                 others.append(path)
             else:
-                (not_followed if path.suffix in SHELL_SUFFIXES else unread).append(one)
+                is_open = isinstance(error, NotFollowedError | UnknownNameError)
+                (not_followed if is_open else unread).append(one)
             continue
         reports += found
+        failed = (error for report in found for error in report.source.failed_launches)
+        unread += [Unread(path=path, error=error) for error in failed]
         if path.suffix in SHELL_SUFFIXES:
             launched |= {used.resolve() for report in found for used in report.source.files}
     return CheckRun(

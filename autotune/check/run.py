@@ -19,9 +19,9 @@ class Unread:
     def __str__(self) -> str:
         return f"{self.error.message}\nfix: {self.error.hint}"
 
-    def to_dict(self) -> dict[str, str]:
-        """The form that `--format json` prints."""
-        return {"file": str(self.path), "error": self.error.message, "fix": self.error.hint}
+    def to_dict(self, key: str = "error") -> dict[str, str]:
+        """The form that `--format json` prints, the message under a key."""
+        return {"file": str(self.path), key: self.error.message, "fix": self.error.hint}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,7 @@ class CheckRun:
     others: Sequence[Path] = ()
     """Files of folders and patterns that hold no DeepSpeed configuration."""
     not_followed: Sequence[Unread] = ()
-    """Shell files of folders whose launches cannot be followed; nothing is wrong with them."""
-
+    """Files of folders with launches that only the shell knows: this is no error."""
     is_one_file: bool = False
     """Whether the user named one file, and nothing else."""
 
@@ -47,6 +46,7 @@ class CheckRun:
         return CheckExit.UNREADABLE if self.unread else CheckExit.PASSES
 
     def to_dicts(self, *, fixed: bool) -> list[dict[str, Any]]:
-        """For JSON: every configuration, then every file that could not be read."""
+        """For JSON: configurations, files that could not be read, and those not followed."""
         reports = [report.to_dict(fixed=fixed) for report in self.reports]
-        return [*reports, *(one.to_dict() for one in (*self.unread, *self.not_followed))]
+        not_followed = [one.to_dict("not_followed") for one in self.not_followed]
+        return [*reports, *(one.to_dict() for one in self.unread), *not_followed]

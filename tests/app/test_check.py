@@ -266,6 +266,29 @@ def test_a_folder_has_its_launches_judged_and_names_those_not_followed(tmp_path)
     assert "open.sh: names '$CONFIG'" in last
 
 
+def test_launches_in_a_folder_are_unread_where_a_file_fails_and_not_followed_where_open(tmp_path):
+    """In a job's YAML as in a shell file; prose in one is no launch."""
+    launch = "deepspeed --num_gpus 8 t.py --deepspeed_config"
+    write(tmp_path, {"train_batch_size": 8}, "ds.json")
+    write(tmp_path, f"{launch} ds.json\n", "run.sh")
+    write(tmp_path, f"{launch} $CONFIG\n", "open.sh")
+    write(tmp_path, f"run: {launch} $CONFIG\n", "open.yaml")
+    write(tmp_path, "run: Bob's deepspeed run\n", "prose.yaml")
+    run = check_files([str(tmp_path)], CheckFlags())
+    assert [path.name for path in run.others] == ["prose.yaml"]
+    assert [one.path.name for one in run.not_followed] == ["open.sh", "open.yaml"]
+    assert run.exit_code(fixed=False, strict=False) == CheckExit.PASSES
+    assert [set(one) for one in run.to_dicts(fixed=False)[1:]] == [
+        {"file", "not_followed", "fix"}
+    ] * 2
+    write(tmp_path, f"{launch} gone.json\n", "gone.sh")
+    write(tmp_path, f"{launch} ds.json\n{launch} gone.json\n", "run.sh")
+    run = check_files([str(tmp_path)], CheckFlags())
+    assert [one.path.name for one in run.unread] == ["gone.sh", "run.sh"]
+    assert [one.source.path.name for one in run.reports] == ["ds.json"]
+    assert run.exit_code(fixed=False, strict=False) == CheckExit.UNREADABLE
+
+
 def test_a_file_that_cannot_be_read_is_listed_with_the_others(tmp_path):
     good = write(tmp_path, {"train_batch_size": 2, "zero_optimization": {"stage": 1}})
     bad = write(tmp_path, "{", "broken.json")

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.engines.deepspeed.sources.consumers import Consumer
-from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
+from autotune.engines.deepspeed.sources.kinds import NotADsConfigError, NotFollowedError
 from autotune.engines.deepspeed.sources.source import read
 from tests.check.files import AUTO, checked, rules, write
 
@@ -119,3 +119,63 @@ def test_a_script_with_an_accelerator_and_a_trainer_is_trainers(tmp_path):
         report = checked(write(tmp_path, line.format(name), "run.sh"))
         assert report.source.consumer == consumer
         assert ("huggingface.auto_not_filled" in rules(report)) == (consumer == "accelerate")
+
+
+_LAUNCH = "deepspeed --num_gpus 8 t.py --deepspeed_config"
+
+
+@pytest.mark.parametrize(
+    ("second", "error"),
+    [
+        ("gone.json", "'gone.json', which is not there"),
+        ("broken.json", "broken.json: not valid JSON"),
+        ("model.json", "model.json: is no DeepSpeed configuration"),
+    ],
+)
+def test_a_launch_that_cannot_be_read_is_an_error_beside_one_that_can(tmp_path, second, error):
+    write(tmp_path, {"train_batch_size": 8}, "ds.json")
+    write(tmp_path, "{", "broken.json")
+    write(tmp_path, {"hidden_size": 8}, "model.json")
+    text = f"{_LAUNCH} ds.json\n{_LAUNCH} {second}\n{_LAUNCH} $OPEN\n"
+    source = read(write(tmp_path, text, "run.sh"))
+    (failed,) = source.failed_launches
+    assert error in failed.message
+    assert [one.what for one in source.not_judged] == ["the launch of line 3"]
+
+
+def test_accelerates_file_without_deepspeed_beside_another_launch_is_said(tmp_path):
+    write(tmp_path, {"train_batch_size": 8}, "ds.json")
+    write(tmp_path, "distributed_type: FSDP\nnum_processes: 8\n", "fsdp.yaml")
+    text = f"{_LAUNCH} ds.json\naccelerate launch --config_file fsdp.yaml t.py\n"
+    source = read(write(tmp_path, text, "run.sh"))
+    assert source.failed_launches == ()
+    assert [one.what for one in source.not_judged] == ["the launch of line 2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_read"),
+    [("--deepspeed ds.json  # Bob's\n", True), ("--deepspeed ds.json --name Bob's\n", False)],
+)
+def test_a_file_of_arguments_has_comments_and_may_not_be_readable(tmp_path, arguments, is_read):
+    write(tmp_path, AUTO, "ds.json")
+    write(tmp_path, 'parse(args_filename="my.args")\n', "t.py")
+    write(tmp_path, arguments, "my.args")
+    path = write(tmp_path, "torchrun --nproc-per-node 8 t.py\n", "run.sh")
+    if is_read:
+        assert read(path).path.name == "ds.json"
+    else:
+        with pytest.raises(NotADsConfigError, match="without a launch line"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("run: deepspeed t.py\n", 1),
+        ("name: x\nrun: deepspeed t.py\n", 2),
+        ("name: x\nrun: |\n  cd .\n  deepspeed t.py\n", 4),
+    ],
+)
+def test_lines_of_a_job_are_those_of_its_yaml(tmp_path, text, line):
+    with pytest.raises(NotFollowedError, match=f"line {line} names no ds_config"):
+        read(write(tmp_path, text, "job.yaml"))

@@ -202,13 +202,13 @@ def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
     )
     others = len(run.others)
     more = "1 more file holds" if others == 1 else f"{others} more files hold"
-    gone = [one.error.message for one in run.not_followed]
+    not_followed = [one.error.message for one in run.not_followed]
     launched = sum(one.source.asked != one.source.path for one in run.reports)
     skipped = "; ".join(
         [f"{launched} as {'another file uses it' if launched == 1 else 'others use them'}"]
         * bool(launched)
         + [f"{more} no DeepSpeed configuration"] * bool(others)
-        + [f"not followed: {listed(gone, ', ')}"] * bool(gone)
+        + [f"not followed: {listed(not_followed, ', ')}"] * bool(not_followed)
     )
     skipped = f" ({skipped})" if skipped else ""
     return f"{format_count(n, 'configuration')} checked{skipped}: {summary}"

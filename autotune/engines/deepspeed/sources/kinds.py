@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import JobError
+from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import key_in_words
 
 _MOST_NAMED = 4
@@ -38,6 +38,10 @@ class NotADsConfigError(JobError):
 
 class NotFollowedError(NotADsConfigError):
     """A file starts a training, in a way that is not followed."""
+
+
+class UnknownNameError(RenderError):
+    """A launch names its configuration by what only the shell knows."""
 
 
 def kind_of(data: Mapping[Any, Any]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.base.errors import RenderError
+from autotune.base.errors import AutotuneError, RenderError
 from autotune.base.user_text import MAX_BYTES, STANDARD_INPUT, read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
@@ -153,6 +153,8 @@ class Source:
     """Violations of the reader, which refuses or overrules keys before DeepSpeed sees them."""
     not_judged: tuple[NotJudged, ...] = ()
     """What belongs to the configuration, and could not be read."""
+    failed_launches: tuple[AutotuneError, ...] = ()
+    """Why other launches of the file that was named cannot be read."""
 
     is_checked: bool = False
     """Whether its file is checked itself, whichever file names it."""
@@ -501,25 +503,25 @@ def _object_in(text: str, path: Path) -> Any:
 def _inside(here: Source) -> list[Source]:
     """Sections at depth, and those of files that are named there."""
     found: list[Source] = []
-    gone = ""
+    why_none = ""
     for at, value in sections_inside(here.config):
         because = f"the section {'.'.join(at)} of {here.path}"
         beside = _at(here.config, at[:-1])
         try:
             if at[-1] == "deepspeed" and has_arguments(beside):
                 found.append(_of_arguments(here, beside, at))
-            elif isinstance(value, str) and not _found_near(value, here.path):
-                gone = f"it names {value}, which is not there"
+            elif isinstance(value, str) and not found_near(value, here.path):
+                why_none = f"it names {value}, which is not there"
             elif isinstance(value, str):
                 found.append(replace(_named(value, here.path), because=because))
             else:
                 found.append(replace(here, config=value, at=at, because=because, is_part=True))
         except NotADsConfigError as error:
-            gone = error.kind
+            why_none = error.kind
     if not found:
         is_trainers = has_arguments(here.config)
         kind = "arguments without a deepspeed key" if is_trainers else kind_of(here.config)
-        raise NotADsConfigError(here.path, gone or kind)
+        raise NotADsConfigError(here.path, why_none or kind)
     return list({(one.path, one.at): one for one in found}.values())
 
 
@@ -542,12 +544,8 @@ def _at(data: Any, at: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def named_path(name: str, base: Path) -> Path:
-    """The file that another file names.
-
-    From where one stands, else from beside that file, else from a folder above it; a name of
-    ms-swift's is a file of its package.
-    """
-    path = _found_near(name, base)
+    """The file that another file names, as in `found_near`; ms-swift's are in its package."""
+    path = found_near(name, base)
     if path is None and name in _SWIFTS:
         path = _of_swift(name, base)
     if path is None:
@@ -574,7 +572,8 @@ def _named(name: str, base: Path) -> Source:
     )
 
 
-def _found_near(name: str, base: Path) -> Path | None:
+def found_near(name: str, base: Path) -> Path | None:
+    """The file of a name: from where one stands, else beside a file, else from a folder above."""
     near = [Path(name), *(folder / name for folder in base.parents)]
     return next((one for one in near if os.path.isfile(one)), None)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.nested import look_up
@@ -26,7 +28,11 @@ from autotune.engines.deepspeed.sources.consumers import (
     is_known_value,
 )
 from autotune.engines.deepspeed.sources.file_rules import violation_of
-from autotune.engines.deepspeed.sources.kinds import NotADsConfigError, NotFollowedError
+from autotune.engines.deepspeed.sources.kinds import (
+    NotADsConfigError,
+    NotFollowedError,
+    UnknownNameError,
+)
 from autotune.engines.deepspeed.sources.launch import (
     LaunchLine,
     accelerator_in,
@@ -39,6 +45,7 @@ from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import (
     Source,
     as_arguments,
+    found_near,
     named_path,
     parsed,
     placeholders,
@@ -123,7 +130,7 @@ def read_all(
         consumer: Who reads the configuration, where nothing else tells.
 
     Raises:
-        RenderError: A file cannot be read.
+        RenderError: A file cannot be read, or only the shell knows its name: UnknownNameError.
         NotADsConfigError: It can, and holds no DeepSpeed configuration and names none.
         JobError: The launch line or the YAML is not one, or says twice what it says, or a value in
             them is none of those that are allowed there.
@@ -140,12 +147,23 @@ def read_all(
     asked = _Asked(path=path, line=line, world=world, given=consumer, accelerate=beside)
     try:
         return _read(path, text, asked)
-    except NotADsConfigError:
-        with contextlib.suppress(NotADsConfigError):  # a job of SkyPilot's
-            above = text.partition("\nrun:")[0].count("\n") + 2
-            commands = "\n" * above + str(parsed(text, path).data.get("run"))
-            return _of_shell(commands, path, world=world, given=consumer)
-        raise
+    except NotADsConfigError as error:
+        try:
+            return _of_shell(_commands_of_job(text, path), path, world=world, given=consumer)
+        except JobError as other:  # no shell's, or without a launch
+            raise (other if isinstance(other, NotFollowedError) else error) from None
+
+
+def _commands_of_job(text: str, path: Path) -> str:
+    """The commands of a job of SkyPilot's, on their lines of its YAML; empty: it is none."""
+    found = parsed(text, path)
+    commands = found.data.get("run")
+    if found.syntax != "yaml" or not isinstance(commands, str):
+        return ""
+    keys = getattr(yaml.compose(text, Loader=yaml.SafeLoader), "value", ())
+    marks = [(one.start_mark.line, one.style) for key, one in keys if key.value == "run"]
+    line, style = marks[-1] if marks else (0, "")
+    return "\n" * (int(line) + (style in ("|", ">"))) + commands
 
 
 def _launches(shell: "ShellText", text: str, path: Path) -> Iterator[tuple["Command", LaunchLine]]:
@@ -203,10 +221,11 @@ def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
     values = [one for one in line.arguments.values() if isinstance(one, str)]
     found: dict[str, LaunchLine] = {}
     for name in (*(() if script is None else files_named(script)), *values):
-        with contextlib.suppress(JobError, RenderError):
+        with contextlib.suppress(JobError, RenderError, ValueError):  # a quote does not close
             path, given = named_path(name, script or asked), LaunchLine()
             if path.suffix == ".args":
-                given = launch_of_words([str(script), *shlex.split(read_text(path))])
+                words = shlex.split(read_text(path), comments=True)
+                given = launch_of_words([str(script), *words])
                 path = named_path(given.config or "", path)
             (section, *_) = sections_of(read_text(path), path, line, has_accelerate=False)
             if Consumer.TRAINER in (given.consumer, section.consumer) or not _names_any(line):
@@ -252,7 +271,8 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     from autotune.engines.launches.shell import read_shell  # most files need no reader of shells
 
     found: list[Source] = []
-    gone: dict[int, AutotuneError] = {}
+    failed: dict[int, AutotuneError] = {}
+    not_judged: dict[int, AutotuneError] = {}
     variables = slurm.variables_of(slurm.options_of(text))
     shell = read_shell(text, path, variables=variables, follows=True)
     for command, line in _launches(shell, text, path):
@@ -263,19 +283,24 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
         try:
             sources = _of_line(asked, text, why)
         except (JobError, RenderError) as error:
-            gone.setdefault(text.count("\n", 0, command.start) + 1, error)
+            is_others = isinstance(error, NotADsConfigError) and line.config is None
+            is_failed = not (is_others or isinstance(error, UnknownNameError))
+            number = text.count("\n", 0, command.start) + 1
+            (failed if is_failed else not_judged).setdefault(number, error)
             continue
         for one in sources:
             one = replace(one, not_judged=(*one.not_judged, *unread))
             found.append(one if lost is None else _with_lost(one, lost, text))
     if not found:
-        raise next(iter(gone.values()), None) or _names_none(shell, text, path)
+        errors = (*failed.values(), *not_judged.values())
+        first = min(errors, key=lambda one: type(one) is NotADsConfigError, default=None)
+        raise first or _names_none(shell, text, path)
     others = (
         NotJudged(what=f"the launch of line {number}", why=error.message)
-        for number, error in gone.items()
-        if not isinstance(error, NotADsConfigError)
+        for number, error in not_judged.items()
     )
-    return [*found[:-1], replace(found[-1], not_judged=(*found[-1].not_judged, *others))]
+    last = replace(found[-1], not_judged=(*found[-1].not_judged, *others))
+    return [*found[:-1], replace(last, failed_launches=tuple(failed.values()))]
 
 
 def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
@@ -351,14 +376,16 @@ def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
         return [replace(one, path=asked.path, document=document) for one in found]
     if UNKNOWN.search(name):
         why = unread or f"say the launch with {flag('launch')}"
-        raise RenderError(
+        raise UnknownNameError(
             f"{asked.path}: names {name!r}, which only the shell knows",
             f"{why}, or name the ds_config.json itself",
         )
     try:
         path = named_path(name, asked.path)
     except RenderError as error:
-        raise RenderError(error.message, unread or error.hint) from error
+        if not unread:
+            raise
+        raise UnknownNameError(error.message, unread) from error
     return _read(path, read_text(path), asked)
 
 
@@ -407,10 +434,7 @@ def _from_line(name: str, asked: Path) -> Path | None:
     """
     if "$" in name:
         return None
-    if os.path.isfile(name):
-        return Path(name)
-    above = (folder / name for folder in asked.parents)
-    return next((one for one in above if one.is_file()), Path(name))
+    return found_near(name, asked) or Path(name)
 
 
 def _is_same(one: Path, other: Path) -> bool:
