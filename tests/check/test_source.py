@@ -313,6 +313,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         (["accelerate", "launch", "--config_file", "a.yaml", "train.py"], 3),
         (["accelerate", "launch", "--config_file", "lost.yaml", "train.py"], None),
         (["./run.sh"], 3),
+        (["bash", "launch"], 3),
+        (["./launch"], 3),
+        (["bash", "x" * 5000], None),
         (
             ["env", "FORCE_TORCHRUN=1", "NPROC_PER_NODE=3", "llamafactory-cli", "train", "x.yaml"],
             3,
@@ -327,6 +330,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_the_ranks_of_a_command_that_a_shell_starts(tmp_path, words, world):
     text = "python prepare.py\nN=3\ntorchrun --nproc-per-node $N train.py\n"
     (tmp_path / "run.sh").write_text(text)
+    (tmp_path / "launch").write_text(text)
     (tmp_path / "a.yaml").write_text("num_processes: 3\n")
     assert world_in(words, tmp_path) == world
 

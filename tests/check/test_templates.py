@@ -88,6 +88,8 @@ def test_who_fills_a_template_in_may_write_plain_json(tmp_path):
     """Words of others make it Hjson, and a program of its own makes its own optimizer."""
     text = '{\n"train_batch_size": GLOBAL_BATCH,\n"gradient_accumulation_steps": "auto"\n}'
     assert "file.hjson" not in rules(checked(write(tmp_path, text, "ds_config_TEMPLATE.json")))
+    commented = '{\n// our sizes\n"train_batch_size": "${SIZE}",\n"fp16": {"enabled": "auto"}\n}'
+    assert "file.hjson" in rules(checked(write(tmp_path, commented, "ds_config.json")))
     section = "deepspeed: {train_batch_size: 8, optimizer: {type: sat.ops.FusedEmaAdam}}"
     report = checked(write(tmp_path, f"model: {{}}\n{section}\n", "sft.yaml"))
     (found,) = [one for one in report.found if one.violation.rule == "optimizer.unknown_type"]

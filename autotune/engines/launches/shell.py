@@ -9,7 +9,7 @@ written, and the commands say why.
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.text import named
 from autotune.base.user_text import read_text
-from autotune.engines.launches.files import SHELL_SUFFIXES
+from autotune.engines.launches.files import SHELL_SUFFIXES, is_shell, may_launch
 from autotune.engines.launches.shell_syntax import (
     LOOPS,
     Block,
@@ -37,6 +37,7 @@ from autotune.engines.launches.shell_words import (
     ASSIGNS,
     DECLARES,
     NAME,
+    OPTION_READERS,
     UNKNOWN,
     Chars,
     Field,
@@ -54,15 +55,14 @@ from autotune.engines.launches.shell_words import (
 )
 
 _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
-_NAMED = re.compile(rf"\$(?:({NAME}|\d)|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?\}})")
+_NAMED = re.compile(rf"\$(?:({NAME}|[\d@*#])|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?}})")
 _IN_DOCUMENTS = re.compile(r"\\[$`\\]|\$(?:\w|\{|\(\()")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
 _STARTERS = (*_SHELLS, "exec", "nohup", "sbatch", "srun")
 """Commands that start a shell file."""
-_OF_OPTIONS = ("shift", "getopts")
-"""Commands in a loop over the options that a file is given."""
+_ALL_GIVEN = {"$@", "$*"}
 _ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
 """Commands whose last word is a text for a shell: of another machine, or another terminal."""
 _STARTS_NOTHING = ("echo", "printf", "cd", "mkdir", "set", "shift", "exit", "return", "sleep")
@@ -120,7 +120,7 @@ class Command:
 
     @property
     def unread_because(self) -> str:
-        """The same in one line, with the way out; empty: all is known."""
+        """Why not all of it is known, in one line with the way out; empty: all is."""
         return f"{named(self.unread, '; ', most=3)}: say the launch with {flag('launch')}" * any(
             self.unread
         )
@@ -167,7 +167,8 @@ def read_shell(
         JobError: A quote or a bracket in it does not close.
     """
     known = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **(variables or {})}
-    reader = _Reader(text, {name: Value([unplaced(one)]) for name, one in known.items()})
+    held: _Changes = {name: Value([unplaced(one)]) for name, one in known.items()}
+    reader = _Reader(text, held, {path.resolve()})
     try:
         reader.read(list(zip(text, range(len(text)), strict=True)), path if follows else None)
     except OpenError as error:
@@ -183,8 +184,10 @@ def read_shell(
 class _Reader:
     """Goes through commands, and holds the variables as they are where each stands."""
 
-    def __init__(self, text: str, held: _Changes) -> None:
+    def __init__(self, text: str, held: _Changes, files: Set[Path] = frozenset()) -> None:
         self._text = text
+        self._files = files
+        """The file that is read, and those that start it."""
         self._file = ""
         """The file that is read in a shell of its own, in words; empty: it is the text."""
         self._scopes = [held]
@@ -201,10 +204,10 @@ class _Reader:
         """The file that is read, or that holds the text; None: none that it sources is read."""
         self._within: tuple[str, ...] = ()
         """The command that hands on the text that is read."""
-        self._whys: list[str] = []
+        self._deciders: list[str] = []
         """What decides the values that are put into the command."""
-        self._whys_around: list[str] = []
-        """The same of the command that hands on the text that is read."""
+        self._text_deciders: list[str] = []
+        """What decides the text that is read, where a command hands it on."""
         self._is_handed = False
         """Whether that text may be another."""
         self._is_aside = False
@@ -245,6 +248,17 @@ class _Reader:
 
     def _names(self) -> Iterable[str]:
         return dict.fromkeys(name for scope in self._scopes for name in scope)
+
+    def _given(self, name: str) -> Value | None:
+        """What `$1`, `$#` or `$@` is; a file that nobody is seen to start has no words."""
+        words = self._get("@")
+        if name == "#" and words is None:
+            return Value([unplaced("0")], may_differ=True)
+        if words is None or words.items is None or name in "@*":
+            return words
+        sure = [one for one in words.items if plain(one) not in _ALL_GIVEN]
+        sure = [unplaced(str(len(sure)))] if name == "#" else sure[int(name) - 1 :][:1]
+        return Value(sure, may_differ=words.may_differ) if sure else None
 
     def _line(self, place: int) -> str:
         number = self._text.count("\n", 0, max(0, place)) + 1
@@ -318,7 +332,8 @@ class _Reader:
                 self._apart(partial(self._list, body))
         elif node.keyword == "function":
             before, self._n_certain = self._n_certain, len(self._scopes)
-            _, changes = self._apart(partial(self._list, first))
+            _, changes = self._apart(partial(self._list, first), {"@": Value()})
+            changes.pop("@", None)
             self._n_certain = before
             # Whether it is called is not followed: a variable with another value may keep it.
             others = {n: v for n, v in changes.items() if self._get(n) not in (None, v)}
@@ -339,11 +354,11 @@ class _Reader:
         condition, body = node.branches[0]
         _, changes = self._apart(partial(self._list, [*condition, *body]), given)
         begun = {plain(one.words[0]) for one in simples([*condition, *body]) if one.words}
-        if begun.isdisjoint(_OF_OPTIONS):
+        if begun.isdisjoint(OPTION_READERS) or (self._file and self._scopes[0].get("@")):
             self._merge([_Branch(None, False, changes)], why)
             return
         # It reads the options of the file, which is read as it is started without one.
-        for name in changes:
+        for name in changes.keys() - {"@"}:
             value = self._get(name) or Value()
             self._put(name, value._replace(why=value.why or why, may_differ=True))
 
@@ -364,7 +379,7 @@ class _Reader:
         self._merge(branches, self._why(node.keyword, node.place), is_all=is_all)
 
     def _simple(self, node: Simple) -> _Truth:
-        self._whys = [*self._whys_around]
+        self._deciders = [*self._text_deciders]
         fields = [self._element(word) for word in node.words]
         targets = [(one, self._field(one.chars, is_split=False)) for one in node.targets]
         if fields and not self._sets(fields) and not self._sources(fields):
@@ -397,16 +412,12 @@ class _Reader:
             if continued:
                 continue
             part = chars[start:at]
-            if raw.startswith("$#", start):
-                self._n_differing += 1
-                word, at = (word or []) + [("0", chars[start][1])], start + 2
-                continue
             if expands:
                 with contextlib.suppress(OpenError):
                     at = start + 1 if is_quoted and raw[at:][:1] == "'" else end_of(raw, start)
                 part = chars[start:at]
                 if (values := self._put_in(part)) is not None:
-                    if not is_split or (is_quoted and "[*]" in plain(part)):
+                    if not is_split or (is_quoted and re.search(r"\[\*\]|\$\*", plain(part))):
                         values = joined(values)
                     is_whole = is_quoted or not is_split or plain(part[:2]) == "$'"
                     pieces = values if is_whole else split(values, joins=word is not None)
@@ -464,7 +475,8 @@ class _Reader:
         """What an expansion stands for; None: only the shell knows."""
         raw = plain(chars)
         if raw.startswith("$'"):
-            return [chars_of_escapes(chars[2:-1])]
+            decoded = chars_of_escapes(chars[2:-1])
+            return None if decoded is None else [decoded]
         if raw.startswith("$(("):
             self._forget(touched_by([raw[1:]]))
             names = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", raw[3:-2])
@@ -476,7 +488,7 @@ class _Reader:
         if (found := _NAMED.fullmatch(raw)) is None:
             return None
         name, sign = found[1] or found[2], found[4]
-        held = self._get(name)
+        held = self._given(name) if name in "@*#" or name.strip("0").isdigit() else self._get(name)
         if held is None and sign is not None:
             default = self._field(chars[found.start(5) : found.end(5)], is_split=False).chars
             self._n_differing += 1
@@ -485,9 +497,10 @@ class _Reader:
             return [default]
         if held is None or held.items is None:
             return None
-        items = held.items if held.is_array and found[3] in ("[@]", "[*]") else held.items[:1]
+        is_whole = held.is_array and (found[3] or name).strip("[]") in ("@", "*")
+        items = held.items if is_whole else held.items[:1]
         self._n_differing += held.may_differ
-        self._whys.append(held.why)
+        self._deciders.append(held.why)
         self._n_put += sum(len(item) + 32 for item in items)
         return items if self._n_put <= _MOST_PUT else None
 
@@ -555,7 +568,7 @@ class _Reader:
             value = before
         elif not given.is_array and re.search(r"\$\(|`", plain(given.value)):
             value = Value()  # what a program says
-        why = next(filter(None, self._whys), value.why)
+        why = next(filter(None, self._deciders), value.why)
         self._put(name, value.differing(given.may_differ)._replace(why=why))
 
     def _sources(self, fields: Sequence[Field]) -> bool:
@@ -605,7 +618,7 @@ class _Reader:
             self._put("PWD", Value([unplaced(os.path.normpath(here))] if is_known else None))
         names = _VARIABLES.findall(" ".join([*texts, *(one.text for one in own.values())]))
         held_values = [(name, self._get(name)) for name in names]
-        unread = [*self._whys, *(held.why for _, held in held_values if held)]
+        unread = [*self._deciders, *(held.why for _, held in held_values if held)]
         may_differ = self._is_handed or any(one.may_differ for one in fields)
         if may_differ or any(held is None for _, held in held_values):
             unread += self._gone
@@ -625,7 +638,7 @@ class _Reader:
         if not handed and texts[0] in _ELSEWHERE and " " in texts[-1]:
             handed = [rest[-1]]
         for one in handed:
-            self._scopes.append({})
+            self._scopes.append({"@": Value()})
             self._hands_on(one, texts)
             self._scopes.pop()
         self._starts(made)
@@ -633,33 +646,49 @@ class _Reader:
     def _starts(self, command: Command) -> None:
         """Read a shell file that a command starts, in a shell of its own."""
         texts = [word.text for word in command.words]
+        names = [text.rpartition("/")[2] for text in texts]
         at = next((at for at, one in enumerate(texts) if one.endswith(SHELL_SUFFIXES)), None)
-        if self._path is None or at is None or self._depth >= _MOST_DEEP:
+        if at is None:
+            at = next((at for at, name in enumerate(names[:-1], 1) if name in _SHELLS), 0)
+        is_started = any(name in _STARTERS for name in names[:at]) or (
+            not at and {*"/."} & {*texts[0]}
+        )
+        if self._path is None or not is_started or self._depth >= _MOST_DEEP:
             return
-        is_started = not at or any(text.rpartition("/")[2] in _STARTERS for text in texts[:at])
-        path = _sourced(texts[at], self._path) if is_started else None
-        if path is None:
+        path = _sourced(texts[at], self._path)
+        if path is None or path.resolve() in self._files:
             return
         given = {name: word.text for name, word in command.variables.items()}
-        given |= {str(number): text for number, text in enumerate(texts[at:])}
         given |= {"0": str(path), "BASH_SOURCE": str(path), "PWD": "."}
-        inside = _Reader(self._text, {name: Value([unplaced(v)]) for name, v in given.items()})
+        held: _Changes = {name: Value([unplaced(one)]) for name, one in given.items()}
+        words, own = texts[at + 1 :], self._get("@")
+        is_open = bool(own and own.items is None and _ALL_GIVEN & {*words})
+        is_open = is_open or any("[@]" in one for one in words)
+        if is_open or {*words} - _ALL_GIVEN:
+            items = None if is_open else [unplaced(one) for one in words]
+            held["@"] = Value(items, True, may_differ=any(map(UNKNOWN.search, words)))
+        inside = _Reader(self._text, held, self._files | {path.resolve()})
         inside._file = f"{path}, which {self._line(command.start)} starts,"
         inside._depth = self._depth
         with contextlib.suppress(RenderError, OpenError):
-            inside.read([(char, command.start) for char in read_text(path)], path, tuple(texts))
-            self.sourced += [path, *inside.sourced]
-            self.commands += inside.commands
+            text = read_text(path)
+            if is_shell(text, path) and may_launch(path):
+                inside.read([(char, command.start) for char in text], path, tuple(texts))
+                self.sourced += [path, *inside.sourced]
+                self.commands += inside.commands
 
     def _hands_on(self, text: Field, within: tuple[str, ...]) -> None:
         """Read a text that a command hands to a shell; one that does not close is left."""
         if self._depth < _MOST_DEEP:
             chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
-            before = self._is_handed, self._whys_around
-            self._is_handed, self._whys_around = self._is_handed or text.may_differ, self._whys
+            before = self._is_handed, self._text_deciders
+            self._is_handed, self._text_deciders = (
+                self._is_handed or text.may_differ,
+                self._deciders,
+            )
             with contextlib.suppress(OpenError):
                 self.read(chars, self._path, within)
-            self._is_handed, self._whys_around = before
+            self._is_handed, self._text_deciders = before
 
 
 def _one_of(name: str, before: Value | None, values: Sequence[Value | None], why: str) -> Value:
@@ -701,5 +730,5 @@ def _sourced(name: str, base: Path) -> Path | None:
     if not rest or UNKNOWN.search(rest):
         return None
     near = (*(folder / rest for folder in base.parents[:_FOLDERS_ABOVE]), Path(rest))
-    found = next((one for one in near if one.is_file()), None)
+    found = next((one for one in near if os.path.isfile(one)), None)
     return None if found is None or found.resolve() == base.resolve() else found

@@ -13,11 +13,14 @@ NAME = r"[A-Za-z_]\w*"
 ASSIGNS = re.compile(rf"({NAME})(\+?)=")
 UNKNOWN = re.compile(r"[$`]")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+_ESCAPED = re.compile(r"\\(?:(x[0-9A-Fa-f]{1,2}|[0-7]{1,3})|([ntr\\'\"]))|([^\\])")
 _ELEMENT = re.compile(rf"({NAME})\[[^]]*\]\+?=")
 _ALTERED = re.compile(
     rf"(?:\+\+|--)\s*+({NAME})|({NAME})\s*+(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
 )
 DECLARES = ("export", "declare", "local", "readonly", "typeset")
+OPTION_READERS = ("shift", "getopts")
+"""Commands that take the next of the words that a file is given."""
 _TOUCHES = ("read", "mapfile", "readarray", "getopts", "unset")
 _COMPARES: Mapping[str, Callable[[int, int], bool]] = {
     f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
@@ -99,6 +102,8 @@ def touched_by(words: Sequence[str]) -> list[str]:
         return [element[1] for element in map(_ELEMENT.match, words) if element]
     if words[0] == "let" or words[0].startswith("(("):
         return [before or behind for before, behind in _ALTERED.findall(" ".join(words))]
+    if words[0] == "shift" or words[:2] == ["set", "--"]:
+        return ["@"]
     if words[0] == "printf":
         return words[2:3] if words[1] == "-v" else []
     return [one for one in words[1:] if words[0] in _TOUCHES and re.fullmatch(NAME, one)]
@@ -154,16 +159,17 @@ def unplaced(text: str) -> Chars:
     return [(char, -1) for char in text]
 
 
-def chars_of_escapes(chars: Chars) -> Chars:
-    """The inside of `$'...'`: a backslash hides the sign behind it, or makes a blank of it."""
-    found, is_hidden = Chars(), False
-    for char, at in chars:
-        if char == "\\" and not is_hidden:
-            is_hidden = True
-            continue
-        found.append((_ESCAPES.get(char, char) if is_hidden else char, at))
-        is_hidden = False
-    return found
+def chars_of_escapes(chars: Chars) -> Chars | None:
+    """The inside of `$'...'`, with the signs that backslashes mean; None: one is not known."""
+    raw, found, at = plain(chars), Chars(), 0
+    while one := _ESCAPED.match(raw, at):
+        number, sign, itself = one.groups()
+        code = int(f"0{number}", 16 if number[0] == "x" else 8) if number else 1
+        if not 0 < code < 128:  # a text ends at 0; above stands a part of a character
+            return None
+        found.append((chr(code) if number else itself or _ESCAPES.get(sign, sign), chars[at][1]))
+        at = one.end()
+    return found if at == len(raw) else None
 
 
 def joined(values: Sequence[Chars]) -> list[Chars]:

@@ -251,6 +251,7 @@ def test_a_text_for_another_shell_is_read(text):
         "A=1 torchrun a.py --x 1 2>/dev/null | cat",
         'X="a b"\ntorchrun a.py $X "$X"',
         "torchrun a.py $'it\\'s' 'a'$'b\\tc' \"don't $'x'\"",
+        "torchrun $'\\x74.py' $'\\164.py' $'a\\\\b\\\"'",
     ],
 )
 def test_words_are_those_of_bash(line, tmp_path):
@@ -499,3 +500,41 @@ def test_a_function_that_may_never_be_called_leaves_a_value_open() -> None:
     assert shell.commands[-1].words[-1].text == "$TP"
     assert "line 2 decides by `function`" in shell.commands[-1].unread[0]
     assert words("f() {\n TP=7\n}\nf\ntorchrun t.py --tp $TP\n", -1)[-1] == "7"
+
+
+_READS_ONE = "if [ $# -eq 0 ]; then DS=default; else DS=$1; fi\nrun $DS\n"
+_SHIFTS = 'run $1 "$@"\nshift\nrun $1\n'
+_LOOP = "DS=a\nwhile [ $# -gt 0 ]; do case $1 in --ds) DS=$2 ;; esac; shift; done\nrun $DS\n"
+_OF_OTHERS = "f() {\nrun $1\n}\nbash -c 'run $1' x y\n"
+
+
+@pytest.mark.parametrize(
+    ("started", "line", "runs"),
+    [
+        (_READS_ONE, "bash inner.sh mine", ["run mine"]),
+        (_READS_ONE, "bash inner.sh", ["run default"]),
+        (_READS_ONE, 'bash inner.sh "$@"', ["run default"]),
+        (_READS_ONE, 'bash inner.sh "${A[@]}"', ["run $DS"]),
+        (_SHIFTS, "bash inner.sh a b", ["run a a b", "run $1"]),
+        (_LOOP, "bash inner.sh --ds mine", ["run $DS"]),
+        (_LOOP, 'bash inner.sh "$@"', ["run a"]),
+        (_OF_OTHERS, "bash inner.sh a", ["run $1", "run $1"]),
+    ],
+)
+def test_a_file_that_is_started_with_words_has_them(started, line, runs, tmp_path):
+    (tmp_path / "inner.sh").write_text(started)
+    commands = read_shell(line, tmp_path / "run.sh", follows=True).commands
+    told = [" ".join(word.text for word in command.words) for command in commands]
+    assert [one for one in told if one.startswith("run")] == runs
+
+
+def test_files_that_start_one_another_are_read_once(tmp_path):
+    text = "sbatch next.sh\nrun 1\n"
+    (tmp_path / "train.sh").write_text(text)
+    (tmp_path / "next.sh").write_text("sbatch train.sh\nsbatch train.sh\n")
+    commands = read_shell(text, tmp_path / "train.sh", follows=True).commands
+    assert [one.words[0].text for one in commands].count("run") == 1
+
+
+def test_a_sign_that_is_not_decoded_leaves_the_word_unknown():
+    assert words("run $'\\u0041' $'\\x80' $'\\d'\n")[1:] == ["$'\\u0041'", "$'\\x80'", "$'\\d'"]

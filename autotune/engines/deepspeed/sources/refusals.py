@@ -1,5 +1,7 @@
 """What a reader or a launcher refuses, or does not follow, before DeepSpeed sees a file."""
 
+import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,8 +34,7 @@ def refusals(source: Source) -> Iterator[Violation]:
     consumer, reader, arguments = source.consumer, source.reader, source.arguments
     is_deepspeeds = consumer is Consumer.DEEPSPEED and not reader
     is_named_yaml = source.syntax == "yaml" and source.is_named
-    is_filled_in = any(placeholders(source.config))  # whoever fills it in may write plain JSON
-    is_hjson = source.syntax == "hjson" and not is_filled_in
+    is_hjson = source.syntax == "hjson" and not _is_json_filled_in(source)
     if not is_deepspeeds and (is_hjson or is_named_yaml):
         rule = f"file.{source.syntax}"
         yield violation_of(rule, path=source.path, reader=reader or consumer)
@@ -58,6 +59,17 @@ def refusals(source: Source) -> Iterator[Violation]:
     forces = source.config.get("zero_force_ds_cpu_optimizer") is not False
     if is_offloaded and forces and "cpu_optimizer" not in arguments:
         yield violation_of("megatron_deepspeed.cpu_optimizer", key)
+
+
+def _is_json_filled_in(source: Source) -> bool:
+    """Whether the text is plain JSON once somebody fills its placeholders in."""
+    words = [str(look_up(source.config, ".".join(at))) for at in placeholders(source.config)]
+    text = source.text
+    for word in sorted(words, key=len, reverse=True):
+        text = text.replace(word.rstrip(" ,"), "0")
+    with contextlib.suppress(ValueError, RecursionError):
+        return bool(words and json.loads(text))
+    return False
 
 
 def _refused_by(reader: str, stage: Any, arguments: Mapping[str, Any]) -> Iterator[Violation]:
