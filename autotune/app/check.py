@@ -114,12 +114,13 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
             "check the files one by one",
         )
     checked = {target.path.resolve() for target in targets}
+    used: set[tuple[Path, tuple[str, ...]]] = set()
     for target in targets:
         path = target.path
         if path.resolve() in launched and not target.is_named:
             continue  # it was judged as its launch uses it
         try:
-            found = check_file(path, flags, fix=fix, checked=checked)
+            found = check_file(path, flags, fix=fix, checked=checked, used=used)
         except (JobError, RenderError) as error:
             one = Unread(path=path, error=error)
             if target.is_named:
@@ -167,7 +168,12 @@ def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:
 
 
 def check_file(
-    path: Path, flags: CheckFlags, *, fix: bool = False, checked: Container[Path] = ()
+    path: Path,
+    flags: CheckFlags,
+    *,
+    fix: bool = False,
+    checked: Container[Path] = (),
+    used: set[tuple[Path, tuple[str, ...]]] | None = None,
 ) -> list[CheckReport]:
     """Judge the configurations of one file.
 
@@ -177,6 +183,8 @@ def check_file(
         fix: Whether to write the fixes.
         checked: Files that are checked themselves, resolved: a fix may be written into one,
             though another file names it.
+        used: Configurations that launches use, which are added: the fix for one more launch is not
+            written, as it may break the first.
 
     Raises:
         RenderError: A file cannot be read, or its folder not be written to.
@@ -194,8 +202,12 @@ def check_file(
         raise _of_megatron(error) from error
     reports: list[CheckReport] = []
     for number in range(len(sources)):
-        is_checked = sources[number].path.resolve() in checked
-        report = _judged(replace(sources[number], is_checked=is_checked), flags)
+        source = sources[number]
+        place = (source.path.resolve(), source.at)
+        is_checked = place[0] in checked and (used is None or place not in used)
+        if used is not None and source.path != source.asked:
+            used.add(place)
+        report = _judged(replace(source, is_checked=is_checked), flags)
         reports.append(report)
         if fix and write_fix(report) and number + 1 < len(sources):
             sources = _read(path, flags)  # the text of the others has moved

@@ -289,6 +289,19 @@ def test_launches_in_a_folder_are_unread_where_a_file_fails_and_not_followed_whe
     assert run.exit_code(fixed=False, strict=False) == CheckExit.UNREADABLE
 
 
+@pytest.mark.parametrize("scripts", [1, 2])
+def test_a_fix_for_one_launch_is_not_undone_by_that_for_another(tmp_path, scripts):
+    lines = [f"deepspeed --num_gpus {n} t.py --deepspeed_config ds.json\n" for n in (8, 4)]
+    for number, text in enumerate(lines if scripts == 2 else ["".join(lines)]):
+        write(tmp_path, text, f"run{number}.sh")
+    batch = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1}
+    ds = write(tmp_path, batch | {"gradient_accumulation_steps": 4}, "ds.json")
+    run = check_files([str(tmp_path)], CheckFlags(), fix=True)
+    assert json.loads(ds.read_text())["gradient_accumulation_steps"] == 8
+    assert [one.is_written(fixed=True) for one in run.reports] == [True, False]
+    assert run.exit_code(fixed=True, strict=False) == CheckExit.FAILS
+
+
 def test_a_file_that_cannot_be_read_is_listed_with_the_others(tmp_path):
     good = write(tmp_path, {"train_batch_size": 2, "zero_optimization": {"stage": 1}})
     bad = write(tmp_path, "{", "broken.json")

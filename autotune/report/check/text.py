@@ -88,8 +88,8 @@ def _above_the_diff(report: CheckReport, *, fixed: bool) -> str:
         return "the fix:"  # of standard input, or of what stands in no file
     if not source.can_write:
         return (
-            f"the fix of {source.path} ({writes} into the file that is checked, which is "
-            f"{source.asked}):"
+            f"the fix of {source.path} for {source.asked} ({writes} into files that are checked "
+            "alone, as the first launch that uses one needs it):"
         )
     if not report.passes:
         return f"the fix so far ({writes} nothing that would not run):"
