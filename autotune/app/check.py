@@ -135,7 +135,7 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
         failed = (error for report in found for error in report.source.failed_launches)
         unread += [Unread(path=path, error=error) for error in failed]
         if path.suffix in SHELL_SUFFIXES:
-            launched |= {used.resolve() for report in found for used in report.source.files}
+            launched |= {one.resolve() for report in found for one in report.source.files}
     return CheckRun(
         reports=reports,
         unread=unread,

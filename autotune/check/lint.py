@@ -385,7 +385,13 @@ class _Wishes:
         is_elsewhere = file != self._source.path and violation.rule.startswith(_OF_ACCELERATE)
         if file is None or not is_elsewhere:
             return self._places.of(violation)
-        return replace(places_in(read_text(file), (), "yaml").of(violation), file=file)
+        return replace(self._places_of_accelerate.of(violation), file=file)
+
+    @cached_property
+    def _places_of_accelerate(self) -> Places:
+        path = self._source.accelerate.path
+        assert path is not None, "it holds what is found there"
+        return places_in(read_text(path), (), "yaml")
 
     @cached_property
     def _places(self) -> Places:

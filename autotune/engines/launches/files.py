@@ -23,4 +23,4 @@ def is_shell(text: str, path: Path) -> bool:
 
 def may_launch(path: Path) -> bool:
     """True if the name of a file is one that a launch may have."""
-    return path.suffix not in (".json", ".hjson", ".py", ".args", ".yaml", ".yml")
+    return path.suffix not in (*_DATA_SUFFIXES, ".py", ".args")
