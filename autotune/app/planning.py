@@ -1,25 +1,29 @@
 """What the cost model says of a job's candidates on a fleet, here or described; nothing runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from autotune.app.session import check_space_is_read, read_job_on
-from autotune.base.errors import JobError, RenderError
+from autotune.base.errors import FleetError, JobError, RenderError
 from autotune.base.flags import flag
-from autotune.base.units import format_count
+from autotune.base.units import format_bytes, format_count
 from autotune.cost.knowledge import Lesson
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.base import Handout
 from autotune.export.door import check_handout, export_handout, handout_of
 from autotune.job.job import Job, JobText, given_keys
-from autotune.planning.lattice import lattice_of
+from autotune.planning.choices import MIN_FIT
+from autotune.planning.lattice import Lattice, lattice_of
 from autotune.planning.outlook import PLAN_SPACE, FleetWishes, Outlook
 from autotune.planning.ranking import Ranking
 from autotune.report.candidates.ranking import ranking_as_dict
+from autotune.space.candidate import Candidate
 
 _RANKS_TRIED = 200
 """Ranks below a refused one that are tried, to name the first that can be written."""
@@ -71,33 +75,122 @@ def _over_all(job: Job) -> Job:
 def export_ranked(
     outlook: Outlook,
     ranking: Ranking,
-    rank: int,
     folder: Path,
+    *,
+    rank: int | None = None,
     to: str | None = None,
     launcher: str | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """Write the files of the candidate of a rank, from 1, with what was predicted of it.
+    """Write the files of a ranked candidate, with what was predicted of it.
+
+    Args:
+        outlook: The job on its fleet.
+        ranking: Its candidates.
+        folder: Where to write.
+        rank: Rank of the candidate, from 1; None for the first that the dialect can say.
+        to: The dialect.
+        launcher: What starts the ranks.
+        note: Told where it is not the first of all.
 
     Raises:
         JobError: There is no such rank, dialect or launcher.
         RenderError: The folder cannot be written, the dialect is another engine's, or it is not
             started by that launcher.
     """
-    if not 1 <= rank <= len(ranking.choices):
-        there = format_count(len(ranking.choices), "distinct choice")
+    n_ranks = len(ranking.choices)
+    if rank is not None and not 1 <= rank <= n_ranks:
+        there = format_count(n_ranks, "distinct choice")
         raise JobError(f"{flag('rank')} {rank}: the plan has {there}", "1 is the best one")
-    handout = _handout(outlook, ranking, rank)
+    asked = rank or 1
     try:
-        return export_handout(handout, folder, to=to, launcher=launcher)
+        return export_handout(_handout(outlook, ranking, asked), folder, to=to, launcher=launcher)
     except RenderError as error:
-        ranks = range(rank, min(len(ranking.choices), rank + _RANKS_TRIED) + 1)
+        ranks = range(asked, min(n_ranks, asked + _RANKS_TRIED) + 1)
         can_say = partial(_can_say, outlook, ranking, to=to, launcher=launcher)
-        other = next(filter(can_say, ranks), rank)
-        if other == rank:  # it is not this candidate's fault, or that of all
+        other = next(filter(can_say, ranks), asked)
+        if other == asked:  # it is not this candidate's fault, or that of all
             raise
-        raise RenderError(
-            error.message, f"{error.hint}, such as {flag('rank')} {other}"
-        ) from error
+        if rank is not None:
+            hint = f"{error.hint}, such as {flag('rank')} {other}"
+            raise RenderError(error.message, hint) from error
+        why = error.message
+    instead = _handout(outlook, ranking, other)
+    layout = outlook.engine.describe(instead.candidate)
+    note(f"rank 1 is not written: {why}; rank {other} is: {layout}")
+    return export_handout(instead, folder, to=to, launcher=launcher)
+
+
+def render(
+    job_file: JobText | None,
+    flags: Mapping[str, Any],
+    settings: Sequence[str],
+    out: Path,
+    *,
+    to: str | None,
+    launcher: str | None = None,
+    wishes: FleetWishes | None = None,
+) -> tuple[list[Path], list[str]]:
+    """Write the files of the candidate of some `knob=value` settings, by the dialect `to`.
+
+    By default that is the engine's own, and the launcher the dialect's. Other knobs are at the
+    base configuration's value or the engine's default. `wishes` describes the fleet that will
+    train; where neither it nor the job names a GPU, it is this machine.
+
+    Returns:
+        The files, and what has to be said of them.
+
+    Raises:
+        JobError: A setting or the job is not valid, or the rules refuse the candidate.
+        RenderError: A template does not render, or the folder cannot be written.
+    """
+    wishes = (wishes or FleetWishes()).of_job(given_keys(job_file, flags))
+    is_described = wishes.gpu is not None
+    job, _, environment = read_job_on(wishes, job_file, flags)
+    engine = bind_engine(job, environment)
+    alone = Lattice(candidates=[], context=engine.context, grid_size=0)
+    outlook = Outlook(job=job, environment=environment, wishes=wishes, lattice=alone)
+    candidate, changed = outlook.read(settings)
+    if violations := engine.judge(candidate):
+        raise JobError(
+            "\n".join(f"{v.rule}: {v.message}" for v in violations),
+            "; ".join(v.fix for v in violations),
+        )
+    handout = handout_of(candidate, engine=engine, job=job, environment=environment)
+    handout = replace(handout, is_described=is_described)
+    files = export_handout(handout, out, to=to, launcher=launcher)
+    notes = [*changed, *_fit_notes(outlook, candidate)]
+    if job_file is None and "model" not in flags:
+        notes.append(
+            f"no {flag('model')} or {flag('job')} is given: these files train {job.model.name}"
+        )
+    if environment.accelerator == "cpu" and not is_described:
+        notes.append(
+            f"written for CPU ranks, as this machine has them; for GPUs add {flag('gpu')} H100"
+        )
+    notes += [
+        f"{key}: {value!r} in your base configuration "
+        + ("is left out" if ours is None else f"gives way to {ours!r}")
+        for key, (value, ours) in handout.overridden.items()
+    ]
+    return files, notes
+
+
+def _fit_notes(outlook: Outlook, candidate: Candidate) -> list[str]:
+    """What to say of a candidate that may not fit, or whose memory nobody can predict."""
+    try:
+        prediction = outlook.predict([candidate])
+    except (FleetError, JobError) as error:
+        return [f"not predicted whether it fits: {error.message}"]
+    fits = float(prediction.fit_probability[0])
+    if fits >= MIN_FIT:
+        return []
+    needs = format_bytes(float(prediction.peak_memory_bytes[0]))
+    allowed = format_bytes(float(np.max(prediction.plans.memory_bytes)))
+    return [
+        f"predicted to need {needs} of an accelerator's {allowed}, and to fit with a probability "
+        f"of {fits:.0%}: `autotune plan` of the same job ranks what fits"
+    ]
 
 
 def _can_say(

@@ -17,9 +17,9 @@ from autotune.contract import Origin
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import find_accelerator, named_accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.engines.base import BOTH, Engine, bind_engine, find_engine, installed_engines
+from autotune.engines.base import BOTH, Engine, find_engine, installed_engines
 from autotune.export.base import Dialect
-from autotune.export.door import export_handout, find_dialect, handout_of
+from autotune.export.door import find_dialect
 from autotune.fleet.base import FleetPlugin, Obtaining, Place, answers_only
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.adapters import with_rank
@@ -40,8 +40,6 @@ from autotune.search.history import History
 from autotune.search.plan import Plan, make_plan
 from autotune.search.prospect import Prospect
 from autotune.search.session import Session
-from autotune.space.candidate import Candidate
-from autotune.space.knobs import canonical, explain, parse_settings
 
 DEMO: dict[str, dict[str, Any]] = {
     "cpu": {
@@ -286,63 +284,6 @@ def plan_search(session: Session, prospect: Prospect | None = None, *, fresh: bo
         raise JobError(why, f"search by {flag('engine')} deepspeed; `autotune plan` ranks them")
     history = History() if fresh else session.history_to_resume()
     return make_plan(session, history, prospect)
-
-
-def render(
-    job_file: JobText | None,
-    flags: Mapping[str, Any],
-    settings: Sequence[str],
-    out: Path,
-    *,
-    to: str | None,
-    launcher: str | None = None,
-    wishes: FleetWishes | None = None,
-) -> tuple[list[Path], list[str]]:
-    """Write the files of the candidate of some `knob=value` settings, by the dialect `to`.
-
-    By default that is the engine's own, and the launcher the dialect's. Other knobs are at the
-    base configuration's value or the engine's default. `wishes` describes the fleet that will
-    train; where neither it nor the job names a GPU, it is this machine.
-
-    Returns:
-        The files, and what has to be said of them.
-
-    Raises:
-        JobError: A setting or the job is not valid, or the rules refuse the candidate.
-        RenderError: A template does not render, or the folder cannot be written.
-    """
-    wishes = (wishes or FleetWishes()).of_job(given_keys(job_file, flags))
-    is_described = wishes.gpu is not None
-    job, _, environment = read_job_on(wishes, job_file, flags)
-    engine = bind_engine(job, environment)
-    context = engine.context
-    values = parse_settings(settings, context.knobs)
-    candidate = Candidate.of(
-        canonical(values, context), world=job.world, global_batch=job.global_batch
-    )
-    if violations := engine.judge(candidate):
-        raise JobError(
-            "\n".join(f"{v.rule}: {v.message}" for v in violations),
-            "; ".join(v.fix for v in violations),
-        )
-    handout = handout_of(candidate, engine=engine, job=job, environment=environment)
-    handout = replace(handout, is_described=is_described)
-    files = export_handout(handout, out, to=to, launcher=launcher)
-    notes = list(explain(values, context).values())
-    if job_file is None and "model" not in flags:
-        notes.append(
-            f"no {flag('model')} or {flag('job')} is given: these files train {job.model.name}"
-        )
-    if environment.accelerator == "cpu" and not is_described:
-        notes.append(
-            f"written for CPU ranks, as this machine has them; for GPUs add {flag('gpu')} H100"
-        )
-    notes += [
-        f"{key}: {value!r} in your base configuration "
-        + ("is left out" if ours is None else f"gives way to {ours!r}")
-        for key, (value, ours) in handout.overridden.items()
-    ]
-    return files, notes
 
 
 def read_job_on(

@@ -161,7 +161,7 @@ def render(
     machines that will train need not be here: name their accelerators with --gpu.
     """
     from autotune.app.consent import agree_to_job
-    from autotune.app.session import render as write
+    from autotune.app.planning import render as write
     from autotune.planning.outlook import FleetWishes
 
     job, is_trusted = flags.pop("job", None), flags.pop("trust_job")

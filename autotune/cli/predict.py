@@ -73,7 +73,7 @@ def plan(
     what_if: list[str] | None = None,
     count: bool = False,
     export: Path | None = None,
-    rank: int = 1,
+    rank: int | None = None,
     to: str | None = None,
     launcher: str | None = None,
     html: Path | None = None,
@@ -89,7 +89,7 @@ def plan(
     from autotune.app.api.predictions import plan as rank_candidates
     from autotune.app.planning import export_ranked
 
-    if export is None and (to is not None or launcher is not None or rank != 1):
+    if export is None and (to is not None or launcher is not None or rank is not None):
         flag = "--to" if to is not None else "--launcher" if launcher is not None else "--rank"
         raise JobError(
             f"{flag}: says what is written, and nothing is without --export",
@@ -104,15 +104,23 @@ def plan(
         note=say,
         ask=asker(),
     )
-    written = []
+    written, notes = [], list[str]()
     if export is not None:
-        written = export_ranked(found.outlook, found.value, rank, export, to, launcher)
+        written = export_ranked(
+            found.outlook,
+            found.value,
+            export,
+            rank=rank,
+            to=to,
+            launcher=launcher,
+            note=notes.append,
+        )
     if html is None:
         _show(found, as_json=as_json)
     else:  # --json is how the file's path is printed
         print_files([found.page(html)], as_json=as_json)
-    for path in written:  # below the plan, which is long
-        say(f"wrote {path}")
+    for text in [*(f"wrote {path}" for path in written), *notes]:  # below the plan, which is long
+        say(text)
     if not found.value.n_probable:
         raise typer.Exit(ExitCode.NOTHING_FEASIBLE)
 

@@ -76,7 +76,7 @@ def test_a_model_that_megatron_cannot_be_is_a_forecast_alone(tmp_path, model, wh
     estimated = estimate_candidate(there, ["tp=2", "micro_batch=1"])
     assert why in estimate_as_dict(estimated)["no_files"]
     with pytest.raises(JobError, match=why):
-        export_ranked(there, found, 1, tmp_path / "out", "megatron")
+        export_ranked(there, found, tmp_path / "out", to="megatron")
 
 
 def test_a_search_of_such_a_model_is_refused_at_once(tmp_path):
@@ -129,10 +129,13 @@ def test_an_estimate_is_of_one_layout(outlook):
 
 def test_a_rank_that_a_consumer_can_be_told_is_named(outlook, ranking, tmp_path):
     with pytest.raises(RenderError, match="cannot be said") as caught:
-        export_ranked(outlook, ranking, 1, tmp_path / "out", "verl")
+        export_ranked(outlook, ranking, tmp_path / "out", rank=1, to="verl")
     rank = int(caught.value.hint.rpartition(" such as --rank ")[2])
     assert rank > 1
-    assert export_ranked(outlook, ranking, rank, tmp_path / "out", "verl")
+    notes = []
+    assert export_ranked(outlook, ranking, tmp_path / "out", to="verl", note=notes.append)
+    assert json.loads((tmp_path / "out" / "prediction.json").read_text())["rank"] == rank
+    assert notes[0].startswith("rank 1 is not written: --to verl: ")
 
 
 def test_the_export_is_bash_and_marked_as_predicted(outlook, ranking, tmp_path):
@@ -145,7 +148,7 @@ def test_the_export_is_bash_and_marked_as_predicted(outlook, ranking, tmp_path):
         and str(values["recompute"]).startswith("block_")
         and not values["ends_as_layers"]
     )
-    files = export_ranked(outlook, ranking, rank, tmp_path / "out", "megatron")
+    files = export_ranked(outlook, ranking, tmp_path / "out", rank=rank, to="megatron")
     names = {path.name for path in files}
     run = {"megatron_args.sh", "launch.sh", "megatron_args.json", "README.md"}
     assert names == {*run, "settings.json", "prediction.json", "autotune_export.json"}
@@ -172,11 +175,11 @@ def test_the_export_is_bash_and_marked_as_predicted(outlook, ranking, tmp_path):
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "nothing here was measured" in readme
     assert "{{" not in readme
-    export_ranked(outlook, ranking, 1, tmp_path / "out")  # over an earlier export
+    export_ranked(outlook, ranking, tmp_path / "out")  # over an earlier export
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "README.md").write_text("mine")
     with pytest.raises(RenderError, match=r"holds README\.md"):
-        export_ranked(outlook, ranking, 1, tmp_path / "theirs")
+        export_ranked(outlook, ranking, tmp_path / "theirs")
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_an_accelerator_of_ones_own(tmp_path):
 
 
 def test_the_best_is_exported_and_marked_as_predicted(outlook, found, tmp_path):
-    files = export_ranked(outlook, found, 2, tmp_path / "out", "deepspeed")
+    files = export_ranked(outlook, found, tmp_path / "out", rank=2, to="deepspeed")
     second = found.candidates[int(found.choices.firsts[1])].values
     config = json.loads((tmp_path / "out" / "ds_config.json").read_text())
     assert config["train_micro_batch_size_per_gpu"] == second["micro_batch"]
@@ -217,7 +217,7 @@ def test_the_best_is_exported_and_marked_as_predicted(outlook, found, tmp_path):
     )
     assert {path.name for path in files} >= {"ds_config.json", "prediction.json"}
     with pytest.raises(JobError, match="--rank 100000"):
-        export_ranked(outlook, found, 100000, tmp_path, "deepspeed")
+        export_ranked(outlook, found, tmp_path, rank=100000, to="deepspeed")
 
 
 def test_the_price_follows_from_time(outlook):

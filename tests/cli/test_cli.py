@@ -185,6 +185,14 @@ def test_render_says_which_settings_change_nothing(tmp_path: Path) -> None:
     assert "changes nothing here" in done.stderr
 
 
+def test_render_says_that_a_candidate_does_not_fit(tmp_path: Path) -> None:
+    job = ("--model", "llama-3-70b", "--seq-len", "4k", "--global-batch", "64", "--world", "8")
+    setting = ("--gpu", "H100", "--set", "zero.stage=1")
+    done = autotune("render", *job, *setting, "--out", "out", folder=tmp_path)
+    assert done.returncode == ExitCode.FOUND
+    assert re.search(r"predicted to need \d+ GiB of an accelerator's 79.1 GiB", done.stderr)
+
+
 @pytest.mark.parametrize("command", [("report",), ("export", "--out", "out")])
 def test_without_a_study_the_next_step_is_named(command: tuple[str, ...], tmp_path: Path) -> None:
     done = autotune(*command, folder=tmp_path)

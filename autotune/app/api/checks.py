@@ -80,6 +80,11 @@ def check(
 
     Raises:
         JobError: A flag is not one of its values, or a name stands for no file.
+
+    Example:
+        >>> found = autotune.check({"bf16": {"enabled": True}, "fp16": {"enabled": True}})
+        >>> found.passes
+        False
     """
     flags = CheckFlags(
         world=world,

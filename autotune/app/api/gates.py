@@ -61,6 +61,9 @@ def gate(
             recorded.
         FleetError: The devices are not there.
         RenderError: Its configuration does not render any more.
+
+    Example:
+        autotune.gate("best.json", within="5%").passes
     """
     if not FIRST_LOOK <= rounds <= MOST_ROUNDS:
         allowed = f"a number from {FIRST_LOOK} to {MOST_ROUNDS}"

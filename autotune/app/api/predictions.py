@@ -110,18 +110,30 @@ class Planned(Shown[Ranking]):
         self,
         out: str | Path,
         *,
-        rank: int = 1,
+        rank: int | None = None,
         to: str | None = None,
         launcher: str | None = None,
+        note: Note | None = None,
     ) -> list[Path]:
         """Write the files of the candidate of a rank to a folder.
+
+        Without a rank it is the best that the dialect `to` can say; `note` is told where that is
+        not the first.
 
         Raises:
             JobError: There is no such rank, dialect or launcher.
             RenderError: The folder cannot be written, or the dialect cannot say it.
         """
         with called("plan"):  # the call that made it is over
-            return export_ranked(self.outlook, self.value, rank, Path(out), to, launcher)
+            return export_ranked(
+                self.outlook,
+                self.value,
+                Path(out),
+                rank=rank,
+                to=to,
+                launcher=launcher,
+                note=note or (lambda _: None),
+            )
 
     def page(self, out: str | Path) -> Path:
         """Write the plan as one HTML file that needs no network.
@@ -187,6 +199,14 @@ def plan(
         JobError: A flag or what it names is not valid.
         FleetError: The accelerator of this machine is in no table.
         NothingFeasibleError: The rules refuse every candidate.
+
+    Example:
+        >>> job = dict(model="llama-3-8b", seq_len="8k", global_batch=256, world=64, gpu="H100")
+        >>> found = autotune.plan(**job)
+        >>> found.best["zero.stage"]
+        2
+        >>> found.table[["rank", "pred_step_time_s", "pred_fit_probability"]].shape
+        (10, 3)
     """
     if top < 1:
         raise JobError(f"{flag('top')} {top}: not above zero", "the number of candidates to show")
@@ -218,6 +238,11 @@ def explain(
     Settings are `"zero.stage=1"` each, or a mapping of them; the other knobs have the base
     configuration's values or the engine's defaults. Other arguments and errors are those of
     `plan`.
+
+    Example:
+        >>> found = autotune.explain("zero.stage=1", "tp=3", **job)
+        >>> found.is_legal
+        False
     """
     outlook = _outlook(flags)
     found = explain_candidate(outlook, _written(settings))
@@ -253,6 +278,11 @@ def estimate(
     Settings are as of `explain`. With `trace` the memory of a step of the model's own code is
     traced as well; with `probe_memory` single ranks of Megatron run on this machine's CPU, each
     alone. Other arguments and errors are those of `plan`.
+
+    Example:
+        >>> found = autotune.estimate("zero.stage=3", "micro_batch=2", **job)
+        >>> 0 < found.peak_memory_bytes < 200e9
+        True
     """
     if trace and probe_memory:
         raise JobError(
@@ -292,6 +322,9 @@ def estimate_rows(
 
     Raises:
         JobError: A file cannot be read.
+
+    Example:
+        autotune.estimate_rows("runs.csv")[["pred_step_time_s", "reason"]]
     """
     from autotune.app.estimate import predict_frame  # pandas
 

@@ -40,6 +40,9 @@ def compare(*runs: str | Path | Sequence[str | Path], results: str | Path = "res
 
     Raises:
         StudyError: One is not there or cannot be read, or there are too few or too many.
+
+    Example:
+        autotune.compare("before", "after").bests
     """
     studies = [one for some in runs for one in ([some] if isinstance(some, str | Path) else some)]
     found = compare_studies([str(study) for study in studies], Path(results))
@@ -64,5 +67,8 @@ def load(study: str | Path, results: str | Path = "results") -> TrialTable:
 
     Raises:
         StudyError: There is no such study, or its record cannot be read.
+
+    Example:
+        autotune.load("my-study").summary
     """
     return load_table(locate(str(study), Path(results)).folder)

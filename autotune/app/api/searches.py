@@ -133,6 +133,14 @@ def search(
         FleetError: The devices are not there or failed, or a package that the engine needs.
         NothingFeasibleError: Nothing is legal, nothing ran within the limits, or no trial is
             predicted to succeed.
+
+    Example:
+        found = autotune.search(
+            model="llama-3.2-1b", seq_len="2k", global_batch=32, budget="20m"
+        )
+        found.speedup, found.best  # over the baseline; knob -> value
+        found.export("tuned", to="hf")
+        autotune.search("deepspeed train.py --deepspeed ds_config.json")
     """
     say = note or (lambda _: None)
     ((answer, climbed),) = run_searches(
