@@ -139,7 +139,7 @@ def compare_studies(runs: Sequence[str], results: Path) -> StudyComparison:
     folders = [study.folder.resolve() for study in found]
     if len(set(folders)) < 2 or len(folders) != len(set(folders)):
         raise StudyError(
-            f"compare {' '.join(runs)}: it takes at least two studies, each named once",
+            f"{' '.join(('compare', *runs))}: it takes at least two studies, each named once",
             "`autotune status` lists them",
         )
     if len(found) > MAX_RUNS:

@@ -23,7 +23,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed import rules
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp_size
-from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
+from autotune.engines.deepspeed.rules.releases import NEWEST_READ, OLDEST_READ, is_read, release_of
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.rules.version import removed_later
 from autotune.engines.deepspeed.sources import neox
@@ -146,12 +146,17 @@ class CheckReport:
     def version_note(self) -> str:
         """A warning that the rules do not know the release; empty where they were read off it."""
         version = self.environment.deepspeed_version
-        if release_of(version) <= release_of(NEWEST_READ):
-            return ""
-        return (
-            f"DeepSpeed {version} is newer than {NEWEST_READ}, the last that the rules were read "
-            "off: what it changed is not known here"
-        )
+        if release_of(version) < release_of(OLDEST_READ):
+            return (
+                f"DeepSpeed {version} is older than {OLDEST_READ}, the first that the rules were "
+                "read off: what it lacks is known in part"
+            )
+        if release_of(version) > release_of(NEWEST_READ):
+            return (
+                f"DeepSpeed {version} is newer than {NEWEST_READ}, the last that the rules were "
+                "read off: what it changed is not known here"
+            )
+        return ""
 
     @cached_property
     def diff(self) -> str:
@@ -471,6 +476,10 @@ def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJu
     yield from source.not_judged
     if source.reader == neox.READER:
         yield neox.OWN_CHECKS
+    if not is_read(version):
+        yield NotJudged(
+            what=f"DeepSpeed {version}", why=f"rules are of {OLDEST_READ} to {NEWEST_READ}"
+        )
     if "world" in looked.unknown_facts:
         yield without_world()
     if source.is_tuned is None and look_up(source.config, "autotuning.enabled") is True:

@@ -38,7 +38,6 @@ cli = _Commands(
     name="autotune",
     cls=HelpfulGroup,
     epilog="autotune search --model llama-3.2-1b --seq-len 2048 --global-batch 32",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},

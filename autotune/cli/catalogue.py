@@ -34,7 +34,7 @@ def knobs(
     engine: str = (DEFAULT_ENGINE),
     as_json: bool = False,
 ) -> None:
-    """List the knobs of an engine: what --set takes, and what a search may change.
+    """List the knobs that --set takes and a search may change.
 
     A whole name shows where the knob acts, and on what it was tried.
     """
@@ -48,7 +48,8 @@ def knobs(
     if not found:
         guess = did_you_mean(str(name), (knob.name for knob in known))
         raise JobError(
-            f"{name}: no knob has this in its name", f"{guess}`autotune knobs` lists them"
+            f"{name}: no knob of {engine} has this in its name",
+            f"{guess}`autotune knobs --engine {engine}` lists them",
         )
     chosen = find_engine(engine).knobs.get(name or "")
     if as_json:

@@ -124,7 +124,7 @@ def diagnose(
     fleet_option: list[str] | None = None,
     as_json: bool = False,
 ) -> None:
-    """Run your own training command for a few steps, and say what it does.
+    """Run your own training command for some steps, and explain it.
 
     Speed, memory, where a step's time goes and what bounds it, which settings do nothing or never
     arrived, and the changes that are predicted to gain most. A search of the same command goes on

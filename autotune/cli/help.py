@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
-from typer import Typer
+from typer import Exit, Typer, echo
 
 # Typer brings a click of its own, and exports only some of it.
 from typer._click.exceptions import BadParameter, NoSuchOption, UsageError
@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from autotune import DEFAULT_ENGINE
-from autotune.base.errors import JobError
+from autotune.base.errors import ExitCode, JobError
 from autotune.base.names import did_you_mean
 from autotune.job.keys import Topic
 
@@ -89,6 +89,13 @@ class HelpfulGroup(_Helpful, TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _Helpful.format_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what was typed; nothing at all shows the help, on stderr."""
+        if not args and not ctx.resilient_parsing:
+            echo(ctx.get_help(), err=True)
+            raise Exit(ExitCode.INVALID_INPUT)
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command of a name.

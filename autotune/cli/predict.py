@@ -79,7 +79,7 @@ def plan(
     html: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Rank the candidates for a fleet by the cost model, with no trial.
+    """Rank the candidates for a fleet by forecast, with no trial.
 
     The fleet need not be there: name its accelerators with --gpu. Everything shown is predicted.
     Without --space all that can be predicted well is ranked, more than a search tries.
@@ -164,7 +164,7 @@ def estimate(
     constants: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Predict step time and memory of one candidate of a job, or of runs in a CSV.
+    """Predict step time and memory of a candidate, or of a CSV's runs.
 
     Nothing is run but by --probe-memory. Of a CSV no column of results is read; what a row leaves
     open is assumed and listed, and a row that cannot be predicted says why.

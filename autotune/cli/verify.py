@@ -55,7 +55,7 @@ def check(
     form: CheckFormat = CheckFormat.TEXT,
     as_json: bool = False,
 ) -> None:
-    """Say what is wrong with any ds_config.json, and the fix.
+    """Find what is wrong with ds_configs and launch files, and fix it.
 
     Ends with 2 if a file would not run, with 3 if one cannot be read, else with 0.
     """
@@ -105,7 +105,7 @@ def _print_for_tools(found: "CheckRun", form: CheckFormat, *, fixed: bool) -> No
 def rule(
     name: str | None = None,
 ) -> None:
-    """Explain a rule of check: what breaks it, and what the engine does then."""
+    """Explain a rule of check: what breaks it, and what happens then."""
     from autotune.check.rules_page import all_names, markdown_of, page_of
     from autotune.report.terminal.tables import print_names
 
@@ -160,7 +160,7 @@ def ladder(
     fleet_option: list[str] | None = None,
     as_json: bool = False,
 ) -> None:
-    """Say what each change from the baseline to the best configuration is worth.
+    """Say what each change from the baseline to the best is worth.
 
     One change after the other, each alone, and each as the last one, all run again in turns. What
     it found goes to ladder.json and into the page; the same command again resumes.
@@ -192,7 +192,7 @@ def doctor(
     fleet_option: list[str] | None = None,
     as_json: bool = False,
 ) -> None:
-    """Say what would not work on this machine, or on each node of a fleet, and why."""
+    """Say what would not work on this machine or on a fleet's nodes."""
     if fleet != "local":
         if build:
             raise JobError("--build and --fleet are both given", "a search builds on its nodes")

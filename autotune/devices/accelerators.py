@@ -161,8 +161,11 @@ def find_accelerator(
         FleetError: There is no such entry.
     """
     entries = shipped_accelerators() if table is None else table
-    named = [entry for entry in entries if entry.name.lower() == device.strip().lower()]
-    if named:
+    typed = _squashed(device)
+    named = [entry for entry in entries if _squashed(entry.name) == typed]
+    if not named and len(typed) >= _TELLING and typed.isdigit():
+        named = [entry for entry in entries if _squashed(entry.name).endswith(typed)]
+    if len(named) == 1:
         return named[0]
     if "MIG" in device:
         raise FleetError(
@@ -183,6 +186,15 @@ def find_accelerator(
         return found[0]
     wanted_bytes = memory_gib * 2**30
     return min(found, key=lambda entry: abs(entry.memory_bytes - wanted_bytes))
+
+
+_TELLING = 4
+"""Digits that name a device without its family: 4090, but not 100."""
+
+
+def _squashed(name: str) -> str:
+    """A name without case, spaces and hyphens: people write RTX4090."""
+    return re.sub(r"[\s_-]", "", name).lower()
 
 
 def named_accelerator(

@@ -26,7 +26,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.flags import flag, listed
-from autotune.base.names import did_you_mean
+from autotune.base.names import did_you_mean, misspelt
 from autotune.base.plugins import load_plugin
 from autotune.base.text import shortened
 from autotune.base.units import parse_bytes, parse_seconds
@@ -277,7 +277,11 @@ class JobFile(BaseModel):
         le=LARGEST,
     )
     precision: Precision = key(
-        "bf16, fp16 or fp32.", Topic.JOB, EVERY, default="bf16", is_of_command=True
+        "bf16, fp16 or fp32; fp8 is a knob of Megatron.",
+        Topic.JOB,
+        EVERY,
+        default="bf16",
+        is_of_command=True,
     )
     optimizer: dict[str, Any] = key(
         "As in a ds_config: the base configuration's by default, or else AdamW.",
@@ -683,7 +687,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden"
         )
         items: list[Mapping[str, Any]] = [*every[:_MOST_COMPLAINTS]]
-        complaints = [f"{spelled(_name(item))}: {_complaint(item)}" for item in items]
+        complaints = [f"{spelled(_name(item))}{_complaint(item)}" for item in items]
         if count > len(items):
             complaints.append(f"{where}: {count - len(items):,} more keys or values are wrong")
         fixes = dict.fromkeys(_fix(item, keys, is_flag) for item in items)
@@ -815,15 +819,15 @@ def _name(item: Mapping[str, Any]) -> str:
 def _complaint(item: Mapping[str, Any]) -> str:
     """Which value is wrong, and what is allowed there."""
     if item["type"] == "missing":
-        return "is missing"
+        return " is missing"
     if item["type"] == "extra_forbidden":
-        return "there is no such key"
+        return ": there is no such key"
     allowed = item["msg"].replace("Input should", "should").removeprefix("Value error, ")
     if item["type"] == "string_pattern_mismatch":
         allowed = "should be a letter or digit, then letters, digits, dots, dashes or underscores"
     if item["type"] in ("dict_type", "model_type"):
         allowed = "should be keys with values of their own"
-    return f"{shortened(repr(item['input']))} is not allowed: {allowed}"
+    return f": {shortened(repr(item['input']))} is not allowed: {allowed}"
 
 
 def _fix(
@@ -844,6 +848,7 @@ def _fix(
         return f"give {word}{about} a number {key.bounds}"
     if "expected" in item.get("ctx", {}):
         expected = str(item["ctx"]["expected"])
-        guess = did_you_mean(str(item["input"]), re.findall(r"'([^']+)'", expected), most=1)
+        meant = misspelt(str(item["input"]), re.findall(r"'([^']+)'", expected))
+        guess = f"did you mean {meant}? " if meant else ""
         return f"{guess}give {word}{about} one of {expected}"
     return f"mend {word}{about}" + ("" if key.default is ... else ", or leave it out")

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from autotune.base.errors import JobError
 from autotune.base.names import near_names
+from autotune.base.plugins import plugin_names
 from autotune.base.text import shortened
 from autotune.contract import KnobValue
 from autotune.space.candidate import Candidate, format_value
-from autotune.space.knob import Catalogue, Context, Knob, Knobs
+from autotune.space.knob import Catalogue, Context, Knob, Knobs, knobs_of
 
 _MOST_NAMES = 3
 """Knobs that an error names in place of one that is none."""
@@ -29,10 +30,12 @@ def knob_named(name: str, knobs: Catalogue, *, where: str) -> Knob:
         near += [known for known in near_names(name, knobs) if known not in near]
         del near[_MOST_NAMES:]
         guess = f"did you mean {' or '.join(near)}? " if near else ""
-        raise JobError(
-            f"{where}: {shortened(name)!r} is not a knob",
-            f"{guess}`autotune knobs` lists them",
-        )
+        engines = [
+            engine for engine in plugin_names("engine") if knobs_of(engine).keys() == knobs.keys()
+        ]
+        of = f" of {engines[0]}" if engines else ""
+        listed = f"`autotune knobs{f' --engine {engines[0]}' if engines else ''}` lists them"
+        raise JobError(f"{where}: {shortened(name)!r} is not a knob{of}", f"{guess}{listed}")
     return knob
 
 

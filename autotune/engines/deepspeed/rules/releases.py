@@ -13,7 +13,7 @@ READ = (
 TRIED = ("0.16.9", "0.18.6", "0.19.8")
 """Releases among them that parsed candidates and trained with them (docs/versions.md)."""
 
-NEWEST_READ = READ[-1]
+OLDEST_READ, NEWEST_READ = READ[0], READ[-1]
 
 
 @lru_cache(maxsize=64)
@@ -23,6 +23,11 @@ def release_of(version: str) -> tuple[float, ...]:
         return Version(version).release
     except InvalidVersion:
         return (math.inf,)
+
+
+def is_read(version: str) -> bool:
+    """True if the rules were read off a release, or off one before it and one after it."""
+    return release_of(OLDEST_READ) <= release_of(version) <= release_of(NEWEST_READ)
 
 
 def is_at_least(version: str, release: str) -> bool:
