@@ -102,7 +102,8 @@ def find_study(results: Path, name: str | None) -> Study:
     """
     found = studies(results)
     if not found:
-        raise StudyError(f"{results}: holds no study", "`autotune search` makes one")
+        which = "" if name is None else f" {name!r}, nor any other"
+        raise StudyError(f"{results}: holds no study{which}", "`autotune search` makes one")
     if name is None:
         return found[-1]
     for study in found:

@@ -153,7 +153,8 @@ def not_installed(package: str) -> FleetError:
             if "extra ==" not in line and version_of(name) is None:
                 missing.add(name)
     install = f"pip install {' '.join(sorted(missing))}"
-    return FleetError(f"{package} is not installed: trials need it", install)
+    instead = "what runs no trial needs none of them: `autotune plan`"
+    return FleetError(f"{package} is not installed: trials need it", f"{install}; {instead}")
 
 
 def find_accelerator() -> tuple[str, list[Gpu]]:

@@ -26,7 +26,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.flags import flag, listed
-from autotune.base.names import did_you_mean, misspelt
+from autotune.base.names import did_you_mean
 from autotune.base.plugins import load_plugin
 from autotune.base.text import shortened
 from autotune.base.units import parse_bytes, parse_seconds
@@ -830,6 +830,10 @@ def _complaint(item: Mapping[str, Any]) -> str:
     return f": {shortened(repr(item['input']))} is not allowed: {allowed}"
 
 
+def _digits(text: str) -> list[str]:
+    return sorted(filter(str.isdigit, text))
+
+
 def _fix(
     item: Mapping[str, Any], keys: Mapping[str, JobKey], is_flag: Callable[[str], bool]
 ) -> str:
@@ -848,7 +852,8 @@ def _fix(
         return f"give {word}{about} a number {key.bounds}"
     if "expected" in item.get("ctx", {}):
         expected = str(item["ctx"]["expected"])
-        meant = misspelt(str(item["input"]), re.findall(r"'([^']+)'", expected))
-        guess = f"did you mean {meant}? " if meant else ""
+        known, typed = re.findall(r"'([^']+)'", expected), str(item["input"])
+        alike = [one for one in known if _digits(one) == _digits(typed)]  # fp8 is not fp32
+        guess = did_you_mean(typed, alike, most=1)
         return f"{guess}give {word}{about} one of {expected}"
     return f"mend {word}{about}" + ("" if key.default is ... else ", or leave it out")

@@ -35,7 +35,13 @@ def test_what_is_there_is_found(extensions: Path) -> None:
     assert "torch" not in machine.__dict__
 
 
-def test_built_extensions_and_stale_locks_are_told_apart(extensions: Path) -> None:
+def test_built_extensions_and_stale_locks_are_told_apart(
+    extensions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    of_plain_runs = tmp_path / "cache" / "torch_extensions" / "py311_cpu" / "cpu_adam"
+    of_plain_runs.mkdir(parents=True)
+    (of_plain_runs / "lock").touch()
     for name in ("cpu_adam", "fused_adam"):
         (extensions / name).mkdir()
     (extensions / "cpu_adam" / BUILT_FILE).touch()
@@ -44,7 +50,8 @@ def test_built_extensions_and_stale_locks_are_told_apart(extensions: Path) -> No
     assert found.extensions_built == ("cpu_adam",)
     assert "fused_adam" in found.extensions_missing
     assert "cpu_adam" not in found.extensions_missing
-    assert found.stale_locks == (str(extensions / "fused_adam" / "lock"),)
+    locks = (extensions / "fused_adam" / "lock", of_plain_runs / "lock")
+    assert found.stale_locks == tuple(map(str, locks))
 
 
 @pytest.mark.usefixtures("extensions")

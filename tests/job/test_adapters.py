@@ -53,7 +53,7 @@ def test_a_trial_is_told_what_to_train(job: Job) -> None:
 @pytest.mark.parametrize(
     ("finetune", "says"),
     [
-        ({"rank": 4}, "finetune.method: is missing"),
+        ({"rank": 4}, "finetune.method is missing"),
         ("lora", "finetune: 'lora' is not allowed: should be keys with values of their own"),
         ({"method": "dora"}, "finetune.method: 'dora' is not allowed"),
         ({**LORA, "rank": 0}, "finetune.rank: 0 is not allowed"),

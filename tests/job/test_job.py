@@ -47,7 +47,7 @@ def test_near_keys_are_named_where_one_is_unknown() -> None:
 
 
 def test_a_missing_key_names_its_flag() -> None:
-    with pytest.raises(JobError, match="world: is missing") as caught:
+    with pytest.raises(JobError, match="world is missing") as caught:
         make_job({key: SOUND[key] for key in ("model", "seq_len", "global_batch")}, where="x")
     assert "give --world (accelerators of the real run; " in caught.value.hint
 

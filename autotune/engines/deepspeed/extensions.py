@@ -107,6 +107,12 @@ def stale_locks(accelerator: str) -> list[Path]:
         return []
 
 
+def stale_locks_of_others() -> list[Path]:
+    """Lock files that nobody holds in torch's own folder, where runs without autotune compile."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return [path for folder in cache.glob("torch_extensions/*") for path in _lock_files(folder)]
+
+
 def build(
     accelerator: str,
     on_line: Callable[[str], None],
