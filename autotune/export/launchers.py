@@ -97,7 +97,6 @@ def values_of(handout: Handout, script: str) -> dict[str, Any]:
     config = json.loads(handout.exported.get(CONFIG_FILE, "{}"))
     return {
         "is_sharded": look_up(config, "zero_optimization.stage") == 3,
-        "is_compiled": handout.workload.settings.get("compile", "none") != "none",
         "script": script,
         "world": handout.candidate.world,
         "n_nodes": handout.n_nodes,
