@@ -18,7 +18,6 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.base.guarded_process import scratch_folder
 from autotune.export.base import RecordDialect
 from autotune.record.study import Study
-from autotune.report.results.rows import Row
 from autotune.report.story import Story, read_story
 from autotune.search.history import Tried
 from autotune.search.optuna_study import Axis, frozen_trials
@@ -109,7 +108,7 @@ def _trials(report: Story) -> list[FrozenTrial]:
     found = frozen_trials(axes, report.history, report.objective)
     for tried, trial in zip(report.history.tried, found, strict=True):
         row = rows[tried.candidate.hash]
-        trial.user_attrs = _attributes(report, tried, row)
+        trial.user_attrs = _attributes(report, row)
         trial.distributions = {name: distributions[name] for name in trial.params}
         if trial.state is TrialState.COMPLETE:
             listed = {"constraints": list(trial.constraints.values())}
@@ -124,15 +123,15 @@ def _over(numbers: list[int]) -> IntDistribution:
     return IntDistribution(min(numbers), max(numbers), log=min(numbers) >= 1)
 
 
-def _attributes(report: Story, tried: Tried, row: Row) -> dict[str, Any]:
+def _attributes(report: Story, row: Tried) -> dict[str, Any]:
     """Attributes of a candidate from the report; None is left out."""
-    figures = ("samples_per_s", "samples_per_s_low", "samples_per_s_high", "peak_memory_bytes")
+    bounds = ("samples_per_s_low", "samples_per_s_high")
+    figures = ("n_runs", "samples_per_s", *bounds, "peak_memory_bytes")
     found: dict[str, Any] = {
         "trial": row.trial,
-        "candidate_hash": tried.candidate.hash,
+        "candidate_hash": row.candidate.hash,
         "outcome": row.outcome and row.outcome.value,
         "evidence": row.evidence or None,
-        "n_runs": row.n_runs if row.figure else None,
         **{name: getattr(row.figure, name, None) for name in figures},
         "is_best": row == report.best_row,
         "is_baseline": row == report.baseline_row,

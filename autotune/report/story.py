@@ -1,7 +1,7 @@
 """The facts of a study: what every view of it tells, and nothing of how."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from autotune.record.facts import (
 from autotune.record.guard import GuardVerdict, guards_of
 from autotune.record.study import Recorded, Study, Trial
 from autotune.record.table import make_table
-from autotune.report.results.rows import Row, make_rows, ranked
 from autotune.report.words import chosen_word
 from autotune.search.base import Snapshot, Stage
 from autotune.search.confirm import Comparison, recorded_verdict
-from autotune.search.history import History
+from autotune.search.front import front_of
+from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.search.session import history_of
 from autotune.space.knob import Context
@@ -42,7 +42,7 @@ class Story:
     """`study.json`: environment, model, why the search stopped."""
     history: History
     objective: Objective
-    rows: Sequence[Row]
+    rows: Sequence[Tried]
     """One per candidate, the fastest first."""
     context: Context
     answer: SearchAnswer | None
@@ -125,25 +125,51 @@ class Story:
         """Ended trials by outcome."""
         return self.history.counts
 
-    def drifts(self, row: Row) -> bool:
+    def fits(self, row: Tried) -> bool:
+        """Whether a candidate keeps the memory limit; one without a figure is taken to."""
+        return row.figure is None or self.objective.fits(row.figure.peak_memory_bytes)
+
+    def drifts(self, row: Tried) -> bool:
         """Whether the guard fails a candidate: it is not handed out, however fast."""
         guard = self.guards.get(row.candidate.hash)
         return guard is not None and guard.is_drift
 
     @cached_property
-    def sound_rows(self) -> Sequence[Row]:
+    def sound_rows(self) -> Sequence[Tried]:
         """The rows that the guard does not fail."""
         return [row for row in self.rows if not self.drifts(row)]
 
     @property
-    def leading_row(self) -> Row | None:
+    def leading_row(self) -> Tried | None:
         """The fastest row that may be the best while there is no answer; None: there is none."""
-        return next((row for row in self.sound_rows if row.figure and row.fits), None)
+        return next((row for row in self.sound_rows if row.figure and self.fits(row)), None)
 
     @cached_property
-    def ranked_rows(self) -> Sequence[Row]:
-        """The rows in the order of the answer."""
-        return ranked(self.rows, None if self.best_row is None else self.best_row.trial)
+    def ranked_rows(self) -> Sequence[Tried]:
+        """The rows in the order of the answer.
+
+        The best comes first, then whom it was compared with, then those that were tried once: the
+        luckiest of many single runs is faster than a mean of several, and no better for it. What
+        breaks the memory limit follows what keeps it, and those without a figure are last.
+        """
+
+        def place(row: Tried) -> tuple[bool, bool, bool, bool, float, int]:
+            has_none, is_alone = row.figure is None, row.compared is None
+            is_over = not self.fits(row)
+            return row is not self.best_row, has_none, is_over, is_alone, -row.rate, row.trial
+
+        return sorted(self.rows, key=place)
+
+    @cached_property
+    def front(self) -> Sequence[Tried]:
+        """Sound ones that fit, and that no other beats in memory and speed; least memory first."""
+        found = {row.candidate.hash: row for row in self.sound_rows if row.figure}
+        figures = {
+            key: row.figure
+            for key, row in found.items()
+            if row.figure and row.peak_bytes and self.fits(row)
+        }
+        return [found[key] for key in reversed(front_of(figures))]
 
     def trial(self, number: int) -> Trial | None:
         """A trial of the job; None where the record does not hold it."""
@@ -153,7 +179,7 @@ class Story:
     def _by_number(self) -> Mapping[int, Trial]:
         return {trial.spec.identity.number: trial for trial in self.history.trials}
 
-    def row_of(self, trial: int | None) -> Row | None:
+    def row_of(self, trial: int | None) -> Tried | None:
         """The candidate that a trial ran; None where the record does not hold that trial."""
         ran = None if trial is None else self.trial(trial)
         if ran is None:
@@ -162,36 +188,37 @@ class Story:
         return next((row for row in self.rows if row.candidate.hash == key), None)
 
     @cached_property
-    def best_row(self) -> Row | None:
+    def best_row(self) -> Tried | None:
         """The row of the best; None where there is none."""
         return self.row_of(self.best_trial)
 
     @cached_property
-    def baseline_row(self) -> Row | None:
+    def baseline_row(self) -> Tried | None:
         """The row of the baseline; None where there is none."""
         return self.row_of(self.baseline_trial)
 
-    def outcome_of(self, row: Row) -> str:
+    def outcome_of(self, row: Tried) -> str:
         """One or two words: how a candidate did, and whether it is the one that counts."""
         if row.outcome is None:
             return "running"
         if not row.outcome.is_measured:
             return row.outcome.value
-        if not row.fits:
+        if not self.fits(row):
             return "over limit"
         for name, chosen in (("best", self.best_row), ("baseline", self.baseline_row)):
             if row == chosen:
                 return name
         if self.drifts(row):
             return "drifts"
-        return "disturbed" if row.is_disturbed else row.outcome.value
+        is_disturbed = row.compared is None and row.result is not None and row.result.disturbed
+        return "disturbed" if is_disturbed else row.outcome.value
 
     @property
     def is_baseline_alone(self) -> bool:
         """Whether only the baseline ran within the limits: nothing could beat it."""
         baseline = self.baseline_row
         others = [row for row in self.rows if row is not baseline]
-        return baseline is not None and not any(row.figure and row.fits for row in others)
+        return baseline is not None and not any(row.figure and self.fits(row) for row in others)
 
     @property
     def guarded(self) -> Mapping[str, tuple[int, GuardVerdict]]:
@@ -202,6 +229,13 @@ class Story:
         if answer is not None and answer.drifted is not None:
             found["drifted"] = (answer.drifted.standing.trial, answer.drifted.guard)
         return found
+
+
+def make_rows(history: History, comparison: Comparison | None) -> list[Tried]:
+    """The candidates of a record, the fastest first, by the figures of its comparison."""
+    compared = {} if comparison is None else comparison.figures
+    rows = (replace(one, compared=compared.get(one.candidate.hash)) for one in history.tried)
+    return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
 
 
 def objective_at(state: Mapping[str, Any]) -> Objective:
@@ -246,7 +280,7 @@ def read_story(
         state=state,
         history=history,
         objective=objective,
-        rows=make_rows(history, objective, comparison),
+        rows=make_rows(history, comparison),
         comparison=comparison,
         guards=guards,
         context=context,

@@ -30,9 +30,9 @@ from autotune.record.tried import warning
 from autotune.report.explain.predictions import forecast_errors
 from autotune.report.results.effects import changes_of
 from autotune.report.results.ratios import telling_runs
-from autotune.report.results.rows import Row, front_rows
 from autotune.report.story import Story
 from autotune.report.words import outcome_counts, reduced_counts
+from autotune.search.history import Tried
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import choices_of, describe_candidate, describe_difference
 from autotune.trial.statistics import SHOWN_BEYOND_MEDIAN, share_beyond_median
@@ -103,7 +103,7 @@ def details_of(story: Story, importance: Mapping[str, float] | None) -> list[Fac
     spent_s = {p: sum(result.phases_s.get(p, 0.0) for result in phased) for p in Phase}
     whole_s = sum(spent_s.values()) or 1.0
     is_told = story.answer is not None and bool(story.answer.front)
-    front = [] if is_told else front_rows(story.sound_rows)
+    front = [] if is_told else story.front
     return tell(
         "details",
         {
@@ -188,7 +188,7 @@ def _values(story: Story) -> dict[str, Any]:
 def _place(story: Story) -> dict[str, Any]:
     """Model, devices and releases of the runs behind the best: a study outlives upgrades."""
     row = story.best_row or story.leading_row
-    trials = () if row is None else story.history.of_hash(row.candidate.hash).trials
+    trials = () if row is None else row.trials
     confirmed = [t for t in trials if t.spec.identity.role is Role.CONFIRM]
     numbers = [t.spec.identity.number for t in confirmed or trials]
     behind = [*filter(None, (environment_at(story.state, number) for number in numbers))]
@@ -252,7 +252,7 @@ def _least_need(story: Story) -> dict[str, Any] | None:
         trial.spec.identity.candidate_hash: trial.spec.provenance.predicted
         for trial in story.history.trials
     }
-    found: list[tuple[float, Row]] = []
+    found: list[tuple[float, Tried]] = []
     for row in story.rows:
         forecast = predicted.get(row.candidate.hash)
         if row.peak_bytes:
@@ -279,7 +279,7 @@ def _whole_run(story: Story) -> dict[str, float] | None:
     """
     if story.answer is None or story.answer.speedup is None:
         return None
-    best, baseline = (_runs_of_command(story, row) for row in (story.best_row, story.baseline_row))
+    best, baseline = (_runs_of_command(row) for row in (story.best_row, story.baseline_row))
     if not best or not baseline:
         return None
     best_share, baseline_share = (
@@ -292,19 +292,17 @@ def _whole_run(story: Story) -> dict[str, float] | None:
     return {"gain": gain, "best_share": best_share, "baseline_share": baseline_share}
 
 
-def _runs_of_command(story: Story, row: Row | None) -> list[TrialResult]:
+def _runs_of_command(row: Tried | None) -> list[TrialResult]:
     """The measured runs of a user's command that a candidate's figure rests on."""
-    tried = None if row is None else story.history.find(row.candidate)
-    if tried is None or not tried.trials[0].spec.workload.command:
-        return []
-    return telling_runs(tried.trials)
+    is_command = row is not None and bool(row.trials[0].spec.workload.command)
+    return telling_runs(row.trials) if row is not None and is_command else []
 
 
 def _mean_step_s(runs: Sequence[TrialResult]) -> float:
     return math.exp(statistics.fmean(math.log(statistics.fmean(run.step_times_s)) for run in runs))
 
 
-def _soak(story: Story, best: Row | None) -> str:
+def _soak(story: Story, best: Tried | None) -> str:
     soak = read_soak(story.folder)
     if soak is None or best is None or soak.candidate_hash != best.candidate.hash:
         return ""
@@ -321,7 +319,7 @@ def _gate(story: Story) -> str:
     )
 
 
-def _untried(story: Story, best: Row | None) -> str:
+def _untried(story: Story, best: Tried | None) -> str:
     return (
         ""
         if best is None
@@ -351,11 +349,11 @@ def _passed_over(story: Story) -> dict[str, Any]:
 
 def _compared(story: Story) -> dict[str, list[int]]:
     """Whose figures are of the final comparison, where that is some: `again` ran in turns."""
-    compared = [row for row in story.rows if row.is_compared]
-    again = [row.trial for row in compared if row.n_runs > 1]
+    compared = {row.trial: row.compared.n_runs for row in story.rows if row.compared}
+    again = [trial for trial, n_runs in compared.items() if n_runs > 1]
     if len(compared) == len(story.rows):
         again = []
-    return {"again": again, "once": [row.trial for row in compared if row.n_runs == 1]}
+    return {"again": again, "once": [trial for trial, n_runs in compared.items() if n_runs == 1]}
 
 
 def _extrapolated(story: Story) -> dict[str, Any] | None:

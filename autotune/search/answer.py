@@ -40,7 +40,7 @@ class RecordStandings:
     @property
     def start(self) -> Standing | None:
         """The baseline by its own trial."""
-        return None if self._tried is None else self._tried.figure
+        return None if self._tried is None else self._tried.own_figure
 
     @cached_property
     def guards(self) -> dict[str, GuardVerdict]:

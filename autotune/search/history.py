@@ -37,6 +37,8 @@ class Tried:
     """Numbers of its trials to repeat, as in `History.to_repeat`."""
     spread: Spread = field(default_factory=Spread)
     """How much runs differ, as in `History.spread`."""
+    compared: Standing | None = None
+    """Its standing in the final comparison that counts; None: it took no part in one."""
 
     @cached_property
     def explored(self) -> tuple[Trial, ...]:
@@ -51,11 +53,47 @@ class Tried:
         return counting(self.explored)
 
     @cached_property
-    def figure(self) -> Standing | None:
+    def own_figure(self) -> Standing | None:
         """Its standing by its own trial, whatever the objective makes of it; None: no figure."""
         if self.measured is None or not is_figure(self.measured):
             return None
         return self.standing_by([self.measured])
+
+    @property
+    def figure(self) -> Standing | None:
+        """Its standing in the comparison, else by its own trial; None: it has none, or failed."""
+        return self.compared or (None if self.fault else self.own_figure)
+
+    @property
+    def rate(self) -> float:
+        """Samples/s to order and to draw by; 0 without a figure."""
+        return 0.0 if self.figure is None else self.figure.samples_per_s
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak memory to draw by; 0 where it is not known."""
+        return 0 if self.figure is None else self.figure.peak_memory_bytes or 0
+
+    @cached_property
+    def result(self) -> TrialResult | None:
+        """The one that says how it did: a fault before what another run measured; None: none."""
+        ended = results(self.trials)
+        return self.fault or self.measured or (ended[-1] if ended else None)
+
+    @property
+    def trial(self) -> int:
+        """Number of the trial that stands for it."""
+        return self.trials[0].spec.identity.number if self.result is None else self.result.number
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it did; None: it is in flight."""
+        return None if self.result is None else self.result.outcome
+
+    @property
+    def evidence(self) -> str:
+        """Why it failed, with the place where it says so; empty: it did not."""
+        return evidence_of(self.result) if self.result and self.outcome is not Outcome.OK else ""
 
     def standing_by(self, runs: Sequence[TrialResult]) -> Standing:
         """Its standing by some of its runs, for which `is_figure` has to hold."""
@@ -329,6 +367,11 @@ def is_reduced(trial: Trial) -> bool:
 def results(trials: Iterable[Trial]) -> list[TrialResult]:
     """The results that there are."""
     return [trial.result for trial in trials if trial.result is not None]
+
+
+def evidence_of(result: TrialResult) -> str:
+    """The line that an outcome was read from, and where it stands."""
+    return result.evidence + (f" [{result.evidence_source}]" if result.evidence_source else "")
 
 
 def counting(trials: Sequence[Trial]) -> TrialResult | None:

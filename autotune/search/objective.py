@@ -44,7 +44,7 @@ class Objective:
         One run that failed or broke the limit is enough: it would happen to the user as well.
         """
         is_sound = tried.fault is None and self.fits(tried.peak_memory_bytes)
-        return tried.figure if is_sound else None
+        return tried.own_figure if is_sound else None
 
     def figures(self, history: History) -> Mapping[str, Standing]:
         """The figures of all candidates that have one, by hash."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from autotune.contract import Phase
 from autotune.record.study import Study
 from autotune.report.optuna_storage import importance_of
-from autotune.report.results.rows import front_rows
 from autotune.report.story import read_story
 from autotune.report.verdict import details_of
 from tests.report.test_terminal import finished
@@ -18,7 +17,7 @@ def test_they_say_what_the_page_shows(wide: Study) -> None:
     assert [text.split(":")[0] for text in by_knob] == ["zero.stage 0 -> 1", "micro_batch 2 -> 4"]
     assert "memory -6 GiB" in by_knob[0]
     said = dict(facts)
-    assert all(str(row.trial) in said["front"] for row in front_rows(report.rows))
+    assert all(str(row.trial) in said["front"] for row in report.front)
     assert said["importance"].startswith("micro_batch ")
     assert "below 0.5%: " in said["importance"]
     assert all(phase.value in said["time"] for phase in Phase)
@@ -31,8 +30,8 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 
 
 def test_nothing_on_the_pareto_front_is_beaten(wide: Study) -> None:
-    rows = [row for row in read_story(wide).rows if row.figure]
-    front = front_rows(rows)
+    report = read_story(wide)
+    rows, front = [row for row in report.rows if row.figure], report.front
     figures = [(r.figure.peak_memory_bytes, r.figure.samples_per_s) for r in rows if r.figure]
     for row in front:
         own = (row.figure.peak_memory_bytes, row.figure.samples_per_s)

@@ -199,12 +199,12 @@ def test_the_order_of_the_trials_is_the_answer_s(tmp_path: Path) -> None:
     assert len(heads) == len(report.rows)
     ranked = [row["row"] for row in heads]
     assert max(row.rate for row in ranked) > ranked[0].rate
-    compared = [row.is_compared for row in ranked]
+    compared = [row.compared is not None for row in ranked]
     assert compared == sorted(compared, reverse=True)
     for is_compared in (True, False):
-        figures = [row.rate for row in ranked[1:] if row.is_compared is is_compared]
+        figures = [row.rate for row in ranked[1:] if (row.compared is not None) is is_compared]
         assert figures == sorted(figures, reverse=True)
-    assert {rests_on[row.trial] for row in ranked if not row.is_compared} == {
+    assert {rests_on[row.trial] for row in ranked if not row.compared} == {
         *("1 run, not compared", "")
     }
     groups = [key for key, _ in itertools.groupby(rows, key=lambda row: row["settings"])]
@@ -347,7 +347,7 @@ def test_damaged_trials_and_a_study_without_any_still_make_a_page(tmp_path: Path
 def test_of_a_killed_search_no_drifting_candidate_is_praised(tmp_path: Path) -> None:
     study = finished(tmp_path)
     report = dataclasses.replace(read_story(study), answer=None)
-    fastest, second = [row for row in report.rows if row.figure and row.fits][:2]
+    fastest, second = [row for row in report.rows if row.figure and report.fits(row)][:2]
     drifts = GuardVerdict(verdict=Convergence.FAIL, why="step 3")
     guarded = dataclasses.replace(report, guards={fastest.candidate.hash: drifts})
     said = verdict_of(guarded)

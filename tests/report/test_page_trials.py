@@ -6,8 +6,7 @@ from collections import Counter
 from autotune.contract import Role
 from autotune.record.study import Study
 from autotune.report.page.trials import trials
-from autotune.report.results.rows import make_rows
-from autotune.report.story import read_story
+from autotune.report.story import make_rows, read_story
 from autotune.search.confirm import recorded_verdict
 from autotune.search.history import History
 from autotune.search.race import BLOCK
@@ -31,9 +30,9 @@ def test_rounds_are_counted_as_the_terminal_counts_them(wide: Study) -> None:
 
 def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
     report = read_story(wide)
-    compared = [row for row in report.ranked_rows if row.is_compared]
+    compared = [row for row in report.ranked_rows if row.compared]
     left_out = compared[1]
-    tried_once = next(row for row in report.rows if row.figure and not row.is_compared)
+    tried_once = next(row for row in report.rows if row.figure and not row.compared)
     again = History(report.history.trials)
     for trial in report.history.trials:
         identity = trial.spec.identity
@@ -45,7 +44,7 @@ def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
         result = dataclasses.replace(trial.result, number=number)
         again = again.with_trial(dataclasses.replace(trial, spec=spec, result=result))
     comparison = recorded_verdict(again, report.objective)
-    rows_again = make_rows(again, report.objective, comparison)
+    rows_again = make_rows(again, comparison)
     twice = dataclasses.replace(report, history=again, rows=rows_again)
     rows = {row["number"]: row for row in trials(twice)}
     for number, row in rows.items():
@@ -53,7 +52,7 @@ def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
             is_last = number >= len(report.history.trials)
             assert row["role"].endswith("of an earlier comparison") is not is_last
     rests_on = cells_of(twice, "rests")
-    assert rests_on[compared[0].trial] == f"{compared[0].n_runs} runs compared"
+    assert rests_on[compared[0].trial] == f"{compared[0].figure.n_runs} runs compared"
     assert rests_on[left_out.trial] == "1 run, not in the last comparison"
     assert rests_on[tried_once.trial] == "1 run, not compared"
 

@@ -27,7 +27,6 @@ from autotune.report.results.ratios import (
     ratio_of_gains,
     telling_runs,
 )
-from autotune.report.results.rows import Row
 from autotune.report.story import Story
 from autotune.report.words import reduced_counts
 from autotune.search.history import Tried
@@ -274,8 +273,8 @@ def _knobs(stories: Mapping[str, Story]) -> dict[str, dict[str, str]]:
 
 def _shared(first: str, other: str, stories: Mapping[str, Story]) -> Iterable[dict[str, Any]]:
     """The candidates that both measured for the same job, one row each."""
-    twins = {_identity(tried): tried for tried in stories[other].history.tried}
-    for tried in stories[first].history.tried:
+    twins = {_identity(tried): tried for tried in stories[other].rows}
+    for tried in stories[first].rows:
         twin = twins.get(_identity(tried))
         if twin is None:
             continue
@@ -294,14 +293,12 @@ def _shared(first: str, other: str, stories: Mapping[str, Story]) -> Iterable[di
         }
         sides = zip(_SIDES, (first, other), (tried, twin), runs, strict=True)
         for side, name, one, results in sides:
-            rows = stories[name].rows
-            row = next(r for r in rows if r.candidate.hash == one.candidate.hash)
             # The runs that the ratio is made of: the two figures give the ratio.
             rate = statistics.geometric_mean(r.samples_per_s or 0.0 for r in results)
             peaks = [r.peak_memory_bytes for r in results if r.peak_memory_bytes is not None]
             cells |= {
                 side: name,
-                f"{side}_trial": row.trial,
+                f"{side}_trial": one.trial,
                 f"{side}_runs": len(results),
                 f"{side}_samples_per_s": rate,
                 f"{side}_peak_memory_bytes": max(peaks, default=None),
@@ -319,14 +316,14 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Against | 
     before, after = stories[first], stories[other]
     if not all(_seen(before, column) == _seen(after, column) for column in _JOB):
         return None
-    after_best, before_best = _measured(after, after.best_row), _measured(before, before.best_row)
+    after_best, before_best = _measured(after.best_row), _measured(before.best_row)
     if after_best is None or before_best is None:
         return None
     ratio = _over(after_best, before_best)
     is_beside_baseline, drift, shares_baseline = False, None, True
     if _is_one_place(before, after):
-        after_base = _measured(after, after.baseline_row)
-        before_base = _measured(before, before.baseline_row)
+        after_base = _measured(after.baseline_row)
+        before_base = _measured(before.baseline_row)
         if (
             after_base is None
             or before_base is None
@@ -360,18 +357,17 @@ def _is_one_place(first: Story, other: Story) -> bool:
     return len(engines) == 1 and _seen(first, "device_name") == _seen(other, "device_name")
 
 
-def _measured(story: Story, row: Row | None) -> _Measured | None:
+def _measured(row: Tried | None) -> _Measured | None:
     """A row's candidate with the runs of a comparison that came to a result; None: there is none.
 
     One that was cut short leaves runs, and the candidate stands by its own trial.
     """
     if row is None:
         return None
-    tried = next(t for t in story.history.tried if t.candidate.hash == row.candidate.hash)
-    runs = telling_runs(tried.trials) if row.n_runs > 1 else []
-    if not runs and tried.measured is not None:
-        runs = [tried.measured]
-    return (tried, runs) if runs else None
+    runs = telling_runs(row.trials) if row.figure and row.figure.n_runs > 1 else []
+    if not runs and row.measured is not None:
+        runs = [row.measured]
+    return (row, runs) if runs else None
 
 
 def _over(after_best: _Measured, before_best: _Measured) -> Ratio:

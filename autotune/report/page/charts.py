@@ -23,8 +23,8 @@ from autotune.report.page.shapes import (
     Panel,
     thinned,
 )
-from autotune.report.results.rows import Row, front_rows
 from autotune.report.story import Story
+from autotune.search.history import Tried
 from autotune.space.knobs import describe_candidate
 
 _ROLE_TONES = {Role.BASELINE: "baseline", Role.SEARCH: "candidate", Role.CONFIRM: "best"}
@@ -218,10 +218,9 @@ def speed_and_memory(story: Story) -> Chart | None:
     if is_relative and base is not None:
         per_rate, per_bytes = base.samples_per_s, float(base.peak_memory_bytes or unit_bytes)
 
-    def place(row: Row) -> tuple[float, float]:
+    def place(row: Tried) -> tuple[float, float]:
         return row.peak_bytes / per_bytes, row.rate / per_rate
 
-    front = front_rows([row for row in rows if not story.drifts(row)])
     limit_bytes = story.objective.allowed_bytes
     # Far beyond the candidates it would only squeeze them together.
     is_limit_drawn = limit_bytes <= 2 * max(row.peak_bytes for row in rows)
@@ -244,10 +243,10 @@ def speed_and_memory(story: Story) -> Chart | None:
         "memory",
         marks,
         words,
-        front=[place(row) for row in front],
+        front=[place(row) for row in story.front],
         limits=[limit_bytes / per_bytes] if is_limit_drawn else [],
         caption={
-            "front": front,
+            "front": story.front,
             "limit_bytes": limit_bytes if is_limit_drawn else None,
         },
         titles=("cost: peak memory over the baseline's", "gain: samples/s over the baseline's")
@@ -314,10 +313,10 @@ def _fastest_so_far(story: Story) -> dict[int, float]:
     return steps
 
 
-def _kind(row: Row, story: Story) -> str:
+def _kind(row: Tried, story: Story) -> str:
     for name, trial in (("best", story.best_trial), ("baseline", story.baseline_trial)):
         if row.trial == trial:
             return name
     if story.drifts(row):
         return "drifts"
-    return "candidate" if row.fits else "limit"
+    return "candidate" if story.fits(row) else "limit"

@@ -75,7 +75,7 @@ def render_page(story: Story, templates: Templates) -> str:
         "trials": rows,
         "n_trials": len(story.history.trials),
         "has_figures": has_figures,
-        "has_compared": any(row["row"].is_compared for row in rows),
+        "has_compared": any(row["row"].compared for row in rows),
         "has_repeats": any(row["is_again"] for row in rows),
         "details": details(story, rows),
         "foretold": any(trial.spec.provenance.predicted for trial in story.history.trials),

@@ -12,8 +12,8 @@ from autotune.base.units import format_bytes, format_rate
 from autotune.contract import CONFIG_DIR, ContractError, Outcome, read_json
 from autotune.engines.base import find_engine
 from autotune.record.answer import Standing
-from autotune.report.results.rows import Row, describe_evidence, front_rows
 from autotune.report.story import Story
+from autotune.search.history import Tried, evidence_of
 from autotune.space.knobs import describe_change
 
 _FIGURE = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?(?: ?(?:[KMGT]i?)?B\b)?")
@@ -63,7 +63,7 @@ def picks(story: Story) -> list[dict[str, Any]]:
     if story.objective.wish.name != "pareto":
         return []
     best, base = story.best, story.baseline
-    front = front_rows(story.sound_rows)
+    front = story.front
     every = max(1, -(-len(front) // _MOST_PICKS))
     shown = [
         row for i, row in enumerate(front) if i % every == 0 or (best and row.trial == best.trial)
@@ -79,7 +79,7 @@ def picks(story: Story) -> list[dict[str, Any]]:
     ]
 
 
-def settings_of_row(story: Story, row: Row) -> str:
+def settings_of_row(story: Story, row: Tried) -> str:
     """What differs from the baseline's settings; without a baseline, all of them."""
     baseline = story.baseline_row
     before = None if baseline is None else baseline.candidate
@@ -144,7 +144,7 @@ def evidence(story: Story) -> list[dict[str, str]]:
     for trial in story.history.trials:
         result = trial.result
         if result is not None and result.outcome is not Outcome.OK:
-            text = describe_evidence(result)
+            text = evidence_of(result)
             key = (result.outcome.value, _FIGURE.sub("0", text))
             groups.setdefault(key, []).append((trial.spec.identity.number, text))
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))

@@ -11,9 +11,9 @@ from autotune.record.spread import is_figure
 from autotune.record.study import Trial
 from autotune.report.explain.trial import describe, explain, rows_of
 from autotune.report.page.tables import config_of, settings_of_row
-from autotune.report.results.rows import describe_evidence
 from autotune.report.story import Story
 from autotune.search.confirm import comparison_of, last_comparison
+from autotune.search.history import evidence_of
 from autotune.space.candidate import candidate_of
 from autotune.space.knobs import describe_candidate
 
@@ -32,22 +32,18 @@ def trials(story: Story) -> list[dict[str, Any]]:
     sides = (("baseline", story.baseline), ("best", story.best))
     # Where one trial is both, it is the best.
     marks = {standing.trial: name for name, standing in sides if standing is not None}
-    runs: dict[str, list[Trial]] = {}
-    for trial in story.history.trials:
-        runs.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
-    is_final = any(row.is_compared for row in story.rows)
+    is_final = any(row.compared for row in story.rows)
     last = last_comparison(story.history)
     found: list[dict[str, Any]] = []
     for row in story.ranked_rows:
         if len(found) >= MOST_ROWS:
             break
         settings = settings_of_row(story, row)
-        of_candidate = runs[row.candidate.hash]
-        kin = next((n for t in of_candidate if (n := marks.get(t.spec.identity.number))), "")
+        kin = next((n for t in row.trials if (n := marks.get(t.spec.identity.number))), "")
         heads = {row.trial, *marks}
-        left_out = _left_out(of_candidate, last) if is_final else ""
+        left_out = _left_out(row.trials, last) if is_final else ""
         of_candidate = sorted(
-            of_candidate, key=lambda t: (t.spec.identity.number not in heads, _number(t))
+            row.trials, key=lambda t: (t.spec.identity.number not in heads, _number(t))
         )
         for place, trial in enumerate(of_candidate):
             result, number = trial.result, _number(trial)
@@ -134,7 +130,7 @@ def _evidence_of(trial: Trial) -> str:
         return trial.problem
     parts = []
     if result.outcome is not Outcome.OK:
-        parts.append(describe_evidence(result))
+        parts.append(evidence_of(result))
     if result.outcome.is_measured and result.disturbed:
         parts.append(f"disturbed: {result.disturbed}")
     return "; ".join(parts) or trial.problem
