@@ -34,6 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from autotune.base.student_t import CONFIDENCE, t_quantile
+from autotune.contract import Start
 from autotune.record.answer import Speedup
 from autotune.record.spread import Spread
 from autotune.search.confirm import MAX_FINALISTS
@@ -179,7 +180,7 @@ def race_answer(machine: Machine, own: Mapping[str, float], rules: Rules) -> Ans
     order = sorted(own)
     machine.draw.shuffle(order)
     confirmed: set[str] = set()
-    kinds = ("warm", "brief" if rules.warm else "cold")
+    kinds = {Start.WARM: "warm", Start.COLD: "brief" if rules.start is Start.WARM else "cold"}
     for turn in range(BLOCK + 1):
         race = Race(
             peaks={key: peaks[key] for key in own},
@@ -196,8 +197,8 @@ def race_answer(machine: Machine, own: Mapping[str, float], rules: Rules) -> Ans
         for place in range(len(order)):
             key = order[(turn + place) % len(order)]
             if key in asked.keys:
-                logs[key][turn] = machine.run(key, kinds[asked.cold])
-        confirmed |= set(asked.keys) if asked.cold else set()
+                logs[key][turn] = machine.run(key, kinds[asked.start])
+        confirmed |= set(asked.keys) if asked.start is Start.COLD else set()
     gain = race.gain(race.best, "baseline")
     assert gain is not None
     return Answer(best=race.best, gain=gain)

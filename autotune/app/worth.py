@@ -61,7 +61,7 @@ def run_ladder(
         ) as runner:
             target_name = " ".join(settings) or "best"
             found = WayRunner(
-                way=way, runner=runner, n_rounds=rounds, target_name=target_name
+                session=way, runner=runner, n_rounds=rounds, target_name=target_name
             ).run()
         if found is not None:
             write_found(study.folder / LADDER_FILE, found)

@@ -24,7 +24,7 @@ from autotune.record.study import Recorded, Study, Trial
 from autotune.record.table import make_table
 from autotune.report.words import chosen_word
 from autotune.search.base import Snapshot, Stage
-from autotune.search.confirm import Comparison, recorded_verdict
+from autotune.search.confirm import Comparison, recorded_comparisons, verdict_of
 from autotune.search.front import front_of
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
@@ -273,7 +273,7 @@ def read_story(
     best = None if answer is None else answer.best
     if best is not None and best.candidate.hash in drifting:
         drifting = set()  # the job allows it
-    comparison = recorded_verdict(history, objective, baseline=baseline, drifting=drifting)
+    comparison = verdict_of(recorded_comparisons(history, objective, baseline), drifting)
     return Story(
         study=study.name,
         folder=study.folder,

@@ -48,11 +48,14 @@ class RecordStandings:
         return guards_of(self._history.trials, self._baseline, self._session.job.guard_steps)
 
     @cached_property
-    def drifting(self) -> set[str]:
-        """Hashes of the candidates that are not handed out since the guard fails them."""
-        if self._session.job.allow_loss_drift:
-            return set()
+    def failed(self) -> set[str]:
+        """Hashes of the candidates that the guard fails."""
         return {key for key, verdict in self.guards.items() if verdict.is_drift}
+
+    @property
+    def drifting(self) -> set[str]:
+        """Those of them that are not handed out for it."""
+        return set() if self._session.job.allow_loss_drift else self.failed
 
     def drifted_best(self, comparison: confirm.Comparison) -> tuple[int, GuardVerdict] | None:
         """The best of a comparison, by its trial, if the guard fails it; None: it does not."""
@@ -62,11 +65,14 @@ class RecordStandings:
         return comparison.figures[best].trial, self.guards[best]
 
     @cached_property
+    def comparisons(self) -> list[confirm.Comparison]:
+        """The record's comparisons, in their order."""
+        return confirm.recorded_comparisons(self._history, self._objective, self._baseline)
+
+    @cached_property
     def verdict(self) -> confirm.Comparison | None:
         """What the record's final comparison says; None: there is none."""
-        return confirm.recorded_verdict(
-            self._history, self._objective, baseline=self._baseline, drifting=self.drifting
-        )
+        return confirm.verdict_of(self.comparisons, self.drifting)
 
     def final(
         self, *, passed_over: Sequence[PassedOver], stop_reason: StopReason, interrupted: bool
@@ -126,8 +132,7 @@ class RecordStandings:
 
     def _drifted(self, whole: Mapping[str, Standing], best: str | None) -> Drifted | None:
         """The best of those that the guard fails, where it is better than what is handed out."""
-        drifted = (key for key, verdict in self.guards.items() if verdict.is_drift)
-        among = {key: whole[key] for key in drifted if key in whole}
+        among = {key: whole[key] for key in self.guards if key in self.failed & whole.keys()}
         if best is not None:
             among[best] = whole[best]
         wanted = self._objective.best(among)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from autotune.contract import Fidelity, Outcome, Phase, Role
+from autotune.contract import Outcome
 from autotune.record.answer import Standing
 from autotune.record.study import Trial
 from autotune.search.confirm import Comparison
-from autotune.space.candidate import Candidate
+from autotune.search.runner import Running
 
 
 class Stage(StrEnum):
@@ -31,21 +31,6 @@ class StopReason(StrEnum):
     GAIN = "another trial would cost more than it is expected to save"
     EXHAUSTED = "every legal candidate was tried"
     INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Running:
-    """A trial in flight, as the live view shows it."""
-
-    number: int
-    role: Role
-    candidate: Candidate
-    fidelity: Fidelity | None = None
-    """How a reduced trial is reduced; None: it is none."""
-    phase: Phase
-    elapsed_s: float
-    usual_s: float | None = None
-    """Seconds that such trials took, their median; None: none has been measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,13 @@ the next round; here the record is read for it.
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 from autotune.contract import Role, Start, TrialResult
 from autotune.record.answer import Speedup, Standing
-from autotune.record.guard import GuardVerdict
 from autotune.record.spread import log_rate
 from autotune.record.study import Trial
 from autotune.search.front import peak_of
@@ -23,26 +23,28 @@ from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race,
 from autotune.search.rounds import (
     OpenRound,
     Round,
-    RunCount,
     Runs,
-    RunSeconds,
+    Seconds,
     figures_in,
     in_turn,
     progress_of,
     runs_of,
+    seconds_of,
 )
-from autotune.search.trial_spec import CONFIRM_MEASURE, WARM_MEASURE, Run
+from autotune.search.session import Session
+from autotune.search.trial_spec import (
+    CONFIRM_MEASURE,
+    OWN_STEPS,
+    WARM_MEASURE,
+    Run,
+    steps_within,
+)
 from autotune.space.candidate import Candidate
 
 MAX_FINALISTS = 4
 """Each one more takes time from further runs of the others."""
 MAX_COMPARISONS = 3
 """Comparisons with a candidate that the convergence guard fails, after which no other follows."""
-GUARD_S = 40.0
-"""Seconds of steps up to which a run goes on for the convergence guard alone; `OWN_STEPS` are run
-in any case."""
-OWN_STEPS = CONFIRM_MEASURE.warmup_steps + CONFIRM_MEASURE.min_steps
-"""Steps that a run takes at the least where nothing is guarded."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,12 +144,12 @@ class Comparison:
         one_s = run_seconds(self.history, self.rules, guard_steps)
 
         def cost_s(asked: Round | None, n_runs: int) -> float:
-            return 0.0 if asked is None else n_runs * one_s.one(cold=asked.cold)
+            return 0.0 if asked is None else n_runs * one_s[asked.start]
 
         at = self._progress
         last = self._race_after(at.number).confirmation
-        is_confirming = last is None or (at.round is not None and at.round.cold)
-        kept_s = 0.0 if is_confirming else N_CONFIRM * one_s.cold
+        is_confirming = last is None or (at.round is not None and at.round.start is Start.COLD)
+        kept_s = 0.0 if is_confirming else N_CONFIRM * one_s[Start.COLD]
         again = progress_of(self._round_after, self._runs, self.history.to_repeat)
         if again != at:
             begun_s = cost_s(at.round, len(at.missing)) if at.is_begun else 0.0
@@ -169,8 +171,8 @@ class Comparison:
                 candidate=members[key],
                 role=Role.CONFIRM,
                 confirm_round=self.first_round + at.number,
-                cold=asked.cold,
-                is_beside_warm=self.rules.warm,
+                cold=asked.start is Start.COLD,
+                is_beside_warm=self.rules is WARM,
             )
             for key in in_turn(members, at.number, seed)
             if key in missing
@@ -215,7 +217,7 @@ class Comparison:
         begun = [
             trials[0].spec for (_, number), trials in self._runs.items() if number == n_rounds
         ]
-        if asked and race.rules.warm and any(s.measure.start is Start.COLD for s in begun):
+        if asked and self.rules is WARM and any(s.measure.start is Start.COLD for s in begun):
             return race.confirmation or asked  # the time was over, and it was begun as a cold one
         return asked
 
@@ -251,59 +253,62 @@ class Comparison:
         )
 
 
-def finalists(
-    history: History, objective: Objective, drifting: Collection[str] = ()
-) -> list[Candidate]:
-    """Candidates that could be the best, best first, from their own trials alone.
-
-    The comparison's runs are left out, so that a comparison cut short goes on as it was planned.
-    """
-    explored = history.explored
-    candidates = {tried.candidate.hash: tried.candidate for tried in explored.tried}
-    figures = {k: f for k, f in objective.figures(explored).items() if k not in drifting}
-    best = objective.contenders(figures)[:MAX_FINALISTS]
-    return [candidates[key] for key in best]
-
-
 def plan(
+    session: Session,
     history: History,
-    objective: Objective,
     baseline: Candidate | None,
     *,
     left_s: Callable[[Sequence[Trial]], float],
     drifting: Collection[str] = (),
-    guard_steps: int = 0,
-    may_start_warm: Callable[[Candidate], bool] = lambda _: False,
-    only_best: bool = False,
 ) -> Comparison | None:
     """Plan the comparison, or find the one that was begun; None where it cannot be paid for.
 
-    A comparison that was begun goes on while nobody has to run a round that is over: such a run
-    would not be interleaved with the others'.
+    Those that could be the best by their own trials run, and the baseline in every round. The
+    comparison's runs are left out, so that one that was cut short goes on as it was planned, while
+    nobody has to run a round that is over: such a run would not be interleaved with the others'.
+    One candidate that cannot start warm keeps all others from it: they would be compared
+    otherwise.
 
-    The baseline, where there is one, runs in every round. `left_s` says how many seconds of the
-    budget would be left without some trials: those of the comparison. Those `drifting` by their
-    hashes have failed the convergence guard in an earlier one; it compares `guard_steps`. One
-    candidate that cannot start warm keeps all others from it: they would be compared otherwise.
-    With `only_best` no other finalist runs than the best.
+    Args:
+        session: What is searched.
+        history: What was tried.
+        baseline: The baseline; None: there is none.
+        left_s: Seconds of the budget that would be left without some trials, those of the
+            comparison.
+        drifting: Hashes of those that failed the convergence guard in an earlier one.
     """
-    contenders = finalists(history, objective, drifting)
+    objective, explored = session.objective, history.explored
+    figures = {k: f for k, f in objective.figures(explored).items() if k not in drifting}
+    contenders = [figures[key].candidate for key in objective.contenders(figures)[:MAX_FINALISTS]]
     if not contenders:
         return None
-    if only_best:
+    if session.job.compare == "best":
         contenders = [next((c for c in contenders if c != baseline), contenders[0])]
-    begun = max(0, last_comparison(history))
+    others = [candidate for candidate in contenders if candidate != baseline]
+    fixed = [] if baseline is None else [baseline]
+    begun = max(0, last_comparison(history.trials))
     for first_round in (begun, begun + BLOCK):
         runs = _runs_of(history, first_round)
-        everyone = [*contenders, *([] if baseline is None else [baseline])]
-        rules = _rules_of(runs) or (WARM if all(map(may_start_warm, everyone)) else COLD)
-        one_s = run_seconds(history, rules, guard_steps)
-        members = _affordable(contenders, baseline, runs, left_s, one_s)
+        starts_warm = all(map(session.may_start_warm, [*contenders, *fixed]))
+        rules = _rules_of(runs) or (WARM if starts_warm else COLD)
+        one_s = run_seconds(history, rules, session.job.guard_steps)
+
+        def is_paid_for(members: Collection[Candidate], runs: Runs, one_s: Seconds) -> bool:
+            """Whether the time allows a round of all, and the best cold beside the baseline."""
+            hashes = {member.hash for member in members}
+            ran = chain.from_iterable(ran for (key, _), ran in runs.items() if key in hashes)
+            wanted = {Start.WARM: len(members), Start.COLD: min(N_CONFIRM, len(members))}
+            return seconds_of(wanted, one_s) <= left_s([*ran])
+
+        fewest = 1 if others and contenders[0] != baseline else 0
+        choices = ((*others[:n], *fixed) for n in range(len(others), fewest - 1, -1))
+        members = next((some for some in choices if some and is_paid_for(some, runs, one_s)), ())
         if not members:
             return None
         # Who has run in it stays in it, whatever the time that is left now.
-        ran = {key for key, _ in runs}
-        ran_in_it = (t.candidate for t in history.tried if t.candidate.hash in ran)
+        ran_in_it = (
+            t.candidate for t in history.tried if t.candidate.hash in {k for k, _ in runs}
+        )
         members += tuple(m for m in ran_in_it if m not in members and m.hash not in drifting)
         planned = Comparison(
             members=members,
@@ -327,42 +332,15 @@ def comparison_of(trial: Trial) -> int:
     return -1 if number is None else number // BLOCK * BLOCK
 
 
-def last_comparison(history: History) -> int:
-    """First round of the record's last comparison; below 0: there was none."""
-    return max(map(comparison_of, history.trials), default=-1)
-
-
-def drifted_before(history: History, guards: Mapping[str, GuardVerdict]) -> frozenset[str]:
-    """Hashes of those that the guard failed in comparisons that another one has followed.
-
-    The last comparison may still be under way: its members are those it was planned with.
-    """
-    last = last_comparison(history)
-    trials = (t for t in history.trials if 0 <= comparison_of(t) < last)
-    earlier = {t.spec.identity.candidate_hash for t in trials}
-    return frozenset(key for key in earlier if key in guards and guards[key].is_drift)
-
-
-def n_drifted(history: History, guards: Mapping[str, GuardVerdict]) -> int:
-    """Comparisons with a member that the guard fails."""
-    drifting = {key for key, verdict in guards.items() if verdict.is_drift}
-    trials = [t for t in history.trials if t.spec.identity.candidate_hash in drifting]
-    return len({*map(comparison_of, trials)} - {-1})
+def last_comparison(trials: Iterable[Trial]) -> int:
+    """First round of the last comparison of some trials; below 0: there was none."""
+    return max(map(comparison_of, trials), default=-1)
 
 
 def least_steps(tried: Tried, wanted: int) -> int:
     """Steps that a run of a candidate takes for the guard, warm-up included."""
     step_s = None if tried.measured is None else tried.measured.step_time_s
     return steps_within(wanted, step_s)
-
-
-def steps_within(wanted: int, step_s: float | None) -> int:
-    """Steps that a run takes for the guard where one takes `step_s`; None: nobody knows.
-
-    As many as are compared, but no more than `GUARD_S` allow: a trial of slow steps would run
-    into its time limit.
-    """
-    return wanted if not step_s else min(wanted, int(GUARD_S / step_s))
 
 
 def guard_s(history: History, wanted: int) -> float | None:
@@ -378,7 +356,7 @@ def guard_s(history: History, wanted: int) -> float | None:
     return statistics.median(added_s) if added_s else None
 
 
-def run_seconds(history: History, rules: Rules, guard_steps: int = 0) -> RunSeconds:
+def run_seconds(history: History, rules: Rules, guard_steps: int = 0) -> Seconds:
     """Seconds that runs of a comparison take, at most as a rule; 0 with nothing to go by.
 
     One starts cold, which a search's trial need not, and measures for longer where all do. The
@@ -386,34 +364,25 @@ def run_seconds(history: History, rules: Rules, guard_steps: int = 0) -> RunSeco
     """
     explored = history.explored
     if explored.typical_s is None:
-        return RunSeconds(warm=0.0, cold=0.0)
-    longer_s = 0.0 if rules.warm else CONFIRM_MEASURE.budget_s - WARM_MEASURE.budget_s
+        return dict.fromkeys(Start, 0.0)
+    longer_s = 0.0 if rules is WARM else CONFIRM_MEASURE.budget_s - WARM_MEASURE.budget_s
     longer_s += guard_s(history, guard_steps) or 0.0
     cold_s = explored.typical_s + explored.slower_start_s + longer_s
-    return RunSeconds(warm=explored.typical_s if rules.warm else cold_s, cold=cold_s)
+    return {Start.COLD: cold_s, Start.WARM: explored.typical_s if rules is WARM else cold_s}
 
 
-def recorded_verdict(
-    history: History,
-    objective: Objective,
-    *,
-    baseline: str | None = None,
-    drifting: Collection[str] = (),
-) -> Comparison | None:
-    """The comparison of the record that tells most; None: none says anything.
-
-    A comparison to its end tells more than one that was cut short, and of two such the later one;
-    of those that were cut short the one of more rounds. One whose best the guard fails was not
-    the end. So a later call that has no time to compare again takes nothing away.
+def recorded_comparisons(
+    history: History, objective: Objective, baseline: str | None = None
+) -> list[Comparison]:
+    """The comparisons of a record, in their order.
 
     Args:
         history: The record's trials.
         objective: That of the search.
         baseline: Hash of the baseline; None: nobody knows which it was.
-        drifting: Hashes of those that the guard fails.
     """
-    found: list[tuple[tuple[bool, bool, int, int], Comparison]] = []
-    for first_round in {*map(comparison_of, history.trials)} - {-1}:
+    found = []
+    for first_round in sorted({*map(comparison_of, history.trials)} - {-1}):
         runs = _runs_of(history, first_round)
         hashes = {key for key, _ in runs}
         recorded = Comparison(
@@ -425,16 +394,29 @@ def recorded_verdict(
             objective=objective,
             is_known=baseline is not None,
         )
-        if recorded.is_broken and not recorded.has_verdict:
-            # Another release's rule let candidates drop out that this one would run on.
-            recorded = replace(recorded, is_known=False)
-        if not recorded.has_verdict:
-            continue
-        race = recorded.race
-        is_over = recorded.is_over and race.best not in drifting
-        weight = (baseline in race.logs, is_over, 0 if is_over else race.n_rounds, first_round)
-        found.append((weight, recorded))
-    return max(found, key=lambda item: item[0])[1] if found else None
+        # Another release's rule let candidates drop out that this one would run on.
+        is_older = recorded.is_broken and not recorded.has_verdict
+        found.append(replace(recorded, is_known=False) if is_older else recorded)
+    return found
+
+
+def verdict_of(
+    comparisons: Iterable[Comparison], drifting: Collection[str] = ()
+) -> Comparison | None:
+    """The comparison of a record that tells most; None: none says anything.
+
+    A comparison to its end tells more than one that was cut short, and of two such the later one;
+    of those that were cut short the one of more rounds. One whose best the guard fails, as it
+    fails those `drifting`, was not the end. So a later call that has no time to compare again
+    takes nothing away.
+    """
+
+    def weight(one: Comparison) -> tuple[bool, bool, int, int]:
+        is_over = one.is_over and one.race.best not in drifting
+        n_rounds = 0 if is_over else one.race.n_rounds
+        return one.baseline in one.race.logs, is_over, n_rounds, one.first_round
+
+    return max((one for one in comparisons if one.has_verdict), key=weight, default=None)
 
 
 def _rules_of(runs: Runs) -> Rules | None:
@@ -443,30 +425,6 @@ def _rules_of(runs: Runs) -> Rules | None:
         return None
     first = runs[min(runs, key=lambda at: at[1])][0]
     return WARM if first.spec.measure.start is Start.WARM else COLD
-
-
-def _affordable(
-    contenders: list[Candidate],
-    baseline: Candidate | None,
-    runs: Runs,
-    left_s: Callable[[Sequence[Trial]], float],
-    one_s: RunSeconds,
-) -> tuple[Candidate, ...]:
-    """As many finalists as the time allows a round of, and the best one cold beside the baseline.
-
-    The last is dropped first.
-    """
-    others = [c for c in contenders if c != baseline]
-    fixed = [] if baseline is None else [baseline]
-    fewest = 1 if others and contenders[0] != baseline else 0
-    for n_others in range(len(others), fewest - 1, -1):
-        members = (*others[:n_others], *fixed)
-        hashes = {member.hash for member in members}
-        ran = [trial for (key, _), trials in runs.items() if key in hashes for trial in trials]
-        wanted = RunCount(warm=len(members), cold=min(N_CONFIRM, len(members)))
-        if members and one_s.of(wanted) <= left_s(ran):
-            return members
-    return ()
 
 
 def _runs_of(history: History, first_round: int) -> Runs:

@@ -6,24 +6,22 @@ each look has its share of the 5% that the interval may miss.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, takewhile
 
 from autotune.base.clock import unix_now_s
 from autotune.base.student_t import t_quantile
-from autotune.contract import Role, TrialResult
+from autotune.contract import TrialResult
 from autotune.record.answer import Speedup
 from autotune.record.gate import DIGEST_LENGTH, Gate, GateVerdict, Reference
 from autotune.record.soak import digest_of
 from autotune.record.spread import Spread, between, is_figure, mean_log_rate, pooled
 from autotune.record.study import Trial
-from autotune.search.confirm import steps_within
-from autotune.search.history import History, Tried, is_charged, owed_repeat, results
-from autotune.search.rounds import Round, figures_in, run_rounds, runs_of
-from autotune.search.runner import Runner
-from autotune.search.session import Session
+from autotune.search.history import Tried, results
+from autotune.search.rounds import Round, Rounds
 from autotune.search.trial_spec import Run
+from autotune.space.candidate import Candidate
 from autotune.space.workload import workload_of
 
 FIRST_LOOK = 3
@@ -102,35 +100,21 @@ class Look:
 
 
 @dataclass(kw_only=True)
-class GateRunner:
-    """Runs a gate's rounds."""
+class GateRunner(Rounds):
+    """Runs a gate's rounds: of the reference's job here, in the record of the gates."""
 
-    session: Session
-    """The reference's job here; its record is that of the gates."""
     reference: Reference
     against: str
     """Where the reference is from."""
-    runner: Runner
     within: float
-    n_rounds: int
-    first_round: int
-    """Round of the record that this gate began with: earlier gates have those before."""
-    _runs: dict[tuple[str, int], list[Trial]] = field(default_factory=dict, init=False)
-    _resumed: list[TrialResult] = field(default_factory=list, init=False)
-    """Figures of before an interruption, until a new run shows whether releases are the same."""
 
     def run(self) -> Gate | None:
         """Run all that it takes to decide, from where the record ends; None: the user ended it.
 
-        Raises:
-            StudyError: The record cannot be written.
-            FleetError: No gang is free, or the platform ends one trial after the other.
-            RenderError: The configuration does not render.
+        Errors are those of `run_all`.
         """
-        recorded = filter(self.session.is_answered_by, self.session.study.trials())
-        self._runs = runs_of(recorded, self.first_round)
         self._resumed = self._figures(self.n_rounds)
-        if not run_rounds(self._round_after, self._runs, self._run_once, seed=0, repeats=True):
+        if not self.run_all():
             return None
         ended, runs = results(self._trials), self._figures(self.n_rounds)
         if fault := next((run for run in ended if run.outcome.is_config_fault), None):
@@ -145,11 +129,11 @@ class GateRunner:
 
     @property
     def _trials(self) -> list[Trial]:
-        return [*chain.from_iterable(self._runs.values())]
+        return [*chain.from_iterable(self.runs.values())]
 
     def _figures(self, n_rounds: int) -> list[TrialResult]:
         """The runs that count of the first rounds, up to one without."""
-        found = {number: run for (_, number), run in figures_in(self._runs).items()}
+        found = {number: run for (_, number), run in self.figures.items()}
         return [found[number] for number in takewhile(found.__contains__, range(n_rounds))]
 
     def _look(self, runs: Sequence[TrialResult]) -> Look:
@@ -159,36 +143,35 @@ class GateRunner:
             missed = MISSED
         return Look(reference=self.reference, within=self.within, runs=runs, missed=missed)
 
-    def _round_after(self, n_rounds: int) -> Round | None:
-        """The rule: one run a round, until it is decided or the platform fails it."""
+    def round_after(self, n_rounds: int) -> Round | None:
+        """One run a round, until it is decided or the platform fails it."""
         runs = self._figures(n_rounds)
         if len(runs) < n_rounds or n_rounds >= self.n_rounds:
             return None
         if n_rounds == FIRST_LOOK and self._look(runs).verdict is not GateVerdict.UNDECIDED:
             return None
-        return Round(keys=(self.reference.standing.candidate.hash,), cold=True)
+        return Round(keys=(self.reference.standing.candidate.hash,))
 
-    def _run_once(self, key: str, number: int) -> Trial | None:
-        """Run it in a round, again where the platform ended or other work disturbed it."""
-        standing, job = self.reference.standing, self.session.job
-        ran, to_repeat = self._runs.get((key, number), ()), History(self._trials).to_repeat
-        failed = [run.number for run in results(ran) if is_charged(run)]
-        run = Run(
-            candidate=standing.candidate,
-            role=Role.CONFIRM,
-            confirm_round=self.first_round + number,
-            retry_of=failed[-1] if failed else None,
-            repeat_of=owed_repeat(ran, to_repeat),
-            least_steps=steps_within(job.guard_steps, job.global_batch / standing.samples_per_s),
-        )
+    def candidate_of(self, key: str) -> Candidate:
+        return self.reference.standing.candidate
+
+    def about(self, run: Run, number: int) -> str:
         again = "" if run.repeat_of is None else ", once more: other work disturbed it"
-        about = f"run {number + 1} of {self.n_rounds} at the most{again}"
-        trial = self.runner.run_candidate(self.session, run, about)
+        return f"run {number + 1} of {self.n_rounds} at the most{again}"
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step: at first, as they were then."""
+        then_s = self.session.job.global_batch / self.reference.standing.samples_per_s
+        return super().step_s or then_s
+
+    def run_once(self, key: str, number: int) -> Trial | None:
+        """Run it; the first run shows whether releases are those of before an interruption."""
+        trial = super().run_once(key, number)
         if trial is not None and trial.result is not None and (now := trial.result.versions):
             before, self._resumed = self._resumed, []
             if before and before[-1].versions != now:
-                self._runs.clear()
-                self.first_round += number + 1
+                self.first_round += number
                 record = self.session.study
                 record.write_state({**record.read_state(), "first_round": self.first_round})
                 self.runner.note("runs of before the interruption had other releases: left out")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from autotune.base.units import format_seconds
-from autotune.contract import Role, TrialSpec
+from autotune.contract import Role, Start, TrialSpec
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
 from autotune.search import confirm
@@ -129,17 +129,12 @@ class _StagedSearch:
             self._no_comparison = "nothing but the baseline ran within the limits"
             runner.note(f"no final comparison: {self._no_comparison}")
             return
-        drifting = confirm.drifted_before(runner.history, self._standings.guards)
+        # The last one may still be under way: its members are those it was planned with.
+        *earlier, _ = self._standings.comparisons or [None]
+        drifting = {m.hash for one in earlier if one for m in one.members} & self._standings.failed
         while True:
             planned = confirm.plan(
-                self._runner.history,
-                session.objective,
-                baseline,
-                left_s=left_s,
-                drifting=drifting,
-                guard_steps=session.job.guard_steps,
-                may_start_warm=session.may_start_warm,
-                only_best=session.job.compare == "best",
+                session, runner.history, baseline, left_s=left_s, drifting=drifting
             )
             if planned is None:
                 if self._comparison is not None:
@@ -150,7 +145,7 @@ class _StagedSearch:
                     self._no_comparison = "no time was left for it"
                     runner.note("no time left for the final comparison: figures are of one trial")
                     if session.job.budget.time_s is not None:
-                        one_s = confirm.run_seconds(self._runner.history, COLD).cold
+                        one_s = confirm.run_seconds(self._runner.history, COLD)[Start.COLD]
                         least_s = MIN_ROUNDS * N_CONFIRM * one_s
                         runner.note(
                             f"its shortest form takes up to {format_seconds(least_s)}, and "
@@ -172,7 +167,10 @@ class _StagedSearch:
                 return
             number, guarded = drifted
             runner.note(f"trial {number} was the best, and its losses drift: {guarded.why}")
-            if confirm.n_drifted(runner.history, standings.guards) >= confirm.MAX_COMPARISONS:
+            drifted_in = [
+                {m.hash for m in c.members} & standings.failed for c in standings.comparisons
+            ]
+            if len([*filter(None, drifted_in)]) >= confirm.MAX_COMPARISONS:
                 runner.note(f"{confirm.MAX_COMPARISONS} comparisons drifted: no further one")
                 return
             drifting |= {m.hash for m in planned.members} & standings.drifting
@@ -297,7 +295,9 @@ class _StagedSearch:
             return self._proposals.comparison_s
         rules = self._comparison.planned.rules
         one_s = confirm.run_seconds(history, rules, session.job.guard_steps)
-        return sum(one_s.one(cold=run.cold) for run in self._comparison.missing)
+        return sum(
+            one_s[Start.COLD if run.cold else Start.WARM] for run in self._comparison.missing
+        )
 
 
 def overridden(spec: TrialSpec) -> Iterator[tuple[str, str]]:

@@ -16,9 +16,7 @@ from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.record.tried import is_tried, recorded, warning
 from autotune.search.confirm import (
-    GUARD_S,
     MAX_FINALISTS,
-    OWN_STEPS,
     guard_s,
     run_seconds,
 )
@@ -26,9 +24,9 @@ from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.prospect import Prospect
 from autotune.search.race import COLD, MIN_ROUNDS, WARM, Rules
 from autotune.search.reduced import n_reduced, reduce_lattice
-from autotune.search.rounds import RunSeconds
 from autotune.search.session import Session
 from autotune.search.stop import n_done
+from autotune.search.trial_spec import GUARD_S, OWN_STEPS
 from autotune.space.ranks import describe_places, describe_reach
 from autotune.space.workload import Reach
 
@@ -222,7 +220,7 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
     is_compared = origin is not Origin.REPLAYED and (search_trials > 0 or not is_confirmed)
     most = rules.most_runs(finalists + 1)
     known_s = run_seconds(history, rules, job.guard_steps)
-    one_s = RunSeconds(warm=known_s.warm or trial_s, cold=known_s.cold or trial_s)
+    one_s = {start: seconds or trial_s for start, seconds in known_s.items()}
     # The cold runs take steps for the guard, and one of the baseline that shows its repeat.
     is_guarded = runs and is_compared and job.guard_steps > 0
     one_guard_s = guard_s(history, job.guard_steps)
@@ -242,16 +240,16 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
         search_trials=search_trials,
         reduced_trials=reduced_trials,
         no_reduced="" if reductions is None else reductions.left_out,
-        confirm_trials=most.total if is_compared else 0,
+        confirm_trials=most.total() if is_compared else 0,
         trial_s=trial_s if runs else 0.0,
-        confirm_s=one_s.of(most) / most.total if runs else 0.0,
+        confirm_s=one_s.of(most) / most.total() if runs else 0.0,
         at_once=max(1, environment.n_devices // job.world),
         is_measured=measured_s is not None,
         used_s=_used_s(job, history) if runs else 0.0,
         ranks=tuple(_ranks(lattice, places)),
         **_reach_of(job, environment, lattice),
         guard_steps=job.guard_steps if is_guarded else 0,
-        guard_s=min(most.total, most.cold + 1) * one_guard_s if is_guarded else 0.0,
+        guard_s=min(most.total(), most[Start.COLD] + 1) * one_guard_s if is_guarded else 0.0,
     )
 
 

@@ -17,15 +17,17 @@ of the same runs:
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autotune.base.student_t import expected_loss, t_quantile, upper_probability
+from autotune.contract import Start
 from autotune.record.answer import Speedup
 from autotune.record.blocks import BlockRun, Blocks, blocks_of
 from autotune.record.spread import PRIOR_DEGREES, PRIOR_DEVIATION
-from autotune.search.rounds import Round, RunCount
+from autotune.search.rounds import Round
 
 BLOCK = 8
 """Round numbers that one race has: those that it runs, and some for a winner that changed late."""
@@ -58,34 +60,33 @@ Logs = Mapping[str, Mapping[int, float]]
 class Rules:
     """How runs start, and after how many rounds the gain is looked at."""
 
-    warm: bool
-    """Whether runs start warm where they need not confirm anything."""
+    start: Start
+    """Start of runs that need not confirm anything."""
     looks: tuple[int, int]
 
     @property
     def selection_rounds(self) -> int:
         """Rounds that everybody runs who may still be the best, at most."""
-        return BLOCK - 1 if self.warm else self.looks[0]
+        return BLOCK - 1 if self.start is Start.WARM else self.looks[0]
 
-    def most_runs(self, n_members: int) -> RunCount:
+    def most_runs(self, n_members: int) -> Counter[Start]:
         """Runs of a race of so many, at most, without repeats and a late best."""
         n_pair = min(n_members, N_CONFIRM)
         n = n_members * self.selection_rounds + n_pair
         return self._runs(n if n_members > 1 else n_members * MIN_ROUNDS, n_pair)
 
     @property
-    def usual_runs(self) -> RunCount:
+    def usual_runs(self) -> Counter[Start]:
         """Runs of a race of two that ends at the first look: what a search keeps time for."""
         return self._runs(N_CONFIRM * self.looks[0], N_CONFIRM)
 
-    def _runs(self, n: int, n_confirming: int) -> RunCount:
-        n_cold = n_confirming if self.warm else n
-        return RunCount(warm=n - n_cold, cold=n_cold)
+    def _runs(self, n: int, n_confirming: int) -> Counter[Start]:
+        return Counter({self.start: n - n_confirming}) + Counter({Start.COLD: n_confirming})
 
 
-WARM = Rules(warm=True, looks=(3, 6))
+WARM = Rules(start=Start.WARM, looks=(3, 6))
 """A run costs little more than its steps."""
-COLD = Rules(warm=False, looks=(3, 4))
+COLD = Rules(start=Start.COLD, looks=(3, 4))
 """Every run starts cold."""
 
 
@@ -178,11 +179,12 @@ class Race:
 
     def next_round(self) -> Round | None:
         """The round to run now; None: the race is over."""
-        n, warm, (first, last) = self.n_rounds, self.rules.warm, self.rules.looks
+        n, start, (first, last) = self.n_rounds, self.rules.start, self.rules.looks
         if n < 1 or len(self.peaks) < 2:
             keys = tuple(self.peaks)
             is_over = n >= MIN_ROUNDS and set(keys) <= set(self.confirmed)
-            return None if is_over else Round(keys=keys, cold=not warm or n >= MIN_ROUNDS - 1)
+            last_start = start if n < MIN_ROUNDS - 1 else Start.COLD
+            return None if is_over else Round(keys=keys, start=last_start)
         if not self._last:
             return None
         is_chosen = n >= self.rules.selection_rounds or self._is_chosen
@@ -192,14 +194,14 @@ class Race:
             return None
         if is_chosen and n + 1 in (first, last) and self.confirmation is not None:
             return self.confirmation
-        return Round(keys=self._pair if is_chosen else self._contenders, cold=not warm)
+        return Round(keys=self._pair if is_chosen else self._contenders, start=start)
 
     @property
     def confirmation(self) -> Round | None:
         """A cold round of the best and the baseline; None: both ran cold, or nothing ran."""
         if not self._last or {self.best, *self._pair} <= set(self.confirmed):
             return None
-        return Round(keys=self._pair, cold=True)
+        return Round(keys=self._pair)
 
     @property
     def by_score(self) -> tuple[str, ...]:

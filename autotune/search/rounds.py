@@ -9,13 +9,18 @@ asks the rule of the comparison how many runs it takes at most.
 
 import itertools
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.contract import TrialResult
+from autotune.contract import Role, Start, TrialResult
 from autotune.record.spread import is_figure
 from autotune.record.study import Trial
-from autotune.search.history import History, counting, is_settled
+from autotune.search.history import counting, is_settled
+from autotune.search.runner import Runner
+from autotune.search.session import Session
+from autotune.search.trial_spec import Run, steps_within
+from autotune.space.candidate import Candidate
 
 FULL_ROUNDS = 3
 """Rounds of a comparison in which everybody runs every round."""
@@ -24,14 +29,18 @@ Runs = Mapping[tuple[str, int], Sequence[Trial]]
 """Candidate's hash and round -> the trials of that run, repeats included."""
 
 
+Seconds = Mapping[Start, float]
+"""Seconds of one run, by its start."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """A round to run."""
 
     keys: tuple[str, ...]
     """Hashes of its candidates."""
-    cold: bool
-    """Whether its runs start cold whatever the job says."""
+    start: Start = Start.COLD
+    """Whether its runs start cold whatever the job says, or warm where they may."""
 
 
 Rule = Callable[[int], Round | None]
@@ -76,34 +85,97 @@ def progress_of(rule: Rule, runs: Runs, to_repeat: Collection[int] = ()) -> Open
 
 def run_rounds(
     rule: Rule,
-    runs: dict[tuple[str, int], list[Trial]],
+    runs: Callable[[], Runs],
     run_once: Callable[[str, int], Trial | None],
-    seed: int,
     *,
-    repeats: bool = False,
+    seed: int = 0,
+    to_repeat: Callable[[], Collection[int]] = tuple,
 ) -> bool:
     """Run what a rule asks for from where the record ends; False if the user ended it.
 
     Args:
         rule: Names the members of each round.
-        runs: The record's trials, to which those that run are added.
+        runs: The record's trials, those that ran meanwhile among them.
         run_once: Runs a candidate in a round; None: the user ended it.
         seed: Of the order in a round.
-        repeats: Whether disturbed runs run once more.
+        to_repeat: Numbers of disturbed trials that have to run again.
     """
-    while True:
-        to_repeat = History(itertools.chain(*runs.values())).to_repeat if repeats else ()
-        at = progress_of(rule, runs, to_repeat)
-        if at.round is None:
-            return True
+    while (at := progress_of(rule, runs(), to_repeat())).round is not None:
         order = in_turn(at.round.keys, at.number, seed)
-        key = next(key for key in order if key in at.missing)
-        if (trial := run_once(key, at.number)) is None:
+        if run_once(next(key for key in order if key in at.missing), at.number) is None:
             return False
-        runs.setdefault((key, at.number), []).append(trial)
+    return True
 
 
-def runs_of(trials: Iterable[Trial], first_round: int = 0) -> dict[tuple[str, int], list[Trial]]:
+@dataclass(kw_only=True)
+class Rounds(ABC):
+    """Candidates of a session that run again in rounds, one by one, from where its record ends."""
+
+    session: Session
+    runner: Runner
+    n_rounds: int
+    """Rounds, at most."""
+    first_round: int = 0
+    """The record's round that is the first of these; others have those before."""
+
+    def __post_init__(self) -> None:
+        self.runner.history = self.session.history_to_resume()
+
+    @abstractmethod
+    def round_after(self, n_rounds: int) -> Round | None:
+        """The rule."""
+
+    @abstractmethod
+    def candidate_of(self, key: str) -> Candidate:
+        """The candidate of a hash that the rule named."""
+
+    @abstractmethod
+    def about(self, run: Run, number: int) -> str:
+        """What is run in a round, in words."""
+
+    @property
+    def runs(self) -> Runs:
+        """The record's trials of these rounds."""
+        return runs_of(self.runner.history.trials, self.first_round)
+
+    @property
+    def figures(self) -> dict[tuple[str, int], TrialResult]:
+        """The result that counts of each run that has a figure."""
+        return figures_in(self.runs)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of the longest step so far; None: nobody knows."""
+        return max((run.step_time_s or 0.0 for run in self.figures.values()), default=None)
+
+    def run_all(self) -> bool:
+        """Run all that the rule asks for; False if the user ended it.
+
+        Raises:
+            StudyError: The record cannot be written.
+            FleetError: No gang is free, or the platform ends one trial after the other.
+            RenderError: A configuration does not render.
+        """
+        return run_rounds(
+            self.round_after,
+            lambda: self.runs,
+            self.run_once,
+            seed=self.session.job.seed,
+            to_repeat=lambda: self.runner.history.to_repeat,
+        )
+
+    def run_once(self, key: str, number: int) -> Trial | None:
+        """Run a candidate in a round, again where the platform ended or other work disturbed it."""
+        run = Run(
+            candidate=self.candidate_of(key),
+            role=Role.CONFIRM,
+            confirm_round=self.first_round + number,
+            least_steps=steps_within(self.session.job.guard_steps, self.step_s),
+        ).again(self.runs.get((key, number), ()), self.runner.history.to_repeat)
+        return self.runner.run_candidate(self.session, run, self.about(run, number))
+
+
+def runs_of(trials: Iterable[Trial], first_round: int = 0) -> Runs:
     """Trials by candidate and round; rounds count from the first one, and earlier ones are out."""
     runs: dict[tuple[str, int], list[Trial]] = {}
     for trial in trials:
@@ -132,30 +204,6 @@ def in_turn(keys: Collection[str], number: int, seed: int) -> list[str]:
     return [*order[turned:], *order[:turned]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunCount:
-    """Runs, by how they start."""
-
-    warm: int = 0
-    cold: int = 0
-
-    @property
-    def total(self) -> int:
-        """Runs of either kind."""
-        return self.warm + self.cold
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSeconds:
-    """Seconds that one run takes, by how it starts."""
-
-    warm: float
-    cold: float
-
-    def one(self, *, cold: bool) -> float:
-        """Seconds of one run."""
-        return self.cold if cold else self.warm
-
-    def of(self, count: RunCount) -> float:
-        """Seconds of some runs, one after the other."""
-        return count.warm * self.warm + count.cold * self.cold
+def seconds_of(count: Mapping[Start, int], one_s: Seconds) -> float:
+    """Seconds of some runs, one after the other."""
+    return sum(n * one_s[start] for start, n in count.items())

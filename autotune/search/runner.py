@@ -3,20 +3,20 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.base.flags import flag
 from autotune.base.units import format_count, format_rate, format_seconds
-from autotune.contract import Role, TrialResult, TrialSpec
+from autotune.contract import Fidelity, Phase, Role, TrialResult, TrialSpec
 from autotune.fleet.base import Fleet, Handle, Place
 from autotune.record.study import Study, Trial, lost_result
-from autotune.search.base import Running
 from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.interrupt import CANCEL_WAIT_S, Interrupt
 from autotune.search.session import Session
 from autotune.search.trial_spec import Run
-from autotune.space.candidate import candidate_of
+from autotune.space.candidate import Candidate, candidate_of
 
 POLL_S = 0.1
 """Time between two looks at the trials; the coordinator shares the processor with CPU ranks."""
@@ -26,6 +26,21 @@ MAX_FAULTS_IN_A_ROW = 6
 _NOTE_EVERY_S = 60.0
 
 Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A trial in flight, as the live view shows it."""
+
+    number: int
+    role: Role
+    candidate: Candidate
+    fidelity: Fidelity | None = None
+    """How a reduced trial is reduced; None: it is none."""
+    phase: Phase
+    elapsed_s: float
+    usual_s: float | None = None
+    """Seconds that such trials took, their median; None: none has been measured."""
 
 
 class Runner:

@@ -205,7 +205,7 @@ def soak_trials(
 
     def rule(n_rounds: int) -> Round | None:
         is_asked = n_rounds == 0 or (n_rounds == 1 and first() is not None)
-        return Round(keys=(key,), cold=True) if is_asked else None
+        return Round(keys=(key,)) if is_asked else None
 
     def run(_: str, number: int) -> Trial | None:
         checkpoint, before = saving, first()
@@ -220,11 +220,13 @@ def soak_trials(
             steps = int(before.reports[0].checkpoint["steps"])
             checkpoint = Checkpoint(folder=str(folder), resumes_at=steps)
         half = _half_of(spec, record.next_number(), minutes, checkpoint)
-        return runner.run(half, files, name="soak")
+        trial = runner.run(half, files, name="soak")
+        runs.setdefault((key, number), []).extend([trial] if trial else [])
+        return trial
 
     size_bytes, is_over = 0, True
     try:
-        is_over = run_rounds(rule, runs, run, seed=0)
+        is_over = run_rounds(rule, lambda: runs, run)
         size_bytes = _size_bytes(folder)
     finally:
         if is_over or first() is None:

@@ -12,9 +12,10 @@ from autotune.record.facts import PassedOver
 from autotune.search import confirm
 from autotune.search.base import Stage, StopReason
 from autotune.search.climb import Rung, UntriedError, climb
-from autotune.search.history import History, Tried, owed_repeat, results
+from autotune.search.history import History, Tried
 from autotune.search.race import COLD, WARM
 from autotune.search.reduced import ReducedTrials, too_large
+from autotune.search.rounds import seconds_of
 from autotune.search.runner import Runner
 from autotune.search.sampler import Request, Sampler
 from autotune.search.session import Session
@@ -62,13 +63,6 @@ class SearchStage(ABC):
             for trial in (() if tried is None else tried.trials)
             if trial.spec.identity.confirm_round == asked.confirm_round
         ]
-        repeat_of = owed_repeat(before, history.to_repeat)
-        failed = [
-            result.number
-            for result in results(before)
-            if result.outcome.is_platform_fault
-            and (repeat_of is None or result.number > repeat_of)
-        ]
         losing_step_time_s = None
         if asked.role is Role.SEARCH and asked.reduced_of is None:
             losing_step_time_s = session.objective.losing_step_time_s(
@@ -77,13 +71,8 @@ class SearchStage(ABC):
         predicted = None
         if self._steering is not None and asked.role in (Role.BASELINE, Role.SEARCH):
             predicted = self._steering.predict(whole, asked.candidate)
-        return replace(
-            asked,
-            retry_of=failed[-1] if failed else None,
-            repeat_of=repeat_of,
-            losing_step_time_s=losing_step_time_s,
-            predicted=predicted,
-        )
+        asked = replace(asked, losing_step_time_s=losing_step_time_s, predicted=predicted)
+        return asked.again(before, history.to_repeat)
 
 
 class BaselineStage(SearchStage):
@@ -278,7 +267,7 @@ class ProposalStage(SearchStage):
             return 0.0
         rules = WARM if self._session.may_start_warm(self._baseline.candidate) else COLD
         one_s = confirm.run_seconds(self._history, rules, self._session.job.guard_steps)
-        return one_s.of(rules.usual_runs)
+        return seconds_of(rules.usual_runs, one_s)
 
     @property
     def n_left(self) -> int:

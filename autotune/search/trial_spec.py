@@ -1,6 +1,7 @@
 """Makes a trial of a candidate: the spec that its ranks will read."""
 
 import dataclasses
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from autotune.contract import (
@@ -17,6 +18,8 @@ from autotune.contract import (
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.job.job import Job
+from autotune.record.study import Trial
+from autotune.search.history import owed_repeat, results
 from autotune.space.candidate import Candidate, layout_of
 from autotune.space.workload import workload_of
 from autotune.trial.statistics import MIN_SAMPLES
@@ -56,6 +59,21 @@ BRIEF_MEASURE = dataclasses.replace(CONFIRM_MEASURE, budget_s=WARM_MEASURE.budge
 """Measure of a cold run beside warm ones. All rounds weigh alike: longer measuring would narrow
 the interval by a fiftieth only (`benchmarks/final_comparison.py`)."""
 
+OWN_STEPS = CONFIRM_MEASURE.warmup_steps + CONFIRM_MEASURE.min_steps
+"""Steps that a run of a comparison takes at the least where nothing is guarded."""
+GUARD_S = 40.0
+"""Seconds of steps up to which a run goes on for the convergence guard alone; `OWN_STEPS` are run
+in any case."""
+
+
+def steps_within(wanted: int, step_s: float | None) -> int:
+    """Steps that a run takes for the guard where one takes `step_s`; None: nobody knows.
+
+    As many as are compared, but no more than `GUARD_S` allow: a trial of slow steps would run
+    into its time limit.
+    """
+    return wanted if not step_s else min(wanted, int(GUARD_S / step_s))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -86,6 +104,19 @@ class Run:
             return None
         form, full = self.candidate, self.reduced_of
         return Fidelity(layers=form.layers, world=None if form.world == full.world else form.world)
+
+    def again(self, trials: Iterable[Trial], to_repeat: Collection[int]) -> "Run":
+        """The same with what it retries or repeats of the trials that there are of it."""
+        ran = tuple(trials)
+        repeat_of = owed_repeat(ran, to_repeat)
+        failed = [
+            result.number
+            for result in results(ran)
+            if result.outcome.is_platform_fault
+            and (repeat_of is None or result.number > repeat_of)
+        ]
+        retry_of = failed[-1] if failed else None
+        return dataclasses.replace(self, retry_of=retry_of, repeat_of=repeat_of)
 
 
 def may_start_warm(

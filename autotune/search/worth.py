@@ -11,18 +11,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autotune.base.errors import JobError
-from autotune.contract import Role, TrialResult
 from autotune.engines.base import Engine
 from autotune.record.answer import Speedup
 from autotune.record.blocks import BlockRun, Blocks, blocks_of
 from autotune.record.guard import guards_of
 from autotune.record.spread import log_rate, mean_log_rate
-from autotune.record.study import Trial
 from autotune.record.worth import Interaction, Ladder, LadderConfiguration, LadderStep
-from autotune.search.confirm import steps_within
 from autotune.search.history import is_settled, results
-from autotune.search.rounds import FULL_ROUNDS, Round, figures_in, run_rounds, runs_of
-from autotune.search.runner import Runner
+from autotune.search.rounds import FULL_ROUNDS, Round, Rounds
 from autotune.search.session import Session
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate, format_value
@@ -81,14 +77,12 @@ class Way(Session):
 
 
 @dataclass(kw_only=True)
-class WayRunner:
+class WayRunner(Rounds):
     """Runs the configurations of a way in rounds."""
 
-    way: Way
-    runner: Runner
-    target_name: str = "best"
+    session: Way
     n_rounds: int = ROUNDS
-    _runs: dict[tuple[str, int], list[Trial]] = field(default_factory=dict, init=False)
+    target_name: str = "best"
     _refused: dict[str, str] = field(default_factory=dict, init=False)
     """What rules say of candidates, by hash."""
 
@@ -97,25 +91,20 @@ class WayRunner:
 
         Trials that the record holds of the same configurations count: it goes on from them.
 
-        Raises:
-            StudyError: The record cannot be written.
-            FleetError: No gang is free.
-            RenderError: A configuration does not render.
+        Errors are those of `run_all`.
         """
-        self._runs = runs_of(t for t in self.way.study.trials() if self.way.is_answered_by(t))
-        changes = self.way.changes
-        n = len(set(map(self.way.candidate, self._first_corners))) + max(0, len(changes) - 3)
+        changes = self.session.changes
+        n = len(set(map(self.session.candidate, self._first_corners))) + max(0, len(changes) - 3)
         self.runner.note(
-            f"ladder: {len(changes)} changes ({', '.join(map(self.way.words, changes))}), about "
+            f"ladder: {len(changes)} changes ({', '.join(map(self.session.words, changes))}), about "
             f"{n} configurations in {self.n_rounds} rounds: {n * self.n_rounds} trials"
         )
-        is_over = run_rounds(self._round_after, self._runs, self._run_once, self.way.job.seed)
-        return self._ladder() if is_over else None
+        return self._ladder() if self.run_all() else None
 
     @cached_property
     def _first_corners(self) -> list[Corner]:
         """The baseline, the target, each change alone, and the target without each."""
-        whole, changes = frozenset(self.way.changes), self.way.changes
+        whole, changes = frozenset(self.session.changes), self.session.changes
         alone = [frozenset({change}) for change in changes]
         return [frozenset(), whole, *alone, *(whole - corner for corner in alone)]
 
@@ -123,7 +112,7 @@ class WayRunner:
     def _corners(self) -> list[Corner]:
         """These, and what lies between in the order of the gains alone, once these are known."""
         first, order = self._members(self._first_corners), self._order
-        if not all(is_settled(self._runs.get((key, 0), ())) for key in first):
+        if not all(is_settled(self.runs.get((key, 0), ())) for key in first):
             return self._first_corners
         between = [frozenset(order[:n]) for n in range(1, len(order))]
         return list(dict.fromkeys([*self._first_corners, *between]))
@@ -131,81 +120,69 @@ class WayRunner:
     @property
     def _order(self) -> list[str]:
         """The changes by their gain alone in the first round, those without a figure last."""
-        rates = {key: log_rate(run) for (key, number), run in self._figures.items() if not number}
+        rates = {key: log_rate(run) for (key, number), run in self.figures.items() if not number}
 
         def alone(change: str) -> float:
-            return rates.get(self.way.candidate(frozenset({change})).hash, float("-inf"))
+            return rates.get(self.session.candidate(frozenset({change})).hash, float("-inf"))
 
-        return sorted(self.way.changes, key=alone, reverse=True)
+        return sorted(self.session.changes, key=alone, reverse=True)
 
-    def _round_after(self, n_rounds: int) -> Round | None:
-        """The rule: everybody in each round."""
+    def round_after(self, n_rounds: int) -> Round | None:
+        """Everybody in each round."""
         keys = tuple(self._members(self._corners)) if n_rounds < self.n_rounds else ()
-        return Round(keys=keys, cold=True) if keys else None
+        return Round(keys=keys) if keys else None
+
+    def candidate_of(self, key: str) -> Candidate:
+        return self._members(self._corners)[key]
+
+    def about(self, run: Run, number: int) -> str:
+        way, candidate = self.session, run.candidate
+        changes = [c for c in way.changes if candidate.get(c) != way.baseline.get(c)]
+        return f"round {number + 1}: {', '.join(map(way.words, changes)) or 'the baseline'}"
 
     def _members(self, corners: list[Corner]) -> dict[str, Candidate]:
         """The candidates of corners that may run, by hash."""
-        members = map(self.way.candidate, corners)
+        members = map(self.session.candidate, corners)
         return {member.hash: member for member in members if not self._why_not(member)}
 
     def _why_not(self, candidate: Candidate) -> str:
         """Why a candidate does not run; empty: it does."""
         key = candidate.hash
         if key not in self._refused:
-            violations = self.way.engine_of(candidate).judge(candidate)
+            violations = self.session.engine_of(candidate).judge(candidate)
             self._refused[key] = violations[0].message if violations else ""
         faults = (
             f"{run.outcome}: {run.evidence}"
-            for run in results(self._trials(key))
-            if run.outcome.is_config_fault
+            for (of, _), trials in self.runs.items()
+            for run in results(trials)
+            if of == key and run.outcome.is_config_fault
         )
         return self._refused[key] or next(faults, "")
 
-    def _trials(self, key: str) -> list[Trial]:
-        return [trial for (of, _), trials in self._runs.items() if of == key for trial in trials]
-
-    def _run_once(self, key: str, number: int) -> Trial | None:
-        """Run a configuration in a round; None if the user ended it."""
-        way, candidate = self.way, self._members(self._corners)[key]
-        steps_s = [run.step_time_s for run in self._figures.values() if run.step_time_s]
-        run = Run(
-            candidate=candidate,
-            role=Role.CONFIRM,
-            confirm_round=number,
-            least_steps=steps_within(way.job.guard_steps, max(steps_s, default=None)),
-        )
-        changes = [c for c in way.changes if candidate.get(c) != way.baseline.get(c)]
-        about = ", ".join(map(way.words, changes)) or "the baseline"
-        return self.runner.run_candidate(way, run, f"round {number + 1}: {about}")
-
-    @property
-    def _figures(self) -> dict[tuple[str, int], TrialResult]:
-        """The result that counts of each run that has one."""
-        return figures_in(self._runs)
-
     def _ladder(self) -> Ladder:
-        order, whole = self._order, frozenset(self.way.changes)
+        order, whole = self._order, frozenset(self.session.changes)
         shown = sorted(self._corners, key=lambda corner: (len(corner), sorted(corner)))
         place = {corner: n for n, corner in enumerate(shown)}
         blocks = blocks_of(
             [
                 BlockRun(of=key, round_number=number, log_rate=log_rate(run))
-                for (key, number), run in self._figures.items()
+                for (key, number), run in self.figures.items()
             ]
         )
 
         def step(change: str, over: Corner, of: Corner) -> LadderStep:
             gain = self._gain(blocks, of, over)
-            words = self.way.words(change)
+            words = self.session.words(change)
             return LadderStep(change=words, place=place[of], before=place[over], gain=gain)
 
-        n_losses = [len(run.losses) for run in self._figures.values() if run.losses]
+        n_losses = [len(run.losses) for run in self.figures.values() if run.losses]
         n_common = min(n_losses, default=0)
-        trials = [trial for ran in self._runs.values() for trial in ran]
-        guards = guards_of(trials, self.way.baseline.hash, self.way.job.guard_steps)
+        guards = guards_of(
+            self.runner.history.trials, self.session.baseline.hash, self.session.job.guard_steps
+        )
         below = [frozenset(order[:n]) for n in range(len(order))]
         return Ladder(
-            study=self.way.study.root.name,
+            study=self.session.study.root.name,
             target=self.target_name,
             n_rounds=self.n_rounds,
             loss_step=n_common,
@@ -215,11 +192,11 @@ class WayRunner:
             out=[step(change, whole - {change}, whole) for change in order],
             interactions=self._interactions(blocks, place),
             gain=self._gain(blocks, whole, frozenset()),
-            device_name=self.way.environment.device_name,
+            device_name=self.session.environment.device_name,
         )
 
     def _gain(self, blocks: Blocks, of: Corner, over: Corner) -> Speedup | None:
-        key, before = self.way.candidate(of).hash, self.way.candidate(over).hash
+        key, before = self.session.candidate(of).hash, self.session.candidate(over).hash
         if key == before:  # the change does not act there
             return Speedup(ratio=1.0, low=1.0, high=1.0)
         return blocks.gain({key: 1.0, before: -1.0})
@@ -227,14 +204,14 @@ class WayRunner:
     def _configuration(
         self, corner: Corner, n_common: int, guards: Mapping[str, object]
     ) -> LadderConfiguration:
-        candidate = self.way.candidate(corner)
+        candidate = self.session.candidate(corner)
         key = candidate.hash
-        runs = [run for (of, _), run in self._figures.items() if of == key]
+        runs = [run for (of, _), run in self.figures.items() if of == key]
         peaks = [r.peak_memory_bytes for r in runs if r.peak_memory_bytes is not None]
         ends = [r.losses[n_common - 1] for r in runs if n_common and r.losses]
         why = self._why_not(candidate) or "its runs were ended by the platform"
         return LadderConfiguration(
-            changes=sorted(corner, key=self.way.changes.index),
+            changes=sorted(corner, key=self.session.changes.index),
             candidate=dict(candidate.values),
             samples_per_s=math.exp(mean_log_rate(runs)) if runs else None,
             peak_memory_bytes=max(peaks, default=None),
@@ -249,8 +226,8 @@ class WayRunner:
 
         Beside the baseline where the pair ran there, else beside the other changes of the target.
         """
-        whole, found = frozenset(self.way.changes), []
-        pairs = list(itertools.combinations(self.way.changes, 2))
+        whole, found = frozenset(self.session.changes), []
+        pairs = list(itertools.combinations(self.session.changes, 2))
         for first, second in pairs:
             one, other = frozenset({first}), frozenset({second})
             for base in (frozenset(), whole - one - other):
@@ -260,7 +237,7 @@ class WayRunner:
                     continue
                 weights: dict[str, float] = {}
                 for corner, weight in corners.items():
-                    key = self.way.candidate(corner).hash
+                    key = self.session.candidate(corner).hash
                     weights[key] = weights.get(key, 0.0) + weight
                 acting = {key: weight for key, weight in weights.items() if weight}
                 factor = blocks.gain(acting, of_many=len(pairs))
@@ -269,8 +246,8 @@ class WayRunner:
                 gain = self._gain
                 found.append(
                     Interaction(
-                        first=self.way.words(first),
-                        second=self.way.words(second),
+                        first=self.session.words(first),
+                        second=self.session.words(second),
                         first_alone=gain(blocks, base | one, base),
                         first_after_second=gain(blocks, both, base | other),
                         second_alone=gain(blocks, base | other, base),

@@ -5,11 +5,12 @@ import dataclasses
 from autotune.contract import KnobValue, Outcome, Phase, Role
 from autotune.job.job import make_job
 from autotune.record.answer import Speedup, Standing
-from autotune.search.base import Running, Snapshot, Stage
+from autotune.search.base import Snapshot, Stage
 from autotune.search.confirm import Comparison
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.race import COLD, Race
+from autotune.search.runner import Running
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from tests.jobs import CPU

@@ -7,7 +7,7 @@ from autotune.contract import Role
 from autotune.record.study import Study
 from autotune.report.page.trials import trials
 from autotune.report.story import make_rows, read_story
-from autotune.search.confirm import recorded_verdict
+from autotune.search.confirm import recorded_comparisons, verdict_of
 from autotune.search.history import History
 from autotune.search.race import BLOCK
 from tests.report.told import cells_of, facts_of
@@ -43,7 +43,7 @@ def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
         assert trial.result is not None
         result = dataclasses.replace(trial.result, number=number)
         again = again.with_trial(dataclasses.replace(trial, spec=spec, result=result))
-    comparison = recorded_verdict(again, report.objective)
+    comparison = verdict_of(recorded_comparisons(again, report.objective))
     rows_again = make_rows(again, comparison)
     twice = dataclasses.replace(report, history=again, rows=rows_again)
     rows = {row["number"]: row for row in trials(twice)}

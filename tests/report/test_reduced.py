@@ -19,10 +19,11 @@ from autotune.report.story import read_story
 from autotune.report.terminal.live import LineView
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.study import print_plan
-from autotune.search.base import Running, Snapshot, Stage
+from autotune.search.base import Snapshot, Stage
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan
+from autotune.search.runner import Running
 from autotune.space.knob import Context
 from tests.report.test_terminal import shown
 from tests.report.told import facts_of, printed

@@ -265,7 +265,7 @@ def test_who_dropped_out_as_surely_slower_is_no_tie(study: Study):
     rounds = {size: [r for its, r in confirmed(fleet) if its == size] for size in (2, 4, 8)}
     assert rounds == {2: [*range(6)], 4: [0], 8: [*range(6)]}
     history = History(study.trials())
-    verdict = confirm.recorded_verdict(history, OBJECTIVE)
+    verdict = confirm.verdict_of(confirm.recorded_comparisons(history, OBJECTIVE))
     left = next(t.candidate for t in history.tried if t.candidate.micro_batch == 4)
     gain = verdict.race.gain(result.best.candidate.hash, left.hash)
     assert not gain.is_told_apart
@@ -294,7 +294,7 @@ def test_rounds_that_followed_the_rule_of_another_release_count():
             if number == 0 or member != other:
                 spec = spec_of(len(history.trials), member, number)
                 history = history.with_trial(trial(spec, ok(spec, rate + number)))
-    verdict = confirm.recorded_verdict(history, OBJECTIVE, baseline=start.hash)
+    verdict = confirm.verdict_of(confirm.recorded_comparisons(history, OBJECTIVE, start.hash))
     assert (verdict.race.best, verdict.race.n_rounds) == (best.hash, 4)
     assert verdict.figures[best.hash].n_runs == 4
     assert not verdict.is_over

@@ -4,6 +4,7 @@ import numpy
 import pytest
 
 from autotune.base.student_t import expected_loss, upper_probability
+from autotune.contract import Start
 from autotune.search.race import COLD, WARM, Logs, Race, Rules
 
 KEYS = ("a", "b", "c", "start")
@@ -27,7 +28,7 @@ def raced(truth: dict[str, float], draw: numpy.random.Generator, deviation: floa
         slower = draw.normal(0, 0.03)
         for key in asked.keys:
             logs[key][number] = truth[key] + slower + draw.normal(0, deviation)
-        confirmed |= set(asked.keys) if asked.cold else set()
+        confirmed |= set(asked.keys) if asked.start is Start.COLD else set()
     raise AssertionError("it does not end")
 
 
@@ -69,7 +70,7 @@ def test_the_interval_pays_for_the_look_and_for_each_rival():
         gain = race_of(logs, 5, rules).gain("a", "start")
         return gain.high / gain.ratio
 
-    early = Rules(warm=False, looks=(5, 6))
+    early = Rules(start=Start.COLD, looks=(5, 6))
     assert high(logs, early) < high(logs, COLD), "the second look spends less"
     assert high(few, COLD) != high(logs, COLD)
     one = race_of(logs, 5).gain("a", "a")

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.contract import Outcome, TrialResult
+from autotune.contract import Outcome, Start, TrialResult
 from autotune.record.study import Trial
 from autotune.search.rounds import (
     Round,
-    RunCount,
-    RunSeconds,
     in_turn,
     progress_of,
     runs_of,
+    seconds_of,
 )
 from tests.search.scripted import fault, ok
 from tests.trials import spec
@@ -30,7 +29,7 @@ def trial(number: int, key: str, round_number: int, outcome: Outcome = Outcome.O
 
 
 def both_twice(n_rounds: int) -> Round | None:
-    return Round(keys=("a", "b"), cold=True) if n_rounds < 2 else None
+    return Round(keys=("a", "b")) if n_rounds < 2 else None
 
 
 @pytest.mark.parametrize("n", [2, 5, 12])
@@ -64,5 +63,5 @@ def test_rounds_count_from_the_first_one() -> None:
 
 
 def test_warm_and_cold_runs_have_their_own_price() -> None:
-    count, one_s = RunCount(warm=3, cold=2), RunSeconds(warm=1.0, cold=10.0)
-    assert (count.total, one_s.of(count), one_s.one(cold=True)) == (5, 23.0, 10.0)
+    one_s = {Start.WARM: 1.0, Start.COLD: 10.0}
+    assert seconds_of({Start.WARM: 3, Start.COLD: 2}, one_s) == 23.0

@@ -64,7 +64,7 @@ def walk(
     record = Study(folder, "ladder")
     record.trials_folder.mkdir(parents=True, exist_ok=True)
     way = way_between(START, target, engine, record)
-    return WayRunner(way=way, runner=runner_of(record, fleet)).run(), fleet
+    return WayRunner(session=way, runner=runner_of(record, fleet)).run(), fleet
 
 
 def way_between(

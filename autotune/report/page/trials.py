@@ -33,7 +33,7 @@ def trials(story: Story) -> list[dict[str, Any]]:
     # Where one trial is both, it is the best.
     marks = {standing.trial: name for name, standing in sides if standing is not None}
     is_final = any(row.compared for row in story.rows)
-    last = last_comparison(story.history)
+    last = last_comparison(story.history.trials)
     found: list[dict[str, Any]] = []
     for row in story.ranked_rows:
         if len(found) >= MOST_ROWS:
@@ -116,7 +116,7 @@ def _role(trial: Trial, story: Story, last: int) -> str:
 
 def _left_out(trials: Sequence[Trial], last: int) -> str:
     """What a candidate is that the last comparison has no figure of."""
-    compared = max(map(comparison_of, trials), default=-1)
+    compared = last_comparison(trials)
     return "not in the last comparison" if 0 <= compared < last else "not compared"
 
 

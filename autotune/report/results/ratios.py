@@ -14,7 +14,7 @@ from autotune.contract import Role, TrialResult
 from autotune.record.answer import Speedup
 from autotune.record.spread import Spread, is_figure, mean_log_rate
 from autotune.record.study import Trial
-from autotune.search.confirm import comparison_of
+from autotune.search.confirm import comparison_of, last_comparison
 from autotune.search.history import counting
 
 
@@ -43,7 +43,7 @@ def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:
     been picked for being lucky, and runs of an earlier comparison may be hours older.
     """
     confirmed = [trial for trial in trials if trial.spec.identity.role is Role.CONFIRM]
-    number = max(map(comparison_of, confirmed), default=-1)
+    number = last_comparison(confirmed)
     last = [trial for trial in confirmed if comparison_of(trial) == number]
     for some in (last, trials):
         # The search's own trial is of no round, and is none of round 0.
