@@ -42,7 +42,7 @@ def main() -> int:
     options = parser.parse_args()
     study = Study(options.results, options.study)
     script = Observed.read(study.folder / OBSERVED_FILE)
-    answer = answer_of(study.read_state(), study)
+    answer = answer_of(study)
     if answer is None or answer.speedup is None:
         print("the study has no confirmed gain: finish its search", file=sys.stderr)
         return 2

@@ -13,7 +13,6 @@ from typing import Any
 from autotune.base.clock import date_of
 from autotune.base.errors import StudyError
 from autotune.contract import KnobValue
-from autotune.record.facts import environment_at
 from autotune.record.study import Study, Trial
 from autotune.record.tried import RecordedRun
 from autotune.space.knob import Catalogue, Knob, knobs_of
@@ -62,7 +61,7 @@ def run_of_study(folder: Path) -> RecordedRun:
         raise StudyError(f"{folder}: no trial there was measured", "name the folder of a study")
     last, spec = good[-1].result, good[-1].spec
     assert last is not None  # `_counts` saw to it
-    here = environment_at(study.read_state(), spec.identity.number)
+    here = study.facts().environment_at(spec.identity.number)
     return run_of(
         [trial.spec.identity.knobs for trial in good],
         knobs=knobs_of(spec.engine.name),

@@ -116,7 +116,7 @@ def check_all_measured(study: Study, trials: Sequence[Trial]) -> None:
 
     Another one may be stopped early: it is clearly slower.
     """
-    answer = answer_of(study.read_state(), study)
+    answer = answer_of(study)
     for trial in trials:
         assert trial.result.outcome.is_measured, trial.result.evidence
         identity = trial.spec.identity

@@ -112,7 +112,7 @@ def test_a_search_answers_the_same(tmp_path, jumps):
     study = Study(tmp_path, "s")
     answer = search(study, make(trials=3, budget="10h"), interrupt=Patient())
     assert answer.best is not None
-    make_table("s", study.read(), study.read_state())
+    make_table("s", study.read(), study.facts())
 
 
 @pytest.mark.parametrize("started_at_s", [-3e9, -1.0, 2.5e11, 1e15, 1e30])
@@ -126,7 +126,7 @@ def test_a_date_that_no_calendar_has_is_left_out(tmp_path, started_at_s):
         )
         for trial in recorded.trials
     )
-    frame = make_table("s", dataclasses.replace(recorded, trials=trials), study.read_state())
+    frame = make_table("s", dataclasses.replace(recorded, trials=trials), study.facts())
     assert frame["started_at"].isna().all()
     assert frame["wall_s"].notna().all(), "how long it took is known all the same"
     made = run_of(

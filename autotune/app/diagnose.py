@@ -176,7 +176,7 @@ def _explained(study: Study, number: int, notes: list[str]) -> Explanation | Non
 
 def _row_of(study: Study) -> dict[str, Any]:
     report = read_story(study)
-    frame = make_table(report.study, report.recorded, report.state)
+    frame = make_table(report.study, report.recorded, report.facts)
     row: dict[str, Any] = json.loads(frame[:1].to_json(orient="records", date_format="iso"))[0]
     return row
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,13 @@ from autotune.job.job import Job, make_job, read_job_file
 from autotune.job.observed import OBSERVED_FILE, Observed, file_digest, text_digest
 from autotune.job.origin import code_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
-from autotune.record.facts import (
-    baseline_of,
-    engine_name_of,
-    environment_at,
-    environment_of,
-    guard_steps_of,
-    origin_of,
-)
+from autotune.record.facts import Facts
 from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
 from autotune.record.patches import WrittenPatch, read_patches, write_patches
 from autotune.record.soak import SoakResult, read_soak
-from autotune.record.spread import Spread, is_figure
+from autotune.record.spread import Spread
 from autotune.record.study import Study, Trial, flags_of
+from autotune.search.history import Tried
 from autotune.search.session import RecordedPlace, Session, history_of
 from autotune.space.candidate import Candidate, candidate_of
 from autotune.trial.guest.edits import DESCRIPTION_FILE
@@ -75,10 +69,10 @@ def find_chosen(
             the job or a file that it names has changed since the trial ran.
         JobError: The study's job cannot be read any more.
     """
-    facts = study.read_state()
+    facts = study.facts()
     _check_measured(study, facts)
     recorded = study.read()
-    answer = answer_of(facts, study)
+    answer = answer_of(study)
     trials = {t.spec.identity.number: t for t in recorded.trials}
     number = trial
     if trial is None and answer is not None and answer.handed_out is not None:
@@ -107,11 +101,8 @@ def find_chosen(
     candidate = candidate_of(trials[number].spec)
     if job.script is not None:
         job = dataclasses.replace(job, script=_patched(job.script, study, candidate))
-    guards = guards_of(
-        history_of(recorded, facts).trials,
-        baseline_of(facts).candidate_hash,
-        guard_steps_of(facts),
-    )
+    history = history_of(recorded, facts)
+    guards = guards_of(history.trials, facts.baseline.candidate_hash, facts.guard_steps)
     if not (allow_loss_drift or job.allow_loss_drift):
         _check_guard(study, number, guards.get(candidate.hash))
     session = Session(
@@ -130,8 +121,8 @@ def find_chosen(
         claim=claim,
         soak=_soak_of(study, candidate, engine),
         hosts=_hosts_of(trials[number]),
-        **_figures(answer, trials[number], candidate, history_of(recorded, facts).spread),
-        guard=guards.get(candidate.hash, NOT_COMPARED) if guard_steps_of(facts) else None,
+        **_figures(answer, trials[number], candidate, history.spread),
+        guard=guards.get(candidate.hash, NOT_COMPARED) if facts.guard_steps else None,
         carried=[] if job.script is None else _carried_in(trials[number]),
     )
     if claim:
@@ -247,10 +238,10 @@ def export_study(
         JobError: The study's job cannot be read any more, or there is no such dialect or launcher.
         RenderError: A template does not render, or the folder cannot be written.
     """
-    dialect = None if to is None else find_dialect(to, engine_name_of(study.read_state()))
+    dialect = None if to is None else find_dialect(to, study.facts().engine)
     if isinstance(dialect, RecordDialect):
         assert to is not None, "a dialect was found by it"
-        _check_measured(study, study.read_state())
+        _check_measured(study, study.facts())
         if trial is not None:
             raise StudyError(
                 f"--to {to} --trial {trial}: Optuna's file holds the whole study",
@@ -328,9 +319,9 @@ def patch_study(
     )
 
 
-def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
+def _check_measured(study: Study, facts: Facts) -> None:
     """Check that the figures which are handed out were measured here."""
-    origin = origin_of(facts)
+    origin = facts.origin
     if origin is not Origin.MEASURED:
         raise StudyError(
             f"study {study.name} is {origin}: nothing of it was measured here",
@@ -346,12 +337,12 @@ def _soak_of(study: Study, candidate: Candidate, engine: Engine) -> SoakResult |
     return soak if soak.is_of(engine.files(candidate)) else None
 
 
-def _environment(facts: Mapping[str, Any], number: int) -> Environment:
+def _environment(facts: Facts, number: int) -> Environment:
     """Where a trial ran: a study may go on after an upgrade."""
-    environment = environment_at(facts, number)
+    environment = facts.environment_at(number)
     if environment is None:
         fix = "study.json is missing or damaged: run the same search again, it writes a new one"
-        if environment_of(facts) is not None:  # it was written anew, and could not find out
+        if facts.environment is not None:  # it was written anew, and could not find out
             fix = f"name a later trial with --trial, or search anew with {switch('fresh')}"
         raise StudyError(f"trial {number}: the study does not say where it ran", fix)
     return environment
@@ -374,7 +365,7 @@ def _figures(
     answer: SearchAnswer | None, trial: Trial, candidate: Candidate, spread: Spread
 ) -> dict[str, Any]:
     """Figures of a handout: of the final comparison where it took part, or of the trial."""
-    number, result = trial.spec.identity.number, trial.result
+    number = trial.spec.identity.number
     standings: list[Standing | None] = []
     if answer is not None:
         standings = [answer.best, *answer.ties, answer.baseline]
@@ -387,16 +378,5 @@ def _figures(
             "is_substitute": answer.is_substitute,
             "gain": answer.speedup if standing is answer.best else None,
         }
-    if result is None or not is_figure(result):
-        return {}
-    interval = spread.interval([result])
-    figures = Standing(
-        trial=number,
-        candidate=candidate,
-        samples_per_s=interval.rate,
-        samples_per_s_low=interval.low,
-        samples_per_s_high=interval.high,
-        peak_memory_bytes=result.peak_memory_bytes,
-        n_disturbed=int(bool(result.disturbed)),
-    )
-    return {"figures": figures}
+    own = Tried(candidate=candidate, trials=(trial,), spread=spread).own_figure
+    return {} if own is None else {"figures": own}

@@ -25,7 +25,7 @@ from autotune.fleet.options import FleetOptions
 from autotune.job.job import Job, JobText, make_job, read_job_file, resolve_paths
 from autotune.job.observed import OBSERVED_FILE
 from autotune.record.answer import answer_of
-from autotune.record.facts import environment_at, origin_of, read_fact
+from autotune.record.facts import read_fact
 from autotune.record.found import write_found
 from autotune.record.gate import DIGEST_LENGTH, GATE_FILE, GATE_FOLDER, Gate, Reference
 from autotune.record.soak import digest_of
@@ -49,13 +49,13 @@ def reference_of(study: Study) -> Reference | None:
         StudyError: The record cannot be read.
         JobError: Its job cannot be read.
     """
-    facts, recorded = study.read_state(), study.read()
-    answer, history = answer_of(facts, study), history_of(recorded, facts)
+    facts, recorded = study.facts(), study.read()
+    answer, history = answer_of(study), history_of(recorded, facts)
     best = None if answer is None else answer.handed_out
     tried = None if best is None else history.find(best.candidate)
     runs = [] if tried is None else telling_runs(tried.trials)
-    environment = environment_at(facts, runs[-1].number) if runs else None
-    is_measured = origin_of(facts) is Origin.MEASURED
+    environment = facts.environment_at(runs[-1].number) if runs else None
+    is_measured = facts.origin is Origin.MEASURED
     if best is None or tried is None or environment is None or not is_measured:
         return None
     trial = next(trial for trial in tried.trials if trial.result is runs[-1])
@@ -89,7 +89,7 @@ def read_reference(named: str, results: Path) -> Reference:
     path, study = Path(named), _study_named(named, results)
     refuse_of_others(path if study is None else study.job_file, _RUNS_HERE)
     if study is not None:
-        found, origin = reference_of(study), origin_of(study.read_state())
+        found, origin = reference_of(study), study.facts().origin
     else:
         try:
             data = read_json(path)

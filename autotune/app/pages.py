@@ -14,7 +14,6 @@ from autotune.base.templates import Templates
 from autotune.contract import read_bounded
 from autotune.job.job import JobFile, read_job_file
 from autotune.planning.ranking import Ranking
-from autotune.record.facts import context_of
 from autotune.record.study import Study
 from autotune.report.candidates.page import render_plan
 from autotune.report.compare.comparison import (
@@ -120,7 +119,7 @@ def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> 
 
 def _write_running(study: Study, snapshot: Snapshot) -> None:
     """Put what runs now into the page that is there; one of another shape stays as it is."""
-    page, context = study.page_file, context_of(study.read_state())
+    page, context = study.page_file, study.facts().context
     text = read_bounded(page).decode("utf-8")
     before, begins, rest = text.partition(NOW)
     _, ends, after = rest.partition(END_OF_NOW)

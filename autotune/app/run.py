@@ -24,7 +24,6 @@ from autotune.base.yaml_file import dump_yaml
 from autotune.contract import PRIVATE_MODE, Origin, Outcome
 from autotune.fleet.base import Fleet
 from autotune.record.answer import Problem, SearchAnswer
-from autotune.record.facts import baseline_of, origin_of
 from autotune.record.study import Study
 from autotune.record.table import write_table
 from autotune.search.answer import failed_answer
@@ -81,7 +80,7 @@ def search(
         finally:  # also where nothing was feasible: that is a lesson too
             if knowledge is not None:
                 keep(session, metrics.on_note, knowledge)
-        study.write_state({**study.read_state(), "answer": answer.to_dict()})
+        study.update_state(answer=answer.to_dict())
         if answer.best is not None and is_measured:
             export_study(study, study.best_folder)
         return answer
@@ -112,15 +111,14 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
     mode = PRIVATE_MODE if words else None
     hint = "free some space or mend the permissions, then run the same command again"
     write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False, mode=mode)
-    facts = {
-        "objective": dataclasses.asdict(objective.wish),
-        "allowed_bytes": objective.allowed_bytes,
-        "context": dataclasses.asdict(session.lattice.context),
-        "origin": session.place.origin,
-        "guard_steps": job.guard_steps,
-        "answer": None,
-    }
-    study.write_state({**study.read_state(), **facts})
+    study.update_state(
+        objective=dataclasses.asdict(objective.wish),
+        allowed_bytes=objective.allowed_bytes,
+        context=dataclasses.asdict(session.lattice.context),
+        origin=session.place.origin,
+        guard_steps=job.guard_steps,
+        answer=None,
+    )
     # Where the fleet forecasts itself, no accelerator's figures are asked for.
     if session.place.forecaster is None and job.accelerators is not None:
         with suppress(FleetError):  # nothing is predicted, and the search says why
@@ -164,16 +162,16 @@ def _check_origin(session: Session) -> None:
 
 def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:
     """The answer of a search without a best candidate; a full disk does not hide the reason."""
-    facts = study.read_state()
+    facts = study.facts()
     answer = failed_answer(
         error,
         history_of(study.read(), facts),
         study,
-        origin_of(facts),
-        baseline_of(facts).passed_over,
+        facts.origin,
+        facts.baseline.passed_over,
     )
     try:
-        study.write_state({**facts, "answer": answer.to_dict()})
+        study.update_state(answer=answer.to_dict())
     except StudyError as failure:
         error.add_note(failure.message)
         return dataclasses.replace(answer, problem=Problem.of(error))

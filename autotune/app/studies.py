@@ -11,7 +11,6 @@ from autotune.base.text import named
 from autotune.contract import Origin, Outcome
 from autotune.job.observed import OBSERVED_FILE, Observed
 from autotune.record.answer import answer_of
-from autotune.record.facts import context_of, left_out_of, origin_of
 from autotune.record.study import DEFAULT_RESULTS, Study
 from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
@@ -140,12 +139,12 @@ def state_of(study: Study) -> State:
     Raises:
         StudyError: The record cannot be read.
     """
-    facts = study.read_state()
+    facts = study.facts()
     recorded = study.read()
     history = history_of(recorded, facts)
-    answer = answer_of(facts, study)
+    answer = answer_of(study)
     if answer is None:
-        leading = None if context_of(facts) is None else read_story(study).leading_row
+        leading = None if facts.context is None else read_story(study).leading_row
         best_samples_per_s = None if leading is None else leading.rate
     else:
         best_samples_per_s = None if answer.best is None else answer.best.samples_per_s
@@ -156,14 +155,14 @@ def state_of(study: Study) -> State:
         is_running=study.is_running,
         n_trials=len(history.recorded),
         n_reduced=len(history.reduced.trials),
-        n_left_out=len(left_out_of(facts)),
+        n_left_out=len(facts.left_out),
         counts={one.value: count for one in Outcome if (count := history.counts.get(one))},
         best_samples_per_s=best_samples_per_s,
         speedup=None if speedup is None else speedup.ratio,
         is_proven=answer is not None and answer.has_proven_gain,
         substitute_baseline=answer is not None and answer.is_substitute,
         stop_reason=None if answer is None else answer.stop_reason,
-        origin=origin_of(facts),
+        origin=facts.origin,
     )
 
 
@@ -174,7 +173,7 @@ def explain_trial(study: Study, number: int) -> Explanation:
         StudyError: There is no such trial, or it had no diagnostic pass.
     """
     report = read_story(study)
-    rows = rows_of(make_table(report.study, report.recorded, report.state))
+    rows = rows_of(make_table(report.study, report.recorded, report.facts))
     explanation = explain(report, number, rows.get(number, {}))
     if explanation is not None:
         return _within_reach(explanation, study)
@@ -193,8 +192,8 @@ def explain_trial(study: Study, number: int) -> Explanation:
     if result is not None and result.outcome.is_measured and trial.spec.measure.diagnoses:
         why = "its training ended too soon for one"
         hint = "let it take more steps, then search again with --fresh"
-    if origin_of(report.state) is not Origin.MEASURED:
-        why = "nothing ran: the study is " + origin_of(report.state).value
+    if report.facts.origin is not Origin.MEASURED:
+        why = "nothing ran: the study is " + report.facts.origin.value
         hint = "`autotune explain` says where the predicted time goes"
     raise StudyError(f"study {study.name}: trial {number} had no diagnostic pass: {why}", hint)
 

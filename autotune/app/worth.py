@@ -72,7 +72,7 @@ def run_ladder(
 
 
 def _way(study: Study, place: Place, settings: Sequence[str]) -> Way:
-    answer = answer_of(study.read_state(), study)
+    answer = answer_of(study)
     if answer is None or answer.baseline is None:
         raise StudyError(
             f"study {study.name}: it has no baseline to start from",

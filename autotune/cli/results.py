@@ -82,7 +82,7 @@ def report(
         emit(csv_text(load_table(found.folder)))
     elif as_json:
         whole = read_story(found)
-        frame = make_table(whole.study, whole.recorded, whole.state)
+        frame = make_table(whole.study, whole.recorded, whole.facts)
         rows = json.loads(frame.to_json(orient="records"))
         answer = whole.answer and whole.answer.to_dict()
         print_json({"study": found.name, "answer": answer, "trials": rows})

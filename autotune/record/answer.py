@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainValidator
 
@@ -70,6 +70,12 @@ class Speedup:
     low: _Ratio
     """Lower end of the 95% interval, from the interleaved runs of the final comparison."""
     high: _Ratio
+
+    @classmethod
+    def around(cls, middle: float, half: float, **more: Any) -> Self:
+        """The ratio of a logarithm, with an interval that reaches so far to either side."""
+        low, high = math.exp(middle - half), math.exp(middle + half)
+        return cls(ratio=math.exp(middle), low=low, high=high, **more)
 
     @property
     def is_told_apart(self) -> bool:
@@ -210,13 +216,13 @@ class SearchAnswer:
         return self.study.trial_folder(standing.trial) / CONFIG_DIR / name
 
 
-def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
+def answer_of(study: Study) -> SearchAnswer | None:
     """The answer of the last search, by `study.json`; None: there is none, or it is damaged.
 
     Its files are named as they lie now: a study may have been moved since, or set aside, and its
     old place may be another study's.
     """
-    stored = facts.get("answer")
+    stored = study.read_state().get("answer")
     read = read_fact(SearchAnswer, {**stored, "study": None}) if isinstance(stored, dict) else None
     if read is None or (read.speedup is not None and not (read.best and read.baseline)):
         return None

@@ -61,9 +61,7 @@ class Blocks:
             return None
         middle, error = self.contrast(weights)
         half = t_quantile(1 - missed / 2 / max(1, of_many), self.degrees) * error
-        return Speedup(
-            ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half)
-        )
+        return Speedup.around(middle, half)
 
     def contrast(self, weights: Mapping[str, float]) -> tuple[float, float]:
         """A weighted sum of the configurations' log samples/s, and its standard error."""

@@ -1,12 +1,13 @@
 """Facts of `study.json`, read with care: a damaged fact counts as missing."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from autotune import DEFAULT_ENGINE
 from autotune.contract import MOST_LOSSES, KnobValue, Origin
@@ -75,86 +76,57 @@ class BaselineFacts:
         return "a configuration that a rule refused" if trial is None else f"trial {trial}"
 
 
+SPEED = ObjectiveWish(name="samples_per_s", floor=1.0)
 NO_BASELINE = BaselineFacts(candidate_hash=None, passed_over=())
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Since:
-    since_trial: int
+class Facts:
+    """The facts of a study, as its `study.json` says them, but for the answer."""
 
-
-def model_of(facts: Mapping[str, Any]) -> ModelFacts | None:
-    """The model."""
-    return read_fact(ModelFacts, facts.get("model"))
-
-
-def baseline_of(facts: Mapping[str, Any]) -> BaselineFacts:
-    """Baseline of the search; nothing where the facts do not say."""
-    return read_fact(BaselineFacts, facts.get("baseline")) or NO_BASELINE
-
-
-def environment_of(facts: Mapping[str, Any]) -> Environment | None:
-    """Where the study was last searched."""
-    return read_fact(Environment, facts.get("environment"))
-
-
-def environment_at(facts: Mapping[str, Any], number: int) -> Environment | None:
-    """Where a trial ran: a study may go on after an upgrade."""
-    environments = facts.get("environments")
-    if not isinstance(environments, list):
-        return None
-    found = None
-    for data in environments:
-        since, here = read_fact(_Since, data), read_fact(Environment, data)
-        if since is not None and since.since_trial <= number:
-            # A damaged entry hides those before it: this trial did not run in their environment.
-            found = here
-    return found
-
-
-def context_of(facts: Mapping[str, Any]) -> Context | None:
+    model: ModelFacts | None = None
+    environment: Environment | None = None
+    """Where it was last searched."""
+    environments: tuple[Any, ...] = ()
+    """Where its trials ran, as of `environment_at`: each with the first trial there."""
+    context: Context | None = None
     """Context that decided which knobs act."""
-    return read_fact(Context, facts.get("context"))
-
-
-def engine_name_of(facts: Mapping[str, Any]) -> str:
-    """Name of the engine that trained; the default one where the facts do not say."""
-    context = context_of(facts)
-    return DEFAULT_ENGINE if context is None else context.engine
-
-
-def origin_of(facts: Mapping[str, Any]) -> Origin:
-    """Where the figures of the study come from; measured where it does not say."""
-    return read_fact(Origin, facts.get("origin")) or Origin.MEASURED
-
-
-def objective_of(facts: Mapping[str, Any]) -> ObjectiveWish:
-    """Meaning of `best`; samples/s where it is not said."""
-    wish = read_fact(ObjectiveWish, facts.get("objective"))
-    return ObjectiveWish(name="samples_per_s", floor=1.0) if wish is None else wish
-
-
-def allowed_bytes_of(facts: Mapping[str, Any]) -> float:
-    """Memory of a device that a trial may use; no limit where it is not said."""
-    allowed_bytes = read_fact(float, facts.get("allowed_bytes"))
-    return allowed_bytes if allowed_bytes is not None and allowed_bytes > 0 else float("inf")
-
-
-def guard_steps_of(facts: Mapping[str, Any]) -> int:
-    """Steps that the convergence guard compares; the default where it is not said."""
-    n_steps = read_fact(int, facts.get("guard_steps"))
-    return GUARD_STEPS if n_steps is None else min(max(0, n_steps), MOST_LOSSES)
-
-
-def left_out_of(facts: Mapping[str, Any]) -> frozenset[int]:
+    origin: Origin = Origin.MEASURED
+    """Where the figures come from."""
+    objective: ObjectiveWish = SPEED
+    """Meaning of `best`."""
+    allowed_bytes: Annotated[float, Field(gt=0)] = math.inf
+    """Memory of a device that a trial may use."""
+    guard_steps: Annotated[int, Field(ge=0, le=MOST_LOSSES)] = GUARD_STEPS
+    """Steps that the convergence guard compares."""
+    left_out: frozenset[int] = frozenset()
     """Numbers of the trials that ran another job or configuration than was last searched."""
-    numbers = read_fact(tuple[int, ...], facts.get("left_out"))
-    return frozenset(() if numbers is None else numbers)
-
-
-def no_comparison_of(facts: Mapping[str, Any]) -> str:
+    baseline: BaselineFacts = NO_BASELINE
+    no_comparison: str = ""
     """Why there was no final comparison, in words; empty where there was one, or nobody said."""
-    return read_fact(str, facts.get("no_comparison")) or ""
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "Facts":
+        """Those that `study.json` says soundly; others are as if it did not say them."""
+        kinds = get_type_hints(cls, include_extras=True)
+        found = {name: read_fact(kind, state.get(name)) for name, kind in kinds.items()}
+        return cls(**{name: fact for name, fact in found.items() if fact is not None})
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine that trained."""
+        return DEFAULT_ENGINE if self.context is None else self.context.engine
+
+    def environment_at(self, number: int) -> Environment | None:
+        """Where a trial ran: a study may go on after an upgrade."""
+        found = None
+        for place in self.environments:
+            since = place.get("since_trial") if isinstance(place, dict) else None
+            if isinstance(since, int) and since <= number:
+                # A damaged entry hides those before it: this trial did not run in their
+                # environment.
+                found = read_fact(Environment, place)
+        return found
 
 
 def read_fact(kind: Callable[..., T], data: object) -> T | None:

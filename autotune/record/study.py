@@ -41,6 +41,7 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
+from autotune.record.facts import Facts
 from autotune.space.candidate import candidate_of, layout_of
 from autotune.space.knob import Catalogue, knobs_of
 
@@ -315,6 +316,14 @@ class Study:
             return read_json(self.state_file)
         except ContractError:
             return {}
+
+    def facts(self) -> Facts:
+        """The same, each that is sound."""
+        return Facts.of(self.read_state())
+
+    def update_state(self, **facts: Any) -> None:
+        """Write some facts of the study anew, beside the others; raises as `write_state`."""
+        self.write_state({**self.read_state(), **facts})
 
     def write_state(self, state: dict[str, Any]) -> None:
         """Write the facts of the study.

@@ -22,16 +22,7 @@ from autotune.contract import TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
 from autotune.job.model import ModelShape, train_flops_per_token
 from autotune.record.bottleneck import bottleneck, shares_of_calls
-from autotune.record.facts import (
-    ModelFacts,
-    baseline_of,
-    context_of,
-    engine_name_of,
-    environment_at,
-    guard_steps_of,
-    left_out_of,
-    model_of,
-)
+from autotune.record.facts import Facts, ModelFacts
 from autotune.record.guard import guards_of
 from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Recorded, Study, Trial
@@ -122,26 +113,26 @@ def load_table(study_folder: Path) -> TrialTable:
         StudyError: The record cannot be read.
     """
     study = Study(study_folder.parent, study_folder.name)
-    return make_table(study.name, study.read(), study.read_state())
+    return make_table(study.name, study.read(), study.facts())
 
 
-def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> TrialTable:
-    """The table of a record that has been read; `facts` is what its `study.json` says."""
-    schema = schema_of(engine_name_of(facts))
-    model = model_of(facts)
-    left_out = left_out_of(facts)
+def make_table(study: str, recorded: Recorded, facts: Facts) -> TrialTable:
+    """The table of a record that has been read."""
+    schema = schema_of(facts.engine)
+    model = facts.model
+    left_out = facts.left_out
     spread = spread_of(
         t
         for t in recorded.trials
         if t.spec.identity.number not in left_out and t.spec.identity.fidelity is None
     )
     rows = {t.spec.identity.number: _row(t, study, facts, model, spread) for t in recorded.trials}
-    baseline = baseline_of(facts)
+    baseline = facts.baseline
     counted = [t for t in recorded.trials if t.spec.identity.number not in left_out]
-    guards = guards_of(counted, baseline.candidate_hash, guard_steps_of(facts))
+    guards = guards_of(counted, baseline.candidate_hash, facts.guard_steps)
     for number, reduced in extrapolations(counted).items():
         rows[number] |= _extrapolated_cells(reduced, rows[number])
-    changes = _changes(recorded.trials, baseline.candidate_hash, context_of(facts))
+    changes = _changes(recorded.trials, baseline.candidate_hash, facts.context)
     for number, row in rows.items():
         row["changes"] = changes.get(number)
         row["baseline"] = baseline.words_for(row["candidate_hash"])
@@ -237,7 +228,7 @@ def peak_flops_of(spec: TrialSpec, environment: Environment | None) -> float | N
 def _row(
     trial: Trial,
     study: str,
-    facts: Mapping[str, Any],
+    facts: Facts,
     model: ModelFacts | None,
     spread: Spread,
 ) -> dict[str, Any]:
@@ -251,7 +242,7 @@ def _row(
         row |= {"n_params": shape.n_params, "n_params_frozen": shape.n_params_frozen}
     if result is not None:
         row |= _result_cells(result) | _seen_cells(spec, result)
-        environment = environment_at(facts, spec.identity.number)
+        environment = facts.environment_at(spec.identity.number)
         if environment is not None:
             row["device_name"] = environment.device_name
         if is_figure(result):

@@ -11,14 +11,7 @@ import pandas as pd
 from autotune.base.errors import StudyError
 from autotune.contract import Outcome
 from autotune.record.answer import SearchAnswer, Standing, answer_of
-from autotune.record.facts import (
-    allowed_bytes_of,
-    baseline_of,
-    context_of,
-    guard_steps_of,
-    left_out_of,
-    objective_of,
-)
+from autotune.record.facts import Facts
 from autotune.record.guard import GuardVerdict, guards_of
 from autotune.record.study import Recorded, Study, Trial
 from autotune.record.table import make_table
@@ -38,8 +31,7 @@ class Story:
 
     study: str
     folder: Path
-    state: Mapping[str, Any]
-    """`study.json`: environment, model, why the search stopped."""
+    facts: Facts
     history: History
     objective: Objective
     rows: Sequence[Tried]
@@ -108,8 +100,8 @@ class Story:
 
         Reduced trials have none: what they ran is no candidate of the job.
         """
-        frame = make_table(self.study, self.recorded, self.state)
-        is_other = frame["trial"].isin(left_out_of(self.state)) | frame["reduced_of"].notna()
+        frame = make_table(self.study, self.recorded, self.facts)
+        is_other = frame["trial"].isin(self.facts.left_out) | frame["reduced_of"].notna()
         return frame[~is_other]
 
     @property
@@ -238,11 +230,6 @@ def make_rows(history: History, comparison: Comparison | None) -> list[Tried]:
     return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
 
 
-def objective_at(state: Mapping[str, Any]) -> Objective:
-    """What a study was searched for, and what memory it allowed."""
-    return Objective(wish=objective_of(state), allowed_bytes=allowed_bytes_of(state))
-
-
 def read_story(
     study: Study, *, running: Snapshot | None = None, job: Mapping[str, Any] | None = None
 ) -> Story:
@@ -256,19 +243,19 @@ def read_story(
     Raises:
         StudyError: The record cannot be read.
     """
-    state, recorded = study.read_state(), study.read()
-    history = history_of(recorded, state)
-    objective = objective_at(state)
-    context = context_of(state)
+    facts, recorded = study.facts(), study.read()
+    history = history_of(recorded, facts)
+    objective = Objective(wish=facts.objective, allowed_bytes=facts.allowed_bytes)
+    context = facts.context
     if context is None:
         raise StudyError(
             f"{study.state_file}: missing, damaged or of another version: it does not say what "
             "was searched (context)",
             "run the same search again: it writes a new one and keeps the trials",
         )
-    baseline = baseline_of(state).candidate_hash
-    guards = guards_of(history.trials, baseline, guard_steps_of(state))
-    answer = answer_of(state, study)
+    baseline = facts.baseline.candidate_hash
+    guards = guards_of(history.trials, baseline, facts.guard_steps)
+    answer = answer_of(study)
     drifting = {key for key, guard in guards.items() if guard.is_drift}
     best = None if answer is None else answer.best
     if best is not None and best.candidate.hash in drifting:
@@ -277,7 +264,7 @@ def read_story(
     return Story(
         study=study.name,
         folder=study.folder,
-        state=state,
+        facts=facts,
         history=history,
         objective=objective,
         rows=make_rows(history, comparison),

@@ -14,15 +14,6 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import known_releases
 from autotune.engines.launches.line import in_short
 from autotune.record.bottleneck import bottleneck
-from autotune.record.facts import (
-    engine_name_of,
-    environment_at,
-    environment_of,
-    left_out_of,
-    model_of,
-    no_comparison_of,
-    origin_of,
-)
 from autotune.record.gate import read_gate
 from autotune.record.soak import describe_soak, read_soak
 from autotune.record.study import Study, Trial, flags_of
@@ -148,8 +139,8 @@ def _values(story: Story) -> dict[str, Any]:
         "leading": story.leading_row,
         "n_sound": len(story.sound_rows),
         "need": _least_need(story),
-        "no_comparison": no_comparison_of(story.state),
-        "origin": origin_of(story.state).value,
+        "no_comparison": story.facts.no_comparison,
+        "origin": story.facts.origin.value,
         "folder": str(story.folder),
         "flags": flags_of(story.folder),
         **_place(story),
@@ -163,7 +154,7 @@ def _values(story: Story) -> dict[str, Any]:
         "soak": _soak(story, best_row),
         "gate": _gate(story),
         "untried": _untried(story, best_row),
-        "n_left_out": len(left_out_of(story.state)),
+        "n_left_out": len(story.facts.left_out),
         "outcome_counts": outcome_counts(story.counts),
         "reduced": reduced_counts(story.history),
         "upgrades": _upgrades(story),
@@ -191,11 +182,11 @@ def _place(story: Story) -> dict[str, Any]:
     trials = () if row is None else row.trials
     confirmed = [t for t in trials if t.spec.identity.role is Role.CONFIRM]
     numbers = [t.spec.identity.number for t in confirmed or trials]
-    behind = [*filter(None, (environment_at(story.state, number) for number in numbers))]
-    places = behind or [*filter(None, [environment_of(story.state)])]
+    behind = [*filter(None, (story.facts.environment_at(number) for number in numbers))]
+    places = behind or [*filter(None, [story.facts.environment])]
     by_place = [_releases(story, place) for place in places]
     titles = dict.fromkeys(title for releases in by_place for title in releases)
-    model = model_of(story.state)
+    model = story.facts.model
     return {
         "model": "?" if model is None else model.name,
         "places": places,
@@ -208,8 +199,8 @@ def _place(story: Story) -> dict[str, Any]:
 
 def _releases(story: Story, environment: Environment) -> dict[str, str]:
     """Title -> release of the engine's packages, whose rules decide, and of torch if it ran."""
-    known = dict(known_releases(engine_name_of(story.state), environment))
-    is_measured = origin_of(story.state) is Origin.MEASURED
+    known = dict(known_releases(story.facts.engine, environment))
+    is_measured = story.facts.origin is Origin.MEASURED
     return {**known, "torch": environment.torch_version} if is_measured else known
 
 
@@ -218,7 +209,7 @@ def _upgrades(story: Story) -> list[tuple[int, list[str]]]:
     found, before = [], None
     for trial in story.history.trials:
         number = trial.spec.identity.number
-        place = environment_at(story.state, number)
+        place = story.facts.environment_at(number)
         if place is None:
             continue
         now = _releases(story, place)

@@ -171,7 +171,7 @@ class Comparison:
                 candidate=members[key],
                 role=Role.CONFIRM,
                 confirm_round=self.first_round + at.number,
-                cold=asked.start is Start.COLD,
+                start=asked.start,
                 is_beside_warm=self.rules is WARM,
             )
             for key in in_turn(members, at.number, seed)

@@ -61,8 +61,7 @@ class Look:
     def ratio(self) -> Speedup:
         """Samples/s now over those then; the error is that of both means."""
         log = mean_log_rate(self.runs) - math.log(self.reference.standing.samples_per_s)
-        half = self._reach(len(self.runs), self.missed)
-        return Speedup(ratio=math.exp(log), low=math.exp(log - half), high=math.exp(log + half))
+        return Speedup.around(log, self._reach(len(self.runs), self.missed))
 
     @property
     def verdict(self) -> GateVerdict:
@@ -172,8 +171,7 @@ class GateRunner(Rounds):
             before, self._resumed = self._resumed, []
             if before and before[-1].versions != now:
                 self.first_round += number
-                record = self.session.study
-                record.write_state({**record.read_state(), "first_round": self.first_round})
+                self.session.study.update_state(first_round=self.first_round)
                 self.runner.note("runs of before the interruption had other releases: left out")
         return trial
 

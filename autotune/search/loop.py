@@ -16,7 +16,6 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.race import COLD, MIN_ROUNDS, N_CONFIRM
 from autotune.search.runner import POLL_S, Runner
 from autotune.search.session import Session
-from autotune.search.sharing import slowed_by_others
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
 from autotune.search.steering import Steering
 from autotune.search.stop import n_done
@@ -85,7 +84,6 @@ class _StagedSearch:
         self._never_compares = no_comparison
         self._no_comparison = ""
         """Why the best was not compared, in words; empty: it was, or its turn has not come."""
-        self._said_draining = False
 
     def run(self) -> SearchAnswer:
         """Go through the stages."""
@@ -103,12 +101,9 @@ class _StagedSearch:
             if self._standings.best() is None:
                 raise nothing_feasible(runner.history, session)
             self._compare()
-            if slowed := slowed_by_others(self._runner.history):
-                runner.note(slowed)
         if runner.interrupt.draining:
             stop = StopReason.INTERRUPTED
-        ending = {"stop_reason": stop, "no_comparison": self._no_comparison}
-        study.write_state({**study.read_state(), **ending})
+        study.update_state(stop_reason=stop, no_comparison=self._no_comparison)
         self._show(Stage.DONE)
         return self._standings.final(
             passed_over=self._baseline.passed_over,
@@ -130,8 +125,8 @@ class _StagedSearch:
             runner.note(f"no final comparison: {self._no_comparison}")
             return
         # The last one may still be under way: its members are those it was planned with.
-        *earlier, _ = self._standings.comparisons or [None]
-        drifting = {m.hash for one in earlier if one for m in one.members} & self._standings.failed
+        earlier = self._standings.comparisons[:-1]
+        drifting = {m.hash for one in earlier for m in one.members} & self._standings.failed
         while True:
             planned = confirm.plan(
                 session, runner.history, baseline, left_s=left_s, drifting=drifting
@@ -192,8 +187,9 @@ class _StagedSearch:
                 changed = True
             if interrupt.ending:
                 runner.cancel()
-            elif interrupt.draining:
-                self._say_draining()
+            elif interrupt.draining and runner.n_running:
+                about = "waiting for the running trials to end; Ctrl-C again ends them at once"
+                runner.note_once("draining", f"interrupted: {about}")
             if not runner.n_running:
                 return
             if changed or time.monotonic() - shown_at >= _SNAPSHOT_S:
@@ -229,15 +225,6 @@ class _StagedSearch:
             why = f"which was disturbed: {before[run.repeat_of].disturbed}"
         again = run.repeat_of if run.retry_of is None else run.retry_of
         runner.note(f"trial {spec.identity.number} repeats trial {again}, {why}")
-
-    def _say_draining(self) -> None:
-        """Say once why nothing happens after Ctrl-C."""
-        if self._said_draining or not self._runner.n_running:
-            return
-        self._said_draining = True
-        self._runner.note(
-            "interrupted: waiting for the running trials to end; Ctrl-C again ends them at once"
-        )
 
     @property
     def _standings(self) -> RecordStandings:
@@ -284,20 +271,12 @@ class _StagedSearch:
             return None  # what still runs ends it
         n_search = 0 if stage is Stage.CONFIRM else self._proposals.n_left
         capacity = self._runner.fleet.capacity(self._session.job.world)
-        left_s = n_search / capacity * typical_s
-        left_s += self._comparison_left_s()
+        left_s = n_search / capacity * typical_s + self._proposals.comparison_s
+        if self._comparison is not None:  # it is a race: as far as one can know
+            rules, steps = self._comparison.planned.rules, self._session.job.guard_steps
+            one_s = confirm.run_seconds(history, rules, steps)
+            left_s = sum(one_s[run.start] for run in self._comparison.missing)
         return left_s if budget_s is None else min(left_s, max(0.0, budget_s - used_s))
-
-    def _comparison_left_s(self) -> float:
-        """Seconds that the final comparison takes, as far as one can know: it is a race."""
-        session, history = self._session, self._runner.history
-        if self._comparison is None:
-            return self._proposals.comparison_s
-        rules = self._comparison.planned.rules
-        one_s = confirm.run_seconds(history, rules, session.job.guard_steps)
-        return sum(
-            one_s[Start.COLD if run.cold else Start.WARM] for run in self._comparison.missing
-        )
 
 
 def overridden(spec: TrialSpec) -> Iterator[tuple[str, str]]:

@@ -24,6 +24,7 @@ from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.prospect import Prospect
 from autotune.search.race import COLD, MIN_ROUNDS, WARM, Rules
 from autotune.search.reduced import n_reduced, reduce_lattice
+from autotune.search.rounds import seconds_of
 from autotune.search.session import Session
 from autotune.search.stop import n_done
 from autotune.search.trial_spec import GUARD_S, OWN_STEPS
@@ -242,7 +243,7 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
         no_reduced="" if reductions is None else reductions.left_out,
         confirm_trials=most.total() if is_compared else 0,
         trial_s=trial_s if runs else 0.0,
-        confirm_s=one_s.of(most) / most.total() if runs else 0.0,
+        confirm_s=seconds_of(most, one_s) / most.total() if runs else 0.0,
         at_once=max(1, environment.n_devices // job.world),
         is_measured=measured_s is not None,
         used_s=_used_s(job, history) if runs else 0.0,

@@ -151,7 +151,7 @@ class Race:
             return self.blocks.gain({of: 1.0, over: -1.0}, of_many=n_others, missed=missed)
         half = t_quantile(1 - missed / 2 / n_others, self.blocks.degrees)
         half *= math.sqrt(2 * self.blocks.variance / len(common))
-        return Speedup(ratio=1.0, low=math.exp(-half), high=math.exp(half))
+        return Speedup.around(0.0, half)
 
     @cached_property
     def standing(self) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ class Rounds(ABC):
         )
 
     def run_once(self, key: str, number: int) -> Trial | None:
-        """Run a candidate in a round, again where the platform ended or other work disturbed it."""
+        """Run a candidate in a round; again where it was ended by the platform, or disturbed."""
         run = Run(
             candidate=self.candidate_of(key),
             role=Role.CONFIRM,

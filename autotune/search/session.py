@@ -20,7 +20,7 @@ from autotune.engines.base import Engine
 from autotune.fleet.base import Fleet, Place, answers_only
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice, lattice_of
-from autotune.record.facts import left_out_of
+from autotune.record.facts import Facts
 from autotune.record.study import Recorded, Study, Trial
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -31,9 +31,9 @@ from autotune.space.workload import workload_of
 _MISSING = object()
 
 
-def history_of(recorded: Recorded, facts: Mapping[str, Any]) -> History:
+def history_of(recorded: Recorded, facts: Facts) -> History:
     """The trials that answer for the job that was last searched, as the study's facts say."""
-    left_out = left_out_of(facts)
+    left_out = facts.left_out
     return History(
         trial for trial in recorded.trials if trial.spec.identity.number not in left_out
     )

@@ -7,7 +7,7 @@ from itertools import chain
 
 from autotune.base.plugins import load_plugin
 from autotune.base.units import format_bytes
-from autotune.contract import Role
+from autotune.contract import Role, Start
 from autotune.record.facts import PassedOver
 from autotune.search import confirm
 from autotune.search.base import Stage, StopReason
@@ -327,9 +327,7 @@ class ProposalStage(SearchStage):
         if self._steering is None or session.job.budget.gpu_hours is None:
             return True
         gain = self._steering.expected_gain(history, self._closed(self._history))
-        weighed = weigh_trial(
-            gain, history, session.objective, session.job, baseline=self._baseline.candidate
-        )
+        weighed = weigh_trial(gain, history, session, baseline=self._baseline.candidate)
         if not weighed.pays:
             self._runner.note(str(weighed))
         return weighed.pays
@@ -397,7 +395,7 @@ class ComparisonStage(SearchStage):
         asked = missing[0]
         tried = self._history.find(asked.candidate)
         least_steps = 0
-        if tried is not None and (asked.cold or self._shows_repeat(asked, tried)):
+        if tried is not None and (asked.start is Start.COLD or self._shows_repeat(asked, tried)):
             least_steps = confirm.least_steps(tried, self._session.job.guard_steps)
         return self._completed(replace(asked, least_steps=least_steps))
 

@@ -187,14 +187,11 @@ class Steering:
         believed = self._believed(history, [candidate])
         # The difference between runs adds to the uncertainty of the figure itself.
         run = math.hypot(VARIATION, history.spread.variance**0.5)
-        n_measured = believed.n_measured
-        time_deviation, peak_deviation = believed.time.deviation, believed.memory.deviation
-        reach = float(np.exp(reach_of(time_deviation, run, n_measured=n_measured)[0]))
-        memory_reach = float(
-            np.exp(reach_of(peak_deviation, MEMORY_VARIATION, n_measured=n_measured)[0])
+        reach, memory_reach = (
+            float(np.exp(reach_of(error.deviation, noise, n_measured=believed.n_measured)[0]))
+            for error, noise in ((believed.time, run), (believed.memory, MEMORY_VARIATION))
         )
-        step_time_s = float(np.exp(believed.log_seconds[0]))
-        peak_bytes = float(np.exp(believed.log_peak[0]))
+        step_time_s, peak_bytes = math.exp(believed.log_seconds[0]), math.exp(believed.log_peak[0])
         return Predicted(
             step_time_s=step_time_s,
             step_time_low_s=step_time_s / reach,

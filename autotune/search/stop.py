@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from autotune.base.units import format_amount
-from autotune.job.job import Budget, Job
+from autotune.job.job import Budget
 from autotune.search.base import StopReason
 from autotune.search.history import History, Tried, results
 from autotune.search.objective import Objective
 from autotune.search.race import LOSS
+from autotune.search.session import Session
 from autotune.space.candidate import Candidate
 
 CONFIRM_SHARE = 1 / 2
@@ -95,35 +96,25 @@ def expects_no_gain(expected_gains: Iterable[float]) -> bool:
 
 
 def weigh_trial(
-    expected_gain: float,
-    history: History,
-    objective: Objective,
-    job: Job,
-    *,
-    baseline: Candidate | None,
+    expected_gain: float, history: History, session: Session, *, baseline: Candidate | None
 ) -> TrialBalance:
-    """Weigh another trial.
+    """Weigh another trial that is expected to take a share off the best step time.
 
-    The training's hours are those at the baseline's speed; what was found since has made them
-    fewer. Without a baseline they are those at the best speed so far.
-
-    Args:
-        expected_gain: What the trial is expected to take off the best step time, as a share.
-        history: What was tried.
-        objective: What is feasible.
-        job: Names the training's hours.
-        baseline: The candidate that the hours are meant for, if one ran.
+    The training's hours are those at the baseline's speed, if one ran; what was found since has
+    made them fewer. Without a baseline they are those at the best speed so far.
     """
+    job = session.job
     assert job.budget.gpu_hours is not None, "asked for only where the job names the hours"
-    rates = {key: f.samples_per_s for key, f in objective.figures(history).items()}
-    cost_hours = job.world * (history.typical_s or 0.0) / 3600
+    rates = {k: f.samples_per_s for k, f in session.objective.figures(history).items()}
     saved_hours = math.inf
     if rates:
         best = max(rates.values())
         left_share = 1.0 if baseline is None else rates.get(baseline.hash, best) / best
         saved_hours = job.budget.gpu_hours * left_share * expected_gain
     return TrialBalance(
-        saved_hours=saved_hours, cost_hours=cost_hours, price_per_hour=job.price_per_hour
+        saved_hours=saved_hours,
+        cost_hours=job.world * (history.typical_s or 0.0) / 3600,
+        price_per_hour=job.price_per_hour,
     )
 
 

@@ -21,21 +21,16 @@ def save_facts(session: Session, note: Callable[[str], None], *, left_out: Seque
         StudyError: The record cannot be read or written.
     """
     model, study = session.job.model, session.study
-    state = study.read_state()
-    facts = {
-        "environment": dataclasses.asdict(session.environment),
-        "environments": environments_of(session, state, note),
-        "model": {
-            "name": model.name,
-            "shape": dataclasses.asdict(model.shape),
-            "source": model.source,
-        },
-        "left_out": list(left_out),
-        "stop_reason": None,
-        "no_comparison": "",
-        "baseline": None,
-    }
-    study.write_state({**state, **facts})
+    shape = dataclasses.asdict(model.shape)
+    study.update_state(
+        environment=dataclasses.asdict(session.environment),
+        environments=environments_of(session, study.read_state(), note),
+        model={"name": model.name, "shape": shape, "source": model.source},
+        left_out=list(left_out),
+        stop_reason=None,
+        no_comparison="",
+        baseline=None,
+    )
 
 
 def save_baseline(
@@ -50,7 +45,7 @@ def save_baseline(
         candidate_hash=None if candidate is None else candidate.hash,
         passed_over=tuple(passed_over),
     )
-    study.write_state({**study.read_state(), "baseline": dataclasses.asdict(found)})
+    study.update_state(baseline=dataclasses.asdict(found))
 
 
 def environments_of(

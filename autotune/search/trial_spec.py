@@ -90,8 +90,8 @@ class Run:
     """Expected measurement of the trial; None: nobody can say."""
     reduced_of: Candidate | None = None
     """The job's own candidate that `candidate` is a reduced form of; None: it is one itself."""
-    cold: bool = True
-    """Whether a run of the final comparison has to start cold; else it starts as a trial does."""
+    start: Start = Start.COLD
+    """Start of a run of the final comparison; warm: as a trial does."""
     is_beside_warm: bool = False
     """Whether others of its comparison start warm: then it measures for no longer than they do."""
     least_steps: int = 0
@@ -139,7 +139,7 @@ def make_spec(
     explores = run.role in (Role.BASELINE, Role.SEARCH)
     # Warm ranks are forked from a process that has imported everything. The claim is confirmed by
     # cold starts, and a platform fault is answered by one.
-    is_asked = explores or (run.role is Role.CONFIRM and not run.cold)
+    is_asked = explores or (run.role is Role.CONFIRM and run.start is Start.WARM)
     may_be_warm = is_asked and run.retry_of is None
     is_warm = may_be_warm and may_start_warm(job, engine, candidate, environment)
     measure = WARM_MEASURE if is_warm else MEASURE

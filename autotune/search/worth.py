@@ -93,10 +93,10 @@ class WayRunner(Rounds):
 
         Errors are those of `run_all`.
         """
-        changes = self.session.changes
-        n = len(set(map(self.session.candidate, self._first_corners))) + max(0, len(changes) - 3)
+        way, changes = self.session, self.session.changes
+        n = len(set(map(way.candidate, self._first_corners))) + max(0, len(changes) - 3)
         self.runner.note(
-            f"ladder: {len(changes)} changes ({', '.join(map(self.session.words, changes))}), about "
+            f"ladder: {len(changes)} changes ({', '.join(map(way.words, changes))}), about "
             f"{n} configurations in {self.n_rounds} rounds: {n * self.n_rounds} trials"
         )
         return self._ladder() if self.run_all() else None

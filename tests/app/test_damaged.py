@@ -13,7 +13,6 @@ from autotune.app.exports import _environment, find_chosen
 from autotune.app.studies import state_of
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.record.answer import answer_of
-from autotune.record.facts import context_of, environment_at, environment_of, model_of
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.story import read_story
@@ -49,12 +48,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 def test_sound_facts_are_read(study: Study) -> None:
-    facts = study.read_state()
-    for read in (model_of, environment_of, context_of):
-        assert read(facts) is not None
-    assert environment_at(facts, 0) == environment_of(facts)
-    answer = answer_of(facts, study)
-    assert json.loads(json.dumps(answer.to_dict())) == facts["answer"], (
+    facts = study.facts()
+    assert None not in (facts.model, facts.environment, facts.context)
+    assert facts.environment_at(0) == facts.environment
+    answer = answer_of(study)
+    assert json.loads(json.dumps(answer.to_dict())) == study.read_state()["answer"], (
         "from the loop to the disk and back"
     )
     assert "Unfinished" not in shown(read_story(study))

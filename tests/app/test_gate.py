@@ -53,7 +53,7 @@ def study(tmp_path: Path) -> Study:
 @pytest.fixture
 def best(study: Study, tmp_path: Path) -> Path:
     """What `search --json` printed, away from the study."""
-    answer = answer_of(study.read_state(), study)
+    answer = answer_of(study)
     assert answer is not None
     file = tmp_path / "best.json"
     file.write_text(json.dumps(answer_as_dict(answer, None)), encoding="utf-8")

@@ -90,7 +90,7 @@ def test_a_search_without_a_best_still_answers(
     assert 'autotune_stage{study="scripted",stage="done"} 1.0' in metrics
     assert answer.pop("reference") is None, "nothing to measure again"
     assert session.study.read_state()["answer"] == answer
-    assert answer_of(session.study.read_state(), session.study) is not None
+    assert answer_of(session.study) is not None
     state = state_of(session.study)
     assert state.stop_reason == answer["stop_reason"]
     text = shown(read_story(session.study))

@@ -50,7 +50,7 @@ def test_a_replay_finds_the_best_row(table: Path, tmp_path: Path) -> None:
     assert answer["origin"] == "replayed"
     assert answer["speedup"] is None
     assert not session.study.best_folder.exists()
-    assert answer_of(session.study.read_state(), session.study).nothing_to_explain
+    assert answer_of(session.study).nothing_to_explain
     assert "figures are replayed: nothing runs on this machine" in notebook.notes
     frame = load_table(session.study.folder)
     assert set(frame["origin"]) == {"replayed"}

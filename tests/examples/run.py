@@ -139,7 +139,7 @@ def found_in(results: Path) -> dict[str, Any]:
     trials = [TrialResult.from_dict(read_json(path)) for path in paths]
     own = trials[0]
     candidate = next(trial for trial in trials if trial.role is Role.SEARCH)
-    answer = answer_of(study.read_state(), study)
+    answer = answer_of(study)
     gain = None if answer is None else answer.speedup
     start_s = sum(value for name, value in candidate.phases_s.items() if name not in STEPS)
     return {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.contract import read_json, write_json
-from autotune.record.facts import allowed_bytes_of
+from autotune.record.facts import Facts
 from autotune.record.soak import SOAK_FILE, read_soak
 from autotune.record.study import Study
 from tests.chaos.readers import SOAK
@@ -63,7 +63,7 @@ def test_a_spec_that_cannot_be_is_damaged(tmp_path: Path, path: str, value: obje
 
 @pytest.mark.parametrize("value", [math.nan, -1.0, 0.0, "much"])
 def test_a_limit_that_cannot_be_is_none(value: object) -> None:
-    assert allowed_bytes_of({"allowed_bytes": value}) == math.inf
+    assert Facts.of({"allowed_bytes": value}).allowed_bytes == math.inf
 
 
 SOAK_LIES = [

@@ -13,7 +13,7 @@ import yaml
 from autotune.app.pages import compare_studies, write_comparison
 from autotune.base.errors import StudyError
 from autotune.base.templates import Templates
-from autotune.contract import TrialResult, TrialSpec
+from autotune.contract import Origin, TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.report.compare.comparison import StudyComparison, names_of
 from autotune.report.page.page import render_comparison
@@ -109,8 +109,8 @@ def test_figures_that_were_not_measured_choose_nothing(
     comparison: StudyComparison, origin: str, told: str
 ) -> None:
     first, other = comparison.verdicts[0].sides
-    state = {**other.state, "origin": origin}
-    sides = (first, dataclasses.replace(other, state=state))
+    facts = dataclasses.replace(other.facts, origin=Origin(origin))
+    sides = (first, dataclasses.replace(other, facts=facts))
     verdict = dataclasses.replace(
         comparison.verdicts[0], sides=sides, ratio=0.7, low=0.68, high=0.72, shares_baseline=True
     )

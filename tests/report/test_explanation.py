@@ -2,15 +2,14 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from autotune.app.studies import explain_trial
 from autotune.base.errors import StudyError
 from autotune.base.templates import Templates
+from autotune.record.facts import Facts
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.explain.trial import describe, explain
@@ -64,12 +63,12 @@ def test_one_rank_sends_nothing_and_waits_for_nobody(study: Study) -> None:
 def test_a_share_of_the_peak_is_told_only_where_the_peak_is_known(study: Study) -> None:
     report, number = read_story(study), number_at(study, 1)
 
-    def speed(row: dict[str, object], precision: str, facts: Mapping[str, Any]) -> str:
+    def speed(row: dict[str, object], precision: str, facts: Facts) -> str:
         trials = [
             dataclasses.replace(t, spec=changed(t.spec, precision=precision))
             for t in report.history.trials
         ]
-        asked = dataclasses.replace(report, history=History(trials), state=facts)
+        asked = dataclasses.replace(report, history=History(trials), facts=facts)
         explanation = explain(asked, number, row)
         assert explanation is not None
         return dict(describe(explanation))["speed"]
@@ -78,10 +77,10 @@ def test_a_share_of_the_peak_is_told_only_where_the_peak_is_known(study: Study) 
     unknown = (
         "0.4 TFLOP/s of the model per device; the peak of this device is unknown at this precision"
     )
-    assert speed({}, "bf16", report.state) == "FLOP/s of the model are unknown"
-    assert speed(reached, "fp32", report.state) == unknown
-    assert speed(reached, "bf16", {}) == unknown
-    assert speed(reached, "bf16", report.state) == (
+    assert speed({}, "bf16", report.facts) == "FLOP/s of the model are unknown"
+    assert speed(reached, "fp32", report.facts) == unknown
+    assert speed(reached, "bf16", Facts()) == unknown
+    assert speed(reached, "bf16", report.facts) == (
         "0.4 TFLOP/s of the model per device, 40% of its peak of 1"
     ), "that of the environment in study.json"
 

@@ -480,7 +480,7 @@ def test_once_the_search_has_ended_no_note_of_a_trial_stays(study: Study):
 
 
 def cold_s(history: History, guard_steps: int = 0) -> float:
-    return confirm.run_seconds(history, race.COLD, guard_steps).cold
+    return confirm.run_seconds(history, race.COLD, guard_steps)[Start.COLD]
 
 
 def test_a_run_of_the_comparison_is_expected_to_start_as_slowly_as_any_did():

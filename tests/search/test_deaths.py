@@ -5,7 +5,6 @@ import itertools
 import pytest
 
 from autotune.contract import COORDINATOR_ENDED, Outcome, Role
-from autotune.record.facts import baseline_of
 from autotune.record.study import Study
 from autotune.record.table import make_table
 from autotune.search import history
@@ -146,9 +145,9 @@ def test_a_baseline_that_the_platform_ended_is_told_as_replaced_everywhere(tmp_p
 
     assert answer.is_substitute
     assert any("is a substitute" in note for note in notes.notes)
-    facts = baseline_of(study.read_state())
+    facts = study.facts().baseline
     assert facts.is_substitute
-    frame = make_table("s", study.read(), study.read_state()).set_index("candidate_hash")
+    frame = make_table("s", study.read(), study.facts()).set_index("candidate_hash")
     assert set(frame.loc[[asked], "baseline"]) == {f"passed over: {passed.why}"}
     told = set(frame.loc[[answer.baseline.candidate.hash], "baseline"])
     assert told == {f"substitute for trial {passed.trial}"}
@@ -161,7 +160,7 @@ def test_what_does_not_fit_is_passed_over_and_no_substitute(tmp_path):
     assert answer.passed_over
     assert not answer.is_substitute
     assert all("oom" in p.why for p in answer.passed_over)
-    frame = make_table("s", study.read(), study.read_state()).set_index("candidate_hash")
+    frame = make_table("s", study.read(), study.facts()).set_index("candidate_hash")
     assert set(frame.loc[[answer.baseline.candidate.hash], "baseline"]) == {"baseline"}
 
 

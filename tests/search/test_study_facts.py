@@ -4,7 +4,6 @@ from typing import Any
 
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
-from autotune.record.facts import environment_at
 from autotune.record.study import Study
 from autotune.search.session import RecordedPlace, Session
 from autotune.search.study_facts import environments_of
@@ -26,9 +25,9 @@ def test_a_lost_study_json_is_written_anew_for_all_trials(study: Study):
     study.state_file.write_text(sound[:100])
     notes = Notebook()
     search(study, make(trials=3), observer=notes)
-    facts = study.read_state()
+    facts = study.facts()
     for trial in study.trials():
-        assert environment_at(facts, trial.spec.identity.number) == ENVIRONMENT
+        assert facts.environment_at(trial.spec.identity.number) == ENVIRONMENT
     assert any("does not say where the trials ran" in note for note in notes.notes)
     again = Notebook()
     search(study, make(trials=3), observer=again)

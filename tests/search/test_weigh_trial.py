@@ -14,11 +14,9 @@ from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study, Trial
 from autotune.search.base import StopReason
 from autotune.search.history import History
-from autotune.search.objective import Objective
 from autotune.search.race import LOSS
 from autotune.search.stop import TrialBalance, expects_no_gain, weigh_trial
 from tests.search.scripted import (
-    ENVIRONMENT,
     Notebook,
     ScriptedFleet,
     candidate,
@@ -26,6 +24,7 @@ from tests.search.scripted import (
     ok,
     realistic,
     search,
+    session_of,
 )
 from tests.search.test_sampler import spec_of
 from tests.search.test_steering import steering
@@ -118,19 +117,20 @@ def test_the_reason_is_said_with_both_figures(tmp_path: Path) -> None:
 
 def test_hours_are_those_at_the_speed_of_the_baseline() -> None:
     job = make(gpu_hours=100.0)
-    objective = Objective.of(job, ENVIRONMENT)
+    session = session_of(Study(Path(), "scripted"), job)
     found = history(1.0, 4.0)
     baseline = candidate(job, zero__stage=0)
-    worth = weigh_trial(0.1, found, objective, job, baseline=baseline)
+    worth = weigh_trial(0.1, found, session, baseline=baseline)
     assert worth.saved_hours == pytest.approx(100.0 / 4 * 0.1)
     assert worth.cost_hours == pytest.approx(2 * TRIAL_S / 3600)
-    without = weigh_trial(0.1, found, objective, job, baseline=None)
+    without = weigh_trial(0.1, found, session, baseline=None)
     assert without.saved_hours == pytest.approx(100.0 * 0.1)
 
 
 def test_nothing_measured_is_no_reason_to_end() -> None:
     job = make(gpu_hours=1e-9)
-    worth = weigh_trial(0.0, History(), Objective.of(job, ENVIRONMENT), job, baseline=None)
+    session = session_of(Study(Path(), "scripted"), job)
+    worth = weigh_trial(0.0, History(), session, baseline=None)
     assert worth.pays
 
 

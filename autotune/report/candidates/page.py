@@ -62,7 +62,7 @@ def _search(ranking: Ranking) -> tuple[int, float]:
     fits = found.fit_probability >= ranking.min_fit
     usual_s = trial_s(float(np.median(found.step_time_s[fits if fits.any() else ...])))
     n_search = min(job.budget.trials, ranking.outlook.lattice.n_left)
-    n_compared = COLD.most_runs(1 + min(MAX_FINALISTS, n_search)).total
+    n_compared = COLD.most_runs(1 + min(MAX_FINALISTS, n_search)).total()
     n = ASSUMED_BASELINE_TRIALS + n_search + n_compared
     return n, min(max(ASSUMED_TRIAL_S, usual_s), job.trial_timeout_s)
 

@@ -17,7 +17,6 @@ from autotune.base.telling import tell
 from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
 from autotune.record.answer import Speedup
-from autotune.record.facts import engine_name_of, environment_of, origin_of
 from autotune.report.compare.kinds import KindFigures, best_kinds, leads_of
 from autotune.report.parts import Part, tell_parts
 from autotune.report.results.ratios import (
@@ -184,7 +183,7 @@ class Against:
             "ends": (low, high),
             "slower": slower,
             "objectives": objectives,
-            "is_measured": all(origin_of(s.state) is Origin.MEASURED for s in self.sides),
+            "is_measured": all(s.facts.origin is Origin.MEASURED for s in self.sides),
             "is_by_speed": set(objectives) == {"samples_per_s"},
             "peaks_bytes": [s.best and s.best.peak_memory_bytes for s in (first, other)],
             # What to use the faster one with, where the two have different engines.
@@ -353,7 +352,7 @@ _Measured = tuple[Tried, list[TrialResult]]
 
 def _is_one_place(first: Story, other: Story) -> bool:
     """Whether two studies are of one engine on devices of one kind."""
-    engines = {engine_name_of(story.state) for story in (first, other)}
+    engines = {story.facts.engine for story in (first, other)}
     return len(engines) == 1 and _seen(first, "device_name") == _seen(other, "device_name")
 
 
@@ -381,7 +380,7 @@ def _over(after_best: _Measured, before_best: _Measured) -> Ratio:
 
 
 def _package(story: Story) -> str:
-    packages = find_engine(engine_name_of(story.state)).packages
+    packages = find_engine(story.facts.engine).packages
     return packages[0].title if packages else ""
 
 
@@ -416,7 +415,7 @@ def _kinds(stories: Mapping[str, Story], differences: Mapping[str, str]) -> list
         return []
     found = []
     for name, story in stories.items():
-        best, environment = story.best, environment_of(story.state)
+        best, environment = story.best, story.facts.environment
         if best is None or environment is None:
             continue
         found.append(
@@ -450,7 +449,7 @@ def _differing(stories: Mapping[str, Story]) -> Iterator[dict[str, Any]]:
     """Columns of the table, and keys of the job, that are not alike in all studies."""
     columns = dict.fromkeys(str(c) for story in stories.values() for c in story.frame.columns)
     versions = [column for column in columns if column.startswith("version.")]
-    engines = {name: engine_name_of(story.state) for name, story in stories.items()}
+    engines = {name: story.facts.engine for name, story in stories.items()}
     if len(set(engines.values())) > 1:
         yield {"key": "engine", "title": "engine", "seen": engines, "is_of_job": False}
         # Each has packages of its own, which the other does without.

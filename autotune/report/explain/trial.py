@@ -9,7 +9,6 @@ import pandas as pd
 from autotune.base.telling import Fact, tell
 from autotune.contract import Diagnosis, TrialResult, TrialSpec
 from autotune.record.bottleneck import Bottleneck, bottleneck, bubble_share, shares_of_calls
-from autotune.record.facts import environment_at
 from autotune.record.table import energy_per_sample_j, peak_flops_of
 from autotune.report.explain.advice import Advice, advise
 from autotune.report.story import Story
@@ -80,7 +79,7 @@ def explain(report: Story, number: int, row: Mapping[str, Any]) -> Explanation |
             )
         ],
         flops_per_s=None if pd.isna(tflops) else float(tflops) * 1e12,
-        peak_flops=peak_flops_of(trial.spec, environment_at(report.state, number)),
+        peak_flops=peak_flops_of(trial.spec, report.facts.environment_at(number)),
     )
 
 

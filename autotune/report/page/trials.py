@@ -6,7 +6,6 @@ from typing import Any
 from autotune.base.templates import canonical_json
 from autotune.base.units import format_seconds
 from autotune.contract import Outcome, Phase, Role
-from autotune.record.facts import baseline_of
 from autotune.record.spread import is_figure
 from autotune.record.study import Trial
 from autotune.report.explain.trial import describe, explain, rows_of
@@ -104,7 +103,7 @@ def _role(trial: Trial, story: Story, last: int) -> str:
     """
     identity = trial.spec.identity
     if identity.role is Role.BASELINE:
-        baseline = baseline_of(story.state).candidate_hash
+        baseline = story.facts.baseline.candidate_hash
         is_other = baseline is not None and identity.candidate_hash != baseline
         return "towards the baseline" if is_other else "baseline"
     if identity.confirm_round is None:

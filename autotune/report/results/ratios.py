@@ -74,13 +74,9 @@ def ratio_of(
     sides = ((ours, spreads[0]), (others, spreads[1]))
     error = math.sqrt(sum(spread.variance_of_mean(runs) for runs, spread in sides))
     half_width = t_quantile(CONFIDENCE, min(spread.degrees for spread in spreads)) * error
-    return Ratio(
-        ratio=math.exp(difference),
-        low=math.exp(difference - half_width),
-        high=math.exp(difference + half_width),
-        basis=Basis.RUNS if all(spread.knows_repeats for spread in spreads) else Basis.ASSUMED,
-        n_runs=(len(ours), len(others)),
-    )
+    basis = Basis.RUNS if all(spread.knows_repeats for spread in spreads) else Basis.ASSUMED
+    n_runs = len(ours), len(others)
+    return Ratio.around(difference, half_width, basis=basis, n_runs=n_runs)
 
 
 def ratio_of_gains(ours: Ratio, others: Ratio) -> Ratio:
@@ -91,10 +87,6 @@ def ratio_of_gains(ours: Ratio, others: Ratio) -> Ratio:
     log = math.log(ours.ratio / others.ratio)
     half_width = math.hypot(*(math.log(gain.high / gain.ratio) for gain in (ours, others)))
     bases = {ours.basis, others.basis}
-    return Ratio(
-        ratio=math.exp(log),
-        low=math.exp(log - half_width),
-        high=math.exp(log + half_width),
-        basis=Basis.RUNS if bases == {Basis.RUNS} else Basis.ASSUMED,
-        n_runs=(ours.n_runs[0], others.n_runs[0]),
-    )
+    basis = Basis.RUNS if bases == {Basis.RUNS} else Basis.ASSUMED
+    n_runs = ours.n_runs[0], others.n_runs[0]
+    return Ratio.around(log, half_width, basis=basis, n_runs=n_runs)

@@ -12,7 +12,6 @@ from autotune.planning.lattice import Lattice, lattice_of
 from autotune.probe.measuring import ProbeRequest, measure, with_devices
 from autotune.probe.points import of_kind, points_of
 from autotune.record.answer import SearchAnswer, answer_of
-from autotune.record.facts import environment_of
 from autotune.record.study import Study, Trial
 
 Choice = frozenset[tuple[str, KnobValue | None]]
@@ -60,7 +59,7 @@ def check_same_answer(here: Study, there: Study) -> None:
 
 
 def _lattice(study: Study) -> Lattice:
-    environment = environment_of(study.read_state())
+    environment = study.facts().environment
     assert environment is not None
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))
     return lattice_of(bind_engine(job, environment))
@@ -84,7 +83,7 @@ def _ended(study: Study) -> Iterator[Trial]:
 
 
 def _answer(study: Study) -> SearchAnswer:
-    answer = answer_of(study.read_state(), study)
+    answer = answer_of(study)
     assert answer is not None
     return answer
 
