@@ -72,7 +72,7 @@ def find_chosen(
     facts = study.facts()
     _check_measured(study, facts)
     recorded = study.read()
-    answer = answer_of(study)
+    answer = answer_of(study, facts)
     trials = {t.spec.identity.number: t for t in recorded.trials}
     number = trial
     if trial is None and answer is not None and answer.handed_out is not None:

@@ -50,7 +50,7 @@ def reference_of(study: Study) -> Reference | None:
         JobError: Its job cannot be read.
     """
     facts, recorded = study.facts(), study.read()
-    answer, history = answer_of(study), history_of(recorded, facts)
+    answer, history = answer_of(study, facts), history_of(recorded, facts)
     best = None if answer is None else answer.handed_out
     tried = None if best is None else history.find(best.candidate)
     runs = [] if tried is None else telling_runs(tried.trials)

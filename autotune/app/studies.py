@@ -142,7 +142,7 @@ def state_of(study: Study) -> State:
     facts = study.facts()
     recorded = study.read()
     history = history_of(recorded, facts)
-    answer = answer_of(study)
+    answer = answer_of(study, facts)
     if answer is None:
         leading = None if facts.context is None else read_story(study).leading_row
         best_samples_per_s = None if leading is None else leading.rate

@@ -13,7 +13,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.errors import AutotuneError, ExitCode, FleetError, NothingFeasibleError
 from autotune.base.plugins import load_plugin
 from autotune.contract import CONFIG_DIR, METER_SLACK, Origin, Outcome
-from autotune.record.facts import PassedOver, read_fact
+from autotune.record.facts import Facts, PassedOver, read_fact
 from autotune.record.guard import GuardVerdict
 from autotune.record.study import Study
 from autotune.space.candidate import Candidate
@@ -216,14 +216,14 @@ class SearchAnswer:
         return self.study.trial_folder(standing.trial) / CONFIG_DIR / name
 
 
-def answer_of(study: Study) -> SearchAnswer | None:
+def answer_of(study: Study, facts: Facts | None = None) -> SearchAnswer | None:
     """The answer of the last search, by `study.json`; None: there is none, or it is damaged.
 
     Its files are named as they lie now: a study may have been moved since, or set aside, and its
     old place may be another study's.
     """
-    stored = study.read_state().get("answer")
-    read = read_fact(SearchAnswer, {**stored, "study": None}) if isinstance(stored, dict) else None
+    stored = (facts or study.facts()).answer
+    read = None if stored is None else read_fact(SearchAnswer, {**stored, "study": None})
     if read is None or (read.speedup is not None and not (read.best and read.baseline)):
         return None
     return replace(read, study=study)

@@ -82,7 +82,7 @@ NO_BASELINE = BaselineFacts(candidate_hash=None, passed_over=())
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts of a study, as its `study.json` says them, but for the answer."""
+    """The facts of a study, as its `study.json` says them."""
 
     model: ModelFacts | None = None
     environment: Environment | None = None
@@ -104,6 +104,8 @@ class Facts:
     baseline: BaselineFacts = NO_BASELINE
     no_comparison: str = ""
     """Why there was no final comparison, in words; empty where there was one, or nobody said."""
+    answer: dict[str, Any] | None = None
+    """The answer of the last search, as `answer_of` reads it."""
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "Facts":

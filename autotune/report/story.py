@@ -255,7 +255,7 @@ def read_story(
         )
     baseline = facts.baseline.candidate_hash
     guards = guards_of(history.trials, baseline, facts.guard_steps)
-    answer = answer_of(study)
+    answer = answer_of(study, facts)
     drifting = {key for key, guard in guards.items() if guard.is_drift}
     best = None if answer is None else answer.best
     if best is not None and best.candidate.hash in drifting:

@@ -253,6 +253,15 @@ class Comparison:
         )
 
 
+def finalists(
+    history: History, objective: Objective, drifting: Collection[str] = ()
+) -> list[Candidate]:
+    """Candidates that could be the best, best first, from their own trials alone."""
+    figures = objective.figures(history.explored)
+    sound = {key: figure for key, figure in figures.items() if key not in drifting}
+    return [sound[key].candidate for key in objective.contenders(sound)[:MAX_FINALISTS]]
+
+
 def plan(
     session: Session,
     history: History,
@@ -277,9 +286,7 @@ def plan(
             comparison.
         drifting: Hashes of those that failed the convergence guard in an earlier one.
     """
-    objective, explored = session.objective, history.explored
-    figures = {k: f for k, f in objective.figures(explored).items() if k not in drifting}
-    contenders = [figures[key].candidate for key in objective.contenders(figures)[:MAX_FINALISTS]]
+    contenders = finalists(history, session.objective, drifting)
     if not contenders:
         return None
     if session.job.compare == "best":
@@ -316,7 +323,7 @@ def plan(
             first_round=first_round,
             rules=rules,
             history=history,
-            objective=objective,
+            objective=session.objective,
         )
         if not planned.is_broken:
             return planned

@@ -13,7 +13,6 @@ from autotune.engines.base import bind_engine, find_engine
 from autotune.engines.launches.line import in_short
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
-from autotune.record.study import Study
 from autotune.record.tried import is_tried, recorded, warning
 from autotune.search.confirm import (
     MAX_FINALISTS,
@@ -43,18 +42,14 @@ bisection is one trial more, and a tight memory limit may take ten, stage by sta
 class Plan:
     """The trials that would run."""
 
-    job: Job
-    environment: Environment
-    lattice: Lattice
-    study: Study
+    session: Session
+    """What is searched; where its figures are not measured, nothing runs."""
     untried: str
     """Knobs of the lattice that no recorded run has tried on such a device; empty: none."""
     lacks: str
     """What is not installed though trials were faster with it; empty: nothing."""
     n_recorded: int
     """Trials that the record already holds."""
-    origin: Origin
-    """Where its trials' figures come from; where they are not measured, nothing runs."""
     prospect: Prospect | None
     """What is predicted of its trials; None: nothing can be."""
     baseline_trials: int
@@ -100,7 +95,8 @@ class Plan:
     def total_s(self) -> float:
         """Wall-clock seconds: the search's trials side by side, all others one at a time."""
         rounds = math.ceil(self.search_trials / self.at_once)
-        total_s, budget_s = self._one_at_a_time_s + rounds * self.trial_s, self.job.budget.time_s
+        total_s = self._one_at_a_time_s + rounds * self.trial_s
+        budget_s = self.session.job.budget.time_s
         return total_s if budget_s is None else min(total_s, budget_s)
 
     @property
@@ -113,14 +109,14 @@ class Plan:
     def accelerator_hours(self) -> float:
         """Accelerators times hours, at most but for the baseline's trials."""
         work_s = self._one_at_a_time_s + self.search_trials * self.trial_s
-        if self.job.budget.time_s is not None:
-            work_s = min(work_s, self.job.budget.time_s * self.at_once)
-        return self.job.world * work_s / 3600
+        if (budget_s := self.session.job.budget.time_s) is not None:
+            work_s = min(work_s, budget_s * self.at_once)
+        return self.session.job.world * work_s / 3600
 
     @property
     def price(self) -> float | None:
         """Price of those hours; None where nobody said what one costs."""
-        price = self.job.price_per_hour
+        price = self.session.job.price_per_hour
         return None if price is None else self.accelerator_hours * price
 
     @property
@@ -130,29 +126,31 @@ class Plan:
     @property
     def has_tokens(self) -> bool:
         """Whether samples are made of tokens; those of a user's own script may not be."""
-        return self.job.script is None or self.job.script.has_tokens
+        script = self.session.job.script
+        return script is None or script.has_tokens
 
     @property
     def reasons(self) -> dict[str, str]:
         """Rule -> what it says of a candidate that it refuses, with the fix."""
-        examples = self.lattice.examples.items()
+        examples = self.session.lattice.examples.items()
         return {rule: f"{refusal.message}; {refusal.fix}" for rule, (_, refusal) in examples}
 
     @property
     def baseline(self) -> str:
         """The baseline, in words."""
-        if self.job.script is not None:
+        job = self.session.job
+        if job.script is not None:
             return "the command as it is"
-        given = self.job.baseline
-        return find_engine(self.job.engine).ladder_in_words if given is None else str(given)
+        given = job.baseline
+        return find_engine(job.engine).ladder_in_words if given is None else str(given)
 
     def as_dict(self) -> dict[str, Any]:
         """The form that `--json` prints."""
-        job, lattice, environment = self.job, self.lattice, self.environment
-        figures = {name: getattr(self, name) for name in _FIGURES}
+        session = self.session
+        job, lattice, environment = session.job, session.lattice, session.environment
         return {
-            "study": self.study.name,
-            "folder": str(self.study.folder),
+            "study": session.study.name,
+            "folder": str(session.study.folder),
             "model": job.model.name,
             "n_params": job.model.shape.n_params,
             "n_params_frozen": job.model.shape.n_params_frozen,
@@ -174,13 +172,14 @@ class Plan:
             "fidelity": "" if job.fidelity is None else job.fidelity.describe(),
             "budget_s": job.budget.time_s,
             "price_per_hour": job.price_per_hour,
-            **figures,
+            "origin": session.place.origin,
+            **{name: getattr(self, name) for name in _FIGURES},
             "prospect": None if self.prospect is None else dataclasses.asdict(self.prospect),
         }
 
 
 _FIGURES = (
-    *("reasons", "untried", "lacks", "baseline", "n_recorded", "origin", "baseline_trials"),
+    *("reasons", "untried", "lacks", "baseline", "n_recorded", "baseline_trials"),
     *("search_trials", "reduced_trials", "no_reduced", "confirm_trials", "trial_s", "confirm_s"),
     *("guard_steps", "guard_s", "at_once", "is_measured", "used_s", "ranks", "command", "ways"),
     *("left_out", "trials", "total_s", "accelerator_hours", "price"),
@@ -228,14 +227,10 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
     if one_guard_s is None:
         one_guard_s = GUARD_S * max(0, job.guard_steps - OWN_STEPS) / max(1, job.guard_steps)
     return Plan(
-        job=job,
-        environment=environment,
-        lattice=lattice,
-        study=session.study,
+        session=session,
         untried=_untried(lattice),
         lacks=session.engine.lacks(),
         n_recorded=len(history.trials),
-        origin=origin,
         prospect=prospect,
         baseline_trials=_baseline_trials(job, history),
         search_trials=search_trials,

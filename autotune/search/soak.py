@@ -221,7 +221,8 @@ def soak_trials(
             checkpoint = Checkpoint(folder=str(folder), resumes_at=steps)
         half = _half_of(spec, record.next_number(), minutes, checkpoint)
         trial = runner.run(half, files, name="soak")
-        runs.setdefault((key, number), []).extend([trial] if trial else [])
+        if trial is not None:
+            runs.setdefault((key, number), []).append(trial)
         return trial
 
     size_bytes, is_over = 0, True

@@ -112,7 +112,8 @@ class WayRunner(Rounds):
     def _corners(self) -> list[Corner]:
         """These, and what lies between in the order of the gains alone, once these are known."""
         first, order = self._members(self._first_corners), self._order
-        if not all(is_settled(self.runs.get((key, 0), ())) for key in first):
+        runs, to_repeat = self.runs, self.runner.history.to_repeat
+        if not all(is_settled(runs.get((key, 0), ()), to_repeat) for key in first):
             return self._first_corners
         between = [frozenset(order[:n]) for n in range(1, len(order))]
         return list(dict.fromkeys([*self._first_corners, *between]))

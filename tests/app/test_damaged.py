@@ -13,6 +13,7 @@ from autotune.app.exports import _environment, find_chosen
 from autotune.app.studies import state_of
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.record.answer import answer_of
+from autotune.record.facts import Facts
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.story import read_story
@@ -78,7 +79,7 @@ def test_no_damage_ends_in_a_traceback(study: Study, monkeypatch: pytest.MonkeyP
         state = state_of(study)
         assert state.n_trials + state.n_left_out == len(trials)
         with contextlib.suppress(AutotuneError):
-            _environment(facts, 0)
+            _environment(Facts.of(facts), 0)
         with contextlib.suppress(AutotuneError):
             shown(read_story(study))
 
@@ -133,6 +134,6 @@ def test_a_best_whose_record_is_gone_or_damaged_is_said(tmp_path: Path) -> None:
 def test_where_nobody_knows_where_a_trial_ran_a_new_study_is_offered(study: Study) -> None:
     facts = study.read_state()
     with pytest.raises(StudyError, match="run the same search again"):
-        _environment({}, 0)
+        _environment(Facts(), 0)
     with pytest.raises(StudyError, match="--fresh"):
-        _environment({**facts, "environments": [{"since_trial": 0}]}, 0)
+        _environment(Facts.of({**facts, "environments": [{"since_trial": 0}]}), 0)

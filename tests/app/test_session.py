@@ -111,7 +111,7 @@ def test_studies_of_both_engines_are_named_after_them_and_older_ones_go_on(tmp_p
         shown: list[Plan] = []
         job = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, **flags}
         planned_alone(job, tmp_path, "simulate:2xH100", show_plan=shown.append)
-        return [plan.study.name for plan in shown]
+        return [plan.session.study.name for plan in shown]
 
     alone = [planned(engine=engine)[0] for engine in ("deepspeed", "megatron")]
     named = [f"{alone[0]}-deepspeed", f"{alone[1]}-megatron"]

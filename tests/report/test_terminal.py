@@ -380,7 +380,7 @@ def test_where_nothing_runs_nothing_is_charged(tmp_path: Path, origin: Origin, s
 def test_an_exhausted_lattice_is_not_charged_for(tmp_path: Path) -> None:
     job = make(trials=1000)
     plan = make_plan(session_of(Study(tmp_path, "s"), job), History())
-    assert plan.search_trials == len(plan.lattice.candidates)
+    assert plan.search_trials == len(plan.session.lattice.candidates)
 
 
 def test_how_much_runs_deviate_is_said_once_something_ran_again(tmp_path: Path) -> None:
