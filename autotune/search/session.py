@@ -132,11 +132,7 @@ class Session:
         Raises:
             StudyError: The record cannot be read.
         """
-        return History(trial for trial in self.study.trials() if self.is_answered_by(trial))
-
-    def is_answered_by(self, trial: Trial) -> bool:
-        """Whether a trial ran what its candidate would run now."""
-        return not self.why_left_out(trial)
+        return History(trial for trial in self.study.trials() if not self.why_left_out(trial))
 
     def why_left_out(self, trial: Trial) -> str:
         """The first difference of what a trial ran from what it would run now; empty: none."""

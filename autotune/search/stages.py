@@ -348,15 +348,10 @@ class ProposalStage(SearchStage):
 
     def _closed(self, history: History) -> set[str]:
         """Hashes of the candidates that need no further trial."""
-        known = too_large(history).keys() | self._not_startable
         settled = (t.candidate.hash for t in history.tried if not t.is_owed)
-        return {*settled, *known}
-
-    @property
-    def _not_startable(self) -> frozenset[str]:
-        """Hashes of candidates whose processes would not fit into the host's memory."""
-        steering = self._steering
-        return frozenset() if steering is None else steering.above_host
+        # The processes of some would not fit into the host's memory.
+        not_startable = () if self._steering is None else self._steering.above_host
+        return {*settled, *too_large(history), *not_startable}
 
 
 class ComparisonStage(SearchStage):

@@ -44,7 +44,7 @@ def test_what_the_same_engine_rendered_is_not_rendered_again(
     study: Study, tmp_path: Path, trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(DeepSpeedEngine, "files")
-    assert task_of(study, tmp_path, trials=99).is_answered_by(trial)
+    assert not task_of(study, tmp_path, trials=99).why_left_out(trial)
 
 
 def test_another_optimizer_is_seen(study: Study, tmp_path: Path, trial: Trial) -> None:
@@ -58,6 +58,6 @@ def test_templates_of_the_user_s_are_rendered(
     templates = tmp_path / "templates"
     templates.mkdir()
     task = task_of(study, tmp_path, templates=str(templates))
-    assert task.is_answered_by(trial)
+    assert not task.why_left_out(trial)
     monkeypatch.setattr(DeepSpeedEngine, "files", lambda *_: {"ds_config.json": "{}"})
-    assert not task.is_answered_by(trial)
+    assert task.why_left_out(trial)
