@@ -265,8 +265,7 @@ def record(session: Session, n_trials: int) -> None:
     study = session.study
     study.lock()
     begin_study(session, lambda note: None)
-    environments = environments_of(session, {}, lambda note: None)
-    study.write_state({**study.read_state(), "environments": environments})
+    study.update_state(environments=environments_of(session, lambda note: None))
     baseline = next(
         c for c in session.lattice.candidates if c["zero.stage"] == 0 and c["micro_batch"] == 64
     )

@@ -330,9 +330,7 @@ def adopt_first_run(session: Session) -> None:
     if script.memory_limit_bytes != limit_bytes:
         return
     candidate = own_candidate(session)
-    state = study.read_state()
-    listed = environments_of(session, state, lambda _: None)
-    study.write_state({**state, "environments": listed})
+    study.update_state(environments=environments_of(session, lambda _: None))
     spec = session.spec_of(Run(candidate=candidate, role=Role.BASELINE), 0)
     folder = study.write_spec(spec, session.engine.files(candidate))
     for name in (STDOUT_FILE, STDERR_FILE):

@@ -256,7 +256,10 @@ class Comparison:
 def finalists(
     history: History, objective: Objective, drifting: Collection[str] = ()
 ) -> list[Candidate]:
-    """Candidates that could be the best, best first, from their own trials alone."""
+    """Candidates that could be the best, best first, from their own trials alone.
+
+    The comparison's runs are left out, so that a comparison cut short goes on as it was planned.
+    """
     figures = objective.figures(history.explored)
     sound = {key: figure for key, figure in figures.items() if key not in drifting}
     return [sound[key].candidate for key in objective.contenders(sound)[:MAX_FINALISTS]]
@@ -272,11 +275,9 @@ def plan(
 ) -> Comparison | None:
     """Plan the comparison, or find the one that was begun; None where it cannot be paid for.
 
-    Those that could be the best by their own trials run, and the baseline in every round. The
-    comparison's runs are left out, so that one that was cut short goes on as it was planned, while
-    nobody has to run a round that is over: such a run would not be interleaved with the others'.
-    One candidate that cannot start warm keeps all others from it: they would be compared
-    otherwise.
+    The finalists run, and the baseline in every round. One that was begun goes on while nobody
+    has to run a round that is over: such a run would not be interleaved with the others'. One
+    candidate that cannot start warm keeps all others from it: they would be compared otherwise.
 
     Args:
         session: What is searched.
@@ -293,30 +294,26 @@ def plan(
         contenders = [next((c for c in contenders if c != baseline), contenders[0])]
     others = [candidate for candidate in contenders if candidate != baseline]
     fixed = [] if baseline is None else [baseline]
+    fewest = 1 if others and contenders[0] != baseline else 0
     begun = max(0, last_comparison(history.trials))
     for first_round in (begun, begun + BLOCK):
         runs = _runs_of(history, first_round)
         starts_warm = all(map(session.may_start_warm, [*contenders, *fixed]))
         rules = _rules_of(runs) or (WARM if starts_warm else COLD)
         one_s = run_seconds(history, rules, session.job.guard_steps)
-
-        def is_paid_for(members: Collection[Candidate], runs: Runs, one_s: Seconds) -> bool:
-            """Whether the time allows a round of all, and the best cold beside the baseline."""
+        # As many as the time allows a round of, and the best one cold beside the baseline.
+        for n_others in range(len(others), fewest - 1, -1):
+            members = (*others[:n_others], *fixed)
             hashes = {member.hash for member in members}
             ran = chain.from_iterable(ran for (key, _), ran in runs.items() if key in hashes)
             wanted = {Start.WARM: len(members), Start.COLD: min(N_CONFIRM, len(members))}
-            return seconds_of(wanted, one_s) <= left_s([*ran])
-
-        fewest = 1 if others and contenders[0] != baseline else 0
-        choices = ((*others[:n], *fixed) for n in range(len(others), fewest - 1, -1))
-        members = next((some for some in choices if some and is_paid_for(some, runs, one_s)), ())
-        if not members:
+            if members and seconds_of(wanted, one_s) <= left_s([*ran]):
+                break
+        else:
             return None
         # Who has run in it stays in it, whatever the time that is left now.
-        ran_in_it = (
-            t.candidate for t in history.tried if t.candidate.hash in {k for k, _ in runs}
-        )
-        members += tuple(m for m in ran_in_it if m not in members and m.hash not in drifting)
+        stay = {key for key, _ in runs} - hashes - {*drifting}
+        members += tuple(t.candidate for t in history.tried if t.candidate.hash in stay)
         planned = Comparison(
             members=members,
             baseline=None if baseline is None else baseline.hash,

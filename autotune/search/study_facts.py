@@ -2,10 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from autotune.devices.hardware import Environment
 from autotune.record.facts import BaselineFacts, PassedOver
 from autotune.record.study import Study
 from autotune.search.session import Session
@@ -24,7 +23,7 @@ def save_facts(session: Session, note: Callable[[str], None], *, left_out: Seque
     shape = dataclasses.asdict(model.shape)
     study.update_state(
         environment=dataclasses.asdict(session.environment),
-        environments=environments_of(session, study.read_state(), note),
+        environments=environments_of(session, note),
         model={"name": model.name, "shape": shape, "source": model.source},
         left_out=list(left_out),
         stop_reason=None,
@@ -48,9 +47,7 @@ def save_baseline(
     study.update_state(baseline=dataclasses.asdict(found))
 
 
-def environments_of(
-    session: Session, facts: Mapping[str, Any], note: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def environments_of(session: Session, note: Callable[[str], None]) -> list[dict[str, Any]]:
     """Where a study's trials ran: each environment with the number of the first trial there.
 
     They are those that the facts list, and the one at hand if it is new. Where the facts say
@@ -59,9 +56,8 @@ def environments_of(
     Raises:
         StudyError: The record cannot be read.
     """
-    here = _as_json(session.environment)
-    listed = facts.get("environments")
-    known = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
+    here = json.loads(json.dumps(dataclasses.asdict(session.environment)))
+    known = [one for one in session.study.facts().environments if isinstance(one, dict)]
     if not known and session.study.trials():
         note("study.json does not say where the trials ran: taken for here")
         known = [{"since_trial": 0, **here}]
@@ -71,8 +67,3 @@ def environments_of(
     if changed or not known:
         known = [*known, {"since_trial": session.study.next_number(), **here}]
     return known
-
-
-def _as_json(environment: Environment) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(environment)))
-    return read

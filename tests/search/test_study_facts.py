@@ -16,7 +16,7 @@ def task(study: Study, job: Job, environment: Environment = ENVIRONMENT) -> Sess
 
 
 def listed(study: Study, notebook: Notebook, **job: Any) -> list[dict[str, Any]]:
-    return environments_of(task(study, make(**job)), {}, notebook.on_note)
+    return environments_of(task(study, make(**job)), notebook.on_note)
 
 
 def test_a_lost_study_json_is_written_anew_for_all_trials(study: Study):
