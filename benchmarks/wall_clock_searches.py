@@ -270,6 +270,7 @@ def _search(
         study=study,
         known_lattice=session.lattice,
     )
+    searched.place.compares = False  # it takes longer than it tells here
     study.lock()
     interrupt = interrupt or Interrupt()
     watch = _UntilNear(table, interrupt, elapsed_s)
@@ -280,7 +281,6 @@ def _search(
             observer=watch,
             interrupt=interrupt,
             steering=steering_of(searched) if sampler == "calibrated" else None,
-            no_comparison="it takes longer than it tells here",
         )
     finally:
         fleet.close()

@@ -22,7 +22,6 @@ from autotune.base.flags import flag, switch
 from autotune.base.secrecy import scrubbed
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import PRIVATE_MODE, Origin, Outcome
-from autotune.fleet.base import Fleet
 from autotune.record.answer import Problem, SearchAnswer
 from autotune.record.study import Study
 from autotune.record.table import write_table
@@ -32,7 +31,6 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.search.session import Session, history_of
-from autotune.search.steering import Steering
 
 
 def search(
@@ -76,7 +74,11 @@ def search(
         knowledge = knowledge if is_measured else None  # no other figures are learned from
         steering = steer(session, metrics.on_note, knowledge)
         try:
-            answer = _run(session, fleet, metrics, steering)
+            interrupt = Interrupt()
+            with interrupt.on_signals(), _table_at_the_end(study), closing(fleet):
+                answer = run_search(
+                    session, fleet, observer=metrics, interrupt=interrupt, steering=steering
+                )
         finally:  # also where nothing was feasible: that is a lesson too
             if knowledge is not None:
                 keep(session, metrics.on_note, knowledge)
@@ -123,27 +125,6 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
     if session.place.forecaster is None and job.accelerators is not None:
         with suppress(FleetError):  # nothing is predicted, and the search says why
             note(what_predicts(session.environment, session.table, job.accelerators))
-
-
-def _run(
-    session: Session,
-    fleet: Fleet,
-    observer: Observer,
-    steering: Steering | None,
-) -> SearchAnswer:
-    interrupt = Interrupt()
-    no_comparison = ""
-    if not session.place.compares:
-        no_comparison = "the table would only repeat itself"
-    with interrupt.on_signals(), _table_at_the_end(session.study), closing(fleet):
-        return run_search(
-            session,
-            fleet,
-            observer=observer,
-            interrupt=interrupt,
-            steering=steering,
-            no_comparison=no_comparison,
-        )
 
 
 def _check_origin(session: Session) -> None:

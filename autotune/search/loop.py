@@ -32,7 +32,6 @@ def run_search(
     observer: Observer,
     interrupt: Interrupt,
     steering: Steering | None = None,
-    no_comparison: str = "",
 ) -> SearchAnswer:
     """Search for the best candidate of a lattice, or go on with a search that was cut short.
 
@@ -45,8 +44,6 @@ def run_search(
         interrupt: Asks the search to drain or to end.
         steering: Predicts what trials will measure, for samplers that go by it; None: nothing
             can be predicted.
-        no_comparison: Why the best does not run again beside the baseline, in words; empty: it
-            does.
 
     Raises:
         NothingFeasibleError: No trial ran within the limits.
@@ -54,7 +51,7 @@ def run_search(
         FleetError: The fleet cannot hold the job's world, or ends one trial after the other.
     """
     runner = Runner(record=session.study, fleet=fleet, interrupt=interrupt, note=observer.on_note)
-    search = _StagedSearch(session, runner, observer, steering, no_comparison)
+    search = _StagedSearch(session, runner, observer, steering)
     try:
         return search.run()
     except BaseException:
@@ -71,17 +68,13 @@ class _StagedSearch:
         runner: Runner,
         observer: Observer,
         steering: Steering | None,
-        no_comparison: str,
     ) -> None:
         self._session = session
         self._runner = runner
         self._observer = observer
         self._baseline = BaselineStage(session, runner, steering)
-        self._proposals = ProposalStage(
-            session, runner, self._baseline, steering, compares=not no_comparison
-        )
+        self._proposals = ProposalStage(session, runner, self._baseline, steering)
         self._comparison: ComparisonStage | None = None
-        self._never_compares = no_comparison
         self._no_comparison = ""
         """Why the best was not compared, in words; empty: it was, or its turn has not come."""
 
@@ -113,15 +106,14 @@ class _StagedSearch:
 
     def _compare(self) -> None:
         session, runner = self._session, self._runner
-        if self._never_compares:
-            self._no_comparison = self._never_compares
-            runner.note(f"no final comparison: {self._no_comparison}")
-            return
         left_s = partial(runner.left_s, session.job.budget.time_s)
         baseline = self._baseline.candidate
         measured = session.objective.figures(self._runner.history.explored).keys()
-        if baseline is not None and measured == {baseline.hash}:
+        if not session.place.compares:
+            self._no_comparison = "the table would only repeat itself"
+        elif baseline is not None and measured == {baseline.hash}:
             self._no_comparison = "nothing but the baseline ran within the limits"
+        if self._no_comparison:
             runner.note(f"no final comparison: {self._no_comparison}")
             return
         # The last one may still be under way: its members are those it was planned with.

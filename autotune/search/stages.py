@@ -233,11 +233,8 @@ class ProposalStage(SearchStage):
         runner: Runner,
         baseline: BaselineStage,
         steering: Steering | None,
-        *,
-        compares: bool,
     ) -> None:
         super().__init__(session, runner, steering)
-        self._compares = compares
         self._baseline = baseline
         self._sampler: Sampler = load_plugin("sampler", session.job.sampler)
         self._reduced = ReducedTrials.of(session, runner, steering)
@@ -263,7 +260,7 @@ class ProposalStage(SearchStage):
     @property
     def comparison_s(self) -> float:
         """Seconds that a usual final comparison takes; 0: there is none."""
-        if not self._compares:
+        if not self._session.place.compares:
             return 0.0
         rules = WARM if self._session.may_start_warm(self._baseline.candidate) else COLD
         one_s = confirm.run_seconds(self._history, rules, self._session.job.guard_steps)

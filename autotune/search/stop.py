@@ -52,7 +52,7 @@ class TrialBalance:
 
 def searched(history: History) -> list[Tried]:
     """Candidates of the search proper, in order; those that were only cancelled are open again."""
-    return history.once(searched, lambda: [t for t in history.tried if _is_searched(t)])
+    return history.once(searched, lambda: [t for t in history.tried if _counts(t)])
 
 
 def n_done(history: History) -> int:
@@ -130,12 +130,9 @@ def _number(tried: Tried) -> int:
     return tried.trials[0].spec.identity.number
 
 
-def _is_searched(tried: Tried) -> bool:
-    return tried.is_searched and (tried.is_settled or _counts(tried))
-
-
 def _counts(tried: Tried) -> bool:
-    return tried.is_running or any(
+    is_begun = tried.is_running or any(
         result.outcome.is_platform_fault or result.outcome.is_measured
         for result in results(tried.explored)
     )
+    return tried.is_searched and (tried.is_settled or is_begun)

@@ -309,22 +309,23 @@ def search(
     observer: Notebook | None = None,
     interrupt: Interrupt | None = None,
     steering: Steering | None = None,
-    no_comparison: str = "",
+    compares: bool = True,
 ) -> SearchAnswer:
     """Run a search on a scripted fleet."""
     study.trials_folder.mkdir(parents=True, exist_ok=True)
+    session = session_of(
+        study,
+        job,
+        engine=engine or ScriptedEngine(job, refused=refused),
+        lattice=lattice or lattice_of(job, refused=refused),
+    )
+    session.place.compares = compares
     return run_search(
-        session_of(
-            study,
-            job,
-            engine=engine or ScriptedEngine(job, refused=refused),
-            lattice=lattice or lattice_of(job, refused=refused),
-        ),
+        session,
         fleet or ScriptedFleet(behave),
         observer=observer or Notebook(),
         interrupt=interrupt or Patient(),
         steering=steering,
-        no_comparison=no_comparison,
     )
 
 
