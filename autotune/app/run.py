@@ -29,8 +29,7 @@ from autotune.search.answer import failed_answer
 from autotune.search.base import Observer
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
-from autotune.search.objective import Objective
-from autotune.search.session import Session, history_of
+from autotune.search.session import Session
 
 
 def search(
@@ -104,8 +103,7 @@ def exit_code(answer: SearchAnswer) -> ExitCode:
 
 def begin_study(session: Session, note: Callable[[str], None]) -> None:
     """Write the job, and the facts that a report needs; an older answer no longer holds."""
-    study, job = session.study, session.job
-    objective = Objective.of(job, session.environment)
+    study, job, objective = session.study, session.job, session.objective
     # A name made of figures and a digest looks like a secret, and is the folder's name anyway.
     words = list(job.megatron_arguments)
     keys = {**scrubbed(dict(session.job_data)), "study": study.name}
@@ -143,14 +141,7 @@ def _check_origin(session: Session) -> None:
 
 def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:
     """The answer of a search without a best candidate; a full disk does not hide the reason."""
-    facts = study.facts()
-    answer = failed_answer(
-        error,
-        history_of(study.read(), facts),
-        study,
-        facts.origin,
-        facts.baseline.passed_over,
-    )
+    answer = failed_answer(error, study)
     try:
         study.update_state(answer=answer.to_dict())
     except StudyError as failure:

@@ -22,7 +22,7 @@ from autotune.contract import TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
 from autotune.job.model import ModelShape, train_flops_per_token
 from autotune.record.bottleneck import bottleneck, shares_of_calls
-from autotune.record.facts import Facts, ModelFacts
+from autotune.record.facts import Facts
 from autotune.record.guard import guards_of
 from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Recorded, Study, Trial
@@ -119,15 +119,13 @@ def load_table(study_folder: Path) -> TrialTable:
 def make_table(study: str, recorded: Recorded, facts: Facts) -> TrialTable:
     """The table of a record that has been read."""
     schema = schema_of(facts.engine)
-    model = facts.model
-    left_out = facts.left_out
+    left_out, baseline = facts.left_out, facts.baseline
     spread = spread_of(
         t
         for t in recorded.trials
         if t.spec.identity.number not in left_out and t.spec.identity.fidelity is None
     )
-    rows = {t.spec.identity.number: _row(t, study, facts, model, spread) for t in recorded.trials}
-    baseline = facts.baseline
+    rows = {t.spec.identity.number: _row(t, study, facts, spread) for t in recorded.trials}
     counted = [t for t in recorded.trials if t.spec.identity.number not in left_out]
     guards = guards_of(counted, baseline.candidate_hash, facts.guard_steps)
     for number, reduced in extrapolations(counted).items():
@@ -225,14 +223,8 @@ def peak_flops_of(spec: TrialSpec, environment: Environment | None) -> float | N
     return environment.peak_flops or None
 
 
-def _row(
-    trial: Trial,
-    study: str,
-    facts: Facts,
-    model: ModelFacts | None,
-    spread: Spread,
-) -> dict[str, Any]:
-    spec, result = trial.spec, trial.result
+def _row(trial: Trial, study: str, facts: Facts, spread: Spread) -> dict[str, Any]:
+    spec, result, model = trial.spec, trial.result, facts.model
     row = {**_asked_cells(spec), "study": study, "problem": trial.problem or None}
     shape = None
     # A study by name may hold trials of another model: what is known is not theirs.

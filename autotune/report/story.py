@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from autotune.base.errors import StudyError
-from autotune.contract import Outcome
 from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import Facts
 from autotune.record.guard import GuardVerdict, guards_of
@@ -111,11 +110,6 @@ class Story:
         return found | {
             t.spec.identity.number: t.problem for t in self.history.recorded if t.problem
         }
-
-    @property
-    def counts(self) -> Mapping[Outcome, int]:
-        """Ended trials by outcome."""
-        return self.history.counts
 
     def fits(self, row: Tried) -> bool:
         """Whether a candidate keeps the memory limit; one without a figure is taken to."""

@@ -155,7 +155,7 @@ def _values(story: Story) -> dict[str, Any]:
         "gate": _gate(story),
         "untried": _untried(story, best_row),
         "n_left_out": len(story.facts.left_out),
-        "outcome_counts": outcome_counts(story.counts),
+        "outcome_counts": outcome_counts(story.history.counts),
         "reduced": reduced_counts(story.history),
         "upgrades": _upgrades(story),
         "passed_over": _passed_over(story),

@@ -17,7 +17,7 @@ from autotune.search.base import StopReason
 from autotune.search.front import RULE, front_of
 from autotune.search.history import History, results
 from autotune.search.reduced import too_large
-from autotune.search.session import Session
+from autotune.search.session import Session, history_of
 from autotune.space.candidate import Candidate
 
 
@@ -196,22 +196,16 @@ def nothing_feasible(history: History, session: Session) -> NothingFeasibleError
     return NothingFeasibleError("\n".join(lines), _nearest_change(history, session))
 
 
-def failed_answer(
-    error: AutotuneError,
-    history: History,
-    study: Study,
-    origin: Origin,
-    passed_over: tuple[PassedOver, ...] = (),
-) -> SearchAnswer:
+def failed_answer(error: AutotuneError, study: Study) -> SearchAnswer:
     """The answer of a search that ended without a best candidate; nothing was compared."""
-    nothing = isinstance(error, NothingFeasibleError)
+    nothing, facts = isinstance(error, NothingFeasibleError), study.facts()
     return SearchAnswer(
         study=study,
-        origin=origin,
-        counts=history.counts,
+        origin=facts.origin,
+        counts=history_of(study.read(), facts).counts,
         stop_reason="nothing is feasible" if nothing else "the devices failed: search again",
         problem=Problem.of(error),
-        passed_over=passed_over,
+        passed_over=facts.baseline.passed_over,
     )
 
 

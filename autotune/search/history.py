@@ -252,11 +252,6 @@ class History:
         return self._by_hash[key]
 
     @cached_property
-    def owed(self) -> tuple[Tried, ...]:
-        """Candidates of the search proper to which a trial is due, in order."""
-        return tuple(t for t in self.tried if t.is_owed and t.is_searched)
-
-    @cached_property
     def values(self) -> Mapping[str, Collection[KnobValue]]:
         """Values of each knob that were tried, in the order in which they first were."""
         found: dict[str, dict[KnobValue, None]] = {}

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 
 from autotune.base.units import format_seconds
 from autotune.contract import Role, Start, TrialSpec
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
+from autotune.record.facts import BaselineFacts
 from autotune.search import confirm
 from autotune.search.answer import RecordStandings, nothing_feasible
 from autotune.search.base import Observer, Snapshot, Stage, StopReason
@@ -19,7 +21,7 @@ from autotune.search.session import Session
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
 from autotune.search.steering import Steering
 from autotune.search.stop import n_done
-from autotune.search.study_facts import save_baseline, save_facts
+from autotune.search.study_facts import save_facts
 from autotune.search.trial_spec import Run
 
 _SNAPSHOT_S = 0.5
@@ -86,7 +88,12 @@ class _StagedSearch:
         self._drive(self._baseline)
         if runner.interrupt.draining:
             self._baseline.next_run()  # runs nothing: the record may say which it is
-        save_baseline(study, self._baseline.candidate, self._baseline.passed_over)
+        baseline = self._baseline.candidate
+        found = BaselineFacts(
+            candidate_hash=None if baseline is None else baseline.hash,
+            passed_over=tuple(self._baseline.passed_over),
+        )
+        study.update_state(baseline=asdict(found))
         self._drive(self._proposals)
         stop = self._proposals.stop or StopReason.INTERRUPTED
         if not runner.interrupt.draining:

@@ -280,9 +280,10 @@ class ProposalStage(SearchStage):
             used_s = self._runner.used_s()
             kept_s = self.comparison_s
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
-            for owed in (tried.candidate for tried in history.owed):
+            for tried in history.tried:
+                owed = tried.candidate if tried.is_owed and tried.is_searched else None
                 # Rules may have changed since: an upgraded engine, another override.
-                if not session.engine_of(owed).judge(owed):
+                if owed is not None and not session.engine_of(owed).judge(owed):
                     return self._completed(Run(candidate=owed, role=Role.SEARCH))
         self.stop = why_stop(history, session.objective, budget, used_s=used_s, kept_s=kept_s)
         if self.stop is not None:

@@ -5,10 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autotune.record.facts import BaselineFacts, PassedOver
-from autotune.record.study import Study
 from autotune.search.session import Session
-from autotune.space.candidate import Candidate
 
 
 def save_facts(session: Session, note: Callable[[str], None], *, left_out: Sequence[int]) -> None:
@@ -30,21 +27,6 @@ def save_facts(session: Session, note: Callable[[str], None], *, left_out: Seque
         no_comparison="",
         baseline=None,
     )
-
-
-def save_baseline(
-    study: Study, candidate: Candidate | None, passed_over: Sequence[PassedOver]
-) -> None:
-    """Keep which candidate the others are compared with, and which were to be it before.
-
-    Raises:
-        StudyError: The record cannot be written.
-    """
-    found = BaselineFacts(
-        candidate_hash=None if candidate is None else candidate.hash,
-        passed_over=tuple(passed_over),
-    )
-    study.update_state(baseline=dataclasses.asdict(found))
 
 
 def environments_of(session: Session, note: Callable[[str], None]) -> list[dict[str, Any]]:

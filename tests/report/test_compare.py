@@ -65,7 +65,7 @@ def test_the_same_candidates_stand_side_by_side(comparison: StudyComparison) -> 
 
 def test_outcomes_bests_and_gains(comparison: StudyComparison) -> None:
     for name, story in comparison.stories.items():
-        counts = {outcome.value: n for outcome, n in story.counts.items()}
+        counts = {outcome.value: n for outcome, n in story.history.counts.items()}
         assert {outcome: n for outcome, n in comparison.outcomes[name].items() if n} == counts
         (row,) = (one for one in comparison.bests if one["run"] == name)
         assert row["speedup"] == story.answer.speedup.ratio

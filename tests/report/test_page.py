@@ -19,7 +19,6 @@ from autotune.base.templates import Templates
 from autotune.base.units import format_rate
 from autotune.contract import (
     CONFIG_DIR,
-    Origin,
     Outcome,
     Role,
     TrialResult,
@@ -275,9 +274,7 @@ def without_anything(folder: Path, behave: Behaviour) -> Study:
     with pytest.raises(NothingFeasibleError) as found:
         finished(folder, behave)
     study = Study(folder, "scripted")
-    history = read_story(study).history
-    answer = failed_answer(found.value, history, study, Origin.MEASURED)
-    study.write_state({**study.read_state(), "answer": answer.to_dict()})
+    study.update_state(answer=failed_answer(found.value, study).to_dict())
     return study
 
 

@@ -199,7 +199,7 @@ def test_what_an_earlier_job_ran_is_left_out_and_counted(tmp_path: Path) -> None
     best = report.best_trial
     assert best is not None
     assert report.rows[0].trial == best
-    assert sum(report.counts.values()) == len(ours)
+    assert sum(report.history.counts.values()) == len(ours)
     verdict = dict(facts_of(report))
     assert verdict["left out"] == f"{n_before} trials of another job or configuration"
     assert verdict["change"] != "-"

@@ -234,7 +234,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def _outcomes(stories: Mapping[str, Story]) -> dict[str, dict[str, int]]:
-    counts = {name: story.counts for name, story in stories.items()}
+    counts = {name: story.history.counts for name, story in stories.items()}
     seen = [outcome for outcome in Outcome if any(c.get(outcome) for c in counts.values())]
     return {
         name: {outcome.value: count.get(outcome, 0) for outcome in seen}

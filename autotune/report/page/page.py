@@ -71,7 +71,7 @@ def render_page(story: Story, templates: Templates) -> str:
         "ladder_facts": facts_in(climbed),
         "guarded": {} if running else story.guarded,
         "evidence": tables.evidence(story),
-        "outcome_names": [outcome.value for outcome in story.counts],
+        "outcome_names": [outcome.value for outcome in story.history.counts],
         "trials": rows,
         "n_trials": len(story.history.trials),
         "has_figures": has_figures,
