@@ -31,7 +31,7 @@ from autotune.record.facts import Facts
 from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
 from autotune.record.patches import WrittenPatch, read_patches, write_patches
 from autotune.record.soak import SoakResult, read_soak
-from autotune.record.spread import Spread
+from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial, flags_of
 from autotune.search.history import Tried
 from autotune.search.session import RecordedPlace, Session, history_of
@@ -365,7 +365,7 @@ def _figures(
     answer: SearchAnswer | None, trial: Trial, candidate: Candidate, spread: Spread
 ) -> dict[str, Any]:
     """Figures of a handout: of the final comparison where it took part, or of the trial."""
-    number = trial.spec.identity.number
+    number, result = trial.spec.identity.number, trial.result
     standings: list[Standing | None] = []
     if answer is not None:
         standings = [answer.best, *answer.ties, answer.baseline]
@@ -378,5 +378,7 @@ def _figures(
             "is_substitute": answer.is_substitute,
             "gain": answer.speedup if standing is answer.best else None,
         }
-    own = Tried(candidate=candidate, trials=(trial,), spread=spread).own_figure
-    return {} if own is None else {"figures": own}
+    if result is None or not is_figure(result):
+        return {}
+    tried = Tried(candidate=candidate, trials=(trial,), spread=spread)
+    return {"figures": tried.standing_by([result])}
