@@ -211,7 +211,7 @@ def test_what_an_earlier_job_ran_is_left_out_and_counted(tmp_path: Path) -> None
 
     # What ran before counts again once its configuration is back.
     again = finished(tmp_path, engine=tagged("before"))
-    assert sum(read_story(again).counts.values()) == n_before
+    assert sum(read_story(again).history.counts.values()) == n_before
 
 
 def tagged(tag: str) -> Callable[[Job], Engine]:
