@@ -8,8 +8,7 @@ from typing import Any
 
 from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Origin, Role, Start
-from autotune.devices.hardware import Environment
-from autotune.engines.base import bind_engine, find_engine
+from autotune.engines.base import find_engine
 from autotune.engines.launches.line import in_short
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
@@ -216,7 +215,7 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
     most_finalists = 1 if job.compare == "best" else MAX_FINALISTS
     finalists = min(most_finalists, max(1, search_trials))
     is_confirmed = any(trial.spec.identity.role is Role.CONFIRM for trial in history.trials)
-    rules = _rules_of(job, environment, history)
+    rules = _rules_of(session, history)
     is_compared = origin is not Origin.REPLAYED and (search_trials > 0 or not is_confirmed)
     most = rules.most_runs(finalists + 1)
     known_s = run_seconds(history, rules, job.guard_steps)
@@ -243,18 +242,19 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
         is_measured=measured_s is not None,
         used_s=_used_s(job, history) if runs else 0.0,
         ranks=tuple(_ranks(lattice, places)),
-        **_reach_of(job, environment, lattice),
+        **_reach_of(session),
         guard_steps=job.guard_steps if is_guarded else 0,
         guard_s=min(most.total(), most[Start.COLD] + 1) * one_guard_s if is_guarded else 0.0,
     )
 
 
-def _rules_of(job: Job, environment: Environment, history: History) -> Rules:
+def _rules_of(session: Session, history: History) -> Rules:
     """The rules that the comparison will follow, as far as one can know: trials may start warm."""
     ended = [r for r in results(history.explored.trials) if r.outcome.is_measured]
     if ended:
         return WARM if all(result.start is Start.WARM for result in ended) else COLD
-    return WARM if environment.accelerator == "cpu" and job.script is None else COLD
+    is_cpu = session.environment.accelerator == "cpu"
+    return WARM if is_cpu and session.job.script is None else COLD
 
 
 def _ranks(lattice: Lattice, places: Sequence[str]) -> Iterator[str]:
@@ -277,12 +277,13 @@ def _used_s(job: Job, history: History) -> float:
     return job.script.measured.wall_s  # it joins the record as its first trial
 
 
-def _reach_of(job: Job, environment: Environment, lattice: Lattice) -> dict[str, Any]:
+def _reach_of(session: Session) -> dict[str, Any]:
     """How the knobs reach the user's own command; empty where there is none."""
+    job, lattice = session.job, session.lattice
     if job.script is None:
         return {}
     reach: Reach = load_plugin("workload", job.workload).reach(job)
-    command = next(iter(bind_engine(job, environment).ladder()))[0]
+    command = next(iter(session.engine.ladder()))[0]
 
     def is_changed(name: str) -> bool:
         """Whether candidates differ in a knob, or all of them from the command as it is."""
