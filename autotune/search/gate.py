@@ -155,8 +155,7 @@ class GateRunner(Rounds):
         return self.reference.standing.candidate
 
     def about(self, run: Run, number: int) -> str:
-        again = "" if run.repeat_of is None else ", once more: other work disturbed it"
-        return f"run {number + 1} of {self.n_rounds} at the most{again}"
+        return f"run {number + 1} of {self.n_rounds} at the most"
 
     @property
     def step_s(self) -> float | None:

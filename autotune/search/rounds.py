@@ -172,7 +172,8 @@ class Rounds(ABC):
             confirm_round=self.first_round + number,
             least_steps=steps_within(self.session.job.guard_steps, self.step_s),
         ).again(self.runs.get((key, number), ()), self.runner.history.to_repeat)
-        return self.runner.run_candidate(self.session, run, self.about(run, number))
+        again = "" if run.repeat_of is None else ", once more: other work disturbed it"
+        return self.runner.run_candidate(self.session, run, self.about(run, number) + again)
 
 
 def runs_of(trials: Iterable[Trial], first_round: int = 0) -> Runs:
