@@ -15,9 +15,8 @@ THEIRS = '{\n  "train_batch_size": 64,\n  "zero_optimization": {"stage": 3}\n}\n
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    exportable(tmp_path / "results")
-    monkeypatch.setattr("autotune.app.exports.origin_of", lambda _: Origin.MEASURED)
+def file(tmp_path: Path) -> Path:
+    exportable(tmp_path / "results").update_state(origin=Origin.MEASURED)
     path = tmp_path / "ds.json"
     path.write_text(THEIRS)
     return path
