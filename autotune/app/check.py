@@ -191,13 +191,13 @@ def check_file(
         NotADsConfigError: It holds no DeepSpeed configuration.
         JobError: What the launch line or another file says is not one of its values.
     """
-    launches = _launches(path, flags)
+    launches = _launches(path, flags) if may_launch(path) else []
     if any(launch.is_megatrons for launch in launches):
         return _of_launches(launches, flags)
     try:
         sources = _read(path, flags)
     except NotADsConfigError as error:
-        if launches:
+        if launches := launches or _launches(path, flags):  # settings of Megatron's, too
             return _of_launches(launches, flags)
         raise _of_megatron(error) from error
     reports: list[CheckReport] = []
@@ -242,7 +242,7 @@ def _of_launches(launches: Sequence["MegatronLaunch"], flags: CheckFlags) -> lis
 
 def _launches(path: Path, flags: CheckFlags) -> list["MegatronLaunch"]:
     """The trainings of Megatron-LM's that a file starts; empty: it starts none."""
-    if not path.is_file() or not may_launch(path):
+    if not path.is_file():
         return []
     from autotune.engines.megatron import launched  # reads shells, which most files are not
 

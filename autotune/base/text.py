@@ -31,6 +31,11 @@ _UNSEEN = "\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800\u034f"
 """Letters and marks by their category that draw nothing."""
 
 
+def line_of(text: str, at: int) -> int:
+    """Number of the line, from 1 on, on which an offset of a text lies."""
+    return text.count("\n", 0, at) + 1
+
+
 def one_line(text: str) -> str:
     """A text on one line, with whatever acts on a terminal or in a log escaped."""
     return visible(text)

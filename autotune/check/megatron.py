@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.flags import flag
+from autotune.base.text import line_of
 from autotune.check.ignored import MEGATRON_PREFIX, ignored_in
 from autotune.check.key_positions import TextPlace
 from autotune.check.lint import CheckReport, Found, without_world
@@ -179,7 +180,7 @@ def _not_judged(
         what = f"what {checkout} itself says"
         yield NotJudged(what=what, why="it is asked of a line without open words and errors")
     words = [
-        f"what {word} of line {launch.text.count(chr(10), 0, start) + 1} adds"
+        f"what {word} of line {line_of(launch.text, start)} adds"
         for start, word in launch.open_words.items()
     ]
     names = [
@@ -231,7 +232,7 @@ def _places(launch: MegatronLaunch) -> Callable[[Violation], TextPlace]:
             if name in launch.given:
                 offset = launch.given[name].start
                 break
-        line = launch.text.count("\n", 0, offset) + 1
+        line = line_of(launch.text, offset)
         return TextPlace(line=line, column=offset - launch.text.rfind("\n", 0, offset))
 
     return place

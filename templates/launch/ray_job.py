@@ -34,9 +34,8 @@ class Node:
             asked.bind(("", 0))
             return int(asked.getsockname()[1])
 
-    def train(self, variables: dict[str, str], arguments: list[str]) -> int:
+    def train(self, command: list[str], variables: dict[str, str]) -> int:
         """Run the ranks of this node to their end; returns the exit code."""
-        command = ["bash", str(HERE / "launch.sh"), *arguments]
         return subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
 
 
@@ -59,7 +58,9 @@ def main() -> None:
     address, port = ray.get([nodes[0].address.remote(), nodes[0].free_port.remote()])
     variables = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     variables.setdefault("PYTHON", os.environ.get("PYTHON", sys.executable))
-    codes = ray.get([node.train.remote(variables, sys.argv[1:]) for node in nodes])
+    shell, script = asked["command"]
+    command = [shell, str(HERE / script), *sys.argv[1:]]
+    codes = ray.get([node.train.remote(command, variables) for node in nodes])
     sys.exit(max(codes, key=abs))
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
 """What a shell file is called."""
-_DATA_SUFFIXES = (".json", ".hjson", ".yaml", ".yml")
+DATA_SUFFIXES = (".json", ".hjson", ".yaml", ".yml")
+"""What a file of data is called."""
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|k|da)?sh\b")
 _STARTS = re.compile(
     r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:\S*/)?(?:torchrun|deepspeed|accelerate[ \t]+launch|python3?[ \t]"
@@ -18,9 +19,9 @@ def is_shell(text: str, path: Path) -> bool:
     """Whether a file is a shell's, by its name or its first line."""
     if path.suffix in SHELL_SUFFIXES or _SHEBANG.match(text):
         return True
-    return path.suffix not in _DATA_SUFFIXES and _STARTS.search(text) is not None
+    return path.suffix not in DATA_SUFFIXES and _STARTS.search(text) is not None
 
 
 def may_launch(path: Path) -> bool:
     """True if the name of a file is one that a launch may have."""
-    return path.suffix not in (*_DATA_SUFFIXES, ".py", ".args")
+    return path.suffix not in (*DATA_SUFFIXES, ".py", ".args")

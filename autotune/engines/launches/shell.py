@@ -1,37 +1,35 @@
 """A shell file: its simple commands as words, each with its place in the text.
 
-It is read and not run. Known are quotes, line continuations, here-documents, assignments, arrays,
-`+=`, `${X:-default}`, sums, tests of words and numbers, texts for another shell (`bash -c`,
-`eval`), files that are sourced, and folders (`$PWD`, `$(dirname "$0")`). All else stays as it is
-written, and the commands say why.
+It is read and not run, command by command. Known are quotes, line continuations, here-documents,
+assignments, arrays, `+=`, `${X:-default}`, sums, tests of words and numbers, texts for another
+shell (`bash -c`, `eval`), files that are sourced or started, and folders (`$PWD`,
+`$(dirname "$0")`). All else stays as it is written, and the commands say why.
 """
 
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.flags import flag
-from autotune.base.text import named
+from autotune.base.text import line_of, named
 from autotune.base.user_text import read_text
-from autotune.engines.launches.files import SHELL_SUFFIXES, is_shell, may_launch
+from autotune.engines.launches.files import DATA_SUFFIXES, SHELL_SUFFIXES, is_shell
+from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.shell_syntax import (
     LOOPS,
-    Block,
-    Item,
+    PIPES,
     OpenError,
-    Simple,
     Token,
     assigned,
     elements,
     end_of,
-    parsed,
-    simples,
+    loop_of,
+    tokens_of,
 )
 from autotune.engines.launches.shell_words import (
     ASSIGNS,
@@ -44,7 +42,6 @@ from autotune.engines.launches.shell_words import (
     Value,
     Word,
     at_blanks,
-    chars_of_escapes,
     joined,
     plain,
     split,
@@ -56,12 +53,26 @@ from autotune.engines.launches.shell_words import (
 
 _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({NAME}|[\d@*#])|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?}})")
-_IN_DOCUMENTS = re.compile(r"\\[$`\\]|\$(?:\w|\{|\(\()")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
+_JOINTS = ("&&", "||")
+_AROUND_ONE = (*_JOINTS, "!", "function")
+"""What ends with the one command behind it."""
+_PARTS = {
+    **dict.fromkeys(("then", "elif", "else"), ("if",)),
+    **dict.fromkeys((";;", ";&", ";;&"), ("case",)),
+}
+"""What begins another part of a block -> the keywords of such blocks."""
+_ENDS = {"fi": ("if",), "esac": ("case",), "done": LOOPS, "}": ("{",), ")": ("(",)}
+"""What ends a block -> the keywords that begin it."""
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
-_STARTERS = (*_SHELLS, "exec", "nohup", "sbatch", "srun")
-"""Commands that start a shell file."""
+_TEXT_OPTION = re.compile(r"-\w*c")
+_VALUED_OPTION = re.compile(r"[-+]\w*[oO]|--(?:rcfile|init-file)")
+"""An option of a shell that takes the next word."""
+_STARTERS = ("exec", "nohup", "sbatch", "srun", "env", "time")
+"""Commands that start a file which is a shell's by its name or its first line."""
+_SUBMITTERS = ("kubectl", "sky", "sed", "envsubst")
+"""Commands that hand on a job in YAML."""
 _ALL_GIVEN = {"$@", "$*"}
 _ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
 """Commands whose last word is a text for a shell: of another machine, or another terminal."""
@@ -89,19 +100,8 @@ class _Truth(NamedTuple):
 
 
 _OPEN = _Truth(None)
-_TRUTHS = {"true": True, ":": True, "false": False}
+_TRUTHS = {"true": _Truth(True), ":": _Truth(True), "false": _Truth(False)}
 """Commands that say it by their names."""
-
-
-class _Branch(NamedTuple):
-    """What was gone through under a condition."""
-
-    runs: bool | None
-    """None: only the shell knows."""
-    may_differ: bool
-    """Whether values that may be others decide that."""
-    changes: _Changes
-    truth: _Truth = _OPEN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +111,19 @@ class Command:
     words: tuple[Word, ...]
     start: int
     """Where its first word, or the first variable before it, begins."""
+    text: str = field(repr=False)
+    """The file."""
     variables: Mapping[str, Word] = field(default_factory=dict)
     """Those of its environment that the file sets: the value and where it is written."""
     within: tuple[str, ...] = ()
     """The command that hands it to a shell as a text; empty: it stands in the file itself."""
     unread: tuple[str, ...] = ()
     """Why words of it are not known, or may be others: lines that decide, files not read."""
+
+    @property
+    def line(self) -> int:
+        """The line of the file on which it begins."""
+        return line_of(self.text, max(0, self.start))
 
     @property
     def unread_because(self) -> str:
@@ -141,7 +148,7 @@ class ShellText:
 
     commands: tuple[Command, ...]
     sourced: tuple[Path, ...]
-    """Files that it sources, and whose variables it has from there on."""
+    """Files that it sources, and whose variables it has from there on, or starts."""
     written: Mapping[str, str]
     """Path, as `os.path.normpath` has it -> the text that a here-document writes there. It stands
     on the lines that it has in the file."""
@@ -161,24 +168,91 @@ def read_shell(
         text: The file.
         path: Its name, for errors.
         variables: What is known of the environment that it runs in.
-        follows: Whether files that it sources are read, too.
+        follows: Whether files that it sources or starts are read, too.
 
     Raises:
         JobError: A quote or a bracket in it does not close.
     """
-    known = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **(variables or {})}
-    held: _Changes = {name: Value([unplaced(one)]) for name, one in known.items()}
-    reader = _Reader(text, held, {path.resolve()})
+    reader = _Reader(text, _held(path, variables or {}), {path.resolve()})
     try:
         reader.read(list(zip(text, range(len(text)), strict=True)), path if follows else None)
     except OpenError as error:
-        line = text.count("\n", 0, error.at) + 1
-        raise JobError(f"{path}:{line}: {error}", "close it") from error
+        raise JobError(f"{path}:{line_of(text, error.at)}: {error}", "close it") from error
     return ShellText(
         commands=tuple(reader.commands),
         sourced=tuple(dict.fromkeys(reader.sourced)),
         written=reader.written,
     )
+
+
+def _held(path: Path, variables: Mapping[str, str]) -> _Changes:
+    """The variables with which a file begins."""
+    known = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **variables}
+    return {name: Value([unplaced(text)]) for name, text in known.items()}
+
+
+class _Branch(NamedTuple):
+    """What is gone through under a condition."""
+
+    runs: bool | None
+    """None: only the shell knows."""
+    may_differ: bool
+    """Whether values that may be others decide that."""
+    changes: _Changes
+
+
+@dataclass(kw_only=True)
+class _Frame:
+    """A compound command, a function, or a command behind a joint, which has begun."""
+
+    keyword: str
+    why: str
+    """Why only the shell knows what it leaves, where its condition is not known."""
+    truth: _Truth
+    """Of the command before a joint; of an `if`, whether a branch has run."""
+    is_piped: bool
+    """Whether it reads from a pipe, so that it is in a shell of its own."""
+    ended: list[_Branch] = field(default_factory=list)
+    open: tuple[bool | None, bool] | None = None
+    """Whether the branch runs whose changes lie in the topmost scope, and may do otherwise."""
+    mode: tuple[bool, bool] = (False, False)
+    """The reader's, outside of that branch."""
+    is_all: bool = False
+    """Whether one of its branches runs in any case."""
+    is_pattern: bool = False
+    """Whether a pattern of a `case` comes next."""
+    n_certain: int = 0
+    """The reader's, outside of a function."""
+    reads_options: bool = False
+    """Whether it is a loop over the options of the file, which is read as started without one."""
+
+
+@dataclass(kw_only=True)
+class _Text:
+    """A text that is read: a file, or what a command hands to a shell."""
+
+    tokens: Sequence[Token]
+    path: Path | None
+    """The file that it is, or that holds it; None: none that it sources is read."""
+    within: tuple[str, ...]
+    """The command that hands it on."""
+    deciders: Sequence[str]
+    """What decides the text, where a command hands it on."""
+    may_differ: bool
+    """Whether that text may be another."""
+    at: int = 0
+    frames: list[_Frame] = field(default_factory=list)
+    truth: _Truth = _OPEN
+    """Of the last command."""
+    place: int = -1
+    """Where that begins."""
+    is_piped: bool = False
+    """Whether a pipe leads to the next command."""
+
+    def ahead(self, further: int = 0) -> str:
+        """The token that comes, as it is written; empty: none does."""
+        at = self.at + further
+        return self.tokens[at].text if at < len(self.tokens) else ""
 
 
 class _Reader:
@@ -191,7 +265,7 @@ class _Reader:
         self._file = ""
         """The file that is read in a shell of its own, in words; empty: it is the text."""
         self._scopes = [held]
-        """Variables, and what each open block has changed of them."""
+        """Variables, and what each open branch has changed of them."""
         self._exported: dict[str, None] = {}
         self._n_certain = 0
         """Scopes, from the first on, whose values may be others where a function is called."""
@@ -200,104 +274,199 @@ class _Reader:
         self.written: dict[str, str] = {}
         self._gone: list[str] = []
         """Files that it sources and that are not read, in words."""
-        self._path: Path | None = None
-        """The file that is read, or that holds the text; None: none that it sources is read."""
-        self._within: tuple[str, ...] = ()
-        """The command that hands on the text that is read."""
+        self._here = _Text(tokens=(), path=None, within=(), deciders=(), may_differ=False)
         self._deciders: list[str] = []
         """What decides the values that are put into the command."""
-        self._text_deciders: list[str] = []
-        """What decides the text that is read, where a command hands it on."""
-        self._is_handed = False
-        """Whether that text may be another."""
+        self._is_skipped = False
+        """Whether what stands here never runs."""
         self._is_aside = False
-        """Whether what stands here runs only if values are others."""
+        """Whether it runs only if values are others."""
         self._depth = self._n_put = self._n_differing = 0
 
-    def read(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
-        """Take all commands of a text.
-
-        Args:
-            chars: The text.
-            path: The file that it is, or that holds it; None: files that it sources are not read.
-            within: The command that hands it on.
+    def read(
+        self,
+        chars: Chars,
+        path: Path | None,
+        within: tuple[str, ...] = (),
+        *,
+        deciders: Sequence[str] = (),
+        may_differ: bool = False,
+    ) -> None:
+        """Take all commands of a text; the arguments are those of `_Text`.
 
         Raises:
             OpenError: Something in it does not close.
         """
-        items = parsed(chars)
-        before = self._path, self._within
-        self._path, self._within, self._depth = path, within, self._depth + 1
-        self._list(items)
-        (self._path, self._within), self._depth = before, self._depth - 1
+        here = _Text(
+            tokens=tokens_of(chars),
+            path=path,
+            within=within,
+            deciders=deciders,
+            may_differ=may_differ,
+        )
+        before, self._here, self._depth = (self._here, self._deciders), here, self._depth + 1
+        while here.at < len(here.tokens):
+            self._take()
+        while here.frames:
+            self._close()
+        (self._here, self._deciders), self._depth = before, self._depth - 1
 
-    def _get(self, name: str) -> Value | None:
-        for number in range(len(self._scopes) - 1, -1, -1):
-            if name in self._scopes[number]:
-                value = self._scopes[number][name]
-                return value and value.differing(number < self._n_certain)
-        return None
+    def _take(self) -> None:
+        """Take the next token, or the simple command that it begins."""
+        here = self._here
+        token = here.tokens[here.at]
+        text, frame = token.text, here.frames[-1] if here.frames else None
+        if frame is not None and frame.is_pattern and text != "esac":
+            here.at += 1
+            if text == ")":
+                frame.is_pattern = False
+                self._choose(frame, _OPEN)
+        elif token.kind in ("word", "redirection"):
+            self._command()
+        elif text in (*_ENDS, *_PARTS):
+            here.at += 1
+            if (frame := self._innermost(_ENDS.get(text) or _PARTS[text])) is None:
+                return
+            if text in _ENDS:
+                self._words()  # where it reads and writes
+                return self._finish(self._close())
+            self._end(frame)
+            frame.is_all = frame.is_all or text == "else"
+            frame.is_pattern = frame.keyword == "case"
+            if text in ("then", "else"):
+                self._choose(frame, here.truth if text == "then" else _Truth(True))
+        elif token.kind == "keyword" or text in (*_JOINTS, "("):
+            self._open()
+        else:
+            here.at, here.is_piped = here.at + 1, here.is_piped or text in PIPES
 
-    def _put(self, name: str, value: Value | None) -> None:
-        """Let a variable hold a value; None: it is not set."""
-        self._scopes[-1][name] = value
+    def _innermost(self, keywords: Sequence[str]) -> _Frame | None:
+        """The innermost block of some kind, those in it ended; None: there is none to end."""
+        frames = self._here.frames
+        if all(frame.keyword not in keywords for frame in frames):
+            return None
+        while frames[-1].keyword not in keywords:
+            self._close()
+        return frames[-1]
 
-    def _forget(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._put(name, Value())
+    def _open(self) -> None:
+        """Begin a block, at its keyword or at the name of a function."""
+        here, begun = self._here, self._here.at
+        keyword = here.tokens[begun].text
+        here.at += 1
+        if keyword in ("time", "do"):
+            return
+        is_joint, place = keyword in _JOINTS, here.place
+        if not is_joint:
+            place = here.tokens[begun].chars[0][1]
+        if here.tokens[begun].kind == "word" or keyword == "function":
+            here.at += keyword == "function"
+            here.at += 2 * (here.ahead() == "(")
+            keyword = "function"
+        frame = _Frame(
+            keyword=keyword,
+            why=f"{self._line(place)} decides by `{keyword}`",
+            truth=here.truth if is_joint else _Truth(False),
+            is_piped=here.is_piped,
+        )
+        here.is_piped = False
+        here.frames.append(frame)
+        if is_joint:
+            holds = frame.truth.holds
+            runs = None if holds is None else holds is (keyword == "&&")
+            self._begin(frame, runs, frame.truth.may_differ)
+        elif keyword in LOOPS:
+            self._begin_loop(frame, list(loop_of(here.tokens, begun)))
+            if keyword in ("for", "select"):
+                self._words()
+        elif keyword == "function":
+            frame.n_certain, self._n_certain = self._n_certain, len(self._scopes)
+            self._begin(frame, True, given={"@": Value()})
+        elif keyword == "case":
+            self._words()
+            frame.is_pattern = True
+        elif keyword in ("{", "("):
+            self._begin(frame, True)
 
-    def _names(self) -> Iterable[str]:
-        return dict.fromkeys(name for scope in self._scopes for name in scope)
+    def _begin(
+        self,
+        frame: _Frame,
+        runs: bool | None,
+        may_differ: bool = False,
+        given: _Changes | None = None,
+    ) -> None:
+        """Begin a branch: what it changes is kept apart, from some changes on."""
+        frame.open, frame.mode = (runs, may_differ), (self._is_skipped, self._is_aside)
+        self._is_skipped = self._is_skipped or (runs is False and not may_differ)
+        self._is_aside = self._is_aside or runs is False
+        self._scopes.append({} if given is None else given)
 
-    def _given(self, name: str) -> Value | None:
-        """What `$1`, `$#` or `$@` is; a file that nobody is seen to start has no words."""
-        words = self._get("@")
-        if name == "#" and words is None:
-            return Value([unplaced("0")], may_differ=True)
-        if words is None or words.items is None or name in "@*":
-            return words
-        sure = [one for one in words.items if plain(one) not in _ALL_GIVEN]
-        sure = [unplaced(str(len(sure)))] if name == "#" else sure[int(name) - 1 :][:1]
-        return Value(sure, may_differ=words.may_differ) if sure else None
+    def _end(self, frame: _Frame) -> None:
+        """End the branch of a block, if one is open."""
+        if frame.open is not None:
+            frame.ended.append(_Branch(*frame.open, self._scopes.pop()))
+            self._is_skipped, self._is_aside = frame.mode
+            frame.open = None
 
-    def _line(self, place: int) -> str:
-        number = self._text.count("\n", 0, max(0, place)) + 1
-        return self._file or (f"line {number}" if place >= 0 else "a file that it sources")
+    def _choose(self, frame: _Frame, truth: _Truth) -> None:
+        """Begin a branch of an `if` or a `case` by what its condition says."""
+        has_run, may_differ = frame.truth
+        runs = None if has_run is None else truth.holds
+        runs = False if has_run or truth.holds is False else runs
+        self._begin(frame, runs, may_differ if has_run else truth.may_differ)
+        frame.truth = _Truth(runs if has_run is False else has_run, may_differ or truth.may_differ)
 
-    def _why(self, keyword: str, place: int) -> str:
-        return f"{self._line(place)} decides by `{keyword}`"
+    def _begin_loop(self, frame: _Frame, commands: Sequence[list[str]]) -> None:
+        """Begin a loop: what it sets is not known where it begins."""
+        given = _Changes()
+        for name, is_added in assigned(commands):
+            before = given.get(name, self._get(name))
+            is_begun = is_added and before is not None
+            given[name] = _added(name, before, frame.why) if is_begun else Value(why=frame.why)
+        is_started = bool(self._file and self._scopes[0].get("@"))
+        reads = any(words[0] in OPTION_READERS for words in commands)
+        frame.reads_options = reads and not is_started and not self._n_certain
+        self._begin(frame, None, given=given)
 
-    def _list(self, items: Sequence[Item]) -> _Truth:
-        truth, place = _Truth(True), -1
-        for joint, node in items:
-            if joint:
-                runs = None if truth.holds is None else truth.holds is (joint == "&&")
-                branch = self._branch(partial(self._node, node), runs, truth.may_differ)
-                self._merge([branch], self._why(joint, place))
-                holds = branch.truth.holds if runs else truth.holds if runs is False else None
-                truth = _Truth(holds, truth.may_differ or branch.truth.may_differ)
-            else:
-                truth = self._node(node)
-            place = node.place
-        return truth
+    def _close(self) -> _Truth:
+        """End the innermost block: what it leaves, and what came of it."""
+        here = self._here
+        frame, truth = here.frames.pop(), here.truth
+        self._end(frame)
+        keyword, why, branches = frame.keyword, frame.why, frame.ended
+        if keyword == "function":
+            self._n_certain = frame.n_certain
+        if keyword == "(" or frame.is_piped or here.ahead() in PIPES:  # in a shell of its own
+            return _OPEN
+        if keyword == "!":
+            return truth if truth.holds is None else truth._replace(holds=not truth.holds)
+        if keyword == "function":
+            changes = {name: v for name, v in branches[0].changes.items() if name != "@"}
+            # Whether it is called is not followed: a variable with another value may keep it.
+            others = {n: v for n, v in changes.items() if self._get(n) not in (None, v)}
+            given = {name: v for name, v in changes.items() if name not in others}
+            self._merge([_Branch(True, True, given)], why)
+            branches = [_Branch(None, True, others)]
+        if frame.reads_options:
+            for name in branches[0].changes.keys() - {"@"}:
+                value = self._get(name) or Value()
+                self._put(name, value._replace(why=value.why or why, may_differ=True))
+            return _OPEN
+        self._merge(branches, why, is_all=frame.is_all)
+        if keyword in _JOINTS:
+            before, runs = frame.truth, branches[0].runs
+            holds = truth.holds if runs else before.holds if runs is False else None
+            return _Truth(holds, before.may_differ or truth.may_differ)
+        return truth if keyword == "{" else _OPEN
 
-    def _branch(self, run: Callable[[], _Truth], runs: bool | None, may_differ: bool) -> _Branch:
-        """Go through what runs, or may, and keep its changes apart."""
-        if runs is False and not may_differ:
-            return _Branch(runs, may_differ, {})
-        before = self._is_aside
-        self._is_aside = before or runs is False
-        truth, changes = self._apart(run)
-        self._is_aside = before
-        return _Branch(runs, may_differ, changes, truth)
-
-    def _apart(
-        self, run: Callable[[], _Truth], given: _Changes | None = None
-    ) -> tuple[_Truth, _Changes]:
-        """Go through commands from some changes on: what came of it, and all that it changes."""
-        self._scopes.append(given or {})
-        truth = run()
-        return truth, self._scopes.pop()
+    def _finish(self, truth: _Truth) -> None:
+        """Note what came of a command, and end what was about it alone."""
+        here = self._here
+        here.truth = truth
+        while here.frames and here.frames[-1].keyword in _AROUND_ONE:
+            if here.ahead() in PIPES:
+                return
+            here.truth = self._close()
 
     def _merge(self, branches: Sequence[_Branch], why: str, *, is_all: bool = False) -> None:
         """Let variables hold what is left by branches of which one runs, or unless `is_all` none.
@@ -319,77 +488,74 @@ class _Reader:
                 held = _one_of(name, before, [*open_, *([before] if is_kept else ())], why)
             self._put(name, held and held.differing(may_differ))
 
-    def _node(self, node: Simple | Block) -> _Truth:
-        if isinstance(node, Simple):
-            return self._simple(node)
-        first = node.branches[0][1] if node.branches else ()
-        if node.keyword in ("{", "!"):
-            truth = self._list(first)
-            is_other = node.keyword == "!" and truth.holds is not None
-            return truth._replace(holds=not truth.holds) if is_other else truth
-        if node.keyword in ("(", "|"):  # each in a shell of its own
-            for _, body in node.branches:
-                self._apart(partial(self._list, body))
-        elif node.keyword == "function":
-            before, self._n_certain = self._n_certain, len(self._scopes)
-            _, changes = self._apart(partial(self._list, first), {"@": Value()})
-            changes.pop("@", None)
-            self._n_certain = before
-            # Whether it is called is not followed: a variable with another value may keep it.
-            others = {n: v for n, v in changes.items() if self._get(n) not in (None, v)}
-            given = {name: value for name, value in changes.items() if name not in others}
-            self._merge([_Branch(True, True, given)], "")
-            self._merge([_Branch(None, True, others)], self._why("function", node.place))
-        elif node.keyword in LOOPS:
-            self._loop(node)
-        else:
-            self._choice(node)
-        return _OPEN
+    def _words(self) -> tuple[list[Chars], list[Token]]:
+        """Take the words and the redirections that come."""
+        here, words, targets = self._here, list[Chars](), list[Token]()
+        while here.at < len(here.tokens):
+            token = here.tokens[here.at]
+            if token.kind == "word":
+                words.append(token.chars)
+            elif token.kind == "redirection":
+                targets.append(token)
+            else:
+                break
+            here.at += 1
+        return words, targets
 
-    def _loop(self, node: Block) -> None:
-        why, given = self._why(node.keyword, node.place), _Changes()
-        for name, is_added in assigned([Item("", node)]):
-            before = given.get(name, self._get(name))
-            given[name] = _added(name, before, why) if is_added and before else Value(why=why)
-        condition, body = node.branches[0]
-        _, changes = self._apart(partial(self._list, [*condition, *body]), given)
-        begun = {plain(one.words[0]) for one in simples([*condition, *body]) if one.words}
-        if begun.isdisjoint(OPTION_READERS) or (self._file and self._scopes[0].get("@")):
-            self._merge([_Branch(None, False, changes)], why)
-            return
-        # It reads the options of the file, which is read as it is started without one.
-        for name in changes.keys() - {"@"}:
-            value = self._get(name) or Value()
-            self._put(name, value._replace(why=value.why or why, may_differ=True))
+    def _command(self) -> None:
+        """Take a simple command, or begin a function at its name."""
+        here = self._here
+        token = here.tokens[here.at]
+        if token.kind == "word" and [here.ahead(1), here.ahead(2)] == ["(", ")"]:
+            return self._open()
+        here.place = token.chars[0][1] if token.chars else -1
+        words, targets = self._words()
+        is_apart, truth = here.is_piped or here.ahead() in PIPES, _OPEN
+        here.is_piped = False
+        if not self._is_skipped:
+            self._scopes += [{}] * is_apart
+            truth = self._simple(words, targets)
+            del self._scopes[len(self._scopes) - is_apart :]
+        return self._finish(truth)
 
-    def _choice(self, node: Block) -> None:
-        """Go through an `if` or a `case`."""
-        is_if, branches = node.keyword == "if", list[_Branch]()
-        has_run: bool | None = False
-        may_differ = False
-        for condition, body in node.branches:
-            truth = self._list(condition) if condition else _Truth(is_if or None)
-            runs = None if has_run is None else truth.holds
-            runs = False if has_run or truth.holds is False else runs
-            differs = may_differ if has_run else truth.may_differ
-            branches.append(self._branch(partial(self._list, body), runs, differs))
-            has_run = runs if has_run is False else has_run
-            may_differ = may_differ or truth.may_differ
-        is_all = is_if and bool(node.branches) and not node.branches[-1][0]
-        self._merge(branches, self._why(node.keyword, node.place), is_all=is_all)
+    def _get(self, name: str) -> Value | None:
+        for number in range(len(self._scopes) - 1, -1, -1):
+            if name in self._scopes[number]:
+                value = self._scopes[number][name]
+                return value and value.differing(number < self._n_certain)
+        return None
 
-    def _simple(self, node: Simple) -> _Truth:
-        self._deciders = [*self._text_deciders]
-        fields = [self._element(word) for word in node.words]
-        targets = [(one, self._field(one.chars, is_split=False)) for one in node.targets]
+    def _put(self, name: str, value: Value | None) -> None:
+        """Let a variable hold a value; None: it is not set."""
+        self._scopes[-1][name] = value
+
+    def _given(self, name: str) -> Value | None:
+        """What `$1`, `$#` or `$@` is; a file that nobody is seen to start has no words."""
+        words = self._get("@")
+        if name == "#" and words is None:
+            return Value([unplaced("0")], may_differ=True)
+        if words is None or words.items is None or name in "@*":
+            return words
+        sure = [one for one in words.items if plain(one) not in _ALL_GIVEN]
+        sure = [unplaced(str(len(sure)))] if name == "#" else sure[int(name) - 1 :][:1]
+        return Value(sure, may_differ=words.may_differ) if sure else None
+
+    def _line(self, place: int) -> str:
+        if self._file or place < 0:
+            return self._file or "a file that it sources"
+        return f"line {line_of(self._text, place)}"
+
+    def _simple(self, words: Sequence[Chars], targets: Sequence[Token]) -> _Truth:
+        """Take a simple command: what it sets, sources, asks or starts."""
+        self._deciders = [*self._here.deciders]
+        fields = [self._element(word) for word in words]
+        files = [(one, self._field(one.chars, is_split=False)) for one in targets]
         if fields and not self._sets(fields) and not self._sources(fields):
             self._runs(fields)
-        self._document(fields, targets)
-        if fields and fields[0].raw in _TRUTHS:
-            return _Truth(_TRUTHS[fields[0].raw])
-        if len(fields) < 2 or fields[0].raw not in ("[", "[["):
-            return _OPEN
-        return _Truth(truth_of(fields), any(one.may_differ for one in fields))
+        self._document(fields, files)
+        if len(fields) > 1 and fields[0].raw in ("[", "[["):
+            return _Truth(truth_of(fields), any(one.may_differ for one in fields))
+        return _TRUTHS.get(fields[0].raw, _OPEN) if fields else _OPEN
 
     def _element(self, chars: Chars) -> Field:
         """A word of a command, or an assignment with it."""
@@ -401,9 +567,9 @@ class _Reader:
         items = [item for one in inside for item in self._field(one).items]
         return Field(raw, items, chars[0][1], True, self._n_differing > before)
 
-    def _field(self, chars: Chars, *, is_split: bool = True) -> Field:
-        """A word without its quotes, with the variables of the file."""
-        raw, at, is_quoted, before = plain(chars), 0, False, self._n_differing
+    def _field(self, chars: Chars, *, is_split: bool = True, is_document: bool = False) -> Field:
+        """A word without its quotes, or a here-document, with the variables of the file."""
+        raw, at, is_quoted, before = plain(chars), 0, is_document, self._n_differing
         done: list[Chars] = []
         word: Chars | None = None
         while (found := _PIECE.match(raw, at)) is not None:
@@ -419,7 +585,7 @@ class _Reader:
                 if (values := self._put_in(part)) is not None:
                     if not is_split or (is_quoted and re.search(r"\[\*\]|\$\*", plain(part))):
                         values = joined(values)
-                    is_whole = is_quoted or not is_split or plain(part[:2]) == "$'"
+                    is_whole = is_quoted or not is_split
                     pieces = values if is_whole else split(values, joins=word is not None)
                     for number, piece in enumerate(pieces):
                         if number and word is not None:
@@ -428,13 +594,13 @@ class _Reader:
                         if piece or is_quoted:
                             word = (word or []) + piece
                     continue
-            if quote:
+            if quote and not is_document:
                 is_quoted, part = not is_quoted, []
             elif single is not None and is_quoted:
                 at, part = start + 1, part[:1]
             elif single is not None:
                 part = part[1:-1]
-            elif escaped and (not is_quoted or escaped in '$`"\\'):
+            elif escaped and (not is_quoted or escaped in ("$`\\" if is_document else '$`"\\')):
                 part = part[1:]
             word = (word or []) + part
         items = done if word is None else [*done, word]
@@ -450,33 +616,18 @@ class _Reader:
         for target, word in targets:
             if target.document is None:
                 continue
-            is_literal = word.raw[:1] in ("'", '"', "\\")
-            body = target.document if is_literal else self._filled_in(target.document)
+            body = target.document
+            if word.raw[:1] not in ("'", '"', "\\"):
+                body = self._field(body, is_split=False, is_document=True).chars
             if name and not (self._is_aside and path in self.written):
                 above = max(0, target.document[0][1]) if target.document else 0
-                self.written[path] = "\n" * self._text.count("\n", 0, above) + plain(body)
+                self.written[path] = "\n" * (line_of(self._text, above) - 1) + plain(body)
             elif command == "read" and not name:
                 self._put(fields[-1].text, Value([body]))
-
-    def _filled_in(self, chars: Chars) -> Chars:
-        """A here-document with the variables put in that it names."""
-        text, last, found = plain(chars), 0, Chars()
-        while (one := _IN_DOCUMENTS.search(text, last)) is not None:
-            start, end = one.start(), one.end()
-            with contextlib.suppress(OpenError):
-                end = end_of(text, start)
-            part = chars[start:end]
-            value = part[1:] if one[0][0] == "\\" else self._field(part, is_split=False).chars
-            found += [*chars[last:start], *value]
-            last = end
-        return [*found, *chars[last:]]
 
     def _put_in(self, chars: Chars) -> list[Chars] | None:
         """What an expansion stands for; None: only the shell knows."""
         raw = plain(chars)
-        if raw.startswith("$'"):
-            decoded = chars_of_escapes(chars[2:-1])
-            return None if decoded is None else [decoded]
         if raw.startswith("$(("):
             self._forget(touched_by([raw[1:]]))
             names = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", raw[3:-2])
@@ -504,19 +655,27 @@ class _Reader:
         self._n_put += sum(len(item) + 32 for item in items)
         return items if self._n_put <= _MOST_PUT else None
 
+    def _commands_of(self, chars: Chars, path: Path | None) -> list[Command]:
+        """The commands of a text that are none of the file's own."""
+        before, self.commands = self.commands, []
+        try:
+            self.read(chars, path)
+        finally:
+            found, self.commands = self.commands, before
+        return found
+
     def _folder(self, chars: Chars) -> str | None:
         """What commands print that only ask for a folder; None: they are others.
 
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
-        if self._depth > _MOST_DEEP:
-            return None
-        inside = _Reader(self._text, {name: self._get(name) for name in self._names()})
-        inside._depth = self._depth + 1
+        commands: list[Command] = []
+        self._scopes.append({})
         with contextlib.suppress(OpenError):
-            inside.read(chars, None)
+            commands = self._commands_of(chars, None) if self._depth <= _MOST_DEEP else []
+        self._scopes.pop()
         here, printed = ".", None
-        for command in inside.commands:
+        for command in commands:
             texts = [one.text for one in command.words if one.text not in _FOLDER_FLAGS]
             name, rest = "".join(texts[:1]), texts[1:]
             if any(map(UNKNOWN.search, rest)) or len(rest) != (name != "pwd"):
@@ -530,6 +689,10 @@ class _Reader:
             else:
                 return None
         return None if printed is None else os.path.normpath(printed)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._put(name, Value())
 
     def _sets(self, fields: Sequence[Field]) -> bool:
         """Take a line that only sets variables, or asks; whether it is one."""
@@ -573,94 +736,82 @@ class _Reader:
 
     def _sources(self, fields: Sequence[Field]) -> bool:
         """Read a file that a line sources; whether it does."""
-        path = self._path
+        path = self._here.path
         if path is None or len(fields) < 2 or fields[0].raw not in ("source", "."):
             return False
-        name, commands, outer = fields[1].text, self.commands, self._get("BASH_SOURCE")
+        name, outer = fields[1].text, self._get("BASH_SOURCE")
         found = _sourced(name, path)
         try:
             if found is None or self._depth >= _MOST_DEEP:
                 raise RenderError(f"{name}: is not there", "")
-            self.commands, chars = [], unplaced(read_text(found))
+            chars = unplaced(read_text(found))
             self._put("BASH_SOURCE", Value([unplaced(str(found))]))
             self.sourced.append(found)
-            self.read(chars, found)
+            self._commands_of(chars, found)
         except (RenderError, OpenError):
             self._gone.append(f"{name}, which {self._line(fields[0].place)} sources, is not read")
-            for each in self._names():
+            for each in dict.fromkeys(name for scope in self._scopes for name in scope):
                 if (value := self._get(each)) is not None:
                     self._put(each, value.differing(True))
         finally:
-            self.commands = commands
             self._put("BASH_SOURCE", outer)
         return found is not None
 
     def _runs(self, fields: Sequence[Field]) -> None:
         """Take a command, or those in the text that it hands to a shell."""
+        here = self._here
         n_set = next(at for at, one in enumerate(fields) if not ASSIGNS.match(one.raw))
         rest, variables = fields[n_set:], dict[str, Word]()
-        words = tuple(one.word(chars) for one in rest for chars in one.items)
+        items = [one._replace(items=[chars]) for one in rest for chars in one.items]
+        words = tuple(one.word(one.chars) for one in items)
         if not words:
             return
-        for name in self._exported if rest[0].text not in _STARTS_NOTHING else ():
-            if (held := self._get(name)) is not None and held.items is not None:
-                variables[name] = rest[0].word([char for item in held.items for char in item])
-        own = {one.raw.partition("=")[0]: one.word(one.value) for one in fields[:n_set]}
         texts = tuple(word.text for word in words)
+        for name in self._exported if texts[0] not in _STARTS_NOTHING else ():
+            if (held := self._get(name)) is not None and held.items is not None:
+                variables[name] = items[0].word([char for item in held.items for char in item])
+        own = {one.raw.partition("=")[0]: one.word(one.value) for one in fields[:n_set]}
         if texts[0] == "eval":
-            parts = [[*chars, (" ", -1)] for one in rest for chars in one.items][1:]
+            parts = [[*one.chars, (" ", -1)] for one in items[1:]]
             may_differ = any(one.may_differ for one in rest)
             self._hands_on(Field("", parts, fields[0].place, may_differ=may_differ), ("eval",))
             return
         if texts[0] == "cd" and len(texts) == 2:
-            here = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
-            is_known = UNKNOWN.search(here) is None
-            self._put("PWD", Value([unplaced(os.path.normpath(here))] if is_known else None))
+            folder = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
+            is_known = UNKNOWN.search(folder) is None
+            self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
         names = _VARIABLES.findall(" ".join([*texts, *(one.text for one in own.values())]))
         held_values = [(name, self._get(name)) for name in names]
         unread = [*self._deciders, *(held.why for _, held in held_values if held)]
-        may_differ = self._is_handed or any(one.may_differ for one in fields)
+        may_differ = here.may_differ or any(one.may_differ for one in fields)
         if may_differ or any(held is None for _, held in held_values):
             unread += self._gone
-        made = Command(
+        command = Command(
             words=words,
             start=fields[0].place,
+            text=self._text,
             variables=variables | own,
-            within=self._within,
+            within=here.within,
             unread=tuple(dict.fromkeys(filter(None, unread))),
         )
-        self.commands.append(made)
-        handed = [
-            one
-            for shell, option, one in zip(rest, rest[1:], rest[2:], strict=False)
-            if shell.text.rpartition("/")[2] in _SHELLS and re.fullmatch(r"-\w*c", option.text)
-        ]
-        if not handed and texts[0] in _ELSEWHERE and " " in texts[-1]:
-            handed = [rest[-1]]
-        for one in handed:
-            self._scopes.append({"@": Value()})
-            self._hands_on(one, texts)
-            self._scopes.pop()
-        self._starts(made)
+        self.commands.append(command)
+        for at, is_text in _started_by(texts):
+            if is_text:
+                self._scopes.append({"@": Value()})
+                self._hands_on(items[at], texts)
+                self._scopes.pop()
+            if is_text or self._starts(command, at):
+                return
 
-    def _starts(self, command: Command) -> None:
-        """Read a shell file that a command starts, in a shell of its own."""
+    def _starts(self, command: Command, at: int) -> bool:
+        """Read a shell file that a command starts, in a shell of its own; whether it is one."""
         texts = [word.text for word in command.words]
-        names = [text.rpartition("/")[2] for text in texts]
-        at = next((at for at, one in enumerate(texts) if one.endswith(SHELL_SUFFIXES)), None)
-        if at is None:
-            at = next((at for at, name in enumerate(names[:-1], 1) if name in _SHELLS), 0)
-        is_started = any(name in _STARTERS for name in names[:at]) or (
-            not at and {*"/."} & {*texts[0]}
-        )
-        if self._path is None or not is_started or self._depth >= _MOST_DEEP:
-            return
-        path = _sourced(texts[at], self._path)
-        if path is None or path.resolve() in self._files:
-            return
-        given = {name: word.text for name, word in command.variables.items()}
-        given |= {"0": str(path), "BASH_SOURCE": str(path), "PWD": "."}
-        held: _Changes = {name: Value([unplaced(one)]) for name, one in given.items()}
+        if self._here.path is None or self._depth >= _MOST_DEEP:
+            return False
+        path = _sourced(texts[at], self._here.path)
+        if path is None or path.resolve() in self._files or path.suffix == ".py":
+            return False
+        held = _held(path, {name: word.text for name, word in command.variables.items()})
         words, own = texts[at + 1 :], self._get("@")
         is_open = bool(own and own.items is None and _ALL_GIVEN & {*words})
         is_open = is_open or any("[@]" in one for one in words)
@@ -672,23 +823,53 @@ class _Reader:
         inside._depth = self._depth
         with contextlib.suppress(RenderError, OpenError):
             text = read_text(path)
-            if is_shell(text, path) and may_launch(path):
-                inside.read([(char, command.start) for char in text], path, tuple(texts))
-                self.sourced += [path, *inside.sourced]
-                self.commands += inside.commands
+            if path.suffix in DATA_SUFFIXES:
+                text = commands_of_job(text, path)
+            elif not is_shell(text, path) and {*map(_name, texts[:at])}.isdisjoint(_SHELLS):
+                text = ""
+            if not text:
+                return False
+            inside.read([(char, command.start) for char in text], path, tuple(texts))
+            self.sourced += [path, *inside.sourced]
+            self.commands += inside.commands
+            return True
+        return False
 
     def _hands_on(self, text: Field, within: tuple[str, ...]) -> None:
         """Read a text that a command hands to a shell; one that does not close is left."""
         if self._depth < _MOST_DEEP:
             chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
-            before = self._is_handed, self._text_deciders
-            self._is_handed, self._text_deciders = (
-                self._is_handed or text.may_differ,
-                self._deciders,
-            )
+            may_differ = self._here.may_differ or text.may_differ
+            deciders = tuple(self._deciders)
             with contextlib.suppress(OpenError):
-                self.read(chars, self._path, within)
-            self._is_handed, self._text_deciders = before
+                self.read(chars, self._here.path, within, deciders=deciders, may_differ=may_differ)
+
+
+def _name(text: str) -> str:
+    return text.rpartition("/")[2]
+
+
+def _started_by(texts: Sequence[str]) -> Iterator[tuple[int, bool]]:
+    """Places of words that may be a shell file which a command starts, or texts for a shell."""
+    names = [*map(_name, texts)]
+    shell = next((at for at, name in enumerate(names) if name in _SHELLS), None)
+    if shell is not None:
+        at = shell + 1
+        while texts[at : at + 1] and texts[at][0:1] in ("-", "+"):
+            if _TEXT_OPTION.fullmatch(texts[at]):
+                yield from [(at + 1, True)] * (at + 1 < len(texts))
+                return
+            at += 1 + (_VALUED_OPTION.fullmatch(texts[at]) is not None)
+        yield from [(at, False)] * (at < len(texts))
+    elif names[0] in _ELSEWHERE and " " in texts[-1]:
+        yield len(texts) - 1, True
+    else:
+        begun = next((at for at, name in enumerate(names) if name in _STARTERS), len(texts))
+        for at, text in enumerate(texts):
+            is_file = text.endswith(SHELL_SUFFIXES) or text.startswith(("./", "../"))
+            is_job = names[0] in _SUBMITTERS and text.endswith(DATA_SUFFIXES)
+            if is_job or (is_file and (at == 0 or at > begun)):
+                yield at, False
 
 
 def _one_of(name: str, before: Value | None, values: Sequence[Value | None], why: str) -> Value:
@@ -724,9 +905,12 @@ def _added(name: str, before: Value, why: str, *, gap: str = "") -> Value:
 def _sourced(name: str, base: Path) -> Path | None:
     """The file that `source NAME` means; None: it is not there.
 
-    A folder that only the shell knows is taken for the script's, or one above it.
+    A folder that only the shell knows, or that is not here, is taken for the script's, or one
+    above it.
     """
     rest = _UNKNOWN_FOLDERS.sub("", name)
+    if rest.startswith("/") and not os.path.isdir(os.path.dirname(rest)):  # as in a container
+        rest = _name(rest)
     if not rest or UNKNOWN.search(rest):
         return None
     near = (*(folder / rest for folder in base.parents[:_FOLDERS_ABOVE]), Path(rest))

@@ -12,8 +12,6 @@ from typing import NamedTuple
 NAME = r"[A-Za-z_]\w*"
 ASSIGNS = re.compile(rf"({NAME})(\+?)=")
 UNKNOWN = re.compile(r"[$`]")
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
-_ESCAPED = re.compile(r"\\(?:(x[0-9A-Fa-f]{1,2}|[0-7]{1,3})|([ntr\\'\"]))|([^\\])")
 _ELEMENT = re.compile(rf"({NAME})\[[^]]*\]\+?=")
 _ALTERED = re.compile(
     rf"(?:\+\+|--)\s*+({NAME})|({NAME})\s*+(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
@@ -100,6 +98,8 @@ def touched_by(words: Sequence[str]) -> list[str]:
     words = [*dropwhile(ASSIGNS.match, words), ""]
     if _ELEMENT.match(words[0]):
         return [element[1] for element in map(_ELEMENT.match, words) if element]
+    if words[0] in ("for", "select"):
+        return touched_by(words[1:2]) if words[1].startswith("((") else words[1:2]
     if words[0] == "let" or words[0].startswith("(("):
         return [before or behind for before, behind in _ALTERED.findall(" ".join(words))]
     if words[0] == "shift" or words[:2] == ["set", "--"]:
@@ -157,19 +157,6 @@ def plain(chars: Chars) -> str:
 def unplaced(text: str) -> Chars:
     """The characters of a text that stands in no file."""
     return [(char, -1) for char in text]
-
-
-def chars_of_escapes(chars: Chars) -> Chars | None:
-    """The inside of `$'...'`, with the signs that backslashes mean; None: one is not known."""
-    raw, found, at = plain(chars), Chars(), 0
-    while one := _ESCAPED.match(raw, at):
-        number, sign, itself = one.groups()
-        code = int(f"0{number}", 16 if number[0] == "x" else 8) if number else 1
-        if not 0 < code < 128:  # a text ends at 0; above stands a part of a character
-            return None
-        found.append((chr(code) if number else itself or _ESCAPES.get(sign, sign), chars[at][1]))
-        at = one.end()
-    return found if at == len(raw) else None
 
 
 def joined(values: Sequence[Chars]) -> list[Chars]:

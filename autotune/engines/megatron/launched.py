@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -17,7 +18,8 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.launches import slurm
-from autotune.engines.launches.files import is_shell
+from autotune.engines.launches.files import DATA_SUFFIXES, is_shell
+from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.line import parts_of, ranks_in, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, read_shell
 from autotune.engines.launches.shell_words import UNKNOWN, Word
@@ -61,6 +63,8 @@ GONE: Mapping[str, str] = _PROGRAMS["gone"]
 """Arguments that Megatron's parser takes to refuse them -> the flag in their place."""
 _RANKS_OF_SLIME = ("--actor-num-nodes", "--actor-num-gpus-per-node")
 """Flags of slime's scripts that say how many ranks train (slime/utils/arguments.py)."""
+_RANKS_OF_NODE = ("devices", "n_gpus_per_node", "gpus_per_node")
+"""Fields of NeMo's, verl's and NeMo RL's."""
 _SWIFT = "megatron"
 """The command of ms-swift that trains with Megatron (swift/cli/_megatron/main.py)."""
 _SWIFT_TRAINS = ("pt", "sft", "rlhf")
@@ -90,7 +94,16 @@ _OTHER_CONFIGURATION: Sequence[str] = _PROGRAMS["nemo"]["flags_of_another_config
 """Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
 """The release in the first line of an export's arguments."""
-_SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]|sh[ \t].*\.sh\b", re.MULTILINE)
+_STARTS_FILES = re.compile(
+    r"^[ \t]*(?:source|\.)[ \t]|sh[ \t]|\.sh\b|^[^#\n]*[ \t\"'](?:\./|\S*\.(?:py|ya?ml)\b)|^\./",
+    re.MULTILINE,
+)
+"""What a line has that starts, sources or names another file, which may hold the arguments."""
+_FILE_NAMED = re.compile(r"[\"']([\w./-]+\.(?:json|ya?ml))[\"']")
+_PROGRAM = "PROGRAM"
+"""The variable of an export's arguments: the script and all that it is given."""
+_OF_OTHERS = frozenset({"rollout", "generation", "ref", "critic", "reward_model"})
+"""Sections of a file that say how another model than the trained one is split."""
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
 
 
@@ -171,7 +184,7 @@ class MegatronLaunch:
     @property
     def is_passing_on(self) -> bool:
         """True if all that the shell puts in are the words that the file was started with."""
-        return bool(self.open_words) and all(map(_PASSED_ON.fullmatch, self.open_words.values()))
+        return bool(self.open_words) and _are_passed_on(self.open_words)
 
 
 @cache
@@ -186,16 +199,84 @@ def sets_arguments(text: str, path: Path) -> bool:
 
 
 def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
-    """The trainings of Megatron-LM's that a text starts; empty: it starts none.
+    """The trainings of Megatron-LM's that a text starts, or whose settings it holds; may be none.
 
     Raises:
         JobError: A quote does not close, or a count of ranks is none.
     """
+    if path.suffix in DATA_SUFFIXES:
+        if commands := commands_of_job(text, path):
+            return list(_of_shell(commands, path, release))
+        return [one for one in (settings_in(text, path, release=release),) if one is not None]
     # Most files that are checked are no launches: they are not parsed twice.
     marks = (*_MARKS, *_OF_LAYOUTS, *(f"{name}=" for name in _OVERRIDDEN))
-    patterns = (_SOURCES, _GPT, _STARTS_SWIFT)
+    patterns = (_STARTS_FILES, _GPT, _STARTS_SWIFT)
     may_start = any(mark in text for mark in marks) or any(p.search(text) for p in patterns)
-    return list(_of_shell(text, path, release)) if is_shell(text, path) and may_start else []
+    if not may_start or not is_shell(text, path):
+        return []
+    found = list(_of_shell(text, path, release))
+    if not found and f"{_PROGRAM}=(" in text:  # what another file sources
+        found = list(_of_shell(f'{text}\npython "${{{_PROGRAM}[@]}}"\n', path, release))
+    return found
+
+
+def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None:
+    """The training whose settings stand in a file of YAML or JSON; None: it holds none.
+
+    All arguments of Megatron-LM by their names, as exports have them, or the fields of another
+    program: Megatron-Bridge, NeMo RL, ms-swift, verl.
+    """
+    if not any(name in text for name in _DEGREES):
+        return None
+    data = json.loads(text) if path.suffix == ".json" else parse_yaml(text, path)
+    leaves = list(_leaves(data))
+    if not any(key.rpartition(".")[2] in _DEGREES for key, _ in leaves):
+        return None
+    is_whole = all(is_flag_of_any(_as_flag(key)) for key, _ in leaves)
+    arguments = _Arguments(release, path.name, path, is_megatrons=is_whole)
+    start = text.find(next(name for name in _DEGREES if name in text))
+    words: list[Word] = []
+    for key, value in leaves:
+        at = max(0, text.find(key.rpartition(".")[2]))
+        if not is_whole:
+            arguments.take_override(key, json.dumps(value, default=str), at)
+        elif value is not False and value is not None:
+            texts = [] if value is True else value if isinstance(value, list) else [value]
+            words += [Word(text=one, start=at) for one in (_as_flag(key), *map(str, texts))]
+    if is_whole:
+        arguments.take(words)
+    world, per_node = arguments.ranks()
+    rest = ("what the file does not say", "the program that reads it may set it")
+    return MegatronLaunch(
+        path=path,
+        text=text,
+        given=arguments.given,
+        words=[word.text for word in words],
+        problems=arguments.problems,
+        unknown=frozenset(arguments.unknown),
+        is_partial=not is_whole,
+        is_overrides=not is_whole,
+        rest=None if is_whole else rest,
+        settled=frozenset() if is_whole else frozenset(_OF_FLAGS_ALONE),
+        world=world,
+        per_node=per_node,
+        start=start,
+        release=release,
+    )
+
+
+def _as_flag(argument: str) -> str:
+    return f"--{argument.replace('_', '-')}"
+
+
+def _leaves(data: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields that are no sections, dotted, but for those of other models."""
+    for name, value in data.items() if isinstance(data, Mapping) else ():
+        key = f"{at}.{name}" if at else str(name)
+        if isinstance(value, Mapping):
+            yield from () if name in _OF_OTHERS else _leaves(value, key)
+        else:
+            yield key, value
 
 
 def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
@@ -283,12 +364,17 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
         ]
         is_overrides = any(match[1].endswith(_OVERRIDDEN) for _, match in overrides)
         script = _overriding_script(words) if is_overrides else _script_at(words)
+        variables = {name: word.text for name, word in command.variables.items()}
         if script is None:
+            named = _settings_of_script(words, path, release)
+            if named is not None:
+                world, per_node = ranks_of(words, within=command.within, options=options)
+                known = {"world": world, "per_node": per_node} if world else {}
+                yield replace(named, variables=variables, **known, **_gpu_of(options))
             continue
         is_swift = _swift_at(words) is not None
         is_megatrons = not is_overrides and _is_megatrons(words, script)
-        usual = _SWIFT_VARIABLES if is_swift else {}
-        variables = {**usual, **{name: word.text for name, word in command.variables.items()}}
+        variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
         arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
         if is_overrides:
             for word, match in overrides:
@@ -314,7 +400,7 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             words=words[script + 1 :] if is_megatrons else (),
             problems=[*arguments.problems, *_lost(shell, command)],
             unknown=frozenset(arguments.unknown),
-            is_partial=not is_megatrons or bool(arguments.open_words),
+            is_partial=not is_megatrons or not _are_passed_on(arguments.open_words),
             open_words=arguments.open_words,
             is_overrides=is_overrides or is_swift,
             **(
@@ -331,6 +417,27 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             release=release,
             **_gpu_of(options),
         )
+
+
+def _are_passed_on(open_words: Mapping[int, str]) -> bool:
+    """True if open words are what the file was started with: it is judged as it stands."""
+    return all(map(_PASSED_ON.fullmatch, open_words.values()))
+
+
+def _settings_of_script(words: Sequence[str], path: Path, release: str) -> MegatronLaunch | None:
+    """The training whose settings a script names by a literal, in a file beside it."""
+    parts = parts_of(words)
+    script = words[parts.script_at] if parts.script_at < len(words) else ""
+    near = (Path(script), path.parent / script)
+    found = next((one for one in near if one.suffix == ".py" and one.is_file()), None)
+    for name in () if found is None else _FILE_NAMED.findall(read_text(found)):
+        assert found is not None
+        with suppress(RenderError, JobError, ValueError):
+            file = found.parent / name
+            text = read_text(file) if file.is_file() else ""
+            if (settings := settings_in(text, file, release=release)) is not None:
+                return settings
+    return None
 
 
 def _lost(shell: ShellText, command: Command) -> Iterator[Violation]:
@@ -474,7 +581,7 @@ class _Arguments:
                 value = _value(flag, list(map(str, texts)))
         except (JobError, RenderError, ValueError):
             return self._forget(argument)
-        if section == "trainer":
+        if section in ("trainer", "cluster"):
             self.trainer[name] = value
         return None if value is None else self._keep(argument, value, spelled or key, start)
 
@@ -511,7 +618,10 @@ class _Arguments:
 
     def ranks(self) -> tuple[int | None, int | None]:
         """All ranks, and those of a node, as far as NeMo's fields or slime's flags say."""
-        nodes, per_node = (self.trainer.get(name) for name in ("num_nodes", "devices"))
+        nodes, per_node = (
+            next((self.trainer[name] for name in names if name in self.trainer), None)
+            for names in (("num_nodes", "nnodes"), _RANKS_OF_NODE)
+        )
         if not (isinstance(nodes, int) and isinstance(per_node, int)):
             texts = [self._of_script.get(flag, "") for flag in _RANKS_OF_SLIME]
             nodes, per_node = (int(text) if text.isdecimal() else None for text in texts)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.nested import look_up
@@ -63,6 +61,7 @@ from autotune.engines.deepspeed.sources.script import (
 from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
 from autotune.engines.launches.files import is_shell
+from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.line import TRL, flags_of, ranks_of, text_or_none
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation, listed
@@ -137,7 +136,9 @@ def read_all(
     """
     path = Path(path)
     text = read_text(path) if text is None else text
-    if is_shell(text, path):
+    if path.suffix == ".args":
+        text = _script_of_arguments(path) or text
+    if path.suffix == ".args" or is_shell(text, path):
         return _of_shell(text, path, world=world, given=consumer)
     line = LaunchLine()
     if launch is not None:
@@ -149,21 +150,15 @@ def read_all(
         return _read(path, text, asked)
     except NotADsConfigError as error:
         try:
-            return _of_shell(_commands_of_job(text, path), path, world=world, given=consumer)
-        except JobError as other:  # no shell's, or without a launch
+            return _of_shell(commands_of_job(text, path), path, world=world, given=consumer)
+        except NotADsConfigError as other:  # it is no job, or starts nothing of DeepSpeed's
             raise (other if isinstance(other, NotFollowedError) else error) from None
 
 
-def _commands_of_job(text: str, path: Path) -> str:
-    """The commands of a job of SkyPilot's, on their lines of its YAML; empty: it is none."""
-    found = parsed(text, path)
-    commands = found.data.get("run")
-    if found.syntax != "yaml" or not isinstance(commands, str):
-        return ""
-    keys = getattr(yaml.compose(text, Loader=yaml.SafeLoader), "value", ())
-    marks = [(one.start_mark.line, one.style) for key, one in keys if key.value == "run"]
-    line, style = marks[-1] if marks else (0, "")
-    return "\n" * (int(line) + (style in ("|", ">"))) + commands
+def _script_of_arguments(path: Path) -> str:
+    """The start of the script beside a file of arguments that reads it; empty: none does."""
+    scripts = (one for one in sorted(path.parent.glob("*.py")) if path.name in files_named(one))
+    return next((f"python {shlex.quote(one.name)}" for one in scripts), "")
 
 
 def _launches(shell: "ShellText", text: str, path: Path) -> Iterator[tuple["Command", LaunchLine]]:
@@ -285,12 +280,11 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
         except (JobError, RenderError) as error:
             is_others = isinstance(error, NotADsConfigError) and line.config is None
             is_failed = not (is_others or isinstance(error, UnknownNameError))
-            number = text.count("\n", 0, command.start) + 1
-            (failed if is_failed else not_judged).setdefault(number, error)
+            (failed if is_failed else not_judged).setdefault(command.line, error)
             continue
         for one in sources:
             one = replace(one, not_judged=(*one.not_judged, *unread))
-            found.append(one if lost is None else _with_lost(one, lost, text))
+            found.append(one if lost is None else _with_lost(one, lost))
     if not found:
         errors = (*failed.values(), *not_judged.values())
         first = min(errors, key=lambda one: type(one) is NotADsConfigError, default=None)
@@ -308,13 +302,12 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
     kind = "a shell file without a launch line that names one"
     for command, words in _lines(shell):
         line = launch_of_words(words)
-        number = text.count("\n", 0, command.start) + 1
         script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
         if line.kind and line.open_words and "deepspeed" in text:
             return NotFollowedError(
                 path,
                 kind,
-                message=f"{path}: line {number} starts {script} with "
+                message=f"{path}: line {command.line} starts {script} with "
                 f"{listed(line.open_words, ', ')}, which only the shell knows",
                 hint=command.unread_because or f"say the launch with {flag('launch')}",
             )
@@ -322,7 +315,7 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
             return NotFollowedError(
                 path,
                 kind,
-                message=f"{path}: line {number} names no ds_config: if {script} trains with "
+                message=f"{path}: line {command.line} names no ds_config: if {script} trains with "
                 "DeepSpeed, its code makes the configuration",
                 hint="put `autotune diagnose --` before the command: it runs for a few steps, and "
                 "the configuration is read from the live engine",
@@ -349,16 +342,15 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
     return [_beside(one, arguments) for one in sources] if arguments else sources
 
 
-def _with_lost(source: Source, lost: "Command", text: str) -> Source:
+def _with_lost(source: Source, lost: "Command") -> Source:
     """A configuration whose launch line has lost its end to a line of its own."""
     flags = dict(flags_of([word.text for word in lost.words]))
-    number = text.count("\n", 0, lost.start)
     violation = violation_of(
         "file.lost_line",
         path=source.asked,
-        line=number + 1,
+        line=lost.line,
         cost=lost.cost_of_lost,
-        above=number,
+        above=lost.line - 1,
     )
     return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
 
