@@ -27,6 +27,7 @@ from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
 from autotune.engines.launches.files import SHELL_SUFFIXES, may_launch
+from autotune.engines.launches.jobs import starts_something
 from autotune.engines.megatron.flags import known_release, newest_release, release_of
 
 if TYPE_CHECKING:
@@ -125,7 +126,9 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
             one = Unread(path=path, error=error)
             if target.is_named:
                 unread.append(one)
-            elif type(error) is NotADsConfigError or not may_be_deepspeeds(path):
+            elif type(error) is NotADsConfigError or not (
+                may_be_deepspeeds(path) or starts_something(path)
+            ):
                 others.append(path)
             else:
                 is_open = isinstance(error, NotFollowedError | UnknownNameError)

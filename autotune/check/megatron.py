@@ -16,6 +16,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import FileRule
 from autotune.engines.deepspeed.sources.reading import Source
+from autotune.engines.launches.files import DATA_SUFFIXES
 from autotune.engines.megatron.argument_rules import (
     ARGUMENT_RULES,
     CONNECTIONS,
@@ -152,10 +153,11 @@ def _refused_by(checkout: Path | None, launch: MegatronLaunch) -> list[Violation
 
 
 def _world_because(launch: MegatronLaunch) -> str:
+    is_file = launch.path.suffix in DATA_SUFFIXES
     if launch.world is None:
-        return f"the launch line does not say it: give {flag('world')}"
+        return f"the {'file' if is_file else 'launch line'} does not say it: give {flag('world')}"
     is_set = launch.variables.get("WORLD_SIZE") == str(launch.world)
-    return "WORLD_SIZE" if is_set else "the launch line"
+    return "WORLD_SIZE" if is_set else "the launch and its file" if is_file else "the launch line"
 
 
 @cache
@@ -182,6 +184,7 @@ def _not_judged(
     words = [
         f"what {word} of line {line_of(launch.text, start)} adds"
         for start, word in launch.open_words.items()
+        if not launch.is_passing_on  # it is judged as nobody gives it words
     ]
     names = [
         f"{launch.prefix}{name}" if launch.is_overrides else flag_name(name)

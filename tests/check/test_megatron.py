@@ -214,8 +214,14 @@ def test_arguments_of_a_file_beside_it_are_judged_where_they_are_used(tmp_path):
     assert (tmp_path / "args.sh").read_text() == ARGUMENTS
 
 
-def test_a_file_that_another_sources_is_said_to_be_megatrons(tmp_path):
+def test_arguments_that_an_export_has_its_launch_source_are_judged_alone(tmp_path):
     (tmp_path / "args.sh").write_text(ARGUMENTS)
+    (report,) = check_files([str(tmp_path / "args.sh")], CheckFlags(world=8)).reports
+    assert "megatron.tp.heads" in {one.violation.rule for one in report.found}
+
+
+def test_a_file_that_another_sources_is_said_to_be_megatrons(tmp_path):
+    (tmp_path / "args.sh").write_text(ARGUMENTS.replace("PROGRAM", "MINE"))
     run = check_files([str(tmp_path / "args.sh")], CheckFlags())
     error = run.unread[0].error
     assert "has arguments of Megatron-LM, and starts no training" in error.message
@@ -243,7 +249,6 @@ def test_without_a_world_it_is_said_what_is_not_judged(tmp_path):
             "what ${SIZES[@]} of line 2 adds",
             "./sizes/wide.sh, which line 1 sources, is not read: say the launch with --launch",
         ),
-        ('{line} "$@"', "what $@ of line 1 adds", "only the shell knows it"),
         ("{line} --seq-length $TOKENS", "--seq-length", "only the shell knows it"),
     ],
 )
@@ -254,6 +259,14 @@ def test_what_the_shell_puts_in_is_not_judged(tmp_path, monkeypatch, text, what,
     assert unread_of(report) == [(what, why)]
     assert report.would_run(fixed=False) is None
     assert report.exit_code(fixed=False, strict=True) == 0
+
+
+def test_a_launch_that_hands_on_its_words_is_judged_as_it_stands(tmp_path):
+    """A rule that asks for what is not given finds Megatron's default."""
+    line = LINE.format(micro=1, tp=1, pp=1, more="--sequence-parallel").strip()
+    report = checked(tmp_path / "run.sh", f'{line} "$@"\n')
+    assert unread_of(report) == []
+    assert [one.violation.rule for one in report.found] == ["megatron.sequence_parallel.tp"]
 
 
 def test_a_file_that_is_sourced_from_another_folder_is_read(tmp_path):

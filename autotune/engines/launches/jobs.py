@@ -3,12 +3,17 @@
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from autotune.engines.launches.files import DATA_SUFFIXES
+from autotune.base.errors import RenderError
+from autotune.base.user_text import read_text
+from autotune.engines.launches.files import DATA_SUFFIXES, is_shell
+from autotune.engines.launches.shell_syntax import OpenError, tokens_of
+from autotune.engines.launches.shell_words import unplaced
 
 _MAY_BE = re.compile(r"^[\s{-]*[\"']?(?:run|command)[\"']?\s*:", re.MULTILINE)
 _MAX_CHARACTERS = 2**18
@@ -29,11 +34,21 @@ def commands_of_job(text: str, path: Path) -> str:
         return ""
     found: dict[str, int] = {}
     for line, command in _commands(root, is_root=True):
-        found.setdefault(command, line)
+        with suppress(OpenError):  # prose is no command
+            tokens_of(unplaced(command))
+            found.setdefault(command, line)
     written = ""
     for command, line in found.items():
         written += "\n" * max(1, line - written.count("\n")) * bool(line) + command
     return written
+
+
+def starts_something(path: Path) -> bool:
+    """Whether a file is a shell's, or a job: whatever fails in what it starts is to be said."""
+    with suppress(RenderError):
+        text = read_text(path)
+        return is_shell(text, path) or commands_of_job(text, path) != ""
+    return False
 
 
 def _commands(node: Any, *, is_root: bool = False) -> Iterator[tuple[int, str]]:

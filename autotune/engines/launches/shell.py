@@ -800,7 +800,7 @@ class _Reader:
                 self._scopes.append({"@": Value()})
                 self._hands_on(items[at], texts)
                 self._scopes.pop()
-            if is_text or self._starts(command, at):
+            elif self._starts(command, at):
                 return
 
     def _starts(self, command: Command, at: int) -> bool:
@@ -852,15 +852,17 @@ def _name(text: str) -> str:
 def _started_by(texts: Sequence[str]) -> Iterator[tuple[int, bool]]:
     """Places of words that may be a shell file which a command starts, or texts for a shell."""
     names = [*map(_name, texts)]
-    shell = next((at for at, name in enumerate(names) if name in _SHELLS), None)
-    if shell is not None:
-        at = shell + 1
-        while texts[at : at + 1] and texts[at][0:1] in ("-", "+"):
+    files = list[int]()
+    for at in (at + 1 for at, name in enumerate(names) if name in _SHELLS):
+        while texts[at : at + 1] and texts[at][:1] in ("-", "+"):
             if _TEXT_OPTION.fullmatch(texts[at]):
                 yield from [(at + 1, True)] * (at + 1 < len(texts))
-                return
+                break
             at += 1 + (_VALUED_OPTION.fullmatch(texts[at]) is not None)
-        yield from [(at, False)] * (at < len(texts))
+        else:
+            files.append(at)
+    if any(name in _SHELLS for name in names):
+        yield from ((at, False) for at in files[:1] if at < len(texts))
     elif names[0] in _ELSEWHERE and " " in texts[-1]:
         yield len(texts) - 1, True
     else:

@@ -238,9 +238,11 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
     words: list[Word] = []
     for key, value in leaves:
         at = max(0, text.find(key.rpartition(".")[2]))
+        if value in (None, "none"):  # ms-swift's word for Megatron's own default
+            continue
         if not is_whole:
             arguments.take_override(key, json.dumps(value, default=str), at)
-        elif value is not False and value is not None:
+        elif value is not False:
             texts = [] if value is True else value if isinstance(value, list) else [value]
             words += [Word(text=one, start=at) for one in (_as_flag(key), *map(str, texts))]
     if is_whole:
@@ -253,7 +255,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
         given=arguments.given,
         words=[word.text for word in words],
         problems=arguments.problems,
-        unknown=frozenset(arguments.unknown),
+        unknown=frozenset(arguments.unknown & defaults(release).keys()),
         is_partial=not is_whole,
         is_overrides=not is_whole,
         rest=None if is_whole else rest,
@@ -397,7 +399,9 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             path=path,
             text=text,
             given=arguments.given,
-            words=words[script + 1 :] if is_megatrons else (),
+            words=[one for one in words[script + 1 :] if not _PASSED_ON.fullmatch(one)]
+            if is_megatrons
+            else (),
             problems=[*arguments.problems, *_lost(shell, command)],
             unknown=frozenset(arguments.unknown),
             is_partial=not is_megatrons or not _are_passed_on(arguments.open_words),

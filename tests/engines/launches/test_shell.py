@@ -250,8 +250,6 @@ def test_a_text_for_another_shell_is_read(text):
         'torchrun a.py --x "$(echo 1)" ; true',
         "A=1 torchrun a.py --x 1 2>/dev/null | cat",
         'X="a b"\ntorchrun a.py $X "$X"',
-        "torchrun a.py $'it\\'s' 'a'$'b\\tc' \"don't $'x'\"",
-        "torchrun $'\\x74.py' $'\\164.py' $'a\\\\b\\\"'",
     ],
 )
 def test_words_are_those_of_bash(line, tmp_path):
@@ -536,5 +534,52 @@ def test_files_that_start_one_another_are_read_once(tmp_path):
     assert [one.words[0].text for one in commands].count("run") == 1
 
 
-def test_a_sign_that_is_not_decoded_leaves_the_word_unknown():
-    assert words("run $'\\u0041' $'\\x80' $'\\d'\n")[1:] == ["$'\\u0041'", "$'\\x80'", "$'\\d'"]
+def test_a_quote_with_escapes_stays_as_it_is_written():
+    assert words("run $'it\\'s' $'\\x80' b\n")[1:] == ["$'it\\'s'", "$'\\x80'", "b"]
+
+
+_RUNS = "run ${DS:-a}\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("bash -x FILE", "sh FILE", "bash -euo pipefail FILE", "./FILE", "nohup ./FILE &"),
+        *("nohup bash FILE > log 2>&1 &", "srun bash -c 'bash FILE'", 'srun -N2 bash -c "./FILE"'),
+        *("env A=1 bash FILE", "time ./FILE", "bash /gone/FILE", "kubectl apply -f job.yaml"),
+        *('sed "s|a|b|" job.yaml | kubectl create -f -', "sky launch job.yaml"),
+    ],
+)
+@pytest.mark.parametrize("name", ["inner.sh", "inner"])
+def test_a_file_that_a_line_starts_is_read_once(line, name, tmp_path):
+    (tmp_path / name).write_text(f"#!/bin/bash\n{_RUNS}")
+    (tmp_path / "job.yaml").write_text(f"kind: x\nrun: bash {name}\n")
+    text = line.replace("FILE", name)
+    commands = read_shell(f"{text}\n", tmp_path / "run.sh", follows=True).commands
+    assert [one.words[1].text for one in commands if one.words[0].text == "run"] == ["a"]
+
+
+def test_an_option_loop_in_a_function_leaves_a_default_open():
+    loop = "while [ $# -gt 0 ]; do case $1 in --ds) DS=$2 ;; esac; shift; done"
+    inside = read_shell(f'DS=a\nf() {{\n {loop}\n}}\nf "$@"\nrun $DS\n', Path("run.sh"))
+    assert inside.commands[-1].words[1].text == "$DS"
+    assert "line 2 decides by `function`" in inside.commands[-1].unread_because
+    outside = read_shell(f"DS=a\n{loop}\nrun $DS\n", Path("run.sh"))
+    assert outside.commands[-1].words[1].text == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("A=1\n{ A=2; echo x; } | tee log\nrun $A", ["1"]),
+        ("A=1\necho x | while read B; do A=2; done\nrun $A", ["1"]),
+        ("f()\n{\n A=1\n}\nfunction g { B=2; }\nrun ${A:-3} ${B:-4}", ["1", "2"]),
+        ("case x in\n (a|b) A=1 ;;\nesac > log\nrun ${A:-2}", ["${A:-2}"]),
+        ("for A in if done fi; do echo done; done\nrun ${B:-1}", ["1"]),
+        ("[ 1 = 1 ] && ! [ 1 = 2 ] && A=1\nrun $A", ["1"]),
+        ("fi\n}\nA=1 && done\nrun $A", ["1"]),
+        ("if [ 1 = 2 ]\nthen A=1\nelif [ 1 = 1 ]\nthen A=2\nelse A=3\nfi\nrun $A", ["2"]),
+    ],
+)
+def test_blocks_end_where_bash_ends_them(text, told):
+    assert words(text, -1) == ["run", *told]
