@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import InvalidVersion, Version
 
 from autotune.base.errors import JobError, RenderError
-from autotune.base.files import write_text
 from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.user_text import read_text
@@ -27,7 +26,6 @@ from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
 from autotune.engines.launches.files import SHELL_SUFFIXES, may_launch
-from autotune.engines.launches.jobs import starts_something
 from autotune.engines.megatron.flags import known_release, newest_release, release_of
 
 if TYPE_CHECKING:
@@ -126,9 +124,7 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
             one = Unread(path=path, error=error)
             if target.is_named:
                 unread.append(one)
-            elif type(error) is NotADsConfigError or not (
-                may_be_deepspeeds(path) or starts_something(path)
-            ):
+            elif type(error) is NotADsConfigError or not _may_be_meant(path):
                 others.append(path)
             else:
                 is_open = isinstance(error, NotFollowedError | UnknownNameError)
@@ -146,6 +142,13 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
         not_followed=not_followed,
         is_one_file=len(targets) == 1 and targets[0].is_named,
     )
+
+
+def _may_be_meant(path: Path) -> bool:
+    """Whether a file of a folder that cannot be read may be DeepSpeed's, or start a training."""
+    from autotune.engines.launches.jobs import starts_something  # reads shells, as in `_launches`
+
+    return may_be_deepspeeds(path) or starts_something(path)
 
 
 def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:
@@ -309,6 +312,8 @@ def write_fix(report: CheckReport) -> bool:
     """
     if report.fixed_text is None or not report.is_written(fixed=True):
         return False
+    from autotune.base.files import write_text  # with what goes into trials, as most need not
+
     path = report.source.path.resolve()
     write_text(path, report.fixed_text, error=RenderError, hint="check the folder")
     return True

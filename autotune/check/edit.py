@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.base.errors import AutotuneError
-from autotune.check import json_text, yaml_text
 from autotune.check.changes import same_data, with_changes
-from autotune.check.text_nodes import Member, TextNode, TooOddError
+from autotune.check.text_nodes import Member, TextNode, TooOddError, language_of
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.space.rule import Moves, Patch
 
@@ -49,9 +48,10 @@ def edit(
         return None
     after = text.removeprefix(BYTE_ORDER_MARK)
     mark = text[: len(text) - len(after)]
+    language = language_of(syntax)
     try:
-        data = _data(after, syntax, reads_exponents)
-        comments = yaml_text.comments(after) if syntax == "yaml" else None
+        data = language.data(after, reads_exponents=reads_exponents)
+        comments = language.comments(after) if syntax == "yaml" else None
         steps = list(_steps(data, changes, moves or {}))
         if len(steps) * len(text) > _MOST_READ[syntax]:
             return None
@@ -60,19 +60,14 @@ def edit(
         spelled = {repr(float(one)): one for one in floats}
         for at, value, new_name in steps:
             after = _EditedText(after, syntax, spelled).changed(at, value, new_name)
-        if not same_data(_data(after, syntax, reads_exponents), with_changes(data, changes)):
+        again = language.data(after, reads_exponents=reads_exponents)
+        if not same_data(again, with_changes(data, changes)):
             return None
-        if comments is not None and yaml_text.comments(after) != comments:
+        if comments is not None and language.comments(after) != comments:
             return None
     except (TooOddError, AutotuneError, ValueError):
         return None
     return mark + after
-
-
-def _data(text: str, syntax: str, reads_exponents: bool) -> dict[str, Any]:
-    if syntax == "json":
-        return json_text.data(text)
-    return yaml_text.data(text, reads_exponents=reads_exponents)
 
 
 def _steps(
@@ -102,7 +97,7 @@ class _EditedText:
 
     def __init__(self, text: str, syntax: str, spelled: Mapping[str, str]) -> None:
         self._text, self._spelled = text, spelled
-        self._language = json_text if syntax == "json" else yaml_text
+        self._is_json, self._language = syntax == "json", language_of(syntax)
         self._newline = "\r\n" if "\r\n" in text else "\n"
         indented = _INDENTED.search(text)
         self._unit = indented[1] if indented else "  "
@@ -148,7 +143,7 @@ class _EditedText:
         if members is None:
             raise TooOddError
         if section.indent is not None:
-            lines = yaml_text.lines(new, section.indent, self._newline, self._spelled)
+            lines = self._language.lines(new, section.indent, self._newline, self._spelled)
             at = self._line_end(max(one.value.end for one in members))
             if at and self._text[at - 1] != "\n":
                 lines = self._newline + lines.removesuffix(self._newline)
@@ -157,13 +152,13 @@ class _EditedText:
         line = self._text[start : section.start]
         outer = self._newline + line[: len(line) - len(line.lstrip())]
         if not members:
-            is_one_line = "\n" not in self._text or self._language is yaml_text
+            is_one_line = "\n" not in self._text or not self._is_json
             inner, outer = ("", "") if is_one_line else (outer + self._unit, outer)
             member = f"{self._named(name, False)}: {self._dumped(value, inner)}"
             return self._spliced(section.start, section.end, f"{{{inner}{member}{outer}}}")
         gap = self._text[section.start + 1 : members[0].start]
         gap = gap if "\n" in gap and not gap.strip() else " "
-        newline = gap if "\n" in gap and self._language is json_text else ""
+        newline = gap if "\n" in gap and self._is_json else ""
         at = members[-1].value.end
         step = newline.removeprefix(outer) if newline.startswith(outer) else ""
         member = f"{self._named(name, False)}: {self._dumped(value, newline, step)}"
@@ -184,7 +179,7 @@ class _EditedText:
             raise TooOddError  # `? key`, or `- key`
         remarks = "".join(
             f"{section.indent}{one}{self._newline}"
-            for one in yaml_text.comments(self._text, start, end)
+            for one in self._language.comments(self._text, start, end)
         )
         if len(members) > 1:
             return self._spliced(start, end, remarks)

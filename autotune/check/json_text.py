@@ -21,8 +21,8 @@ _LINE = 80
 """Characters of a new section that stand in one line."""
 
 
-def data(text: str) -> dict[str, Any]:
-    """The data of a text."""
+def data(text: str, *, reads_exponents: bool = True) -> dict[str, Any]:
+    """The data of a text; 5e8 is a number there."""
     found: dict[str, Any] = json.loads(text)
     return found
 

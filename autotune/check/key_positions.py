@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path as FilePath
 
 from autotune.base.nested import leaves, path_of
-from autotune.check import json_text, yaml_text
-from autotune.check.text_nodes import key_starts
+from autotune.check.text_nodes import key_starts, language_of
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.sources.reading import Syntax
 from autotune.space.rule import Violation
@@ -72,8 +71,7 @@ def places_in(text: str, at: Path, syntax: Syntax) -> Places:
     """The keys of a file that was read without an error."""
     if syntax in ("json", "yaml"):
         bare = text.removeprefix(BYTE_ORDER_MARK)
-        root = json_text.root(bare) if syntax == "json" else yaml_text.root(bare)
-        skipped = len(text) - len(bare)
+        skipped, root = len(text) - len(bare), language_of(syntax).root(bare)
         starts = {path: start + skipped for path, start in key_starts(root)}
     else:
         found = _HJSON_KEY.finditer(text) if syntax == "hjson" else ()

@@ -1,7 +1,8 @@
 """What an edit knows of a text: where its mappings, their keys and their values stand."""
 
+import importlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class TooOddError(Exception):
@@ -33,6 +34,11 @@ class Member(NamedTuple):
     end: int
     """One past it."""
     value: TextNode
+
+
+def language_of(syntax: str) -> Any:
+    """The module that reads and writes texts of `json` or `yaml`; JSON needs no PyYAML."""
+    return importlib.import_module(f"autotune.check.{syntax}_text")
 
 
 def key_starts(

@@ -60,6 +60,8 @@ STACKS_FILE = "{rank:02d}.stacks"
 """File in `RANKS_DIR`: where each thread of a rank stood, once the rank is asked for it."""
 NODE_FILE = "node_{node:02d}.json"
 """File in `RANKS_DIR`: what each node of a trial's gang saw of its ranks."""
+SETTINGS_FILE = "settings.json"
+"""What DeepSpeed has no key for: the model, the layout. Beside its `ds_config.json`."""
 CONFIG_DIR = "config"
 """The engine's configuration files, in a trial's folder."""
 

@@ -7,14 +7,13 @@ from typing import Any
 
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import read_bounded, settings_of
+from autotune.contract import SETTINGS_FILE, read_bounded, settings_of
 from autotune.export.base import Handout, Launch
 from autotune.export.readme import choice_values
 from autotune.trial.scripts.lengths import is_drawn
 
 SCRIPT = "train.py"
 """Path of the script that launchers start, in every export that has one."""
-SETTINGS_FILE = "settings.json"
 CONFIG_FOLDER = "model"
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import Layout, Measure, Workload, read_json
+from autotune.contract import SETTINGS_FILE, Layout, Measure, Workload, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron import flags
 from autotune.engines.megatron.arguments import (
@@ -32,7 +32,7 @@ from autotune.engines.megatron.knobs import rows_of
 from autotune.engines.megatron.layout_task import LayoutTask
 from autotune.engines.megatron.model_arguments import Arguments, balance_advice, model_arguments
 from autotune.export.base import Dialect, Handout, Launch, Subject, reading_export, subject_of
-from autotune.export.material import SETTINGS_FILE, readme
+from autotune.export.material import readme
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
 _READ_BACK = ("tp", "pp", "vp", "cp", "ep", "micro_batch")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Self
 from packaging.version import InvalidVersion, Version
 
 from autotune.base.errors import FleetError
-from autotune.devices.hardware import Environment
-from autotune.space.candidate import Candidate
 
 if TYPE_CHECKING:
     from autotune.devices.accelerators import Accelerator
+    from autotune.devices.hardware import Environment
+    from autotune.space.candidate import Candidate
     from autotune.space.knob import Knobs
 
 ALGORITHMS = ("nccl.all_reduce", "nccl.all_gather", "nccl.reduce_scatter")
@@ -44,7 +44,7 @@ class Communication:
 
     @classmethod
     def of(
-        cls, candidate: Candidate, environment: Environment, table: "Sequence[Accelerator]"
+        cls, candidate: "Candidate", environment: "Environment", table: "Sequence[Accelerator]"
     ) -> Self | None:
         """The communication of a candidate; None where it leaves all to the libraries."""
         values = {
@@ -86,7 +86,7 @@ class Communication:
         return min(size, max(1, self.n_devices // step))
 
 
-def _lacks_nvls(environment: Environment, table: "Sequence[Accelerator]") -> bool:
+def _lacks_nvls(environment: "Environment", table: "Sequence[Accelerator]") -> bool:
     """True for devices that are known to lack NVLink SHARP, which takes Hopper behind NVSwitch.
 
     Source: NVIDIA/nccl, docs/userguide/source/env.rst, NCCL_NVLS_ENABLE. Of those in the table

@@ -1,9 +1,10 @@
 """Mixtures of experts: which models AutoEP spreads, and what AutoTP splits of them beside it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autotune.job.model_shape import ModelShape
+if TYPE_CHECKING:  # its shapes are pydantic's, and rules ask for names alone
+    from autotune.job.model_shape import ModelShape
 
 AUTOEP_PRESETS: Mapping[str, str] = {
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_moe_text"), ""),
@@ -31,7 +32,7 @@ _ATTENTION_COLUMNS = (r".*\.self_attn\.[qkv]_proj\.weight$",)
 _HEAD_NORMS = (r".*\.self_attn\.[qk]_norm\.weight$",)
 
 
-def partition_config(shape: ModelShape) -> dict[str, Any]:
+def partition_config(shape: "ModelShape") -> dict[str, Any]:
     """What AutoTP splits of a mixture whose experts AutoEP spreads: attention and whole MLPs.
 
     transformers' own plan has styles for packed experts that AutoTP refuses. Norms of queries and
@@ -53,7 +54,7 @@ def _spec(kind: str, patterns: tuple[str, ...]) -> dict[str, Any]:
     return {"partition_type": kind, "patterns": list(patterns)}
 
 
-def experts_elsewhere(shape: ModelShape, ep: int) -> int:
+def experts_elsewhere(shape: "ModelShape", ep: int) -> int:
     """Parameters of the experts that other ranks have."""
     if ep == 1:
         return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
 from autotune.check.baseline import refusals_of
-from autotune.contract import Layout, Measure, Workload, parts_of, read_json
+from autotune.contract import SETTINGS_FILE, Layout, Measure, Workload, parts_of, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed import extensions
@@ -28,7 +28,7 @@ from autotune.export.material import model_config, readme, training_script, tria
 from autotune.export.patch import Wanted, patched_all
 from autotune.export.trainer import untuned
 from autotune.space.built_in import script_digest
-from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
+from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.transformer_shape import script_settings
 

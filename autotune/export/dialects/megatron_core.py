@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import Layout, Workload, parts_of
+from autotune.contract import SETTINGS_FILE, Layout, Workload, parts_of
 from autotune.devices.hardware import Environment
 from autotune.export.base import Handout, Launch
-from autotune.export.material import SETTINGS_FILE, settings, trial_script
+from autotune.export.material import settings, trial_script
 from autotune.export.megatron import MegatronRuns, megatron_readme, run_of
 from autotune.space.built_in import script_digest
 

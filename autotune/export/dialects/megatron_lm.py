@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import Layout, Workload
+from autotune.contract import SETTINGS_FILE, Layout, Workload
 from autotune.contract import parts_of as spec_parts
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron.arguments import SCRIPT_ON_CPU
@@ -22,7 +22,7 @@ from autotune.engines.megatron.pretrain_gpt import (
     user_words,
 )
 from autotune.export.base import Handout, Launch
-from autotune.export.material import SETTINGS_FILE, settings, trial_script
+from autotune.export.material import settings, trial_script
 from autotune.export.megatron import (
     MegatronRuns,
     lines_of,

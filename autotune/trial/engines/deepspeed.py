@@ -14,8 +14,6 @@ from autotune.trial.transformer_shape import script_settings
 
 CONFIG_FILE = "ds_config.json"
 """Name of a candidate's configuration, below `CONFIG_DIR`."""
-SETTINGS_FILE = "settings.json"
-"""Name of what the script beside a configuration reads: DeepSpeed has no key for it."""
 
 SEGMENTS = "deepspeed_allreduce_buffer_{user}_{address}_"
 """How the names begin of the files in /dev/shm that CPU ranks leave behind; port and rank follow.

@@ -1,10 +1,12 @@
 """How somebody other than a ds_config splits a training: the script of an export, Megatron."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.contract import ContractError, read_json
-from autotune.trial.engines.deepspeed import SETTINGS_FILE
+from autotune.base.errors import RenderError
+from autotune.base.user_text import read_text
+from autotune.contract import SETTINGS_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,10 @@ UNSPLIT = ExportedLayout()
 def layout_beside(path: Path) -> ExportedLayout:
     """The layout of an export, by the settings beside its ds_config; of other files `UNSPLIT`."""
     try:
-        settings = read_json(path.parent / SETTINGS_FILE)
-    except ContractError:
+        settings = json.loads(read_text(path.parent / SETTINGS_FILE))
+    except (RenderError, ValueError):
+        return UNSPLIT
+    if not isinstance(settings, dict):
         return UNSPLIT
     pp, tp, sp = (settings.get(name, 1) for name in ("pp", "tp", "sp"))
     if any(type(degree) is not int or degree < 1 for degree in (pp, tp, sp)):

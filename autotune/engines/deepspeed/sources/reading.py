@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from autotune.base.errors import AutotuneError, RenderError
 from autotune.base.user_text import MAX_BYTES, STANDARD_INPUT, read_text
-from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources import lightning, neox
@@ -262,6 +261,8 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     twice: list[str] = []
     is_hjson = False
     if is_yaml:
+        from autotune.base.yaml_file import parse_yaml  # PyYAML, which JSON needs not
+
         data = parse_yaml(text, path, reads_exponents=reads_exponents, twice=twice)
     else:
         data, is_hjson = parse_config(text, path)

@@ -61,7 +61,6 @@ from autotune.engines.deepspeed.sources.script import (
 from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
 from autotune.engines.launches.files import is_shell
-from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.line import TRL, flags_of, ranks_of, text_or_none
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation, listed
@@ -149,6 +148,8 @@ def read_all(
     try:
         return _read(path, text, asked)
     except NotADsConfigError as error:
+        from autotune.engines.launches.jobs import commands_of_job  # as in `_of_shell`
+
         try:
             return _of_shell(commands_of_job(text, path), path, world=world, given=consumer)
         except NotADsConfigError as other:  # it is no job, or starts nothing of DeepSpeed's
