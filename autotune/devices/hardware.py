@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 from autotune.base.errors import FleetError
-from autotune.devices import cgroup
 
 _BF16_CAPABILITY = (8, 0)
 """Compute capability from which CUDA computes in bf16; below, torch emulates it and calls it
@@ -260,6 +259,8 @@ def _driver() -> Iterator[ModuleType | None]:
 
 def usable_cores() -> list[int]:
     """The logical cores that this process may use: by affinity and cgroup quota."""
+    from autotune.devices import cgroup  # with what measures in ranks
+
     cores = sorted(os.sched_getaffinity(0))
     quota = cgroup.cpu_quota()
     return cores if quota is None else cores[: max(1, int(quota))]
@@ -268,6 +269,8 @@ def usable_cores() -> list[int]:
 def usable_memory_bytes() -> int:
     """The host's memory, or the cgroup's limit if that is less."""
     import psutil  # tens of milliseconds
+
+    from autotune.devices import cgroup  # as in `usable_cores`
 
     total_bytes: int = psutil.virtual_memory().total
     limit_bytes = cgroup.memory_limit_bytes()
