@@ -312,3 +312,80 @@ def test_a_file_that_cannot_be_read_is_listed_with_the_others(tmp_path):
     assert "not valid JSON" in last["error"]
     assert last["fix"]
     assert done.returncode == CheckExit.UNREADABLE
+
+
+_TUNED = ("--model", "gpt2", "--seq-len", "1024", "--gpu", "H100", "--world", "16")
+_NOT_READ = ("README.md", "autotune_export.json", "prediction.json", "settings.json", "hostfile")
+_NOT_CONFIGURATIONS = (".py", ".md")
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "launcher"),
+    [
+        *(("deepspeed", "hf", launcher) for launcher in ("kubernetes", "ray", "skypilot")),
+        *(("deepspeed", name, "slurm") for name in ("deepspeed", "trl", "accelerate", "axolotl")),
+        *(("megatron", "megatron-core", launcher) for launcher in ("kubernetes", "ray")),
+        *(("megatron", name, "slurm") for name in ("megatron", "megatron-bridge")),
+        *(("megatron", name, "") for name in ("ms-swift", "verl", "nemo-rl")),
+    ],
+)
+def test_every_file_of_an_export_is_judged(tmp_path, engine, target, launcher):
+    chosen = [
+        "--set",
+        "micro_batch=4",
+        "--set",
+        "tp=2" if engine == "megatron" else "zero.stage=3",
+    ]
+    done = autotune(
+        *("render", *_TUNED, "--per-node", "8", "--global-batch", "128", "--engine", engine),
+        *(
+            "--to",
+            target,
+            *(("--launcher", launcher) if launcher else ()),
+            "--out",
+            "out",
+            *chosen,
+        ),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    files = [
+        one
+        for one in (tmp_path / "out").iterdir()
+        if one.is_file() and one.name not in _NOT_READ and one.suffix not in _NOT_CONFIGURATIONS
+    ]
+    for one in files:
+        run = check_files([str(one)], CheckFlags())
+        assert not run.unread, run.unread[0]
+        assert run.exit_code(fixed=False, strict=True) == CheckExit.PASSES, one
+    assert check_files([str(tmp_path / "out")], CheckFlags()).reports
+
+
+def test_settings_of_a_layout_that_does_not_fit_its_ranks_are_refused(tmp_path):
+    """By the file alone, and where the script of a launch names it."""
+    settings = {"tensor_model_parallel_size": 3, "num_attention_heads": 12, "num_layers": 12}
+    write(tmp_path, settings, "layout.json")
+    (report,) = check_files([str(tmp_path / "layout.json")], CheckFlags(world=8)).reports
+    assert "megatron.tp.heads" not in rules(report)
+    assert "megatron.world.product" in rules(report)
+    write(tmp_path, 'json.load(open("layout.json"))\n', "pretrain.py")
+    write(tmp_path, "torchrun --nproc-per-node 8 pretrain.py\n", "run.sh")
+    (report,) = check_files([str(tmp_path / "run.sh")], CheckFlags()).reports
+    assert (report.world, "megatron.world.product" in rules(report)) == (8, True)
+    fields = {"actor": {"megatron": settings}, "rollout": {"tensor_model_parallel_size": 4}}
+    cluster = {"cluster": {"gpus_per_node": 8, "num_nodes": 2}}
+    write(tmp_path, json.dumps(fields | cluster), "verl.yaml")
+    (report,) = check_files([str(tmp_path / "verl.yaml")], CheckFlags()).reports
+    (found,) = (one for one in report.found if one.violation.rule == "megatron.world.product")
+    assert "actor.megatron.tensor_model_parallel_size 3" in found.violation.message
+
+
+def test_a_job_whose_launch_cannot_be_read_says_why(tmp_path):
+    write(tmp_path, "deepspeed --num_gpus 8 t.py --deepspeed_config gone.json\n", "launch.sh")
+    write(tmp_path, "name: x\nrun: bash launch.sh\n", "job.yaml")
+    command = {"command": ["bash", "-c"], "args": ["cd /x && bash /x/launch.sh"]}
+    write(tmp_path, json.dumps({"spec": {"containers": [command]}}), "pod.yaml")
+    run = check_files([str(tmp_path)], CheckFlags())
+    assert [one.path.name for one in run.unread] == ["launch.sh", "job.yaml", "pod.yaml"]
+    assert all("'gone.json', which is not there" in one.error.message for one in run.unread)
+    assert run.others == []

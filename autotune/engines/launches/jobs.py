@@ -15,7 +15,7 @@ from autotune.engines.launches.files import DATA_SUFFIXES, is_shell
 from autotune.engines.launches.shell_syntax import OpenError, tokens_of
 from autotune.engines.launches.shell_words import unplaced
 
-_MAY_BE = re.compile(r"^[\s{-]*[\"']?(?:run|command)[\"']?\s*:", re.MULTILINE)
+_MAY_BE = re.compile(r"\b(?:run|command)[\"']?\s*:")
 _MAX_CHARACTERS = 2**18
 """Longest file that is read: PyYAML takes seconds for it."""
 

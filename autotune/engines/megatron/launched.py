@@ -63,8 +63,8 @@ GONE: Mapping[str, str] = _PROGRAMS["gone"]
 """Arguments that Megatron's parser takes to refuse them -> the flag in their place."""
 _RANKS_OF_SLIME = ("--actor-num-nodes", "--actor-num-gpus-per-node")
 """Flags of slime's scripts that say how many ranks train (slime/utils/arguments.py)."""
-_RANKS_OF_NODE = ("devices", "n_gpus_per_node", "gpus_per_node")
-"""Fields of NeMo's, verl's and NeMo RL's."""
+_RANKS_OF_FILES = (("num_nodes", "nnodes"), ("devices", "n_gpus_per_node", "gpus_per_node"))
+"""Fields of NeMo's, verl's and NeMo RL's files: nodes, and ranks of each."""
 _SWIFT = "megatron"
 """The command of ms-swift that trains with Megatron (swift/cli/_megatron/main.py)."""
 _SWIFT_TRAINS = ("pt", "sft", "rlhf")
@@ -247,7 +247,9 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
             words += [Word(text=one, start=at) for one in (_as_flag(key), *map(str, texts))]
     if is_whole:
         arguments.take(words)
-    world, per_node = arguments.ranks()
+    fields = {key.rpartition(".")[2]: value for key, value in leaves}
+    counts = [next(map(fields.get, set(one) & fields.keys()), None) for one in _RANKS_OF_FILES]
+    nodes, per_node = (count if isinstance(count, int) else None for count in counts)
     rest = ("what the file does not say", "the program that reads it may set it")
     return MegatronLaunch(
         path=path,
@@ -260,7 +262,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
         is_overrides=not is_whole,
         rest=None if is_whole else rest,
         settled=frozenset() if is_whole else frozenset(_OF_FLAGS_ALONE),
-        world=world,
+        world=nodes * per_node if nodes and per_node else None,
         per_node=per_node,
         start=start,
         release=release,
@@ -585,7 +587,7 @@ class _Arguments:
                 value = _value(flag, list(map(str, texts)))
         except (JobError, RenderError, ValueError):
             return self._forget(argument)
-        if section in ("trainer", "cluster"):
+        if section == "trainer":
             self.trainer[name] = value
         return None if value is None else self._keep(argument, value, spelled or key, start)
 
@@ -622,10 +624,7 @@ class _Arguments:
 
     def ranks(self) -> tuple[int | None, int | None]:
         """All ranks, and those of a node, as far as NeMo's fields or slime's flags say."""
-        nodes, per_node = (
-            next((self.trainer[name] for name in names if name in self.trainer), None)
-            for names in (("num_nodes", "nnodes"), _RANKS_OF_NODE)
-        )
+        nodes, per_node = (self.trainer.get(name) for name in ("num_nodes", "devices"))
         if not (isinstance(nodes, int) and isinstance(per_node, int)):
             texts = [self._of_script.get(flag, "") for flag in _RANKS_OF_SLIME]
             nodes, per_node = (int(text) if text.isdecimal() else None for text in texts)

@@ -350,7 +350,11 @@ def test_every_node_of_skypilot_finds_the_first(tmp_path):
 def test_ray_is_asked_for_whole_nodes(tmp_path):
     handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
     out = export(handout, tmp_path, "hf", "ray")
-    assert json.loads((out / "ray_job.json").read_text()) == {"bundle": {"GPU": 8}, "nodes": 2}
+    assert json.loads((out / "ray_job.json").read_text()) == {
+        "bundle": {"GPU": 8},
+        "nodes": 2,
+        "command": ["bash", "launch.sh"],
+    }
     compile((out / "ray_job.py").read_text(), "ray_job.py", "exec")
 
 
