@@ -78,7 +78,7 @@ _DEGREES = frozenset(flag.removeprefix("--").replace("-", "_") for flag in _OF_L
 is a number, comes before what a script would set."""
 _SETTLED_BY_SWIFT = _DEGREES.union(_PROGRAMS["swift"]["at_megatrons_default"])
 """Arguments that ms-swift has at Megatron-LM's default, or leaves alone."""
-_OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"(\+{0,2}(?:[A-Za-z_]\w*)?(?:\.\w+)+)=(.*)", re.DOTALL)
 _RECIPES: Mapping[str, Any] = _PROGRAMS["recipes"]
 _OVERRIDDEN = tuple(_RECIPES["telling_fields"])
 """Fields of which overrides of a Megatron training have at least one."""
@@ -233,39 +233,31 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
     if not any(key.rpartition(".")[2] in _DEGREES for key, _ in leaves):
         return None
     is_whole = all(is_flag_of_any(_as_flag(key)) for key, _ in leaves)
-    arguments = _Arguments(release, path.name, path, is_megatrons=is_whole)
     start = text.find(next(name for name in _DEGREES if name in text))
-    words: list[Word] = []
+    script = _PLAIN_SCRIPT if is_whole else path.with_suffix(".py").name
+    words = [Word(text="python", start=start), Word(text=script, start=start)]
     for key, value in leaves:
+        if value in (None, "none") or (is_whole and value is False):
+            continue  # "none" is ms-swift's word for Megatron's own default
+        texts = [f"{key if '.' in key else f'.{key}'}={json.dumps(value, default=str)}"]
+        if is_whole:
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            texts = [_as_flag(key), *map(str, values)]
         at = max(0, text.find(key.rpartition(".")[2]))
-        if value in (None, "none"):  # ms-swift's word for Megatron's own default
-            continue
-        if not is_whole:
-            arguments.take_override(key, json.dumps(value, default=str), at)
-        elif value is not False:
-            texts = [] if value is True else value if isinstance(value, list) else [value]
-            words += [Word(text=one, start=at) for one in (_as_flag(key), *map(str, texts))]
-    if is_whole:
-        arguments.take(words)
+        words += [Word(text=one, start=at) for one in texts]
+    found = _of_command(Command(words=tuple(words), start=start, text=text), path, release, {})
+    if found is None or is_whole:
+        return found
     fields = {key.rpartition(".")[2]: value for key, value in leaves}
     counts = [next(map(fields.get, set(one) & fields.keys()), None) for one in _RANKS_OF_FILES]
     nodes, per_node = (count if isinstance(count, int) else None for count in counts)
-    rest = ("what the file does not say", "the program that reads it may set it")
-    return MegatronLaunch(
-        path=path,
-        text=text,
-        given=arguments.given,
-        words=[word.text for word in words],
-        problems=arguments.problems,
-        unknown=frozenset(arguments.unknown & defaults(release).keys()),
-        is_partial=not is_whole,
-        is_overrides=not is_whole,
-        rest=None if is_whole else rest,
-        settled=frozenset() if is_whole else frozenset(_OF_FLAGS_ALONE),
-        world=nodes * per_node if nodes and per_node else None,
+    return replace(
+        found,
+        rest=("what the file does not say", "the program that reads it may set it"),
+        settled=frozenset(_OF_FLAGS_ALONE),
+        unknown=found.unknown & defaults(release).keys(),
+        world=nodes * per_node if nodes and per_node else found.world,
         per_node=per_node,
-        start=start,
-        release=release,
     )
 
 
@@ -360,69 +352,74 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
     options = slurm.options_of(text)
     shell = read_shell(text, path, variables=slurm.variables_of(options), follows=True)
     for command in shell.commands:
-        words = [word.text for word in command.words]
-        if words[:1] in (["echo"], ["printf"]):
-            continue
-        overrides = [
-            (word, match) for word in command.words if (match := _OVERRIDE.fullmatch(word.text))
-        ]
-        is_overrides = any(match[1].endswith(_OVERRIDDEN) for _, match in overrides)
-        script = _overriding_script(words) if is_overrides else _script_at(words)
-        variables = {name: word.text for name, word in command.variables.items()}
-        if script is None:
-            named = _settings_of_script(words, path, release)
-            if named is not None:
-                world, per_node = ranks_of(words, within=command.within, options=options)
-                known = {"world": world, "per_node": per_node} if world else {}
-                yield replace(named, variables=variables, **known, **_gpu_of(options))
-            continue
-        is_swift = _swift_at(words) is not None
-        is_megatrons = not is_overrides and _is_megatrons(words, script)
-        variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
-        arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
-        if is_overrides:
-            for word, match in overrides:
-                arguments.take_override(match[1].lstrip("+"), match[2], word.start)
-        elif is_swift:
-            arguments.take_swift(command.words[script + 1 :], command.words[script].start)
-        else:
-            arguments.take(command.words[script + 1 :])
-        # Megatron takes it where no launcher sets it; elsewhere it may be a number of nodes.
-        world, per_node = ranks_of(
-            words,
-            within=command.within,
-            variables=variables if is_megatrons else {},
-            options=options,
-        )
-        if world is None:
-            told, told_per_node = ranks_in(variables) if is_swift else arguments.ranks()
-            world, per_node = (told, told_per_node) if told else (world, per_node)
-        yield MegatronLaunch(
-            path=path,
-            text=text,
-            given=arguments.given,
-            words=[one for one in words[script + 1 :] if not _PASSED_ON.fullmatch(one)]
-            if is_megatrons
-            else (),
-            problems=[*arguments.problems, *_lost(shell, command)],
-            unknown=frozenset(arguments.unknown),
-            is_partial=not is_megatrons or not _are_passed_on(arguments.open_words),
-            open_words=arguments.open_words,
-            is_overrides=is_overrides or is_swift,
-            **(
-                {}
-                if is_megatrons
-                else _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
-            ),
-            unread=command.unread_because,
-            sourced=shell.sourced,
-            world=world,
-            per_node=per_node,
-            variables=variables,
-            start=command.words[script].start,
-            release=release,
-            **_gpu_of(options),
-        )
+        found = _of_command(command, path, release, options)
+        if found is not None:
+            problems = [*found.problems, *_lost(shell, command)]
+            yield replace(found, problems=problems, sourced=shell.sourced, **_gpu_of(options))
+
+
+def _of_command(
+    command: Command, path: Path, release: str, options: Mapping[str, str]
+) -> MegatronLaunch | None:
+    """The training that a command starts; None: it starts none."""
+    words = [word.text for word in command.words]
+    if words[0] in ("echo", "printf"):
+        return None
+    overrides = [
+        (word, match) for word in command.words if (match := _OVERRIDE.fullmatch(word.text))
+    ]
+    is_overrides = any(match[1].endswith(_OVERRIDDEN) for _, match in overrides)
+    script = _overriding_script(words) if is_overrides else _script_at(words)
+    variables = {name: word.text for name, word in command.variables.items()}
+    if script is None:
+        if (named := _settings_of_script(words, path, release)) is None:
+            return None
+        world, per_node = ranks_of(words, within=command.within, options=options)
+        known = {"world": world, "per_node": per_node} if world else {}
+        return replace(named, variables=variables, **known)
+    is_swift = _swift_at(words) is not None
+    is_megatrons = not is_overrides and _is_megatrons(words, script)
+    variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
+    arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
+    if is_overrides:
+        for word, match in overrides:
+            arguments.take_override(match[1].lstrip("+."), match[2], word.start)
+    elif is_swift:
+        arguments.take_swift(command.words[script + 1 :], command.words[script].start)
+    else:
+        arguments.take(command.words[script + 1 :])
+    # Megatron takes it where no launcher sets it; elsewhere it may be a number of nodes.
+    world, per_node = ranks_of(
+        words,
+        within=command.within,
+        variables=variables if is_megatrons else {},
+        options=options,
+    )
+    if world is None:
+        told, told_per_node = ranks_in(variables) if is_swift else arguments.ranks()
+        world, per_node = (told, told_per_node) if told else (world, per_node)
+    given = [one for one in words[script + 1 :] if not _PASSED_ON.fullmatch(one)]
+    rest = {}
+    if not is_megatrons:
+        rest = _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
+    return MegatronLaunch(
+        path=path,
+        text=command.text,
+        given=arguments.given,
+        words=given if is_megatrons else (),
+        problems=arguments.problems,
+        unknown=frozenset(arguments.unknown),
+        is_partial=not is_megatrons or not _are_passed_on(arguments.open_words),
+        open_words=arguments.open_words,
+        is_overrides=is_overrides or is_swift,
+        unread=command.unread_because,
+        world=world,
+        per_node=per_node,
+        variables=variables,
+        start=command.words[script].start,
+        release=release,
+        **rest,
+    )
 
 
 def _are_passed_on(open_words: Mapping[int, str]) -> bool:
