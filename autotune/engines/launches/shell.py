@@ -236,10 +236,8 @@ class _Text:
     """The file that it is, or that holds it; None: none that it sources is read."""
     within: tuple[str, ...]
     """The command that hands it on."""
-    deciders: Sequence[str]
-    """What decides the text, where a command hands it on."""
-    may_differ: bool
-    """Whether that text may be another."""
+    doubts: Sequence[str]
+    """Why the text may be another, where a command hands it on."""
     at: int = 0
     frames: list[_Frame] = field(default_factory=list)
     truth: _Truth = _OPEN
@@ -274,42 +272,34 @@ class _Reader:
         self.written: dict[str, str] = {}
         self._gone: list[str] = []
         """Files that it sources and that are not read, in words."""
-        self._here = _Text(tokens=(), path=None, within=(), deciders=(), may_differ=False)
-        self._deciders: list[str] = []
-        """What decides the values that are put into the command."""
+        self._here = _Text(tokens=(), path=None, within=(), doubts=())
+        self._doubts: list[str] = []
+        """Why values that are put into the command may be others; empty: as of `Value.why`."""
         self._is_skipped = False
         """Whether what stands here never runs."""
         self._is_aside = False
         """Whether it runs only if values are others."""
-        self._depth = self._n_put = self._n_differing = 0
+        self._depth = self._n_put = 0
 
     def read(
         self,
         chars: Chars,
         path: Path | None,
         within: tuple[str, ...] = (),
-        *,
-        deciders: Sequence[str] = (),
-        may_differ: bool = False,
+        doubts: Sequence[str] = (),
     ) -> None:
         """Take all commands of a text; the arguments are those of `_Text`.
 
         Raises:
             OpenError: Something in it does not close.
         """
-        here = _Text(
-            tokens=tokens_of(chars),
-            path=path,
-            within=within,
-            deciders=deciders,
-            may_differ=may_differ,
-        )
-        before, self._here, self._depth = (self._here, self._deciders), here, self._depth + 1
+        here = _Text(tokens=tokens_of(chars), path=path, within=within, doubts=doubts)
+        before, self._here, self._depth = (self._here, self._doubts), here, self._depth + 1
         while here.at < len(here.tokens):
             self._take()
         while here.frames:
             self._close()
-        (self._here, self._deciders), self._depth = before, self._depth - 1
+        (self._here, self._doubts), self._depth = before, self._depth - 1
 
     def _take(self) -> None:
         """Take the next token, or the simple command that it begins."""
@@ -450,7 +440,7 @@ class _Reader:
         if frame.reads_options:
             for name in branches[0].changes.keys() - {"@"}:
                 value = self._get(name) or Value()
-                self._put(name, value._replace(why=value.why or why, may_differ=True))
+                self._put(name, value._replace(why=value.why or why))
             return _OPEN
         self._merge(branches, why, is_all=frame.is_all)
         if keyword in _JOINTS:
@@ -533,12 +523,12 @@ class _Reader:
         """What `$1`, `$#` or `$@` is; a file that nobody is seen to start has no words."""
         words = self._get("@")
         if name == "#" and words is None:
-            return Value([unplaced("0")], may_differ=True)
+            return Value([unplaced("0")], why="")
         if words is None or words.items is None or name in "@*":
             return words
         sure = [one for one in words.items if plain(one) not in _ALL_GIVEN]
         sure = [unplaced(str(len(sure)))] if name == "#" else sure[int(name) - 1 :][:1]
-        return Value(sure, may_differ=words.may_differ) if sure else None
+        return Value(sure, why=words.why) if sure else None
 
     def _line(self, place: int) -> str:
         if self._file or place < 0:
@@ -547,7 +537,7 @@ class _Reader:
 
     def _simple(self, words: Sequence[Chars], targets: Sequence[Token]) -> _Truth:
         """Take a simple command: what it sets, sources, asks or starts."""
-        self._deciders = [*self._here.deciders]
+        self._doubts = [*self._here.doubts]
         fields = [self._element(word) for word in words]
         files = [(one, self._field(one.chars, is_split=False)) for one in targets]
         if fields and not self._sets(fields) and not self._sources(fields):
@@ -559,17 +549,17 @@ class _Reader:
 
     def _element(self, chars: Chars) -> Field:
         """A word of a command, or an assignment with it."""
-        raw, before = plain(chars), self._n_differing
+        raw, before = plain(chars), len(self._doubts)
         if raw.startswith("(("):
             return Field(raw, [chars], chars[0][1])
         if (inside := elements(chars)) is None:
             return self._field(chars, is_split=not ASSIGNS.match(raw))
         items = [item for one in inside for item in self._field(one).items]
-        return Field(raw, items, chars[0][1], True, self._n_differing > before)
+        return Field(raw, items, chars[0][1], True, len(self._doubts) > before)
 
     def _field(self, chars: Chars, *, is_split: bool = True, is_document: bool = False) -> Field:
         """A word without its quotes, or a here-document, with the variables of the file."""
-        raw, at, is_quoted, before = plain(chars), 0, is_document, self._n_differing
+        raw, at, is_quoted, before = plain(chars), 0, is_document, len(self._doubts)
         done: list[Chars] = []
         word: Chars | None = None
         while (found := _PIECE.match(raw, at)) is not None:
@@ -605,7 +595,7 @@ class _Reader:
             word = (word or []) + part
         items = done if word is None else [*done, word]
         place = chars[0][1] if chars else -1
-        return Field(raw, items, place, may_differ=self._n_differing > before)
+        return Field(raw, items, place, may_differ=len(self._doubts) > before)
 
     def _document(self, fields: Sequence[Field], targets: Sequence[tuple[Token, Field]]) -> None:
         """Keep the here-documents of a command, where they go to a file or a variable."""
@@ -642,16 +632,15 @@ class _Reader:
         held = self._given(name) if name in "@*#" or name.strip("0").isdigit() else self._get(name)
         if held is None and sign is not None:
             default = self._field(chars[found.start(5) : found.end(5)], is_split=False).chars
-            self._n_differing += 1
+            self._doubts.append("")
             if "=" in sign:
-                self._put(name, Value([default], may_differ=True))
+                self._put(name, Value([default], why=""))
             return [default]
         if held is None or held.items is None:
             return None
         is_whole = held.is_array and (found[3] or name).strip("[]") in ("@", "*")
         items = held.items if is_whole else held.items[:1]
-        self._n_differing += held.may_differ
-        self._deciders.append(held.why)
+        self._doubts += [] if held.why is None else [held.why]
         self._n_put += sum(len(item) + 32 for item in items)
         return items if self._n_put <= _MOST_PUT else None
 
@@ -705,7 +694,7 @@ class _Reader:
         if names[0] == "read":  # what a here-document gives it, is held where that stands
             if len(names) == 4 and names[1] in ("-a", "-ra", "-ar"):
                 items = [chars for chars in at_blanks(fields[3].chars) if chars]
-                self._put(names[2], Value(items, True, may_differ=fields[3].may_differ))
+                self._put(names[2], Value(items, True).differing(fields[3].may_differ))
             return True
         if touched or names[0].startswith("(("):
             return True
@@ -731,8 +720,8 @@ class _Reader:
             value = before
         elif not given.is_array and re.search(r"\$\(|`", plain(given.value)):
             value = Value()  # what a program says
-        why = next(filter(None, self._deciders), value.why)
-        self._put(name, value.differing(given.may_differ)._replace(why=why))
+        value = value._replace(why=next(filter(None, self._doubts), value.why))
+        self._put(name, value.differing(given.may_differ))
 
     def _sources(self, fields: Sequence[Field]) -> bool:
         """Read a file that a line sources; whether it does."""
@@ -773,8 +762,7 @@ class _Reader:
         own = {one.raw.partition("=")[0]: one.word(one.value) for one in fields[:n_set]}
         if texts[0] == "eval":
             parts = [[*one.chars, (" ", -1)] for one in items[1:]]
-            may_differ = any(one.may_differ for one in rest)
-            self._hands_on(Field("", parts, fields[0].place, may_differ=may_differ), ("eval",))
+            self._hands_on(Field("", parts, fields[0].place), ("eval",))
             return
         if texts[0] == "cd" and len(texts) == 2:
             folder = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
@@ -782,9 +770,8 @@ class _Reader:
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
         names = _VARIABLES.findall(" ".join([*texts, *(one.text for one in own.values())]))
         held_values = [(name, self._get(name)) for name in names]
-        unread = [*self._deciders, *(held.why for _, held in held_values if held)]
-        may_differ = here.may_differ or any(one.may_differ for one in fields)
-        if may_differ or any(held is None for _, held in held_values):
+        unread = [*self._doubts, *(held.why for _, held in held_values if held)]
+        if self._doubts or any(held is None for _, held in held_values):
             unread += self._gone
         command = Command(
             words=words,
@@ -817,7 +804,7 @@ class _Reader:
         is_open = is_open or any("[@]" in one for one in words)
         if is_open or {*words} - _ALL_GIVEN:
             items = None if is_open else [unplaced(one) for one in words]
-            held["@"] = Value(items, True, may_differ=any(map(UNKNOWN.search, words)))
+            held["@"] = Value(items, True).differing(any(map(UNKNOWN.search, words)))
         inside = _Reader(self._text, held, self._files | {path.resolve()})
         inside._file = f"{path}, which {self._line(command.start)} starts,"
         inside._depth = self._depth
@@ -839,10 +826,8 @@ class _Reader:
         """Read a text that a command hands to a shell; one that does not close is left."""
         if self._depth < _MOST_DEEP:
             chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
-            may_differ = self._here.may_differ or text.may_differ
-            deciders = tuple(self._deciders)
             with contextlib.suppress(OpenError):
-                self.read(chars, self._here.path, within, deciders=deciders, may_differ=may_differ)
+                self.read(chars, self._here.path, within, tuple(self._doubts))
 
 
 def _name(text: str) -> str:
@@ -879,7 +864,7 @@ def _one_of(name: str, before: Value | None, values: Sequence[Value | None], why
     texts = [None if one is None else one.texts for one in values]
     first, begin = values[0], None if before is None else before.texts
     if first is not None and texts[0] is not None and texts.count(texts[0]) == len(texts):
-        return first.differing(any(one.may_differ for one in values if one))
+        return first.differing(any(one.why is not None for one in values if one))
     if before is not None and begin is not None:
         if before.is_array:
             is_added = all(one is not None and one[: len(begin)] == begin for one in texts)

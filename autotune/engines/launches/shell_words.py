@@ -49,10 +49,9 @@ class Value(NamedTuple):
     items: list[Chars] | None = None
     """None: only the shell knows it."""
     is_array: bool = False
-    why: str = ""
-    """Why only the shell knows it, or a part of it; empty: the value itself tells."""
-    may_differ: bool = False
-    """Whether another may stand there: it comes from a default, or a file was not read since."""
+    why: str | None = None
+    """Why only the shell knows it, or another may stand there; empty: it comes from a default, or
+    a file was not read since; None: it is certain."""
 
     @property
     def texts(self) -> list[str] | None:
@@ -61,7 +60,7 @@ class Value(NamedTuple):
 
     def differing(self, may_differ: bool) -> "Value":
         """The same value, in whose place another may stand."""
-        return self._replace(may_differ=True) if may_differ else self
+        return self._replace(why="") if may_differ and self.why is None else self
 
 
 class Field(NamedTuple):
