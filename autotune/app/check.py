@@ -24,7 +24,7 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.kinds import NotFollowedError, UnknownNameError
 from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
-from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
+from autotune.engines.deepspeed.sources.reading import may_be_meant
 from autotune.engines.launches.files import SHELL_SUFFIXES, may_launch
 from autotune.engines.megatron.flags import known_release, newest_release, release_of
 
@@ -124,7 +124,7 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
             one = Unread(path=path, error=error)
             if target.is_named:
                 unread.append(one)
-            elif type(error) is NotADsConfigError or not _may_be_meant(path):
+            elif type(error) is NotADsConfigError or not may_be_meant(path):
                 others.append(path)
             else:
                 is_open = isinstance(error, NotFollowedError | UnknownNameError)
@@ -142,13 +142,6 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
         not_followed=not_followed,
         is_one_file=len(targets) == 1 and targets[0].is_named,
     )
-
-
-def _may_be_meant(path: Path) -> bool:
-    """Whether a file of a folder that cannot be read may be DeepSpeed's, or start a training."""
-    from autotune.engines.launches.jobs import starts_something  # reads shells, as in `_launches`
-
-    return may_be_deepspeeds(path) or starts_something(path)
 
 
 def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:

@@ -153,11 +153,11 @@ def _refused_by(checkout: Path | None, launch: MegatronLaunch) -> list[Violation
 
 
 def _world_because(launch: MegatronLaunch) -> str:
-    is_file = launch.path.suffix in DATA_SUFFIXES
+    place = "file" if launch.path.suffix in DATA_SUFFIXES else "launch line"
     if launch.world is None:
-        return f"the {'file' if is_file else 'launch line'} does not say it: give {flag('world')}"
+        return f"the {place} does not say it: give {flag('world')}"
     is_set = launch.variables.get("WORLD_SIZE") == str(launch.world)
-    return "WORLD_SIZE" if is_set else "the launch and its file" if is_file else "the launch line"
+    return "WORLD_SIZE" if is_set else f"the {place}"
 
 
 @cache
@@ -227,14 +227,12 @@ def _places(launch: MegatronLaunch) -> Callable[[Violation], TextPlace]:
     """Where a violation's first argument stands; else where the training is started."""
 
     def place(violation: Violation) -> TextPlace:
-        offset = launch.start
-        for name in violation.at:
-            if name.startswith("@"):
-                offset = int(name[1:])
-                break
-            if name in launch.given:
-                offset = launch.given[name].start
-                break
+        starts = (
+            int(name[1:]) if name.startswith("@") else launch.given[name].start
+            for name in violation.at
+            if name.startswith("@") or name in launch.given
+        )
+        offset = next(starts, launch.start)
         line = line_of(launch.text, offset)
         return TextPlace(line=line, column=offset - launch.text.rfind("\n", 0, offset))
 

@@ -82,8 +82,7 @@ def __getattr__(name: str) -> Any:
         for part in _PARTS:
             module = importlib.import_module(f"{__name__}.{part}")
             if hasattr(module, name):
-                globals()[name] = getattr(module, name)
-                return globals()[name]
+                return globals().setdefault(name, getattr(module, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import yaml
 
-from autotune.base.errors import RenderError
-from autotune.base.user_text import read_text
-from autotune.engines.launches.files import DATA_SUFFIXES, is_shell
+from autotune.engines.launches.files import DATA_SUFFIXES
 from autotune.engines.launches.shell_syntax import OpenError, tokens_of
 from autotune.engines.launches.shell_words import unplaced
 
@@ -41,14 +39,6 @@ def commands_of_job(text: str, path: Path) -> str:
     for command, line in found.items():
         written += "\n" * max(1, line - written.count("\n")) * bool(line) + command
     return written
-
-
-def starts_something(path: Path) -> bool:
-    """Whether a file is a shell's, or a job: whatever fails in what it starts is to be said."""
-    with suppress(RenderError):
-        text = read_text(path)
-        return is_shell(text, path) or commands_of_job(text, path) != ""
-    return False
 
 
 def _commands(node: Any, *, is_root: bool = False) -> Iterator[tuple[int, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.engines.launches import slurm
+from autotune.engines.launches.files import PROGRAMS
 from autotune.engines.launches.shell_words import UNKNOWN
 
 TRL = "trl"
@@ -28,15 +29,7 @@ _OWN_LAUNCHERS = ("llamafactory-cli", "swift")
 _OF_MPI = ("-n", "-np", "--n", "--np")
 """Flags of MPI's launchers for the number of ranks."""
 
-_LAUNCHERS = {
-    "deepspeed": "deepspeed",
-    "deepspeed.launcher.runner": "deepspeed",
-    "torchrun": "torchrun",
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "accelerate": "accelerate",
-    "accelerate.commands.launch": "accelerate",
-}
+_LAUNCHERS: Mapping[str, str] = PROGRAMS["launchers"]
 """Command or module -> the launcher that it is."""
 
 _DEVICE_KINDS = ("auto", "gpu", "cpu", "xpu", "npu", "hpu")
@@ -158,9 +151,15 @@ def ranks_in(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
 
     LLaMA-Factory and ms-swift (cli/main.py: get_torchrun_args); None: they do not say.
     """
-    texts = (variables.get("NNODES", "1"), variables.get(RANKS_VARIABLE, ""))
-    nodes, per_node = map(_counted, texts)
-    return (nodes * per_node if nodes and per_node else None), per_node
+    per_node = _counted(variables.get(RANKS_VARIABLE, ""))
+    return product(_counted(variables.get("NNODES", "1")), per_node), per_node
+
+
+def product(nodes: Any, per_node: Any) -> int | None:
+    """All ranks of so many nodes; None where one of the two is no number above 0."""
+    if type(nodes) is int and type(per_node) is int and nodes > 0 and per_node > 0:
+        return nodes * per_node
+    return None
 
 
 def _counted(text: str) -> int | None:

@@ -411,8 +411,9 @@ class _Reader:
         given = _Changes()
         for name, is_added in assigned(commands):
             before = given.get(name, self._get(name))
-            is_begun = is_added and before is not None
-            given[name] = _added(name, before, frame.why) if is_begun else Value(why=frame.why)
+            given[name] = Value(why=frame.why)
+            if is_added and before is not None:
+                given[name] = _added(name, before, frame.why)
         is_started = bool(self._file and self._scopes[0].get("@"))
         reads = any(words[0] in OPTION_READERS for words in commands)
         frame.reads_options = reads and not is_started and not self._n_certain

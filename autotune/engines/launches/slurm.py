@@ -4,18 +4,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
+from autotune.engines.launches.files import PROGRAMS
+
 _LINE = re.compile(r"^#SBATCH[ \t]+(.+)$", re.MULTILINE)
-_NAMES = {
-    "-N": "nodes",
-    "--nodes": "nodes",
-    "-n": "ntasks",
-    "--ntasks": "ntasks",
-    "--ntasks-per-node": "ntasks-per-node",
-    "--gpus-per-node": "gpus-per-node",
-    "--gres": "gres",
-    "-C": "constraint",
-    "--constraint": "constraint",
-}
+_NAMES: Mapping[str, str] = PROGRAMS["slurm"]
+"""Option -> its long name."""
 _SHORT = re.compile(r"(-[NnC])(\S+)")
 _LAST_NUMBER = re.compile(r"(\d+)(?:\(.*\))?$")
 

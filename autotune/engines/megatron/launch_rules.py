@@ -1,10 +1,12 @@
 """Which launches of Megatron-LM are legal: rules of their arguments, and those of the layout."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,25 +121,11 @@ def _is_asked(rule: Rule[LayoutRows], rows: LayoutRows) -> bool:
     return rule.name != "tp.kv_heads" or facts.get("n_kv_heads") != facts.get("n_heads")
 
 
+_TABLE = json.loads(Path(__file__).with_name("launch_facts.json").read_text(encoding="utf-8"))
+"""Arguments of words of the layouts' rules, of facts of a task, and of counts that may be none."""
 _ARGUMENT_OF = {
     **{knob: argument for argument, knob in KNOBS_OF.items() if knob not in ("stages", "order")},
-    "vp": "num_virtual_stages_per_pipeline_rank",
-    "vp_group": "microbatch_group_size_per_vp_stage",
-    "n_heads": "num_attention_heads",
-    "n_kv_heads": "num_query_groups",
-    "n_layers": "num_layers",
-    "n_experts": "num_experts",
-    "seq_len": "seq_length",
-    "global_batch": "global_batch_size",
-    "recompute": "recompute_granularity",
-    "dispatcher": "moe_token_dispatcher_type",
-    "cuda_graphs": "cuda_graph_impl",
-    "stages=balanced": "pipeline_model_parallel_layout",
-    "n_mtp_layers": "mtp_num_layers",
-    "fsdp": "use_megatron_fsdp",
-    "optimizer_offload": "optimizer_cpu_offload",
-    "offload_modules": "fine_grained_activation_offloading",
-    "fused_experts": "use_transformer_engine_op_fuser",
+    **_TABLE["words"],
 }
 """Word of a layout's rule -> the argument that a launch gives."""
 _WORD = re.compile(
@@ -219,11 +207,10 @@ def _known(facts: Iterable[tuple[str, Fact]]) -> Iterator[tuple[str, Any]]:
 
 def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     get = launch.get
-    yield "n_layers", lambda: get("num_layers")
-    yield "n_heads", lambda: get("num_attention_heads")
+    for name, argument in {**_TABLE["facts"], **_TABLE["counts"]}.items():
+        yield name, partial(_fact, launch, argument, 0 if name in _TABLE["counts"] else None)
     yield "n_kv_heads", lambda: _kv_heads(launch)
     yield "ffn_hidden", lambda: _expert_width(launch)
-    yield "n_experts", lambda: get("num_experts") or 0
     yield "dense_ffn_hidden", lambda: get("ffn_hidden_size") if _dense_layers(launch) else 0
     yield "n_dense_layers", lambda: _dense_layers(launch)
     yield (
@@ -234,7 +221,6 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
         "latent_kv_rank",
         lambda: int((get("multi_latent_attention") and (get("kv_lora_rank") or 1)) or 0),
     )
-    yield "n_mtp_layers", lambda: get("mtp_num_layers") or 0
     yield "groups_experts", lambda: bool(get("moe_grouped_gemm"))
     yield "has_fp8", lambda: "fp8" in launch.gpu_precisions if launch.gpu else None
     yield "has_fp4", lambda: "fp4" in launch.gpu_precisions if launch.gpu else None
@@ -242,16 +228,17 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "in_bf16", lambda: bool(get("bf16"))
     yield "tracks_aux_loss", lambda: _tracks_aux_loss(launch)
     yield "work", lambda: _WORK_UNKNOWN
-    yield "seq_len", lambda: get("seq_length")
-    yield "max_seq_len", lambda: get("max_position_embeddings") or 0
-    yield "global_batch", lambda: get("global_batch_size")
     yield "world", lambda: launch.world
-    yield "vp_group", lambda: get("microbatch_group_size_per_vp_stage") or 0
     yield "domain", lambda: _EVERY_DEVICE
     yield "fused_attention", lambda: True
     yield "has_attention_biases", lambda: get("add_bias_linear") or get("add_qkv_bias")
     yield "from_0_17", lambda: release_tuple(launch.release) >= (0, 17)
     yield "shares_kv_heads", lambda: LayoutTask.may_share_kv_heads(launch.release)
+
+
+def _fact(launch: MegatronLaunch, argument: str, none: int | None) -> Any:
+    value = launch.get(argument)
+    return none if value is None else value
 
 
 _SHARED = "moe_shared_expert_intermediate_size"

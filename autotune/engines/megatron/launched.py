@@ -20,7 +20,7 @@ from autotune.base.yaml_file import parse_yaml
 from autotune.engines.launches import slurm
 from autotune.engines.launches.files import DATA_SUFFIXES, is_shell
 from autotune.engines.launches.jobs import commands_of_job
-from autotune.engines.launches.line import parts_of, ranks_in, ranks_of
+from autotune.engines.launches.line import parts_of, product, ranks_in, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, read_shell
 from autotune.engines.launches.shell_words import UNKNOWN, Word
 from autotune.engines.megatron.flags import (
@@ -68,7 +68,6 @@ _RANKS_OF_FILES = (("num_nodes", "nnodes"), ("devices", "n_gpus_per_node", "gpus
 _SWIFT = "megatron"
 """The command of ms-swift that trains with Megatron (swift/cli/_megatron/main.py)."""
 _SWIFT_TRAINS = ("pt", "sft", "rlhf")
-_STARTS_SWIFT = re.compile(rf"\b{_SWIFT}[ \t]+(?:{'|'.join(_SWIFT_TRAINS)})\b")
 _SWIFT_DEFAULTS: Mapping[str, Any] = _PROGRAMS["swift"]["defaults"]
 """Arguments that ms-swift has at another default than Megatron-LM."""
 _SWIFT_VARIABLES: Mapping[str, str] = _PROGRAMS["swift"]["variables"]
@@ -94,11 +93,6 @@ _OTHER_CONFIGURATION: Sequence[str] = _PROGRAMS["nemo"]["flags_of_another_config
 """Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
 """The release in the first line of an export's arguments."""
-_STARTS_FILES = re.compile(
-    r"^[ \t]*(?:source|\.)[ \t]|sh[ \t]|\.sh\b|^[^#\n]*[ \t\"'](?:\./|\S*\.(?:py|ya?ml)\b)|^\./",
-    re.MULTILINE,
-)
-"""What a line has that starts, sources or names another file, which may hold the arguments."""
 _FILE_NAMED = re.compile(r"[\"']([\w./-]+\.(?:json|ya?ml))[\"']")
 _PROGRAM = "PROGRAM"
 """The variable of an export's arguments: the script and all that it is given."""
@@ -184,7 +178,7 @@ class MegatronLaunch:
     @property
     def is_passing_on(self) -> bool:
         """True if all that the shell puts in are the words that the file was started with."""
-        return bool(self.open_words) and _are_passed_on(self.open_words)
+        return bool(self.open_words) and all(map(_PASSED_ON.fullmatch, self.open_words.values()))
 
 
 @cache
@@ -208,11 +202,7 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
         if commands := commands_of_job(text, path):
             return list(_of_shell(commands, path, release))
         return [one for one in (settings_in(text, path, release=release),) if one is not None]
-    # Most files that are checked are no launches: they are not parsed twice.
-    marks = (*_MARKS, *_OF_LAYOUTS, *(f"{name}=" for name in _OVERRIDDEN))
-    patterns = (_STARTS_FILES, _GPT, _STARTS_SWIFT)
-    may_start = any(mark in text for mark in marks) or any(p.search(text) for p in patterns)
-    if not may_start or not is_shell(text, path):
+    if not is_shell(text, path):
         return []
     found = list(_of_shell(text, path, release))
     if not found and f"{_PROGRAM}=(" in text:  # what another file sources
@@ -250,14 +240,14 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
         return found
     fields = {key.rpartition(".")[2]: value for key, value in leaves}
     counts = [next(map(fields.get, set(one) & fields.keys()), None) for one in _RANKS_OF_FILES]
-    nodes, per_node = (count if isinstance(count, int) else None for count in counts)
+    world = product(*counts)
     return replace(
         found,
         rest=("what the file does not say", "the program that reads it may set it"),
         settled=frozenset(_OF_FLAGS_ALONE),
         unknown=found.unknown & defaults(release).keys(),
-        world=nodes * per_node if nodes and per_node else found.world,
-        per_node=per_node,
+        world=world or found.world,
+        per_node=counts[1] if world else found.per_node,
     )
 
 
@@ -375,8 +365,8 @@ def _of_command(
         if (named := _settings_of_script(words, path, release)) is None:
             return None
         world, per_node = ranks_of(words, within=command.within, options=options)
-        known = {"world": world, "per_node": per_node} if world else {}
-        return replace(named, variables=variables, **known)
+        named = replace(named, variables=variables)
+        return replace(named, world=world, per_node=per_node) if world else named
     is_swift = _swift_at(words) is not None
     is_megatrons = not is_overrides and _is_megatrons(words, script)
     variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
@@ -398,6 +388,7 @@ def _of_command(
     if world is None:
         told, told_per_node = ranks_in(variables) if is_swift else arguments.ranks()
         world, per_node = (told, told_per_node) if told else (world, per_node)
+    open_texts = arguments.open_words.values()
     given = [one for one in words[script + 1 :] if not _PASSED_ON.fullmatch(one)]
     rest = {}
     if not is_megatrons:
@@ -409,7 +400,8 @@ def _of_command(
         words=given if is_megatrons else (),
         problems=arguments.problems,
         unknown=frozenset(arguments.unknown),
-        is_partial=not is_megatrons or not _are_passed_on(arguments.open_words),
+        # What it hands on from its own start is nothing where nobody gives it words.
+        is_partial=not is_megatrons or not all(map(_PASSED_ON.fullmatch, open_texts)),
         open_words=arguments.open_words,
         is_overrides=is_overrides or is_swift,
         unread=command.unread_because,
@@ -420,11 +412,6 @@ def _of_command(
         release=release,
         **rest,
     )
-
-
-def _are_passed_on(open_words: Mapping[int, str]) -> bool:
-    """True if open words are what the file was started with: it is judged as it stands."""
-    return all(map(_PASSED_ON.fullmatch, open_words.values()))
 
 
 def _settings_of_script(words: Sequence[str], path: Path, release: str) -> MegatronLaunch | None:
@@ -625,7 +612,7 @@ class _Arguments:
         if not (isinstance(nodes, int) and isinstance(per_node, int)):
             texts = [self._of_script.get(flag, "") for flag in _RANKS_OF_SLIME]
             nodes, per_node = (int(text) if text.isdecimal() else None for text in texts)
-        return (nodes * per_node if nodes and per_node else None), per_node
+        return product(nodes, per_node), per_node
 
     def _keep(self, argument: str, value: Any, flag: str, start: int) -> None:
         """Note an argument; of several the last one counts."""

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from autotune.engines.communication.rules import RULES as COMMUNICATION_RULES
 from autotune.engines.deepspeed.rules import (
     batch,
-    compile,
     experts,
     model,
-    nvme,
     offload,
     optimizer,
     parallel,
@@ -41,7 +39,7 @@ _KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)
 
 _IN_CODE = rules_of(
     *(version, batch, precision, optimizer, scheduler, zero, offload, parallel, pipeline),
-    *(sequence, experts, model, nvme, compile, surroundings),
+    *(sequence, experts, model, surroundings),
 )
 _ABOUT_SECTIONS = ("data.", "surroundings.", "schema.")
 _ABOUT_VALUES = tuple(rule for rule in (*_IN_CODE, *ROWS) if rule not in version.KEY_RULES)

@@ -9,19 +9,10 @@ from autotune.base.names import misspelt, near_names
 from autotune.base.text import MOST_NAMED, named
 from autotune.engines.deepspeed.rules.base import Setup, moved, patch
 from autotune.engines.deepspeed.rules.constructors import Constructor
-from autotune.engines.deepspeed.rules.sections import is_auto, known_values, shown
+from autotune.engines.deepspeed.rules.sections import data_of, is_auto, known_values, shown
 from autotune.space.rule import Choice, Finding, listed
 
-_OTHER_NAMES = {
-    "learning_rate": "lr",
-    "epsilon": "eps",
-    "num_training_steps": "total_num_steps",
-    "num_warmup_steps": "warmup_num_steps",
-    "warmup_steps": "warmup_num_steps",
-    "total_steps": "total_num_steps",
-    "min_lr": "warmup_min_lr",
-    "max_lr": "warmup_max_lr",
-}
+_OTHER_NAMES: Mapping[str, str] = data_of("parameter_names.json")
 """Other software's name of a parameter -> DeepSpeed's and torch's."""
 
 _MOST_COMPARED = 50

@@ -14,17 +14,6 @@ _MOST_TRIED = 10_000
 """Micro-batches that are tried for one that divides the batch: no device takes so many samples."""
 
 
-@rule("runtime/config.py: _set_batch_related_parameters")
-def _no_size(setup: Setup) -> Finding | None:
-    config = setup.ds_config
-    if config.get(_MICRO) is not None or config.get(_TOTAL) is not None or setup.elasticity:
-        return None
-    message = f"neither {_MICRO} nor {_TOTAL} is given"
-    if setup.is_part:
-        message += ": the program that the file is for has to add one"
-    return Finding(message=message, advice=f"set {_MICRO}", is_note=setup.is_part)
-
-
 @rule("runtime/config.py: _batch_assertion")
 def _not_positive(setup: Setup) -> Finding | None:
     given = {name: setup.ds_config.get(name) for name in BATCH_KEYS}

@@ -15,7 +15,7 @@ from autotune.engines.deepspeed.rules.constructors import (
     optimizer_of,
     schedule_decides,
 )
-from autotune.engines.deepspeed.rules.version import OPTIMIZERS_REMOVED_IN, REMOVED_OPTIMIZERS
+from autotune.engines.deepspeed.rules.version import REMOVED_OPTIMIZERS
 from autotune.space.rule import Choice, Finding, rule
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
@@ -158,7 +158,7 @@ def _untested_with_zero(setup: Setup) -> Finding | None:
         return None
     if setup.ds_config.get("zero_allow_untested_optimizer") is True:
         return None
-    if name in REMOVED_OPTIMIZERS or _unknown_type.check(setup) or _needs_cuda.check(setup):
+    if name in REMOVED_OPTIMIZERS or _unknown_type.check(setup) or _lacks_kernel(setup):
         return None
     return Finding(
         message=f"optimizer.type={setup.section('optimizer')['type']} at stage {setup.stage} is "
@@ -167,19 +167,7 @@ def _untested_with_zero(setup: Setup) -> Finding | None:
     )
 
 
-@rule("op_builder/cpu/no_impl.py:21")
-def _needs_cuda(setup: Setup) -> Finding | None:
-    if setup.accelerator != "cpu" or setup.optimizer not in ("lamb", "lion"):
-        return None
-    if setup.optimizer == "lion" and setup.optimizer_offload != "none":
-        return None
-    return Finding(
-        message=f"optimizer.type={setup.section('optimizer')['type']}: DeepSpeed has no kernel "
-        "for it on the CPU accelerator",
-        advice="choose another optimizer.type, such as AdamW",
-    )
-
-
-def _removed(setup: Setup) -> bool:
-    """Whether the installed release lacks the optimizer, of which another rule speaks."""
-    return setup.optimizer in REMOVED_OPTIMIZERS and setup.is_at_least(OPTIMIZERS_REMOVED_IN)
+def _lacks_kernel(setup: Setup) -> bool:
+    """Whether the row `optimizer.needs_cuda` speaks of the optimizer."""
+    is_lion = setup.optimizer == "lion" and setup.optimizer_offload == "none"
+    return setup.accelerator == "cpu" and (is_lion or setup.optimizer == "lamb")

@@ -280,7 +280,8 @@ def _is_item(kind: Mapping[str, Any]) -> _Check:
     return lambda v: kind.get("items") != "text" or type(v) is str
 
 
-def _data(name: str) -> Mapping[str, Any]:
+def data_of(name: str) -> Mapping[str, Any]:
+    """A table beside the rules."""
     data: Mapping[str, Any] = json.loads(Path(__file__).with_name(name).read_text("utf-8"))
     return data
 
@@ -293,7 +294,7 @@ def _section(row: Mapping[str, Any]) -> Section:
     )
 
 
-_TYPES, _TABLE = _data("types.json"), _data("keys.json")
+_TYPES, _TABLE = data_of("types.json"), data_of("keys.json")
 
 SECTIONS: Mapping[str, Section] = {path: _section(row) for path, row in _TABLE.items()}
 """Dotted path of a section -> its keys; the empty path is the whole file. Sections that are not
@@ -301,7 +302,7 @@ here (`pipeline`, `datastates_ckpt`, what a curriculum holds, ...) are not looke
 
 ELEMENTS = key_of({"type": "integer", "minimum": 0})
 
-ACCELERATES: Mapping[str, str] = _data("accelerate_keys.json")
+ACCELERATES: Mapping[str, str] = data_of("accelerate_keys.json")
 """Field of accelerate's section for DeepSpeed -> the key that it fills in."""
 
 SPELLINGS: Mapping[str, str] = _TABLE["zero_optimization"]["spellings"]

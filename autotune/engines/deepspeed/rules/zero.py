@@ -10,11 +10,6 @@ from autotune.engines.deepspeed.rules.sections import shown
 from autotune.space.rule import Finding, rule
 
 _BUCKETS = (1, 2)
-_QUANTIZED = (
-    "zero_quantized_weights",
-    "zero_quantized_nontrainable_weights",
-    "zero_quantized_gradients",
-)
 _ACTING = json.loads(Path(__file__).with_name("acts_at.json").read_text(encoding="utf-8"))
 ACTS_AT: Mapping[str, tuple[int, ...]] = {
     spelling: tuple(row["stages"])
@@ -109,20 +104,6 @@ def _hpz_divides_world(setup: Setup) -> Finding | None:
         message=f"zero_optimization.zero_hpz_partition_size={group} does not divide the world: "
         f"{setup.world} % {group} = {setup.world % group}",
         changes=zero(zero_hpz_partition_size=below),
-    )
-
-
-@rule("op_builder/cpu/no_impl.py:21")
-def _quantized_needs_cuda(setup: Setup) -> Finding | None:
-    if setup.accelerator != "cpu" or setup.stage != 3:
-        return None
-    found = [name for name in _QUANTIZED if setup.zero.get(name) is True]
-    if not found:
-        return None
-    named = " and ".join(f"zero_optimization.{name}=true" for name in found)
-    return Finding(
-        message=f"{named}: DeepSpeed has no quantizer for the CPU accelerator",
-        changes=zero(**dict.fromkeys(found)),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
+from autotune.engines.launches.line import product
 
 _NAMED: Mapping[str, Mapping[str, Any]] = PROGRAMS["lightning"]["strategies"]
 """Strategies that Lightning registers -> arguments (register_strategies)."""
@@ -127,8 +128,6 @@ def handed(config: Mapping[str, Any], data: Mapping[Any, Any]) -> dict[str, Any]
 def world_of(data: Mapping[Any, Any]) -> int | None:
     """Ranks, where the Trainer is told how many devices each node has."""
     trainer = data["trainer"]
-    devices, nodes = trainer.get("devices"), trainer.get("num_nodes", 1)
+    devices = trainer.get("devices")
     devices = len(devices) if isinstance(devices, list) else devices
-    if type(devices) is int and type(nodes) is int and devices > 0 and nodes > 0:
-        return devices * nodes
-    return None
+    return product(trainer.get("num_nodes", 1), devices)

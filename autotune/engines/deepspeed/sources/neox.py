@@ -12,6 +12,7 @@ from typing import Any
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
+from autotune.engines.launches.line import product
 from autotune.space.rule import NotJudged, Violation
 
 READER = "GPT-NeoX"
@@ -102,7 +103,4 @@ def degrees(data: Mapping[str, Any]) -> tuple[int, int]:
 
 def world_of(data: Mapping[str, Any]) -> int | None:
     """Ranks, where the file says both how many nodes and how many GPUs each has."""
-    nodes, gpus = data.get("num_nodes"), data.get("num_gpus")
-    if type(nodes) is int and type(gpus) is int and nodes > 0 and gpus > 0:
-        return nodes * gpus
-    return None
+    return product(data.get("num_nodes"), data.get("num_gpus"))

@@ -31,6 +31,7 @@ from autotune.engines.deepspeed.sources.sections import (
     own_keys,
     sections_inside,
 )
+from autotune.engines.launches.files import is_shell
 from autotune.engines.launches.line import typed
 from autotune.space.rule import NotJudged, Violation
 
@@ -217,17 +218,21 @@ class Source:
         return None if Path(named).name == self.path.name else named
 
 
-def may_be_deepspeeds(path: Path) -> bool:
-    """Whether a file of a folder that could not be parsed may have been meant for DeepSpeed.
+def may_be_meant(path: Path) -> bool:
+    """Whether a file of a folder that cannot be read may be DeepSpeed's, or start a training.
 
     Lists of samples, logs and large data are not.
     """
+    from autotune.engines.launches.jobs import commands_of_job  # PyYAML, which JSON needs not
+
     try:
         if path.stat().st_size > MAX_BYTES:
             return False
-        return _WORDS.search(read_text(path)) is not None
+        text = read_text(path)
     except (OSError, RenderError):
         return True  # nobody knows
+    starts = is_shell(text, path) or commands_of_job(text, path) != ""
+    return starts or _WORDS.search(text) is not None
 
 
 def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
