@@ -415,13 +415,16 @@ def _of_command(
 
 
 def _settings_of_script(words: Sequence[str], path: Path, release: str) -> MegatronLaunch | None:
-    """The training whose settings a script names by a literal, in a file beside it."""
-    parts = parts_of(words)
-    script = words[parts.script_at] if parts.script_at < len(words) else ""
+    """The training whose settings a script names by a literal, in a file beside it.
+
+    A script with words of its own may be given another file.
+    """
+    script, *given = words[parts_of(words).script_at :] or [""]
     near = (Path(script), path.parent / script)
     found = next((one for one in near if one.suffix == ".py" and one.is_file()), None)
-    for name in () if found is None else _FILE_NAMED.findall(read_text(found)):
-        assert found is not None
+    if found is None or not all(map(_PASSED_ON.fullmatch, given)):
+        return None
+    for name in _FILE_NAMED.findall(read_text(found)):
         with suppress(RenderError, JobError, ValueError):
             file = found.parent / name
             text = read_text(file) if file.is_file() else ""

@@ -68,29 +68,6 @@ def _loss_scale(setup: Setup) -> Finding | None:
     )
 
 
-_LARGEST_POWER = 63
-"""ZeRO multiplies the loss by a whole number, of which torch takes no more than 64 bits."""
-_LARGEST_FLOAT_POWER = 1023
-
-
-@rule("runtime/precision_config.py: dynamic_loss_scale_args")
-def _scale_power(setup: Setup) -> Finding | None:
-    section = setup.section("fp16")
-    if section.get("enabled") is not True or section.get("loss_scale", 0) != 0:
-        return None
-    power = section.get("initial_scale_power", 16)
-    most = _LARGEST_POWER if setup.stage else _LARGEST_FLOAT_POWER
-    if type(power) not in (int, float) or power <= most:
-        return None
-    return Finding(
-        message=f"fp16.initial_scale_power={power}: torch multiplies the loss by no number of "
-        f"2^{most + 1} or more",
-        at=("fp16.initial_scale_power",),
-        choices=(Choice(changes={"fp16": {"initial_scale_power": None}}, words="leave it at 16"),),
-        advice=f"set fp16.initial_scale_power to at most {most}; 16 is the default",
-    )
-
-
 @rule("runtime/engine.py:1812-1829")
 def _param_dtype(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("param_dtype")
@@ -123,17 +100,6 @@ def _low_masters(setup: Setup) -> tuple[str, str] | None:
     if setup.section("fp16").get("fp16_master_weights_and_grads") is True:
         return "fp16", "fp16_master_weights_and_grads"
     return None
-
-
-@rule("runtime/config.py:702-709")
-def _master_weights_stage(setup: Setup) -> Finding | None:
-    if setup.stage > 0 or (found := _low_masters(setup)) is None:
-        return None
-    section, key = found
-    return Finding(
-        message=f"{section}.{key} at stage 0: only ZeRO has master weights",
-        changes={section: {key: False}},
-    )
 
 
 @rule("runtime/base_optimizer.py:507-518, zero/stage_1_and_2.py:331, zero/stage3.py:299")

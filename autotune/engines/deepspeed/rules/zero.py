@@ -69,28 +69,6 @@ def _odd_allgather_bucket(setup: Setup) -> Finding | None:
     )
 
 
-@rule("runtime/zero/stage_1_and_2.py:346-351, stage3.py:392-396")
-def _prescaled_scatter(setup: Setup) -> Finding | None:
-    if setup.stage < 2 or setup.zero.get("reduce_scatter") is False:
-        return None
-    if setup.stage == 2 and setup.reduces_by == "sum":
-        return None  # stage_1_and_2.py asks only when it averages
-    found = {}
-    if setup.ds_config.get("prescale_gradients") is True:
-        found["prescale_gradients"] = "true"
-    if (divide := setup.ds_config.get("gradient_predivide_factor", 1)) != 1:
-        found["gradient_predivide_factor"] = f"{divide:g}"
-    if not found:
-        return None
-    named = " and ".join(f"{name}={value}" for name, value in found.items())
-    return Finding(
-        message=f"{named} at stage {setup.stage} with zero_optimization.reduce_scatter=true (the "
-        "default)",
-        changes=dict.fromkeys(found),
-        advice="or set zero_optimization.reduce_scatter to false",
-    )
-
-
 @rule("utils/groups.py:944")
 def _hpz_divides_world(setup: Setup) -> Finding | None:
     size = setup.zero.get("zero_hpz_partition_size", 1)
@@ -104,20 +82,4 @@ def _hpz_divides_world(setup: Setup) -> Finding | None:
         message=f"zero_optimization.zero_hpz_partition_size={group} does not divide the world: "
         f"{setup.world} % {group} = {setup.world % group}",
         changes=zero(zero_hpz_partition_size=below),
-    )
-
-
-@rule("runtime/engine.py:2742-2744", consequence="ignored")
-def _sequential_gather(setup: Setup) -> Finding | None:
-    given, first, second = setup.zero, "stage3_prefetch_bucket_size", "prefetch_bucket_size"
-    name = second if second in given and first not in given else first
-    size = given.get(name, 1)
-    if setup.stage != 3 or size == 1:
-        return None
-    if given.get("stage3_allgather_sequential", given.get("allgather_sequential")) is not True:
-        return None
-    return Finding(
-        message=f"zero_optimization.{name}={size:.0f} with stage3_allgather_sequential=true, "
-        "which sets it to 1",
-        changes=zero(**{name: 1}),
     )
