@@ -1,14 +1,8 @@
-"""Which files are a shell's, and what is recorded of programs that start a training."""
+"""Which files are a shell's."""
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
-PROGRAMS: Mapping[str, Mapping[str, str]] = json.loads(
-    Path(__file__).with_name("programs.json").read_text(encoding="utf-8")
-)
-"""`launchers` and options of `slurm`, by their names."""
 SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
 """What a shell file is called."""
 DATA_SUFFIXES = (".json", ".hjson", ".yaml", ".yml")

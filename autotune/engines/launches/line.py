@@ -9,8 +9,7 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
-from autotune.engines.launches import slurm
-from autotune.engines.launches.files import PROGRAMS
+from autotune.engines.launches import PROGRAMS, slurm
 from autotune.engines.launches.shell_words import UNKNOWN
 
 TRL = "trl"

@@ -209,7 +209,7 @@ class _Frame:
     why: str
     """Why only the shell knows what it leaves, where its condition is not known."""
     truth: _Truth
-    """Of the command before a joint; of an `if`, whether a branch has run."""
+    """Truth of the command before a joint; whether a branch of an `if` has run."""
     is_piped: bool
     """Whether it reads from a pipe, so that it is in a shell of its own."""
     ended: list[_Branch] = field(default_factory=list)
@@ -241,7 +241,7 @@ class _Text:
     at: int = 0
     frames: list[_Frame] = field(default_factory=list)
     truth: _Truth = _OPEN
-    """Of the last command."""
+    """Truth of the last command."""
     place: int = -1
     """Where that begins."""
     is_piped: bool = False

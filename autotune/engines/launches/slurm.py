@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from autotune.engines.launches.files import PROGRAMS
+from autotune.engines.launches import PROGRAMS
 
 _LINE = re.compile(r"^#SBATCH[ \t]+(.+)$", re.MULTILINE)
 _NAMES: Mapping[str, str] = PROGRAMS["slurm"]
