@@ -5,6 +5,7 @@ and norms of the whole gradient, step for step, from the same weights and sample
 """
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,13 @@ from tests.trials import changed
 
 pytestmark = pytest.mark.real
 
-STAGES = (0, 1, 2, 3)
 CLIPPED = 0.1
 """Below every norm that is seen here. Norms are those before it, and losses follow after it."""
-SAMPLES = (*((stage, CLIPPED) for stage in STAGES), (3, 0.0))
+SAMPLES = ((0, CLIPPED), (1, CLIPPED), (2, CLIPPED), (3, CLIPPED), (3, 0.0))
 """Stage and clipping at which ranks share samples."""
-EXPERTS = ((0, 0.0), *((stage, CLIPPED) for stage in STAGES[1:]))
+EXPERTS = ((0, 0.0), (1, CLIPPED), (2, CLIPPED), (3, CLIPPED))
 """And at which they spread experts: at stage 0 each rank would clip by another norm
 (`experts.clipping_at_stage_0`)."""
-WHOLE = {"mixtral": f"experts 1 {CLIPPED} 1", "all of it": "llama 3 0.0 1"}
-"""Cases of two ranks with whole samples that another test trains already."""
 SGD = {"type": "SGD", "params": {"lr": 0.3}}
 SMALL = {"reduce_bucket_size": 10_000, "stage3__prefetch_bucket_size": 10_000}
 """Buckets of the default size reserve gigabytes."""
@@ -82,19 +80,17 @@ MIXTURES: dict[str, dict[str, Any]] = {
 }
 """What each differs in from the tiny Llama, by the model_type of transformers."""
 SPREAD = {
-    "qwen3_moe": (1, 2, 3),
-    "deepseek_v3": (1, 2, 3),
+    "qwen3_moe": (2, 1, 3),
+    "deepseek_v3": (3, 1, 2),
     "qwen2_moe": (1, 3),
-    "deepseek_v2": (1, 3),
-    "glm4_moe": (1, 3),
+    "deepseek_v2": (3, 1),
+    "glm4_moe": (3, 1),
+    # Those whose shapes only building them can tell.
+    "olmoe": (1, 3),
+    "qwen3_5_moe_text": (1, 3),
+    "minimax_m3_vl_text": (1, 3),
 }
-"""Mixture -> stages at which two ranks spread it."""
-SPREAD_TOO = {"olmoe": (1, 3), "qwen3_5_moe_text": (1, 3), "minimax_m3_vl_text": (1, 3)}
-"""Those whose shapes only building them can tell."""
-
-
-CHUNKED = (1, 3)
-"""Stages at which MLPs are computed in chunks."""
+"""Mixture -> stages at which two ranks spread it; the first stands for all in every run."""
 TENSORS: tuple[tuple[str, bool, dict[str, Any]], ...] = (
     ("llama", False, {"tp__overlap_comm": True, "mlp_chunk_tokens": 5}),
     ("llama", True, {"tp__head": "split", "loss_chunk_tokens": 3}),
@@ -104,8 +100,156 @@ TENSORS: tuple[tuple[str, bool, dict[str, Any]], ...] = (
 """Model, whether its head is split, and knobs of two ranks that split its layers."""
 
 
-def stages_of(spread: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
-    return [(name, stage) for name, stages in spread.items() for stage in stages]
+Case = tuple[str, dict[str, Any]]
+CASES: dict[str, Case] = {
+    **{
+        f"llama {stage} {clipping} {sp}": (
+            "llama",
+            {"stage": stage, "clipping": clipping, "sp": sp},
+        )
+        for stage, clipping in SAMPLES
+        for sp in (1, 2)
+    },
+    **{
+        f"{name} {sp}": (name, {"stage": 1, "sp": sp})
+        for name in list(MODELS)[1:]
+        for sp in (1, 2)
+    },
+    **{
+        f"experts {stage} {clipping} {ep}": (
+            "mixtral",
+            {"stage": stage, "clipping": clipping, "ep": ep},
+        )
+        for stage, clipping in EXPERTS
+        for ep in (1, 2)
+    },
+    **{f"{name} whole": (name, {"stage": 1, "clipping": CLIPPED}) for name in SPREAD},
+    **{
+        f"{name} spread {stage}": (name, {"stage": stage, "clipping": CLIPPED, "ep": 2})
+        for name, stages in SPREAD.items()
+        for stage in stages
+    },
+    "fused products": (
+        "qwen3_moe",
+        {"stage": 1, "clipping": CLIPPED, "ep": 2, "ep__gate_up": "fused"},
+    ),
+    **{
+        f"not scattered by {scale}": (
+            "llama",
+            {"stage": 3, "zero": {"reduce_scatter": False}, "sp": 2, "scale": scale},
+        )
+        for scale in (1, 2)
+    },
+    "mixtral 2": ("mixtral", {"stage": 1, "clipping": CLIPPED, "sp": 2}),
+    "all of it 2": (
+        "llama",
+        {"stage": 3, "sp": 2, "recompute": "full", "loss_chunk_tokens": 3, "attention": "sdpa"},
+    ),
+    **{
+        f"chunks {stage}": (
+            "llama",
+            {
+                "stage": stage,
+                "clipping": clipping,
+                "mlp_chunk_tokens": 5,
+                "recompute": "full",
+                "offload__activations": "cpu",
+            },
+        )
+        for stage, clipping in ((1, CLIPPED), (3, 0.0))
+    },
+    "chunks shared": ("llama", {"stage": 3, "sp": 2, "mlp_chunk_tokens": 3}),
+    # AutoTP leaves groups behind: last.
+    **{
+        f"tensors {number}": (name, {"stage": 3, "tp": 2, **knobs})
+        for number, (name, _, knobs) in enumerate(TENSORS)
+    },
+    **{
+        f"{name} split": (name, {"stage": 3, "clipping": CLIPPED, "tp": 2, "ep": 2})
+        for name in sorted(SPLIT_BESIDE_AUTOEP)
+    },
+}
+"""Model and settings of every case, in the order in which they are trained."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two cases that have to train alike, and what the live engine of each says of itself."""
+
+    whole: str
+    split: str
+    whole_says: dict[str, Any] = field(default_factory=dict)
+    split_says: dict[str, Any] = field(default_factory=dict)
+    is_further: bool = False
+    """Whether every run tries like ones, and this one is `thorough`."""
+
+
+def _spread(whole: str, split: str, *, is_further: bool) -> Pair:
+    return Pair(whole, split, {"ep": 1}, {"ep": 2}, is_further=is_further)
+
+
+PAIRS: dict[str, Pair] = {
+    **{
+        f"samples at stage {stage}, clipped at {clipping}": Pair(
+            *(f"llama {stage} {clipping} {sp}" for sp in (1, 2)),
+            {"dp": 2, "sp": 1},
+            {"dp": 1, "sp": 2},
+            is_further=clipping > 0 and stage in (1, 3),
+        )
+        for stage, clipping in SAMPLES
+    },
+    **{
+        f"samples of {name}": Pair(
+            f"{name} 1", f"{name} 2", is_further=name in ("mistral", "qwen2", "olmo2")
+        )
+        for name in list(MODELS)[1:]
+    },
+    "samples of a mixture": Pair(f"experts 1 {CLIPPED} 1", "mixtral 2"),
+    "samples with all of it": Pair("llama 3 0.0 1", "all of it 2"),
+    **{
+        f"experts at stage {stage}": _spread(
+            *(f"experts {stage} {clipping} {ep}" for ep in (1, 2)), is_further=stage in (0, 2)
+        )
+        for stage, clipping in EXPERTS
+    },
+    **{
+        f"experts of {name} at stage {stage}": _spread(
+            f"{name} whole",
+            f"{name} spread {stage}",
+            is_further=stage != stages[0] or name in list(SPREAD)[5:],
+        )
+        for name, stages in SPREAD.items()
+        for stage in stages
+    },
+    "gate and up at once": Pair("qwen3_moe whole", "fused products"),
+    **{
+        f"what is beside spread experts of {name}": Pair(
+            f"experts 1 {CLIPPED} 1" if name == "mixtral" else f"{name} whole",
+            f"{name} split",
+            split_says={"tp": 2, "ep": 2},
+        )
+        for name in sorted(SPLIT_BESIDE_AUTOEP)
+    },
+    **{
+        f"MLPs in chunks at stage {stage}": Pair(
+            f"llama {stage} {clipping} 1",
+            f"chunks {stage}",
+            split_says={"mlp_chunk_tokens": 5, "offload_activations": "cpu"},
+            is_further=stage == 1,
+        )
+        for stage, clipping in ((1, CLIPPED), (3, 0.0))
+    },
+    "a rank's piece in chunks": Pair("llama 3 0.0 1", "chunks shared"),
+    **{
+        f"layers, a head and a loss: {name} {knobs}": Pair(
+            "llama 3 0.0 1" if name == "llama" else "tied 1",
+            f"tensors {number}",
+            split_says={"head_is_split": is_split},
+        )
+        for number, (name, is_split, knobs) in enumerate(TENSORS)
+    },
+}
+"""What two ranks split, spread, share or compute in chunks."""
 
 
 def make_case(
@@ -114,6 +258,7 @@ def make_case(
     *,
     clipping: float = 0.0,
     zero: dict[str, Any] | None = None,
+    scale: int | None = None,
     **knobs: Any,
 ) -> dict[str, Any]:
     """A case for the driver; the whole model where no knob splits it."""
@@ -133,7 +278,7 @@ def make_case(
     ds_config["zero_optimization"] = {**ds_config["zero_optimization"], **(zero or {})}
     expected = {**spec.engine.expected, "gradient_clipping": clipping, **(zero or {})}
     spec = changed(spec, expected=expected)
-    return {"spec": to_dict(spec), "ds_config": ds_config, "norms": True}
+    return {"spec": to_dict(spec), "ds_config": ds_config, "norms": True, "scale": scale}
 
 
 def job_of(folder: Path, name: str) -> Job:
@@ -143,149 +288,47 @@ def job_of(folder: Path, name: str) -> Job:
     return tiny_job(folder, model=str(model), precision="fp32", global_batch=4, optimizer=SGD)
 
 
-def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
-    found = {}
-    jobs = {name: job_of(folder, name) for name in MODELS}
-    for stage, clipping in SAMPLES:
-        for sp in (1, 2):
-            case = make_case(jobs["llama"], stage, clipping=clipping, sp=sp)
-            found[f"llama {stage} {clipping} {sp}"] = case
-    for name, job in jobs.items():
-        if name != "llama":
-            found |= {f"{name} {sp}": make_case(job, 1, sp=sp) for sp in (1, 2)}
-    mixtures = {name: job_of(folder, name) for name in ("mixtral", *SPREAD)}
-    for stage, clipping in EXPERTS:
-        for ep in (1, 2):
-            case = make_case(mixtures["mixtral"], stage, clipping=clipping, ep=ep)
-            found[f"experts {stage} {clipping} {ep}"] = case
-    found |= cases_of_mixtures(mixtures, SPREAD)
-    found["fused products"] = make_case(
-        mixtures["qwen3_moe"], 1, clipping=CLIPPED, ep=2, ep__gate_up="fused"
-    )
-    whole = {"reduce_scatter": False}
-    return found | {
-        "not scattered by 1": make_case(jobs["llama"], 3, zero=whole, sp=2) | {"scale": 1},
-        "not scattered by 2": make_case(jobs["llama"], 3, zero=whole, sp=2) | {"scale": 2},
-        "mixtral 2": make_case(mixtures["mixtral"], 1, clipping=CLIPPED, sp=2),
-        "all of it 2": make_case(
-            jobs["llama"], 3, sp=2, recompute="full", loss_chunk_tokens=3, attention="sdpa"
-        ),
-        **{
-            f"chunks {stage}": make_case(
-                jobs["llama"],
-                stage,
-                clipping=CLIPPED,
-                mlp_chunk_tokens=5,
-                recompute="full",
-                offload__activations="cpu",
-            )
-            for stage in CHUNKED
-        },
-        "chunks shared": make_case(jobs["llama"], 3, sp=2, mlp_chunk_tokens=3),
-        # AutoTP leaves groups behind: last.
-        **{
-            f"tensors {number}": make_case(jobs[name], 3, tp=2, **knobs)
-            for number, (name, _, knobs) in enumerate(TENSORS)
-        },
-        **{
-            f"{name} split": make_case(mixtures[name], 3, clipping=CLIPPED, tp=2, ep=2)
-            for name in sorted(SPLIT_BESIDE_AUTOEP)
-        },
-    }
-
-
-def cases_of_mixtures(
-    jobs: dict[str, Job], spread: dict[str, tuple[int, ...]]
-) -> dict[str, dict[str, Any]]:
-    found = {}
-    for name in spread:
-        found[f"{name} whole"] = make_case(jobs[name], 1, clipping=CLIPPED)
-    for name, stage in stages_of(spread):
-        found[f"{name} {stage}"] = make_case(jobs[name], stage, clipping=CLIPPED, ep=2)
-    return found
-
-
-def run_cases(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
-    """What each case did, in one set of two ranks."""
-    driver = Path(__file__).with_name("split_driver.py")
-    found = train_cases(driver, list(cases.values()), folder, forks=True, timeout_s=300)
-    return dict(zip(cases, found, strict=True))
-
-
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """What each case of the tests that were selected did, in one set of two ranks."""
+    wanted = {"llama 3 0.0 1", "not scattered by 1", "not scattered by 2"}
+    for item in request.session.items:
+        if item.module is request.module and "name" in item.callspec.params:
+            pair = PAIRS[item.callspec.params["name"]]
+            wanted |= {pair.whole, pair.split}
     folder = tmp_path_factory.mktemp("split")
-    return run_cases(make_cases(folder), folder)
+    asked = {name: case for name, case in CASES.items() if name in wanted}
+    jobs = {model: job_of(folder, model) for model, _ in asked.values()}
+    cases = [make_case(jobs[model], **settings) for model, settings in asked.values()]
+    driver = Path(__file__).with_name("split_driver.py")
+    found = train_cases(driver, cases, folder, forks=True, timeout_s=400)
+    return dict(zip(asked, found, strict=True))
 
 
-def assert_same(whole: dict[str, Any], split: dict[str, Any]) -> None:
-    for found in (whole, split):
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] * pair.is_further)
+        for name, pair in PAIRS.items()
+    ],
+)
+def test_two_ranks_train_as_the_whole_model_does(
+    results: dict[str, dict[str, Any]], name: str
+) -> None:
+    """A mixture of experts too, at every stage, whose ranks send their tokens elsewhere."""
+    pair = PAIRS[name]
+    whole, split = results[pair.whole], results[pair.split]
+    for found, says in ((whole, pair.whole_says), (split, pair.split_says)):
         assert "error" not in found, found["traceback"]
         assert found["differences"] == []
+        assert {key: found["read_back"][key] for key in says} == says
+    if pair.split.startswith("experts "):
+        assert whole["read_back"]["n_params"] > split["read_back"]["n_params"]
     assert min(whole["norms"]) > CLIPPED, "clipping has nothing to clip"
     assert split["losses"] == pytest.approx(whole["losses"], rel=1e-5)
     assert split["norms"] == pytest.approx(whole["norms"], rel=1e-4)
-
-
-@pytest.mark.parametrize(("stage", "clipping"), SAMPLES)
-def test_two_ranks_share_samples_at_every_stage(
-    results: dict[str, dict[str, Any]], stage: int, clipping: float
-) -> None:
-    whole, split = (results[f"llama {stage} {clipping} {sp}"] for sp in (1, 2))
-    assert (whole["read_back"]["dp"], whole["read_back"]["sp"]) == (2, 1)
-    assert (split["read_back"]["dp"], split["read_back"]["sp"]) == (1, 2)
-    assert_same(whole, split)
-
-
-@pytest.mark.parametrize(("stage", "clipping"), EXPERTS)
-def test_two_ranks_spread_experts_at_every_stage(
-    results: dict[str, dict[str, Any]], stage: int, clipping: float
-) -> None:
-    """And a mixture of experts trains at every stage, whose ranks send their tokens elsewhere."""
-    whole, spread = (results[f"experts {stage} {clipping} {ep}"] for ep in (1, 2))
-    assert (whole["read_back"]["ep"], spread["read_back"]["ep"]) == (1, 2)
-    assert whole["read_back"]["n_params"] > spread["read_back"]["n_params"]
-    assert_same(whole, spread)
-
-
-@pytest.mark.parametrize(("name", "stage"), stages_of(SPREAD))
-def test_two_ranks_spread_the_experts_of(
-    results: dict[str, dict[str, Any]], name: str, stage: int
-) -> None:
-    assert_spread(results, name, stage)
-
-
-@pytest.mark.thorough
-def test_two_ranks_spread_the_experts_of_rarer_models(tmp_path: Path) -> None:
-    jobs = {name: job_of(tmp_path, name) for name in SPREAD_TOO}
-    results = run_cases(cases_of_mixtures(jobs, SPREAD_TOO), tmp_path)
-    for name, stage in stages_of(SPREAD_TOO):
-        assert_spread(results, name, stage)
-
-
-def assert_spread(results: dict[str, dict[str, Any]], name: str, stage: int) -> None:
-    whole, spread = results[f"{name} whole"], results[f"{name} {stage}"]
-    assert (whole["read_back"]["ep"], spread["read_back"]["ep"]) == (1, 2)
-    assert_same(whole, spread)
-
-
-def test_two_ranks_compute_gate_and_up_at_once(results: dict[str, dict[str, Any]]) -> None:
-    assert_same(results["qwen3_moe whole"], results["fused products"])
-
-
-@pytest.mark.parametrize("name", sorted(SPLIT_BESIDE_AUTOEP))
-def test_two_ranks_split_what_is_beside_spread_experts(
-    results: dict[str, dict[str, Any]], name: str
-) -> None:
-    split = results[f"{name} split"]
-    whole = results[WHOLE.get(name, f"{name} whole")]
-    assert (split["read_back"]["tp"], split["read_back"]["ep"]) == (2, 2)
-    assert_same(whole, split)
-
-
-@pytest.mark.parametrize("name", [*list(MODELS)[1:], *WHOLE])
-def test_two_ranks_share_samples_of(results: dict[str, dict[str, Any]], name: str) -> None:
-    assert_same(results[WHOLE.get(name, f"{name} 1")], results[f"{name} 2"])
 
 
 @pytest.mark.parametrize("scale", [1, 2])
@@ -297,25 +340,3 @@ def test_no_scale_is_right_where_stage_3_does_not_scatter(
     assert split["differences"] == []
     assert split["losses"][0] == pytest.approx(whole["losses"][0], rel=1e-5)
     assert split["norms"] != pytest.approx(whole["norms"], rel=0.1)
-
-
-@pytest.mark.parametrize("stage", CHUNKED)
-def test_mlps_are_computed_in_chunks(results: dict[str, dict[str, Any]], stage: int) -> None:
-    chunked = results[f"chunks {stage}"]
-    assert chunked["read_back"]["mlp_chunk_tokens"] == 5
-    assert chunked["read_back"]["offload_activations"] == "cpu"
-    assert_same(results[f"llama {stage} {CLIPPED} 1"], chunked)
-
-
-def test_a_rank_computes_its_piece_in_chunks(results: dict[str, dict[str, Any]]) -> None:
-    assert_same(results["llama 3 0.0 1"], results["chunks shared"])
-
-
-@pytest.mark.parametrize("number", range(len(TENSORS)))
-def test_two_ranks_split_layers_with_a_head_and_a_loss_of(
-    results: dict[str, dict[str, Any]], number: int
-) -> None:
-    name, is_split, _ = TENSORS[number]
-    split = results[f"tensors {number}"]
-    assert split["read_back"]["head_is_split"] == is_split
-    assert_same(results["llama 3 0.0 1" if name == "llama" else "tied 1"], split)

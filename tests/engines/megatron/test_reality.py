@@ -148,7 +148,6 @@ OF_A_SPACE: tuple[tuple[dict[str, Any], int, dict[str, Any]], ...] = (
     (LLAMA, 2, {"pp": 2, "last_stage_layers": 3}),
     (LLAMA, 2, {"recompute": "selective", "recompute_modules": "core_attn+mlp"}),
     (MIXTRAL, 2, {"recompute": "selective", "recompute_modules": "moe"}),
-    (MIXTRAL, 2, {"tp": 2, "sequence_parallel": True, "ep": 2, "etp": 1}),
     (LLAMA, 2, {"overlap_grad_reduce": False}),
     (LLAMA, 2, {"distributed_optimizer": True, "overlap_param_gather": False}),
     (LLAMA, 4, {"pp": 2, "order": "tp-cp-ep-pp-dp"}),
@@ -178,19 +177,28 @@ def plain(engine: MegatronEngine, knobs: dict[str, Any], world: int) -> Candidat
 def is_further(engine: MegatronEngine, candidate: Candidate) -> bool:
     """Whether every part of a layout is tried in every run, with another one or in a like model.
 
-    GPT-2 and Qwen2 share weights between the ends, and replicas as Llama does.
+    GPT-2 and Qwen2 share weights between the ends, and replicas as Llama does. Mixtral's layers
+    are in stages as Llama's are: what its experts do is tried, with the states of each in parts.
     """
-    model, is_alone = engine._job.model.name, candidate.tp == candidate.pp == 1
-    sequence, vp = candidate["sequence_parallel"], candidate["vp"]
+    model, precision = engine._job.model.name, engine._job.precision
+    tp, pp, vp = candidate.tp, candidate.pp, candidate["vp"]
+    sequence, in_parts = candidate["sequence_parallel"], candidate["distributed_optimizer"]
+    if candidate.world == 1 or (candidate.world, candidate["micro_batch"]) == (2, 1):
+        return False  # whole, or named by a space
     if candidate.world == 4:
-        return candidate.tp > 1 and sequence == (candidate.pp > 1 and vp == 1)
-    if candidate.world == 1 or candidate["micro_batch"] == 1:  # whole, or named by a space
+        is_named = "order" in candidate.values or pp == 4
+        return not is_named and not (tp > 1 and sequence and (vp == 2 if pp > 1 else in_parts))
+    if precision != "fp32":
+        return not in_parts and not (precision == "bf16" and tp > 1)
+    if model == "gpt2":
+        return not (sequence or (pp > 1 and vp == 1))
+    if model == "qwen2":
+        return not (vp == 3 or (tp > 1 and not sequence))
+    if model == "mixtral":
+        return not (vp == 3 or tp > 1 or in_parts)
+    if candidate["recompute"] == "none":
         return False
-    if model in ("gpt2", "qwen2"):
-        return is_alone or bool(vp > 1 if model == "gpt2" else sequence)
-    if candidate["recompute"] != "none":
-        return candidate.pp == 1 and not sequence
-    return engine._job.precision == "fp16" and not is_alone
+    return (pp > 1) != (candidate["recompute"] == "full") or (pp == 1 and not sequence)
 
 
 @pytest.fixture(scope="module")
