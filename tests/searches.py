@@ -104,6 +104,7 @@ class Demo(Search):
             "global_batch": 16,
             "sampler": "grid",
             "guard_steps": 0,
+            "compare": "best",
             "budget": "45s",
         }
 

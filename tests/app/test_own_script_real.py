@@ -24,9 +24,16 @@ pytestmark = pytest.mark.real
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "examples"
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-TRL = ("train.py", "--config", "sft.yaml")
+TRL = (
+    *("accelerate", "launch", "--config_file", "accelerate.yaml"),
+    *("train.py", "--config", "sft.yaml"),
+)
 
 TORCHRUN = ("torchrun", "--nproc-per-node", "2")
+TRAINER = (
+    *(*TORCHRUN, "train.py", "--deepspeed", "ds_config.json", "--use_cpu", "--bf16"),
+    *("--per_device_train_batch_size", "4", "--output_dir", "out"),
+)
 LONGEST_S = 900.0
 """Time of a search up to the run that is waited for; only a busy machine takes minutes."""
 
@@ -79,10 +86,11 @@ def observed_in(results: Path) -> Observed:
 @pytest.mark.parametrize(
     ("example", "command", "expected"),
     [
-        (
+        pytest.param(
             "pipeline",
             ("deepspeed", "--num_gpus", "2", "train.py", "--deepspeed_config", "ds_config.json"),
             {"framework": "deepspeed", "micro_batch": 2, "grad_accum": 4, "global_batch": 8},
+            marks=pytest.mark.thorough,
         ),
         (
             "accelerate",
@@ -141,15 +149,24 @@ def search_until_edited(command: tuple[str, ...], folder: Path, results: Path) -
     return stdout + stderr
 
 
-def test_an_edited_candidate_runs_as_it_was_asked(tmp_path: Path) -> None:
-    """A Trainer, and with LoRA: `examples/lora` would answer the same."""
-    launch = ("accelerate", "launch", "--config_file", "accelerate.yaml")
-    search_until_edited((*launch, *TRL), EXAMPLES / "trl", tmp_path)
+@pytest.mark.parametrize(
+    ("example", "command"),
+    [
+        ("trainer", TRAINER),
+        # With LoRA: `examples/lora` would answer the same.
+        pytest.param("trl", TRL, marks=pytest.mark.thorough),
+    ],
+    ids=["trainer", "trl"],
+)
+def test_an_edited_candidate_runs_as_it_was_asked(
+    tmp_path: Path, example: str, command: tuple[str, ...]
+) -> None:
+    search_until_edited(command, EXAMPLES / example, tmp_path)
     ways = reach_of(observed_in(tmp_path)).ways
     by_arguments = {name for name, way in ways.items() if way == "arguments"}
     assert by_arguments >= {"attention", "optimizer.implementation", "micro_batch"}
-    assert (EXAMPLES / "trl" / "train.py").is_file()
-    assert not (EXAMPLES / "trl" / "out").exists(), "a trial leaves nothing"
+    assert (EXAMPLES / example / "train.py").is_file()
+    assert not (EXAMPLES / example / "out").exists(), "a trial leaves nothing"
 
 
 def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> None:

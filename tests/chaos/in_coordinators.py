@@ -64,7 +64,7 @@ _MOMENTS = (
 
 ASKED = {
     "coordinator killed": "tests/search/test_search_real.py::"
-    "test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing",
+    "test_kill_9_at_any_moment_loses_nothing_and_the_search_answers",
     "two coordinators": "tests/record/test_study.py::"
     "test_a_second_coordinator_is_refused_and_told_who_holds_it",
 }

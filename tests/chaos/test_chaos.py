@@ -23,6 +23,7 @@ from tests.trials import changed
 FAULTS = all_faults()
 LONG = {fault.name for fault in all_faults("nodes")} | {
     "Ctrl-C: once, a trial runs",
+    "results folder moved: while a trial runs",
     "launcher or template killed: template killed before a trial starts",
 }
 ASKED = in_trials.ASKED | in_coordinators.ASKED | in_nodes.ASKED
@@ -43,7 +44,8 @@ def ground(tmp_path_factory):
     "fault",
     [
         # Those of nodes wait for minutes; `tests/fleet/transports` kills some in every run, as
-        # `test_warm.py` does templates, and `tests/cli/test_interrupt.py` interrupts.
+        # `test_warm.py` does templates, and `tests/cli/test_interrupt.py` interrupts. A folder
+        # that is gone is as a disk that is full: the coordinator cannot write.
         pytest.param(fault, id=fault.name, marks=[pytest.mark.thorough] * (fault.name in LONG))
         for fault in FAULTS
         if fault.in_short

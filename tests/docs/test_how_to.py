@@ -71,7 +71,7 @@ def test_a_search_and_its_gates_run_as_they_are_written(tmp_path: Path) -> None:
     done = run(search)
     assert done.returncode == 0, done.stderr
     # How much a machine of tests varies is not what this asks.
-    done = run(of_file.replace("5%", "60% --json"))
+    done = run(of_file.replace("5%", "60% --rounds 3 --json"))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     found = json.loads(done.stdout)
     assert (found["verdict"], found["differences"]) == ("within", {})

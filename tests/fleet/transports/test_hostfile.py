@@ -211,6 +211,16 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
     assert f"# ranks 0 on {nodes.names[0]}; 1 on {nodes.names[1]}" in lines
     assert lines[-2:] == [f"{name} slots=1" for name in nodes.names]
 
+
+@pytest.mark.thorough
+@pytest.mark.real
+@needs_ssh_nodes
+def test_what_nodes_are_handed_is_soaked_and_launched_on_them(nodes, tmp_path):
+    search = Demo(tmp_path)
+    search.study = Study(nodes.folder / "records" / tmp_path.name, "it")
+    code, _, stderr = search.run(*nodes.flags, "--results", str(search.study.root))
+    assert code == 0, stderr
+
     def soak(*more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "autotune", "soak", "--json", "--minutes", "0.1"]
         words = [*command, *nodes.flags, *more]
@@ -220,7 +230,7 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE
     message = f"{', '.join(nodes.names)} cannot see this folder"
     assert message in " ".join(done.stderr.split())
-    shutil.copytree(best, tmp_path / "shared")
+    shutil.copytree(search.study.best_folder, tmp_path / "shared")
     done = soak("--from", str(tmp_path / "shared"))
     assert done.returncode in (ExitCode.FOUND, ExitCode.CHECK_FAILED), done.stderr
     found = json.loads(done.stdout)
