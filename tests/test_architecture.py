@@ -12,6 +12,9 @@ import pytest
 
 from autotune.engines.communication import knobs
 from autotune.engines.deepspeed.knobs import KNOBS
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "autotune"
@@ -283,41 +286,12 @@ def test_every_process_is_started_in_the_one_way() -> None:
     assert found == STARTS
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import subprocess; subprocess.run(['ls'])",
-        "import subprocess as s; s.check_output(['ls'])",
-        "from subprocess import Popen",
-        "from subprocess import Popen as P",
-        "import os; os.system('ls')",
-        "import os as o; o.fork()",
-        "from os import posix_spawn",
-        "import os; start = os.spawnvp",
-        "import multiprocessing",
-        "import torch.multiprocessing as mp",
-        "from multiprocessing import Process",
-        "from concurrent.futures import ProcessPoolExecutor",
-        "import asyncio; asyncio.create_subprocess_exec('ls')",
-        "import pty; pty.fork()",
-        "import psutil; psutil.Popen(['ls'])",
-        "from torch.distributed.run import main",
-        "import torch; torch.utils.data.DataLoader(x)",
-    ],
-)
+@cases("code")
 def test_a_start_of_a_process_is_seen(code: str) -> None:
     assert starters(ast.parse(code))
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import subprocess\nf(stdin=subprocess.DEVNULL)",
-        "import subprocess\ndef f(p: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]: ...",
-        "import subprocess\ntry: f()\nexcept subprocess.TimeoutExpired: g()",
-        "import os; os.kill(1, 9)",
-    ],
-)
+@cases("code")
 def test_what_starts_no_process_is_not(code: str) -> None:
     assert not starters(ast.parse(code))
 
@@ -352,34 +326,7 @@ def test_typer_is_not_reached_through_what_it_once_stood_on() -> None:
 DEEPSPEED = ("engines/deepspeed/", "trial/guest/", "check/")
 """Rooms that are about DeepSpeed: the engine, and the check of ds_config files."""
 
-NAMES_DEEPSPEED = {
-    "__init__.py": "the engine where nobody names one",
-    "app/check.py": "the check of ds_config files",
-    "app/soak.py": "a field of soak.json",
-    "cost/traits.py": "frameworks of published runs, by their names",
-    "engines/launches/line.py": "its launcher",
-    "engines/megatron/launched.py": "flags of Megatron-DeepSpeed, which it leaves alone",
-    "export/command_files.py": "the configuration of a user's command",
-    "export/dialects/deepspeed.py": "its dialect",
-    "export/dialects/hf.py": "its configuration, which Trainer and what is built on it read",
-    "export/launchers.py": "its configuration and its launcher",
-    "export/command_training.py": "the configuration of a user's command, and its keys",
-    "export/patch.py": "the files of a user of it",
-    "export/trainer.py": "keys of its configuration, which Hugging Face Trainer owns",
-    "fleet/node/inventory.py": "its release on a node",
-    "job/observed.py": "what such a command showed",
-    "record/soak.py": "a field of soak.json",
-    "replay/problem.py": "columns of published runs",
-    "space/built_in.py": "knobs that its script brings into force",
-    "space/script.py": "what reaches such a command",
-    "trial/engines/deepspeed.py": "its driver",
-    "trial/engines/deepspeed_live.py": "its live engine, as others see it",
-    "trial/prebuilt.py": "its modules and extensions, for its driver",
-    "trial/rank.py": "the version that ran, where it is installed",
-    "trial/readback.py": "what its live engine says, for its driver",
-    "trial/scripts/train.py": "trains with it, and is exported so",
-    "trial/scripts/transformer.py": "its pipelines, of that script",
-}
+NAMES_DEEPSPEED = cases.data["NAMES_DEEPSPEED"]
 """Every other file that names DeepSpeed, and why; an entry goes as soon as its file does not."""
 
 OF_DEEPSPEED = KNOBS.keys() - knobs.KNOBS.keys()

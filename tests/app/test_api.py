@@ -24,6 +24,9 @@ from autotune.job import job
 from autotune.job.keys import Topic
 from autotune.search.base import Snapshot, Stage
 from tests import record_job_keys
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, "space": "smoke"}
 COMMANDS: Any = typer.main.get_group(cli).commands
@@ -68,15 +71,7 @@ def test_help_of_the_package_shows_its_functions() -> None:
         assert f"\n    {name}(" in shown.partition("FUNCTIONS")[2]
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import autotune.search.plan as p, autotune; assert p.Plan and callable(autotune.search)",
-        "import autotune; autotune.check; import autotune.check; autotune.check.read",
-        "from autotune import search; from autotune.search.plan import Plan; search.__doc__",
-    ],
-    ids=["room first", "function first", "both by name"],
-)
+@cases("code")
 def test_a_room_of_a_functions_name_is_imported_as_ever(code: str) -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -136,20 +131,7 @@ def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.Monk
         assert f"give {word} (share of toys) a number from 0 to 1" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"global_batch": -1}, "global_batch: -1 is not allowed"),
-        ({"memory_limit": 24}, "memory_limit: 24 is not a size with a unit"),
-        ({"price": -1.0}, "price: -1.0 is not allowed"),
-        ({"gpus": "A100"}, "did you mean gpu? help(autotune.plan) lists them"),
-        ({"seq_len": None}, "fix: give seq_len (tokens per sample, such as 8192 or 8k), or"),
-        ({"per_node": 4}, "per_node 4: of accelerators that no gpu names"),
-        ({"gpu": "H100", "top": 0}, "top 0: not above zero"),
-        ({"gpu": "H100", "what_if": "x"}, "what_if x: not a change of the fleet"),
-        ({"megatron_path": "m", "engine": "deepspeed"}, "fix: add engine megatron"),
-    ],
-)
+@cases("changed", "said")
 def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], said: str) -> None:
     given: dict[str, Any] = {**JOB, **changed}
     given = {name: value for name, value in given.items() if value is not None}
@@ -160,20 +142,7 @@ def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], sai
     assert "command line" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"fleet": "simulate:0xH100"}, "fleet simulate:0xH100: no devices"),
-        ({"fleet": "hostfile"}, "fleet hostfile: which file?"),
-        ({"fleet": "simulate:1xH100", "exclusive": True}, "no fleet_option and no exclusive=True"),
-        ({"command": "torchrun train.py", "job": "job.yaml"}, "fix: leave job out"),
-        ({"diagnose": "x"}, "mend diagnose (whether trials end with watched steps"),
-        (
-            {"fleet": "simulate:2xH100", "memory_limit": "1MiB"},
-            "offload to the host (space zero_offload)",
-        ),
-    ],
-)
+@cases("changed", "message")
 def test_a_search_names_its_arguments_and_no_flag(
     tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:

@@ -12,8 +12,11 @@ from autotune.app.searching import run_searches
 from autotune.app.session import check_baseline
 from autotune.base.errors import JobError
 from autotune.engines.base import bind_engine
+from tests.cases import Cases
 from tests.jobs import CPU, tiny_job
 from tests.search.scripted import Notebook
+
+cases = Cases(__file__)
 
 SOUND = {
     "train_micro_batch_size_per_gpu": 2,
@@ -34,17 +37,7 @@ def refusal(folder: Path, text: str) -> JobError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"fp16": {"enabled": True}}, "fp16.enabled and bf16.enabled are both true"),
-        ({"optimizer": {"type": "AdamZ", "params": {"lr": 3e-4}}}, "optimizer.type=AdamZ"),
-        ({"optimizer": {"type": "AdamW", "params": {"lr": -3e-4}}}, "lr=-0.0003 is negative"),
-        ({"zero_optimisation": {"stage": 2}}, "did you mean zero_optimization?"),
-        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage"),
-        ({"team_notes": 3}, "team_notes is not a key"),
-    ],
-)
+@cases("changes", "words")
 def test_what_would_not_run_as_written_is_refused(
     tmp_path: Path, changes: Mapping[str, Any], words: str
 ) -> None:

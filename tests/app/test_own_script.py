@@ -42,9 +42,12 @@ from autotune.report.explain.script import ScriptDiagnosis, describe_script
 from autotune.report.terminal.study import print_plan
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
+from tests.cases import Cases
 from tests.jobs import CPU
 from tests.observed import RAW, TRAINER, observed
 from tests.report.told import printed
+
+cases = Cases(__file__)
 
 
 def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(
@@ -60,15 +63,7 @@ def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(
         _job_in_words(["python", "train.py"], tmp_path, "broken", notes.append)
 
 
-@pytest.mark.parametrize(
-    ("command", "variable", "world"),
-    [
-        ("axolotl train x.yaml --launcher torchrun -- --nproc-per-node 3", "", 3),
-        ("torchrun --nproc-per-node {world=3} train.py", "", 3),
-        ("llamafactory-cli train x.yaml", "3", 3),
-        ("python train.py", "", None),
-    ],
-)
+@cases("command", "variable", "world")
 def test_the_ranks_that_a_command_is_expected_to_start(
     monkeypatch: pytest.MonkeyPatch, command: str, variable: str, world: int | None
 ) -> None:
@@ -373,16 +368,7 @@ def test_a_first_run_without_the_limit_is_no_trial_within_it(
         diagnose(command, limited, results=tmp_path / "results", fresh=False, note=print)
 
 
-@pytest.mark.parametrize(
-    ("line", "missing"),
-    [
-        ("torchrun --nproc-per-node 2 trian.py --deepspeed ds.json", "trian.py"),
-        ("python -u trian.py", "trian.py"),
-        ("python train.py --teacher other.py", None),
-        ("torchrun -m package.train", None),
-        ("bash run.sh trian.py", None),
-    ],
-)
+@cases("line", "missing")
 def test_a_script_that_is_not_there_is_refused(
     tmp_path: Path, line: str, missing: str | None
 ) -> None:

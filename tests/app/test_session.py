@@ -19,8 +19,11 @@ from autotune.job.job import JobText, make_job
 from autotune.record.study import Study
 from autotune.search.plan import Plan
 from autotune.search.session import Session
+from tests.cases import Cases
 from tests.jobs import A100, CPU, TINY
 from tests.replay.tables import sweep, write
+
+cases = Cases(__file__)
 
 
 def test_the_job_of_a_study_holds_from_any_folder(
@@ -50,24 +53,7 @@ def test_a_price_by_kind_is_read_from_a_flag_and_from_a_file(
     assert read_job(JobText.read(file), {}, environment)[0].price_per_hour == expected
 
 
-@pytest.mark.parametrize(
-    ("device", "memory_gib", "names", "others", "unknown"),
-    [
-        (
-            "NVIDIA A100-SXM4-80GB",
-            80,
-            ["A100", "a100-80gb", "NVIDIA A100-SXM4-80GB"],
-            ["A10"],
-            ["A"],
-        ),
-        ("NVIDIA A100-SXM4-40GB", 40, ["A100", "A100-40GB"], ["A100-80GB"], ["", " ", "NVIDIA"]),
-        ("NVIDIA L40S", 45, ["L40S"], ["L4", "L40"], ["L"]),
-        ("NVIDIA H200", 141, ["h200"], ["H20", "H100"], ["", "H20O", "200"]),
-        ("NVIDIA GB200", 186, ["GB200"], ["B200"], ["B20"]),
-        ("NVIDIA H100 PCIe", 80, ["H100-PCIe"], ["H100"], ["PCIe"]),
-        ("NVIDIA Z900 Ultra", 80, ["z900", "Z900 Ultra"], ["H100"], ["", "Z90", "Z900 Ultr"]),
-    ],
-)
+@cases("device", "memory_gib", "names", "others", "unknown")
 def test_devices_are_those_of_the_job_by_their_entry_of_the_table(
     device: str, memory_gib: int, names: list[str], others: list[str], unknown: list[str]
 ) -> None:

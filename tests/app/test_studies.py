@@ -20,9 +20,12 @@ from autotune.record.study import Study
 from autotune.record.table import schema_of
 from autotune.report.story import read_story
 from autotune.report.verdict import verdict_of
+from tests.cases import Cases
 from tests.report.test_terminal import exportable, finished
 from tests.report.wide import varied
 from tests.search.scripted import JOB
+
+cases = Cases(__file__)
 
 SCHEMA = schema_of(DEFAULT_ENGINE)
 
@@ -91,15 +94,7 @@ def test_where_figures_come_from_is_asked_before_they_are_handed_out(
     assert (tmp_path / "out").exists() == (origin is Origin.MEASURED)
 
 
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        ({"seq_len": 128}, "seq_len was 64, is 128"),
-        ({"model": "tiny-llama"}, "model: config: "),
-        ({"memory_limit": "8GiB"}, "memory_limit_bytes was 25769803776, is 8589934592"),
-        ({"base_config": "base.json"}, "ds_config.json: gradient_clipping was 1.0, is 0.5"),
-    ],
-)
+@cases("edit", "words")
 def test_figures_of_another_configuration_are_not_handed_out(
     tmp_path: Path, edit: dict[str, object], words: str
 ) -> None:

@@ -19,22 +19,14 @@ from autotune.base.guarded_process import (
     temporary_root,
 )
 from autotune.contract import PARENT_ENV, SCRATCH_ENV
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 MARK = "AUTOTUNE_TEST_MARK"
 """Environment variable by which a test finds all that it started."""
 
-SHAPES = {
-    "itself": "sleep 600",
-    "a child": "sleep 600 & wait",
-    "a child that another waits for": "sh -c 'sleep 600; true'",
-    "a session of its own": "setsid sleep 600 & wait",
-    "an orphan": "(sleep 600 &) ; sleep 600",
-    "an orphan in a session of its own": "(setsid sh -c 'sleep 600; true' &) ; sleep 600",
-    "one that ignores signals": "trap '' TERM HUP INT; sleep 600; sleep 600",
-    "an orphan that ignores them": "(setsid sh -c \"trap '' TERM; sleep 600\" &); sleep 600",
-    "one that is stopped": "sh -c 'kill -STOP $$; sleep 600'",
-    "a keeper's own": "{keeper} sleep 600",
-}
+SHAPES = cases.data["SHAPES"]
 """How what a command starts may hang in the process tree."""
 
 

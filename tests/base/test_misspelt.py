@@ -3,6 +3,9 @@
 import pytest
 
 from autotune.base.names import misspelt
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 KNOWN = (
     *("zero_optimization", "optimizer", "overlap_comm", "pin_memory", "data_parallel_size"),
@@ -11,20 +14,7 @@ KNOWN = (
 )
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("zero_optimisation", "zero_optimization"),
-        ("optimzer", "optimizer"),
-        ("overlap_com", "overlap_comm"),
-        ("ovelrap_comm", "overlap_comm"),
-        ("pin_mem", "pin_memory"),
-        ("Gradient-Clipping", "gradient_clipping"),
-        ("train_micro_batch_size", "train_micro_batch_size_per_gpu"),
-        ("stages", "stage"),
-        ("FP16", "fp16"),
-    ],
-)
+@cases("given", "meant")
 def test_a_mistyped_word_is_recognised(given, meant):
     assert misspelt(given, KNOWN) == meant
 

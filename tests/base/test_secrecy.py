@@ -15,6 +15,9 @@ from autotune.base.secrecy import (
     scrubbed_text,
 )
 from autotune.job.model import presets
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 SECRET = "Zq7xV2mK9pLw"
 """Nothing in it but that it is nobody's word."""
@@ -232,16 +235,7 @@ def test_no_text_takes_the_square_of_its_length(unit):
     assert len(scrubbed_text(text)) <= len(text) + len(HIDDEN)
 
 
-SECTIONS = [
-    {"token": {"value": "hunter2"}},
-    {"token": [[["hunter2"]]]},
-    {"basic_auth": {"user": "me", "value": "hunter2"}},
-    ["--password", "-hunter2"],
-    ["--api-key", ["hunter2"]],
-    ["-e", "HF_TOKEN=hunter2"],
-    {"password=hunter2": 1},
-    {"https://me:hunter2@h": 1},
-]
+SECTIONS = cases.data["SECTIONS"]
 
 
 @pytest.mark.parametrize("data", SECTIONS, ids=json.dumps)

@@ -4,7 +4,10 @@ import pytest
 
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
+from tests.cases import Cases
 from tests.chaos.mutations import NO_FILES
+
+cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -36,17 +39,7 @@ def test_a_value_that_nothing_encodes_is_refused(folder, text):
         render(folder, text, a=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"a": 1', "not valid JSON"),
-        ('{"a": 1, "a": 2}', "'a' stands twice"),
-        ('{"a": NaN}', "NaN is not a JSON number"),
-        ('{"a": 1e999}', "too large"),
-        ("[1]", "a JSON list, not an object"),
-        ("", "not valid JSON"),
-    ],
-)
+@cases("text", "message")
 def test_a_result_that_is_no_sound_object_is_refused(folder, text, message):
     with pytest.raises(RenderError, match=r"template t\.json\.j2") as caught:
         render(folder, text)
@@ -64,15 +57,7 @@ def test_an_error_in_an_included_template_names_that_one(folder):
         render(folder, '{"a": {% include "inner.j2" %}}')
 
 
-@pytest.mark.parametrize(
-    "escape",
-    [
-        "{{ ''.__class__ | tojson }}",
-        "{{ ().__class__.__bases__[0].__subclasses__() | tojson }}",
-        "{{ f.__globals__ | tojson }}",
-        "{{ range(999999999) | list | tojson }}",
-    ],
-)
+@cases("escape")
 def test_the_sandbox_holds(folder, escape):
     with pytest.raises(RenderError):
         render(folder, f'{{"a": {escape}}}', f=canonical_json)

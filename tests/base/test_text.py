@@ -20,6 +20,9 @@ from autotune.base.text import (
     shortened,
     texts_on_one_line,
 )
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 ACTING = {
     "colour": "\x1b[31m",
@@ -105,18 +108,7 @@ def test_markdown_of_others_is_no_link_no_formula_and_no_letter_by_number(text):
     assert re.search(r"(?<!\\)[$&]|https?:|www\.", line, re.IGNORECASE) is None
 
 
-FORMULAS = [
-    "=1+1",
-    "+cmd|' /C calc'!A0",
-    "-2+3",
-    "@SUM(A1)",
-    "\t=1",
-    "\r=1",
-    " =1",
-    "\n=1",
-    "\uff1d1",
-    "-x",
-]
+FORMULAS = cases.data["FORMULAS"]
 
 
 @pytest.mark.parametrize("text", FORMULAS)

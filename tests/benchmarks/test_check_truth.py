@@ -29,25 +29,16 @@ from benchmarks.mutants import (
     Mutant,
     mutants,
 )
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 SEED = 7
 KNOWN: dict[str, str] = {}
 """Mutants of the run below of which `check` is known to say something wrong -> why."""
 
 PASSED, REFUSED = Said(would_run=True, findings=()), Said(would_run=False, findings=("raised x",))
-READS = {
-    "stage": 1,
-    "micro_batch": 1,
-    "grad_accum": 2,
-    "train_batch_size": 2,
-    "clipping": 1.0,
-    "dtype": "float32",
-    "optimizer": "FusedAdam",
-    "scheduler": None,
-    "optimizer_offload": False,
-    "param_offload": False,
-    "group": {"lr": 0.1},
-}
+READS = cases.data["READS"]
 
 
 def mutant(text, **other):
@@ -97,20 +88,7 @@ def test_what_is_said_is_compared_with_what_happened(said, error, expected):
     assert word('{"train_batch_size": 2}', said, error) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "reads"),
-    [
-        ('{"train_batch_size": 4}', {}),
-        ('{"zero_optimization": {"stage": 2}}', {}),
-        ('{"gradient_clipping": 0.5}', {}),
-        ('{"gradient_clipping": 0.5}', {"clipping": 0.0}),
-        ('{"bf16": {"enabled": true}}', {}),
-        ("{}", {"dtype": "bfloat16"}),
-        ('{"optimizer": {"type": "SGD"}}', {}),
-        ('{"optimizer": {"params": {"lr": 0.2}}}', {}),
-        ('{"zero_optimization": {"offload_param": {"device": "cpu"}}}', {}),
-    ],
-)
+@cases("text", "reads")
 def test_running_otherwise_without_a_word_is_a_miss(text, reads):
     assert word(text, PASSED, **reads) == MISS
     assert word(text, REFUSED, **reads) == OTHER_WORD

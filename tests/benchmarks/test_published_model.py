@@ -6,6 +6,9 @@ from autotune.cost.table import TableRows
 from autotune.devices.accelerators import shipped_accelerators
 from benchmarks.published import rows_to_plans
 from tests.benchmarks.rows import row
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 TABLE = shipped_accelerators()
 BLANK = dict.fromkeys(
@@ -83,16 +86,7 @@ def test_a_mixture_between_dense_layers_is_counted() -> None:
     assert columns(changes, *names) == (24, 16384, 8192)
 
 
-@pytest.mark.parametrize(
-    ("framework", "notes", "layers"),
-    [
-        ("nemo(megatron-bridge)", "", 1),
-        ("nemo(megatron-bridge)", "GA=32; w/o MTP; forced-balanced", 0),
-        ("megatron", "w/ MTP", 1),
-        ("megatron", "", 0),
-        ("fsdp(nemo-automodel)", "", 0),
-    ],
-)
+@cases("framework", "notes", "layers")
 def test_layers_for_further_tokens_are_those_of_the_notes_or_the_recipe(
     framework: str, notes: str, layers: int
 ) -> None:
@@ -128,18 +122,7 @@ def test_61_layers_run_with_a_layout(
     assert ("stages=" in assumed(changes)) == (stages[0] > 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"ep": "3"}, "n_experts=256 is no multiple of ep=3"),
-        ({"ep": "128"}, "ep 128 x etp 1 x pp 8 = 1024 does not divide n_gpus=64"),
-        (
-            {"etp": "3", "n_gpus": "192", "dp": "", "global_batch": "96"},
-            "ffn_hidden=2048 is no multiple of etp=3",
-        ),
-        ({"model_name": "Foo-MoE", "model": "Foo-MoE"}, "n_layers is blank, and the model's name"),
-    ],
-)
+@cases("changes", "expected")
 def test_sizes_that_do_not_fit_together_say_which(changes: dict[str, str], expected: str) -> None:
     (reason,) = read({**V3, **changes}).reasons
     assert reason.startswith(expected)
@@ -152,14 +135,7 @@ def test_experts_are_whole_where_the_world_has_no_ranks_for_parts() -> None:
     assert "etp=1 (ep 8 x tp 4 x pp 8 do not fit n_gpus)" in assumed({**row, "ep": "8"})
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("Nemotron_3_Super", "Mamba layers"),
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "layers of linear attention"),
-        ("DeepSeek-V3.2", "sparse attention"),
-    ],
-)
+@cases("name", "what")
 def test_a_family_whose_layers_have_no_columns_is_refused_by_name(name: str, what: str) -> None:
     (reason,) = read({**V3, "model_name": name}).reasons
     assert reason == f"model_name={name}: its {what} cannot be said by sizes"

@@ -17,7 +17,10 @@ from autotune.cost.table import rows_to_plans as strict_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from benchmarks.published import RESULT_COLUMNS, rows_to_plans
 from tests.benchmarks.rows import ROW, csv_text, row
+from tests.cases import Cases
 from tests.cost.rows import row as strict_row
+
+cases = Cases(__file__)
 
 TABLE = shipped_accelerators()
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -97,58 +100,14 @@ def test_any_row_is_predicted_in_numbers_or_has_a_reason(changes: dict[str, str]
     assert np.all((predicted.fit_probability >= 0) & (predicted.fit_probability <= 1))
 
 
-@pytest.mark.parametrize(
-    ("blank", "assumed"),
-    [
-        ("n_kv_heads", "n_kv_heads=32"),
-        ("ffn_hidden", "ffn_hidden=16384"),
-        ("vocab", "vocab=50304"),
-        ("gpu_mem_gb", "gpu_mem_gb=79.2 (A100-80GB)"),
-        ("gpus_per_node", "gpus_per_node=8"),
-        ("interconnect", "network=25 GB/s per device"),
-        ("vp", "vp=1"),
-        ("dp", "dp=8"),
-        ("zero_stage", "zero_stage=1 (as megatron)"),
-        ("sp", "sp=no"),
-        ("recompute", "recompute=none"),
-        ("offload", "offload=none"),
-        ("precision", "precision=fp16"),
-        ("framework", "framework=deepspeed"),
-    ],
-)
+@cases("blank", "assumed")
 def test_what_is_blank_is_assumed_and_listed(blank: str, assumed: str) -> None:
     rows = read(**{blank: ""})
     assert rows.reasons == ("",)
     assert any(text.startswith(assumed) for text in rows.assumed[0]), rows.assumed
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"n_layers": "", "params_b": ""},
-            "n_layers is blank, and the model's name tells no preset",
-        ),
-        ({"n_layers": "0"}, "n_layers=0: not above zero"),
-        ({"n_layers": "12.5"}, "not a whole number"),
-        ({"hidden": "wide"}, "hidden='wide' is not a number"),
-        ({"hidden": "inf"}, "not above zero"),
-        ({"seq_len": "-1"}, "not above zero"),
-        ({"n_kv_heads": "5"}, "n_heads=32 is no multiple of n_kv_heads=5"),
-        ({"tp": "3", "dp": ""}, "tp 3 x pp 2 x cp 1 x ulysses 1 = 6 does not divide n_gpus=64"),
-        ({"tp": "64", "pp": "1", "dp": "1"}, "n_heads=32 is no multiple of tp=64"),
-        ({"tp": "1", "pp": "64", "dp": "1"}, "pp 64 x vp 1 is more than n_layers=40"),
-        ({"n_gpus": "1000000", "n_layers": "1"}, "n_gpus=1000000: more than 262144"),
-        ({"gpu_type": "TPUv9"}, "no figures for the accelerator 'TPUv9'"),
-        ({"gpu_type": ""}, "gpu_type is blank"),
-        ({"precision": "fp8"}, "precision=fp8: A100-80GB has fp32, fp16, bf16"),
-        ({"gpu_type": "V100"}, "precision=bf16: V100-32GB has fp32, fp16"),
-        ({"zero_stage": "1 (shard group 3)"}, "shard_group=3: groups of that many do not tile"),
-        ({"ep": "8"}, "ep=8, and n_experts is not given"),
-        ({"seq_len": "2047", "cp": "2", "dp": "4"}, "seq_len=2047 is no multiple of cp"),
-        ({"n_layers": "10000", "hidden": "1000000"}, "10^15 parameters"),
-    ],
-)
+@cases("changes", "reason")
 def test_a_row_that_cannot_be_predicted_says_why(changes: dict[str, str], reason: str) -> None:
     rows = read(**changes)
     assert rows.plans is None
@@ -162,24 +121,7 @@ def test_a_bad_row_does_not_shift_the_others() -> None:
     assert [bool(reason) for reason in rows.reasons] == [False, True, False]
 
 
-@pytest.mark.parametrize(
-    ("changes", "assumed", "name", "value"),
-    [
-        ({"dp": "4"}, "dp=8 (n_gpus over the other degrees; the row has 4)", "dp", 8),
-        ({"global_batch": "100"}, "global_batch=112 (100 in micro-batches", "grad_accum", 7),
-        ({"global_batch": ""}, "global_batch=32 (as few micro-batches", "grad_accum", 2),
-        ({"micro_batch": ""}, "micro_batch=1", "micro_batch", 1),
-        ({"seq_len": "", "gpu_type": "H100"}, "seq_len=4096", "seq_len", 4096),
-        ({"precision": "int3"}, "precision=as the device (int3", "weight_bytes", 2),
-        ({"framework": "jax"}, "framework=megatron (jax is not known)", "grad_bytes", 4),
-        ({"zero_stage": "maybe"}, "zero_stage=as the framework (maybe", "zero_stage", 1),
-        ({"recompute": "sometimes"}, "recompute=none (sometimes", "recompute", 0),
-        ({"offload": "tape"}, "offload=as the framework (tape", "optimizer_tier", 0),
-        ({"sp": "perhaps"}, "sp=as the framework (perhaps", "sequence_parallel", 0),
-        ({"n_layers": "", "params_b": "22"}, "n_layers=43 (of the width of", "hidden", 5120),
-        ({"n_heads": "", "hidden": "14400", "tp": "8", "dp": "4"}, "n_heads=144", "n_heads", 144),
-    ],
-)
+@cases("changes", "assumed", "name", "value")
 def test_what_is_odd_is_filled_and_listed(
     changes: dict[str, str], assumed: str, name: str, value: float
 ) -> None:
@@ -216,35 +158,13 @@ def test_a_table_of_any_spelling_goes_through_the_command(tmp_path: Path) -> Non
     assert all(found[0][name] == text for name, text in ROW.items())
 
 
-@pytest.mark.parametrize(
-    ("text", "stage", "group"),
-    [
-        ("0", 0, 0),
-        ("3.0", 3, 0),
-        ("1 (shard group 4)", 1, 4),
-        ("fsdp:FULL_SHARD", 3, 0),
-        ("fsdp2:FULL_SHARD group 8", 3, 8),
-        ("1 (distributed optimizer)", 1, 0),
-        ("ddp/dist-opt", 1, 0),
-        ("ddp", 0, 0),
-    ],
-)
+@cases("text", "stage", "group")
 def test_zero_stages_as_people_write_them(text: str, stage: int, group: int) -> None:
     assert column("zero_stage", zero_stage=text) == stage
     assert column("shard_group", zero_stage=text) == group
 
 
-@pytest.mark.parametrize(
-    ("text", "bytes_per_s"),
-    [
-        ("RoCE 1600Gbps/node", 25e9),
-        ("4x100Gb RoCE per node", 6.25e9),
-        ("Selene: DGX A100, 8x HDR200 IB/node", 25e9),
-        ("8x A100-80GB NVLink/NVSwitch, 4x100Gb Omni-Path/node", 6.25e9),
-        ("400Gb/s RDMA per GPU", 50e9),
-        ("NVLink", 25e9),
-    ],
-)
+@cases("text", "bytes_per_s")
 def test_networks_as_people_write_them(text: str, bytes_per_s: float) -> None:
     assert column("network_bytes_per_s", interconnect=text) == bytes_per_s
 
@@ -330,35 +250,12 @@ def test_heads_follow_from_name_and_hidden(name: str, hidden: str, heads: int) -
     assert column("n_heads", **changes, dp="32", n_heads="", head_dim="64") == int(hidden) / 64
 
 
-@pytest.mark.parametrize(
-    ("framework", "name"),
-    [
-        ("megatron", "megatron"),
-        ("Megatron-DeepSpeed", "megatron-deepspeed"),
-        ("megatron(kwai)", "megatron-kwai"),
-        ("hf+deepspeed", "deepspeed"),
-        ("fsdp(torchtitan)", "torchtitan"),
-        ("fsdp", "fsdp"),
-        ("nemo(megatron-bridge)", "nemo"),
-        ("hf(ddp)", "ddp"),
-    ],
-)
+@cases("framework", "name")
 def test_frameworks_as_people_name_them(framework: str, name: str) -> None:
     assert read(framework=framework).frameworks == (name,)
 
 
-@pytest.mark.parametrize(
-    ("unit", "framework", "meter"),
-    [
-        ("GiB (max reserved)", "megatron", "reserved_bytes"),
-        ("GiB (peak active)", "megatron", "allocated_bytes"),
-        ("GB (nvidia-smi)", "nanotron", "peak_bytes"),
-        # What its log prints, where nobody says it.
-        ("GB", "nanotron", "allocated_bytes"),
-        ("GB", "megatron", "peak_bytes"),
-        ("", "fsdp(torchtitan)", "reserved_bytes"),
-    ],
-)
+@cases("unit", "framework", "meter")
 def test_a_peak_has_a_meter(unit: str, framework: str, meter: str) -> None:
     assert read(peak_mem_unit=unit, framework=framework).meters == (meter,)
 

@@ -1,11 +1,12 @@
 """What a row says of its mixture of experts: by its cells, and by settings that its notes name."""
 
-import pytest
-
 from autotune.cost import Plans
 from autotune.devices.accelerators import shipped_accelerators
 from benchmarks.published import rows_to_plans
 from tests.benchmarks.rows import row
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 MIXTURE = {
     "n_experts": "16",
@@ -30,28 +31,7 @@ def columns(**changes: str) -> dict[str, float]:
     return {name: float(column[0]) for name, column in plans.columns().items()}
 
 
-@pytest.mark.parametrize(
-    ("notes", "expected"),
-    [
-        ("", {"flex_dispatch": 1.0, "fused_routing": 1.0, "grouped_experts": 1.0}),
-        ("alltoall dispatcher, permute fusion off", {"flex_dispatch": 0.0, "fused_routing": 0.0}),
-        ("flex dispatcher DeepEP", {"flex_dispatch": 1.0}),
-        ("EP overlap off; something else", {"overlap_experts": 0.0}),
-        ("EP overlap on + delayed wgrad", {"overlap_experts": 1.0, "delays_weight_grads": 1.0}),
-        ("flags: overlap-moe-expert-parallel-comm, x", {"overlap_experts": 1.0}),
-        ("moe_grouped_gemm false", {"grouped_experts": 0.0}),
-        (
-            "one layout twice; the same layout took 3 s with grouped GEMM off",
-            {"grouped_experts": 1.0},
-        ),
-        ("TE CUDA graphs moe_router + moe_preprocess", {"launch_free": 0.4}),
-        ("CUDA graphs attn, moe_router, moe_preprocess", {"launch_free": 0.65}),
-        ("CUDA graphs off", {"launch_free": 0.0}),
-        ("cuda_graph=None None", {"launch_free": 0.0}),
-        ("natural routing, real data", {"expert_imbalance": 1.3}),
-        ("forced-balanced routing", {"expert_imbalance": 1.0, "forced_balance": 1.0}),
-    ],
-)
+@cases("notes", "expected")
 def test_settings_that_notes_name_are_read(notes: str, expected: dict[str, float]) -> None:
     found = columns(notes=notes)
     assert {name: found[name] for name in expected} == expected
@@ -101,14 +81,7 @@ def test_experts_of_hugging_face_are_computed_one_by_one() -> None:
     assert columns(**plain, notes="ScatterMoE kernels")["grouped_experts"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("offload", "expected"),
-    [
-        ("optimizer 25%", {"optimizer_host_share": 0.25, "optimizer_tier": 0.0}),
-        ("activations of 10 layers", {"offloaded_activations": 0.25, "optimizer_tier": 0.0}),
-        ("act_cpu [moe_act core_attn]", {"offloaded_activations": 1.0, "optimizer_tier": 0.0}),
-    ],
-)
+@cases("offload", "expected")
 def test_offload_in_parts(offload: str, expected: dict[str, float]) -> None:
     found = columns(offload=offload)
     assert {name: found[name] for name in expected} == expected

@@ -3,21 +3,11 @@
 import csv
 
 from benchmarks.recipes import RECIPES, compared, in_words, place_of
+from tests.cases import Cases
 
-ROW = {
-    "name": "GPT-2 on 8 V100",
-    "engine": "deepspeed",
-    "model": "gpt2-xl",
-    "gpu": "V100-32GB",
-    "world": "8",
-    "seq_len": "1024",
-    "global_batch": "8",
-    "precision": "fp16",
-    "recipe": "zero.stage=1 micro_batch=1 offload.optimizer=none",
-    "tokens_per_s_per_gpu": "512",
-    "source": "somebody/guide README.md",
-    "reason": "",
-}
+cases = Cases(__file__)
+
+ROW = cases.data["ROW"]
 
 
 def test_every_recipe_has_a_source_and_a_layout() -> None:

@@ -15,7 +15,10 @@ from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_seconds
 from autotune.cli import cli
 from autotune.cli.help import _FEW, _REST, _group_of
+from tests.cases import Cases
 from tests.command_line import autotune
+
+cases = Cases(__file__)
 
 GROUP = typer.main.get_group(cli)
 
@@ -44,31 +47,7 @@ def test_the_version_is_shown(tmp_path: Path) -> None:
     assert autotune("--version", folder=tmp_path).stdout == f"autotune {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("line", "meant"),
-    [
-        ("serach", "search"),
-        ("search --modle x", "--model"),
-        ("status --resluts x", "--results"),
-        ("search --space zreo", "zero"),
-        ("search --engine deepspede", "deepspeed"),
-        ("search --fleet loca", "local"),
-        ("search --sampler tpee", "tpe"),
-        ("search --precision fp61", "fp16"),
-        ("search --precision bfloat16", "bf16"),
-        ("search --lengths paked", "packed"),
-        ("search --objective pareo", "pareto"),
-        ("search --model tiny-lama --seq-len 64 --global-batch 8", "tiny-llama"),
-        ("check --consumer trainr x.json", "trainer"),
-        ("rule zero.inert_kye", "zero.inert_key"),
-        ("models lamma-3.1-8b", "llama-3.1-8b"),
-        ("knobs zero.stge", "zero.stage"),
-        ("render --out made --set zero.stgae=2", "zero.stage"),
-        ("render --out made --to deepsped", "deepspeed"),
-        ("plan --model gpt2 --seq-len 64 --global-batch 8 --world 8 --gpu H10", "H100"),
-        ("search --fleet-option pythn=3", "python"),
-    ],
-)
+@cases("line", "meant")
 def test_a_mistyped_name_is_guessed(
     line: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,17 +58,7 @@ def test_a_mistyped_name_is_guessed(
     assert caught.value.exit_code in (ExitCode.INVALID_INPUT, ExitCode.FLEET_UNAVAILABLE)
 
 
-@pytest.mark.parametrize(
-    ("line", "said", "helps"),
-    [
-        ("compare", "it takes at least two studies", "autotune status"),
-        ("check", "Missing argument 'files'", "check --help"),
-        ("render", "Missing option '--out'", "render --help"),
-        ("render --", "Missing option '--out'", "render --help"),
-        ("estimate zero.stage=2", "unexpected extra argument", "as --set zero.stage=2"),
-        ("report one", "unexpected extra argument", "write --study before"),
-    ],
-)
+@cases("line", "said", "helps")
 def test_a_word_that_is_missing_or_too_many_is_named(line: str, said: str, helps: str) -> None:
     with pytest.raises(AutotuneError) as caught:
         GROUP.main(shlex.split(line), prog_name="autotune", standalone_mode=False)
@@ -197,20 +166,7 @@ def test_a_folder_of_studies_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert autotune("status", folder=tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("rep", "report"),
-        ("search --mod", "--model"),
-        ("search --model tiny-g", "tiny-gpt2"),
-        ("search --space zero_", "zero_offload"),
-        ("plan --gpu H1", "H100"),
-        ("render --set zero.st", "zero.stage="),
-        ("export --to lig", "lightning"),
-        ("rule batch.p", "batch.product"),
-        ("models qw", "qwen3-8b"),
-    ],
-)
+@cases("typed", "expected")
 def test_a_shell_completes_names(typed: str, expected: str) -> None:
     *args, incomplete = shlex.split(typed)
     complete = BashComplete(GROUP, {}, "autotune", "_AUTOTUNE_COMPLETE")

@@ -15,7 +15,10 @@ from autotune.cost.sizes import LayerKind, sizes_of
 from autotune.cost.step import step_times
 from autotune.cost.traffic import expert_s
 from autotune.cost.traits import SCALINGS
+from tests.cases import Cases
 from tests.cost.plans import DEVICE
+
+cases = Cases(__file__)
 
 TINY: dict[str, Column] = {
     **DEVICE,
@@ -33,16 +36,7 @@ TINY: dict[str, Column] = {
     "micro_batch": 1.0,
     "sequence_parallel": 1.0,
 }
-LATENT: dict[str, Column] = {
-    "latent_q_rank": 24.0,
-    "latent_kv_rank": 16.0,
-    "latent_nope_dim": 16.0,
-    "latent_rope_dim": 8.0,
-    "latent_value_dim": 16.0,
-    "shared_expert_hidden": 32.0,
-    "n_dense_layers": 1.0,
-    "dense_ffn_hidden": 128.0,
-}
+LATENT: dict[str, Column] = cases.data["LATENT"]
 DEEPSEEK_V3: dict[str, Column] = {
     **DEVICE,
     "n_layers": 61.0,

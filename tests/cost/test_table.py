@@ -12,7 +12,10 @@ from autotune.cost import Recompute, Tier, predict
 from autotune.cost.row_choices import SETTINGS
 from autotune.cost.table import TableRows, read_table, rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
+from tests.cases import Cases
 from tests.cost.rows import ROW, csv_text, row
+
+cases = Cases(__file__)
 
 TABLE = shipped_accelerators()
 SIZES = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "vocab")
@@ -74,44 +77,7 @@ def test_each_value_has_a_column(changes: dict[str, str], name: str, expected: f
     assert column(name, **changes) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"zero_stage": "ZeRO-3"}, "zero_stage='ZeRO-3' is not a number from 0 to 3"),
-        ({"zero_stage": "1.5"}, "zero_stage='1.5' is not 0, 1, 2 or 3"),
-        ({"vocab": "128,256"}, "vocab='128,256' is not a number; write digits alone"),
-        ({"seq_len": "8k"}, "seq_len='8k' is not a number"),
-        ({"seq_len": ""}, "seq_len is blank"),
-        ({"hidden": "1_024"}, "hidden='1_024' is not a number"),
-        ({"framework": "Megatron"}, "framework='Megatron' is not torchtune, prime-rl, unsloth"),
-        ({"recompute": "yes"}, "recompute='yes' is not none, selective, full, every_2 or"),
-        ({"recompute": "selective: [foo]"}, "has foo, which is none of core_attn, layernorm"),
-        ({"offload": "cpu"}, "offload='cpu' is not none, cpu(optimizer), cpu(optimizer+param)"),
-        ({"precision": "int3"}, "precision='int3' is not fp32, tf32, fp16, bf16, pure-fp16"),
-        ({"precision": "fp8"}, "precision=fp8: A100-80GB has fp32, fp16, bf16"),
-        ({"sp": "True"}, "sp='True' is not yes, no or ulysses=N"),
-        ({"sp": "ulysses=0"}, "has no degree of at least 1"),
-        ({"interconnect": "RoCE"}, "is not a node's links and their rate, such as 8x200Gb"),
-        ({"loss": "liger"}, "loss='liger' is not eager, fused, fused after a cast or chunked"),
-        ({"attention": "te"}, "attention='te' is not eager, flash 1, flash or flash 3"),
-        ({"kernels": "inductor"}, "kernels='inductor' is not eager, compiled, fused or graphs"),
-        ({"optimizer": "AdamW"}, "optimizer='AdamW' is not adamw, adamw 8-bit, adafactor"),
-        ({"task": "sft"}, "task='sft' is not full, lora or qlora"),
-        ({"gated_mlp": "1"}, "gated_mlp='1' is not yes or no"),
-        ({"launch_free": "2"}, "launch_free='2' is not a number from 0 to 1"),
-        ({"memory_meter": "GiB"}, "memory_meter='GiB' is not device, reserved or allocated"),
-        ({"dp": "4"}, "= 32, not n_gpus=64"),
-        ({"global_batch": "100"}, "global_batch=100 is no multiple of micro_batch 2 x dp 8"),
-        ({"hidden": "4100"}, "hidden=4100 is no multiple of n_heads=32"),
-        ({"shard_group": "3"}, "shard_group=3: groups of that many do not tile 8 ranks"),
-        ({"ep": "8"}, "ep=8, and n_experts is not given"),
-        ({"n_experts": "64", "ep": "64"}, "a blank etp is tp, set etp=1 for whole experts"),
-        ({"model": "a.b:c"}, "model='a.b:c': code is not run for a table"),
-        ({"model": "lama-3-8b"}, "model: 'lama-3-8b' is no preset"),
-        ({"model": "llama-3.1-8b"}, ""),
-        ({"model": "llama-3.1-70b"}, "hidden=4096.0: llama-3.1-70b has 8192; leave `model` blank"),
-    ],
-)
+@cases("changes", "reason")
 def test_another_spelling_is_refused_with_what_is_allowed(
     changes: dict[str, str], reason: str
 ) -> None:
@@ -153,15 +119,7 @@ def test_any_row_is_predicted_in_numbers_or_has_a_reason(changes: dict[str, str]
     assert np.all((predicted.fit_probability >= 0) & (predicted.fit_probability <= 1))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "has no header"),
-        ("id,id\n1,2\n", "column id is there twice"),
-        ("id,tp\n1,2,3\n", "row 2 has 3 cells, the header 2"),
-        ('id,tp\n1,"2\n', "cannot be read"),
-    ],
-)
+@cases("text", "message")
 def test_a_broken_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text, encoding="utf-8")
@@ -184,27 +142,10 @@ def test_binary_is_refused(tmp_path: Path) -> None:
         read_table(path)
 
 
-LONG_SAMPLES = {
-    "model": "llama-3.1-8b",
-    "gpu_type": "H100",
-    "gpu_mem_gb": "80",
-    "framework": "alst",
-    "precision": "bf16",
-    "micro_batch": "1",
-    "global_batch": "1",
-    "offload": "cpu(optimizer)",
-    "offloaded_activations": "1",
-}
+LONG_SAMPLES = cases.data["LONG_SAMPLES"]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        # Bekman et al. (arXiv:2506.13996), abstract: 500K tokens on one H100, 3.7M on eight.
-        {"seq_len": "500000", "n_gpus": "1"},
-        {"seq_len": "3700000", "n_gpus": "8", "sp": "ulysses=8"},
-    ],
-)
+@cases("changes")
 def test_the_longest_samples_of_alst_are_about_as_large_as_the_device(
     changes: dict[str, str],
 ) -> None:

@@ -12,42 +12,14 @@ from autotune.devices.accelerators import (
     read_accelerators,
     shipped_accelerators,
 )
+from tests.cases import Cases
 
-ENTRIES = """
-accelerators:
-  Mine:
-    names: ['\\bmine\\b', '\\bA100\\b']
-    memory_gib: 100
-    memory_gb_per_s: 1000
-    tflops: {bf16: 100, fp8: 200}
-    achieved_tflops: {bf16: 80}
-    nvlink_gb_per_s: 0
-    nvlink_domain: 1
-    host_gb_per_s: 10
-    network_gb_per_s: 10
-    devices_per_node: 4
-    source: a bench
-    achieved_source: a bench
-"""
+cases = Cases(__file__)
+
+ENTRIES = cases.data["ENTRIES"]
 
 
-@pytest.mark.parametrize(
-    ("device", "memory_gib", "name"),
-    [
-        ("NVIDIA H100 80GB HBM3", None, "H100"),
-        ("H100 (96GB HBM2e, 500W)", 96, "H100-96GB"),
-        ("A100", None, "A100-80GB"),
-        ("A100", 40, "A100-40GB"),
-        ("a100_sxm", 80, "A100-80GB"),
-        ("NVIDIA A100-PCIE-40GB", None, "A100-PCIe"),
-        ("V100", 16, "V100-16GB"),
-        ("GB200", None, "GB200"),
-        ("B200 class", 178, "B200"),
-        ("AMD Instinct MI300X", None, "MI300X"),
-        ("MI355X (288GB)", 288, "MI355X"),
-        ("cpu", None, "CPU"),
-    ],
-)
+@cases("device", "memory_gib", "name")
 def test_devices_as_people_name_them(device: str, memory_gib: float | None, name: str) -> None:
     assert find_accelerator(device, memory_gib=memory_gib).name == name
 
@@ -97,19 +69,7 @@ def test_own_entries_come_first(tmp_path: Path) -> None:
     assert mine.achieved_flops["fp8"] == pytest.approx(160e12)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("memory_gib: 100", "memory_gib: -1", "Mine.memory_gib"),
-        ("memory_gib: 100", "memory_gib: .nan", "Mine.memory_gib"),
-        ("memory_gib: 100", "memory_gib: 1.0e-320", "Mine.memory_gib"),
-        ("nvlink_gb_per_s: 0", "nvlink_gb_per_s: 1.0e-320", "should be 0 or at least 1e-06"),
-        ("    source: a bench\n", "", "Mine.source"),
-        ("tflops: {bf16: 100, fp8: 200}", "tflops: {fp8: 200}", "not in tflops"),
-        (r"'\bmine\b'", "'('", "names"),
-        ("nvlink_domain: 1", "nvlink_domain: 1\n    typo: 1", "typo"),
-    ],
-)
+@cases("before", "after", "message")
 def test_a_wrong_entry_is_named(before: str, after: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     assert before in ENTRIES

@@ -6,6 +6,9 @@ import pytest
 
 from autotune.devices import cgroup
 from autotune.trial import surroundings
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -67,28 +70,7 @@ def test_no_cgroup_is_no_limit(tree: Path) -> None:
     assert cgroup.oom_kills() is None
 
 
-@pytest.mark.parametrize(
-    ("membership", "files"),
-    [
-        (
-            "0::/user/job\n",
-            {
-                "user/memory.events": "low 0\noom 9\noom_kill 9",
-                "user/job/memory.events": "low 0\noom 2\noom_kill 1\noom_group_kill 0",
-            },
-        ),
-        (
-            "5:memory:/job\n0::/\n",
-            {
-                "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 9",
-                "memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1",
-            },
-        ),
-        ("0::/not/shown/here\n", {"memory.events": "oom_kill 1"}),
-        ("0::/job/without/memory\n", {"job/memory.events": "oom_kill 1"}),
-    ],
-    ids=["v2", "v1", "container", "controller off"],
-)
+@cases("membership", "files")
 def test_only_kills_in_the_own_group_count(
     tree: Path, membership: str, files: dict[str, str]
 ) -> None:

@@ -12,6 +12,9 @@ import pytest
 from autotune.base.errors import FleetError
 from autotune.devices import cgroup, hardware
 from autotune.devices.hardware import detect_environment, peak_flops, visible_gpus
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 V100, T4 = "Tesla V100-SXM2-32GB", "Tesla T4"
@@ -93,34 +96,12 @@ def test_peaks_are_dense_and_by_name(name: str, tflops: float) -> None:
     assert peak_flops(name) == tflops * 1e12
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "NVIDIA A10G",
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
-        "Quadro P400",
-    ],
-)
+@cases("name")
 def test_no_peak_is_guessed(name: str) -> None:
     assert peak_flops(name) is None
 
 
-@pytest.mark.parametrize(
-    ("visible", "uuids"),
-    [
-        (None, ["GPU-abc0", "GPU-abc1", "GPU-abc2"]),
-        ("", []),
-        ("-1", []),
-        ("2,0", ["GPU-abc2", "GPU-abc0"]),
-        (" 1 ", ["GPU-abc1"]),
-        ("GPU-abc1", ["GPU-abc1"]),
-        ("GPU-abc", []),
-        ("1,7,0", ["GPU-abc1"]),
-        ("MIG-9f-2", ["GPU-abc2"]),
-    ],
-)
+@cases("visible", "uuids")
 def test_visible_devices_are_read_as_cuda_reads_them(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, uuids: list[str]
 ) -> None:
@@ -232,14 +213,7 @@ def test_cores_and_memory_are_those_left_by_affinity_and_cgroup(
     assert hardware.usable_memory_bytes() == 12345
 
 
-@pytest.mark.parametrize(
-    ("line", "version"),
-    [
-        ("cuda: Optional[str] = '13.0'", "13.0"),
-        ("cuda = '12.1'", "12.1"),
-        ("cuda: Optional[str] = None", None),
-    ],
-)
+@cases("line", "version")
 def test_what_torch_is_built_for_is_read_from_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, version: str | None
 ) -> None:

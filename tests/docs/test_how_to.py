@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import Cases
 from tests.command_line import autotune
 from tests.hasty import HASTY
+
+cases = Cases(__file__)
 
 HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 FILES = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -21,19 +24,7 @@ COMMANDS = [
 ]
 GATE = [line for _, line in COMMANDS if "best.json" in line or "--against" in line]
 """Those that need what a search found."""
-JOB = """\
-study: nightly
-model: tiny-llama
-seq_len: 16
-global_batch: 4
-world: 2
-precision: fp32
-space: smoke
-trials: 1
-diagnose: false
-guard_steps: 0
-budget: 20s
-"""
+JOB = cases.data["JOB"]
 
 
 def test_there_are_commands() -> None:

@@ -21,24 +21,14 @@ from autotune.export.door import patched as patched_by_dialect
 from autotune.export.patch import Wanted, patched, patched_all
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
+from tests.cases import Cases
 from tests.engines.deepspeed.sources.test_baseline import made_by_trainer
 from tests.jobs import CPU, canonical_candidate, tiny_job
 from tests.observed import RAW, job_of, observed
 
-AUTO_CONFIG = """\
-{
-  "train_batch_size": "auto",
-  "train_micro_batch_size_per_gpu": "auto",
-  "gradient_accumulation_steps": "auto",
-  "gradient_clipping": "auto",
-  "bf16": {"enabled": "auto"},
-  "zero_optimization": {
-    "stage": 2,
-    "reduce_bucket_size": "auto"
-  },
-  "dump_state": false
-}
-"""
+cases = Cases(__file__)
+
+AUTO_CONFIG = cases.data["AUTO_CONFIG"]
 OPTIMIZER = '{"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}}'
 PLAIN = f"""\
 {{
@@ -60,16 +50,7 @@ bf16: true
 per_device_train_batch_size: 4  # as large as fits
 output_dir: out
 """
-ACCELERATE = """\
-compute_environment: LOCAL_MACHINE
-distributed_type: DEEPSPEED
-deepspeed_config:
-  zero_stage: 2   # two
-  zero3_init_flag: false
-mixed_precision: bf16
-num_machines: 1
-num_processes: 2
-"""
+ACCELERATE = cases.data["ACCELERATE"]
 AXOLOTL = """\
 base_model: gpt2
 datasets: [{path: mine, type: alpaca}]  # mine
@@ -79,28 +60,8 @@ bf16: true
 deepspeed: ds.json
 flash_attention: true
 """
-FACTORY = """\
-### model
-model_name_or_path: gpt2
-finetuning_type: full
-cutoff_len: 16
-### train
-deepspeed: ds.json
-per_device_train_batch_size: 1
-gradient_accumulation_steps: 4
-bf16: true
-"""
-LAUNCH = """\
-#!/bin/bash
-set -e  # stop
-export OMP_NUM_THREADS=2
-torchrun --nproc_per_node 2 train.py \\
-    --deepspeed ds.json \\
-    --per_device_train_batch_size 4 \\
-    --bf16 \\
-    --output_dir "out dir"  # there
-echo done
-"""
+FACTORY = cases.data["FACTORY"]
+LAUNCH = cases.data["LAUNCH"]
 
 
 @pytest.fixture(scope="module")
@@ -132,28 +93,7 @@ def apply(paths, brought):
     return made
 
 
-OWN_FILES = {
-    "plain": {
-        "train_batch_size": 8,
-        "gradient_clipping": 0.3,
-        "steps_per_print": 7,
-        "wall_clock_breakdown": True,
-        "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
-        "zero_optimization": {"stage": 2, "contiguous_gradients": False},
-    },
-    "no clipping": {
-        "train_micro_batch_size_per_gpu": 4,
-        "bf16": {"enabled": True},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 30}},
-        "zero_optimization": {
-            "stage": 3,
-            "offload_optimizer": {"device": "cpu", "pin_memory": True},
-        },
-        "tensorboard": {"enabled": True, "output_path": "figures"},
-        "flops_profiler": {"enabled": False, "output_file": "flops.txt"},
-    },
-}
+OWN_FILES = cases.data["OWN_FILES"]
 CHOSEN = [
     {"zero__stage": 0, "micro_batch": 4},
     {"zero__stage": 1, "micro_batch": 2},
@@ -176,29 +116,7 @@ def test_an_export_and_a_patched_file_agree_key_by_key(folder, name, key, chosen
     check_same(exported, changed, folder, tiny_job(folder))
 
 
-OWN_COMMANDS = {
-    "both numbers": {
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 2,
-        "steps_per_print": 7,
-        "zero_optimization": {"stage": 1},
-    },
-    "the product": {
-        "train_batch_size": 16,
-        "train_micro_batch_size_per_gpu": 4,
-        "zero_optimization": {"stage": 1, "overlap_comm": True},
-        "tensorboard": {"enabled": False},
-    },
-    "offloaded": {
-        "train_batch_size": 16,
-        "gradient_accumulation_steps": 2,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {
-            "stage": 3,
-            "offload_optimizer": {"device": "cpu", "pin_memory": True},
-        },
-    },
-}
+OWN_COMMANDS = cases.data["OWN_COMMANDS"]
 
 
 @pytest.mark.parametrize(

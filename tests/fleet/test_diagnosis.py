@@ -18,6 +18,9 @@ from autotune.contract import (
     to_dict,
 )
 from autotune.fleet.diagnosis import diagnosis_of, use_of
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 SPLIT = Split(
     step_s=1.0,
@@ -73,16 +76,7 @@ def test_a_transfer_takes_as_long_as_the_last_rank_to_arrive_was_in_it():
     assert found.algbw_bytes_per_s == pytest.approx(1000 / 0.01)
 
 
-@pytest.mark.parametrize(
-    ("name", "group_size", "algbw", "busbw"),
-    [
-        ("all_reduce", 4, 1000, 1500),
-        ("all_gather_into_tensor", 4, 4000, 3000),
-        ("reduce_scatter_tensor", 4, 1000, 750),
-        ("broadcast", 4, 1000, 1000),
-        ("send", 4, 1000, 1000),
-    ],
-)
+@cases("name", "group_size", "algbw", "busbw")
 def test_bandwidths_are_those_of_nccl_tests(name, group_size, algbw, busbw):
     """One second for 1000 bytes that a rank hands in (nccl-tests, doc/PERFORMANCE.md)."""
     one = RankDiagnosis(calls=[calls(1.0, name=name, group_size=group_size)])

@@ -7,8 +7,11 @@ from autotune.contract import ContractError, Fidelity, TrialSpec, to_dict
 from autotune.job.job import make_job
 from autotune.job.model import Model, load_model, model_from_config, with_layers
 from autotune.space.candidate import Candidate
+from tests.cases import Cases
 from tests.search.scripted import make
 from tests.trials import spec as spec_of
+
+cases = Cases(__file__)
 
 
 @pytest.mark.parametrize(
@@ -28,22 +31,7 @@ def test_a_job_says_what_is_less(written: object, asked: list[Fidelity]) -> None
     assert make().fidelity is None
 
 
-@pytest.mark.parametrize(
-    ("written", "words"),
-    [
-        ("layers", "layers=4, world=2, or both"),
-        ("layers=1,layers=2", "layers=4, world=2, or both"),
-        ({}, "layers=4, world=2, or both"),
-        ("layers=two", "fidelity.layers: 'two' is not allowed"),
-        ("depth=2", "fidelity.depth"),
-        ("layers=0", "fidelity.layers: '0' is not allowed"),
-        ({"layers": True}, "fidelity.layers"),
-        ("layers=4", "4 is not fewer than the model's 4"),
-        ("world=2", "no part of the job's world of 2"),
-        ("world=3", "no part of the job's world of 2"),
-        ("world=small", "should be a number above 0, or smallest"),
-    ],
-)
+@cases("written", "words")
 def test_what_is_not_less_is_refused(written: object, words: str) -> None:
     with pytest.raises(JobError, match=words):
         make(fidelity=written)
@@ -109,17 +97,7 @@ def test_a_word_for_every_layer_is_cut_with_them() -> None:
     assert cut["architectures"] == ["LlamaForCausalLM"]
 
 
-@pytest.mark.parametrize(
-    ("name", "layers", "dense", "windowed"),
-    [
-        ("tiny-deepseek-v3", 3, 1, 0),
-        ("tiny-deepseek-v3", 1, 0, 0),
-        ("deepseek-v3", 4, 3, 0),
-        ("deepseek-v3", 2, 1, 0),
-        ("llama-4-maverick", 6, 3, 5),
-        ("tiny-gpt-oss", 3, 0, 2),
-    ],
-)
+@cases("name", "layers", "dense", "windowed")
 def test_fewer_layers_of_a_mixture_keep_some_of_each_kind(
     name: str, layers: int, dense: int, windowed: int
 ) -> None:

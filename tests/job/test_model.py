@@ -29,6 +29,9 @@ from autotune.job.model import (
 from autotune.job.model_families import is_split_by_ulysses, shape_by_formula
 from autotune.job.published import PUBLISHED, preset_of_repository
 from benchmarks.published.names import preset_spelled
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 LLAMA = {
     "model_type": "llama",
@@ -127,25 +130,7 @@ def test_presets_are_the_true_shapes(name: str) -> None:
     assert built_preset(name)[0].n_params == PUBLISHED[name].n_params
 
 
-@pytest.mark.parametrize(
-    ("name", "total", "active"),
-    [
-        ("deepseek-v3", 671e9, 37e9),
-        ("glm-4.5", 355e9, 32e9),
-        ("glm-4.5-air", 106e9, 12e9),
-        ("gpt-oss-120b", 116.83e9, 5.13e9),
-        ("gpt-oss-20b", 20.91e9, 3.61e9),
-        ("kimi-k2", 1.04e12, 32.6e9),
-        ("llama-4-maverick", 400e9, 17e9),
-        ("llama-4-scout", 109e9, 17e9),
-        ("minimax-m2", 230e9, 10e9),
-        ("moonlight-16b-a3b", 15.96e9, 3e9),
-        ("qwen1.5-moe-a2.7b", 14.3e9, 2.7e9),
-        ("qwen2-57b-a14b", 57e9, 14e9),
-        ("qwen3-235b-a22b", 235e9, 22e9),
-        ("qwen3-30b-a3b", 30.5e9, 3.3e9),
-    ],
-)
+@cases("name", "total", "active")
 def test_mixtures_are_as_large_as_their_cards_say(name: str, total: float, active: float) -> None:
     """Some cards round, leave embeddings out of what is active, or count a layer of MTP."""
     shape = load_model(name).shape
@@ -190,23 +175,7 @@ def test_a_repository_is_read_from_the_local_cache_alone(
     assert (model.name, model.shape.hidden) == ("Llama-3.1-8B", LLAMA["hidden_size"])
 
 
-@pytest.mark.parametrize(
-    ("repository", "preset"),
-    [
-        ("openai/gpt-oss-120b", "gpt-oss-120b"),
-        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
-        ("deepseek-ai/deepseek-r1-0528", "deepseek-v3"),
-        ("deepseek-ai/DeepSeek-V3.1-Base", "deepseek-v3"),
-        ("zai-org/GLM-4.5-Air-FP8", "glm-4.5-air"),
-        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b"),
-        ("moonshotai/Kimi-K2-Base", "kimi-k2"),
-        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout"),
-        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
-        ("mistralai/Mistral-7B-Instruct-v0.2", None),
-        ("microsoft/Phi-3-mini-128k-instruct", None),
-        ("somebody/Qwen3-30B-A3B", None),
-    ],
-)
+@cases("repository", "preset")
 def test_a_repository_of_the_same_shape_is_a_preset(repository: str, preset: str | None) -> None:
     assert preset_of_repository(repository) == preset
 
@@ -265,17 +234,7 @@ def test_formulas_hold_for_any_rotary_config(
     assert_counts_as_built(shape_by_formula(config, "here"), config)
 
 
-MIXTURE = {
-    "vocab_size": 90,
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_experts_per_tok": 3,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-}
+MIXTURE = cases.data["MIXTURE"]
 LATENT = {
     **{"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "num_key_value_heads": 4},
     **{"kv_lora_rank": 5, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
@@ -317,21 +276,7 @@ def test_formulas_hold_for_any_mixture(family: str, change: dict[str, Any]) -> N
     assert_counts_as_built(shape_by_formula(config, "here"), config)
 
 
-@pytest.mark.parametrize(
-    ("family", "change", "unsaid"),
-    [
-        (
-            "qwen3_next",
-            {"num_experts": 4, "moe_intermediate_size": 7},
-            "layers of linear attention",
-        ),
-        ("falcon_h1", {"mamba_d_ssm": 32, "mamba_n_heads": 4}, "Mamba layers"),
-        ("jetmoe", {"num_local_experts": 4}, "weights, where attention and MLPs of its sizes"),
-        ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1}, ""),
-        ("olmoe", {"num_experts": 4}, ""),
-        ("granitemoeshared", {"num_local_experts": 4, "shared_intermediate_size": 12}, ""),
-    ],
-)
+@cases("family", "change", "unsaid")
 def test_a_family_whose_layers_cannot_be_said_is_named(
     family: str, change: dict[str, Any], unsaid: str
 ) -> None:
@@ -507,15 +452,7 @@ def test_a_factory_may_read_values_while_it_builds(factories: str) -> None:
     assert model_probe.shape_of(model_probe.build(source_of(factories, "Reads")))["vocab"] == 50
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("number", "returned int, not a torch.nn.Module"),
-        ("missing", "no callable 'missing'"),
-        ("Other", "does not take input_ids and labels"),
-        ("Blind", "vocabulary cannot be seen"),
-    ],
-)
+@cases("name", "says")
 def test_a_factory_without_a_usable_module_is_refused(
     factories: str, name: str, says: str
 ) -> None:

@@ -12,7 +12,10 @@ from autotune.job.observed import (
     placeholders_of,
     refuse_unobserved,
 )
+from tests.cases import Cases
 from tests.observed import RAW, TRAINER, observed
+
+cases = Cases(__file__)
 
 
 def test_the_batch_is_the_one_that_arrived() -> None:
@@ -195,18 +198,7 @@ def by_hand_of(command: str) -> Observed:
     return observed(passes, command=command.split(), read_back={"grad_accum": 1})
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        (
-            "--batch {micro_batch=4} --steps {grad_accum=3}",
-            {"micro_batch": "4", "grad_accum": "3"},
-        ),
-        ("--first {micro_batch=3}", {}),
-        ("--batch {micro_batch=4} --steps {grad_accum=2}", {"micro_batch": "4"}),
-        ("--stage {zero.stage=3} --many {world=2}", {"world": "2"}),
-    ],
-)
+@cases("words", "meant")
 def test_a_placeholder_that_is_not_what_ran_is_left_alone(
     words: str, meant: dict[str, str]
 ) -> None:
@@ -229,24 +221,7 @@ def test_what_is_the_user_s_own_stays_in_the_user_s_words() -> None:
     assert filled_in(command, {**own, "overlap_comm": False})[2] == "False"
 
 
-SOURCES = [
-    {
-        "file": "/p/conf/run.yaml",
-        "at": ["engine"],
-        "same": ["zero_optimization.stage", "optimizer.params.lr"],
-        "other": ["train_batch_size"],
-        "sections": ["zero_optimization", "optimizer"],
-        "is_whole": False,
-    },
-    {
-        "file": "/p/base.json",
-        "at": [],
-        "same": ["gradient_clipping"],
-        "other": [],
-        "sections": [],
-        "is_whole": False,
-    },
-]
+SOURCES = cases.data["SOURCES"]
 
 
 @pytest.mark.parametrize(
@@ -272,18 +247,7 @@ def test_a_key_belongs_into_the_file_that_has_it(key: str, place: tuple[str, str
     assert by_path.place_of(key) is None, "DeepSpeed reads it itself"
 
 
-@pytest.mark.parametrize(
-    ("word", "is_it"),
-    [
-        ("ds.zero_optimization.stage=1", True),
-        ("+zero_optimization.stage=1", True),
-        ("--set=run.zero_optimization.stage=1", True),
-        ("my_zero_optimization.stage=1", False),
-        ("zero_optimization=small", False),
-        ("stage=1", False),
-        ("zero_optimization.stage", False),
-    ],
-)
+@cases("word", "is_it")
 def test_a_setting_on_the_command_line_is_none_of_the_code(word: str, is_it: bool) -> None:
     script = observed(RAW, command=["torchrun", "app.py", word])
     place = script.place_outside_files("zero_optimization.stage")

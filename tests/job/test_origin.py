@@ -10,6 +10,9 @@ import pytest
 from autotune.job import origin
 from autotune.job.job import read_job_file
 from autotune.job.origin import code_of, deeds_of, is_inside
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -74,25 +77,7 @@ def test_a_file_that_everybody_may_write_is_nobody_s(here: Path, mode: int) -> N
     assert is_inside(here / "link.yaml", here)
 
 
-@pytest.mark.parametrize(
-    ("data", "deeds"),
-    [
-        ({"model": "gpt2", "space": "zero", "lengths": "packed", "seq_len": 8}, []),
-        ({"model": "some.module:build"}, ["model: imports some.module from where it is found"]),
-        ({"model": "/x/config.json"}, ["model: reads /x/config.json"]),
-        ({"model": "../x"}, ["model: reads ../x"]),
-        ({"baseline": "/x/ds.json"}, ["baseline: reads /x/ds.json"]),
-        ({"base_config": "/x/ds.json"}, ["base_config: reads /x/ds.json"]),
-        ({"templates": "/x"}, ["templates: renders templates of /x"]),
-        ({"nvme_path": "/x"}, ["nvme_path: writes below /x"]),
-        ({"accelerators": "/x.yaml"}, ["accelerators: reads /x.yaml"]),
-        ({"space": "/x.yaml"}, ["space: reads /x.yaml"]),
-        ({"lengths": "/x.csv"}, ["lengths: reads /x.csv"]),
-        ({"lengths": {"histogram": "/x.csv"}}, ["lengths: reads /x.csv"]),
-        ({"lengths": {"histogram": {8: 1}}}, []),
-        ({"model": 7, "space": None, "lengths": 3, "baseline": None}, []),
-    ],
-)
+@cases("data", "deeds")
 def test_what_a_job_runs_and_reads_is_listed(data: dict[str, Any], deeds: list[str]) -> None:
     found = deeds_of(data)
     assert len(found) == len(deeds)

@@ -9,7 +9,10 @@ from autotune.base.errors import JobError
 from autotune.contract import Outcome
 from autotune.job.model import model_from_config
 from autotune.replay.problem import ReplayProblem, read_problem
+from tests.cases import Cases
 from tests.replay.tables import row, sweep, write
+
+cases = Cases(__file__)
 
 
 def problem(tmp_path: Path, *rows: dict[str, Any], wanted: str = "") -> ReplayProblem:
@@ -96,15 +99,7 @@ def test_a_device_that_nobody_knows_is_named(tmp_path: Path) -> None:
         problem(tmp_path, *rows)
 
 
-@pytest.mark.parametrize(
-    ("cells", "is_refused"),
-    [
-        ({"peak_mem_gb": "79.9", "peak_mem_unit": "GiB"}, False),
-        ({"peak_mem_gb": "96", "peak_mem_unit": "GiB"}, True),
-        ({"peak_mem_gb": "900000"}, True),
-        ({"peak_mem_gb": "96", "status": "oom"}, False),  # what it asked for, and did not get
-    ],
-)
+@cases("cells", "is_refused")
 def test_nothing_ran_in_more_memory_than_its_device_has(
     tmp_path: Path, cells: dict[str, str], is_refused: bool
 ) -> None:

@@ -3,6 +3,9 @@ import json
 import pytest
 
 from autotune.space.candidate import Candidate, format_value
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 KNOBS = {"zero.stage": 2, "micro_batch": 4, "tp": 2, "overlap_comm": True}
 
@@ -55,22 +58,6 @@ def test_knobs_travel_through_json():
     assert Candidate.of(json.loads(json.dumps(make().values)), world=8, global_batch=64) == make()
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "-"),
-        (True, "true"),
-        (False, "false"),
-        (500_000_000, "5e8"),
-        (1_000_000_000, "1e9"),
-        (1_500_000_000, "1.5e9"),
-        (5_000_000, "5e6"),
-        (12_345_000_000, "12345000000"),
-        (4_212_992, "4212992"),
-        (100_000, "100000"),
-        ("every_2", "every_2"),
-        (0, "0"),
-    ],
-)
+@cases("value", "text")
 def test_values_are_spelled_as_settings_read_them(value, text):
     assert format_value(value) == text

@@ -5,11 +5,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from autotune.job.model import load_model
 from autotune.space.knob import Context, Knob, Knobs
 from autotune.space.knob_rows import read_knobs
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 CONTEXT = Context(
     model=load_model("gpt2").shape, world=8, global_batch=8, precision="bf16", accelerator="cuda"
@@ -34,24 +35,7 @@ def read(tmp_path: Path, **row: object) -> Knob:
     return read_knobs(tmp_path / "knobs.json", Knob, sys.modules[__name__])["asked"]
 
 
-@pytest.mark.parametrize(
-    ("acts", "expected"),
-    [
-        ("pp>1", True),
-        ("pp>2", False),
-        ("cp>1", False),  # it does not act, and has no value
-        ("!cp>1 tp=4", True),
-        ("etp!=tp", False),
-        ("kind=full is_on=true", True),
-        ("fp8", True),
-        ("cp", False),
-        ("!fp8", False),
-        ("cp>1|fp8=hybrid", True),
-        ("!cp>1|kind=none", True),
-        ("is_even", True),
-        ("accelerator=cuda world>4 is_hugging_face n_experts=0", True),
-    ],
-)
+@cases("acts", "expected")
 def test_where_a_knob_acts(tmp_path: Path, acts: str, expected: bool) -> None:
     assert read(tmp_path, acts=acts).is_active({**VALUES, "asked": 1}, CONTEXT) is expected
 

@@ -11,8 +11,11 @@ from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.planning.lattice import lattice_of
 from autotune.space.candidate import Candidate
 from autotune.space.script import Script, reach_of, recompute_name
+from tests.cases import Cases
 from tests.observed import BY_ARGUMENTS, RAW, TRAINER, job_of, observed
 from tests.trials import CPU
+
+cases = Cases(__file__)
 
 
 def test_trainer_s_batch_and_recomputation_go_by_its_arguments() -> None:
@@ -54,15 +57,7 @@ def test_accumulation_by_hand_leaves_the_batch_out() -> None:
     assert "by hand" in reach.left_out["micro_batch"]
 
 
-@pytest.mark.parametrize(
-    ("words", "way"),
-    [
-        ("--batch {micro_batch=4} --steps {grad_accum=3}", "placeholders"),
-        ("--batch {micro_batch=4}", None),
-        ("--batch {micro_batch=4} --steps {grad_accum=2}", None),
-        ("--first {micro_batch=3} --steps {grad_accum=3}", None),
-    ],
-)
+@cases("words", "way")
 def test_a_batch_by_hand_needs_a_word_for_its_steps(words: str, way: str | None) -> None:
     """Else the global batch would change with it."""
     passes = {**RAW, "micro_batches": [4, 4, 4], "asks_micro_batch": False}

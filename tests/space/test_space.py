@@ -20,7 +20,10 @@ from autotune.space.knob import Context, knobs_of
 from autotune.space.knobs import canonical
 from autotune.space.space import load_space
 from tests import site_pages
+from tests.cases import Cases
 from tests.record_space_schema import schema, schema_text
+
+cases = Cases(__file__)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONTEXT = Context(
@@ -311,25 +314,7 @@ def test_shipped_spaces_pass_the_published_schema(name):
     jsonschema.validate(yaml.safe_load(text), schema(KNOBS))
 
 
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"zero.stag": [1]},
-        {"zero.stage": [4]},
-        {"micro_batch": [0]},
-        {"micro_batch": []},
-        {"micro_batch": [1, 1]},
-        {"micro_batch": {"power_of_two": [1, 2]}},
-        {"micro_batch": {"powers_of_two": [1]}},
-        {"micro_batch": {"range": [1, 2]}},
-        {"recompute": {"range": [1, 2, 1]}},
-        {"recompute": ["every_1"]},
-        {"overlap_comm": ["yes"]},
-        {"tp": {"values": [1], "when": {"stage": 1}}},
-        {"tp": {"values": [1], "if": {"zero.stage": 1}}},
-        {},
-    ],
-)
+@cases("knobs")
 def test_the_schema_refuses_what_the_loader_refuses(knobs, tmp_path):
     space = {"name": "mine", "knobs": knobs}
     with pytest.raises(jsonschema.ValidationError):

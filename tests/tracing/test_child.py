@@ -10,7 +10,10 @@ from autotune.job.model_probe import NotUsableError
 from autotune.tracing.child import answer_to
 from autotune.tracing.moments import Kind, StepPhase, Traced
 from benchmarks.trace_memory import largest
+from tests.cases import Cases
 from tests.tracing.requests import request_for
+
+cases = Cases(__file__)
 
 HERE = str(Path(__file__).resolve().parents[2])
 
@@ -71,15 +74,7 @@ def test_a_gpu_keeps_no_dropped_scores() -> None:
     assert on_gpu.peak_bytes < 0.9 * on_cpu.peak_bytes
 
 
-@pytest.mark.parametrize(
-    ("name", "says", "fix"),
-    [
-        ("ReadsValues", "reads values", "without .item()"),
-        ("HasKernel", "twice", "register_fake"),
-        ("NeedsPackage", "a_package_that_nobody_has", "install it"),
-        ("Raises", "ValueError: no such thing", "leave the trace out"),
-    ],
-)
+@cases("name", "says", "fix")
 def test_what_cannot_be_traced_says_where_and_what_to_do(name, says, fix) -> None:
     with pytest.raises(NotUsableError, match=says) as caught:
         answer_to(request_for(factory(name)))

@@ -11,6 +11,9 @@ from autotune.space.candidate import Candidate
 from autotune.tracing import request as asked
 from autotune.tracing import trace_candidate
 from autotune.tracing.moments import Kind, Part, StepPhase, Traced
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 JOB = make_job({"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2}, where="here")
 
@@ -53,14 +56,7 @@ def test_drawn_lengths_are_refused(requests) -> None:
     assert not requests
 
 
-@pytest.mark.parametrize(
-    ("knobs", "gradients"),
-    [
-        ({"micro_batch": 4}, "grow"),
-        ({"micro_batch": 2}, "kept"),
-        ({"micro_batch": 2, "zero.stage": 2}, "taken"),
-    ],
-)
+@cases("knobs", "gradients")
 def test_gradients_are_as_the_engine_keeps_them(knobs, gradients, requests) -> None:
     trace_candidate(JOB, candidate(**knobs), accelerator="cpu")
     assert requests[0]["gradients"] == gradients

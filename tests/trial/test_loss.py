@@ -6,19 +6,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.job.model_families import FAMILIES, has_plain_loss
 from autotune.trial.scripts.train import IGNORED, apply_recompute, chunk_loss, chunk_mlps
+from tests.cases import Cases
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+cases = Cases(__file__)
+
+SIZES = cases.data["SIZES"]
 EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 LATENT = {
     **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4},
@@ -82,14 +74,7 @@ def test_the_logits_of_all_tokens_never_exist_at_once():
     assert sorted(seen) == [(4, 96)] * 2 + [(10, 96)] * 4
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "gemma2"},
-        {"model_type": "cohere"},
-        {"model_type": "mixtral", "output_router_logits": True},
-    ],
-)
+@cases("config")
 def test_a_model_that_adds_to_its_loss_is_not_on_the_list(config):
     assert not has_plain_loss(config)
 

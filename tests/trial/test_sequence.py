@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from autotune.trial.scripts.train import IGNORED, collate, gradient_scale, sequence_piece
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 
 def padded():
@@ -40,14 +43,7 @@ def test_a_length_that_does_not_divide_is_refused():
         sequence_piece(padded(), sp=4, rank=0)
 
 
-@pytest.mark.parametrize(
-    ("zero", "scale"),
-    [
-        ({"stage": 0}, 1),
-        ({"stage": 2, "reduce_scatter": True}, 1),
-        ({"stage": 3}, 4),
-    ],
-)
+@cases("zero", "scale")
 def test_the_scale_is_that_of_the_reduction(zero, scale):
     assert gradient_scale({"zero_optimization": zero}, 4) == scale
     assert gradient_scale({"zero_optimization": zero}, 1) == 1

@@ -300,7 +300,8 @@ def results(
             wanted |= {pair.whole, pair.split}
     folder = tmp_path_factory.mktemp("split")
     asked = {name: case for name, case in CASES.items() if name in wanted}
-    jobs = {model: job_of(folder, model) for model, _ in asked.values()}
+    models = dict.fromkeys(model for model, _ in asked.values())
+    jobs = {model: job_of(folder, model) for model in models}
     cases = [make_case(jobs[model], **settings) for model, settings in asked.values()]
     driver = Path(__file__).with_name("split_driver.py")
     found = train_cases(driver, cases, folder, forks=True, timeout_s=400)

@@ -8,6 +8,9 @@ from autotune.engines.deepspeed.knobs.stages import stages
 from autotune.job.model import load_model
 from autotune.job.published import preset_table
 from autotune.trial.transformer_shape import FAMILIES, refusal, shape_of
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -43,19 +46,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-GPT2 = {
-    "model_type": "gpt2",
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 16,
-    "vocab_size": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "attn_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "resid_pdrop": 0.0,
-}
+GPT2 = cases.data["GPT2"]
 CONFIGS = {
     "llama": ROTARY | {"model_type": "llama"},
     "llama, all biases, tied": ROTARY
@@ -77,24 +68,7 @@ CONFIGS = {
     "gpt2, untied": GPT2 | {"tie_word_embeddings": False, "n_inner": 80},
 }
 
-LAYER = {
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "mlp_norm",
-    "self_attn.q_proj": "attention.q",
-    "self_attn.k_proj": "attention.k",
-    "self_attn.v_proj": "attention.v",
-    "self_attn.o_proj": "attention.out",
-    "self_attn.q_norm": "attention.q_norm",
-    "self_attn.k_norm": "attention.k_norm",
-    "mlp.gate_proj": "mlp.gate",
-    "mlp.up_proj": "mlp.up",
-    "mlp.down_proj": "mlp.down",
-    "ln_1": "attention_norm",
-    "ln_2": "mlp_norm",
-    "attn.c_proj": "attention.out",
-    "mlp.c_fc": "mlp.up",
-    "mlp.c_proj": "mlp.down",
-}
+LAYER = cases.data["LAYER"]
 """Hugging Face's names within a layer -> ours."""
 
 
@@ -188,20 +162,7 @@ def test_layers_are_counted_as_they_are_built(name):
     assert sum(layer_sizes(Build(shape=shape))) == built + again
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"rope_scaling": {"rope_type": "linear"}}, "llama: its config lacks factor"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "factor is None"),
-        ({"rope_scaling": "linear"}, "llama: its config's rope_scaling: "),
-        ({"rope_theta": "far"}, "llama: its config's rope_theta: "),
-        ({"rms_norm_eps": None}, "llama: its config's rms_norm_eps: "),
-        ({"hidden_size": "wide"}, "llama: its config's hidden_size: "),
-        ({"hidden_act": ["silu"]}, "llama: its config's hidden_act: "),
-        ({"num_attention_heads": 0}, "llama: its config's head_dim: "),
-        ({"model_type": "gpt2", "n_embd": None}, "gpt2: its config's n_embd: "),
-    ],
-)
+@cases("changes", "reason")
 def test_a_config_that_cannot_be_read_is_refused_with_its_key(changes, reason):
     config = ROTARY | {"model_type": "llama"} | changes
     assert reason in refusal({"config": config}, seq_len=TOKENS, lengths={})

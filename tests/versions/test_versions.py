@@ -8,6 +8,7 @@ import pytest
 
 from autotune.engines.deepspeed.rules.releases import READ, TRIED, release_of
 from autotune.engines.megatron.plugin import Megatron
+from tests.cases import Cases
 from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.gpu.wheels import WheelsError
 from tests.versions import pythons
@@ -21,16 +22,9 @@ from tests.versions.environments import (
 from tests.versions.megatron import record_of
 from tests.versions.run import RECORDS, TESTS, summary
 
-REPORT = """<testsuites><testsuite>
-<testcase classname="tests.planning.test_lattice_reality" name="parse[a]">
-<properties><property name="candidates" value="12"/></properties></testcase>
-<testcase classname="tests.planning.test_lattice_reality" name="parse[b]">
-<properties><property name="candidates" value="30"/></properties></testcase>
-<testcase classname="tests.rules.test_keys" name="strict"><failure message="assert 1 == 2&#10;at"/>
-</testcase>
-<testcase classname="tests.rules.test_keys" name="broken"><error message="no module"/></testcase>
-<testcase classname="tests.rules.test_keys" name="list"><skipped message="0.19.7"/></testcase>
-</testsuite></testsuites>"""
+cases = Cases(__file__)
+
+REPORT = cases.data["REPORT"]
 
 
 RECORDED = [name for name in names() if (RECORDS / f"{name}.json").exists()]
@@ -65,14 +59,7 @@ def test_a_newer_python_passed_what_needs_no_torch(release):
     assert f"Python :: {release}" in classifiers
 
 
-@pytest.mark.parametrize(
-    ("installs", "pytest_code", "code", "line"),
-    [
-        (True, 0, 0, "Python 3.13: commands passed"),
-        (True, 1, 1, "Python 3.13: commands failed"),
-        (False, 0, 1, "Python 3.13: failed: its packages cannot be installed"),
-    ],
-)
+@cases("installs", "pytest_code", "code", "line")
 def test_a_newer_python_that_is_here_is_tried_or_fails(
     installs, pytest_code, code, line, tmp_path, monkeypatch, capsys
 ):

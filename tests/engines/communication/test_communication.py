@@ -16,7 +16,10 @@ from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 from autotune.space.rule import judge_by
+from tests.cases import Cases
 from tests.jobs import CPU, tiny_job
+
+cases = Cases(__file__)
 
 NODE = dataclasses.replace(
     CPU, accelerator="cuda", n_devices=8, device_name="NVIDIA H100 80GB HBM3", nccl="2.27.3"
@@ -216,15 +219,7 @@ def test_of_an_unknown_release_nothing_is_refused(values):
     assert refused(values) == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "is_refused"),
-    [
-        ("NVIDIA H100 80GB HBM3", False),
-        ("NVIDIA A100-SXM4-80GB", True),
-        ("NVIDIA H100 PCIe", True),
-        ("a device of tomorrow", False),
-    ],
-)
+@cases("name", "is_refused")
 def test_the_table_of_accelerators_says_who_lacks_nvls(tmp_path, name, is_refused):
     engine = engine_on(tmp_path, dataclasses.replace(NODE, device_name=name))
     found = {v.rule for v in engine.judge(candidate(engine, {"nccl.all_reduce": "nvls"}))}

@@ -8,7 +8,10 @@ import pytest
 from autotune.base.errors import JobError, RenderError
 from autotune.engines.deepspeed.ds_config_file import knobs_of, read_ds_config
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from tests.cases import Cases
 from tests.jobs import CPU, canonical_candidate, tiny_job
+
+cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -72,43 +75,14 @@ def test_keys_that_no_knob_knows_ride_along_in_that_trial_only(tmp_path, engine)
     assert its_engine.overridden(candidate)["optimizer"][0]["type"] == "Lion"
 
 
-@pytest.mark.parametrize(
-    ("batch", "micro_batch"),
-    [
-        ({"train_micro_batch_size_per_gpu": 4}, 4),
-        ({"train_batch_size": 8}, 4),
-        ({"train_batch_size": 8, "gradient_accumulation_steps": 4}, 1),
-        ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}, 2),
-        ({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": 8}, 4),
-        ({"gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": 2}, 2),
-    ],
-)
+@cases("batch", "micro_batch")
 def test_the_batch_keys_are_read_as_deepspeed_reads_them(tmp_path, engine, batch, micro_batch):
     _, candidate = engine.baseline(write(tmp_path, **batch))
     assert candidate.micro_batch == micro_batch
     assert candidate.micro_batch * candidate.grad_accum * candidate.dp == 8
 
 
-@pytest.mark.parametrize(
-    ("batch", "said"),
-    [
-        ({"train_batch_size": 16}, "train_batch_size is 16"),
-        (
-            {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
-            "4 * 2 * 2 = 16; the job's global batch is 8",
-        ),
-        ({"train_micro_batch_size_per_gpu": 3}, "3 * 1 * 2 = 6"),
-        ({"train_micro_batch_size_per_gpu": "auto"}, "names no batch"),
-        ({"train_micro_batch_size_per_gpu": 0}, "not a whole number from 1"),
-        ({"train_micro_batch_size_per_gpu": "2 x"}, "not a whole number"),
-        ({"train_batch_size": 8, "gradient_accumulation_steps": 0}, "steps is 0, not a whole"),
-        ({"train_batch_size": "8"}, "whole number"),
-        (
-            {"train_batch_size": 8, "tensor_parallel": {"autotp_size": 3}},
-            "autotp_size 3 does not divide the job's world of 2",
-        ),
-    ],
-)
+@cases("batch", "said")
 def test_a_contradicting_batch_is_answered_with_the_arithmetic(tmp_path, engine, batch, said):
     with pytest.raises(JobError) as caught:
         engine.baseline(write(tmp_path, **batch))
@@ -116,17 +90,7 @@ def test_a_contradicting_batch_is_answered_with_the_arithmetic(tmp_path, engine,
     assert said in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        (
-            {"zero_optimization": {"stage": "two"}},
-            "zero_optimization.stage: .*'two' is not a whole",
-        ),
-        ({"tensor_parallel": {"autotp_size": "two"}}, "autotp_size is 'two'"),
-        ({"bf16": {"enabled": "treu"}}, "bf16.enabled is 'treu'"),
-    ],
-)
+@cases("config", "said")
 def test_a_wrong_value_is_named_before_what_else_differs(tmp_path, engine, config, said):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(config))

@@ -9,8 +9,11 @@ from autotune.base.errors import RenderError
 from autotune.base.templates import canonical_json
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from tests import snapshots
+from tests.cases import Cases
 from tests.counting import calls_of
 from tests.jobs import CPU, canonical_candidate, raw_candidate, tiny_job
+
+cases = Cases(__file__)
 
 CASES = {
     "stage0_bf16": ({"zero__stage": 0, "micro_batch": 2}, {}),
@@ -344,15 +347,7 @@ def test_a_base_that_is_not_there_is_refused(tmp_path):
         DeepSpeedEngine(tiny_job(tmp_path, base_config=str(tmp_path / "absent.json")), CPU)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "optimizer", "is_so"),
-    [
-        ({}, {"type": "AdamW"}, True),
-        ({"compile": "torch"}, {"type": "AdamW"}, False),
-        ({}, {"type": "Muon"}, False),
-    ],
-    ids=["plain", "compiled", "compiled on import"],
-)
+@cases("knobs", "optimizer", "is_so")
 def test_what_compiles_at_its_start_does_not_start_warm(tmp_path, knobs, optimizer, is_so):
     job = tiny_job(tmp_path, optimizer=optimizer)
     ranks = DeepSpeedEngine(job, CPU).ranks(canonical_candidate(job, **knobs))

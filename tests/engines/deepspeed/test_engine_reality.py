@@ -34,9 +34,12 @@ from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 from autotune.space.space import load_space
 from autotune.space.space_file import Domain, Space
+from tests.cases import Cases
 from tests.driven_ranks import train_cases
 from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.jobs import CPU, TINY, tiny_job
+
+cases = Cases(__file__)
 
 pytestmark = pytest.mark.real
 
@@ -269,44 +272,7 @@ def make_case(tmp_path: Path, index: int, knobs: dict[str, Any]) -> dict[str, An
     return {"spec": to_dict(spec), "ds_config": dict(ds_config)}
 
 
-ASKED_INSTEAD = {
-    "stage": 2,
-    "offload_optimizer": "none",
-    "offload_param": "none",
-    "reduce_bucket_size": 2000,
-    "prefetch_bucket_size": 2000,
-    "param_persistence_threshold": 20,
-    "max_live_parameters": 2000,
-    "dtype": "fp16",
-    "micro_batch": 2,
-    "grad_accum": 2,
-    "dp": 1,
-    "tp": 2,
-    "sp": 2,
-    "ep": 2,
-    "pp": 2,
-    "gradient_clipping": 0.5,
-    "communication_dtype": "fp16",
-    "n_params": 1,
-    "n_params_frozen": 1,
-    "recomputed_layers": 1,
-    "contiguous_gradients": False,
-    "reduce_scatter": False,
-    "max_reuse_distance": 7,
-    "sub_group_size": 7,
-    "hpz_partition_size": 2,
-    "quantized_weights": True,
-    "quantized_gradients": True,
-    "super_offload": True,
-    "offload_ratio": 0.25,
-    "grad_accum_dtype": "fp16",
-    "master_dtype": "bf16",
-    "optimizer_states_dtype": "bf16",
-    "optimizer": "AdamW",
-    "attention": "eager",
-    "loss_chunk_tokens": 7,
-    "compiled": True,
-}
+ASKED_INSTEAD = cases.data["ASKED_INSTEAD"]
 """What the first of `wrong_cases` claims to be."""
 
 

@@ -17,7 +17,10 @@ from autotune.base.guarded_process import GuardedProcess
 from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed import extensions
 from autotune.trial.prebuilt import BUILT_FILE
+from tests.cases import Cases
 from tests.trials import wait_until
+
+cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -316,16 +319,7 @@ def test_a_lock_that_is_a_link_is_refused_and_the_doctor_goes_on(folder, tmp_pat
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.mark.parametrize(
-    ("listed", "read"),
-    [
-        ("9.0a", "9.0"),
-        ("8.0 8.6;10.0f+PTX", "8.0;8.6;10.0+PTX"),
-        ("8.0;9.0+PTX", "8.0;9.0+PTX"),
-        ("Hopper", ""),
-        ("9.0a;Ampere", ""),
-    ],
-)
+@cases("listed", "read")
 def test_architectures_are_listed_as_deepspeed_reads_them(
     listed: str, read: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

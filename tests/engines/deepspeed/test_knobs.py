@@ -12,6 +12,9 @@ from autotune.job.model import load_model
 from autotune.space.candidate import format_value
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, explain, knob_named, parse_settings
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 LLAMA = load_model("tiny-llama").shape
 ELEMENTS = LLAMA.n_params
@@ -109,37 +112,12 @@ def same_run(first, second, **changes):
     return canonical(first, context(**changes)) == canonical(second, context(**changes))
 
 
-@pytest.mark.parametrize(
-    ("stage", "knob", "one", "other"),
-    [
-        (0, "reduce_bucket_size", 1000, 2000),
-        (1, "stage3.prefetch_bucket_size", 0, 1000),
-        (2, "offload.param", "none", "cpu"),
-        (0, "offload.optimizer", "none", "cpu"),
-        (0, "overlap_comm", False, True),
-        (1, "allgather_bucket_size", 1000, 2000),
-        (2, "allgather_bucket_size", 1000, 2000),
-        (3, "allgather_bucket_size", 1000, 2000),
-    ],
-)
+@cases("stage", "knob", "one", "other")
 def test_a_knob_without_effect_at_a_stage_is_none_there(stage, knob, one, other):
     assert same_run({"zero.stage": stage, knob: one}, {"zero.stage": stage, knob: other})
 
 
-@pytest.mark.parametrize(
-    ("stage", "knob", "one", "other"),
-    [
-        (1, "reduce_bucket_size", 1000, 2000),
-        (3, "reduce_bucket_size", 1000, 2000),
-        (3, "stage3.prefetch_bucket_size", 0, 1000),
-        (3, "stage3.param_persistence_threshold", 1000, 2000),
-        (3, "stage3.max_live_parameters", 1000, 2000),
-        (3, "offload.param", "none", "cpu"),
-        (1, "offload.optimizer", "none", "cpu"),
-        (3, "overlap_comm", False, True),
-        (0, "communication_dtype", "model", "fp32"),
-    ],
-)
+@cases("stage", "knob", "one", "other")
 def test_a_knob_with_an_effect_at_a_stage_keeps_its_values_apart(stage, knob, one, other):
     assert not same_run({"zero.stage": stage, knob: one}, {"zero.stage": stage, knob: other})
 
@@ -267,26 +245,7 @@ def test_a_name_that_is_no_knob_is_refused():
         canonical({"zero.stag": 2}, context())
 
 
-@pytest.mark.parametrize(
-    ("setting", "message", "hint"),
-    [
-        ("zero.stag=2", "not a knob", "did you mean zero.stage"),
-        ("stage=2", "not a knob", "zero.stage"),
-        ("zero.stage=4", "not a legal value", "did you mean 3"),
-        ("zero.stage=two", "not a whole number", "0, 1, 2, 3"),
-        ("zero.stage=", "not name=value", "write it as zero.stage=2"),
-        ("zero.stage", "not name=value", "write it as zero.stage=2"),
-        ("micro_batch=0", "out of range", "nearest legal value is 1"),
-        ("micro_batch=1.5", "not a whole number", "whole numbers from 1"),
-        ("micro_batch=1e400", "not a whole number", "whole numbers from 1"),
-        ("micro_batch=nan", "not a whole number", "whole numbers from 1"),
-        ("reduce_bucket_size=1e15", "out of range", "1000000000000"),
-        ("overlap_comm=yes", "not true or false", "true, false"),
-        ("recompute=ful", "not a legal value", "did you mean full"),
-        ("recompute=every_1", "not a legal value", "every_"),
-        ("communication_dtype=float32", "not a legal value", "fp32"),
-    ],
-)
+@cases("setting", "message", "hint")
 def test_a_bad_setting_names_what_is_legal(setting, message, hint):
     with pytest.raises(JobError) as caught:
         parse_settings([setting], KNOBS)

@@ -15,24 +15,15 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.planning.lattice import build_lattice
 from autotune.space.space import load_space
+from tests.cases import Cases
 from tests.jobs import CPU
 from tests.pipelines import LLAMA, STEPS, make_case, make_job_for, run, unsplit
 
+cases = Cases(__file__)
+
 pytestmark = pytest.mark.real
 
-GPT2 = {
-    "model_type": "gpt2",
-    "n_embd": 32,
-    "n_layer": 3,
-    "n_head": 4,
-    "n_positions": 16,
-    "vocab_size": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "attn_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "resid_pdrop": 0.0,
-}
+GPT2 = cases.data["GPT2"]
 UNTIED = LLAMA | {"tie_word_embeddings": False, "model_type": "qwen2"}
 UNTIED |= {"vocab_size": 63, "intermediate_size": 49}
 """Nothing but the heads divides evenly."""

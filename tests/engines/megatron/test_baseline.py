@@ -9,18 +9,12 @@ from autotune.engines.megatron.baseline import read_baseline
 from autotune.engines.megatron.engine import MegatronEngine
 from autotune.space.candidate import Candidate
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
+from tests.cases import Cases
 from tests.jobs import CPU, tiny_job
 
-SCRIPT = """#!/bin/bash
-ARGS=(
-  --num-layers 3 --hidden-size 64 --num-attention-heads 4 --seq-length 16 --bf16
-  --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 8
-  --tensor-model-parallel-size 2 --sequence-parallel
-  --recompute-granularity full --recompute-method block --recompute-num-layers 2
-  --tokenizer-type NullTokenizer --vocab-size 255
-)
-torchrun --nproc-per-node 2 pretrain_gpt.py "${ARGS[@]}"
-"""
+cases = Cases(__file__)
+
+SCRIPT = cases.data["SCRIPT"]
 
 
 def read(folder, text, **job):
@@ -61,20 +55,7 @@ def test_knobs_that_the_lattice_leaves_are_read(tmp_path):
     assert "overlap_grad_reduce" not in candidate.values
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("--global-batch-size 8", "--global-batch-size 16", "global-batch-size is 16"),
-        ("--nproc-per-node 2", "--nproc-per-node 4", "starts 4 ranks"),
-        ("--bf16", "--fp16", "trains in fp16"),
-        ("--num-layers 3", "--num-layers 4", "num-layers is 4"),
-        ("-parallel-size 2", "-parallel-size $TP", "tell --tensor-model-parallel-size"),
-        ("--bf16", "--bf16 --account-for-loss-in-pipeline-split", "tell --account-for-emb"),
-        ("-parallel-size 2", "-parallel-size 3", "attention-heads 4 is no multiple of --tensor"),
-        ("pretrain_gpt.py", "tune.py", "does not tell --"),
-        ("pretrain_gpt.py", "other.py", "starts no training of Megatron-LM"),
-    ],
-)
+@cases("old", "new", "message")
 def test_another_training_than_the_jobs_is_refused(tmp_path, old, new, message):
     with pytest.raises(JobError, match=message):
         read(tmp_path, SCRIPT.replace(old, new))

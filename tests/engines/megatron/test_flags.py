@@ -17,7 +17,10 @@ from autotune.engines.megatron.flags import (
     releases,
     words_of,
 )
+from tests.cases import Cases
 from tests.record_megatron_flags import as_text, flags_of, spread
+
+cases = Cases(__file__)
 
 
 @pytest.mark.skipif("MEGATRON_PATH" not in os.environ, reason="MEGATRON_PATH names no checkout")
@@ -54,29 +57,12 @@ def test_a_misspelt_flag_is_answered_with_the_nearest():
     assert raised.value.hint == "did you mean --tensor-model-parallel-size?"
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("tensor_model_parallel_size", 4, ["--tensor-model-parallel-size", "4"]),
-        ("lr", 1e-5, ["--lr", "1e-05"]),
-        ("bf16", True, ["--bf16"]),
-        ("bf16", False, []),
-        ("attention_backend", "unfused", ["--attention-backend", "unfused"]),
-        ("recompute_modules", ["core_attn", "mlp"], ["--recompute-modules", "core_attn", "mlp"]),
-    ],
-)
+@cases("name", "value", "words")
 def test_words_of_an_argument(name, value, words):
     assert words_of(name, value, newest_release()) == words
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("recompute_method", "all", "takes one of uniform, block"),
-        ("micro_batch_size", 1.5, "takes a whole number"),
-        ("fp8_recipe", "custom", "takes one of tensorwise, delayed, mxfp8, blockwise"),
-    ],
-)
+@cases("name", "value", "message")
 def test_a_value_that_the_parser_refuses_is_refused(name, value, message):
     with pytest.raises(JobError, match=message):
         words_of(name, value, "0.14")

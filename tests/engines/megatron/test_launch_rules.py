@@ -12,7 +12,10 @@ from autotune.engines.megatron.argument_rules import ARGUMENT_RULES, CONNECTIONS
 from autotune.engines.megatron.flags import release_of
 from autotune.engines.megatron.launch_rules import judge_launch
 from autotune.engines.megatron.launched import launch_of_line, on_gpu
+from tests.cases import Cases
 from tests.megatron_parser import REFUSED, validated
+
+cases = Cases(__file__)
 
 WORLD = 16
 LEGAL = (
@@ -21,64 +24,7 @@ LEGAL = (
     "--tokenizer-type NullTokenizer --vocab-size 255 --train-iters 2 --lr 1e-4"
 )
 # Each breaks the rule of its name, on top of what is legal.
-BROKEN = {
-    "sizes.count": "--tensor-model-parallel-size 0",
-    "precision.one": "--fp16 --bf16",
-    "overlap.needs_sharding": "--overlap-param-gather --overlap-grad-reduce",
-    "overlap.gather_needs_reduce": "--overlap-param-gather --use-distributed-optimizer",
-    "overlap.tp_needs_sequence_parallel": "--tp-comm-overlap --tensor-model-parallel-size 2",
-    "sequence_parallel.tp": "--sequence-parallel",
-    "recompute.full_method": "--recompute-granularity full",
-    "recompute.selective_method": "--recompute-granularity selective --recompute-method block",
-    "recompute.one_way": "--recompute-activations --recompute-granularity full",
-    "vp.one_chunk": "--num-layers-per-virtual-pipeline-stage 4 --pipeline-model-parallel-size 2",
-    "overlap.p2p": "--num-layers-per-virtual-pipeline-stage 2 --no-overlap-p2p-communication "
-    "--pipeline-model-parallel-size 2",
-    "vp.one_way": "--num-layers-per-virtual-pipeline-stage 2 "
-    "--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-size 2",
-    "optimizer_offload.precision_aware": "--optimizer-cpu-offload",
-    "experts.none": "--expert-model-parallel-size 2",
-    "checkpoint.format": "--use-megatron-fsdp",
-    "fp8.params": "--bf16 --fp8-param-gather",
-    "recompute_modules.grouped": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--recompute-granularity selective --recompute-modules moe_act",
-    "recompute_modules.latent": "--recompute-granularity selective "
-    "--recompute-modules mla_up_proj mlp",
-    "recompute_modules.fp8": "--recompute-granularity selective --recompute-modules layernorm "
-    "--bf16 --fp8-format hybrid",
-    "sequence.positions": "--max-position-embeddings 64",
-    "vp.pipeline": "--num-virtual-stages-per-pipeline-rank 2",
-    "flags.gone": "--model-parallel-size 2",
-    "vp.chunk_layers": "--pipeline-model-parallel-size 2 "
-    "--num-layers-per-virtual-pipeline-stage 3",
-    "pp.layout": "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
-    "--pipeline-model-parallel-layout 'Et*3|tt|tt|tL'",
-    "stages.alone": "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3 "
-    "--pipeline-model-parallel-layout 'Et*3|t*5L'",
-    "stages.layers": "--pipeline-model-parallel-size 2 "
-    "--pipeline-model-parallel-layout 'Et*3|t*4L'",
-    "stages.count": "--pipeline-model-parallel-size 2 "
-    "--pipeline-model-parallel-layout 'Et*3|t*4|tL'",
-    "stages.ends": "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*3|t*5'",
-    "stages.mtp": "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*3|t*5mL'",
-    "experts.bias": "--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel",
-    "experts.dispatcher": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--moe-enable-deepep --expert-model-parallel-size 8",
-    "overlap_experts.ranks": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm",
-    "delay_weight_grads.overlap": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--delay-wgrad-compute",
-    "optimizer.precision_aware": "--use-precision-aware-optimizer",
-    "offload.modules": "--fine-grained-activation-offloading",
-    "graphs.one_way": "--enable-cuda-graph --cuda-graph-impl local",
-    "tp.heads": "--tensor-model-parallel-size 16",
-    "world.product": "--pipeline-model-parallel-size 3",
-    "batch.product": "--micro-batch-size 3",
-    "pp.split": "--pipeline-model-parallel-size 16",
-    "cp.sequence": "--context-parallel-size 16 --seq-length 80",
-    "vp.micro_batches": "--pipeline-model-parallel-size 4 --micro-batch-size 4 "
-    "--num-virtual-stages-per-pipeline-rank 2 --global-batch-size 32",
-}
+BROKEN = cases.data["BROKEN"]
 OTHERWISE = {"ep.ranks", "batch.micro", "environment.connections", "environment.visible_devices"}
 """Rules of what is missing and of the environment: they have other tests."""
 AT_RUN_TIME = {"vp.micro_batches", "batch.product"}
@@ -147,30 +93,7 @@ _OF_VALUES = {
     "learned_absolute",
 }
 """Values of flags that look like names."""
-CLASHES = {
-    "activation_offload.pipeline": "--cpu-offloading-num-layers 2 "
-    "--pipeline-model-parallel-size 2",
-    "activation_offload.recompute": "--recompute-granularity full --recompute-method uniform "
-    "--recompute-num-layers 1 --cpu-offloading-num-layers 2",
-    "etp.replicas": "--num-experts 8 --expert-tensor-parallel-size 2 --moe-ffn-hidden-size 64",
-    "offload_modules.layers": "--fine-grained-activation-offloading --offload-modules core_attn "
-    "--cpu-offloading-num-layers 2",
-    "sequence_parallel.sequence": "--sequence-parallel --tensor-model-parallel-size 8 "
-    "--seq-length 60",
-    "uneven.split": "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1",
-    "overlap_experts.recompute": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--expert-model-parallel-size 8 --overlap-moe-expert-parallel-comm "
-    "--moe-token-dispatcher-type alltoall "
-    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-    "overlap_experts.dispatcher": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--expert-model-parallel-size 8 --overlap-moe-expert-parallel-comm",
-    "overlap_shared_experts.dispatcher": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--moe-shared-expert-intermediate-size 64 --moe-shared-expert-overlap",
-    "dispatcher.ranks": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--moe-token-dispatcher-type flex",
-    "stages.mtp_on_first_rank": "--pipeline-model-parallel-size 2 --mtp-num-layers 1 "
-    "--pipeline-model-parallel-layout 'Et*3|t*5|m|L'",
-}
+CLASHES = cases.data["CLASHES"]
 """Lines that break rules of layouts alone, or in some releases."""
 
 
@@ -203,15 +126,7 @@ def test_what_only_the_shell_knows_is_not_judged():
     assert {violation.rule for violation in judge_launch(found)} == {"tp.heads"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size 0: is below 1"),
-        ("--num-layers-per-virtual-pipeline-stage -2", "stage -2: is below 1"),
-        ("--num-attention-heads 0", "--num-attention-heads 0: is below 1"),
-        ("--global-batch-size 99999999999999999999", "no model or cluster has so many"),
-    ],
-)
+@cases("flags", "message")
 def test_counts_that_nothing_can_be_divided_by_are_all_that_is_said(flags, message):
     (found,) = judge_launch(launch(flags))
     assert found.rule == "sizes.count"
@@ -277,18 +192,7 @@ RECIPE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("micro_batches", "group", "rule"),
-    [
-        (8, None, None),
-        (10, None, "vp.micro_batches"),
-        (10, 5, None),
-        (10, 7, "vp.groups"),
-        (11, 7, None),
-        (8, 3, "vp.groups"),
-        (8, 9, "vp.groups"),
-    ],
-)
+@cases("micro_batches", "group", "rule")
 def test_micro_batches_of_interleaved_chunks_come_in_groups(micro_batches, group, rule):
     # schedules.py: a group is no smaller than the pipeline, and its last one is none or as large.
     line = (

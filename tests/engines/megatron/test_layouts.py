@@ -34,8 +34,11 @@ from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, parse_settings
 from autotune.space.rule import Violation, judge_by
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
+from tests.cases import Cases
 from tests.cost.rows import row
 from tests.jobs import A100, CPU, tiny_job
+
+cases = Cases(__file__)
 
 TASK = LayoutTask(
     n_layers=8,
@@ -154,17 +157,7 @@ def differing(found: list[Row], expected: list[Row]) -> list[Row]:
     return sorted(((ours - unexpected) | (unexpected - ours)).elements())[:3]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"n_experts": 4},
-        {"n_layers": 6, "world": 12, "global_batch": 24},
-        {"fused_attention": False},
-        {"n_heads": 6, "n_kv_heads": 6, "domain": 2},
-        {"world": 1, "global_batch": 5},
-    ],
-)
+@cases("changes")
 def test_the_lattice_is_what_loops_find(changes):
     asked = task(**changes)
     assert not differing(rows_of(lay_out(asked)), by_loops(asked))
@@ -317,20 +310,7 @@ def test_legal_layouts_break_no_rule_when_they_are_read_back():
         layouts.index(other)
 
 
-@pytest.mark.parametrize(
-    ("settings", "fewer", "more"),
-    [
-        ("distributed_optimizer=true fsdp=optim_grads", "grads_bytes", ""),
-        ("distributed_optimizer=true fsdp=optim_grads_params", "params_bytes", "gathered_bytes"),
-        ("distributed_optimizer=true optimizer_offload=0.5", "optimizer_bytes", "host_bytes"),
-        ("activation_offload=2", "activations_bytes", ""),
-        ("offload_modules=core_attn", "activations_bytes", ""),
-        ("recompute=selective recompute_modules=mlp", "activations_bytes", ""),
-        ("recompute=selective recompute_modules=layernorm", "activations_bytes", ""),
-        ("distributed_optimizer=true fp8=hybrid fp8_param_gather=true", "params_bytes", ""),
-        ("distributed_optimizer=true adam_moments=bf16", "optimizer_bytes", ""),
-    ],
-)
+@cases("settings", "fewer", "more")
 def test_a_knob_has_its_effect_on_memory(tmp_path, settings, fewer, more):
     engine = MegatronEngine(
         tiny_job(tmp_path, engine="megatron", precision="bf16", world=8, global_batch=8), H100
@@ -350,17 +330,7 @@ def test_a_knob_has_its_effect_on_memory(tmp_path, settings, fewer, more):
         assert np.ravel(getattr(after, more))[0] > np.ravel(getattr(before, more))[0]
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("tp", "not name=value"),
-        ("tensor=2", "is not a knob"),
-        ("tp=0", "nearest legal value is 1"),
-        ("sequence_parallel=maybe", "true or false"),
-        ("recompute=every_2", "block_"),
-        ("recompute=block_0", "block_"),
-    ],
-)
+@cases("setting", "message")
 def test_a_setting_that_is_none_says_what_is(setting, message):
     with pytest.raises(JobError) as error:
         parse_settings([setting], KNOBS)
@@ -389,17 +359,7 @@ def test_what_only_a_gpu_does_has_to_be_seen_in_the_live_engine(tmp_path, name, 
     assert name not in engine.expected(one(task_of(job(tmp_path), A100), "tp=1 cp=2"))
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("overlap_experts", "ep=2 overlap_experts=true"),
-        ("delay_weight_grads", "ep=2 overlap_experts=true delay_weight_grads=true"),
-        ("overlap_shared_experts", "ep=2 overlap_shared_experts=true"),
-        ("adam_moments", "distributed_optimizer=true adam_moments=bf16"),
-        ("fsdp_double_buffer", "distributed_optimizer=true fsdp=optim fsdp_double_buffer=true"),
-        ("optimizer_offload_overlap", "optimizer_offload=0.5 optimizer_offload_overlap=true"),
-    ],
-)
+@cases("name", "settings")
 def test_overlap_and_moments_are_read_back_where_they_are_off_their_default(
     tmp_path, name, settings
 ):

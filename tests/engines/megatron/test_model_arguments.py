@@ -16,7 +16,10 @@ from autotune.engines.megatron.model_arguments import (
     pattern_text,
 )
 from autotune.job.model import Model, load_model, model_from_config
+from tests.cases import Cases
 from tests.engines.megatron.trained import MIXTURES
+
+cases = Cases(__file__)
 
 Q, D, G = MIXTURES.values()
 THETA = {"rope_theta": 10_000.0}
@@ -55,14 +58,7 @@ def test_what_megatron_would_train_otherwise_is_refused(
         model_arguments(model(config, **changes), 32)
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("llama-4-scout", "in chunks"),
-        ("minimax-m2", "of all heads together"),
-        ("gemma-2-2b", "a gemma2"),
-    ],
-)
+@cases("name", "why")
 def test_a_family_that_is_not_known_is_refused_by_name(name: str, why: str) -> None:
     with pytest.raises(JobError, match=why):
         model_arguments(load_model(name), 32)

@@ -14,8 +14,11 @@ from autotune.export.command_training import CommandTraining, with_flags
 from autotune.export.door import export_handout, handout_of
 from autotune.space.candidate import Candidate
 from autotune.trial.guest.edits import Edits
+from tests.cases import Cases
 from tests.observed import RAW, TRAINER, job_of, observed
 from tests.trials import CPU
+
+cases = Cases(__file__)
 
 EDITS = Edits(
     configuration={
@@ -88,14 +91,7 @@ def test_a_program_is_told_in_its_own_words(
     assert not dict(training.in_code())
 
 
-@pytest.mark.parametrize(
-    ("framework", "command", "expected"),
-    [
-        ("trainer", "torchrun train.py --optim adamw_torch", "--optim adamw_torch_fused"),
-        ("llama-factory", "llamafactory-cli train a.yaml", "optim=adamw_torch_fused"),
-        ("axolotl", "axolotl train a.yml", "--optimizer adamw_torch_fused"),
-    ],
-)
+@cases("framework", "command", "expected")
 def test_an_optimizer_is_called_as_the_program_does(
     framework: str, command: str, expected: str
 ) -> None:
@@ -106,14 +102,7 @@ def test_an_optimizer_is_called_as_the_program_does(
     assert "adamw_torch" not in training.command()
 
 
-@pytest.mark.parametrize(
-    ("framework", "command", "expected"),
-    [
-        ("trl", "torchrun train.py", "--attn_implementation eager"),
-        ("llama-factory", "llamafactory-cli train a.yaml", "flash_attn=disabled"),
-        ("axolotl", "axolotl train a.yml", "--attn-implementation eager"),
-    ],
-)
+@cases("framework", "command", "expected")
 def test_an_attention_is_called_as_the_program_does(
     framework: str, command: str, expected: str
 ) -> None:
@@ -222,14 +211,7 @@ def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> N
     assert "environment variable" not in (without / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("zero", "row"),
-    [
-        ({"reduce_bucket_size": 3_000_000}, "| `reduce_bucket_size` | 3e6 |"),
-        ({"reduce_bucket_size": 70_000}, "| `reduce_bucket_size` | 70000 |"),
-        ({}, "| `reduce_bucket_size` | 5e8 |"),
-    ],
-)
+@cases("zero", "row")
 def test_the_readme_has_the_buckets_that_deepspeed_gets(
     tmp_path: Path, zero: dict[str, int], row: str
 ) -> None:
@@ -273,15 +255,7 @@ def test_a_switch_of_a_script_s_own_takes_no_file(tmp_path: Path) -> None:
     assert not (exported(handout, tmp_path, "command") / "launch.sh").exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "carried", "is_started"),
-    [
-        ("torchrun t.py --run=conf/mine.yaml", True, True),
-        ("torchrun t.py --run=conf/mine.yaml", False, False),
-        ("torchrun t.py", True, False),
-    ],
-    ids=["named", "changed by the code", "not named"],
-)
+@cases("command", "carried", "is_started")
 def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
     tmp_path: Path, command: str, carried: bool, is_started: bool
 ) -> None:
@@ -418,15 +392,7 @@ def test_accelerate_s_own_settings_do_not_stand_beside_a_file(tmp_path: Path) ->
     assert f"--deepspeed {out}/ds_config.json" in started(out)
 
 
-@pytest.mark.parametrize(
-    ("words", "values", "after"),
-    [
-        ("t.py --bs 1 --lr 2", {"bs": "4"}, "t.py --bs 4 --lr 2"),
-        ("t.py --bs 1 --lr 2 --bs 3", {"bs": "4"}, "t.py --bs 4 --lr 2 --bs 4"),
-        ("t.py --a-b=1", {"a_b": "4", "new": "5"}, "t.py --a-b=4 --new 5"),
-        ("t.py --on --bs 1 last", {"on": "true", "bs": None}, "t.py --on true last"),
-    ],
-)
+@cases("words", "values", "after")
 def test_a_flag_is_changed_wherever_it_stands(words, values, after) -> None:
     """The last one counts: one that was left alone would keep the old value."""
     assert with_flags(words.split(), values) == after.split()
@@ -446,14 +412,7 @@ def test_a_raw_script_gets_a_job_of_a_cluster(tmp_path: Path) -> None:
     assert (out / "launch.sh").is_file()
 
 
-@pytest.mark.parametrize(
-    ("framework", "to", "launcher", "says"),
-    [
-        ("deepspeed", "hf", None, "by its own words and files"),
-        ("trainer", "megatron", None, "deepspeed"),
-        ("trainer", "command", "slurm", "cannot carry all settings"),
-    ],
-)
+@cases("framework", "to", "launcher", "says")
 def test_what_nothing_in_the_command_reads_is_refused(
     tmp_path: Path, framework: str, to: str, launcher: str | None, says: str
 ) -> None:

@@ -16,9 +16,12 @@ from autotune.base.errors import RenderError
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export import trainer
 from tests import forked_children
+from tests.cases import Cases
 from tests.clusters.slurm import free_ports
 from tests.examples.environments import EXAMPLES, activated, python_of
 from tests.export.handed import GPUS, export, handed
+
+cases = Cases(__file__)
 
 KNOBS = {"zero__stage": 2, "micro_batch": 2, "offload__optimizer": "cpu", "recompute": "full"}
 FAMILY = ("hf", "accelerate", "trl", "lightning", "llama-factory", "axolotl")
@@ -279,16 +282,7 @@ def test_a_user_is_told_to_write_what_was_tuned_and_nothing_else(tmp_path, to):
     assert "wall_clock_breakdown" not in config
 
 
-@pytest.mark.parametrize(
-    ("to", "launcher", "command"),
-    [
-        ("axolotl", None, "axolotl train axolotl.yaml"),
-        ("llama-factory", None, "llamafactory-cli train llamafactory.yaml"),
-        ("trl", None, "trl sft --num_processes 2"),
-        ("hf", "accelerate", "accelerate launch --config_file"),
-        ("hf", "deepspeed", "deepspeed --num_gpus 2"),
-    ],
-)
+@cases("to", "launcher", "command")
 def test_a_command_in_place_of_launch_sh_sets_the_same_variables(tmp_path, to, launcher, command):
     handout = handed(tmp_path, micro_batch=2, host_allocator="keep")
     lines = (export(handout, tmp_path, to, launcher) / "README.md").read_text().splitlines()

@@ -17,9 +17,12 @@ from autotune.job.job import CHECKOUT_WORKLOAD
 from autotune.planning.explained import estimate_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.search.trial_spec import MEASURE
+from tests.cases import Cases
 from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
 from tests.jobs import CPU
 from tests.megatron_parser import REFUSED, validated
+
+cases = Cases(__file__)
 
 WORLD = 16
 DENSE = {"model": "llama-3-8b", "seq_len": 8192, "global_batch": 256, "world": WORLD}
@@ -51,15 +54,7 @@ def exported(folder, job, settings, to="megatron", launcher=None, **changes):
 
 
 @pytest.mark.parametrize("to", ["megatron", "megatron-bridge"])
-@pytest.mark.parametrize(
-    "there",
-    [
-        {"has_apex": False},
-        {"has_transformer_engine": False},
-        {"has_transformer_engine": False, "has_apex": False},
-    ],
-    ids=["no Apex", "no Transformer Engine", "neither"],
-)
+@cases("there")
 def test_kernels_that_are_not_there_are_turned_off_where_the_consumer_can(tmp_path, there, to):
     """Megatron-Bridge brings them."""
     out = exported(tmp_path, DENSE, "tp=1 pp=1", to=to, there=there)

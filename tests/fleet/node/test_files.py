@@ -9,6 +9,9 @@ import pytest
 from autotune.contract import RANKS_DIR, SCRATCH_ENV
 from autotune.fleet.node import files
 from autotune.fleet.node.files import Incoming, TrialFiles, node_folder, packed
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 
 @pytest.fixture(autouse=True)
@@ -107,19 +110,7 @@ def test_pieces_make_the_same_file_again_however_often_they_come(tmp_path: Path)
     assert sorted(p.name for p in (tmp_path / RANKS_DIR).iterdir()) == ["00.json"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "spec.json",
-        "result.json",
-        "config/ds_config.json",
-        "../0001/ranks/00.json",
-        "ranks/../../x.log",
-        "/etc/passwd.log",
-        ".hidden.log",
-        "ranks/deep/00.json",
-    ],
-)
+@cases("name")
 def test_a_node_writes_reports_and_logs_of_its_trial_and_nothing_else(
     tmp_path: Path, name: str
 ) -> None:

@@ -4,9 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from autotune.fleet.node.places import DevicePlace, core_places, gpu_places
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 
 class NoAnswerError(Exception):
@@ -124,14 +125,7 @@ def test_a_driver_that_does_not_answer_leaves_places_empty(tmp_path: Path) -> No
     assert gpu_places(["GPU-0"], driver=driver, sysfs=tmp_path) == (DevicePlace(),)
 
 
-@pytest.mark.parametrize(
-    ("lists", "domains"),
-    [
-        (["0-1,8-9", "2-3"], ["NUMA node0", "NUMA node1", "NUMA node0"]),
-        (["0", "nonsense"], ["NUMA node0", "", ""]),
-        ([], ["", "", ""]),
-    ],
-)
+@cases("lists", "domains")
 def test_cores_belong_to_a_numa_node(tmp_path: Path, lists: list[str], domains: list[str]) -> None:
     for number, listed in enumerate(lists):
         folder = tmp_path / f"devices/system/node/node{number}"

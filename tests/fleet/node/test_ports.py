@@ -7,7 +7,10 @@ import pytest
 
 from autotune.fleet.node import ports
 from autotune.fleet.node.ports import lease_port, sweep_segments
+from tests.cases import Cases
 from tests.namespaces import needs_namespaces
+
+cases = Cases(__file__)
 
 
 def test_leases_at_the_same_time_differ_and_can_be_bound():
@@ -33,14 +36,7 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
 
 
 @needs_namespaces
-@pytest.mark.parametrize(
-    ("loopback", "why"),
-    [
-        ("true", "Network is unreachable"),
-        ("ip link set lo up && ip addr del 127.0.0.1/8 dev lo", "Cannot assign requested address"),
-    ],
-    ids=["down", "::1 alone"],
-)
+@cases("loopback", "why")
 def test_a_machine_without_loopback_is_told_what_is_missing(loopback, why):
     script = (
         "from autotune.fleet.node.ports import lease_port\n"

@@ -23,7 +23,10 @@ from autotune.fleet.node import ranks
 from autotune.fleet.node.ports import segments_at
 from autotune.fleet.node.processes import NodePart
 from autotune.fleet.node.warm import WarmTemplates
+from tests.cases import Cases
 from tests.trials import spec
+
+cases = Cases(__file__)
 
 
 class Process:
@@ -153,16 +156,7 @@ def test_a_driver_that_stops_answering_is_said_and_the_port_is_free_again(
     assert machine.ranks._lease is None
 
 
-@pytest.mark.parametrize(
-    ("text", "codes"),
-    [
-        ('{"0": 1, "1": -9}', {"0": 1, "1": -9}),
-        ('{"0": [1], "1": -9, "2": Infinity}', {"1": -9}),
-        ('{"x": 1}', {}),
-        ('{"0": ', {}),
-        ("[]", {}),
-    ],
-)
+@cases("text", "codes")
 def test_exit_codes_that_are_none_are_left_out(
     machine: Machine, text: str, codes: dict[str, int]
 ) -> None:

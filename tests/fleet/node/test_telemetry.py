@@ -7,6 +7,9 @@ import pytest
 from autotune.contract import Phase, RankReport
 from autotune.fleet.node.telemetry import Reading, Telemetry, read_device, use_between
 from autotune.fleet.reports import measured_span_s
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 
 class NvmlError(Exception):
@@ -100,15 +103,7 @@ def test_a_gang_that_is_known_in_part_has_no_energy():
     assert use_between(readings, 2.0, 6.0).energy_j is None
 
 
-@pytest.mark.parametrize(
-    ("bits", "throttled", "reasons"),
-    [
-        (0x1, 0.0, []),  # idle
-        (0x2, 0.0, []),  # clocks that somebody set
-        (0x4, 1.0, ["power cap"]),
-        (0x48, 1.0, ["hardware slowdown", "temperature, by the hardware"]),
-    ],
-)
+@cases("bits", "throttled", "reasons")
 def test_an_idle_device_is_not_throttled(bits, throttled, reasons):
     found = use_between([reading(1.0, throttle_bits=bits)], 0.0, 2.0)
     assert (found.throttled, found.throttle_reasons) == (throttled, reasons)

@@ -22,12 +22,15 @@ from autotune.fleet.transports import hostfile
 from autotune.fleet.transports.hostfile import HostfileTransport, read_hostfile
 from autotune.fleet.transports.remote import Host
 from autotune.record.study import Study
+from tests.cases import Cases
 from tests.clusters.ssh import core_of, needs_ssh_nodes, ssh_nodes
 from tests.command_line import autotune
 from tests.fleet.transports.answers import check_same_answer
 from tests.hasty import HASTY
 from tests.searches import Demo, check_all_measured
 from tests.trials import ds_config, files, spec, wait_until
+
+cases = Cases(__file__)
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -42,18 +45,7 @@ def test_a_hostfile_names_hosts_and_their_slots(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "names no host"),
-        ("# worker-1 slots=8\n", "names no host"),
-        ("worker-1 slots=8\nworker-1 slots=8\n", "line 2: worker-1 comes twice"),
-        ("worker-1 slots=0\n", "line 1: worker-1 has slots=0"),
-        ("worker-1 slots=many\n", "line 1: 'worker-1 slots=many' is no host"),
-        ("worker-1 worker-2\n", "is no host"),
-        ("-oProxyCommand=evil slots=1\n", "is no host"),
-    ],
-)
+@cases("text", "message")
 def test_a_hostfile_that_is_none_says_which_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "hostfile"
     file.write_text(text)

@@ -30,7 +30,10 @@ from autotune.fleet.transports.remote import (
     boot_request,
     common_environment,
 )
+from tests.cases import Cases
 from tests.jobs import A100, CPU, tiny_job
+
+cases = Cases(__file__)
 
 AGENT = "autotune.fleet.node.agent"
 
@@ -285,15 +288,7 @@ def test_a_fleet_has_what_all_its_nodes_have() -> None:
     assert found.device_memory_bytes == 2**30 * 2 // 3
 
 
-@pytest.mark.parametrize(
-    ("flag", "package"),
-    [
-        ("has_transformer_engine", "Transformer Engine"),
-        ("has_apex", "Apex"),
-        ("has_flash_attention", "flash-attn"),
-        ("has_deep_ep", "DeepEP"),
-    ],
-)
+@cases("flag", "package")
 def test_a_package_that_one_node_lacks_is_told_and_no_trial_uses_it(flag, package) -> None:
     has_it, lacks_it = (
         dataclasses.replace(A100, **{flag: is_there}) for is_there in (True, False)

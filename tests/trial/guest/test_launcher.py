@@ -22,7 +22,10 @@ from autotune.contract import (
 from autotune.trial.guest import launcher
 from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, owner_text
 from autotune.trial.launcher import EXIT_FILE
+from tests.cases import Cases
 from tests.trials import wait_until
+
+cases = Cases(__file__)
 
 ENDED_PID = 2**22 + 1
 """Number that no process has: above the kernel's largest."""
@@ -98,30 +101,7 @@ def test_a_command_is_not_waited_for_once_all_its_ranks_have_told_all(
         process.wait()
 
 
-ROOT_CAUSE = """\
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-train.py FAILED
-------------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-11-28_06:02:21
-  host      : node
-  rank      : 0 (local_rank: 0)
-  exitcode  : -15 (pid: 411)  (SIGTERM)
-  error_file: <N/A>
-  traceback : Signal 15 (SIGTERM) received by PID 411
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-28_06:02:20
-  host      : node
-  rank      : 3 (local_rank: 3)
-  exitcode  : {code} (pid: 414)  (SIGBUS)
-  error_file: <N/A>
-  traceback : Signal 7 (SIGBUS) received by PID 414
-============================================================
-"""
+ROOT_CAUSE = cases.data["ROOT_CAUSE"]
 DIED_WITH = (
     "subprocess.CalledProcessError: Command '['python', 'a.py']' died with <Signals.SIGBUS: 7>."
 )

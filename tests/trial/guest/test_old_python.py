@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import Cases
+
+cases = Cases(__file__)
+
 PACKAGE = Path(__file__).resolve().parents[3] / "autotune"
 FILES = sorted(
     [
@@ -79,17 +83,7 @@ def test_python_3_10_reads_what_ranks_run(path: Path) -> None:
     assert not list(too_new(tree))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "from enum import StrEnum",
-        "import tomllib",
-        "import datetime\nprint(datetime.UTC)",
-        "try:\n    pass\nexcept ValueError as error:\n    error.add_note('x')",
-        "raise ExceptionGroup('x', [])",
-        "if TYPE_CHECKING:\n    pass\nelse:\n    from typing import Self",
-    ],
-)
+@cases("text")
 def test_the_test_finds_what_is_too_new(text: str) -> None:
     assert list(too_new(ast.parse(text)))
 

@@ -6,8 +6,11 @@ from autotune.base.nested import Unknown, merge
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.sections import as_read
 from autotune.space.rule import UnknownFactError
+from tests.cases import Cases
 from tests.counting import calls_of
 from tests.engines.deepspeed.rules.cases import NEWEST, setup
+
+cases = Cases(__file__)
 
 
 def found(config, **case):
@@ -40,21 +43,7 @@ def test_each_key_has_a_finding_of_its_own():
     ]
 
 
-@pytest.mark.parametrize(
-    ("config", "level", "changes"),
-    [
-        ({"train_batch_size": "4"}, "error", {"train_batch_size": 4}),
-        ({"train_batch_size": 4.0}, "note", {"train_batch_size": 4}),
-        ({"prescale_gradients": "yes"}, "note", {"prescale_gradients": True}),
-        ({"prescale_gradients": "false"}, "warning", {"prescale_gradients": False}),
-        ({"zero_optimization": False}, "note", {"zero_optimization": {"stage": 0}}),
-        ({"data_types": {"grad_accum_dtype": "FP32"}}, "error", None),
-        ({"wandb": {"enabled": "no"}}, "note", {"wandb": {"enabled": False}}),
-        ({"optimizer": {"legacy_fusion": None}}, None, None),
-        ({"steps_per_print": -2}, "note", {"steps_per_print": 2}),
-        ({"steps_per_print": 0}, "error", {}),
-    ],
-)
+@cases("config", "level", "changes")
 def test_a_value_weighs_as_much_as_deepspeed_makes_of_it(config, level, changes):
     violations = found(config)
     if level is None:
@@ -79,30 +68,7 @@ def test_what_nobody_can_read_silences_the_rules_that_need_it():
     assert rules == ["schema.section_value"] * 2
 
 
-@pytest.mark.parametrize(
-    ("config", "changes"),
-    [
-        ({"stage": 2}, {"stage": None, "zero_optimization": {"stage": 2}}),
-        (
-            {"offload_optimizer": {"device": "cpu"}},
-            {
-                "offload_optimizer": None,
-                "zero_optimization": {"offload_optimizer": {"device": "cpu"}},
-            },
-        ),
-        ({"loss_scale": 0}, {"loss_scale": None, "fp16": {"loss_scale": 0}}),
-        (
-            {"zero_optimization": {"stage": 1, "gradient_clipping": 1.0}},
-            {"zero_optimization": {"gradient_clipping": None}, "gradient_clipping": 1.0},
-        ),
-        ({"enabled": True}, {}),
-        ({"seed": 42}, {}),
-        ({"pin_memory": True}, {}),
-        ({"model_parallel_size": 2}, {}),
-        ({"loss_scale": "much"}, {}),
-        ({"comms_config": {}}, {}),
-    ],
-)
+@cases("config", "changes")
 def test_a_key_in_the_wrong_place_moves_with_its_value_and_no_other_goes(config, changes):
     plain = setup(config)
     stageless = {

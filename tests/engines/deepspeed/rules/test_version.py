@@ -4,7 +4,10 @@ import pytest
 
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.version import removed_later
+from tests.cases import Cases
 from tests.engines.deepspeed.rules.cases import setup
+
+cases = Cases(__file__)
 
 RELEASES = ("0.18.6", "0.19.6", "0.19.7", "0.19.8", "0.20.0")
 GATES = {
@@ -108,17 +111,7 @@ def test_a_silent_file_clips_as_its_release_does(release):
     assert ("experts.clipping_at_stage_0" in mixture) is clips
 
 
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
-        ({"elasticity": {"enabled": True}}, ["elasticity"]),
-        ({"elasticity": {"enabled": False}, "amp": {}}, []),
-        ({"zero_optimization": {"mics_shard_size": 2}}, ["zero_optimization.mics_shard_size"]),
-        ({"zero_optimization": {"mics_shard_size": -1}, "sparse_gradients": False}, []),
-        ({"optimizer": {"type": "OneBitAdam"}}, ["optimizer.type"]),
-        ({"optimizer": {"type": "AdamW"}}, []),
-    ],
-)
+@cases("config", "named")
 def test_what_later_releases_removed_is_named_where_it_acts(config, named):
     assert list(removed_later(config, "0.18.9")) == named
     assert list(removed_later(config, "0.19.8")) == []

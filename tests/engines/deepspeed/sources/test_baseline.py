@@ -11,7 +11,10 @@ from autotune.base.nested import look_up
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.sources.baseline import read_run
 from tests import forked_children
+from tests.cases import Cases
 from tests.jobs import CPU, tiny_job
+
+cases = Cases(__file__)
 
 AUTO = "auto"
 HIDDEN = 64
@@ -232,15 +235,7 @@ def test_what_accelerate_fills_in_is_what_the_installed_one_does(tmp_path):
 AXOLOTL = {"base_model": "m", "datasets": [{"path": "x"}], "deepspeed": "ds.json", "bf16": AUTO}
 
 
-@pytest.mark.parametrize(
-    ("sizes", "steps"),
-    [
-        ({"micro_batch_size": 2, "gradient_accumulation_steps": 2}, 2),
-        ({"micro_batch_size": 2, "batch_size": 4}, 2),
-        ({"gradient_accumulation_steps": 4, "batch_size": 4}, 4),
-        ({"micro_batch_size": 4, "gradient_accumulation_steps": None}, 1),
-    ],
-)
+@cases("sizes", "steps")
 def test_axolotls_batch(tmp_path, sizes, steps):
     found = baseline(tmp_path, "run.yml", {**AXOLOTL, **sizes})
     assert found.grad_accum == steps
@@ -277,37 +272,7 @@ def test_llama_factory_recomputes_by_itself(tmp_path):
     assert (values["recompute"], values["attention"]) == ("none", "eager")
 
 
-@pytest.mark.parametrize(
-    ("line", "micro", "stage"),
-    [
-        (
-            "torchrun --nproc_per_node 2 t.py --deepspeed ds.json --bf16 "
-            "--per_device_train_batch_size 2 --gradient_accumulation_steps 2",
-            2,
-            3,
-        ),
-        (
-            "llamafactory-cli train run.yaml per_device_train_batch_size=2 "
-            "gradient_accumulation_steps=2",
-            2,
-            3,
-        ),
-        ("accelerate launch --num_processes 2 -m axolotl.cli.train axolotl.yml", 4, 3),
-        (
-            "accelerate launch --config_file acc.yaml t.py --per_device_train_batch_size 4",
-            4,
-            1,
-        ),
-        (
-            "accelerate launch --num_processes 2 --use_deepspeed --zero_stage 2 "
-            "--mixed_precision bf16 --gradient_accumulation_steps 4 t.py",
-            1,
-            2,
-        ),
-        ("deepspeed --num_gpus 2 t.py --deepspeed --deepspeed_config plain.json", 4, 1),
-        ("accelerate launch --config_file acc.yaml sft.py --config sft.yaml", 2, 1),
-    ],
-)
+@cases("line", "micro", "stage")
 def test_launch_lines(tmp_path, line, micro, stage):
     write(tmp_path, "run.yaml", FACTORY)
     write(tmp_path, "axolotl.yml", {**AXOLOTL, "micro_batch_size": 4, "batch_size": 4})
