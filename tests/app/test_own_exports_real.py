@@ -128,15 +128,11 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any] | str]] = 
 }
 """Command, knobs that change -> what the live engine of its export is, or what the README says
 that the user changes."""
-OF_EVERY_CHANGE = ("yaml of its own", "file that the code corrects")
 
 
 @pytest.mark.parametrize(
     "way",
-    [
-        pytest.param(way, marks=() if way in OF_EVERY_CHANGE else pytest.mark.thorough)
-        for way in WAYS
-    ],
+    [pytest.param(way, marks=[pytest.mark.thorough] * (way != "yaml of its own")) for way in WAYS],
 )
 def test_an_export_trains_what_was_measured_or_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str

@@ -192,10 +192,11 @@ def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> Non
     ("command", "says", "helps"),
     [
         (("python", "plain.py"), "trains without DeepSpeed", "deepspeed.initialize"),
-        (
+        pytest.param(
             ("bash", "-c", "torchrun --nproc-per-node 1 leaves.py --rows 3; sleep 1000"),
             "ended by itself",
             "more epochs",
+            marks=pytest.mark.thorough,
         ),
         pytest.param(
             ("torchrun", "--nproc-per-node", "1", "swallows.py", "--width", "31"),

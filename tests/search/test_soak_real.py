@@ -59,16 +59,11 @@ LLAMA = {"config": TINY, "vocab": TINY["vocab_size"]}
 @pytest.mark.parametrize(
     ("zero", "config", "spec"),
     [
-        pytest.param(
-            {"stage": 3, "offload_optimizer": HOST, "offload_param": HOST},
-            *({}, {}),
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param(
+        ({"stage": 3, "offload_optimizer": HOST, "offload_param": HOST}, {}, {}),
+        (
             {"stage": 1},
             {"tensor_parallel": {"autotp_size": 2}, "gradient_accumulation_steps": 2},
             {"tp": 2, "dp": 1, "grad_accum": 2, "model": LLAMA},
-            marks=pytest.mark.thorough,
         ),
         (
             {"stage": 1},
@@ -78,6 +73,7 @@ LLAMA = {"config": TINY, "vocab": TINY["vocab_size"]}
     ],
     ids=["stage3_offload", "stage1_tp2", "stage1_pp2"],
 )
+@pytest.mark.thorough
 def test_a_checkpoint_goes_on_where_the_training_was(record, zero, config, spec):
     ran = soak(record, 0.1, zero, config, **spec)
     assert ran.failures == []

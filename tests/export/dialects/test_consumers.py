@@ -440,7 +440,10 @@ def test_the_plug_in_for_cpu_ranks_is_that_of_the_example(tmp_path, adapted):
 
 TRAINED = [
     ("hf", "accelerate", {"zero__stage": 3, "recompute": "every_2"}, "--max_steps"),
-    ("accelerate", None, {"zero__stage": 3, "recompute": "full"}, "--steps"),
+    pytest.param(
+        *("accelerate", None, {"zero__stage": 3, "recompute": "full"}, "--steps"),
+        marks=pytest.mark.thorough,
+    ),
     pytest.param(
         *("trl", "deepspeed", {"zero__stage": 2}, "--max_steps"),
         marks=[needs("trl"), pytest.mark.thorough],

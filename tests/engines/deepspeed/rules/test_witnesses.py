@@ -1,6 +1,7 @@
 """Every witness does what it says with the installed DeepSpeed, and its repaired form trains.
 
-What raises is run without its repaired form in every run: `test_rules.py` judges that.
+Every run has one witness of each rule that raises, without its repaired form: `test_rules.py` judges
+that form and the others.
 """
 
 import re
@@ -25,7 +26,6 @@ INSTALLED = version("deepspeed")
 SWAPS = has_libaio()
 
 WITNESSES = [pytest.param(witness, id=name) for name, _, witness in witnesses()]
-
 UNEVEN: dict[str, dict[str, Any]] = {
     "even": {},
     "one key-value head for two ranks": {"n_kv_heads": 1},
@@ -81,6 +81,21 @@ def reason_to_skip(witness: Witness) -> str:
     return ""
 
 
+def further() -> set[str]:
+    """Names of witnesses that raise for a rule of which another one is tried in every run."""
+    found, rules = set(), set()
+    for param in WITNESSES:
+        (witness,), rule = param.values, str(param.id).rpartition("-")[0]
+        if witness.consequence == "raised" and not reason_to_skip(witness):
+            if rule in rules:
+                found.add(param.id)
+            rules.add(rule)
+    return found
+
+
+FURTHER = further()
+
+
 @pytest.fixture(scope="module")
 def answers(request, tmp_path_factory):
     """What the installed DeepSpeed did with every case of the tests that were selected."""
@@ -96,7 +111,15 @@ def answers(request, tmp_path_factory):
     return run_cases(cases, tmp_path_factory.mktemp("witnesses"))
 
 
-@pytest.mark.parametrize("witness", WITNESSES)
+@pytest.mark.parametrize(
+    "witness",
+    [
+        pytest.param(
+            *param.values, id=param.id, marks=[pytest.mark.thorough] * (param.id in FURTHER)
+        )
+        for param in WITNESSES
+    ],
+)
 def test_the_engine_does_what_the_witness_says(witness, answers):
     if reason := reason_to_skip(witness):
         pytest.skip(reason)
