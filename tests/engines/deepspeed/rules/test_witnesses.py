@@ -1,7 +1,7 @@
 """Every witness does what it says with the installed DeepSpeed, and its repaired form trains.
 
-Every run has one witness of each rule that raises, without its repaired form: `test_rules.py` judges
-that form and the others.
+Every run has one witness of each rule that raises, without its repaired form: `test_rules.py`
+judges that form and the others.
 """
 
 import re
