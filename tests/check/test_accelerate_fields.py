@@ -14,6 +14,9 @@ from autotune.engines.deepspeed.sources.accelerate_fields import (
     TOP_FIELDS,
     violations,
 )
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 ACCUMULATION = "gradient_accumulation_steps"
 PLAIN = {
@@ -161,15 +164,7 @@ def test_an_unknown_field_of_the_section_does_nothing(tmp_path):
     assert "did you mean zero_stage?" in one.fix
 
 
-@pytest.mark.parametrize(
-    ("name", "home"),
-    [
-        ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size"),
-        ("overlap_comm", "set zero_optimization.overlap_comm in a ds_config.json"),
-        ("optimizer", "set optimizer in a ds_config.json that deepspeed_config_file names"),
-        ("mixed_precision", "to the top of the accelerate file"),
-    ],
-)
+@cases("name", "home")
 def test_an_ignored_field_is_told_where_it_counts(name, home):
     data = PLAIN | {"deepspeed_config": PLAIN["deepspeed_config"] | {name: 1}}
     (one,) = violations(data)
@@ -177,17 +172,7 @@ def test_an_ignored_field_is_told_where_it_counts(name, home):
     assert home in one.fix
 
 
-@pytest.mark.parametrize(
-    ("field", "fix"),
-    [
-        ({"fp16": False}, "remove fp16 from the accelerate file"),
-        ({"bf16": {"enabled": False}}, "remove bf16 from the accelerate file"),
-        (
-            {"bf16": {"enabled": True}},
-            "set mixed_precision to bf16 at the top of the accelerate file",
-        ),
-    ],
-)
+@cases("field", "fix")
 def test_a_precision_in_the_section_is_wanted_only_where_it_is_on(field, fix):
     data = PLAIN | {"deepspeed_config": PLAIN["deepspeed_config"] | field}
     assert [one.fix for one in violations(data)] == [fix]

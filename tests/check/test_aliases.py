@@ -3,7 +3,10 @@
 import yaml
 
 from autotune.app.check import write_fix
+from tests.cases import Cases
 from tests.check.files import checked, messages, rules, write
+
+cases = Cases(__file__)
 
 SHARED = """\
 common: &common
@@ -69,16 +72,4 @@ def test_a_stage_at_the_top_of_a_yaml_is_moved(tmp_path):
     assert rules(checked(path)) == []  # an application's
 
 
-DOCUMENTS = """\
-kind: Service
----
-deepspeed: {train_batch_size: 2, zero_optimization: {stage: 1}}
----
-# the large one
-deepspeed:
-  train_batch_size: 2
-  zero_optimization:
-    stage: 1
-    overlap_com: true
-...
-"""
+DOCUMENTS = cases.data["DOCUMENTS"]

@@ -13,7 +13,10 @@ from autotune.check.json_text import duplicates
 from autotune.engines.deepspeed.rules import ALL_RULES, judge
 from autotune.engines.deepspeed.rules.base import changed
 from autotune.engines.deepspeed.rules.witnesses import witnesses_of
+from tests.cases import Cases
 from tests.engines.deepspeed.rules.cases import NEWEST, setup_of
+
+cases = Cases(__file__)
 
 WRITTEN = """{
     "zeta": 1,          "not_known": [1,
@@ -33,44 +36,7 @@ def changed_lines(before: str, after: str) -> list[str]:
     return [line for line in diff if not line.startswith(("---", "+++", "@@"))]
 
 
-@pytest.mark.parametrize(
-    ("changes", "lines"),
-    [
-        (
-            {"zero_optimization": {"stage": 2}},
-            [
-                '-        "stage": 3, "sub_group_size": 1e9,',
-                '+        "stage": 2, "sub_group_size": 1e9,',
-            ],
-        ),
-        (
-            {"zero_optimization": {"offload_param": {"device": "none"}}},
-            [
-                '-        "offload_param": {"device": "cpu"}',
-                '+        "offload_param": {"device": "none"}',
-            ],
-        ),
-        (
-            {"zero_optimization": {"offload_param": None}},
-            [
-                '-        "stage": 3, "sub_group_size": 1e9,',
-                '-        "offload_param": {"device": "cpu"}',
-                '+        "stage": 3, "sub_group_size": 1e9',
-            ],
-        ),
-        (
-            {"alpha": None, "beta": None, "alhpa": None},
-            ['-    "empty": {},', '-    "alpha": null', '+    "empty": {}'],
-        ),
-        ({"gamma": True}, ['-    "alpha": null', '+    "alpha": null,', '+    "gamma": true']),
-        (
-            {"empty": {"one": {"two": 2}}},
-            ['-    "empty": {},', '+    "empty": {', '+        "one": {"two": 2}', "+    },"],
-        ),
-        ({"alpha": None, "omega": None, "empty": None, "zero_optimization": None}, None),
-        ({"zeta": None, "eta": 1}, None),
-    ],
-)
+@cases("changes", "lines")
 def test_only_the_lines_of_a_change_change(changes, lines):
     after = edit(WRITTEN, changes)
     assert json.loads(after) == changed(json.loads(WRITTEN), changes)

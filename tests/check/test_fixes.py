@@ -14,28 +14,12 @@ from autotune.base.errors import JobError
 from autotune.base.nested import look_up
 from autotune.base.yaml_file import parse_yaml
 from autotune.check.fixes import is_same
+from tests.cases import Cases
 from tests.check.files import AUTO, all_chosen, checked, rules, write
 
-PLAIN: dict[str, Any] = {
-    "train_batch_size": 64,
-    "train_micro_batch_size_per_gpu": 4,
-    "gradient_accumulation_steps": 2,
-    "gradient_clipping": 0.5,
-    "steps_per_print": 10,
-    "wall_clock_breakdown": False,
-    "bf16": {"enabled": True},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8}},
-    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_max_lr": 1e-4}},
-    "zero_optimization": {
-        "stage": 3,
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-        "reduce_bucket_size": 5e8,
-        "stage3_prefetch_bucket_size": 5e7,
-        "stage3_max_live_parameters": 1e9,
-        "offload_optimizer": {"device": "cpu", "pin_memory": True},
-    },
-}
+cases = Cases(__file__)
+
+PLAIN: dict[str, Any] = cases.data["PLAIN"]
 TRAINERS = AUTO | {"zero_optimization": {"stage": 2, "overlap_comm": True}}
 WORLD = 8
 
@@ -264,54 +248,12 @@ def test_a_file_that_serves_an_application_too_keeps_its_keys(tmp_path):
     assert after == config | {"gradient_clipping": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (
-            {"stage": 3, "offload_optimizer": {"device": "cpu", "nvme_path": None}},
-            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu",
-             "nvme_path": None}}},
-        ),
-        (
-            {"zero_optimization": {"stage": 2, "cpu_offload": True,
-             "offload_optimizer": {"pin_memory": True}}},
-            {"zero_optimization": {"stage": 2,
-             "offload_optimizer": {"pin_memory": True, "device": "cpu"}}},
-        ),
-        (
-            {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "max_grad_norm": 0.5}}},
-            {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "gradient_clipping": 0.5},
-        ),
-        (
-            {"optimizer": {"type": "AdamW", "lr": 1e-3, "params": {"eps": 1e-7}}},
-            {"optimizer": {"type": "AdamW", "params": {"eps": 1e-7, "lr": 1e-3}}},
-        ),
-        (
-            {"scheduler": {"type": "WarmupLR", "warmup_num_steps": 7}},
-            {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}},
-        ),
-        ({"fp16": {}, "hysteresis": 3}, {"fp16": {"hysteresis": 3}}),
-    ],
-)  # fmt: skip
+@cases("before", "after")
 def test_what_belongs_elsewhere_is_moved_with_its_value(tmp_path, before, after):
     assert fixed(tmp_path, {"train_batch_size": 8} | before) == {"train_batch_size": 8} | after
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"amp": {"enabled": True}}, "remove amp: it trains in fp32 then"),
-        ({"optimizer": {"type": "OneBitAdam", "params": {}}}, "set optimizer.type to AdamW"),
-        ({"zero_optimization": {"stage": 2, "backend": 1}}, "remove zero_optimization.backend"),
-        (
-            {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
-            "remove zero_optimization.offload_param",
-        ),
-        ({"bf16": {"enabled": True, "loss_scale": 0}}, "remove bf16.loss_scale"),
-        ({"zero_stage": 2}, "move zero_stage to zero_optimization.stage"),
-        ({"max_grad_norm": 1.0}, "rename max_grad_norm to gradient_clipping"),
-    ],
-)
+@cases("config", "said")
 def test_what_takes_a_value_away_or_trains_another_thing_is_a_choice(tmp_path, config, said):
     report = checked(write(tmp_path, {"train_batch_size": 8} | config), world=WORLD)
     assert report.fixed_text is None
@@ -372,16 +314,7 @@ def test_numbers_stay_while_choices_are_made(tmp_path):
     assert not report.is_written(fixed=True), "one is left"
 
 
-@pytest.mark.parametrize(
-    ("chosen", "said"),
-    [
-        (["batch.product"], "is not RULE=N"),
-        (["batch.product=x"], "is not RULE=N"),
-        (["batch.product=9"], "--choose batch.product=9 is not open"),
-        (["amp=1"], "--choose amp=1 is not open"),
-        (["batch.product=1", "batch.product=2"], "not open any more"),
-    ],
-)
+@cases("chosen", "said")
 def test_a_choice_that_is_none_is_named(tmp_path, chosen, said):
     path = write(tmp_path, BATCH)
     with pytest.raises(JobError, match=said):
@@ -403,34 +336,7 @@ def test_every_choice_leads_on(tmp_path):
     assert report.questions == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "after"),
-    [
-        (
-            "train.yaml",
-            "seed: 1  # ours\ndeepspeed:\n  stage: 2   # sharding\n  train_batch_size: '8'\n"
-            "  zero_optimization:\n    # none yet\n    overlap_comm: true\n# end\n",
-            "seed: 1  # ours\ndeepspeed:\n  # sharding\n  train_batch_size: 8\n"
-            "  zero_optimization:\n    # none yet\n    overlap_comm: true\n"
-            "    stage: 2\n# end\n",
-        ),
-        (
-            "hydra.yaml",
-            "defaults: [a]\ntrainer:\n  deepspeed:\n    train_batch_size: 8\n"
-            "    zero_optimization: {stage: 2, overlap_com: true}  # flow\n"
-            "    gradient_cliping: 1.0",
-            "defaults: [a]\ntrainer:\n  deepspeed:\n    train_batch_size: 8\n"
-            "    zero_optimization: {stage: 2, overlap_comm: true}  # flow\n"
-            "    gradient_clipping: 1.0",
-        ),
-        (
-            "accelerate.yaml",
-            "# mine\ndistributed_type: DEEPSPEED\nnum_processes: 8\n"
-            "deepspeed_config:\n  offload_param_device: cpu  # big\n  zero_stage: 2\n",
-            None,
-        ),
-    ],
-)
+@cases("name", "text", "after")
 def test_yaml_is_mended_where_it_stands(tmp_path, name, text, after):
     path = write(tmp_path, text, name)
     report = checked(path)
@@ -452,16 +358,7 @@ def test_hjson_is_judged_and_not_written(tmp_path):
     assert "Hjson" in report.not_edited
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"bfloat16": {"enabled": "auto"}},
-        {"fp_16": {"enabled": "auto"}},
-        {"gradient_acumulation_steps": "auto"},
-        {"optimizer": {"type": "AdamW", "lr": "auto"}},
-        {"gradient_cliping": "auto", "stage": 3},
-    ],
-)
+@cases("config")
 @pytest.mark.parametrize("zero", [{}, {"zero_optimization": {"stage": 2}}])
 def test_an_auto_that_comes_to_its_place_tells_the_reader_at_once(tmp_path, config, zero):
     """With the "auto" in its place the file is Trainer's: what that refuses is mended, too."""

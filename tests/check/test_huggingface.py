@@ -7,7 +7,10 @@ import pytest
 
 from autotune.base.nested import merge
 from autotune.engines.deepspeed.sources.consumers import Consumer
+from tests.cases import Cases
 from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
+
+cases = Cases(__file__)
 
 
 def trained(tmp_path, config, arguments="", world=2, **how):
@@ -69,19 +72,7 @@ def test_what_is_filled_in_is_multiplied(tmp_path):
     assert report.exit_code(fixed=True) == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "arguments", "named"),
-    [
-        ({"gradient_clipping": 0.5}, "--max_grad_norm 1.0", "max_grad_norm=1.0"),
-        (
-            {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}},
-            "--learning_rate 2e-5",
-            "learning_rate=2e-05",
-        ),
-        ({"bf16": {"enabled": False}}, "--bf16", "bf16=true"),
-        ({"train_micro_batch_size_per_gpu": 1}, "--per_device_train_batch_size 2", "=2"),
-    ],
-)
+@cases("change", "arguments", "named")
 def test_values_that_differ_from_the_arguments_become_auto(tmp_path, change, arguments, named):
     report = trained(tmp_path, merge(AUTO, change), arguments)
     assert rules(report) == ["huggingface.mismatch"]
@@ -91,15 +82,7 @@ def test_values_that_differ_from_the_arguments_become_auto(tmp_path, change, arg
     assert '"auto"' in question.options[0].words or " auto" in question.options[0].words
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "--warmup_steps $STEPS",
-        "--learning_rate $LR --max_grad_norm ${CLIP}",
-        "--per_device_train_batch_size $MICRO --gradient_accumulation_steps $ACCUM",
-        "--adam_beta1 $B1 --adam_beta2 $B2 --bf16 $BF16",
-    ],
-)
+@cases("arguments")
 def test_a_variable_of_the_shell_is_not_known(tmp_path, arguments):
     config = AUTO | {
         "train_micro_batch_size_per_gpu": 2,
@@ -120,19 +103,7 @@ from transformers import HfArgumentParser, Trainer, TrainingArguments
 WARM = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 40, "total_num_steps": 500}}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "refused", "open_"),
-    [
-        ("", ["warmup_num_steps"], "total_num_steps"),
-        ("--max_steps 500", ["warmup_num_steps"], ""),
-        ("--max_steps 500 --warmup_steps 40", [], ""),
-        ("--max_steps 450 --warmup_steps 40", ["total_num_steps"], ""),
-        ("--max_steps -1 --warmup_steps 40", [], "total_num_steps"),
-        ("--max_steps 500 --warmup_steps 0.08", [], "warmup_num_steps"),
-        ("--max_steps 500 --warmup_ratio 0.08", [], "warmup_num_steps"),
-        ("--max_steps 500 --warmup_steps $W", [], "only the shell knows $W"),
-    ],
-)
+@cases("arguments", "refused", "open_")
 def test_the_steps_of_a_schedule_are_compared_or_named(tmp_path, arguments, refused, open_):
     write(tmp_path, PLAIN, "train.py")
     report = trained(tmp_path, AUTO | {"scheduler": WARM}, f"--weight_decay 0 {arguments}")
@@ -143,17 +114,7 @@ def test_the_steps_of_a_schedule_are_compared_or_named(tmp_path, arguments, refu
     assert bool(open_) == bool(named)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "refused", "is_open"),
-    [
-        ("--per_device_train_batch_size 4", True, False),
-        ("--per_device_train_batch_size 8", False, False),
-        ("--gradient_accumulation_steps 2", True, False),
-        ("--weight_decay 0", False, False),
-        ("--per_device_train_batch_size $SIZE", False, True),
-        ("--per_device_train_batch_size 4 --auto_find_batch_size true", False, False),
-    ],
-)
+@cases("arguments", "refused", "is_open")
 def test_a_global_batch_is_compared_with_trainers_defaults(tmp_path, arguments, refused, is_open):
     write(tmp_path, PLAIN, "train.py")
     report = trained(tmp_path, AUTO | {"train_batch_size": 16}, arguments)
@@ -212,15 +173,7 @@ def test_what_accelerate_overwrites_is_a_warning(tmp_path):
     assert rules(checked(write(tmp_path, AUTO | {"steps_per_print": "auto"}))) == []
 
 
-@pytest.mark.parametrize(
-    ("asked", "config", "refused"),
-    [
-        ("bf16", {"fp16": {"enabled": True}, "bf16": {"enabled": False}}, True),
-        ("bf16", {"fp16": {"enabled": False}, "bf16": {"enabled": True}}, False),
-        ("fp16", {"bf16": {"enabled": True}}, True),
-        ("no", {"bf16": {"enabled": True}}, False),
-    ],
-)
+@cases("asked", "config", "refused")
 def test_the_precision_of_accelerate(tmp_path, asked, config, refused):
     path = write(tmp_path, {"zero_optimization": {"stage": 2}} | AUTO | config)
     line = f"accelerate launch --use_deepspeed --mixed_precision {asked} train.py"
@@ -477,15 +430,7 @@ def arguments_in_yaml(tmp_path, **changes):
     return write(tmp_path, f"{text}\ndeepspeed:\n  zero_optimization: {{stage: 1}}\n", "a.yaml")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "fix"),
-    [
-        ("learning_rate", "3e-4", "3.0e-04"),
-        ("weight_decay", "1e-1", "1.0e-01"),
-        ("max_steps", "1e3", "1000"),
-        ("adam_epsilon", "'0.001'", "0.001"),
-    ],
-)
+@cases("name", "text", "fix")
 def test_a_number_that_is_text_reaches_trainer_as_text(tmp_path, name, text, fix):
     """HfArgumentParser reads the file with PyYAML, and converts nothing."""
     from transformers import HfArgumentParser
@@ -501,16 +446,7 @@ def test_a_number_that_is_text_reaches_trainer_as_text(tmp_path, name, text, fix
     assert path.read_text(encoding="utf-8").splitlines()[found.place.line - 1].startswith(name)
 
 
-@pytest.mark.parametrize(
-    ("changes", "launch"),
-    [
-        ({"learning_rate": "3.0e-4"}, None),
-        ({"run_name": "1e4", "learning_rate": 1}, None),
-        ({"learning_rate": "3e-4", "num_generations": 4}, None),
-        ({"learning_rate": "3e-4", "base_model": "x", "datasets": "[]"}, None),
-        ({"learning_rate": "3e-4"}, "trl sft --config a.yaml"),
-    ],
-)
+@cases("changes", "launch")
 def test_readers_that_convert_are_not_told_so(tmp_path, changes, launch):
     report = checked(arguments_in_yaml(tmp_path, **changes), launch=launch)
     assert "huggingface.number_as_text" not in rules(report)

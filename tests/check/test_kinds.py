@@ -7,32 +7,11 @@ from pathlib import Path
 import pytest
 
 from autotune.app.check import CheckFlags, check_file
+from tests.cases import Cases
 
-FILES = {
-    "plain.json": '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, '
-    '"gradient_accumulation_steps": 2, "zero_optimization": {"stage": 2}, '
-    '"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}',
-    "auto.json": '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}',
-    "odd.json": '{"train_batch_size": 33, "train_micro_batch_size_per_gpu": 4}',
-    "small.json": '{"train_batch_size": 4, "train_micro_batch_size_per_gpu": 8}',
-    "open.json": '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}',
-    "accelerate.yaml": "distributed_type: DEEPSPEED\nnum_processes: 8\n"
-    "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 4}\n",
-    "factory.yaml": "stage: sft\nfinetuning_type: full\ndeepspeed: auto.json\n"
-    "per_device_train_batch_size: 1\nmodel_name_or_path: m\n",
-    "trainer.py": "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
-    "a, = HfArgumentParser((TrainingArguments,)).parse_args_into_dataclasses()\n",
-    "made.py": "import argparse\nfrom transformers import TrainingArguments\nMICRO = 2\n"
-    "p = argparse.ArgumentParser()\np.add_argument('--ds')\na = p.parse_args()\n"
-    "TrainingArguments(deepspeed=a.ds, per_device_train_batch_size=MICRO)\n",
-    "arguments.py": "from transformers import TrainingArguments\n"
-    "def run(micro):\n    TrainingArguments(deepspeed='plain.json', "
-    "per_device_train_batch_size=micro, **more)\n",
-    "trl.py": "from trl import SFTConfig, SFTTrainer\n"
-    "SFTTrainer(args=SFTConfig(output_dir='o', deepspeed='plain.json', "
-    "gradient_accumulation_steps=8))\n",
-    "sizes.sh": "MODEL=(--num-layers 24 --hidden-size 1024 --num-attention-heads 15)\n",
-}
+cases = Cases(__file__)
+
+FILES = cases.data["FILES"]
 GPT = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 "
     "--num-attention-heads 16 --seq-length 512 --max-position-embeddings 512 "

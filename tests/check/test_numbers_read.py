@@ -6,19 +6,15 @@ import pytest
 
 from autotune.check.numbers_read import as_read
 from autotune.engines.deepspeed.sources.consumers import Consumer
+from tests.cases import Cases
 from tests.check.files import checked, write
+
+cases = Cases(__file__)
 
 SCHEDULER = {"type": "WarmupLR", "params": {"warmup_num_steps": 5e8}}
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"a": 2.0, "b": [1.5, 3.0, True], "c": {"d": 5e8, "e": -4.0, "f": "2.0"}},
-        {"a": 1e10, "b": 9999999999.0, "c": -1e10, "d": 0.0},
-        {"a": 1, "b": None, "c": 0.5},
-    ],
-)
+@cases("config")
 def test_it_is_what_the_reader_makes(config):
     hjson = pytest.importorskip("hjson")
     assert repr(as_read(config)) == repr(json.loads(json.dumps(hjson.loads(json.dumps(config)))))

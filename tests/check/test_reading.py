@@ -15,24 +15,16 @@ from autotune.base.user_text import MAX_BYTES
 from autotune.check import NotADsConfigError, read, read_all
 from autotune.engines.deepspeed.sources.consumers import Consumer, inserted
 from tests import forked_children
+from tests.cases import Cases
 from tests.check.files import AUTO, checked, messages, rules, write
+
+cases = Cases(__file__)
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
 NOTHING = {"gradient_accumulation_steps": 1}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "kind"),
-    [
-        ("empty.yaml", {"deepspeed": None, "base_model": "m"}, "its deepspeed key is empty"),
-        (
-            "own.yaml",
-            {"train_batch_size": 8, "lr": 1, "n_layers": 2, "seed": 1},
-            "no key that only DeepSpeed",
-        ),
-        ("notes.json", {"alpha": 1, "beta": 2, "c": 3, "d": 4, "e": 5}, "alpha, beta, c, d, ..."),
-    ],
-)
+@cases("name", "content", "kind")
 def test_a_file_that_holds_none_is_told_in_one_line(tmp_path, name, content, kind):
     text = content if isinstance(content, str) else _text(name, content)
     path = write(tmp_path, text, name)
@@ -47,18 +39,7 @@ def _text(name, content):
     return json.dumps(content) if name.endswith(".json") else yaml.safe_dump(content)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        {"gradient_cliping": 1.0},
-        {"train_batch_size": 8, "a": 1, "b": 2, "c": 3},
-        {"train_batchsize": 8, "a": 1, "b": 2},
-        {"train_batch": 8, "a": 1, "b": 2},
-        {"train_batch_size": 8, "fp16": {"enabled": True}},
-        {"cuda_visible_devices": "0", "steps_per_print": 5},
-    ],
-)
+@cases("content")
 def test_a_ds_config_is_one_with_few_keys_and_misspelt_ones(tmp_path, content):
     assert read(write(tmp_path, content)).config == content
 
@@ -246,14 +227,7 @@ def _made_by_accelerate(path, *more):
     return made
 
 
-@pytest.mark.parametrize(
-    ("section", "precision"),
-    [
-        ({"zero_stage": "3", "gradient_clipping": "1e-1", "zero3_save_16bit_model": "True"}, "no"),
-        ({"offload_optimizer_device": "NVME", "offload_optimizer_nvme_path": "/nvme"}, "bf16"),
-        ({"gradient_accumulation_steps": "4", "gradient_clipping": 0.0}, "fp16"),
-    ],
-)
+@cases("section", "precision")
 def test_the_section_is_what_the_installed_accelerate_makes_of_it(tmp_path, section, precision):
     pytest.importorskip("accelerate")
     file = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED"}
@@ -286,20 +260,7 @@ def test_what_accelerate_is_told_is_kept_as_it_is_given(tmp_path):
     assert source.not_for == ""
 
 
-NEOX = """\
-{
-  "pipe-parallel-size": 1, # stages
-  "model-parallel-size": 2,
-  "num-layers": 12, "hidden-size": 768, "pos-emb": "rotary", "no-weight-tying": true,
-  "train-iters": 100, "lr-decay-style": "cosine",
-  "optimizer": {"type": "sm3", "params": {"lr": 0.0006}},
-  "zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8},
-  "train_micro_batch_size_per_gpu": 4, "train_batch_size": 32,
-  "gradient_clipping": 1.0, "steps_per_print": 10,
-  "precision": "bfloat16",
-  "deepspeed_extra_args": {"wall_clock_breakdown": true},
-}
-"""
+NEOX = cases.data["NEOX"]
 
 
 def test_gpt_neox_hands_over_some_of_its_keys(tmp_path):
@@ -380,15 +341,7 @@ def test_lightning_takes_a_configuration(tmp_path, has_file):
     assert report.source.path.name == ("ds.json" if has_file else "config.yaml")
 
 
-@pytest.mark.parametrize(
-    ("keys", "reader"),
-    [
-        ({"finetuning_type": "lora", "cutoff_len": 8}, "LLaMA-Factory"),
-        ({"base_model": "m", "datasets": []}, "axolotl"),
-        ({"train_type": "full"}, "ms-swift"),
-        ({"output_dir": "o"}, ""),
-    ],
-)
+@cases("keys", "reader")
 def test_readers_of_trainers_arguments_are_told_by_their_keys(tmp_path, keys, reader):
     write(tmp_path, AUTO, "ds.json")
     path = write(tmp_path, yaml.safe_dump(keys | {"deepspeed": "ds.json"}), "train.yaml")
@@ -455,15 +408,7 @@ def test_hjson_is_read_and_refused_for_who_reads_json_alone(tmp_path):
     assert "trainer reads JSON alone" in messages(report, "file.hjson")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"train_batch_size": 1', "not valid JSON"),
-        ("train", "not valid JSON"),
-        ('{"a": 1e999}', "not a number that JSON holds"),
-        ('{"fp16": {}, // a\n "fp16": {}}', "fp16 stands twice in one section"),
-    ],
-)
+@cases("text", "said")
 def test_what_no_reader_takes_is_named(tmp_path, text, said):
     pytest.importorskip("hjson")
     with pytest.raises(RenderError, match=said):
@@ -645,15 +590,7 @@ def test_names_of_accelerates_inside_of_zero_optimization_are_known(tmp_path):
     assert report.fixed_text is None
 
 
-@pytest.mark.parametrize(
-    ("flags", "changes", "is_refused"),
-    [
-        ("", {}, True),
-        ("--cpu-optimizer", {}, False),
-        ("", {"zero_force_ds_cpu_optimizer": False}, False),
-        ("", {"zero_optimization": {"stage": 1}}, False),
-    ],
-)
+@cases("flags", "changes", "is_refused")
 def test_megatron_deepspeed_makes_its_optimizer_itself(tmp_path, flags, changes, is_refused):
     offloaded = {"stage": 1, "offload_optimizer": {"device": "cpu"}}
     config = {

@@ -7,7 +7,10 @@ from autotune.base.nested import dotted, path_of
 from autotune.base.user_text import STANDARD_INPUT
 from autotune.check import read
 from autotune.engines.deepspeed.sources.reading import parsed
+from tests.cases import Cases
 from tests.check.files import checked, rules, write
+
+cases = Cases(__file__)
 
 BATCH = {"train_micro_batch_size_per_gpu": 1}
 
@@ -16,19 +19,7 @@ def fixes(path, **how):
     return [found.violation.fix for found in checked(path, **how).found]
 
 
-@pytest.mark.parametrize(
-    ("config", "fix"),
-    [
-        ({"gradient_cliping": 1.0}, "rename gradient_cliping to gradient_clipping"),
-        ({"stage": 3}, "move stage to zero_optimization.stage"),
-        ({"bfloat16": {"enabled": True}}, "rename bfloat16 to bf16"),
-        (  # not as it is: another value stands for it
-            {"zero_optimization": {"stage": 3, "cpu_offload_param": True}},
-            "remove zero_optimization.cpu_offload_param and set "
-            "zero_optimization.offload_param.device to cpu",
-        ),
-    ],
-)
+@cases("config", "fix")
 def test_what_moves_is_told_as_a_move(config, fix, tmp_path):
     assert fixes(write(tmp_path, BATCH | config)) == [fix]
 
