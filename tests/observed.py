@@ -7,6 +7,9 @@ from autotune.base.templates import canonical_json
 from autotune.contract import Outcome, Role, TrialResult, to_dict
 from autotune.job.job import Job, make_job
 from autotune.job.observed import Observed, digest_of
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 READ_BACK: dict[str, Any] = {
     **{"micro_batch": 4, "grad_accum": 2, "dp": 2, "tp": 1, "pp": 1, "sp": 1, "ep": 1},
@@ -16,30 +19,7 @@ READ_BACK: dict[str, Any] = {
     **{"communication_dtype": "fp32", "loss_chunk_tokens": 0, "recomputed_layers": 0},
 }
 
-RAW: dict[str, Any] = {
-    "framework": "deepspeed",
-    "engine": "DeepSpeedEngine",
-    "engines": 1,
-    "engines_trained": 1,
-    "asks_micro_batch": True,
-    "gives_data": False,
-    "config": {
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 2,
-        "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": 1},
-    },
-    "micro_batches": [4, 4],
-    "lengths": [0],
-    "dp": 2,
-    "world": 2,
-    "client_optimizer": "AdamW",
-    "optimizer": "AdamW",
-    "model_class": "Network",
-    "n_params": 2104842,
-    "largest_param": 262144,
-    "sizes": {"n_layers": 4, "hidden": 256, "ffn_hidden": 1024, "n_heads": 0, "vocab": 0},
-}
+RAW: dict[str, Any] = cases.data["RAW"]
 """`examples/deepspeed_dict`."""
 
 TRAINER: dict[str, Any] = {

@@ -46,6 +46,7 @@ from autotune.search.trial_spec import MEASURE
 from autotune.space.grid import grid_rows
 from autotune.space.knob import Context
 from autotune.space.space import load_space
+from tests.cases import Cases
 from tests.chaos.attacks import ATTACKS
 from tests.chaos.job_readers import make_reader_of_others
 from tests.chaos.mutations import dump_json, dump_yaml, mutate
@@ -56,61 +57,11 @@ from tests.report.diagnosed import diagnosed, split_of
 from tests.report.test_terminal import exportable, finished
 from tests.trials import spec
 
-JOB = {
-    "model": "tiny-llama-32k",
-    "seq_len": 64,
-    "global_batch": 32,
-    "world": 2,
-    "precision": "bf16",
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}},
-    "objective": "pareto",
-    "objective_floor": 0.8,
-    "space": "zero",
-    "sampler": "tpe",
-    "trials": 12,
-    "budget": "20m",
-    "patience": 5,
-    "memory_limit": "24GiB",
-    "head_room": 0.1,
-    "trial_timeout": "10m",
-    "seed": 3,
-    "study": "mine",
-    "finetune": {"method": "lora", "rank": 8, "alpha": 16, "target_modules": ["q_proj"]},
-    "lengths": {"histogram": {16: 0.5, 64: 0.5}, "pad_to_multiple": 8},
-}
-SPACE = {
-    "name": "mine",
-    "description": "of a user",
-    "knobs": {
-        "zero.stage": [0, 1, 2, 3],
-        "micro_batch": {"powers_of_two": [1, 8]},
-        "recompute": ["none", "full"],
-        "tp": [1, 2],
-        "reduce_bucket_size": {"values": [1000000, 5e8], "when": {"zero.stage": [2, 3]}},
-        "offload.optimizer": {"values": ["none", "cpu"], "when": {"zero.stage": 2}},
-    },
-}
-DS_CONFIG = {
-    "train_batch_size": 32,
-    "train_micro_batch_size_per_gpu": 4,
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": 1.0,
-    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95]}},
-    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}},
-    "bf16": {"enabled": True},
-    "zero_optimization": {
-        "stage": 3,
-        "overlap_comm": True,
-        "reduce_bucket_size": 5e8,
-        "offload_optimizer": {"device": "cpu", "pin_memory": True, "ratio": 0.5},
-        "offload_param": {"device": "nvme", "nvme_path": "/tmp"},
-        "stage3_max_live_parameters": 1e9,
-        "zero_hpz_partition_size": 2,
-    },
-    "tensor_parallel": {"autotp_size": 1},
-    "activation_checkpointing": {"partition_activations": False},
-    "wandb": {"enabled": True, "project": "x"},
-}
+cases = Cases(__file__)
+
+JOB = cases.data["JOB"]
+SPACE = cases.data["SPACE"]
+DS_CONFIG = cases.data["DS_CONFIG"]
 ACCELERATE = {
     "compute_environment": "LOCAL_MACHINE",
     "distributed_type": "DEEPSPEED",
@@ -119,19 +70,7 @@ ACCELERATE = {
     "num_machines": 1,
     "num_processes": 2,
 }
-LAUNCH = """\
-#!/bin/bash
-#SBATCH -N 2 --gres=gpu:a100:8,nvme:1
-export CUDA_DEVICE_MAX_CONNECTIONS=1
-PP=${PP:-2}
-MODEL=(--num-layers 8 --hidden-size 64 --num-attention-heads 8 --seq-length 128)
-MODEL+=(--max-position-embeddings 128 --pipeline-model-parallel-size $PP)
-if [ $PP -gt 1 ]; then
-  MODEL+=(--num-virtual-stages-per-pipeline-rank $((8 / PP / 2)))
-fi
-srun bash -c "torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py ${MODEL[@]} \\
-  --micro-batch-size 1 --global-batch-size 64 --mock-data > log 2>&1"
-"""
+LAUNCH = cases.data["LAUNCH"]
 _SHELL = (
     *("A=", "A+=(", "$A", "${A[@]}", "${A:-4}", "$((", "))", "$(", "(", ")", "{", "}", "<(", "<"),
     *("'", '"', "`", "\\", "\n", " ", " if ", " [ ", " ] ", " then ", " else ", "\nfi\n", " do "),

@@ -4,38 +4,11 @@ import csv
 from pathlib import Path
 from typing import Any
 
-ROW: dict[str, Any] = {
-    "source": "somebody/bench@1234567 results.csv:2",
-    "model_name": "made-up",
-    "n_layers": "12.0",
-    "hidden": 1024,
-    "ffn_hidden": 4096,
-    "n_heads": 16,
-    "n_kv_heads": 16,
-    "vocab": 50257,
-    "gated_mlp": "no",
-    "tied_embeddings": "yes",
-    "seq_len": 1024,
-    "gpu_type": "A100",
-    "gpu_mem_gb": 80,
-    "n_gpus": "8.0",
-    "gpus_per_node": 8,
-    "framework": "megatron-deepspeed",
-    "precision": "fp16",
-    "tp": 1,
-    "pp": 1,
-    "zero_stage": 0,
-    "micro_batch": 1,
-    "global_batch": 32,
-    "recompute": "full",
-    "offload": "none",
-    "status": "ok",
-    "step_time_s": 1.0,
-    "peak_mem_gb": "",
-    "peak_mem_unit": "",
-    "fully_specified": 1,
-    "config_basis": "published",
-}
+from tests.cases import Cases
+
+cases = Cases(__file__)
+
+ROW: dict[str, Any] = cases.data["ROW"]
 COLUMNS = tuple(ROW)
 
 
