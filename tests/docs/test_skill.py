@@ -18,7 +18,7 @@ PATH = Path(__file__).resolve().parents[2] / "skills" / "autotune" / "SKILL.md"
 TEXT = PATH.read_text(encoding="utf-8")
 
 SHORTER = {
-    "--budget 20m": "--budget 20s --trials 1 --space smoke",
+    "--budget 20m": "--budget 20s --trials 1 --space smoke --compare best",
     "--minutes 30": "--minutes 0.1",
 }
 """What takes long in a command -> what is typed here."""

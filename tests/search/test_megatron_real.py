@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.json").write_text(json.dumps(MODEL))
     (folder / "job.yaml").write_text(
         "model: config.json\nseq_len: 16\nglobal_batch: 8\nworld: 2\nprecision: fp32\n"
-        "study: it\nengine: both\ntrials: 1\nbudget: 25s\n"
+        "study: it\nengine: both\ntrials: 1\nbudget: 25s\ncompare: best\n"
     )
     done = autotune("search", "--job", "job.yaml", "--yes", "--json", folder=folder)
     assert done.returncode == 0, done.stderr[-3000:]
