@@ -157,15 +157,7 @@ def test_activations_of_latent_attention_are_those_counted() -> None:
     assert kept_per_token(p) == attention + 2 * 2 * 7168 + router + 8 * row + shared
 
 
-@pytest.mark.parametrize(
-    ("columns", "dropped_bytes"),
-    [
-        # Counted: 64 of 260 elements a token are the activation's result, of 2 rows of width 32.
-        ({"recomputes_expert_act": 1.0}, 2 * 64),
-        ({"recomputes_shared": 1.0}, 2 * 3 * 32),
-        ({"recomputes_norms": 1.0}, 2 * 2 * 64),
-    ],
-)
+@cases("columns", "dropped_bytes")
 def test_recomputed_modules_are_not_kept(columns: dict[str, float], dropped_bytes: int) -> None:
     base: dict[str, Column] = {"n_layers": 1.0, "shared_expert_hidden": 32.0}
     chosen = {"recompute": float(Recompute.SELECTIVE), "recomputes_scores": 0.0, **columns}

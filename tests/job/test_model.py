@@ -488,22 +488,6 @@ def test_flops_follow_korthikanti_for_gpt() -> None:
     assert train_flops_per_token(shape, seq_len) == pytest.approx(per_token, rel=0.001)
 
 
-@pytest.mark.parametrize(
-    ("config", "seq_len", "expected"),
-    [
-        ({"model_type": "llama"}, 10**6, True),
-        ({"model_type": "gpt2"}, 16, False),
-        ({"model_type": "mistral"}, 4096, True),
-        ({"model_type": "mistral"}, 4097, False),
-        ({"model_type": "mistral", "sliding_window": None}, 10**6, True),
-        ({"model_type": "mixtral", "sliding_window": 8}, 16, False),
-        ({"model_type": "qwen2", "sliding_window": 8}, 16, True),
-        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}, 16, False),
-        ({"model_type": "qwen2", "use_sliding_window": True}, 4097, False),
-        ({"model_type": "qwen3", "use_sliding_window": True}, 4097, False),
-        ({"model_type": "qwen3", "use_sliding_window": True}, 4096, True),
-        ({"model_type": "mixtral", "output_router_logits": True}, 16, False),
-    ],
-)
+@cases("config", "seq_len", "expected")
 def test_a_window_that_samples_do_not_fit_in_is_not_split(config, seq_len, expected):
     assert is_split_by_ulysses(config, seq_len) is expected

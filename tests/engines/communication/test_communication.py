@@ -24,21 +24,7 @@ cases = Cases(__file__)
 NODE = dataclasses.replace(
     CPU, accelerator="cuda", n_devices=8, device_name="NVIDIA H100 80GB HBM3", nccl="2.27.3"
 )
-EVERYTHING = {
-    "nccl.all_reduce": "tree",
-    "nccl.all_gather": "ring",
-    "nccl.reduce_scatter": "ring",
-    "nccl.proto": "simple",
-    "nccl.min_channels": 2,
-    "nccl.max_channels": 8,
-    "nccl.buffer_bytes": 2**23,
-    "nccl.cross_nic": "same",
-    "nccl.gdr_level": "PHB",
-    "nccl.socket_threads": 4,
-    "nccl.sockets_per_thread": 4,
-    "nccl.ib_qps": 4,
-    "gloo.interfaces": "eth0,eth1",
-}
+EVERYTHING = cases.data["EVERYTHING"]
 ON_A_NODE = {
     *("nccl.all_reduce", "nccl.all_gather", "nccl.reduce_scatter", "nccl.proto"),
     *("nccl.min_channels", "nccl.max_channels", "nccl.buffer_bytes"),
@@ -135,71 +121,7 @@ def refused(values, *, world=8, n_devices=8, tp=1, **more):
     return {violation.rule: violation for violation in judge_by(RULES, run)}
 
 
-@pytest.mark.parametrize(
-    ("rule", "broken", "legal"),
-    [
-        (
-            "nccl.by_collective",
-            {"values": {"nccl.all_reduce": "tree"}, "nccl": "2.23.4"},
-            {"values": {"nccl.all_reduce": "tree"}, "nccl": "2.24.3"},
-        ),
-        (
-            "nccl.nvls_device",
-            {"values": {"nccl.all_reduce": "nvls"}, "lacks_nvls": True},
-            {"values": {"nccl.all_reduce": "ring"}, "lacks_nvls": True},
-        ),
-        (
-            "nccl.nvls_ranks",
-            {"values": {"nccl.all_reduce": "nvls"}, "tp": 2, "nccl": "2.28.9"},
-            {"values": {"nccl.all_reduce": "nvls"}, "tp": 2, "nccl": "2.29.2"},
-        ),
-        (
-            "nccl.nvls_ranks",
-            {"values": {"nccl.all_reduce": "nvls"}, "world": 16, "tp": 8},
-            {"values": {"nccl.all_reduce": "nvls"}, "world": 16},
-        ),
-        (
-            "nccl.nvls_nodes",
-            {"values": {"nccl.all_gather": "nvls"}, "world": 16},
-            {"values": {"nccl.all_gather": "nvls"}},
-        ),
-        (
-            "nccl.pat_ranks",
-            {"values": {"nccl.reduce_scatter": "pat"}, "world": 16},
-            {"values": {"nccl.reduce_scatter": "pat"}, "world": 16, "tp": 8},
-        ),
-        (
-            "nccl.simple_alone",
-            {"values": {"nccl.all_reduce": "nvls", "nccl.proto": "ll"}},
-            {"values": {"nccl.all_reduce": "tree", "nccl.proto": "ll"}},
-        ),
-        (
-            "nccl.channels_order",
-            {"values": {"nccl.min_channels": 8, "nccl.max_channels": 4}},
-            {"values": {"nccl.min_channels": 4, "nccl.max_channels": 4}},
-        ),
-        (
-            "nccl.channels_limit",
-            {"values": {"nccl.max_channels": 64}, "nccl": "2.24.3"},
-            {"values": {"nccl.max_channels": 64}, "nccl": "2.25.1"},
-        ),
-        (
-            "nccl.sockets",
-            {"values": {"nccl.socket_threads": 16, "nccl.sockets_per_thread": 5}},
-            {"values": {"nccl.socket_threads": 16, "nccl.sockets_per_thread": 4}},
-        ),
-        (
-            "nccl.buffer",
-            {"values": {"nccl.buffer_bytes": 5_000_000}},
-            {"values": {"nccl.buffer_bytes": 2**22}},
-        ),
-        (
-            "gloo.loopback",
-            {"values": {"gloo.interfaces": "eth0,lo"}, "world": 16},
-            {"values": {"gloo.interfaces": "eth0,lo"}},
-        ),
-    ],
-)
+@cases("rule", "broken", "legal")
 def test_a_rule_refuses_what_would_not_run_and_nothing_else(rule, broken, legal):
     found = refused(**broken)
     assert found.keys() == {rule}

@@ -203,14 +203,7 @@ def test_no_layout_is_there_twice():
     assert len(set(rows)) == len(rows)
 
 
-@pytest.mark.parametrize(
-    ("changes", "rule"),
-    [
-        ({"world": 64, "global_batch": 1, "n_layers": 1, "seq_len": 3}, "batch.product"),
-        ({"max_seq_len": 32}, "sequence.positions"),
-        ({"world": 10**6, "n_layers": 1, "global_batch": 8}, "batch.product"),
-    ],
-)
+@cases("changes", "rule")
 def test_a_job_without_a_legal_layout_says_what_refuses_the_nearest(changes, rule):
     with pytest.raises(NothingFeasibleError) as error:
         lay_out(task(**changes))
