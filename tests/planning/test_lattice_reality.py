@@ -113,8 +113,17 @@ def worlds_of(space):
     return FEW_WORLDS.get(space, tuple(WORLDS))
 
 
-@pytest.mark.parametrize(("space", "world"), [(s, w) for s in SPACES for w in worlds_of(s)])
-@pytest.mark.parametrize("model", MODELS)
+def cases():
+    """The first model in every world; others in the largest, and in all of them if thorough."""
+    for model in MODELS:
+        for space in SPACES:
+            for world in worlds_of(space):
+                is_further = model != MODELS[0] and world != worlds_of(space)[-1]
+                marks = [pytest.mark.thorough] * is_further
+                yield pytest.param(model, space, world, marks=marks)
+
+
+@pytest.mark.parametrize(("model", "space", "world"), cases())
 def test_every_candidate_renders_parses_and_passes_deepspeeds_classes(
     model, space, world, parse, record_property
 ):
