@@ -12,7 +12,6 @@ import pytest
 from autotune.base.errors import FleetError, JobError
 from autotune.contract import Outcome
 from autotune.fleet.gang_fleet import GangFleet
-from autotune.fleet.node.processes import processes_of
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports import ray
 from autotune.fleet.transports.ray import RayDriver, RayNodes, RayTransport
@@ -20,7 +19,7 @@ from autotune.record.study import Study
 from tests.clusters.ray import RayCluster, needs_ray, ray_cluster
 from tests.fleet.transports.answers import check_probed, check_same_answer
 from tests.searches import Demo, check_all_measured
-from tests.trials import ds_config, files, spec, wait_until
+from tests.trials import wait_until
 
 pytestmark = pytest.mark.xdist_group("fleets")
 """The cluster takes the machine's cores."""
@@ -151,30 +150,6 @@ def test_nodes_of_a_cluster_are_probed_together(cluster: RayCluster) -> None:
         check_probed(RayTransport(driver, NO_OPTIONS))
 
 
-@pytest.mark.thorough
-@pytest.mark.real
-@needs_ray
-def test_a_lost_actor_costs_its_trial_alone(cluster: RayCluster, tmp_path: Path) -> None:
-    study = Study(tmp_path, "faults")
-    study.lock()
-    with far_fleet(cluster, 1) as (fleet, _):
-
-        def run(number: int):
-            trial = spec(number, world=1, dp=1, global_batch=2, factory="hangs_on_every_rank")
-            handle = fleet.submit(trial, study.write_spec(trial, files(ds_config())))
-            wait_until(lambda: handle.poll() or ranks_in(handle.folder), "it runs")
-            return handle
-
-        first, second = run(0), run(1)
-        kill_actor_of(cluster, first.folder)
-        result = first.wait(180)
-        assert result.outcome.is_platform_fault, result
-        assert "Ray says: The actor died" in result.evidence
-        assert not ranks_in(first.folder)
-        assert second.poll() is None
-        assert fleet.absent() == {}
-
-
 @needs_ray
 def test_a_lost_node_and_a_lost_head_end_their_lines(
     cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
@@ -192,14 +167,3 @@ def test_a_lost_node_and_a_lost_head_end_their_lines(
         assert "the way to the Ray cluster ended with code" in driver.ended()
         with pytest.raises(OSError, match="the way to the Ray cluster ended"):
             driver.open("n0", ["true"])
-
-
-def ranks_in(folder: Path) -> bool:
-    return bool(processes_of(folder)) and any((folder / "ranks").glob("0*.json"))
-
-
-def kill_actor_of(cluster: RayCluster, folder: Path) -> None:
-    """Kill the actor below which a trial runs."""
-    above = {parent.pid for p in processes_of(folder) for parent in p.parents()}
-    (actor,) = (candidate for candidate in cluster.actors() if candidate.pid in above)
-    actor.kill()
