@@ -5,7 +5,6 @@ and norms of the whole gradient, step for step, from the same weights and sample
 """
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,240 +15,24 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.mixtures import SPLIT_BESIDE_AUTOEP
 from autotune.job.job import Job
 from autotune.search.trial_spec import Role, Run, make_spec
+from tests.cases import Cases
 from tests.driven_ranks import train_cases
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.trials import changed
 
+cases = Cases(__file__)
+
 pytestmark = pytest.mark.real
 
-CLIPPED = 0.1
-"""Below every norm that is seen here. Norms are those before it, and losses follow after it."""
-SAMPLES = ((0, CLIPPED), (1, CLIPPED), (2, CLIPPED), (3, CLIPPED), (3, 0.0))
-"""Stage and clipping at which ranks share samples."""
-EXPERTS = ((0, 0.0), (1, CLIPPED), (2, CLIPPED), (3, CLIPPED))
-"""And at which they spread experts: at stage 0 each rank would clip by another norm
-(`experts.clipping_at_stage_0`)."""
+MODELS: dict[str, dict[str, Any]] = cases.data["models"]
+PAIRS: dict[str, dict[str, Any]] = cases.data["pairs"]
+LEAST_NORM = 0.1
+"""What clipped pairs clip at."""
 SGD = {"type": "SGD", "params": {"lr": 0.3}}
 SMALL = {"reduce_bucket_size": 10_000, "stage3__prefetch_bucket_size": 10_000}
 """Buckets of the default size reserve gigabytes."""
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": TINY | {"num_key_value_heads": 2},
-    "one key-value head": TINY | {"num_key_value_heads": 1},
-    "mistral": TINY | {"model_type": "mistral", "sliding_window": None},
-    "qwen2": TINY | {"model_type": "qwen2"},
-    "qwen3": TINY | {"model_type": "qwen3", "head_dim": 32},
-    "olmo2": TINY | {"model_type": "olmo2"},
-    "tied": TINY | {"tie_word_embeddings": True},
-}
-_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_ROUTED = {**_EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1}
-_LATENT = _ROUTED | {
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "n_group": 4,
-    "topk_group": 2,
-}
-_LINEAR = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
-_SHARED = {"shared_expert_intermediate_size": 32}
-MIXTURES: dict[str, dict[str, Any]] = {
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen3_moe": _EXPERTS | {"num_key_value_heads": 2, "head_dim": 32, "mlp_only_layers": [0]},
-    "qwen2_moe": _EXPERTS | _SHARED,
-    "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy", "head_dim": 8},
-    "deepseek_v3": _LATENT | {"routed_scaling_factor": 2.5},
-    "glm4_moe": _ROUTED
-    | {"head_dim": 16, "n_group": 1, "topk_group": 1}
-    | {"pad_token_id": 1},  # a row of padding, which stage 3 has not where it is drawn
-    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
-    "qwen3_5_moe_text": _EXPERTS | _SHARED | _LINEAR | {"head_dim": 16},
-    "minimax_m3_vl_text": {
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "dense_intermediate_size": 64,
-        "shared_intermediate_size": 32,
-        "head_dim": 16,
-    },
-}
-"""What each differs in from the tiny Llama, by the model_type of transformers."""
-SPREAD = {
-    "qwen3_moe": (2, 1, 3),
-    "deepseek_v3": (3, 1, 2),
-    "qwen2_moe": (1, 3),
-    "deepseek_v2": (3, 1),
-    "glm4_moe": (3, 1),
-    # Those whose shapes only building them can tell.
-    "olmoe": (1, 3),
-    "qwen3_5_moe_text": (1, 3),
-    "minimax_m3_vl_text": (1, 3),
-}
-"""Mixture -> stages at which two ranks spread it; the first stands for all in every run."""
-TENSORS: tuple[tuple[str, bool, dict[str, Any]], ...] = (
-    ("llama", False, {"tp__overlap_comm": True, "mlp_chunk_tokens": 5}),
-    ("llama", True, {"tp__head": "split", "loss_chunk_tokens": 3}),
-    ("tied", True, {"loss_chunk_tokens": 3}),
-    ("tied", False, {"tp__head": "gathered"}),
-)
-"""Model, whether its head is split, and knobs of two ranks that split its layers."""
-
-
-Case = tuple[str, dict[str, Any]]
-CASES: dict[str, Case] = {
-    **{
-        f"llama {stage} {clipping} {sp}": (
-            "llama",
-            {"stage": stage, "clipping": clipping, "sp": sp},
-        )
-        for stage, clipping in SAMPLES
-        for sp in (1, 2)
-    },
-    **{
-        f"{name} {sp}": (name, {"stage": 1, "sp": sp})
-        for name in list(MODELS)[1:]
-        for sp in (1, 2)
-    },
-    **{
-        f"experts {stage} {clipping} {ep}": (
-            "mixtral",
-            {"stage": stage, "clipping": clipping, "ep": ep},
-        )
-        for stage, clipping in EXPERTS
-        for ep in (1, 2)
-    },
-    **{f"{name} whole": (name, {"stage": 1, "clipping": CLIPPED}) for name in SPREAD},
-    **{
-        f"{name} spread {stage}": (name, {"stage": stage, "clipping": CLIPPED, "ep": 2})
-        for name, stages in SPREAD.items()
-        for stage in stages
-    },
-    "fused products": (
-        "qwen3_moe",
-        {"stage": 1, "clipping": CLIPPED, "ep": 2, "ep__gate_up": "fused"},
-    ),
-    **{
-        f"not scattered by {scale}": (
-            "llama",
-            {"stage": 3, "zero": {"reduce_scatter": False}, "sp": 2, "scale": scale},
-        )
-        for scale in (1, 2)
-    },
-    "mixtral 2": ("mixtral", {"stage": 1, "clipping": CLIPPED, "sp": 2}),
-    "all of it 2": (
-        "llama",
-        {"stage": 3, "sp": 2, "recompute": "full", "loss_chunk_tokens": 3, "attention": "sdpa"},
-    ),
-    **{
-        f"chunks {stage}": (
-            "llama",
-            {
-                "stage": stage,
-                "clipping": clipping,
-                "mlp_chunk_tokens": 5,
-                "recompute": "full",
-                "offload__activations": "cpu",
-            },
-        )
-        for stage, clipping in ((1, CLIPPED), (3, 0.0))
-    },
-    "chunks shared": ("llama", {"stage": 3, "sp": 2, "mlp_chunk_tokens": 3}),
-    # AutoTP leaves groups behind: last.
-    **{
-        f"tensors {number}": (name, {"stage": 3, "tp": 2, **knobs})
-        for number, (name, _, knobs) in enumerate(TENSORS)
-    },
-    **{
-        f"{name} split": (name, {"stage": 3, "clipping": CLIPPED, "tp": 2, "ep": 2})
-        for name in sorted(SPLIT_BESIDE_AUTOEP)
-    },
-}
-"""Model and settings of every case, in the order in which they are trained."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two cases that have to train alike, and what the live engine of each says of itself."""
-
-    whole: str
-    split: str
-    whole_says: dict[str, Any] = field(default_factory=dict)
-    split_says: dict[str, Any] = field(default_factory=dict)
-    is_further: bool = False
-    """Whether every run tries like ones, and this one is `thorough`."""
-
-
-def _spread(whole: str, split: str, *, is_further: bool) -> Pair:
-    return Pair(whole, split, {"ep": 1}, {"ep": 2}, is_further=is_further)
-
-
-PAIRS: dict[str, Pair] = {
-    **{
-        f"samples at stage {stage}, clipped at {clipping}": Pair(
-            *(f"llama {stage} {clipping} {sp}" for sp in (1, 2)),
-            {"dp": 2, "sp": 1},
-            {"dp": 1, "sp": 2},
-            is_further=clipping > 0 and stage in (1, 3),
-        )
-        for stage, clipping in SAMPLES
-    },
-    **{
-        f"samples of {name}": Pair(
-            f"{name} 1", f"{name} 2", is_further=name in ("mistral", "qwen2", "olmo2")
-        )
-        for name in list(MODELS)[1:]
-    },
-    "samples of a mixture": Pair(f"experts 1 {CLIPPED} 1", "mixtral 2"),
-    "samples with all of it": Pair("llama 3 0.0 1", "all of it 2"),
-    **{
-        f"experts at stage {stage}": _spread(
-            *(f"experts {stage} {clipping} {ep}" for ep in (1, 2)), is_further=stage in (0, 2)
-        )
-        for stage, clipping in EXPERTS
-    },
-    **{
-        f"experts of {name} at stage {stage}": _spread(
-            f"{name} whole",
-            f"{name} spread {stage}",
-            is_further=stage != stages[0] or name in list(SPREAD)[5:],
-        )
-        for name, stages in SPREAD.items()
-        for stage in stages
-    },
-    "gate and up at once": Pair("qwen3_moe whole", "fused products"),
-    **{
-        f"what is beside spread experts of {name}": Pair(
-            f"experts 1 {CLIPPED} 1" if name == "mixtral" else f"{name} whole",
-            f"{name} split",
-            split_says={"tp": 2, "ep": 2},
-        )
-        for name in sorted(SPLIT_BESIDE_AUTOEP)
-    },
-    **{
-        f"MLPs in chunks at stage {stage}": Pair(
-            f"llama {stage} {clipping} 1",
-            f"chunks {stage}",
-            split_says={"mlp_chunk_tokens": 5, "offload_activations": "cpu"},
-            is_further=stage == 1,
-        )
-        for stage, clipping in ((1, CLIPPED), (3, 0.0))
-    },
-    "a rank's piece in chunks": Pair("llama 3 0.0 1", "chunks shared"),
-    **{
-        f"layers, a head and a loss: {name} {knobs}": Pair(
-            "llama 3 0.0 1" if name == "llama" else "tied 1",
-            f"tensors {number}",
-            split_says={"head_is_split": is_split},
-        )
-        for number, (name, is_split, knobs) in enumerate(TENSORS)
-    },
-}
-"""What two ranks split, spread, share or compute in chunks."""
+WHOLE = {"model": "llama", "stage": 3}
+NOT_SCATTERED = {**WHOLE, "sp": 2, "zero": {"reduce_scatter": False}}
 
 
 def make_case(
@@ -284,8 +67,20 @@ def make_case(
 def job_of(folder: Path, name: str) -> Job:
     model = folder / name.replace(" ", "-") / "config.json"
     model.parent.mkdir()
-    model.write_text(json.dumps(MODELS.get(name) or TINY | {"model_type": name} | MIXTURES[name]))
+    model.write_text(json.dumps(TINY | MODELS[name]))
     return tiny_job(folder, model=str(model), precision="fp32", global_batch=4, optimizer=SGD)
+
+
+def key_of(settings: dict[str, Any]) -> str:
+    """The same settings are one case."""
+    return json.dumps(settings, sort_keys=True)
+
+
+def sides(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of a pair's cases, the whole first."""
+    pair = PAIRS[name]
+    whole, split = ({"model": pair["model"], **pair[side]} for side in ("whole", "split"))
+    return whole, split
 
 
 @pytest.fixture(scope="module")
@@ -293,25 +88,27 @@ def results(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
     """What each case of the tests that were selected did, in one set of two ranks."""
-    wanted = {"llama 3 0.0 1", "not scattered by 1", "not scattered by 2"}
+    asked = [WHOLE, *({**NOT_SCATTERED, "scale": scale} for scale in (1, 2))]
     for item in request.session.items:
-        if item.module is request.module and "name" in item.callspec.params:
-            pair = PAIRS[item.callspec.params["name"]]
-            wanted |= {pair.whole, pair.split}
+        if item.module is request.module and hasattr(item, "callspec"):
+            asked += sides(name) if (name := item.callspec.params.get("name")) else ()
+    asked.sort(key=lambda settings: "tp" in settings)  # AutoTP leaves groups behind: last
+    found = {key_of(settings): settings for settings in asked}
     folder = tmp_path_factory.mktemp("split")
-    asked = {name: case for name, case in CASES.items() if name in wanted}
-    models = dict.fromkeys(model for model, _ in asked.values())
-    jobs = {model: job_of(folder, model) for model in models}
-    cases = [make_case(jobs[model], **settings) for model, settings in asked.values()]
+    jobs = {model: job_of(folder, model) for model in {each["model"] for each in asked}}
+    made = [
+        make_case(jobs[each["model"]], **{n: v for n, v in each.items() if n != "model"})
+        for each in found.values()
+    ]
     driver = Path(__file__).with_name("split_driver.py")
-    found = train_cases(driver, cases, folder, forks=True, timeout_s=400)
-    return dict(zip(asked, found, strict=True))
+    answers = train_cases(driver, made, folder, forks=True, timeout_s=400)
+    return dict(zip(found, answers, strict=True))
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.thorough] * pair.is_further)
+        pytest.param(name, marks=[pytest.mark.thorough] * pair.get("is_further", False))
         for name, pair in PAIRS.items()
     ],
 )
@@ -319,17 +116,25 @@ def test_two_ranks_train_as_the_whole_model_does(
     results: dict[str, dict[str, Any]], name: str
 ) -> None:
     """A mixture of experts too, at every stage, whose ranks send their tokens elsewhere."""
-    pair = PAIRS[name]
-    whole, split = results[pair.whole], results[pair.split]
-    for found, says in ((whole, pair.whole_says), (split, pair.split_says)):
+    whole, split = (results[key_of(settings)] for settings in sides(name))
+    for found in (whole, split):
         assert "error" not in found, found["traceback"]
         assert found["differences"] == []
-        assert {key: found["read_back"][key] for key in says} == says
-    if pair.split.startswith("experts "):
+    says = PAIRS[name].get("says", {})
+    assert {key: split["read_back"][key] for key in says} == says
+    for degree in ("sp", "ep"):
+        assert whole["read_back"][degree] == 1
+        assert split["read_back"][degree] == sides(name)[1].get(degree, 1)
+    if split["read_back"]["ep"] > 1:
         assert whole["read_back"]["n_params"] > split["read_back"]["n_params"]
-    assert min(whole["norms"]) > CLIPPED, "clipping has nothing to clip"
+    assert min(whole["norms"]) > LEAST_NORM, "clipping has nothing to clip"
     assert split["losses"] == pytest.approx(whole["losses"], rel=1e-5)
     assert split["norms"] == pytest.approx(whole["norms"], rel=1e-4)
+
+
+def test_every_mixture_whose_other_layers_are_split_is_tried() -> None:
+    asked = {pair["model"] for pair in PAIRS.values() if {"tp", "ep"} <= pair["split"].keys()}
+    assert asked == SPLIT_BESIDE_AUTOEP
 
 
 @pytest.mark.parametrize("scale", [1, 2])
@@ -337,7 +142,7 @@ def test_no_scale_is_right_where_stage_3_does_not_scatter(
     results: dict[str, dict[str, Any]], scale: int
 ) -> None:
     """Why sequence.not_scattered refuses it: small and large parameters are averaged otherwise."""
-    whole, split = results["llama 3 0.0 1"], results[f"not scattered by {scale}"]
+    whole, split = (results[key_of(s)] for s in (WHOLE, {**NOT_SCATTERED, "scale": scale}))
     assert split["differences"] == []
     assert split["losses"][0] == pytest.approx(whole["losses"][0], rel=1e-5)
     assert split["norms"] != pytest.approx(whole["norms"], rel=0.1)
