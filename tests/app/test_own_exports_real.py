@@ -18,12 +18,13 @@ from autotune.contract import Role
 from autotune.engines.deepspeed.extensions import environment
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 pytestmark = pytest.mark.real
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts" / "ways"
-TORCHRUN = ("torchrun", "--nproc-per-node", "1")
-ACCELERATE = ("accelerate", "launch", "--config_file", "conf/accelerate.yaml")
 LONGEST_S = 600.0
 
 
@@ -81,51 +82,7 @@ def live(out: Path, folder: Path) -> dict[str, Any]:
     return found
 
 
-LARGER = {"zero.stage": 2, "micro_batch": 4}
-TAKES = {"stage": 2, "micro_batch": 4, "grad_accum": 2, "offload": "none"}
-WAYS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any] | str]] = {
-    "yaml of its own": (
-        (*TORCHRUN, "yaml_keys.py", "-c", "conf/experiment.yaml"),
-        {**LARGER, "offload.optimizer": "cpu"},
-        {**TAKES, "offload": "cpu"},
-    ),
-    "json under a flag": ((*TORCHRUN, "json_flag.py", "--ds", "conf/ds.json"), LARGER, TAKES),
-    "accelerate's settings": (
-        (*ACCELERATE, "by_accelerate.py"),
-        {"zero.stage": 2},
-        {"stage": 2, "micro_batch": 2, "grad_accum": 2, "offload": "none"},
-    ),
-    "placeholder": (
-        (*TORCHRUN, "in_code.py", "--stage", "{zero.stage=1}"),
-        {"zero.stage": 2},
-        {**TAKES, "micro_batch": 2, "grad_accum": 4},
-    ),
-    "file that the code corrects": (
-        (*TORCHRUN, "in_code.py", "--base", "conf/ds.json"),
-        {"zero.stage": 2},
-        "the configuration in your code: zero_optimization.stage",
-    ),
-    "groups by name": (
-        (*TORCHRUN, "hydra_like.py", "name=train"),
-        LARGER,
-        "conf/ds/zero1.yaml: zero_optimization.stage",
-    ),
-    "trainer's argparse": (
-        (*TORCHRUN, "by_trainer.py", "--ds", "conf/trainer.json"),
-        LARGER,
-        "TrainingArguments in your code: per_device_train_batch_size",
-    ),
-    "trainer's argparse by placeholder": (
-        (*TORCHRUN, "by_trainer.py", "--ds", "conf/trainer.json", "--bs", "{micro_batch=4}"),
-        {"zero.stage": 2},
-        {**TAKES, "grad_accum": 4},
-    ),
-    "accelerate's plugin": (
-        (*ACCELERATE, "by_accelerate.py", "--plugin"),
-        {"zero.stage": 2},
-        "the configuration in your code: zero_optimization.stage",
-    ),
-}
+WAYS: dict[str, list[Any]] = cases.data["WAYS"]
 """Command, knobs that change -> what the live engine of its export is, or what the README says
 that the user changes."""
 

@@ -19,6 +19,7 @@ from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.knobs import LATTICE_KNOBS
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
+from tests.cases import Cases
 from tests.engines.megatron.reality_driver import STEPS
 from tests.engines.megatron.trained import (
     GPT2,
@@ -31,6 +32,8 @@ from tests.engines.megatron.trained import (
     layouts_of,
     train,
 )
+
+cases = Cases(__file__)
 
 pytestmark = [
     pytest.mark.real,
@@ -51,42 +54,7 @@ SAME_LOSS = 2e-4
 """The order of sums alone makes the losses of two layouts differ by less."""
 STATES_WITHIN = 0.03
 
-SIX_HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "tp.heads": ({}, {"tp": 3, "world": 3}, "num_attention_heads"),
-    "tp.kv_heads": (SIX_HEADS, {"tp": 2}, "num_query_groups"),
-    "tp.ffn": ({"intermediate_size": 97}, {"tp": 2}, "not divisible"),
-    "world.product": ({}, {"tp": 2, "pp": 2}, "not divisible"),
-    "ep.experts": ({"num_local_experts": 3}, {"ep": 2}, "instantiating"),
-    "sequence_parallel.tp": ({}, {"sequence_parallel": True}, "sequence parall"),
-    "sequence_parallel.sequence": ({}, {"tp": 2, "sequence_parallel": True}, "divisible"),
-    "sequence_parallel.experts": ({}, {"tp": 2}, "sequence parallel"),
-    "pp.split": ({"num_hidden_layers": 3}, {"pp": 2}, "divisible"),
-    "vp.micro_batches": ({}, {"pp": 2, "vp": 2, "micro_batch": 8}, "micro-batches"),
-    "uneven.split": ({}, {"pp": 3, "world": 3, "first_stage_layers": 1}, "divisible"),
-    "order.experts": (
-        {},
-        {"world": 4, "pp": 2, "ep": 2, "order": "tp-cp-ep-pp-dp"},
-        "pp-last",
-    ),
-    "activation_offload.layers": ({}, {"activation_offload": 4}, "CPU offloading"),
-    "activation_offload.pipeline": ({}, {"activation_offload": 1, "pp": 2}, "CPU offloading"),
-    "activation_offload.recompute": (
-        {},
-        {"activation_offload": 1, "recompute": "full"},
-        "CPU offloading",
-    ),
-    "offload_modules.layers": (
-        {},
-        {"activation_offload": 1, "offload_modules": "qkv_linear"},
-        "cpu_offloading",
-    ),
-    "recompute_modules.fp8": (
-        {},
-        {"recompute": "selective", "recompute_modules": "layernorm", "fp8": "hybrid"},
-        "Delayed scaling",
-    ),
-}
+REFUSED: dict[str, list[Any]] = cases.data["REFUSED"]
 """Rule -> what the model has besides, a layout that breaks it, and a word of Megatron's error."""
 
 

@@ -7,7 +7,10 @@ import pytest
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.plain import environment
 from autotune.engines.deepspeed.rules.zero import ACTS_AT, inert_keys
+from tests.cases import Cases
 from tests.engines.deepspeed.rules.cases import setup
+
+cases = Cases(__file__)
 
 CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
 CPU = {"device": "cpu"}
@@ -22,82 +25,7 @@ def names(config, **case):
     return [violation.rule for violation in judge(setup(config, **case))]
 
 
-LEGAL = {
-    "each stage offloads the optimizer": (zero(1, offload_optimizer=CPU), {}),
-    "stage 3 offloads parameters": (zero(3, offload_param=CPU, offload_optimizer=CPU), {}),
-    "an offload to nowhere": (zero(2, offload_param={"device": "none"}), {}),
-    "no offload at all": (zero(2, offload_param=None, offload_optimizer=None), {}),
-    "a float that is whole": (zero(2, reduce_bucket_size=5e8), {}),
-    "an even bucket": (zero(2, allgather_bucket_size=0), {}),
-    "a sum below stage 3": (zero(2) | {"gradient_allreduce_op": "SUM"}, {}),
-    "prescaling of a sum": (
-        zero(2) | {"gradient_allreduce_op": "SUM", "prescale_gradients": True},
-        {},
-    ),
-    "prescaling at stage 1": (zero(1) | {"prescale_gradients": True}, {}),
-    "prescaling without scatter": (
-        zero(3, reduce_scatter=False) | {"prescale_gradients": True},
-        {},
-    ),
-    "accumulation in fp32 under ZeRO": (
-        zero(1) | {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
-        {"precision": "bf16"},
-    ),
-    "an odd bucket that BF16_Optimizer never sees": (
-        zero(1, allgather_bucket_size=1001) | BF16_OPTIMIZER,
-        {"precision": "bf16"},
-    ),
-    "a scheduler of torch": (
-        {"scheduler": {"type": "StepLR", "params": {"step_size": 2}}},
-        {},
-    ),
-    "no scheduler, said so": ({"scheduler": {"params": {}}}, {}),
-    "clipping that is off": ({"gradient_clipping": -1.0}, {}),
-    "a leaf by its name alone": (zero(3, leaf_module={"classes": "LlamaMLP"}), {}),
-    "parameters of torch's Adam": (
-        {"optimizer": {"params": {"foreach": True, "amsgrad": True, "fused": False}}},
-        {},
-    ),
-    "parameters of FusedAdam": (
-        {"optimizer": {"params": {"torch_adam": None, "set_grad_none": True, "amsgrad": False}}},
-        {},
-    ),
-    "a static loss scale ignores the window": (
-        {"fp16": {"enabled": True, "loss_scale": 128, "loss_scale_window": 0}},
-        {"precision": "fp16"},
-    ),
-    "16-bit masters with the CPU's Adam": (
-        zero(2, offload_optimizer=CPU)
-        | CPU_ADAM
-        | {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
-        {"precision": "bf16"},
-    ),
-    "communication in any case": ({"communication_data_type": "BF16"}, {}),
-    "tensor parallelism": ({"tensor_parallel": {"autotp_size": 2}}, {"tp": 2}),
-    "heads that do not divide": (
-        {"tensor_parallel": {"autotp_size": 2}},
-        {"tp": 2, "model": {"n_heads": 3, "n_kv_heads": 3, "ffn_hidden": 63, "vocab": 63}},
-    ),
-    "liger with a tied head": (
-        {"tensor_parallel": {"autotp_size": 2, "vocab_parallel_ce_backend": "liger"}},
-        {"tp": 2, "model": {"tied_embeddings": True}},
-    ),
-    "a sequence mesh": (
-        {"sequence_parallel_size": 2, "data_parallel_size": 1, "train_batch_size": 2},
-        {"global_batch": 2},
-    ),
-    "every layer": ({}, {"recompute": "full"}),
-    "every second layer": ({}, {"recompute": "every_2"}),
-    "exactly as long as the model": ({}, {"model": {"max_seq_len": 16}}),
-    "an untested optimizer at stage 0": (
-        {"optimizer": {"type": "SGD", "params": {"torch_adam": None}}},
-        {},
-    ),
-    "a group as large as the world": (zero(3, zero_hpz_partition_size=2), {}),
-}
-
-
-@pytest.mark.parametrize(("config", "case"), LEGAL.values(), ids=LEGAL)
+@cases("config", "case")
 def test_legal_neighbours(config, case):
     assert judge(setup(config, **case)) == []
 
