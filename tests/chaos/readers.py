@@ -80,43 +80,7 @@ _SHELL = (
     *(" --tensor-model-parallel-size ", " --pipeline-model-parallel-layout ", " train.py "),
 )
 """What a shell reads otherwise than text, and words of a launch."""
-SOAK = {
-    "passed": True,
-    "problems": [],
-    "source": "study",
-    "trial": 3,
-    "candidate_hash": "abc",
-    "ds_config_digest": "0" * 64,
-    "seq_len": 64,
-    "minutes_asked": 30.0,
-    "minutes": 29.5,
-    "steps": 1000,
-    "samples_per_s": 12.5,
-    "peak_memory_bytes": 2**30,
-    "memory_limit_bytes": None,
-    "growth": [
-        {
-            "meter": "peak",
-            "slope_bytes_per_hour": 0.5,
-            "allowed_bytes_per_hour": 100.0,
-            "watched_s": 700.0,
-        }
-    ],
-    "checkpoint": {
-        "steps": 500,
-        "size_bytes": 2**20,
-        "save_s": 0.5,
-        "load_s": 0.5,
-        "steps_compared": 4,
-        "loss_deviation": 1e-6,
-        "loss_tolerance": 5e-4,
-    },
-    "device_name": "cpu",
-    "deepspeed_version": "0.19.8",
-    "torch_version": "2.13.0",
-    "started_at_s": 1.0,
-    "version": 1,
-}
+SOAK = cases.data["SOAK"]
 
 
 def make_readers(folder: Path, *, report_every: int = 5) -> list[Reader]:

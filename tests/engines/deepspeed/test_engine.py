@@ -15,32 +15,7 @@ from tests.jobs import CPU, canonical_candidate, raw_candidate, tiny_job
 
 cases = Cases(__file__)
 
-CASES = {
-    "stage0_bf16": ({"zero__stage": 0, "micro_batch": 2}, {}),
-    "stage1_fp16_overlap": (
-        {"zero__stage": 1, "micro_batch": 1, "overlap_comm": True, "reduce_bucket_size": 5000},
-        {"precision": "fp16"},
-    ),
-    "stage2_fp32_offload": (
-        {"zero__stage": 2, "micro_batch": 4, "offload__optimizer": "cpu", "recompute": "every_2"},
-        {"precision": "fp32", "optimizer": {"type": "Adam", "params": {"lr": 0.01}}},
-    ),
-    "stage3_all_knobs": (
-        {
-            "zero__stage": 3,
-            "micro_batch": 1,
-            "offload__optimizer": "cpu",
-            "offload__param": "cpu",
-            "reduce_bucket_size": 4000,
-            "stage3__param_persistence_threshold": 100,
-            "stage3__prefetch_bucket_size": 2000,
-            "stage3__max_live_parameters": 9000,
-            "communication_dtype": "fp32",
-        },
-        {},
-    ),
-    "stage2_tp2": ({"zero__stage": 2, "tp": 2, "micro_batch": 2}, {"world": 4}),
-}
+CASES = cases.data["CASES"]
 
 
 @pytest.mark.parametrize("name", CASES)
