@@ -75,8 +75,10 @@ def check_states(found):
 @pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
 @pytest.mark.parametrize(
     ("config", "settings"),
-    [(LLAMA, SHARED), (MIXTRAL, {"pp": 2, "ep": 4, "micro_batch": 1})],
-    ids=["dense", "experts"],
+    [
+        pytest.param(LLAMA, SHARED, id="dense", marks=pytest.mark.thorough),
+        pytest.param(MIXTRAL, {"pp": 2, "ep": 4, "micro_batch": 1}, id="experts"),
+    ],
 )
 def test_ranks_of_a_world_that_is_not_here_hold_what_is_predicted(tmp_path, config, settings):
     found = probed(tmp_path, settings, config=config)
