@@ -16,7 +16,7 @@ from autotune.base.units import format_bytes, format_count
 from autotune.cost.knowledge import Lesson
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.base import Handout
-from autotune.export.door import check_handout, export_handout, handout_of
+from autotune.export.door import check_handout, export_handout, handout_of, suited_dialect
 from autotune.job.job import Job, JobText, given_keys
 from autotune.planning.choices import MIN_FIT
 from autotune.planning.lattice import Lattice, lattice_of
@@ -103,6 +103,8 @@ def export_ranked(
         there = format_count(n_ranks, "distinct choice")
         raise JobError(f"{flag('rank')} {rank}: the plan has {there}", "1 is the best one")
     asked = rank or 1
+    if to is not None:  # what no candidate can be is not asked of each
+        suited_dialect(to, outlook.engine.name)
     try:
         return export_handout(_handout(outlook, ranking, asked), folder, to=to, launcher=launcher)
     except RenderError as error:

@@ -66,7 +66,10 @@ def search(
     from autotune.report.terminal.live import view_for
     from autotune.report.terminal.study import print_plan
 
+    plans: list[Plan] = []
+
     def show_plan(plan: "Plan") -> None:
+        plans.append(plan)
         if not dry_run:
             print_plan(PROGRESS, plan, reasons=False)
         elif as_json:
@@ -101,6 +104,8 @@ def search(
             PROGRESS, session.lattice.context, session.job.objective.name
         ),
     )
+    if dry_run and not any(plan.prospect is None or plan.prospect.is_hopeful for plan in plans):
+        raise typer.Exit(ExitCode.NOTHING_FEASIBLE)
     if len(found) > 1:
         _show_several(found, as_json=as_json)
     elif found:

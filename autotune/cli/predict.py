@@ -88,6 +88,8 @@ def plan(
     """
     from autotune.app.api.predictions import plan as rank_candidates
     from autotune.app.planning import export_ranked
+    from autotune.export.door import suited_dialect
+    from autotune.job.job import DEFAULT_ENGINE
 
     if export is None and (to is not None or launcher is not None or rank is not None):
         flag = "--to" if to is not None else "--launcher" if launcher is not None else "--rank"
@@ -95,6 +97,8 @@ def plan(
             f"{flag}: says what is written, and nothing is without --export",
             "add --export FOLDER, or leave it out",
         )
+    if to is not None and flags.get("job") is None:  # a job's engine is known once it is read
+        suited_dialect(to, flags.get("engine") or DEFAULT_ENGINE)
     found = rank_candidates(
         **flags,
         top=top,

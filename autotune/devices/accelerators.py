@@ -69,6 +69,8 @@ class Accelerator:
     devices_per_node: int
     source: str
     achieved_source: str
+    host_memory_bytes: float | None = None
+    """Memory of a node's host in that system; None: nobody looked it up."""
     host_memory_bytes_per_s: float | None = None
     """Peak of the host's own memory, of one node in that system; None: nobody looked it up."""
     measured: MeasuredRates | None = None
@@ -127,6 +129,7 @@ class _Entry(BaseModel):
     nvlink_gb_per_s: _RateOrNone
     nvlink_domain: _Count
     host_gb_per_s: _Positive
+    host_memory_gib: _Positive | None = None
     host_memory_gb_per_s: _Positive | None = None
     network_gb_per_s: _Positive
     devices_per_node: _Count
@@ -268,6 +271,7 @@ def _accelerator(name: str, entry: _Entry, path: Path) -> Accelerator:
         nvlink_bytes_per_s=entry.nvlink_gb_per_s * _GIGA,
         nvlink_domain=entry.nvlink_domain,
         host_bytes_per_s=entry.host_gb_per_s * _GIGA,
+        host_memory_bytes=entry.host_memory_gib and entry.host_memory_gib * 2**30,
         host_memory_bytes_per_s=(
             None if entry.host_memory_gb_per_s is None else entry.host_memory_gb_per_s * _GIGA
         ),

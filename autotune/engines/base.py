@@ -26,7 +26,7 @@ from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
 from autotune.space.knobs import describe_candidate
-from autotune.space.rows import CandidateRows
+from autotune.space.rows import CandidateRows, answers_of
 from autotune.space.rule import Violation
 from autotune.space.space import load_space
 from autotune.space.space_file import Space
@@ -161,6 +161,13 @@ class Engine(ABC):
         """
         return None
 
+    def smaller_layouts(self) -> Sequence[Candidate] | None:
+        """`layouts` of a plan in which none fits: with what saves memory at a price as well.
+
+        None: there is no more.
+        """
+        return None
+
     @property
     def rendering_digest(self) -> str:
         """Digest of all that `files` of a candidate follow from besides it; empty: unknown.
@@ -233,6 +240,14 @@ class Engine(ABC):
         Raises:
             JobError: It does not.
         """
+
+    def changes_training(self, candidates: Sequence[Candidate]) -> NDArray[np.bool_]:
+        """Which candidates train other numbers than the job's, by `Knob.changes_training`."""
+        usual = {n: k.default for n, k in self.context.knobs.items() if k.changes_training}
+        found = answers_of(
+            candidates, lambda one: any(one.get(n, value) != value for n, value in usual.items())
+        )
+        return np.array(found.distinct, np.bool_)[found.which]
 
     def no_files(self) -> str:
         """Why no file can be made for the job, though it is predicted; empty: files are made."""

@@ -59,6 +59,31 @@ def find_dialect(name: str, engine: str = "") -> Dialect | RecordDialect:
     return found
 
 
+def suited_dialect(to: str, engine: str) -> Dialect:
+    """The dialect that writes one configuration of an engine, whichever it is.
+
+    Raises:
+        JobError: There is no such dialect.
+        RenderError: It writes none of that engine's, or not for one release.
+    """
+    asked, dialect = f"{flag('to')} {to}", find_dialect(to, engine)
+    if isinstance(dialect, RecordDialect):
+        raise RenderError(
+            f"{asked}: holds a whole study, and this is one configuration",
+            f"run a search, then `autotune export --to {to}`",
+        )
+    if engine not in dialect.engines:
+        raise RenderError(
+            f"{asked}: a configuration of {engine} cannot be written in that form",
+            f"leave it out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
+        )
+    if "@" in to and not dialect.has_releases:
+        raise RenderError(
+            f"{asked}: its files are the same for every release", "leave the release out"
+        )
+    return dialect
+
+
 def handout_of(
     candidate: Candidate, *, engine: Engine, job: Job, environment: Environment
 ) -> Handout:
@@ -124,22 +149,8 @@ def _rendered(
     default = _dialect_of(handout)
     to = to or default
     asked = f"{flag('to')} {to}"
-    dialect = find_dialect(to, handout.engine)
-    if isinstance(dialect, RecordDialect):
-        raise RenderError(
-            f"{asked}: holds a whole study, and this is one configuration",
-            f"run a search, then `autotune export --to {to}`",
-        )
-    if handout.engine not in dialect.engines:
-        raise RenderError(
-            f"{asked}: a configuration of {handout.engine} cannot be written in that form",
-            f"leave it out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
-        )
+    dialect = suited_dialect(to, handout.engine)
     release = to.partition("@")[2]
-    if release and not dialect.has_releases:
-        raise RenderError(
-            f"{asked}: its files are the same for every release", "leave the release out"
-        )
     handout = dataclasses.replace(handout, release=release, folder=folder)
     templates = Templates(handout.job.templates)
     launch: Launch | None

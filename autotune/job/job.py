@@ -119,6 +119,8 @@ class Job:
     budget: Budget
     memory_limit_bytes: int | None
     """Per device; None: the device's capacity."""
+    host_memory_bytes: int | None
+    """Of one node; None: nobody says."""
     head_room: float
     """Share of the limit that a candidate must leave free to be called feasible (0 to 1)."""
     trial_timeout_s: float
@@ -473,6 +475,13 @@ class JobFile(BaseModel):
         EVERY | DIAGNOSE,
         unit="size",
     )
+    host_memory: Annotated[int | None, BeforeValidator(_size)] = key(
+        "Memory of one node's host, such as 2TiB: what needs more of it does not fit.",
+        Topic.DEVICES,
+        PREDICTIONS,
+        unit="size",
+        identity=NEVER,
+    )
     head_room: float = key(
         "Share of the memory to leave free (0 to 1).",
         Topic.DEVICES,
@@ -712,6 +721,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             gpu_hours=file.gpu_hours,
         ),
         "memory_limit_bytes": file.memory_limit,
+        "host_memory_bytes": file.host_memory,
         "trial_timeout_s": file.trial_timeout,
         "study": file.study or default_study_name(file),
         "finetune": lora,

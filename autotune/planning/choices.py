@@ -18,7 +18,7 @@ PROBABLE = CHANCES[-1]
 """A candidate that fits at least as likely as not probably fits."""
 LONG_TOKENS = 16_384
 """Tokens of a sequence from which on ranks share one for a reason; below, it is exotic."""
-_TIE = 1.03
+TIE = 1.03
 """Step times within this factor are a tie, which the plainer layout wins: the model cannot tell
 them apart."""
 SAME = 1.01
@@ -31,12 +31,12 @@ _DEGREES = {"tp": ("tp",), "pp": ("pp",), "sequence": _SHARED, "ep": ("ep",)}
 """Kind of parallelism -> columns of its degrees."""
 _OF_A_CHOICE = (
     *("tp", "pp", "cp", "ulysses", "ep", "zero_stage", "micro_batch"),
-    *("recompute", "recompute_every", "optimizer_tier", "param_tier"),
-    *("fused_kernels", "matmul_flops", "grad_bytes"),
+    *("recompute", "recompute_every", "optimizer_tier", "param_tier", "optimizer_host_share"),
+    *("fused_kernels", "matmul_flops", "grad_bytes", "optimizer_bytes"),
 )
 """Columns whose values make another choice, however close the step times are: the layout, what is
-sharded, recomputed and offloaded, whether the model is compiled, and the precision of products and
-of gradients."""
+sharded, recomputed and offloaded, whether the model is compiled, and the precision of products, of
+gradients and of the optimizer's states."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,10 +49,17 @@ class Choices:
     """The best candidate of each row, rows in the order of the plan."""
     row_of: Indices
     """By candidate: its row, from 0."""
+    setbacks: Indices
+    """By candidate: how far it comes behind others that fit as surely, as of `ranked`."""
 
     def rank(self, index: int) -> int:
         """Rank of a candidate's row, from 1."""
         return int(self.row_of[index]) + 1
+
+    def like_first(self, indices: Indices) -> NDArray[np.bool_]:
+        """Which candidates have the setbacks of the first row."""
+        found: NDArray[np.bool_] = self.setbacks[indices] == self.setbacks[self.firsts[0]]
+        return found
 
     def variants(self, rank: int) -> Indices:
         """The other candidates of a row, best first."""
@@ -64,26 +71,31 @@ class Choices:
         return len(self.firsts)
 
 
-def choices_of(found: Prediction, *, min_fit: float, splits: bool) -> Choices:
+def choices_of(
+    found: Prediction, setbacks: Indices, *, min_fit: float, splits: bool
+) -> Choices:
     """The rows of a plan, by what is predicted of the candidates.
 
     Args:
         found: What is predicted.
+        setbacks: As of `ranked`.
         min_fit: Probability to fit from which on a candidate surely does.
         splits: Whether a row is of candidates within 1% of its first; else of all that are one
             choice, such as those that differ in the size of buckets, however slow some are.
     """
-    order = ordered(found, min_fit=min_fit)
-    kinds = _kinds(found, min_fit=min_fit, splits=splits)
+    order = ordered(found, setbacks, min_fit=min_fit)
+    kinds = _kinds(found, setbacks, min_fit=min_fit, splits=splits)
     _, at, which = np.unique(kinds[order], return_index=True, return_inverse=True)
     place = np.empty(len(at), np.intp)
     place[np.argsort(at)] = np.arange(len(at))
     row_of = np.empty(len(order), np.intp)
     row_of[order] = place[which]
-    return Choices(order=order, firsts=order[np.sort(at)], row_of=row_of)
+    return Choices(order=order, firsts=order[np.sort(at)], row_of=row_of, setbacks=setbacks)
 
 
-def ordered(found: Prediction, *, min_fit: float) -> Indices:
+def ordered(
+    found: Prediction, setbacks: Indices | None = None, *, min_fit: float
+) -> Indices:
     """The candidates by what is predicted of them, as of `ranked`, best first."""
     return ranked(
         found.step_time_s,
@@ -91,6 +103,7 @@ def ordered(found: Prediction, *, min_fit: float) -> Indices:
         found.fit_probability,
         min_fit=min_fit,
         strain=strain_of(found.plans),
+        setbacks=setbacks,
     )
 
 
@@ -101,10 +114,11 @@ def ranked(
     *,
     min_fit: float,
     strain: NDArray[np.float64] | None = None,
+    setbacks: Indices | None = None,
 ) -> Indices:
     """Indices of candidates: those that surely fit, fastest first, then all others.
 
-    Of those that probably fit, a chance that is less by a tenth has to be worth a fifth of the
+    Of those that surely fit, the ones with fewer `setbacks` come first. Of those that probably fit, a chance that is less by a tenth has to be worth a fifth of the
     time. The rest come surest first, and of those that surely do not fit, the smallest. Of times
     within 3% the candidate with less `strain` comes first, as of `strain_of`; an exotic one comes
     behind all others, unless it is faster by more.
@@ -113,9 +127,11 @@ def ranked(
     probable = np.flatnonzero((fit < min_fit) & (fit >= PROBABLE))
     rest = np.flatnonzero(fit < min(min_fit, PROBABLE))
     strain = np.zeros(len(fit)) if strain is None else strain
+    levels = np.zeros(len(fit), np.intp) if setbacks is None else setbacks
+    surest = [sure[levels[sure] == level] for level in np.unique(levels[sure])]
     return np.concatenate(
         [
-            sure[_fastest_first(times_s[sure], strain[sure])],
+            *(alike[_fastest_first(times_s[alike], strain[alike])] for alike in surest),
             probable[_fastest_first(times_s[probable] / fit[probable] ** 2, strain[probable])],
             rest[np.lexsort((times_s[rest], peaks_bytes[rest], -fit[rest]))],
         ]
@@ -127,8 +143,8 @@ def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) ->
         return np.zeros(0, np.intp)
     is_exotic = strain >= _EXOTIC
     least_s = times_s[np.ones_like(is_exotic) if is_exotic.all() else ~is_exotic].min()
-    ties = np.floor(np.log(times_s / least_s) / np.log(_TIE))
-    return np.lexsort((times_s, strain, ties, is_exotic & (times_s > least_s / _TIE)))
+    ties = np.floor(np.log(times_s / least_s) / np.log(TIE))
+    return np.lexsort((times_s, strain, ties, is_exotic & (times_s > least_s / TIE)))
 
 
 def strain_of(plans: Plans) -> NDArray[np.float64]:
@@ -145,18 +161,20 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
     for name in _SHARED:
         strain += _EXOTIC * ((_column(plans, name) > 1) & (plans.seq_len < LONG_TOKENS))
     strain += _EXOTIC * (_column(plans, "tp") > plans.nvlink_domain)
-    strain += _column(plans, "optimizer_tier") > 0
+    strain += _column(plans, "optimizer_tier") + _column(plans, "optimizer_host_share") > 0
     return strain + (_column(plans, "param_tier") > 0)
 
 
 def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dict[int, float]:
     """Candidates that only probably fit, and are faster than all that do more surely.
 
+    They have the setbacks of the first row.
+
     Returns:
         The fastest row of those that fit with each of the probabilities of `CHANCES` at least,
         with that probability. Empty: none is faster by more than a tie.
     """
-    firsts = choices.firsts
+    firsts = choices.firsts[choices.like_first(choices.firsts)]
     fit, times_s = found.fit_probability[firsts], found.step_time_s[firsts]
     best: dict[int, float] = {}
     is_surer = fit >= min_fit
@@ -164,7 +182,7 @@ def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dic
         is_surer = np.arange(len(firsts)) == 0
     for chance in CHANCES:
         rows = (fit >= chance) & (fit < min_fit)
-        rows &= times_s * _TIE < times_s[is_surer].min()
+        rows &= times_s * TIE < times_s[is_surer].min()
         if rows.any():
             at = firsts[rows]
             best[int(at[ordered(found.take(at), min_fit=0.0)[0]])] = chance
@@ -198,14 +216,16 @@ def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
     return best
 
 
-def _kinds(found: Prediction, *, min_fit: float, splits: bool) -> NDArray[np.intp]:
+def _kinds(
+    found: Prediction, setbacks: Indices, *, min_fit: float, splits: bool
+) -> NDArray[np.intp]:
     """A number per candidate, equal for those that are one row.
 
     A variant that fits less surely is a row of its own only where it is faster than those that do
     more surely: nobody would try it otherwise.
     """
     fit, times_s = found.fit_probability, found.step_time_s
-    keys = np.zeros(len(fit))
+    keys = setbacks * np.sqrt(2.0)
     # Factors by chance: no two combinations have the same sum.
     factors = np.random.default_rng(0).random(len(_OF_A_CHOICE))
     for name, factor in zip(_OF_A_CHOICE, factors, strict=True):
@@ -220,7 +240,7 @@ def _kinds(found: Prediction, *, min_fit: float, splits: bool) -> NDArray[np.int
         is_level = sureness == level
         best_s = np.full(int(kinds.max()) + 1, np.inf)
         np.minimum.at(best_s, kinds[is_level], times_s[is_level])
-        is_beaten = best_s[kinds] < (SAME if splits else _TIE) * times_s
+        is_beaten = best_s[kinds] < (SAME if splits else TIE) * times_s
         sureness[(sureness < level) & is_beaten] = level
     _, kinds = np.unique(kinds * (len(chances) + 1) + sureness, return_inverse=True)
     return _split(kinds, times_s, own == sureness) if splits else kinds

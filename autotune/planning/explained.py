@@ -155,8 +155,13 @@ def explain_candidate(
     is_in = not violations and candidate in candidates
     index = candidates.index(candidate) if is_in else None
     # Outside the lattice it is ranked behind its equals.
+    setbacks = outlook.setbacks(candidates, found)
+    if index is None:
+        found = _beside(found, prediction)
+        setbacks = np.append(setbacks, outlook.setbacks([candidate], prediction))
     choices = choices_of(
-        found if index is not None else _beside(found, prediction),
+        found,
+        setbacks,
         min_fit=min_fit,
         splits=outlook.is_space_named,
     )

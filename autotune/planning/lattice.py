@@ -270,10 +270,13 @@ def lattice_of(engine: Engine, *, for_plan: bool = False) -> Lattice:
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
     laid_out = engine.layouts(for_plan=for_plan)
-    if laid_out is None:
-        return build_lattice(engine.space, engine)
+    return build_lattice(engine.space, engine) if laid_out is None else laid(laid_out, engine)
+
+
+def laid(layouts: Sequence[Candidate], engine: Engine) -> Lattice:
+    """The lattice of an engine's own layouts, which are legal."""
     return Lattice(
-        candidates=laid_out, context=engine.context, grid_size=len(laid_out), is_laid_out=True
+        candidates=layouts, context=engine.context, grid_size=len(layouts), is_laid_out=True
     )
 
 

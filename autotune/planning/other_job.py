@@ -73,7 +73,8 @@ def rank_other_job(
         found = there.predict(there.lattice.candidates)
     except AutotuneError:
         return None
-    first = there.lattice.first_legal(ordered(found, min_fit=min_fit))
+    setbacks = there.setbacks(there.lattice.candidates, found)
+    first = there.lattice.first_legal(ordered(found, setbacks, min_fit=min_fit))
     if first is None:
         return None
     return OtherJob(

@@ -20,7 +20,7 @@ from autotune.cost.errors import Margin, errors_of
 from autotune.cost.knowledge import Lesson
 from autotune.cost.problem import accelerator_of, situation_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, named_accelerator
-from autotune.devices.hardware import Environment
+from autotune.devices.hardware import HOST_SHARE, Environment, usable_memory_bytes
 from autotune.engines.base import Engine, bind_engine
 from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.planning.lattice import Lattice
@@ -31,9 +31,12 @@ from autotune.space.knob import Context
 from autotune.space.knobs import canonical, explain, parse_settings
 from autotune.space.space import load_space
 from autotune.space.space_file import Space
+from autotune.space.table import Indices
 
 PLAN_SPACE = "plan"
 """What is ranked where nobody names a space: all that the program can predict well."""
+_USUAL_HOST_BYTES = 2.0 * 2**40
+"""Memory of a DGX H100's host (2 TB in NVIDIA's datasheet), where the table says none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +137,32 @@ class Outlook:
         return not self.lattice.is_laid_out and self.job.space != PLAN_SPACE
 
     @cached_property
+    def host_limit_bytes(self) -> int | None:
+        """Memory of a node's host, as the job or this machine says; None: nobody does."""
+        if self.job.host_memory_bytes is not None or self.wishes.gpu is not None:
+            return self.job.host_memory_bytes
+        return int(usable_memory_bytes() * HOST_SHARE)
+
+    @property
+    def usual_host_bytes(self) -> float:
+        """Memory of a node's host that a plan reckons with where nobody says it."""
+        accelerator = accelerator_of(self.environment, self.table)
+        return accelerator.host_memory_bytes or _USUAL_HOST_BYTES
+
+    def setbacks(self, candidates: Sequence[Candidate], found: Prediction) -> Indices:
+        """How far candidates come behind others that fit as surely; 0: not at all.
+
+        1 for what changes the training, which nobody asked for who named no space; 2 for more of
+        the host's memory than such nodes mostly have, where nobody says what they have.
+        """
+        n_behind = np.zeros(len(candidates), np.intp)
+        if not self.is_space_named:
+            n_behind += self.engine.changes_training(candidates)
+        if self.host_limit_bytes is None:
+            n_behind += 2 * (found.host_memory_bytes > self.usual_host_bytes)
+        return n_behind
+
+    @cached_property
     def table(self) -> tuple[Accelerator, ...]:
         """Accelerators: the user's, then the shipped ones."""
         return accelerators_with(self.job.accelerators)
@@ -231,6 +260,14 @@ class Outlook:
     def predict_plans(self, plans: Plans) -> tuple[Prediction, Margin]:
         """Predictions, and how far measured figures may be from them."""
         prediction = predict(plans, constants_of(self.environment))
+        found, margin = self._judged(prediction)
+        if (limit := self.host_limit_bytes) is not None:
+            fits = found.fit_probability * (found.host_memory_bytes <= limit)
+            found = dataclasses.replace(found, fit_probability=fits)
+        return found, margin
+
+    def _judged(self, prediction: Prediction) -> tuple[Prediction, Margin]:
+        """Predictions with their chance to fit the accelerators, by lessons or by the tables."""
         if self.learned is not None:
             return self.learned.correct(prediction)
         errors, n = errors_of(self.environment), len(prediction.step_time_s)

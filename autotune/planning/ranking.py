@@ -23,6 +23,7 @@ from autotune.planning.choices import (
     MIN_FIT,
     PROBABLE,
     SAME,
+    TIE,
     Choices,
     best_of_kinds,
     best_probable,
@@ -30,11 +31,10 @@ from autotune.planning.choices import (
     ordered,
 )
 from autotune.planning.fitting import ways_to_fit
-from autotune.planning.lattice import lattice_of
+from autotune.planning.lattice import laid, lattice_of
 from autotune.planning.other_job import OtherJob, rank_other_job
 from autotune.planning.outlook import Outlook, described
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import changing_knobs
 
 TOP = 10
 """Rows of a plan that are judged where nobody wants more."""
@@ -82,8 +82,9 @@ class Ranking:
     probability of which each is the fastest."""
     best_of: Mapping[str, int] = field(default_factory=dict)
     """ZeRO stage or kind of layout -> its best candidate."""
-    unchanged: int | None = None
-    """The best that trains the same numbers, where the first does not."""
+    otherwise: int | None = None
+    """The best that trains the same numbers, where the first does not; else the best that changes
+    the training, where that is faster or needs less of the host."""
     ways_to_fit: tuple[OtherJob, ...] = ()
     """The smallest changes with which something fits, where nothing does."""
     other_batch: OtherJob | None = None
@@ -135,6 +136,11 @@ class Ranking:
         return range(1, min(top, self.n_probable or len(self.choices)) + 1)
 
     @property
+    def n_sure(self) -> int:
+        """Rows that fit at least as surely as `min_fit`."""
+        return int((self.prediction.fit_probability[self.choices.firsts] >= self.min_fit).sum())
+
+    @property
     def n_likely(self) -> int:
         """Candidates that fit at least as surely as `min_fit`, judged or not."""
         return int((self.prediction.fit_probability >= self.min_fit).sum())
@@ -179,13 +185,13 @@ def rank_lattice(
         outlook=outlook,
         prediction=found,
         choices=choices,
-        on_front=_front(found, min_fit),
+        on_front=_front(found, choices, min_fit),
         min_fit=min_fit,
         price_per_hour=price_per_hour,
         reach=reach,
         probable=best_probable(found, choices, min_fit=min_fit),
         best_of=best_of_kinds(found, choices),
-        unchanged=_unchanged(outlook, choices),
+        otherwise=_otherwise(outlook, found, choices, min_fit=min_fit),
         ways_to_fit=(
             ()
             if (found.fit_probability >= min_fit).any()
@@ -210,10 +216,16 @@ def legal_rows(
         The outlook without what was refused, and what is predicted of its lattice.
     """
     found, reach = outlook.predict_plans(outlook.plans(outlook.lattice.candidates))
+    if outlook.lattice.is_laid_out and not (found.fit_probability >= min_fit).any():
+        smaller = outlook.engine.smaller_layouts()
+        if smaller is not None:
+            outlook = dataclasses.replace(outlook, lattice=laid(smaller, outlook.engine))
+            found, reach = outlook.predict_plans(outlook.plans(smaller))
     rounds = 0
     while True:
-        choices = choices_of(found, min_fit=min_fit, splits=outlook.is_space_named)
         lattice = outlook.lattice
+        setbacks = outlook.setbacks(lattice.candidates, found)
+        choices = choices_of(found, setbacks, min_fit=min_fit, splits=outlook.is_space_named)
         if lattice.is_counted:
             return outlook, found, reach, choices
         rounds += 1
@@ -237,23 +249,29 @@ def _named(
     firsts = choices.firsts[:top].tolist()
     firsts += best_probable(found, choices, min_fit=min_fit)
     firsts += best_of_kinds(found, choices).values()
-    if (unchanged := _unchanged(outlook, choices)) is not None:
-        firsts.append(unchanged)
+    if (otherwise := _otherwise(outlook, found, choices, min_fit=min_fit)) is not None:
+        firsts.append(otherwise)
     rows = choices.row_of[np.array(firsts)]
-    return {*np.flatnonzero(np.isin(choices.row_of, rows)).tolist(), *_front(found, min_fit)}
+    is_named = np.isin(choices.row_of, rows)
+    return {*np.flatnonzero(is_named).tolist(), *_front(found, choices, min_fit)}
 
 
-def _unchanged(outlook: Outlook, choices: Choices) -> int | None:
-    """The best row that trains the same numbers, where the first does not; None: it does."""
-    candidates = outlook.lattice.candidates
-    for index in choices.firsts[:_MOST_READ]:
-        if not changing_knobs(candidates[int(index)], outlook.lattice.context.knobs):
-            return None if index == choices.firsts[0] else int(index)
-    return None
+def _otherwise(
+    outlook: Outlook, found: Prediction, choices: Choices, *, min_fit: float
+) -> int | None:
+    """The best row that trains other numbers than the first; None: there is none worth a word.
 
-
-_MOST_READ = 5_000
-"""Rows that are looked at for one that trains the same."""
+    Where that one changes the training, it surely fits, and is faster than a tie or needs
+    less of the host.
+    """
+    firsts = choices.firsts
+    changes = outlook.engine.changes_training(outlook.lattice.candidates)[firsts]
+    is_other = changes != changes[0]
+    if not changes[0]:
+        is_gain = found.step_time_s[firsts] * TIE < found.step_time_s[firsts[0]]
+        is_gain |= found.host_memory_bytes[firsts] < found.host_memory_bytes[firsts[0]]
+        is_other &= is_gain & (found.fit_probability[firsts] >= min_fit)
+    return int(firsts[np.argmax(is_other)]) if is_other.any() else None
 
 
 def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherJob | None:
@@ -330,7 +348,8 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
         )
     other = _CHANGES[key](outlook, value, f"{flag('what_if')} {wish}")
     found = other.predict(outlook.lattice.candidates)
-    first = outlook.lattice.first_legal(ordered(found, min_fit=min_fit))
+    setbacks = other.setbacks(outlook.lattice.candidates, found)
+    first = outlook.lattice.first_legal(ordered(found, setbacks, min_fit=min_fit))
     assert first is not None, "the best as it is would do"
     return Variant(
         change=f"{key}={value}",
@@ -398,12 +417,15 @@ _CHANGES: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
 """Key of a what-if -> the change that it is."""
 
 
-def _front(found: Prediction, min_fit: float) -> frozenset[int]:
+def _front(found: Prediction, choices: Choices, min_fit: float) -> frozenset[int]:
     """The candidates that fit and that no faster one beats in memory as well.
+
+    They have the setbacks of the first row.
 
     On a given fleet, cost is proportional to time, so only time and memory have to be weighed.
     """
     fitting = np.flatnonzero(found.fit_probability >= min_fit)
+    fitting = fitting[choices.like_first(fitting)]
     peaks, times_s = found.peak_memory_bytes[fitting], found.step_time_s[fitting]
     order = np.lexsort((peaks, times_s))
     least = np.minimum.accumulate(np.concatenate([[np.inf], peaks[order]]))[:-1]

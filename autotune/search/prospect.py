@@ -11,7 +11,7 @@ from autotune.base.flags import flag
 from autotune.base.units import format_bytes, format_seconds, typed_bytes, typed_seconds
 from autotune.engines.base import find_engine
 from autotune.job.job import Job
-from autotune.planning.choices import MIN_FIT
+from autotune.planning.choices import MIN_FIT, PROBABLE
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History
 from autotune.search.session import Session
@@ -31,6 +31,8 @@ class Prospect:
 
     n_fit: int
     """Candidates that fit at least as surely as `planning.choices.MIN_FIT`."""
+    may_fit: bool
+    """Whether any of them has run, or fits at least as likely as not."""
     n_candidates: int
     least_peak_bytes: float
     """Smallest predicted peak of a candidate, the baseline's ladder included."""
@@ -44,6 +46,11 @@ class Prospect:
     """Why no trial can succeed; empty: one may."""
     nearest: str = ""
     """The nearest changes with which one would."""
+
+    @property
+    def is_hopeful(self) -> bool:
+        """Whether a trial may succeed, and rather does than not."""
+        return self.may_fit and not self.problem
 
     @property
     def trial_s(self) -> float:
@@ -95,16 +102,18 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
     if taught.recalled is not None or history.tried:
         measured_s = taught.predict(history, at_row(typical)).step_time_s
         correction = measured_s / float(seconds[typical])
+    has_run = any(tried.measured is not None for tried in history.tried)
     found = Prospect(
         n_fit=int(fits[: len(lattice)].sum()),
+        may_fit=has_run or bool((risk[: len(lattice)] <= 1 - PROBABLE).any()),
         n_candidates=len(lattice),
         least_peak_bytes=float(peaks_bytes.min()),
         allowed_bytes=steering.objective.allowed_bytes,
         step_s=float(np.median(steps_s)) * correction,
         fastest_step_s=float(steps_s.min()),
     )
-    if any(tried.measured is not None for tried in history.tried):
-        return found  # one has succeeded
+    if has_run:
+        return found
     is_above = found.least_peak_bytes >= MODEL_MARGIN * found.allowed_bytes
     is_host = len(steering.above_host) == len(lattice)
     if steering.knows_memory and risk.min() >= CERTAIN and (is_above or is_host):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, over
 from autotune.app.api.calls import each_of
 from autotune.app.api.keys import ExplainKeys, PlanKeys
 from autotune.app.consent import agree_to_job
-from autotune.app.pages import write_plan
 from autotune.app.planning import export_ranked, open_outlook
 from autotune.app.steering import what_predicts
 from autotune.base.errors import JobError, StudyError
@@ -141,6 +140,8 @@ class Planned(Shown[Ranking]):
         Raises:
             StudyError: The file cannot be written, or is there and none of ours.
         """
+        from autotune.app.pages import write_plan  # pandas
+
         return write_plan(self.value, Path(out), top=self.top)
 
 

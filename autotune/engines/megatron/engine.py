@@ -179,6 +179,15 @@ class MegatronEngine(Engine):
             return None
         return lay_out(self._task, for_plan=for_plan)
 
+    def smaller_layouts(self) -> Layouts:
+        return lay_out(self._task, for_plan=True, saves_memory=True)
+
+    def changes_training(self, candidates: Sequence[Candidate]) -> Truth:
+        columns = candidates.columns if isinstance(candidates, Layouts) else columns_of(candidates)
+        changing = [columns[name] > 0 for name, knob in KNOBS.items() if knob.changes_training]
+        found: Truth = np.logical_or.reduce(changing)
+        return found
+
     def judge(self, candidate: Candidate) -> list[Violation]:
         return judge_by(RULES, rows_of(self._task, [candidate]))
 

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
 from autotune.cost.plans import Recompute
-from autotune.engines.megatron.choices import BALANCED, RECOMPUTED, has
+from autotune.engines.megatron.choices import BALANCED, MOMENTS, RECOMPUTED, has
 from autotune.engines.megatron.knobs import (
     LATTICE_KNOBS,
     MORE_KNOBS,
     RECOMPUTE,
+    SHARE,
     at_default,
     columns_of,
     knobs_of,
@@ -85,19 +86,20 @@ class Layouts(LayoutRows, Sequence[Candidate]):
         return np.flatnonzero(np.logical_and.reduce(same))
 
 
-PLANNED_ALONE = ("fp8", "main_grads", "cuda_graphs")
+PLANNED_ALONE = ("fp8", "main_grads", "cuda_graphs", "adam_moments", "optimizer_offload")
 """Knobs that the layouts of a plan have off their default, and those of a search have not: the
-first two change what is trained, and trials without a checkout's training loop capture no
-graph."""
+first two change what is trained, trials without a checkout's training loop capture no graph, and
+the last two are for what fits no other way."""
 
 
-def lay_out(task: LayoutTask, *, for_plan: bool = False) -> Layouts:
+def lay_out(task: LayoutTask, *, for_plan: bool = False, saves_memory: bool = False) -> Layouts:
     """Every legal layout that is worth a look.
 
     Args:
         task: What is laid out.
         for_plan: Whether those with `PLANNED_ALONE` are among them: fp8 and CUDA graphs where the
             device has them, and for experts gradients in 16 bits.
+        saves_memory: Whether those with less of the optimizer's states on the device are, too.
 
     Raises:
         NothingFeasibleError: There is none; names the rule that refuses the last ones.
@@ -121,6 +123,8 @@ def lay_out(task: LayoutTask, *, for_plan: bool = False) -> Layouts:
         "overlap_experts": (0, 1) if task.flex_here else (0,),
         "cuda_graphs": (0, task.graphs_here) if task.graphs_here else (0,),
     }
+    if saves_memory:
+        axes |= {"adam_moments": (0, MOMENTS.index("bf16")), "optimizer_offload": (0, SHARE)}
     if not for_plan:
         axes |= dict.fromkeys(PLANNED_ALONE, (0,))
     rows: dict[str, Counts] = {}
@@ -195,6 +199,11 @@ def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
         is_heavy = _held_bytes(task, rows) > _HEAVY_SHARE * task.memory_bytes
         is_saved = _is_sharded(rows) & (rows["recompute"] != Recompute.FULL)
         keep = (rows["main_grads"] == 0) | is_heavy & is_saved
+    elif name == "adam_moments":
+        keep = (rows["adam_moments"] == 0) | _is_sharded(rows)
+    elif name == "optimizer_offload":
+        changes = rows["fp8"] + rows["main_grads"] + rows["adam_moments"] > 0
+        keep = (rows["optimizer_offload"] == 0) | _is_sharded(rows) & ~changes
     elif name == "cuda_graphs":
         at_once = rows["micro_batch"] * tokens < task.paced_tokens * rows["tp"]
         at_once &= rows["recompute"] != Recompute.FULL

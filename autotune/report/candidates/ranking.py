@@ -48,6 +48,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "n_judged": ranking.outlook.lattice.n_judged,
         "n_choices": len(ranking.choices),
         "n_likely_to_fit": ranking.n_likely,
+        "host_memory_bytes": ranking.outlook.host_limit_bytes,
         "no_files": ranking.outlook.engine.no_files(),
         "pred_level": LEVEL,
         **learned_as_dict(ranking.outlook.learned),
@@ -145,10 +146,21 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
         "least_bytes": float(found.peak_memory_bytes.min()),
+        **_of_hosts(ranking),
         "allowed_bytes": job.memory_limit_bytes or ranking.outlook.environment.device_memory_bytes,
         "savings": [] if ranking.n_likely else list(engine.unused_savings(ranking.candidates)),
         "figures": _baseline_as_dict(ranking),
         **_of_first(ranking, [*best, *more]),
+    }
+
+
+def _of_hosts(ranking: Ranking) -> dict[str, Any]:
+    """The host's memory that a node has or may have, and whether any candidate needs more."""
+    outlook = ranking.outlook
+    node_bytes = outlook.host_limit_bytes or outlook.usual_host_bytes
+    return {
+        "node_bytes": node_bytes,
+        "n_above_host": int((ranking.prediction.host_memory_bytes > node_bytes).sum()),
     }
 
 
@@ -160,7 +172,7 @@ def _shown(ranking: Ranking, rank: int) -> dict[str, Any]:
         "described": ranking.described(index),
         "chance": ranking.probable.get(index),
         "gain": times_s[int(ranking.choices.firsts[0])] / times_s[index],
-        "is_unchanged": index == ranking.unchanged,
+        "trains_otherwise": index == ranking.otherwise,
     }
 
 
@@ -170,37 +182,42 @@ def forecast_values(
     """What `forecast_facts.j2` tells of a candidate, which is `index` in its prediction."""
     job = outlook.job
     seconds, sizes = parts_of(prediction, index)
-    knobs = knobs_of(job.engine)
     return {
         "job": job,
         "seconds": seconds,
         "sizes": sizes,
         "host_bytes": host_bytes(prediction, index),
+        "host_limit_bytes": outlook.host_limit_bytes,
         "lengths": job.lengths.describe(job.global_batch),
         "ends": reach.around(prediction, index),
         "evidence": reach.evidence_at(index),
         "router": _of_router(reach, index),
         "level": LEVEL,
         "learned": outlook.learned,
-        "changes": {
-            name: knobs[name].changes_training for name in changing_knobs(candidate, knobs)
-        },
+        "changes": _changes_of(candidate, job),
         "ranks": rank_lines(candidate, outlook.environment),
     }
 
 
+def _changes_of(candidate: Candidate, job: Job) -> dict[str, str]:
+    """Knob of a candidate with which something else is trained -> what that is."""
+    knobs = knobs_of(job.engine)
+    return {name: knobs[name].changes_training for name in changing_knobs(candidate, knobs)}
+
+
 def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
     """What `ranking.j2` tells, where rows of some ranks are shown."""
-    index, unchanged = int(ranking.choices.firsts[0]), ranking.unchanged
+    index, otherwise = int(ranking.choices.firsts[0]), ranking.otherwise
     candidate = ranking.candidates[index]
     return {
         **forecast_values(ranking.outlook, candidate, ranking.prediction, index, ranking.reach),
-        "unchanged": None
-        if unchanged is None
+        "otherwise": None
+        if otherwise is None
         else {
-            "rank": ranking.choices.rank(unchanged),
-            "step_time_s": float(ranking.prediction.step_time_s[unchanged]),
-            "described": ranking.described(unchanged),
+            "rank": ranking.choices.rank(otherwise),
+            "step_time_s": float(ranking.prediction.step_time_s[otherwise]),
+            "described": ranking.described(otherwise),
+            "changes": _changes_of(ranking.candidates[otherwise], ranking.outlook.job),
         },
         "needs": ranking.outlook.needs(candidate),
         "variants": _variants_of_first(ranking),
@@ -211,7 +228,7 @@ def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
 
 def _alternatives(ranking: Ranking) -> list[int]:
     """Ranks that stand in every plan: what probably fits, and the best of each kind."""
-    alone = [*ranking.probable, *([] if ranking.unchanged is None else [ranking.unchanged])]
+    alone = [*ranking.probable, *([] if ranking.otherwise is None else [ranking.otherwise])]
     ranks = [ranking.choices.rank(index) for index in alone]
     kinds = sorted(ranking.choices.rank(index) for index in ranking.best_of.values())
     return list(dict.fromkeys([*ranks, *kinds]))
@@ -365,9 +382,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "pred_price_per_billion_tokens": _price(ranking, index),
         "is_on_front": ranking.is_on_front(rank),
         "needs": list(ranking.outlook.needs(ranking.candidates[index])),
-        "changes_training": changing_knobs(
-            ranking.candidates[index], knobs_of(ranking.outlook.job.engine)
-        ),
+        "changes_training": [*_changes_of(ranking.candidates[index], ranking.outlook.job)],
         "assumed": assumptions(ranking.reach, index),
         **parts_as_dict(found, index),
     }

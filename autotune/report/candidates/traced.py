@@ -49,6 +49,7 @@ def print_traced(console: Console, found: TracedEstimate) -> None:
         "unseen": _UNSEEN,
         "seconds": seconds,
         "host_bytes": counted and host_bytes(counted, 0),
+        "host_limit_bytes": found.analytic and found.analytic.outlook.host_limit_bytes,
         "sizes": {
             name: (sizes.get(name), traced.get(name))
             for name in MEMORY_PARTS.values()
