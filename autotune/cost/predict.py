@@ -1,7 +1,7 @@
 """Memory and step time of all candidates of `Plans`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -60,15 +60,20 @@ def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
 
     def totals(p: Plans) -> dict[str, Column]:
         s = sizes_of(p)
-        memory = memory_of(p, s, activations_of(p, s), c)
+        memory, times = memory_of(p, s, activations_of(p, s), c), _times(p, c)
         return {
-            "step_time_s": _times(p, c).step_s,
+            **vars(times),
+            "step_time_s": times.step_s,
             "peak_memory_bytes": memory.peak_bytes,
             "fit_probability": np.less_equal(memory.peak_bytes, p.memory_bytes) * 1.0,
             "host_memory_bytes": memory.host_bytes * p.devices_per_node,
         }
 
-    return Prediction(**_by_chunk(plans, totals), plans=plans, constants=c)
+    found = _by_chunk(plans, totals)
+    times = StepTimes(**{field.name: found.pop(field.name) for field in fields(StepTimes)})
+    prediction = Prediction(**found, plans=plans, constants=c)
+    vars(prediction)["times"] = times  # known already: margins ask for them
+    return prediction
 
 
 def _times(p: Plans, c: Constants) -> StepTimes:

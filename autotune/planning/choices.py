@@ -71,9 +71,7 @@ class Choices:
         return len(self.firsts)
 
 
-def choices_of(
-    found: Prediction, setbacks: Indices, *, min_fit: float, splits: bool
-) -> Choices:
+def choices_of(found: Prediction, setbacks: Indices, *, min_fit: float, splits: bool) -> Choices:
     """The rows of a plan, by what is predicted of the candidates.
 
     Args:
@@ -93,9 +91,7 @@ def choices_of(
     return Choices(order=order, firsts=order[np.sort(at)], row_of=row_of, setbacks=setbacks)
 
 
-def ordered(
-    found: Prediction, setbacks: Indices | None = None, *, min_fit: float
-) -> Indices:
+def ordered(found: Prediction, setbacks: Indices | None = None, *, min_fit: float) -> Indices:
     """The candidates by what is predicted of them, as of `ranked`, best first."""
     return ranked(
         found.step_time_s,
@@ -118,10 +114,11 @@ def ranked(
 ) -> Indices:
     """Indices of candidates: those that surely fit, fastest first, then all others.
 
-    Of those that surely fit, the ones with fewer `setbacks` come first. Of those that probably fit, a chance that is less by a tenth has to be worth a fifth of the
-    time. The rest come surest first, and of those that surely do not fit, the smallest. Of times
-    within 3% the candidate with less `strain` comes first, as of `strain_of`; an exotic one comes
-    behind all others, unless it is faster by more.
+    Of those that surely fit, the ones with fewer `setbacks` come first. Of those that probably
+    fit, a chance that is less by a tenth has to be worth a fifth of the time. The rest come surest
+    first, and of those that surely do not fit, the smallest. Of times within 3% the candidate with
+    less `strain` comes first, as of `strain_of`; an exotic one comes behind all others, unless it
+    is faster by more.
     """
     sure = np.flatnonzero(fit >= min_fit)
     probable = np.flatnonzero((fit < min_fit) & (fit >= PROBABLE))

@@ -15,7 +15,7 @@ from autotune.cost import Prediction
 from autotune.engines.base import find_engine
 from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.planning.choices import CHANCES, ordered
-from autotune.planning.lattice import Lattice, build_lattice, lattice_of
+from autotune.planning.lattice import Lattice, build_lattice, laid, lattice_of
 from autotune.planning.other_job import OtherJob, rank_other_job
 from autotune.planning.outlook import PLAN_SPACE, Outlook
 from autotune.space.candidate import Candidate
@@ -84,7 +84,8 @@ class _Search:
         """
         engine, plugin = there.engine, find_engine(there.job.engine)
         if plugin.lays_out and there.job.space == DEFAULT_SPACE:
-            return lattice_of(engine)
+            smaller = engine.smaller_layouts()
+            return lattice_of(engine) if smaller is None else laid(smaller, engine)
         space = engine.space
         free = {*plugin.predicted, *(name for name, _, _ in plugin.saves_memory)}
         domains = {}

@@ -39,13 +39,15 @@ def ranking(outlook):
 def test_the_ranking_is_of_what_predict_says(outlook, ranking):
     found = ranking
     seconds = predict(outlook.plans(outlook.lattice.candidates)).step_time_s
-    fits = found.prediction.fit_probability >= found.min_fit
+    sure = found.order[: found.n_likely]
     assert 0 < found.n_likely < len(found.candidates)
-    assert seconds[found.order[0]] <= 1.03 * seconds[fits].min()
-    ordered_s = seconds[found.order[: found.n_likely]]
-    is_exotic = strain_of(found.prediction.plans)[found.order[: found.n_likely]] >= 8
-    plain_s = ordered_s[~is_exotic]
-    assert (plain_s[1:] > np.maximum.accumulate(plain_s)[:-1] / 1.03).all()
+    assert (found.prediction.fit_probability[sure] >= found.min_fit).all()
+    changes = outlook.engine.changes_training(found.candidates)[sure]
+    assert changes.tolist() == sorted(changes)
+    for alike in (sure[~changes], sure[changes]):
+        assert seconds[alike[0]] <= 1.03 * seconds[alike].min()
+        plain_s = seconds[alike[strain_of(found.prediction.plans)[alike] < 8]]
+        assert (plain_s[1:] > np.maximum.accumulate(plain_s)[:-1] / 1.03).all()
     assert sorted(found.order) == list(range(len(found.candidates)))
     assert found.is_on_front(1)
 
@@ -127,7 +129,9 @@ def test_an_estimate_is_of_one_layout(outlook):
     assert total == pytest.approx(data["pred_peak_memory_bytes"])
 
 
-def test_a_rank_that_a_consumer_can_be_told_is_named(outlook, ranking, tmp_path):
+def test_a_rank_that_a_consumer_can_be_told_is_named(tmp_path):
+    outlook = opened(space="megatron_plan")
+    ranking = rank_lattice(outlook)
     with pytest.raises(RenderError, match="cannot be said") as caught:
         export_ranked(outlook, ranking, tmp_path / "out", rank=1, to="verl")
     rank = int(caught.value.hint.rpartition(" such as --rank ")[2])

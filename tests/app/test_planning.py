@@ -235,7 +235,8 @@ def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=4"], min_fit=min_fit)
     assert not found.violations
     everyone = outlook.predict(outlook.lattice.candidates)
-    choices = choices_of(everyone, min_fit=min_fit, splits=True)
+    setbacks = outlook.setbacks(outlook.lattice.candidates, everyone)
+    choices = choices_of(everyone, setbacks, min_fit=min_fit, splits=True)
     assert found.is_in_lattice
     index = outlook.lattice.candidates.index(found.candidate)
     assert (found.place, found.n_ranked) == (choices.rank(index), len(choices))

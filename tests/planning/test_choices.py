@@ -21,12 +21,15 @@ from autotune.planning.choices import (
     ranked,
     strain_of,
 )
+from autotune.planning.explained import explain_candidate
 from autotune.planning.lattice import lattice_of
 from autotune.planning.outlook import PLAN_SPACE, FleetWishes
 from autotune.planning.ranking import rank_lattice
-from autotune.report.candidates.ranking import print_ranking
+from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
+from autotune.space.candidate import format_value
 from autotune.space.grid import has_candidate
 from autotune.space.knob import knobs_of
+from autotune.space.knobs import changing_knobs
 from autotune.space.space import load_space
 
 JOB = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 8}
@@ -156,12 +159,13 @@ def test_what_probably_fits_is_named_where_it_is_faster_than_all_that_do_more_su
     best = best_probable(found, choices, min_fit=0.9)
     assert best == ranking.probable != {}
     fit, times_s = found.fit_probability, found.step_time_s
-    surer_s = times_s[fit >= 0.9].min()
+    surer_s = times_s[(fit >= 0.9) & (choices.setbacks == 0)].min()
     for index, chance in best.items():
         assert chance <= fit[index] < 0.9
         assert times_s[index] * 1.02 < surer_s
         surer_s = times_s[index]
-    assert best_probable(found, choices_of(found, min_fit=0.5, splits=False), min_fit=0.5) == {}
+    surer = choices_of(found, choices.setbacks, min_fit=0.5, splits=False)
+    assert best_probable(found, surer, min_fit=0.5) == {}
 
 
 def test_where_nothing_surely_fits_a_little_more_of_a_chance_is_not_worth_a_far_slower_step():
@@ -173,7 +177,8 @@ def test_where_nothing_surely_fits_a_little_more_of_a_chance_is_not_worth_a_far_
 
 def test_the_candidate_that_stands_for_a_row_is_the_one_that_gave_the_row_its_place():
     keys = {"model": "qwen3-30b-a3b", "seq_len": 4096, "global_batch": 128, "world": 8}
-    outlook = open_outlook(None, {**keys, "engine": "megatron"}, H100)
+    tight = {**keys, "engine": "megatron", "memory_limit": "40GiB"}
+    outlook = open_outlook(None, tight, H100)
     ranking = rank_lattice(outlook)
     rows = ranking.choices.firsts
     found = ranking.prediction.take(rows)
@@ -186,6 +191,48 @@ def test_the_candidate_that_stands_for_a_row_is_the_one_that_gave_the_row_its_pl
         strain=strain_of(found.plans),
     )
     assert order.tolist() == list(range(len(rows)))
+
+
+def test_of_what_surely_fits_the_fewer_setbacks_lead():
+    times_s, fit = np.array([1.0, 2.0, 3.0, 0.5]), np.array([0.95, 0.95, 0.95, 0.8])
+    order = ranked(times_s, fit, fit, min_fit=0.9, setbacks=np.array([1, 0, 3, 0]))
+    assert order.tolist() == [1, 0, 2, 3]
+
+
+def test_rows_that_train_the_same_numbers_lead_and_the_best_other_stands_below(mixture):
+    found, keys = mixture
+    fit, choices = found.prediction.fit_probability, found.choices
+    n_sure = int((fit[choices.firsts] >= 0.9).sum())
+    changing = [
+        bool(changing_knobs(found.candidates[int(index)], knobs_of("megatron")))
+        for index in choices.firsts[:n_sure]
+    ]
+    n_same = changing.index(True)
+    assert n_same > 10
+    assert all(changing[n_same:])
+    assert choices.rank(found.otherwise) == n_same + 1
+    below = ranking_as_dict(found, found.shown(10))["alternatives"]
+    (other,) = (row for row in below if row["rank"] == n_same + 1)
+    assert other["changes_training"]
+    console = Console(file=io.StringIO(), width=4000)
+    print_ranking(console, found, top=10)
+    said = console.file.getvalue()
+    assert f"the best that changes the training ({', '.join(other['changes_training'])}), " in said
+    assert f"or else rank {n_same + 1}, " in " ".join(said.split())
+    wanted = [f"{name}={format_value(value)}" for name, value in other["candidate"].items()]
+    outlook = open_outlook(None, {**keys, "engine": "megatron"}, H100)
+    assert explain_candidate(outlook, wanted).place == n_same + 1
+
+
+def test_a_space_that_is_named_has_its_fastest_first_whatever_that_trains(mixture):
+    _, keys = mixture
+    named = {**keys, "world": 8, "model": "gpt-oss-20b", "space": "megatron_plan"}
+    found = rank_lattice(open_outlook(None, {**named, "engine": "megatron"}, H100))
+    assert not found.choices.setbacks.any()
+    fastest = found.candidates[int(found.choices.firsts[0])]
+    assert changing_knobs(fastest, knobs_of("megatron"))
+    assert found.otherwise is not None
+    assert not changing_knobs(found.candidates[found.otherwise], knobs_of("megatron"))
 
 
 def test_each_zero_stage_and_kind_of_layout_that_fits_has_its_best(ranking):
@@ -241,7 +288,7 @@ def test_the_spaces_that_are_named_hold_the_rows_that_they_are_named_for(mixture
     console = Console(file=io.StringIO(), width=4000)
     print_ranking(console, found, top=10)
     (line,) = (x for x in console.file.getvalue().splitlines() if x.startswith("search "))
-    assert "by default tries all layouts without fp8, main_grads and cuda_graphs" in line
+    assert "by default tries all layouts without fp8, main_grads, cuda_graphs, " in line
     firsts = [found.candidates[int(index)] for index in found.choices.firsts[:10]]
     homes = found.outlook.default_search.homes(firsts)
     assert "megatron_plan" in homes

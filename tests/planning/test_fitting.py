@@ -38,6 +38,51 @@ def test_a_mixture_whose_weights_no_layout_holds_is_told_what_would_do():
     assert any(way.flags.startswith("--world") for way in found.ways_to_fit)
 
 
+def test_where_no_layout_surely_fits_less_of_adam_on_the_device_is_ranked_as_well():
+    mixture = {"model": "qwen3-30b-a3b", "seq_len": 4096, "global_batch": 128, "world": 8}
+    found = rank_lattice(
+        open_outlook(None, {**mixture, "engine": "megatron"}, FleetWishes(gpu="H100"))
+    )
+    first = found.candidates[int(found.choices.firsts[0])].values
+    assert first["optimizer_offload"] == 1.0
+    other = found.candidates[found.otherwise].values
+    assert other["adam_moments"] == "bf16"
+    assert found.ways_to_fit == ()
+    # What does not need it is not offered it.
+    wide = rank_lattice(
+        open_outlook(None, {**mixture, "world": 32, "engine": "megatron"}, FleetWishes(gpu="H100"))
+    )
+    assert not wide.candidates.columns["optimizer_offload"].any()
+
+
+def test_what_needs_more_of_the_host_than_a_node_has_does_not_fit():
+    free = rank_lattice(open_outlook(None, LARGE, SMALL_GPU))
+    needed = free.prediction.host_memory_bytes[int(free.choices.firsts[0])]
+    assert 300 * 2**30 < needed < 2**40
+    assert free.n_likely
+    tight = rank_lattice(open_outlook(None, {**LARGE, "host_memory": "300GiB"}, SMALL_GPU))
+    fits = tight.prediction.fit_probability > 0
+    assert (tight.prediction.host_memory_bytes[fits] <= 300 * 2**30).all()
+    assert not tight.n_likely
+    out = io.StringIO()
+    print_ranking(Console(file=out, width=4000), tight, top=1)
+    assert "need more than 300 GiB per node count as not fitting" in out.getvalue()
+
+
+def test_where_nobody_says_what_a_host_has_rows_above_the_usual_come_behind():
+    job = {"model": "mixtral-8x22b", "seq_len": 4096, "global_batch": 64, "world": 16}
+    found = rank_lattice(open_outlook(None, job, FleetWishes(gpu="H100", per_node=16)))
+    firsts = found.choices.firsts
+    sure = firsts[found.prediction.fit_probability[firsts] >= 0.9]
+    above = found.prediction.host_memory_bytes[sure] > 2 * 2**40
+    assert 0 < above.sum() < len(above)
+    assert above.tolist() == sorted(above)
+    out = io.StringIO()
+    print_ranking(Console(file=out, width=4000), found, top=len(firsts))
+    assert "need more than 2 TiB per node come behind all that need less" in out.getvalue()
+    assert "of host memory per node" in out.getvalue()
+
+
 @pytest.mark.parametrize(("engine", "space"), [("deepspeed", "zero"), ("megatron", None)])
 def test_the_ways_that_are_named_do_fit(engine, space):
     named = {} if space is None else {"space": space}

@@ -21,6 +21,7 @@ class ExplainKeys(TypedDict, total=False):
     templates: str | Path
     gpu: str
     memory_limit: str
+    host_memory: str
     head_room: float
     nvme_path: str | Path
     accelerators: str | Path

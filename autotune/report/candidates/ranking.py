@@ -145,7 +145,6 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "has_front": any(map(ranking.is_on_front, (*best, *more))),
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
-        "least_bytes": float(found.peak_memory_bytes.min()),
         **_of_hosts(ranking),
         "allowed_bytes": job.memory_limit_bytes or ranking.outlook.environment.device_memory_bytes,
         "savings": [] if ranking.n_likely else list(engine.unused_savings(ranking.candidates)),
@@ -155,12 +154,15 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
 
 
 def _of_hosts(ranking: Ranking) -> dict[str, Any]:
-    """The host's memory that a node has or may have, and whether any candidate needs more."""
-    outlook = ranking.outlook
+    """What a node's host has or may have, candidates that need more, and the least other peak."""
+    outlook, found = ranking.outlook, ranking.prediction
     node_bytes = outlook.host_limit_bytes or outlook.usual_host_bytes
+    is_above = found.host_memory_bytes > node_bytes
+    counts = ~is_above if outlook.host_limit_bytes and not is_above.all() else ...
     return {
         "node_bytes": node_bytes,
-        "n_above_host": int((ranking.prediction.host_memory_bytes > node_bytes).sum()),
+        "n_above_host": int(is_above.sum()),
+        "least_bytes": float(found.peak_memory_bytes[counts].min()),
     }
 
 
