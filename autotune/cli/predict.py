@@ -86,10 +86,10 @@ def plan(
     What trials on this machine's devices measured corrects the predictions for them. Where nothing
     is likely to fit, it ends with 3.
     """
+    from autotune import DEFAULT_ENGINE
     from autotune.app.api.predictions import plan as rank_candidates
     from autotune.app.planning import export_ranked
     from autotune.export.door import suited_dialect
-    from autotune.job.job import DEFAULT_ENGINE
 
     if export is None and (to is not None or launcher is not None or rank is not None):
         flag = "--to" if to is not None else "--launcher" if launcher is not None else "--rank"

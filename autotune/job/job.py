@@ -120,7 +120,7 @@ class Job:
     memory_limit_bytes: int | None
     """Per device; None: the device's capacity."""
     host_memory_bytes: int | None
-    """Of one node; None: nobody says."""
+    """Memory of one node's host; None: nobody says."""
     head_room: float
     """Share of the limit that a candidate must leave free to be called feasible (0 to 1)."""
     trial_timeout_s: float

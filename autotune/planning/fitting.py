@@ -1,7 +1,7 @@
 """The smallest changes with which a job fits, where no candidate of its plan does."""
 
 import dataclasses
-import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -28,10 +28,10 @@ _LENGTHS = (2, 4, 8, 16, 32, 64)
 _LEAST_TOKENS = 512
 _SMALLEST = 500
 """Candidates, the smallest ones, that more memory is tried with."""
-_MOST_MEMORY = 2.0**20
-"""Factor of the memory that is tried, at most."""
 _MEMORY_STEP = 1.01
 """Factor by which the memory that is named may be too large."""
+_MOST_STEPS = 1_400
+"""Steps of more memory that are tried, at most: a million times as much."""
 
 
 def ways_to_fit(outlook: Outlook, found: Prediction, *, min_fit: float) -> tuple[OtherJob, ...]:
@@ -136,20 +136,16 @@ def _more_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> Othe
     def fits(factor: float) -> bool:
         return bool((predicted(factor).fit_probability >= min_fit).any())
 
-    low, high = 1.0, 2.0
     there = float(np.max(plans.memory_bytes))
-    while not fits(high):
-        low, high = high, 2 * high
-        if high > _MOST_MEMORY:
-            return None
-    while high / low > _MEMORY_STEP:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    at = predicted(high)
+    n_steps = bisect_left(range(_MOST_STEPS), True, key=lambda n: fits(_MEMORY_STEP**n))
+    if n_steps == _MOST_STEPS:
+        return None
+    factor = _MEMORY_STEP**n_steps
+    at = predicted(factor)
     best = int(ordered(at, min_fit=min_fit)[0])
-    device_bytes = high * outlook.environment.device_memory_bytes
+    device_bytes = factor * outlook.environment.device_memory_bytes
     return OtherJob(
-        flags=_memory_in_words(outlook, high * there, device_bytes),
+        flags=_memory_in_words(outlook, factor * there, device_bytes),
         outlook=outlook,
         candidate=outlook.lattice.candidates[int(rows[best])],
         step_time_s=float(at.step_time_s[best]),

@@ -130,7 +130,7 @@ def test_an_estimate_is_of_one_layout(outlook):
 
 
 def test_a_rank_that_a_consumer_can_be_told_is_named(tmp_path):
-    outlook = opened(space="megatron_plan")
+    outlook = opened(space="megatron")
     ranking = rank_lattice(outlook)
     with pytest.raises(RenderError, match="cannot be said") as caught:
         export_ranked(outlook, ranking, tmp_path / "out", rank=1, to="verl")
@@ -140,6 +140,15 @@ def test_a_rank_that_a_consumer_can_be_told_is_named(tmp_path):
     assert export_ranked(outlook, ranking, tmp_path / "out", to="verl", note=notes.append)
     assert json.loads((tmp_path / "out" / "prediction.json").read_text())["rank"] == rank
     assert notes[0].startswith("rank 1 is not written: --to verl: ")
+
+
+def test_a_form_of_another_engine_is_refused_before_anything_is_ranked(tmp_path):
+    words = ("--model", "no-such-model", "--engine", "megatron", "--export", "out")
+    done = autotune("plan", *words, "--to", "command", folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert (
+        "--to command: a configuration of megatron cannot be written in that form" in done.stderr
+    )
 
 
 def test_the_export_is_bash_and_marked_as_predicted(outlook, ranking, tmp_path):

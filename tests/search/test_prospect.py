@@ -41,6 +41,7 @@ def test_what_cannot_fit_is_said_with_changes_that_do(tmp_path: Path):
         session(tmp_path, "simulate:4xA100", space="zero_offload"), fresh=True, knowledge=None
     )
     assert (offloaded.n_fit > 0, offloaded.problem) == (True, "")
+    assert (said.is_hopeful, offloaded.is_hopeful) == (False, True)
 
 
 def test_what_cannot_end_in_time_is_said(tmp_path: Path):
@@ -117,7 +118,9 @@ def test_a_search_that_cannot_succeed_is_not_begun_unless_it_is_forced(tmp_path:
     assert done.returncode == ExitCode.NOTHING_FEASIBLE
     assert "nothing is predicted to fit" in done.stderr
     assert not list(tmp_path.glob("*/trials/*"))
-    plan = json.loads(autotune("search", *flags, "--dry-run", "--json", folder=tmp_path).stdout)
+    shown = autotune("search", *flags, "--dry-run", "--json", folder=tmp_path)
+    assert shown.returncode == ExitCode.NOTHING_FEASIBLE
+    plan = json.loads(shown.stdout)
     assert plan["prospect"]["n_fit"] == 0
     assert plan["prospect"]["problem"]
     forced = autotune("search", *flags, "--yes", "--force", folder=tmp_path)

@@ -8,6 +8,7 @@ from rich.console import Console
 from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
 from autotune.report.candidates.ranking import (
     assumptions,
+    changes_of,
     figures_as_dict,
     forecast_values,
     learned_as_dict,
@@ -18,8 +19,6 @@ from autotune.report.candidates.ranking import (
 )
 from autotune.report.terminal.tables import print_told
 from autotune.space.candidate import format_value
-from autotune.space.knob import knobs_of
-from autotune.space.knobs import changing_knobs
 from autotune.space.rule import Violation
 
 _ALIKE = 0.005
@@ -46,7 +45,7 @@ def estimate_as_dict(found: Estimated) -> dict[str, Any]:
     return {
         **judged_as_dict(found),
         **figures_as_dict(found.outlook.job, found.prediction, 0, found.reach),
-        "changes_training": changing_knobs(found.candidate, knobs_of(found.outlook.job.engine)),
+        "changes_training": [*changes_of(found.candidate, found.outlook.job)],
         "assumed": assumptions(found.reach, 0),
         **parts_as_dict(found.prediction, 0),
         **learned_as_dict(found.outlook.learned),

@@ -196,12 +196,12 @@ def forecast_values(
         "router": _of_router(reach, index),
         "level": LEVEL,
         "learned": outlook.learned,
-        "changes": _changes_of(candidate, job),
+        "changes": changes_of(candidate, job),
         "ranks": rank_lines(candidate, outlook.environment),
     }
 
 
-def _changes_of(candidate: Candidate, job: Job) -> dict[str, str]:
+def changes_of(candidate: Candidate, job: Job) -> dict[str, str]:
     """Knob of a candidate with which something else is trained -> what that is."""
     knobs = knobs_of(job.engine)
     return {name: knobs[name].changes_training for name in changing_knobs(candidate, knobs)}
@@ -219,7 +219,7 @@ def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
             "rank": ranking.choices.rank(otherwise),
             "step_time_s": float(ranking.prediction.step_time_s[otherwise]),
             "described": ranking.described(otherwise),
-            "changes": _changes_of(ranking.candidates[otherwise], ranking.outlook.job),
+            "changes": changes_of(ranking.candidates[otherwise], ranking.outlook.job),
         },
         "needs": ranking.outlook.needs(candidate),
         "variants": _variants_of_first(ranking),
@@ -384,7 +384,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "pred_price_per_billion_tokens": _price(ranking, index),
         "is_on_front": ranking.is_on_front(rank),
         "needs": list(ranking.outlook.needs(ranking.candidates[index])),
-        "changes_training": [*_changes_of(ranking.candidates[index], ranking.outlook.job)],
+        "changes_training": [*changes_of(ranking.candidates[index], ranking.outlook.job)],
         "assumed": assumptions(ranking.reach, index),
         **parts_as_dict(found, index),
     }
