@@ -104,7 +104,7 @@ def search(
             PROGRESS, session.lattice.context, session.job.objective.name
         ),
     )
-    if dry_run and not any(plan.prospect is None or plan.prospect.is_hopeful for plan in plans):
+    if dry_run and not any(plan.prospect is None or plan.prospect.may_fit for plan in plans):
         raise typer.Exit(ExitCode.NOTHING_FEASIBLE)
     if len(found) > 1:
         _show_several(found, as_json=as_json)

@@ -48,11 +48,6 @@ class Prospect:
     """The nearest changes with which one would."""
 
     @property
-    def is_hopeful(self) -> bool:
-        """Whether a trial may succeed, and rather does than not."""
-        return self.may_fit and not self.problem
-
-    @property
     def trial_s(self) -> float:
         """Seconds of a typical trial."""
         return trial_s(self.step_s)

@@ -41,7 +41,7 @@ def test_what_cannot_fit_is_said_with_changes_that_do(tmp_path: Path):
         session(tmp_path, "simulate:4xA100", space="zero_offload"), fresh=True, knowledge=None
     )
     assert (offloaded.n_fit > 0, offloaded.problem) == (True, "")
-    assert (said.is_hopeful, offloaded.is_hopeful) == (False, True)
+    assert (said.may_fit, offloaded.may_fit) == (False, True)
 
 
 def test_what_cannot_end_in_time_is_said(tmp_path: Path):
