@@ -108,14 +108,26 @@ class Widths(BaseModel):
     def evidence(self, kind: str) -> str:
         """The kind that stands for one, in words."""
         found = self.nearest(kind)
-        less = "" if found == kind else f" (too few of {kind})"
-        return f"{found}, {self.kinds[found].sources} sources{less}"
+        less = "" if found == kind else " (too few are closer to this one)"
+        return f"{self.kinds[found].sources} sources of {_in_words(found)}{less}"
 
     def scale(self, parts: Mapping[str, Values]) -> Values:
         """How many times as wide as of its kind each row is: what widens it adds up."""
         wider = [size * parts[name] for name, size in self.wider.items()]
         found: Values = 1.0 + np.sum(wider, axis=0, initial=0)
         return found
+
+
+def _in_words(kind: str) -> str:
+    """A kind as people say it: `large dense models, known framework and accelerator`."""
+    model, *others = kind.split()
+    if model == "all":
+        return "all kinds of runs"
+    evidence, size, meter = [*others, "", "", ""][:3]
+    words = f"{size} {model} models".strip()
+    words = words.replace("experts models", "mixtures of experts")
+    words += f", {evidence} framework and accelerator" if evidence else ""
+    return words + (f", {meter} memory" if meter else "")
 
 
 def _combinations(

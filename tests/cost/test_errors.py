@@ -79,11 +79,10 @@ def test_a_kind_that_too_few_sources_have_counts_as_the_next_wider_one() -> None
     wanted = ("dense known small", "dense unknown large", "experts known large")
     assert [widths.nearest(kind) for kind in wanted] == ["dense known", "dense", "all"]
     _, found = margin(row(**CLOSED), row(**{**CLOSED, "framework": "fsdp", "zero_stage": "3"}))
-    assert found.evidence_at(0) == (
-        "time: dense known, 9 sources (too few of dense known small); "
-        "memory: dense known, 9 sources (too few of dense known large total)"
-    )
-    assert "memory: all, 9 sources (too few of dense unknown" in found.evidence_at(1)
+    some = "9 sources of dense models, known framework and accelerator"
+    wider = "(too few are closer to this one)"
+    assert found.evidence_at(0) == f"time: {some} {wider}; memory: {some} {wider}"
+    assert f"memory: 9 sources of all kinds of runs {wider}" in found.evidence_at(1)
 
 
 def test_what_is_in_doubt_widens_both_ends() -> None:
