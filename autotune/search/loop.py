@@ -1,11 +1,13 @@
 """The coordinator: baseline, search, final comparison; one thread, no state but the record."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 
-from autotune.base.units import format_seconds
+from autotune.base.flags import flag
+from autotune.base.units import format_count, format_seconds, typed_seconds
 from autotune.contract import Role, Start, TrialSpec
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
@@ -20,9 +22,10 @@ from autotune.search.runner import POLL_S, Runner
 from autotune.search.session import Session
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
 from autotune.search.steering import Steering
-from autotune.search.stop import n_done
+from autotune.search.stop import n_done, searched
 from autotune.search.study_facts import save_facts
 from autotune.search.trial_spec import Run
+from autotune.space.candidate import Candidate
 
 _SNAPSHOT_S = 0.5
 
@@ -119,7 +122,7 @@ class _StagedSearch:
         if not session.place.compares:
             self._no_comparison = "the table would only repeat itself"
         elif baseline is not None and measured == {baseline.hash}:
-            self._no_comparison = "nothing but the baseline ran within the limits"
+            self._no_comparison = self._why_alone(baseline)
         if self._no_comparison:
             runner.note(f"no final comparison: {self._no_comparison}")
             return
@@ -168,6 +171,24 @@ class _StagedSearch:
                 runner.note(f"{confirm.MAX_COMPARISONS} comparisons drifted: no further one")
                 return
             drifting |= {m.hash for m in planned.members} & standings.drifting
+
+    def _why_alone(self, baseline: Candidate) -> str:
+        """Why nothing but the baseline has a figure, and what to do where the time was short."""
+        runner, budget_s = self._runner, self._session.job.budget.time_s
+        if searched(runner.history):
+            return "nothing but the baseline ran within the limits"
+        if budget_s is None or self._proposals.stop is not StopReason.TIME:
+            return "nothing but the baseline was tried"
+        ran, used_s = results(runner.history.of_hash(baseline.hash).trials), runner.used_s()
+        wanted_s = used_s + (runner.history.typical_s or 0.0) + self._proposals.comparison_s
+        wanted = typed_seconds(60 * math.ceil(wanted_s / 60))
+        busy = any(run.disturbed for run in ran)
+        return (
+            f"{format_count(len(ran), 'run')} of the baseline took {format_seconds(used_s)} of the "
+            f"budget of {format_seconds(budget_s)}"
+            f"{', as other work slowed the machine' if busy else ''}. The same command with "
+            f"{flag('budget')} {wanted} goes on with it{', best on an idle machine' if busy else ''}"
+        )
 
     def _drive(self, stage: SearchStage) -> None:
         """Start what a stage asks for, as many at a time as it may, until it asks no more."""
