@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.base.clock import date_of
+from autotune.base.flags import flag
 from autotune.base.telling import Fact, tell
 from autotune.base.units import format_amount, says_nothing
 from autotune.contract import Origin, Outcome, Phase, Role, TrialResult
@@ -29,6 +30,8 @@ from autotune.space.knobs import choices_of, describe_candidate, describe_differ
 from autotune.trial.statistics import SHOWN_BEYOND_MEDIAN, share_beyond_median
 
 _PASSED_SHOWN = 5
+_CLOSE = 0.03
+"""Share of the memory below which what the best leaves free is little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +139,7 @@ def _values(story: Story) -> dict[str, Any]:
         "says_nothing": gain is not None and says_nothing(gain.low, gain.high),
         "wish": story.objective.wish.name,
         "allowed_bytes": story.objective.allowed_bytes,
+        "left_free": _left_free(story),
         "leading": story.leading_row,
         "n_sound": len(story.sound_rows),
         "need": _least_need(story),
@@ -257,6 +261,18 @@ def _least_need(story: Story) -> dict[str, Any] | None:
         return None
     settings = describe_candidate(row.candidate, story.context)
     return {"size_bytes": size_bytes, "row": row, "settings": settings}
+
+
+def _left_free(story: Story) -> dict[str, Any] | None:
+    """Memory that the best leaves free, where that is little and nobody chose how much."""
+    peak_bytes = None if story.best is None else story.best.peak_memory_bytes
+    allowed_bytes = story.objective.allowed_bytes
+    is_chosen = story.job is not None and story.job.get("head_room")
+    if not peak_bytes or is_chosen or not peak_bytes > (1 - _CLOSE) * allowed_bytes:
+        return None
+    left_bytes = max(0.0, allowed_bytes - peak_bytes)
+    share = left_bytes / allowed_bytes
+    return {"size_bytes": left_bytes, "share": share, "flag": f"{flag('head_room')} {_CLOSE}"}
 
 
 def _whole_run(story: Story) -> dict[str, float] | None:
@@ -406,7 +422,7 @@ def _cost(story: Story) -> dict[str, Any] | None:
     return {
         "n_trials": len(ended),
         "wall_s": sum(map(_wall_s, ended)),
-        "hours": format_amount(hours),
+        "hours": hours,
         "price": None if price is None else format_amount(price * hours),
     }
 

@@ -15,6 +15,7 @@ from autotune.base.units import format_count
 from autotune.base.yaml_file import dump_yaml, read_yaml
 from autotune.devices.accelerators import SHIPPED
 from autotune.devices.hardware import detect_environment
+from autotune.devices.in_use import Device
 from autotune.job.job import JobText, make_job
 from autotune.record.study import Study
 from autotune.search.plan import Plan
@@ -158,9 +159,14 @@ def test_what_spoils_figures_is_said_once_before_the_plan(
 ) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setattr("autotune.fleet.transports.local.other_agents", lambda: [7, 8])
+    busy = (Device(index=0, name="core", busy=0.57), Device(index=1, name="core", busy=0.05))
+    monkeypatch.setattr("autotune.fleet.transports.local.watch_devices", lambda _: busy)
+    monkeypatch.setattr("autotune.fleet.transports.local.load_average", lambda: 3.2)
     n_cores = detect_environment().n_devices
     said = said_of(tmp_path, **{**NAMED, "world": 4 * n_cores, "global_batch": 16 * n_cores})
     assert said == [
+        "in use by others: device 0 (57%); load average 3.20: end what runs there, or wait: "
+        "measurements of a shared device are not trustworthy",
         f"{4 * n_cores} ranks share {format_count(n_cores, 'core')} and take turns: on more cores "
         "other settings may be the fastest",
         "autotune also runs on this machine (processes 7, 8): trials at the same time may slow "

@@ -206,8 +206,8 @@ def test_a_setting_that_is_too_wide_breaks_after_its_name() -> None:
     assert lines == ["zero.stage=0", "optimizer.implementation=", "torch_fused"]
 
 
-def test_a_sparkline_needs_two_values_and_takes_equal_ones() -> None:
+def test_a_sparkline_needs_values_that_differ() -> None:
     assert sparkline([3.0]) == ""
-    assert sparkline([3.0, 3.0]) == "▁▁"
+    assert sparkline([3.0, 3.0]) == ""
     assert sparkline([1.0, 8.0, 4.5]) == "▁█▅"
     assert len(sparkline([float(n) for n in range(100)])) == 40

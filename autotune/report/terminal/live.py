@@ -178,7 +178,7 @@ class LineView(View):
 def draw(snapshot: Snapshot, context: Context, objective: str, *, why: str = "") -> Group:
     """The live view of one moment; `why` the best is slower than one before it, if it is."""
     left_s = snapshot.time_left_s
-    left = "" if left_s is None else f", about {format_seconds(left_s)} left"
+    left = "" if left_s is None or snapshot.stage is Stage.DONE else f", about {format_seconds(left_s)} left"
     head = Text(_TITLES[snapshot.stage], style="bold")
     head.append(f"  {format_seconds(snapshot.elapsed_s)}{left}", style="dim")
     progress = Table.grid(padding=(0, 1))
@@ -226,14 +226,11 @@ def _values(snapshot: Snapshot, context: Context, objective: str, why: str) -> d
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """`▁▁▃▅▅█`: a bar per value, the last ones where there are many.
-
-    Empty for fewer than two values: one bar says nothing.
-    """
-    if len(values) < 2:
+    """`▁▁▃▅▅█`: a bar per value, the last ones where there are many; empty where none differ."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if low == high:
         return ""
-    low, high = min(values), max(values)
-    step = (high - low) / (len(_BARS) - 1) or 1.0
+    step = (high - low) / (len(_BARS) - 1)
     return "".join(_BARS[round((value - low) / step)] for value in values[-_MOST_BARS:])
 
 
