@@ -25,7 +25,6 @@ from autotune.search.steering import Steering
 from autotune.search.stop import n_done, searched
 from autotune.search.study_facts import save_facts
 from autotune.search.trial_spec import Run
-from autotune.space.candidate import Candidate
 
 _SNAPSHOT_S = 0.5
 
@@ -122,7 +121,7 @@ class _StagedSearch:
         if not session.place.compares:
             self._no_comparison = "the table would only repeat itself"
         elif baseline is not None and measured == {baseline.hash}:
-            self._no_comparison = self._why_alone(baseline)
+            self._no_comparison = self._why_alone
         if self._no_comparison:
             runner.note(f"no final comparison: {self._no_comparison}")
             return
@@ -172,22 +171,23 @@ class _StagedSearch:
                 return
             drifting |= {m.hash for m in planned.members} & standings.drifting
 
-    def _why_alone(self, baseline: Candidate) -> str:
+    @property
+    def _why_alone(self) -> str:
         """Why nothing but the baseline has a figure, and what to do where the time was short."""
         runner, budget_s = self._runner, self._session.job.budget.time_s
         if searched(runner.history):
             return "nothing but the baseline ran within the limits"
         if budget_s is None or self._proposals.stop is not StopReason.TIME:
             return "nothing but the baseline was tried"
-        ran, used_s = results(runner.history.of_hash(baseline.hash).trials), runner.used_s()
+        ran, used_s = results(runner.history.trials), runner.used_s()
         wanted_s = used_s + (runner.history.typical_s or 0.0) + self._proposals.comparison_s
-        wanted = typed_seconds(60 * math.ceil(wanted_s / 60))
-        busy = any(run.disturbed for run in ran)
+        wanted = f"{flag('budget')} {typed_seconds(60 * math.ceil(wanted_s / 60))}"
+        is_busy = any(run.disturbed for run in ran)
         return (
-            f"{format_count(len(ran), 'run')} of the baseline took {format_seconds(used_s)} of the "
-            f"budget of {format_seconds(budget_s)}"
-            f"{', as other work slowed the machine' if busy else ''}. The same command with "
-            f"{flag('budget')} {wanted} goes on with it{', best on an idle machine' if busy else ''}"
+            f"{format_count(len(ran), 'run')} for the baseline took {format_seconds(used_s)} of "
+            f"the budget of {format_seconds(budget_s)}"
+            f"{', as other work slowed the machine' if is_busy else ''}. The same command with "
+            f"{wanted} goes on with it{', best on an idle machine' if is_busy else ''}"
         )
 
     def _drive(self, stage: SearchStage) -> None:

@@ -175,6 +175,20 @@ def test_what_spoils_figures_is_said_once_before_the_plan(
     assert said_of(tmp_path, "simulate:2xH100", **NAMED) == [], "nothing runs there"
 
 
+def test_nobody_is_asked_about_a_search_that_runs_nothing(tmp_path: Path) -> None:
+    def begins(_: Session) -> Any:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run_searches(
+            NAMED,
+            results=tmp_path,
+            fleet="simulate:2xH100",
+            watch=begins,
+            confirm=lambda _: pytest.fail("asked"),
+        )
+
+
 def test_a_study_that_another_search_holds_is_told_before_the_plan(tmp_path: Path) -> None:
     held = Study(tmp_path, "held")
     held.lock()

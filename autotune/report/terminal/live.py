@@ -178,7 +178,11 @@ class LineView(View):
 def draw(snapshot: Snapshot, context: Context, objective: str, *, why: str = "") -> Group:
     """The live view of one moment; `why` the best is slower than one before it, if it is."""
     left_s = snapshot.time_left_s
-    left = "" if left_s is None or snapshot.stage is Stage.DONE else f", about {format_seconds(left_s)} left"
+    left = (
+        ""
+        if left_s is None or snapshot.stage is Stage.DONE
+        else f", about {format_seconds(left_s)} left"
+    )
     head = Text(_TITLES[snapshot.stage], style="bold")
     head.append(f"  {format_seconds(snapshot.elapsed_s)}{left}", style="dim")
     progress = Table.grid(padding=(0, 1))
