@@ -556,7 +556,7 @@ def test_where_the_time_ends_before_a_candidate_that_is_said(study: Study):
     assert answer.best == answer.baseline
     why = str(study.read_state()["no_comparison"])
     assert why.startswith(
-        "1 run of the baseline took 10.0 s of the budget of 15.0 s, as other work"
+        "1 run for the baseline took 10.0 s of the budget of 15.0 s, as other work"
     )
     assert "--budget 120s" in why
 
