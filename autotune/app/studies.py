@@ -164,7 +164,7 @@ def state_of(study: Study) -> State:
         is_proven=answer is not None and answer.has_proven_gain,
         substitute_baseline=answer is not None and answer.is_substitute,
         stop_reason=None if answer is None else answer.stop_reason,
-        is_searched=facts.is_searched or len(history.recorded) > 1,
+        is_searched=facts.is_searched,
         origin=facts.origin,
     )
 

@@ -4,9 +4,9 @@ A template is data that a user may bring along, so it runs in Jinja's sandbox. A
 through `tojson` (JSON), `sh` (one shell word), `html` (text or a quoted attribute), `linked` (text
 of a page, with links to the documentation), `script` (JSON inside a script element), `text`
 (prose, as it is), `markdown`, `code` (code in Markdown), or what spells a figure: `count` (a
-number of things), `amount`, `hours`, `bytes`, `seconds`, `rate`, `times`, `percent`, `interval`,
-`gain`. A bare `{{ value }}` is refused, because Python's spelling of it (`True`, `None`, an
-unquoted path) is wrong in each of them.
+number of things), `amount`, `bytes`, `seconds`, `rate`, `times`, `percent`, `interval`, `gain`. A
+bare `{{ value }}` is refused, because Python's spelling of it (`True`, `None`, an unquoted path)
+is wrong in each of them.
 """
 
 import html
@@ -42,7 +42,6 @@ from autotune.base.units import (
     format_bytes,
     format_count,
     format_gain_interval,
-    format_hours,
     format_interval,
     format_rate,
     format_seconds,
@@ -188,7 +187,6 @@ class _StrictEnvironment(SandboxedEnvironment):
         self.filters.update(
             tojson=_to_json,
             sh=_filter(lambda value: shlex.quote(str(value))),
-            hours=_filter(format_hours),
             html=_filter(lambda value: html.escape(lines(str(value)))),
             linked=_filter(_to_links),
             script=_filter(_to_script),

@@ -176,12 +176,6 @@ def format_amount(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 99.5 else f"{amount:.2g}"
 
 
-def format_hours(hours: float) -> str:
-    """Accelerators times hours: `1 accelerator-hour`, `0.034 accelerator-hours`."""
-    amount = format_amount(hours)
-    return f"{amount} accelerator-hour{'' if amount == '1' else 's'}"
-
-
 def typed_seconds(duration_s: float) -> str:
     """A duration as a flag takes it, rounded up to a whole number: `45s`, `21m`, `8h`."""
     whole_s = max(1, math.ceil(duration_s))

@@ -1,6 +1,5 @@
 """How busy the devices of this machine are before anything of ours runs on them."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,11 +52,6 @@ def watch_devices(accelerator: str | None) -> tuple[Device, ...]:
         )
         for core in usable_cores()
     )
-
-
-def load_average() -> float:
-    """Load of the last minute: processes that ran or wanted to."""
-    return os.getloadavg()[0]
 
 
 def in_use(devices: Sequence[Device], load: float | None) -> list[str]:

@@ -24,7 +24,7 @@ from autotune.devices.hardware import (
     version_of,
     visible_gpus,
 )
-from autotune.devices.in_use import load_average, watch_devices
+from autotune.devices.in_use import watch_devices
 from autotune.doctor.diagnosis import Machine
 from autotune.engines.base import installed_engines
 from autotune.fleet.node.answers import answer
@@ -59,7 +59,7 @@ def inspect_machine() -> Machine:
         torch_cuda=torch_cuda_version(),
         n_gpus=len(visible_gpus()),
         devices=watch_devices(accelerator),
-        load_average=load_average(),
+        load_average=os.getloadavg()[0],
         memory_bytes=usable_memory_bytes(),
         memlock_bytes=_memlock_bytes(),
         shm_bytes=_shm_bytes(),

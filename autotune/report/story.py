@@ -207,11 +207,6 @@ class Story:
         return baseline is not None and not any(row.figure and self.fits(row) for row in others)
 
     @property
-    def is_searched(self) -> bool:
-        """Whether a search began; a command that was only diagnosed has its one run."""
-        return self.facts.is_searched or len(self.history.recorded) > 1
-
-    @property
     def is_nothing_tried(self) -> bool:
         """Whether the search ended before it tried anything but what leads to the baseline."""
         is_alone = self.is_baseline_alone and bool(self.facts.no_comparison)

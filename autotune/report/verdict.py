@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.base.clock import date_of
-from autotune.base.flags import flag
 from autotune.base.telling import Fact, tell
 from autotune.base.units import format_amount, says_nothing
 from autotune.contract import Origin, Outcome, Phase, Role, TrialResult
@@ -17,6 +16,7 @@ from autotune.engines.launches.line import in_short
 from autotune.record.bottleneck import bottleneck
 from autotune.record.gate import read_gate
 from autotune.record.soak import describe_soak, read_soak
+from autotune.record.spread import outdone
 from autotune.record.study import Study, Trial, flags_of
 from autotune.record.tried import warning
 from autotune.report.explain.predictions import forecast_errors
@@ -30,8 +30,6 @@ from autotune.space.knobs import choices_of, describe_candidate, describe_differ
 from autotune.trial.statistics import SHOWN_BEYOND_MEDIAN, share_beyond_median
 
 _PASSED_SHOWN = 5
-_CLOSE = 0.03
-"""Share of the memory below which what the best leaves free is little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +137,6 @@ def _values(story: Story) -> dict[str, Any]:
         "says_nothing": gain is not None and says_nothing(gain.low, gain.high),
         "wish": story.objective.wish.name,
         "allowed_bytes": story.objective.allowed_bytes,
-        "left_free": _left_free(story),
         "leading": story.leading_row,
         "n_sound": len(story.sound_rows),
         "need": _least_need(story),
@@ -263,18 +260,6 @@ def _least_need(story: Story) -> dict[str, Any] | None:
     return {"size_bytes": size_bytes, "row": row, "settings": settings}
 
 
-def _left_free(story: Story) -> dict[str, Any] | None:
-    """Memory that the best leaves free, where that is little and nobody chose how much."""
-    peak_bytes = None if story.best is None else story.best.peak_memory_bytes
-    allowed_bytes = story.objective.allowed_bytes
-    is_chosen = story.job is not None and story.job.get("head_room")
-    if not peak_bytes or is_chosen or not peak_bytes > (1 - _CLOSE) * allowed_bytes:
-        return None
-    left_bytes = max(0.0, allowed_bytes - peak_bytes)
-    share = left_bytes / allowed_bytes
-    return {"size_bytes": left_bytes, "share": share, "flag": f"{flag('head_room')} {_CLOSE}"}
-
-
 def _whole_run(story: Story) -> dict[str, float] | None:
     """The gain by the mean step, where some steps of a user's script do more than train.
 
@@ -379,7 +364,7 @@ def _disturbances(story: Story) -> dict[str, Any]:
     measured = [
         t for t in story.history.trials if t.result is not None and t.result.outcome.is_measured
     ]
-    shown = {row.trial for row in story.rows}
+    shown, left_out = {row.trial for row in story.rows}, outdone(measured)
     counted = {t.spec.identity.number: t.spec.provenance.repeat_of for t in measured}
     repeats = {repeat_of: number for number, repeat_of in counted.items()}
     repeats |= {t.spec.provenance.retry_of: t.spec.identity.number for t in story.history.trials}
@@ -389,6 +374,7 @@ def _disturbances(story: Story) -> dict[str, Any]:
             "why": why,
             "repeat": (repeat := repeats.get(t.spec.identity.number)),
             "counts": repeat in counted,
+            "is_slower": repeat in left_out,
             "is_repeat": t.spec.provenance.repeat_of is not None,
         }
         for t in story.history.trials

@@ -8,7 +8,7 @@ from functools import partial
 
 from autotune.base.flags import flag
 from autotune.base.units import format_count, format_seconds, typed_seconds
-from autotune.contract import Role, Start, TrialSpec
+from autotune.contract import Start, TrialSpec
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
 from autotune.record.facts import BaselineFacts
@@ -260,13 +260,6 @@ class _StagedSearch:
             stage=stage,
             counts=history.counts,
             trials=history.recorded,
-            rates=tuple(
-                result.samples_per_s
-                for result in results(history.trials)
-                if result.samples_per_s is not None
-                and result.outcome.is_measured
-                and result.role is not Role.CONFIRM
-            ),
             n_done=n_done(history),
             n_budget=self._proposals.n_budget,
             running=self._runner.running(),

@@ -1,6 +1,7 @@
 """The job where nobody names one, and the job that a study keeps."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -161,7 +162,7 @@ def test_what_spoils_figures_is_said_once_before_the_plan(
     monkeypatch.setattr("autotune.fleet.transports.local.other_agents", lambda: [7, 8])
     busy = (Device(index=0, name="core", busy=0.57), Device(index=1, name="core", busy=0.05))
     monkeypatch.setattr("autotune.fleet.transports.local.watch_devices", lambda _: busy)
-    monkeypatch.setattr("autotune.fleet.transports.local.load_average", lambda: 3.2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.2, 3.0, 3.0))
     n_cores = detect_environment().n_devices
     said = said_of(tmp_path, **{**NAMED, "world": 4 * n_cores, "global_batch": 16 * n_cores})
     assert said == [

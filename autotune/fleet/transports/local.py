@@ -23,7 +23,7 @@ from autotune.devices.hardware import (
     detect_environment,
     usable_memory_bytes,
 )
-from autotune.devices.in_use import REMEDY, in_use, load_average, watch_devices
+from autotune.devices.in_use import REMEDY, in_use, watch_devices
 from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import THIS_MACHINE
 from autotune.fleet.gang_fleet import AGENT, GangFleet, GangPlace
@@ -82,7 +82,7 @@ class Here(GangPlace):
     def _in_use(self) -> list[str]:
         is_cpu = self.environment.accelerator == "cpu"
         devices = watch_devices(self.environment.accelerator)
-        return in_use(devices, load_average() if is_cpu else None)
+        return in_use(devices, os.getloadavg()[0] if is_cpu else None)
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
         """Check the packages and the workload, then make the fleet.
