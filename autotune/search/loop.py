@@ -138,16 +138,14 @@ class _StagedSearch:
                 elif self._standings.verdict is not None:
                     runner.note("no time left to compare again: the recorded comparison counts")
                 else:
-                    self._no_comparison = "no time was left for it"
-                    runner.note("no time left for the final comparison: figures are of one trial")
+                    self._no_comparison = "no candidate was left for it"
                     if session.job.budget.time_s is not None:
-                        one_s = confirm.run_seconds(self._runner.history, COLD)[Start.COLD]
-                        least_s = MIN_ROUNDS * N_CONFIRM * one_s
-                        runner.note(
-                            f"its shortest form takes up to {format_seconds(least_s)}, and "
-                            f"{format_seconds(max(0.0, left_s([])))} are left: the same command "
-                            "with a larger --budget goes on with it"
-                        )
+                        one_s = confirm.run_seconds(runner.history, COLD)[Start.COLD]
+                        least_s = format_seconds(MIN_ROUNDS * N_CONFIRM * one_s)
+                        rest_s = format_seconds(max(0.0, left_s([])))
+                        why = f"its shortest form takes up to {least_s}, and {rest_s} are left"
+                        self._no_comparison = f"{why}. {self._with_more_time}"
+                    runner.note(f"no final comparison: {self._no_comparison}")
                 return
             self._comparison = ComparisonStage(session, runner, planned)
             if self._comparison.missing:
@@ -180,15 +178,21 @@ class _StagedSearch:
         if budget_s is None or self._proposals.stop is not StopReason.TIME:
             return "nothing but the baseline was tried"
         ran, used_s = results(runner.history.trials), runner.used_s()
-        wanted_s = used_s + (runner.history.typical_s or 0.0) + self._proposals.comparison_s
-        wanted = f"{flag('budget')} {typed_seconds(60 * math.ceil(wanted_s / 60))}"
-        is_busy = any(run.disturbed for run in ran)
+        busy = ", as other work slowed the machine" if any(run.disturbed for run in ran) else ""
         return (
             f"{format_count(len(ran), 'run')} for the baseline took {format_seconds(used_s)} of "
-            f"the budget of {format_seconds(budget_s)}"
-            f"{', as other work slowed the machine' if is_busy else ''}. The same command with "
-            f"{wanted} goes on with it{', best on an idle machine' if is_busy else ''}"
+            f"the budget of {format_seconds(budget_s)}{busy}. {self._with_more_time}"
         )
+
+    @property
+    def _with_more_time(self) -> str:
+        """What to do where the time was short: another trial and the comparison have room then."""
+        history = self._runner.history
+        left_s = (history.typical_s or 0.0) + self._proposals.comparison_s
+        wanted = typed_seconds(60 * math.ceil((self._runner.used_s() + left_s) / 60))
+        busy = any(run.disturbed for run in results(history.trials))
+        where = ", best on an idle machine" if busy else ""
+        return f"The same command with {flag('budget')} {wanted} goes on with it{where}"
 
     def _drive(self, stage: SearchStage) -> None:
         """Start what a stage asks for, as many at a time as it may, until it asks no more."""

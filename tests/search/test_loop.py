@@ -188,7 +188,7 @@ def test_the_time_that_a_final_comparison_lacks_is_said(study: Study):
     notes = Notebook()
     search(study, make(trials=2, budget="35s"), observer=notes)
     (note,) = [note for note in notes.notes if "shortest form takes up to" in note]
-    assert "a larger --budget goes on with it" in note
+    assert "The same command with --budget 180s goes on with it" in note
 
 
 def test_config_faults_are_never_repeated(study: Study):
