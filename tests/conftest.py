@@ -165,6 +165,12 @@ _KNOWLEDGE = tempfile.TemporaryDirectory(prefix="autotune-knowledge-")
 os.environ[KNOWLEDGE_ENV] = str(Path(_KNOWLEDGE.name) / "knowledge.json")
 
 
+@pytest.fixture(autouse=True)
+def idle_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others run beside the tests is none of their remarks, and takes no second each."""
+    monkeypatch.setattr("autotune.fleet.transports.local.watch_devices", lambda _: ())
+
+
 @pytest.fixture(scope="session")
 def folder_of_knowledge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for all tests: thousands of them need no folder, and pytest counts all to make one."""

@@ -31,6 +31,7 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.runner import Runner
 from autotune.search.session import Session
 from autotune.search.steering import Steering
+from autotune.search.study_facts import model_of
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_difference
@@ -73,6 +74,7 @@ def diagnose(
     try:
         if not study.next_number():
             begin_study(session, note)
+            study.update_state(model=model_of(session))
             if script is None:
                 _run_own(session, engine, baseline, note)
             else:

@@ -24,6 +24,7 @@ from autotune.app.steering import prospect
 from autotune.app.worth import run_ladder
 from autotune.base.errors import JobError, NothingFeasibleError
 from autotune.base.flags import flag, switch
+from autotune.contract import Origin
 from autotune.devices.hardware import Environment
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.job import JobText, given_keys
@@ -108,7 +109,8 @@ def run_searches(
             if dry_run:
                 return None
             is_hopeful = expected is None or not expected.problem or force
-            if not confirm(is_hopeful) and expected is not None:
+            runs = session.place.origin is Origin.MEASURED  # else there is no price to agree to
+            if not (confirm(is_hopeful) if runs else is_hopeful) and expected is not None:
                 raise NothingFeasibleError(
                     expected.problem, f"{expected.nearest}; or {switch('force')}"
                 )

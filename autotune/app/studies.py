@@ -42,6 +42,8 @@ class State:
     """Whether the best is proven to be better than the baseline."""
     stop_reason: str | None
     """None while the search has not ended."""
+    is_searched: bool = True
+    """Whether a search began; else the command was only diagnosed."""
     substitute_baseline: bool = False
     """Whether that baseline is another than was asked for, since the platform ended that."""
     origin: str = "measured"
@@ -162,6 +164,7 @@ def state_of(study: Study) -> State:
         is_proven=answer is not None and answer.has_proven_gain,
         substitute_baseline=answer is not None and answer.is_substitute,
         stop_reason=None if answer is None else answer.stop_reason,
+        is_searched=facts.is_searched,
         origin=facts.origin,
     )
 

@@ -129,7 +129,9 @@ def in_place() -> Iterator[Callable[[str], None] | None]:
         yield None
         return
     with PROGRESS.status("") as status:
-        yield lambda line: status.update(Text(scrubbed_text(line)))
+        yield lambda line: status.update(
+            Text(scrubbed_text(line), no_wrap=True, overflow="ellipsis")
+        )
 
 
 def explain(error: AutotuneError | OSError) -> None:

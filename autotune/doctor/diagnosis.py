@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.base.telling import tell
 from autotune.base.templates import Encoded
+from autotune.devices.in_use import Device
 
 
 class Level(StrEnum):
@@ -50,21 +51,6 @@ def worst(findings: Iterable[Remark]) -> Level:
     """The worst level of some findings; `ok` where there are none."""
     levels = {finding.level for finding in findings}
     return next((level for level in (Level.FAIL, Level.WARN) if level in levels), Level.OK)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """One accelerator before anything of ours ran on it."""
-
-    index: int
-    """GPU index as ranks count, or core number."""
-    name: str
-    busy: float | None
-    """Share of the time it was in use by others (0 to 1); None if not reported."""
-    memory_bytes: int | None = None
-    """Memory of a GPU; None for a core."""
-    memory_used_bytes: int | None = None
-    """Memory of a GPU that anybody uses; None for a core."""
 
 
 @dataclass(frozen=True, kw_only=True)

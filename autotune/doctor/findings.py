@@ -8,14 +8,13 @@ from typing import Any
 from packaging.version import Version
 
 from autotune import DEFAULT_ENGINE
-from autotune.base.units import format_bytes, format_count
+from autotune.base.units import format_count
+from autotune.devices.in_use import REMEDY, in_use
 from autotune.doctor.diagnosis import Examination, Machine, Remark, Speed, remarks
 from autotune.doctor.machine import inspect_machine
 from autotune.doctor.speed import TIMEOUT_S, measure_speed
 from autotune.engines.base import EnginePackage, installed_engines
 
-BUSY = 0.10
-"""Share of its time, or of a GPU's memory, from which on a device is not called idle."""
 SLOW = 0.10
 """How far below the median a device may be."""
 LOW_MEMLOCK_BYTES = 2**30
@@ -61,16 +60,10 @@ def conclude(
         "kinds": sorted({device.name for device in machine.devices}),
         "devices": _counted(machine),
         "lacking": lacking,
-        "busy": [
-            f"{device.index} ({device.busy:.0%})"
-            for device in machine.devices
-            if device.busy is not None and device.busy > BUSY
-        ],
-        "held": [
-            f"{device.index} ({format_bytes(device.memory_used_bytes)})"
-            for device in machine.devices
-            if device.memory_bytes and (device.memory_used_bytes or 0) > BUSY * device.memory_bytes
-        ],
+        "in_use": in_use(
+            machine.devices, machine.load_average if machine.accelerator == "cpu" else None
+        ),
+        "remedy": REMEDY,
         "removed": [*_removed(machine)],
         "low_memlock_bytes": LOW_MEMLOCK_BYTES,
         "low_shm_bytes": LOW_SHM_BYTES,

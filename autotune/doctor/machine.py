@@ -15,26 +15,22 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
-
 from autotune.base.errors import FleetError
 from autotune.base.guarded_process import run_guarded, scratch_folder
 from autotune.devices.hardware import (
-    cpu_name,
     find_accelerator,
     torch_cuda_version,
-    usable_cores,
     usable_memory_bytes,
     version_of,
     visible_gpus,
 )
-from autotune.doctor.diagnosis import Device, Machine
+from autotune.devices.in_use import watch_devices
+from autotune.doctor.diagnosis import Machine
 from autotune.engines.base import installed_engines
 from autotune.fleet.node.answers import answer
 
 PACKAGES = ("transformers", "optuna", "pydantic", "pandas", "pyarrow", "nvidia-ml-py", "numpy")
 TOOLS = ("gcc", "g++", "ninja", "nvcc", "numactl", "ssh", "pdsh")
-_BUSY_SAMPLE_S = 1.0
 _COMPILE_S = 60.0
 _LIBAIO_PROGRAM = "#include <libaio.h>\nint main(void) { return io_submit(0, 0, 0); }\n"
 
@@ -62,7 +58,7 @@ def inspect_machine() -> Machine:
         accelerator_fix=fix,
         torch_cuda=torch_cuda_version(),
         n_gpus=len(visible_gpus()),
-        devices=_gpus() if accelerator == "cuda" else _cores(),
+        devices=watch_devices(accelerator),
         load_average=os.getloadavg()[0],
         memory_bytes=usable_memory_bytes(),
         memlock_bytes=_memlock_bytes(),
@@ -80,32 +76,6 @@ def inspect_machine() -> Machine:
 def _once(names: Iterable[str]) -> tuple[str, ...]:
     """Engines that stand on one another compile the same."""
     return tuple(dict.fromkeys(names))
-
-
-def _gpus() -> tuple[Device, ...]:
-    return tuple(
-        Device(
-            index=gpu.index,
-            name=gpu.name,
-            busy=gpu.utilization,
-            memory_bytes=gpu.memory_bytes,
-            memory_used_bytes=gpu.memory_used_bytes,
-        )
-        for gpu in visible_gpus()
-    )
-
-
-def _cores() -> tuple[Device, ...]:
-    percents = psutil.cpu_percent(interval=_BUSY_SAMPLE_S, percpu=True)
-    return tuple(
-        Device(
-            index=core,
-            name=cpu_name(),
-            # A container may number its cores beyond those it is shown.
-            busy=percents[core] / 100 if core < len(percents) else None,
-        )
-        for core in usable_cores()
-    )
 
 
 def _path_of(tool: str) -> str | None:

@@ -115,6 +115,11 @@ class Facts:
         return cls(**{name: fact for name, fact in found.items() if fact is not None})
 
     @property
+    def is_searched(self) -> bool:
+        """Whether a search began; a command that was only diagnosed has none."""
+        return self.environment is not None
+
+    @property
     def engine(self) -> str:
         """Name of the engine that trained."""
         return DEFAULT_ENGINE if self.context is None else self.context.engine

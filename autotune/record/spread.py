@@ -112,17 +112,34 @@ def spread_of(trials: Iterable[Trial]) -> Spread:
     """The spread of one job's trials, from the candidates that were run more than once.
 
     Trials of the search and of the final comparison are kept apart, since the first may have been
-    picked for being lucky. A disturbed trial whose repeat counts instead is left out; one that
+    picked for being lucky. Those whose repeat counts instead are left out (`outdone`); one that
     counts although it was disturbed is what a re-run may meet as well.
     """
     groups: dict[tuple[str, bool], list[TrialResult]] = {}
     measured = [t for t in trials if t.result is not None and is_figure(t.result)]
-    replaced = {trial.spec.provenance.repeat_of for trial in measured}
+    left_out = outdone(measured)
     for trial in measured:
-        if trial.result is not None and trial.spec.identity.number not in replaced:
+        if trial.result is not None and trial.result.number not in left_out:
             key = (trial.spec.identity.candidate_hash, trial.spec.identity.role is Role.CONFIRM)
             groups.setdefault(key, []).append(trial.result)
     return pooled(groups.values())
+
+
+def outdone(trials: Iterable[Trial]) -> set[int]:
+    """Numbers of the disturbed trials whose repeat counts instead, and of repeats that do not.
+
+    The repeat of a disturbed trial counts, unless it was disturbed too and is slower: what
+    disturbs a run takes time from it, so the faster of both was disturbed less.
+    """
+    results = [(t.result, t.spec.provenance.repeat_of) for t in trials if t.result is not None]
+    measured = {run.number: run for run, _ in results if run.outcome.is_measured}
+    found = set()
+    for repeat, number in results:
+        if repeat.number in measured and number in measured:
+            first = measured[number]
+            rates = [run.samples_per_s or 0.0 for run in (repeat, first)]
+            found.add(repeat.number if repeat.disturbed and rates[0] < rates[1] else number)
+    return found
 
 
 def pooled(groups: Iterable[Sequence[TrialResult]], deviation: float = PRIOR_DEVIATION) -> Spread:

@@ -207,6 +207,12 @@ class Story:
         return baseline is not None and not any(row.figure and self.fits(row) for row in others)
 
     @property
+    def is_nothing_tried(self) -> bool:
+        """Whether the search ended before it tried anything but what leads to the baseline."""
+        is_alone = self.is_baseline_alone and bool(self.facts.no_comparison)
+        return is_alone and not any(row.is_searched for row in self.rows)
+
+    @property
     def guarded(self) -> Mapping[str, tuple[int, GuardVerdict]]:
         """`best` and `drifted` -> its trial, and what the guard says of it; those there are."""
         answer, found = self.answer, {}

@@ -16,6 +16,7 @@ from autotune.engines.launches.line import in_short
 from autotune.record.bottleneck import bottleneck
 from autotune.record.gate import read_gate
 from autotune.record.soak import describe_soak, read_soak
+from autotune.record.spread import outdone
 from autotune.record.study import Study, Trial, flags_of
 from autotune.record.tried import warning
 from autotune.report.explain.predictions import forecast_errors
@@ -363,7 +364,7 @@ def _disturbances(story: Story) -> dict[str, Any]:
     measured = [
         t for t in story.history.trials if t.result is not None and t.result.outcome.is_measured
     ]
-    shown = {row.trial for row in story.rows}
+    shown, left_out = {row.trial for row in story.rows}, outdone(measured)
     counted = {t.spec.identity.number: t.spec.provenance.repeat_of for t in measured}
     repeats = {repeat_of: number for number, repeat_of in counted.items()}
     repeats |= {t.spec.provenance.retry_of: t.spec.identity.number for t in story.history.trials}
@@ -373,6 +374,7 @@ def _disturbances(story: Story) -> dict[str, Any]:
             "why": why,
             "repeat": (repeat := repeats.get(t.spec.identity.number)),
             "counts": repeat in counted,
+            "is_slower": repeat in left_out,
             "is_repeat": t.spec.provenance.repeat_of is not None,
         }
         for t in story.history.trials
@@ -406,7 +408,7 @@ def _cost(story: Story) -> dict[str, Any] | None:
     return {
         "n_trials": len(ended),
         "wall_s": sum(map(_wall_s, ended)),
-        "hours": format_amount(hours),
+        "hours": hours,
         "price": None if price is None else format_amount(price * hours),
     }
 

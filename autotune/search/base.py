@@ -46,9 +46,6 @@ class Snapshot:
     """Trials of the search proper that have ended, resumed ones included."""
     n_budget: int
     running: tuple[Running, ...]
-    rates: tuple[float, ...] = ()
-    """Samples/s of the measured trials, in their order, without the final comparison and without
-    reduced trials."""
     baseline: Standing | None
     best: Standing | None
     comparison: Comparison | None = None

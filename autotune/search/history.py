@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from autotune.contract import KnobValue, Outcome, Phase, Role, Start, TrialResult
 from autotune.record.answer import Standing
-from autotune.record.spread import Spread, is_figure, spread_of
+from autotune.record.spread import Spread, is_figure, outdone, spread_of
 from autotune.record.study import Trial
 from autotune.space.candidate import Candidate, candidate_of
 
@@ -370,14 +370,10 @@ def evidence_of(result: TrialResult) -> str:
 
 
 def counting(trials: Sequence[Trial]) -> TrialResult | None:
-    """The measured result that counts of one candidate's trials; None: none is measured.
-
-    The repeat of a disturbed trial takes its place, disturbed or not: the first is known to be
-    wrong.
-    """
-    measured = [t for t in trials if t.result is not None and t.result.outcome.is_measured]
-    repeats = [t for t in measured if t.spec.provenance.repeat_of is not None]
-    return next((t.result for t in (*repeats, *measured)), None)
+    """The measured result that counts of one candidate's trials; None: none is measured."""
+    left_out = outdone(trials)
+    ended = results(trials)
+    return next((r for r in ended if r.outcome.is_measured and r.number not in left_out), None)
 
 
 def owed_repeat(trials: Sequence[Trial], to_repeat: Collection[int]) -> int | None:
@@ -385,8 +381,9 @@ def owed_repeat(trials: Sequence[Trial], to_repeat: Collection[int]) -> int | No
 
     Of the final comparison, the trials are those of one round.
     """
-    result = counting(trials)
-    return result.number if result is not None and result.number in to_repeat else None
+    measured = [t for t in trials if t.result is not None and t.result.outcome.is_measured]
+    repeated = {t.spec.provenance.repeat_of for t in measured}
+    return next((n for n in map(_number, measured) if n in to_repeat and n not in repeated), None)
 
 
 def is_settled(trials: Sequence[Trial], to_repeat: Collection[int] = ()) -> bool:

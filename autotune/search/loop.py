@@ -1,12 +1,14 @@
 """The coordinator: baseline, search, final comparison; one thread, no state but the record."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 
-from autotune.base.units import format_seconds
-from autotune.contract import Role, Start, TrialSpec
+from autotune.base.flags import flag
+from autotune.base.units import format_count, format_seconds, typed_seconds
+from autotune.contract import Start, TrialSpec
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
 from autotune.record.facts import BaselineFacts
@@ -20,7 +22,7 @@ from autotune.search.runner import POLL_S, Runner
 from autotune.search.session import Session
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
 from autotune.search.steering import Steering
-from autotune.search.stop import n_done
+from autotune.search.stop import n_done, searched
 from autotune.search.study_facts import save_facts
 from autotune.search.trial_spec import Run
 
@@ -119,7 +121,7 @@ class _StagedSearch:
         if not session.place.compares:
             self._no_comparison = "the table would only repeat itself"
         elif baseline is not None and measured == {baseline.hash}:
-            self._no_comparison = "nothing but the baseline ran within the limits"
+            self._no_comparison = self._why_alone
         if self._no_comparison:
             runner.note(f"no final comparison: {self._no_comparison}")
             return
@@ -136,16 +138,14 @@ class _StagedSearch:
                 elif self._standings.verdict is not None:
                     runner.note("no time left to compare again: the recorded comparison counts")
                 else:
-                    self._no_comparison = "no time was left for it"
-                    runner.note("no time left for the final comparison: figures are of one trial")
+                    self._no_comparison = "no candidate was left for it"
                     if session.job.budget.time_s is not None:
-                        one_s = confirm.run_seconds(self._runner.history, COLD)[Start.COLD]
-                        least_s = MIN_ROUNDS * N_CONFIRM * one_s
-                        runner.note(
-                            f"its shortest form takes up to {format_seconds(least_s)}, and "
-                            f"{format_seconds(max(0.0, left_s([])))} are left: the same command "
-                            "with a larger --budget goes on with it"
-                        )
+                        one_s = confirm.run_seconds(runner.history, COLD)[Start.COLD]
+                        least_s = format_seconds(MIN_ROUNDS * N_CONFIRM * one_s)
+                        rest_s = format_seconds(max(0.0, left_s([])))
+                        why = f"its shortest form takes up to {least_s}, and {rest_s} are left"
+                        self._no_comparison = f"{why}. {self._with_more_time}"
+                    runner.note(f"no final comparison: {self._no_comparison}")
                 return
             self._comparison = ComparisonStage(session, runner, planned)
             if self._comparison.missing:
@@ -168,6 +168,31 @@ class _StagedSearch:
                 runner.note(f"{confirm.MAX_COMPARISONS} comparisons drifted: no further one")
                 return
             drifting |= {m.hash for m in planned.members} & standings.drifting
+
+    @property
+    def _why_alone(self) -> str:
+        """Why nothing but the baseline has a figure, and what to do where the time was short."""
+        runner, budget_s = self._runner, self._session.job.budget.time_s
+        if searched(runner.history):
+            return "nothing but the baseline ran within the limits"
+        if budget_s is None or self._proposals.stop is not StopReason.TIME:
+            return "nothing but the baseline was tried"
+        ran, used_s = results(runner.history.trials), runner.used_s()
+        busy = ", as other work slowed the machine" if any(run.disturbed for run in ran) else ""
+        return (
+            f"{format_count(len(ran), 'run')} for the baseline took {format_seconds(used_s)} of "
+            f"the budget of {format_seconds(budget_s)}{busy}. {self._with_more_time}"
+        )
+
+    @property
+    def _with_more_time(self) -> str:
+        """What to do where the time was short: another trial and the comparison have room then."""
+        history = self._runner.history
+        left_s = (history.typical_s or 0.0) + self._proposals.comparison_s
+        wanted = typed_seconds(60 * math.ceil((self._runner.used_s() + left_s) / 60))
+        busy = any(run.disturbed for run in results(history.trials))
+        where = ", best on an idle machine" if busy else ""
+        return f"The same command with {flag('budget')} {wanted} goes on with it{where}"
 
     def _drive(self, stage: SearchStage) -> None:
         """Start what a stage asks for, as many at a time as it may, until it asks no more."""
@@ -239,13 +264,6 @@ class _StagedSearch:
             stage=stage,
             counts=history.counts,
             trials=history.recorded,
-            rates=tuple(
-                result.samples_per_s
-                for result in results(history.trials)
-                if result.samples_per_s is not None
-                and result.outcome.is_measured
-                and result.role is not Role.CONFIRM
-            ),
             n_done=n_done(history),
             n_budget=self._proposals.n_budget,
             running=self._runner.running(),

@@ -24,7 +24,7 @@ from autotune.search.race import COLD, MIN_ROUNDS, WARM, Rules
 from autotune.search.reduced import n_reduced, reduce_lattice
 from autotune.search.rounds import seconds_of
 from autotune.search.session import Session
-from autotune.search.stop import n_done
+from autotune.search.stop import CONFIRM_SHARE, n_done
 from autotune.search.trial_spec import GUARD_S, OWN_STEPS
 from autotune.space.ranks import describe_places, describe_reach
 from autotune.space.workload import Reach
@@ -103,6 +103,17 @@ class Plan:
         """Seconds that the baseline, one trial, and the two of them compared take."""
         first_s = (self.baseline_trials + 1) * self.trial_s
         return first_s + 2 * MIN_ROUNDS * self.confirm_s
+
+    @property
+    def trials_in_time(self) -> int | None:
+        """Trials of the search that the time has room for beside the rest; None: for all."""
+        budget_s = self.session.job.budget.time_s
+        if budget_s is None or not self.trial_s:
+            return None
+        kept_s = min(budget_s * CONFIRM_SHARE, self.confirm_trials * self.confirm_s)
+        left_s = budget_s - self.used_s - kept_s - self.baseline_trials * self.trial_s
+        n_trials = self.at_once * max(0, int(left_s / self.trial_s))
+        return n_trials if n_trials < self.search_trials else None
 
     @property
     def accelerator_hours(self) -> float:

@@ -101,7 +101,7 @@ class BaselineStage(SearchStage):
             else:
                 self.candidate = self._climb()
         except UntriedError as untried:
-            if self._has_time():
+            if self._has_time(1):
                 return self._completed(Run(candidate=untried.candidate, role=Role.BASELINE))
             self._runner.note(
                 "the time budget ends before a baseline is found: no speedup to report"
@@ -176,8 +176,8 @@ class BaselineStage(SearchStage):
     def _known(self, candidate: Candidate) -> Rung | None:
         """What the record says of a candidate; None: nothing that is final."""
         tried = self._history.explored.find(candidate)
-        # Where there is no time to repeat a disturbed trial, its result counts as it is.
-        if tried is None or not (tried.is_settled or (tried.measured and not self._has_time())):
+        # A disturbed trial is repeated where that leaves time for a candidate beside it.
+        if tried is None or not (tried.is_settled or (tried.measured and not self._has_time(2))):
             return None
         if self._session.objective.figure(tried) is not None:
             return Rung.RUNS
@@ -209,8 +209,8 @@ class BaselineStage(SearchStage):
                 "Another one is a substitute, and the answer says so",
             )
 
-    def _has_time(self) -> bool:
-        return self._left_s >= (self._history.typical_s or 0.0)
+    def _has_time(self, n_trials: int) -> bool:
+        return self._left_s >= n_trials * (self._history.typical_s or 0.0)
 
 
 def _why_not(tried: Tried) -> str:
@@ -279,12 +279,15 @@ class ProposalStage(SearchStage):
         if budget.time_s is not None:  # else nothing asks for it, and it goes through the record
             used_s = self._runner.used_s()
             kept_s = self.comparison_s
-        if has_time(history, budget, used_s=used_s, kept_s=kept_s):
-            for tried in history.tried:
-                owed = tried.candidate if tried.is_owed and tried.is_searched else None
-                # Rules may have changed since: an upgraded engine, another override.
-                if owed is not None and not session.engine_of(owed).judge(owed):
-                    return self._completed(Run(candidate=owed, role=Role.SEARCH))
+        owes = [tried for tried in history.tried if tried.is_owed and tried.is_searched]
+        for owed in owes:
+            # The first trial of another candidate is worth more than a repeat.
+            n_trials = 2 if owed.measured and self.n_left > len(owes) else 1
+            # Rules may have changed since: an upgraded engine, another override.
+            if has_time(
+                history, budget, used_s=used_s, kept_s=kept_s, n_trials=n_trials
+            ) and not session.engine_of(owed.candidate).judge(owed.candidate):
+                return self._completed(Run(candidate=owed.candidate, role=Role.SEARCH))
         self.stop = why_stop(history, session.objective, budget, used_s=used_s, kept_s=kept_s)
         if self.stop is not None:
             return None
@@ -346,7 +349,7 @@ class ProposalStage(SearchStage):
 
     def _closed(self, history: History) -> set[str]:
         """Hashes of the candidates that need no further trial."""
-        settled = (t.candidate.hash for t in history.tried if not t.is_owed)
+        settled = (t.candidate.hash for t in history.tried if t.measured or not t.is_owed)
         # The processes of some would not fit into the host's memory.
         not_startable = () if self._steering is None else self._steering.above_host
         return {*settled, *too_large(history), *not_startable}

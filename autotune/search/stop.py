@@ -60,19 +60,24 @@ def n_done(history: History) -> int:
     return sum(t.is_settled for t in (*searched(history), *searched(history.reduced)))
 
 
-def has_time(history: History, budget: Budget, *, used_s: float, kept_s: float) -> bool:
-    """Whether the time budget has room for another trial, first or repeated.
+def has_time(
+    history: History, budget: Budget, *, used_s: float, kept_s: float, n_trials: int = 1
+) -> bool:
+    """Whether the time budget has room for so many more trials, first or repeated.
 
     Args:
         history: What was tried.
         budget: The job's.
         used_s: Wall-clock seconds that trials took so far, earlier sessions included.
-        kept_s: Seconds that the final comparison will need; at most `CONFIRM_SHARE` is kept.
+        kept_s: Seconds that the final comparison will need; at most `CONFIRM_SHARE` is kept, and
+            nothing before there is a candidate to compare.
+        n_trials: How many of them.
     """
     if budget.time_s is None:
         return True
-    kept_s = min(kept_s, budget.time_s * CONFIRM_SHARE)
-    return used_s + (history.typical_s or 0.0) + kept_s <= budget.time_s
+    is_comparable = any(tried.is_running or tried.measured for tried in searched(history))
+    kept_s = min(kept_s, budget.time_s * CONFIRM_SHARE) if is_comparable else 0.0
+    return used_s + n_trials * (history.typical_s or 0.0) + kept_s <= budget.time_s
 
 
 def why_stop(

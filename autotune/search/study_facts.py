@@ -16,17 +16,22 @@ def save_facts(session: Session, note: Callable[[str], None], *, left_out: Seque
     Raises:
         StudyError: The record cannot be read or written.
     """
-    model, study = session.job.model, session.study
-    shape = dataclasses.asdict(model.shape)
-    study.update_state(
+    session.study.update_state(
         environment=dataclasses.asdict(session.environment),
         environments=environments_of(session, note),
-        model={"name": model.name, "shape": shape, "source": model.source},
+        model=model_of(session),
         left_out=list(left_out),
         stop_reason=None,
         no_comparison="",
         baseline=None,
     )
+
+
+def model_of(session: Session) -> dict[str, Any]:
+    """The job's model, as the facts hold it."""
+    model = session.job.model
+    shape = dataclasses.asdict(model.shape)
+    return {"name": model.name, "shape": shape, "source": model.source}
 
 
 def environments_of(session: Session, note: Callable[[str], None]) -> list[dict[str, Any]]:

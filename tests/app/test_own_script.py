@@ -26,7 +26,7 @@ from autotune.app.own_script import (
 )
 from autotune.app.run import begin_study
 from autotune.app.session import plan_search
-from autotune.app.studies import find_study
+from autotune.app.studies import find_study, state_of
 from autotune.base import plugins
 from autotune.base.errors import FleetError, JobError, StudyError
 from autotune.base.units import format_bytes
@@ -39,7 +39,10 @@ from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.script import ScriptDiagnosis, describe_script
+from autotune.report.story import read_story
 from autotune.report.terminal.study import print_plan
+from autotune.report.terminal.tables import print_told
+from autotune.report.verdict import verdict_of
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from tests.cases import Cases
@@ -101,6 +104,21 @@ def diagnosed(
     command, folder = studied(results, description)
     monkeypatch.chdir(folder)
     return diagnose(command, SMALL, results=results, fresh=False, note=print)
+
+
+@pytest.mark.usefixtures("launchers")
+def test_a_study_that_was_only_diagnosed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diagnosed(tmp_path, monkeypatch)
+    study = find_study(tmp_path / "results", "own")
+    verdict = verdict_of(read_story(study))
+    assert verdict.headline.startswith("Diagnosed: ")
+    assert "ran the command as it is. No search was started: no gain is claimed." in verdict.words
+    assert "?" not in verdict.about["place"]
+    state = state_of(study)
+    assert not state.is_searched
+    assert "diagnosed, not searched" in printed(print_told, "states", {"states": [state]})
 
 
 @pytest.mark.usefixtures("launchers")

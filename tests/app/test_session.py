@@ -1,6 +1,7 @@
 """The job where nobody names one, and the job that a study keeps."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from autotune.base.units import format_count
 from autotune.base.yaml_file import dump_yaml, read_yaml
 from autotune.devices.accelerators import SHIPPED
 from autotune.devices.hardware import detect_environment
+from autotune.devices.in_use import Device
 from autotune.job.job import JobText, make_job
 from autotune.record.study import Study
 from autotune.search.plan import Plan
@@ -144,15 +146,34 @@ def test_what_spoils_figures_is_said_once_before_the_plan(
 ) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setattr("autotune.fleet.transports.local.other_agents", lambda: [7, 8])
+    busy = (Device(index=0, name="core", busy=0.57), Device(index=1, name="core", busy=0.05))
+    monkeypatch.setattr("autotune.fleet.transports.local.watch_devices", lambda _: busy)
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.2, 3.0, 3.0))
     n_cores = detect_environment().n_devices
     said = said_of(tmp_path, **{**NAMED, "world": 4 * n_cores, "global_batch": 16 * n_cores})
     assert said == [
+        "in use by others: device 0 (57%); load average 3.20: end what runs there, or wait: "
+        "measurements of a shared device are not trustworthy",
         f"{4 * n_cores} ranks share {format_count(n_cores, 'core')} and take turns: on more cores "
         "other settings may be the fastest",
         "autotune also runs on this machine (processes 7, 8): trials at the same time may slow "
         "each other; run one search after the other",
     ]
     assert said_of(tmp_path, "simulate:2xH100", **NAMED) == [], "nothing runs there"
+
+
+def test_nobody_is_asked_about_a_search_that_runs_nothing(tmp_path: Path) -> None:
+    def begins(_: Session) -> Any:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run_searches(
+            NAMED,
+            results=tmp_path,
+            fleet="simulate:2xH100",
+            watch=begins,
+            confirm=lambda _: pytest.fail("asked"),
+        )
 
 
 def test_a_study_that_another_search_holds_is_told_before_the_plan(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from autotune.doctor import Level, Speed, diagnose, findings, machine
+from autotune.devices import in_use
+from autotune.doctor import Level, Speed, diagnose, findings
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
         )
 
     monkeypatch.setattr(findings, "measure_speed", measure_speed)
-    monkeypatch.setattr(machine, "_BUSY_SAMPLE_S", 0.01)
+    monkeypatch.setattr(in_use, "_SAMPLE_S", 0.01)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     return calls
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from autotune.doctor.diagnosis import Device, Examination, Level, Machine, Remark, Speed
+from autotune.devices.in_use import Device
+from autotune.doctor.diagnosis import Examination, Level, Machine, Remark, Speed
 from autotune.doctor.findings import conclude, minimum_versions
 
 GIB = 2**30

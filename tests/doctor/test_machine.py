@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.devices import in_use
 from autotune.doctor import machine
 from autotune.doctor.machine import inspect_machine, uncompiled_folder
 from autotune.engines.deepspeed.extensions import extensions_folder
@@ -16,7 +17,7 @@ from autotune.trial.prebuilt import BUILT_FILE
 
 @pytest.fixture
 def extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(machine, "_BUSY_SAMPLE_S", 0.01)
+    monkeypatch.setattr(in_use, "_SAMPLE_S", 0.01)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     folder = extensions_folder("cpu")

@@ -242,7 +242,7 @@ def test_studies_without_a_shared_knob_have_no_section_of_none(
     text = shown(apart)
     assert "knobs that the bests set differently" not in text
     assert "knob of the best" not in text
-    assert "knobs that act in some of the bests alone" in text
+    assert "knobs that have an effect in some of these bests only" in text
 
 
 def test_as_json_and_as_a_page(comparison: StudyComparison, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from autotune.job.published import find_presets
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis, describe_script
 from autotune.report.story import read_story
 from autotune.report.terminal.doctor import print_diagnosis
-from autotune.report.terminal.live import draw, sparkline
+from autotune.report.terminal.live import draw
 from autotune.report.terminal.study import print_explanation, print_report
 from autotune.report.terminal.tables import SettingsCell, print_facts, print_parts, print_told
 from autotune.search.base import Stage
@@ -42,9 +42,7 @@ def report(console: Console) -> None:
 
 
 def live(console: Console) -> None:
-    rates = (40.0, 50.0, 48.0, 60.0, 57.0)
-    snapshot = dataclasses.replace(samples.snapshot(), rates=rates)
-    console.print(draw(snapshot, samples.CONTEXT, samples.SPEED))
+    console.print(draw(samples.snapshot(), samples.CONTEXT, samples.SPEED))
 
 
 def comparing(console: Console) -> None:
@@ -204,10 +202,3 @@ def test_a_setting_that_is_too_wide_breaks_after_its_name() -> None:
     console.print(SettingsCell("zero.stage=0 optimizer.implementation=torch_fused"))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert lines == ["zero.stage=0", "optimizer.implementation=", "torch_fused"]
-
-
-def test_a_sparkline_needs_two_values_and_takes_equal_ones() -> None:
-    assert sparkline([3.0]) == ""
-    assert sparkline([3.0, 3.0]) == "▁▁"
-    assert sparkline([1.0, 8.0, 4.5]) == "▁█▅"
-    assert len(sparkline([float(n) for n in range(100)])) == 40

@@ -2,15 +2,18 @@
 
 import dataclasses
 from collections import Counter
+from pathlib import Path
 
-from autotune.contract import Role
+from autotune.contract import Role, TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.report.page.trials import trials
 from autotune.report.story import make_rows, read_story
 from autotune.search.confirm import recorded_comparisons, verdict_of
 from autotune.search.history import History
 from autotune.search.race import BLOCK
+from tests.report.test_terminal import finished
 from tests.report.told import cells_of, facts_of
+from tests.search.scripted import GIB, ok, rate_of
 from tests.trials import changed
 
 
@@ -66,5 +69,17 @@ def test_who_ran_once_in_the_comparison_is_named(wide: Study) -> None:
     assert len(once) > 1
     assert dict(facts_of(report))["compared"] == (
         f"trials {', '.join(again)} ran again, in turns; trials {', '.join(once)} once more, and "
-        "have the figure of that run; every other row is one trial"
+        "have the figure of that run; every other row is one trial, whose figure may be luck"
     )
+
+
+def test_the_first_row_of_a_candidate_has_the_memory_that_the_headline_has(tmp_path: Path) -> None:
+    def behave(spec: TrialSpec) -> TrialResult:
+        is_again = spec.identity.role is Role.CONFIRM
+        return ok(spec, rate_of(spec), peak=(7 if is_again else 5) * GIB)
+
+    story = read_story(finished(tmp_path, behave))
+    assert story.best is not None
+    assert story.best.peak_memory_bytes == 7 * GIB
+    first = next(row for row in trials(story) if row["mark"] == "best")
+    assert first["peak_bytes"] == 7 * GIB

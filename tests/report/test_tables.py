@@ -31,11 +31,27 @@ def test_names_figures_and_values_stay_whole(width: int) -> None:
     words = " ".join(shown).split()
     for whole in ("a-study-of-mine-2031", "98765", "overlap_comm=true"):
         assert whole in words
-    # A setting that is wider than its column breaks where its value begins, a longer name where
-    # a part of it ends: the table would stack for it otherwise.
-    pieces = {"stage3.param_persistence_", "threshold=100000"}
-    whole = {f"{KNOB}=100000"} <= set(words) or {f"{KNOB}=", "100000"} <= set(words)
-    assert whole or pieces <= set(words)
+    # A setting that is wider than its column breaks where its value begins, never in its name.
+    assert {f"{KNOB}=100000"} <= set(words) or {f"{KNOB}=", "100000"} <= set(words)
+
+
+def test_settings_without_room_beside_their_row_stand_below_it() -> None:
+    out = io.StringIO()
+    table = plain_table(">trial", "95% interval", "outcome", "*settings")
+    table.add_row("10", "18.8 to 20.8 samples/s", "disturbed", SettingsCell(SETTINGS))
+    table.add_section()
+    table.add_row("2", "17.7 to 19.6 samples/s", "baseline", SettingsCell("zero.stage=1"))
+    Console(file=out, width=76).print(table)
+    assert [line.split() for line in out.getvalue().splitlines()[2:]] == [
+        *(["10", "18.8", "to", "20.8", "samples/s", "disturbed"], SETTINGS.split(), []),
+        *(["2", "17.7", "to", "19.6", "samples/s", "baseline"], ["zero.stage=1"]),
+    ]
+
+
+def test_the_next_command_stands_in_one_line_of_its_own() -> None:
+    command = "autotune export --study a-study-of-mine-2031 --results elsewhere --out tuned"
+    assert lines_of(120, ("next", command)) == [f"next        {command}"]
+    assert lines_of(50, ("next", command)) == ["next", command]
 
 
 @pytest.mark.parametrize(

@@ -345,6 +345,35 @@ def test_the_budget_caps_the_price(tmp_path: Path) -> None:
     assert "30.0 s for all of it; a trial and" in text
 
 
+def test_a_plan_says_how_many_trials_the_time_has_room_for(tmp_path: Path) -> None:
+    plan = make_plan(session_of(Study(tmp_path, "s"), make(budget="150s")), History())
+    text = printed(print_plan, plan, width=400, reasons=True)
+    assert "for all of it; it has room for about 3 of the 8 trials beside the final" in text
+    plan = make_plan(session_of(Study(tmp_path, "s"), make(budget="1h")), History())
+    assert "room for" not in printed(print_plan, plan, reasons=True)
+
+
+@pytest.mark.parametrize(("limit", "is_near"), [("20.5GiB", True), ("24GiB", False)])
+def test_a_best_near_the_limit_says_how_near(tmp_path: Path, limit: str, is_near: bool) -> None:
+    study = finished(tmp_path, lambda spec: ok(spec, 50.0, peak=20 * GIB), memory_limit=limit)
+    text = dict(facts_of(read_story(study))).get("head room", "")
+    assert text.startswith("512 MiB of the 20.5 GiB that are allowed stay free (2.4%)") is is_near
+    assert ("--head-room 0.03" in text) is is_near
+
+
+def test_a_search_without_the_time_for_a_candidate_says_why_and_what_to_do(
+    tmp_path: Path,
+) -> None:
+    study = finished(
+        tmp_path, lambda spec: dataclasses.replace(ok(spec, 50.0), disturbed="load"), budget="15s"
+    )
+    verdict = verdict_of(read_story(study))
+    assert verdict.headline == "No candidate was tried"
+    assert "1 run for the baseline took 10.0 s of the budget of 15.0 s" in verdict.words
+    assert "The same command with --budget" in verdict.words
+    assert not verdict.next_step, "there is nothing to export"
+
+
 @pytest.mark.parametrize(
     ("baseline", "said"), [(None, "about 2 for the baseline"), ("mine.json", "1 for the baseline")]
 )

@@ -35,6 +35,7 @@ from tests.search.scripted import (
     ok,
     realistic,
     search,
+    with_budget,
 )
 
 EXPLORING = (Role.BASELINE, Role.SEARCH)
@@ -187,7 +188,7 @@ def test_the_time_that_a_final_comparison_lacks_is_said(study: Study):
     notes = Notebook()
     search(study, make(trials=2, budget="35s"), observer=notes)
     (note,) = [note for note in notes.notes if "shortest form takes up to" in note]
-    assert "a larger --budget goes on with it" in note
+    assert "The same command with --budget 180s goes on with it" in note
 
 
 def test_config_faults_are_never_repeated(study: Study):
@@ -546,6 +547,18 @@ def test_nothing_is_compared_where_only_the_baseline_ran_within_the_limits(
     assert answer.best.trial == answer.baseline.trial
     assert Role.CONFIRM not in {trial.spec.identity.role for trial in study.trials()}
     assert study.read_state()["no_comparison"] == "nothing but the baseline ran within the limits"
+
+
+def test_where_the_time_ends_before_a_candidate_that_is_said(study: Study):
+    fleet = ScriptedFleet(lambda spec: replace(ok(spec, 100.0), disturbed="other work"))
+    answer = search(study, with_budget(make(), time_s=15.0), fleet=fleet)
+    assert [spec.identity.role for spec in fleet.specs] == [Role.BASELINE]
+    assert answer.best == answer.baseline
+    why = str(study.read_state()["no_comparison"])
+    assert why.startswith(
+        "1 run for the baseline took 10.0 s of the budget of 15.0 s, as other work"
+    )
+    assert "--budget 120s" in why
 
 
 def test_the_state_says_why_there_was_no_comparison(study: Study):

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.contract import Measure, Outcome, Role, Start, TrialResult, TrialSpec
 from autotune.job.job import GUARD_STEPS
-from autotune.record.spread import Spread
+from autotune.record.spread import Spread, outdone
 from autotune.record.study import Study
 from autotune.search.answer import RecordStandings
 from autotune.search.history import MANY_TRIALS, History
@@ -364,3 +364,31 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
     assert [tie.candidate.micro_batch for tie in answer.ties] == [4]
     (tie,) = answer.ties
     assert tie.samples_per_s_high >= answer.best.samples_per_s_low
+
+
+def test_of_two_disturbed_runs_the_less_disturbed_one_counts(study: Study):
+    ran: list[str] = []
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        key = spec.identity.candidate_hash
+        if spec.identity.role is not Role.SEARCH or ran not in ([], [key]):
+            return realistic(spec)
+        ran.append(key)
+        return replace(ok(spec, 50.0 / len(ran)), disturbed=LOAD)
+
+    fleet = ScriptedFleet(behave)
+    search(study, make(trials=3), fleet=fleet)
+    history = History(study.trials())
+    tried = history.of_hash(ran[0])
+    first, repeat = tried.explored
+    assert repeat.spec.provenance.repeat_of == first.spec.identity.number
+    assert tried.measured is first.result, "the repeat is slower: more was taken from it"
+    assert tried.is_settled, "and it is not repeated for ever"
+    assert outdone(tried.explored) == {repeat.spec.identity.number}
+
+
+def test_nothing_is_repeated_in_the_time_of_the_last_candidate(study: Study):
+    fleet = ScriptedFleet(lambda spec: replace(ok(spec, 100.0), disturbed=LOAD))
+    search(study, with_budget(make(), time_s=25.0), fleet=fleet)
+    assert [spec.provenance.repeat_of for spec in fleet.specs] == [None, None]
+    assert [spec.identity.role for spec in fleet.specs] == [Role.BASELINE, Role.SEARCH]

@@ -321,8 +321,8 @@ def _wait_for(
         now_s = time.monotonic()
         if now_s - told_s >= period_s:
             told_s, n = now_s, len(builders)
-            so_far = f"{n - len(at_work)} of {n} done, {format_seconds(now_s - started_s)} so far"
-            tell(f"compiling {', '.join(at_work)}: {so_far}")
+            so_far = f"{format_seconds(now_s - started_s)}, {n - len(at_work)} of {n} done"
+            tell(f"compiling for {so_far}: {', '.join(at_work)}")
         try:
             with suppress(subprocess.TimeoutExpired):
                 builders[at_work[0]].wait(_LOOK_S)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from autotune.devices.hardware import (
     detect_environment,
     usable_memory_bytes,
 )
+from autotune.devices.in_use import REMEDY, in_use, watch_devices
 from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import THIS_MACHINE
 from autotune.fleet.gang_fleet import AGENT, GangFleet, GangPlace
@@ -59,8 +60,11 @@ class Here(GangPlace):
         self.host_memory_bytes = int(usable_memory_bytes() * HOST_SHARE)
 
     def remarks(self, world: int) -> Sequence[str]:
-        """Ranks that share cores, and others that run trials here."""
-        remarks, n_cores = [], self.environment.n_devices
+        """What others use of the devices, ranks that share cores, and others that run trials."""
+        remarks, n_cores = (
+            [f"{text}: {REMEDY}" for text in self._in_use],
+            self.environment.n_devices,
+        )
         if self.environment.accelerator == "cpu" and world > n_cores:
             remarks.append(
                 f"{format_count(world, 'rank')} share {format_count(n_cores, 'core')} and take "
@@ -73,6 +77,12 @@ class Here(GangPlace):
                 "trials at the same time may slow each other; run one search after the other"
             )
         return remarks
+
+    @cached_property
+    def _in_use(self) -> list[str]:
+        is_cpu = self.environment.accelerator == "cpu"
+        devices = watch_devices(self.environment.accelerator)
+        return in_use(devices, os.getloadavg()[0] if is_cpu else None)
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
         """Check the packages and the workload, then make the fleet.

@@ -60,7 +60,9 @@ def trials(story: Story) -> list[dict[str, Any]]:
                     "figure": row.figure if place == 0 else None,
                     "left_out": left_out,
                     "rate": result.samples_per_s if result and is_figure(result) else None,
-                    "peak_bytes": result and result.peak_memory_bytes,
+                    "peak_bytes": row.figure.peak_memory_bytes
+                    if row.figure and place == 0
+                    else result and result.peak_memory_bytes,
                     "predicted": trial.spec.provenance.predicted,
                     "global_batch": trial.spec.layout.global_batch,
                     "settings": settings,

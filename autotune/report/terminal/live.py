@@ -2,9 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate
 from typing import Any, Self
 
 from rich.console import Console, Group
@@ -30,10 +28,8 @@ _TITLES = {
     Stage.CONFIRM: "running the finalists and the baseline again",
     Stage.DONE: "all trials have ended",
 }
-_STYLES = {"best": "green", "knee": "green", "compared": "green", "fastest": "green"}
+_STYLES = {"best": "green", "knee": "green", "compared": "green"}
 """Styles of the first line of a fact."""
-_BARS = "▁▂▃▄▅▆▇█"
-_MOST_BARS = 40
 _REDRAW_S = 0.25
 """Seconds between two drawings in a notebook, which has to be sent each."""
 
@@ -177,7 +173,7 @@ class LineView(View):
 
 def draw(snapshot: Snapshot, context: Context, objective: str, *, why: str = "") -> Group:
     """The live view of one moment; `why` the best is slower than one before it, if it is."""
-    left_s = snapshot.time_left_s
+    left_s = None if snapshot.stage is Stage.DONE else snapshot.time_left_s
     left = "" if left_s is None else f", about {format_seconds(left_s)} left"
     head = Text(_TITLES[snapshot.stage], style="bold")
     head.append(f"  {format_seconds(snapshot.elapsed_s)}{left}", style="dim")
@@ -191,7 +187,7 @@ def draw(snapshot: Snapshot, context: Context, objective: str, *, why: str = "")
     grid.add_row("trials", progress)
     for name, text in tell("live", _values(snapshot, context, objective, why)):
         # One line, however long the candidate: the view must not jump from trial to trial.
-        is_line = name.startswith("trial ") or name == "fastest"
+        is_line = name.startswith("trial ")
         style = "dim" if name == "note" else _STYLES.get(name, "")
         cell = Text(text, style=style, no_wrap=is_line, overflow="ellipsis" if is_line else "fold")
         grid.add_row(name, cell)
@@ -209,7 +205,6 @@ def _values(snapshot: Snapshot, context: Context, objective: str, why: str) -> d
         change = describe_change(
             best.candidate, None if before is None else before.candidate, context
         )
-    rates = [*accumulate(snapshot.rates, max)]
     return {
         "snapshot": snapshot,
         "outcome_counts": outcome_counts(snapshot.counts),
@@ -219,22 +214,8 @@ def _values(snapshot: Snapshot, context: Context, objective: str, why: str) -> d
         "why": why,
         "change": change,
         "compared": compared,
-        "rates": rates,
-        "bars": sparkline(rates),
         "running": [(trial, _described(trial, context)) for trial in snapshot.running],
     }
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """`▁▁▃▅▅█`: a bar per value, the last ones where there are many.
-
-    Empty for fewer than two values: one bar says nothing.
-    """
-    if len(values) < 2:
-        return ""
-    low, high = min(values), max(values)
-    step = (high - low) / (len(_BARS) - 1) or 1.0
-    return "".join(_BARS[round((value - low) / step)] for value in values[-_MOST_BARS:])
 
 
 def _described(trial: Running, context: Context) -> str:

@@ -1,8 +1,8 @@
 """Tables and named facts, the same wherever a terminal shows them."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from textwrap import wrap
+from copy import copy
+from itertools import islice
 from typing import Any
 
 from rich import box
@@ -10,6 +10,7 @@ from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -90,8 +91,14 @@ class _PlainTable(Table):
         width = options.max_width - _GAP * (len(sizes) - 1)
         room = width - sum(least for least, _ in sizes)
         is_whole = sum(most for _, most in sizes) <= width
-        if room < 0 or (options.max_width < _LEAST_WIDTH and not is_whole):
-            yield from self._stacked()
+        is_narrow = options.max_width < _LEAST_WIDTH and not is_whole
+        if room < 0 or is_narrow:
+            has_settings = all(isinstance(cell, SettingsCell) for cell in self.columns[-1].cells)
+            fits_without = sum(most for _, most in sizes[:-1]) <= width + _GAP
+            if has_settings and fits_without and not is_narrow:
+                yield from self._with_settings_below(console, options)
+            else:
+                yield from self._stacked()
             return
         # What wraps shares the room; those that need least of it get all that they need.
         wanting = sorted(zip(self.columns, sizes, strict=True), key=lambda it: it[1][1] - it[1][0])
@@ -107,6 +114,22 @@ class _PlainTable(Table):
         ]
         most = max(cell.maximum for cell in cells)
         return (most if column.no_wrap else max(cell.minimum for cell in cells)), most
+
+    def _with_settings_below(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The other columns, and below each row its settings, which have no room beside them."""
+        narrow, settings = copy(self), self.columns[-1]
+        narrow.columns = self.columns[:-1]
+        lines = iter(console.render_lines(narrow, options))
+
+        def drawn(n_lines: int) -> RenderResult:
+            for line in islice(lines, n_lines):
+                yield from (*line, Segment.line())
+
+        yield from drawn(2)
+        for row, cell in zip(self.rows, settings.cells, strict=True):
+            yield from drawn(1)
+            yield Padding(cell, (0, 0, 0, 2 * _GAP))
+            yield from drawn(int(row.end_section))
 
     def _stacked(self) -> RenderResult:
         """Each row as lines of a name and its value."""
@@ -124,7 +147,7 @@ class _PlainTable(Table):
 class SettingsCell:
     """`knob=value ...` in a cell, with notes below it, a line each.
 
-    A setting that is wider than its line breaks after the `=`, a longer name after a `.` or `_`.
+    A setting that is wider than its line breaks after the `=`, and never within its name.
     """
 
     def __init__(self, text: str, style: str = "", notes: Sequence[str] = ()) -> None:
@@ -137,8 +160,6 @@ class SettingsCell:
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         least = max(map(len, self._text.replace("=", "= ").split()), default=0)
-        pieces = re.sub(_ENDS, " ", self._text).split()
-        least = min(least, max(_LEAST_SETTING, *map(len, pieces), 0))
         longest = max(map(len, (self._text, *self._notes)))
         return Measurement(least, max(least, longest)).with_maximum(options.max_width)
 
@@ -151,20 +172,8 @@ class SettingsCell:
 
 
 def _broken(setting: str, width: int) -> str:
-    """A setting in lines of a width at most, where its pieces have room there."""
-    name, _, value = setting.partition("=")
-    if len(setting) <= width:
-        return setting
-    if len(name) < width:
-        return f"{name}=\n{value}"
-    lines = wrap(re.sub(_ENDS, " ", setting), width, break_on_hyphens=False)
-    return "\n".join(line.replace(" ", "") for line in lines)
-
-
-_ENDS = r"(?<=[._=])"
-"""Where a piece of a setting ends."""
-_LEAST_SETTING = 20
-"""Width down to which the name of a setting is broken, to keep a table from stacking."""
+    """A setting in lines of a width at most, where its name has room there."""
+    return setting if len(setting) <= width else setting.replace("=", "=\n", 1)
 
 
 def print_names(console: Console, names: Sequence[str]) -> None:
@@ -175,6 +184,8 @@ def print_names(console: Console, names: Sequence[str]) -> None:
         console.out("\n".join(names), highlight=False)
 
 
+_COMMAND = "next"
+"""Name of the fact that is a command."""
 _NARROW, _WIDEST = 10, 24
 """Width of the names: most are short, and a long one does not push every text aside."""
 
@@ -182,15 +193,19 @@ _NARROW, _WIDEST = 10, 24
 def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
     """Print each name with a text that wraps beside it, all texts in one column.
 
-    A text with a word that has no room there, such as a path, stands below its name.
+    A text with a word that has no room there, such as a path, stands below its name; so does the
+    next command, in one line that a copy takes as it is.
     """
     every = list(facts)
     width = max((len(name) for name, _ in every if len(name) <= _WIDEST), default=_NARROW)
     width = max(_NARROW, width)
     for name, text in every:
-        longest = max(map(len, text.split()), default=0)
+        longest = max(map(len, [text] if name == _COMMAND else text.split()), default=0)
         if longest > console.width - max(width, len(name)) - _GAP:
             console.print(Text(name, style="cyan"))
+            if name == _COMMAND:
+                console.print(Text(text), soft_wrap=True)
+                continue
             indent = _GAP if longest <= console.width - _GAP else 0
             console.print(Padding(Text(text, overflow="fold"), (0, 0, 0, indent)))
         else:
