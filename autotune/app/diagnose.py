@@ -16,6 +16,7 @@ from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Role, TrialResult
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
+from autotune.cost.problem import has_shape
 from autotune.engines.base import Engine
 from autotune.engines.launches.line import in_short
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
@@ -246,8 +247,7 @@ def _changed(baseline: Candidate, candidate: Candidate) -> tuple[tuple[str, Knob
 
 
 def _memory_of(session: Session, baseline: Candidate) -> dict[str, float]:
-    shape = session.job.model.shape
-    if not (shape.n_layers and shape.hidden and shape.n_heads and shape.vocab):
+    if not has_shape(session.job.model.shape):
         return {}
     constants = constants_of(session.environment)
     memory = predict(session.engine.plans([baseline]), constants).memory

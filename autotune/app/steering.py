@@ -54,7 +54,8 @@ def steer(
         steering = steering_of(session, lessons=lessons, study=name)
     except AutotuneError as error:
         instead = "TPE proposes, for " if follows else ""
-        note(f"{instead}nothing can be predicted: {error.message}")
+        why = error.message.removesuffix(", so nothing can be predicted")
+        note(f"{instead}nothing can be predicted: {why}" + (f"; {error.hint}" * bool(error.hint)))
         if job.budget.gpu_hours is not None:
             note("gpu_hours does not end this search: the gain of another trial is not known")
         return None

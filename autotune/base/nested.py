@@ -10,6 +10,8 @@ from typing import Any
 MAX_DEPTH = 50
 """Levels of a user's file: far above any ds_config, far below what Python's stack takes."""
 
+MISSING = object()
+"""A value that is not there."""
 _PLAIN_NAME = re.compile(r'[^\s."]+')
 _NAME = re.compile(r'"(?:[^"\\]|\\.)*"|[^.]+')
 
@@ -53,17 +55,27 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], at: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Path of what differs, and its values; `MISSING` where it is not there."""
+    for key in sorted({*before, *after}):
+        old, new = before.get(key, MISSING), after.get(key, MISSING)
+        if old == new:
+            continue
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from differences(old, new, (*at, key))
+        else:
+            yield (*at, key), old, new
+
+
 def clashes(
-    under: Mapping[str, Any], over: Mapping[str, Any], prefix: str = ""
+    under: Mapping[str, Any], over: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Keys that both have with different values: dotted path, (value below, value above)."""
-    for key, value in over.items():
-        if key not in under or under[key] == value:
-            continue
-        if isinstance(value, Mapping) and isinstance(under[key], Mapping):
-            yield from clashes(under[key], value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", (under[key], value)
+    for path, below, above in differences(under, over):
+        if MISSING not in (below, above):
+            yield ".".join(path), (below, above)
 
 
 def value_at(data: Mapping[str, Any], path: Sequence[str]) -> Any:

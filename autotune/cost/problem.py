@@ -13,6 +13,7 @@ from autotune.job.adapters import Lora
 from autotune.job.job import Job
 from autotune.job.model import Model
 from autotune.job.model_shape import ModelShape
+from autotune.trial.transformer_shape import HEADS
 
 _SIZES = {
     "n_layers": "its layers",
@@ -95,16 +96,20 @@ def _unseen(model: Model) -> JobError:
     unseen = [words for name, words in _SIZES.items() if not getattr(model.shape, name)]
     hint = "predictions need a Hugging Face config: name a preset, a folder or a config.json"
     config: Mapping[str, object] = model.source.get("config", {})
-    whose = "it"
-    if family := config.get("model_type"):
-        whose = f"a config of the family {family}"
+    family = config.get("model_type")
+    whose = f"a config of the family {family}" if family else "it"
+    if family:
         hint = (
             "its memory alone: `autotune estimate --trace`; its speed: `autotune search` trains it"
         )
+    elif unseen == [_SIZES["n_heads"]]:
+        names = ", ".join(HEADS)
+        hint = f"keep their number in the model, its `config` or its attention as one of: {names}"
     if model.shape.unsaid:
         return JobError(
-            f"model {model.name!r}: the family {family} has {model.shape.unsaid}, which the cost "
-            "model does not know, so nothing can be predicted",
+            f"model {model.name!r}: {f'the family {family}' if family else 'it'} has "
+            f"{model.shape.unsaid}, which the cost model does not know, so nothing can be "
+            "predicted",
             "its memory alone: `autotune estimate --trace`; its speed: `autotune search --engine "
             "deepspeed` trains it",
         )

@@ -26,6 +26,7 @@ from autotune.export.patch import Wanted, patched_all
 from autotune.export.readme import choice_values
 from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
+from autotune.space.script import IMPLEMENTATION, reach_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
 
@@ -57,9 +58,10 @@ class OwnCommand(Dialect):
         training = training_of(handout)
         made = _with_launch_file(training, _of_command(training))
         made, script = _with_files_read(training, made), training.script
+        left_out = reach_of(script).left_out
         values = {
             "command": _quoted(made.command),
-            "shown": in_short(script.command),
+            "shown": in_short(script.command, Path(script.folder)),
             "folder": shlex.quote(script.folder),
             "variables": sorted(handout.variables.items()),
             "configuration": sorted(training.edits.configuration.items()),
@@ -73,8 +75,12 @@ class OwnCommand(Dialect):
             "brings": list(made.command) != script.filled({}),
             "about": list(made.about.items()),
             **choice_values(handout),
-            "knobs": [(n, format_value(training.values[n])) for n in handout.candidate.values],
-            "overridden": [],  # they are the changes at the top
+            "knobs": [
+                (name, format_value(training.values[name]))
+                for name in handout.candidate.values
+                if name != IMPLEMENTATION or name not in left_out  # the script's own optimizer
+            ],
+            **dict.fromkeys(("overridden", "rank_variables"), ()),  # the changes at the top
         }
         files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
         if not made.in_code:  # else it would start another training than was measured
@@ -99,7 +105,7 @@ def _of_command(training: CommandTraining) -> CommandFiles:
 
 def _config_files(training: CommandTraining, text: str) -> CommandFiles:
     """The ds_config of a command, in its file of arguments where nothing else takes it."""
-    config = canonical_json(training.config)
+    config = training.config_text
     if not training.edits.configuration and not training.edits.arguments:
         made = CommandFiles(files={}, command=training.words, about={})
         return made.with_file(CONFIG_FILE, config, "your configuration, for you to read")
@@ -254,7 +260,9 @@ def _edited_files(script: Observed, edits: Edits, carried: Collection[str]) -> d
     if script.framework != "deepspeed" and "train_micro_batch_size_per_gpu" in wanted:
         wanted["train_batch_size"] = None  # see `Edits.apply`
     found = {}
-    for file, changes in script.in_files(wanted).items():
+    in_files = script.in_files(wanted)
+    in_files.pop(str(script.description.get("config_file")), None)  # it is ds_config.json there
+    for file, changes in in_files.items():
         path = Path(file)
         with contextlib.suppress(AutotuneError):
             text = read_text(path)

@@ -3,6 +3,7 @@
 What the user set and no edit touches stays as it is.
 """
 
+import contextlib
 import copy
 import dataclasses
 import os
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError
+from autotune.base.templates import canonical_json
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
+from autotune.check.changes import changes_between
 from autotune.check.edit import edit
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.rules.sections import AUTO
@@ -79,6 +82,20 @@ class CommandTraining:
             if script.is_trainer and written.get(key) == AUTO and name in script.arguments:
                 config[key] = AUTO
         return config
+
+    @cached_property
+    def config_text(self) -> str:
+        """The same as a file: the user's own text where nothing changes, if they have one."""
+        file = self.script.description.get("config_file")
+        if file and Path(file).exists():
+            with contextlib.suppress(AutotuneError):
+                text = read_text(Path(file))
+                found = parsed(text, Path(file))
+                changes = changes_between(found.data, self.config)
+                edited = edit(text, changes, found.syntax)
+                if edited is not None:
+                    return edited
+        return canonical_json(self.config)
 
     # ------------------------------------------------ Trainer's arguments
 

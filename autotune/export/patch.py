@@ -48,13 +48,12 @@ from autotune.export.base import Handout, Left, Patched
 from autotune.export.command_training import CommandTraining
 from autotune.export.trainer import SIZES, recompute_names
 from autotune.space.knobs import canonical
-from autotune.space.script import IMPLEMENTATIONS
+from autotune.space.script import IMPLEMENTATION, IMPLEMENTATIONS
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import value_at
 from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT, RECOMPUTE_NAMES, as_argument_of
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
-_IMPLEMENTATION = "optimizer.implementation"
 _FRAMEWORKS = {FACTORY: "llama-factory", AXOLOTL: "axolotl"}
 _OFF = {
     "tensor_parallel.autotp_size": 0,
@@ -338,9 +337,9 @@ class _DataFile:
             found = self.arguments(given, source.reader, has_optimizer=has_optimizer)
             for name, value in found:
                 self._put(source.arguments_path, (*source.arguments_at, name), value)
-        elif not has_optimizer and not wanted.is_untouched(_IMPLEMENTATION):
-            value = wanted.candidate.get(_IMPLEMENTATION)
-            self._put(source.path, (_IMPLEMENTATION,), value, place="the script's optimizer")
+        elif not has_optimizer and not wanted.is_untouched(IMPLEMENTATION):
+            value = wanted.candidate.get(IMPLEMENTATION)
+            self._put(source.path, (IMPLEMENTATION,), value, place="the script's optimizer")
         if source.arguments_path is None:
             self._open_sizes(source)
         return source.arguments_path is not None
@@ -391,7 +390,7 @@ class _DataFile:
         found = dict(self._batch(config, consumer))
         hidden = wanted.context.model.hidden
         clean, _ = usable(with_hidden_sizes(config, consumer, hidden), path)
-        apart = ("micro_batch", "compile", _IMPLEMENTATION, *SECTIONS)
+        apart = ("micro_batch", "compile", IMPLEMENTATION, *SECTIONS)
         for name in (*(name for name in KNOBS if name not in apart), *SECTIONS):
             knob, value = KNOBS[name], wanted.candidate.get(name)
             if not knob.key or value is None:
@@ -437,11 +436,11 @@ class _DataFile:
 
     def _implementation(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Whose Adam, where the file has an optimizer; else the arguments or the script say."""
-        want, optimizer = self._wanted.candidate.get(_IMPLEMENTATION), config.get("optimizer")
+        want, optimizer = self._wanted.candidate.get(IMPLEMENTATION), config.get("optimizer")
         if want is None or not isinstance(optimizer, Mapping):
             return {}
         have = optimizer_implementation(optimizer.get("params")) or "deepspeed"
-        if self._wanted.alone(_IMPLEMENTATION, have) == want:
+        if self._wanted.alone(IMPLEMENTATION, have) == want:
             return {}
         wishes = {"torch_adam": want != "deepspeed", "fused": want == "torch_fused"}
         return {
@@ -515,12 +514,12 @@ class _DataFile:
         optim = str(given.get(optimizer_argument(reader), DEFAULT_OPTIM))
         is_offloaded = candidate.get("offload.optimizer", "none") != "none"
         is_open = not has_optimizer and not is_offloaded
-        want = candidate.get(_IMPLEMENTATION)
+        want = candidate.get(IMPLEMENTATION)
         is_open &= want is not None and optim in IMPLEMENTATIONS
-        if is_open and wanted.alone(_IMPLEMENTATION, IMPLEMENTATIONS[optim]) != want:
+        if is_open and wanted.alone(IMPLEMENTATION, IMPLEMENTATIONS[optim]) != want:
             words = {knob: f"optim {n} in the arguments" for n, knob in IMPLEMENTATIONS.items()}
             place = words.get(str(want), "a section optimizer of the ds_config")
-            self._put(self._path, (_IMPLEMENTATION,), want, place=place)
+            self._put(self._path, (IMPLEMENTATION,), want, place=place)
         found |= dict(as_argument_of(framework, name, value) for name, value in asked.items())
         yield from ((n, v) for n, v in found.items() if n not in given or given[n] != v)
 

@@ -23,6 +23,7 @@ def choice_values(handout: Handout, config: Mapping[str, Any] | None = None) -> 
         "accelerator": handout.environment.accelerator,
         "claim": handout.claim,
         "knobs": [(name, format_value(value)) for name, value in handout.candidate.knobs],
+        "rank_variables": sorted(handout.variables.items()),
         "figures": handout.figures,
         "step_time_s": _step_time_s(handout),
         "baseline": handout.baseline,

@@ -22,6 +22,7 @@ from autotune.base.flags import flag
 from autotune.job.model_shape import ModelShape
 from autotune.job.published import unsaid_layers
 from autotune.trial.scripts.train import add_adapters
+from autotune.trial.transformer_shape import HEADS, KV_HEADS, said_size
 
 _EXPERT = re.compile(r"(^|\.)experts\.")
 _EXPERTS = re.compile(r"(\w+_)?experts")
@@ -112,15 +113,17 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     of_experts = _expert_names(module, n_experts)
     in_experts = sum(sizes[name] for name in of_experts)
     idle = in_experts - in_experts * per_token // n_experts if n_experts and per_token else 0
-    attention = next((m for m in module.modules() if isinstance(m, nn.MultiheadAttention)), None)
-    heads = known("num_attention_heads") or (attention.num_heads if attention else 0)
+    is_of_family = isinstance(module, PreTrainedModel)  # whose config says what there is
+    heads = known("num_attention_heads") or (0 if is_of_family else said_size(module, HEADS))
     expert_ffn = known("moe_intermediate_size") if n_experts else 0
     shape = {
         "n_layers": known("num_hidden_layers") or _longest_list(module),
         "hidden": known("hidden_size") or (words.embedding_dim if words else 0),
         "ffn_hidden": expert_ffn or known("intermediate_size", "ffn_dim", "ffn_hidden_size"),
         "n_heads": heads,
-        "n_kv_heads": _kv_heads(config, known) or heads,
+        "n_kv_heads": _kv_heads(config, known)
+        or (0 if is_of_family else said_size(module, KV_HEADS))
+        or heads,
         "vocab": vocab,
         # Where positions are learned, there is a last one.
         "max_seq_len": positions

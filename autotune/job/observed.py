@@ -6,6 +6,7 @@ file, and takes them from here.
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -30,9 +31,16 @@ from autotune.job.model import Model, ModelShape, model_from_config
 
 OBSERVED_FILE = "observed.json"
 """Name of the file, in the folder of the study."""
-PLACEHOLDER = re.compile(r"\{([a-z][a-z_.]*)(?:=([A-Za-z0-9_.+-]+))?\}")
-"""`{micro_batch=4}` in a command: a knob by its name, and its value where nothing was chosen."""
+PLACEHOLDER = re.compile(r"\{([a-z][a-z_.]*)(?:=([A-Za-z0-9_.+-]+)(?::(-[^\s{}]+))?)?\}")
+"""`{micro_batch=4}` in a command: a knob by its name, and its value where nothing was chosen.
+
+`{recompute=none:--gradient_checkpointing}` is a flag that stands there where the knob is on."""
+_OFF = ("none", "false")
+"""Values of a knob at which its flag does not stand in the command."""
 _LARGEST_SOURCE_BYTES = 2**20
+_UNEXPLAINED_SHARE = 0.1
+"""Parameters that the sizes of a model leave unexplained before it counts as of another kind:
+norms, biases and learned positions explain less."""
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _TRAINERS = ("trainer", "trl", "llama-factory", "axolotl", "ms-swift")
 """Frameworks that train by transformers' Trainer."""
@@ -105,13 +113,15 @@ class Observed(Stored):
 
     @property
     def sources_of_config(self) -> list[dict[str, Any]]:
-        """Files that the script read its configuration from before it handed over a dict.
+        """Files that the script read its configuration from before it handed that over.
 
-        Empty where it handed over a file's path, and where the dict is of its own code. The keys
-        of each are those of `autotune.trial.guest.reading.sources_of`.
+        Of one that hands over a file's path, that file, if it reads it as well. Empty where the
+        configuration is of its own code. The keys of each are those of
+        `autotune.trial.guest.reading.sources_of`.
         """
-        has_file = self.description.get("config_file")
-        return [] if has_file else list(self.description.get("sources") or ())
+        found, file = self.description.get("sources") or (), self.description.get("config_file")
+        of_script = file if self.framework == "deepspeed" else None
+        return [one for one in found if not file or one["file"] == of_script]
 
     @property
     def reads_config(self) -> bool:
@@ -210,9 +220,10 @@ class Observed(Stored):
         named = placeholders_of(self.command).get("micro_batch")
         if named is not None:
             return int(named) if named.isdecimal() else 0
-        if self.is_trainer or description.get("gives_data") or description.get("asks_micro_batch"):
-            return int(self.measured.read_back.get("micro_batch", 0))
         stated = int(self.measured.read_back.get("micro_batch", 0))
+        is_told = description.get("gives_data") or description.get("asks_micro_batch")
+        if self.is_trainer or is_told or self.batches_by_file:
+            return stated
         # Beside another model, twice as many rows are a preference's two answers, or a real
         # sample and a generated one.
         has_other = int(description.get("engines", 1)) > 1
@@ -256,6 +267,8 @@ class Observed(Stored):
         """Knobs as the first run had them, as far as it was counted or read back."""
         live = self.measured.read_back
         known = {knob: live[name] for knob, name in _READ_BACK.items() if name in live}
+        if "recomputes" in live:
+            known["recompute"] = "full" if live["recomputes"] else "none"
         return {**known, "micro_batch": self.micro_batch, "grad_accum": self.grad_accum}
 
     @property
@@ -280,6 +293,21 @@ class Observed(Stored):
     @property
     def precision(self) -> str:
         return str(self.measured.read_back.get("dtype", "fp32"))
+
+    @property
+    def batches_by_file(self) -> bool:
+        """Whether its data loader takes the micro-batch of the file that it reads by itself.
+
+        Another loader may have as many by chance: a trial of another value shows it.
+        """
+        size = (self.description.get("config_written") or {}).get(_MICRO)
+        is_taken = size is not None and size in (self.description.get("loader_batches") or ())
+        return is_taken and self.place_of(_MICRO) is not None
+
+    @property
+    def switches_recompute(self) -> bool:
+        """Whether recomputation can be switched: by Trainer's arguments or by a placeholder."""
+        return self.is_trainer or "recompute" in self.placeholders
 
     @property
     def optimizer(self) -> dict[str, Any]:
@@ -336,10 +364,12 @@ class Observed(Stored):
         by_switch = section.get("enabled") is True
         by_key = by_file(f"{self.precision}.enabled")
         found["precision"] = by_key if by_switch else by_argument(self.precision, by_default)
-        brings = "optimizer" not in self.config
-        found["optimizer"] = (
-            by_argument("optim", by_default) if brings else by_file("optimizer.type")
-        )
+        if "optimizer" in self.config:
+            found["optimizer"] = by_file("optimizer.type")
+        elif self.description.get("optimizer_by_arguments"):
+            found["optimizer"] = "argument optim"
+        else:
+            found["optimizer"] = "the script's code"
         return found
 
     def digest(self) -> str:
@@ -389,7 +419,7 @@ class Observed(Stored):
             shape=shape,
             source=source,
             supports_tp=False,
-            supports_recompute=self.is_trainer,
+            supports_recompute=self.switches_recompute,
         )
 
 
@@ -429,13 +459,18 @@ def filled_in(command: list[str], values: Mapping[str, KnobValue]) -> list[str]:
     """
 
     def value(match: re.Match[str]) -> str:
-        name, default = match.groups()
+        name, default, flag_word = match.groups()
         chosen = values.get(name)
         if chosen is None or (default is not None and is_text_of(default, chosen)):
-            return str(default if default is not None else match[0])
-        return str(chosen)
+            text = str(default if default is not None else match[0])
+        else:
+            text = str(chosen)
+        if flag_word is None:
+            return text
+        return "" if text.lower() in _OFF else str(flag_word)
 
-    return [PLACEHOLDER.sub(value, part) for part in command]
+    words = ((part, PLACEHOLDER.sub(value, part)) for part in command)
+    return [word for part, word in words if word or not part]
 
 
 def is_text_of(text: str, value: KnobValue) -> bool:
@@ -450,24 +485,48 @@ def is_text_of(text: str, value: KnobValue) -> bool:
 
 def placeholders_of(command: list[str]) -> dict[str, str]:
     """Names in the placeholders of a command, each with its own value; empty where it has none."""
-    return {name: text for part in command for name, text in PLACEHOLDER.findall(part)}
+    return {name: text for part in command for name, text, _ in PLACEHOLDER.findall(part)}
+
+
+def flags_named(command: list[str]) -> set[str]:
+    """Names in the placeholders that stand for a whole flag."""
+    return {name for part in command for name, _, word in PLACEHOLDER.findall(part) if word}
 
 
 def _shape_by_sizes(description: Mapping[str, Any], counts: Mapping[str, Any]) -> ModelShape:
+    """The shape by the sizes that were seen: with or without a gated MLP and a head of its own.
+
+    The one is taken whose matrices come nearest to the parameters that there are.
+    """
     names = ("n_layers", "hidden", "ffn_hidden", "n_heads", "vocab")
     seen = description.get("sizes") or {}
     sizes: dict[str, Any] = {name: int(seen.get(name, 0)) for name in names}
-    return ModelShape(
+    n_params: int = counts["n_params"] + counts["n_params_frozen"]
+    plain = ModelShape(
         **sizes,
-        n_kv_heads=sizes["n_heads"],
+        n_kv_heads=int(seen.get("n_kv_heads", 0)) or sizes["n_heads"],
         max_seq_len=None,
         tied_embeddings=False,
         gated_mlp=False,
         n_experts=0,
         experts_per_token=0,
-        n_params_active=counts["n_params"] + counts["n_params_frozen"],
+        n_params_active=n_params,
         **counts,
     )
+    if not all(sizes.values()):
+        return plain  # refused for the sizes that cannot be seen
+
+    def n_unexplained(shape: ModelShape) -> int:
+        n_matrices = 1 if shape.tied_embeddings else 2
+        return abs(n_params - shape.layer_weights - n_matrices * shape.vocab * shape.hidden)
+
+    kinds = itertools.product((False, True), repeat=2)
+    shapes = (dataclasses.replace(plain, gated_mlp=g, tied_embeddings=t) for g, t in kinds)
+    nearest = min(shapes, key=n_unexplained)
+    if n_unexplained(nearest) <= _UNEXPLAINED_SHARE * n_params:
+        return nearest
+    unsaid = f"{n_params:,} parameters, which attention and MLPs of its sizes would not have"
+    return dataclasses.replace(plain, unsaid=unsaid)
 
 
 _SEE_THE_LOG = "see the log, and try the same command without autotune"

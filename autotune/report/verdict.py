@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.base.clock import date_of
@@ -114,6 +115,7 @@ def _values(story: Story) -> dict[str, Any]:
     answer, best, baseline = story.answer, story.best, story.baseline
     gain = None if answer is None else answer.speedup
     specs = [trial.spec for trial in story.history.trials]
+    own = specs[-1].workload if specs else None
     compared = None if story.running is None else story.running.comparison
     spread = story.history.spread
     best_row, baseline_row = story.best_row, story.baseline_row
@@ -147,8 +149,8 @@ def _values(story: Story) -> dict[str, Any]:
         **_place(story),
         "seq_len": specs[-1].workload.seq_len if specs and _has_length(story) else None,
         "limit_bytes": specs[-1].measure.memory_limit_bytes if specs else None,
-        "own_command": in_short(specs[-1].workload.command)
-        if specs and specs[-1].workload.command
+        "own_command": in_short(own.command, Path(own.folder))
+        if own is not None and own.command
         else "",
         "change": change,
         "whole": _whole_run(story),

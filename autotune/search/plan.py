@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from autotune.base.plugins import load_plugin
@@ -304,7 +305,7 @@ def _reach_of(session: Session) -> dict[str, Any]:
 
     changed = filter(is_changed, lattice.context.knobs)
     return {
-        "command": in_short(job.script.command),
+        "command": in_short(job.script.command, Path(job.script.folder)),
         "ways": {name: reach.ways.get(name, "configuration") for name in changed},
         "left_out": dict(reach.left_out),
     }

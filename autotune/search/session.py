@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
+from autotune.base.nested import MISSING, differences
 from autotune.contract import Layout, TrialSpec, Workload
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
@@ -27,8 +28,6 @@ from autotune.search.objective import Objective
 from autotune.search.trial_spec import Run, make_spec, may_start_warm
 from autotune.space.candidate import Candidate, candidate_of, layout_of
 from autotune.space.workload import workload_of
-
-_MISSING = object()
 
 
 def history_of(recorded: Recorded, facts: Facts) -> History:
@@ -219,22 +218,14 @@ def _leaves(files: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _differences(
-    then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
-) -> Iterator[str]:
-    for key in sorted({*then, *now}):
-        before, after = then.get(key, _MISSING), now.get(key, _MISSING)
-        if before == after:
-            continue
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from _differences(before, after, f"{prefix}{key}: ")
-        else:
-            yield f"{prefix}{key} was {_worded(before)}, is {_worded(after)}"
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for path, before, after in differences(then, now):
+        yield f"{': '.join(path)} was {_worded(before)}, is {_worded(after)}"
 
 
 def _worded(value: Any) -> str:
     """As JSON, cut short: a file that is no JSON may be long."""
-    if value is _MISSING:
+    if value is MISSING:
         return "not there"
     text = json.dumps(value, sort_keys=True)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -12,8 +12,15 @@ from autotune.space.candidate import Candidate
 from autotune.space.workload import Reach, Way, WorkloadPlugin
 from autotune.trial.guest.frameworks import FACTORY_ATTENTION, RECOMPUTE_NAMES
 
+IMPLEMENTATION = "optimizer.implementation"
+"""The knob that says whose Adam updates."""
 IMPLEMENTATIONS: Mapping[str, str] = {"adamw_torch": "torch", "adamw_torch_fused": "torch_fused"}
 """Trainer's `optim` -> whose Adam it is, where the configuration has no optimizer."""
+_FLAGS = {
+    "recompute": ": for a flag --gradient_checkpointing of its own write "
+    "{recompute=none:--gradient_checkpointing} in the command"
+}
+"""How a command names a flag that switches a knob."""
 LAYOUT = ("tp", "pp", "sp", "ep")
 """Knobs that say what a rank does among the others: the script's own decision."""
 
@@ -96,7 +103,7 @@ def reach_of(script: Observed) -> Reach:
         if script.is_trainer:
             ways[name] = "arguments"
         else:
-            left_out[name] = "only Trainer's arguments switch it from outside"
+            left_out.setdefault(name, f"the script switches it itself{_FLAGS.get(name, '')}")
     if script.is_trainer:
         ways["precision"] = "arguments"
     elif script.framework == "deepspeed":
@@ -105,11 +112,11 @@ def reach_of(script: Observed) -> Reach:
         left_out["precision"] = f"{script.framework} has it where the command sets it"
     if not script.config.get("optimizer"):
         if implementation_of(script):
-            ways["optimizer.implementation"] = "arguments"
+            ways[IMPLEMENTATION] = "arguments"
         elif script.description.get("client_optimizer") == "DeepSpeedCPUAdam":
-            left_out["optimizer.implementation"] = "its states are on the host: it is DeepSpeed's"
+            left_out[IMPLEMENTATION] = "its states are on the host: it is DeepSpeed's"
         else:
-            left_out["optimizer.implementation"] = "the script brings its optimizer"
+            left_out[IMPLEMENTATION] = "the script brings its optimizer"
     return Reach(ways=ways, left_out={k: v for k, v in left_out.items() if k not in ways})
 
 
@@ -149,7 +156,8 @@ def _why_no_attention(script: Observed) -> str:
         return "the script builds its model itself"
     if script.framework == "axolotl":
         return "write attn_implementation into axolotl's file"
-    return "Trainer has no argument for it: write {attention=sdpa} where your command says it"
+    who = "Trainer has no argument for it" if script.is_trainer else "the script chooses it"
+    return f"{who}: write {{attention=sdpa}} where your command says it"
 
 
 def _batch_words(script: Observed) -> str:
@@ -174,6 +182,7 @@ def _way_of_micro_batch(script: Observed) -> Way | None:
     if (
         description.get("gives_data")
         or description.get("asks_micro_batch")
+        or script.batches_by_file
         or description.get("engine") == ("PipelineEngine")
     ):
         return "configuration"

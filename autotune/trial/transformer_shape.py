@@ -1,9 +1,9 @@
-"""Which Hugging Face configs the pipeline's transformer can be, and with which sizes.
+"""Which Hugging Face configs the pipeline's transformer can be, and which sizes models say.
 
 Nothing here imports torch: the coordinator asks before a trial, a rank when it builds the model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.contract import Layout, Workload, settings_of
@@ -12,6 +12,10 @@ from autotune.trial.scripts.lengths import is_drawn
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 """Architectures that `autotune.trial.scripts.transformer` computes exactly."""
 
+HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads", "nhead")
+"""What the number of attention heads is called."""
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "n_query_groups")
+"""What the number of heads of keys and values is called, where they are fewer."""
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -234,3 +238,15 @@ def _activation(name: object) -> str:
     if name not in _ACTIVATIONS:
         raise NoPipelineError(f"activation {name}: known are {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[str(name)]
+
+
+def said_size(module: Any, names: Sequence[str]) -> int:
+    """A size by its name in a torch module, its config or one of its parts; 0: none says it."""
+    for part in module.modules():  # itself first
+        held = vars(part)
+        for holder in (held, *map(held.get, ("config", "cfg", "args"))):
+            values = holder if isinstance(holder, Mapping) else getattr(holder, "__dict__", {})
+            for value in map(values.get, names):
+                if type(value) is int and value > 0:
+                    return value
+    return 0

@@ -125,12 +125,12 @@ def edited_in(results: Path) -> list[TrialResult]:
     ]
 
 
-def search_until_edited(command: tuple[str, ...], folder: Path, results: Path) -> str:
+def search_until_edited(command: tuple[str, ...], folder: Path, results: Path, *more: str) -> str:
     """Search until an edited candidate has run as it was asked, then end it; what it printed.
 
     `make examples` runs whole searches.
     """
-    flags = ("--trials", "1", "--no-diagnose", "--guard-steps", "0")
+    flags = ("--trials", "1", "--no-diagnose", "--guard-steps", "0", *more)
     search = start("search", command, folder, results, *flags)
     try:
         wait_until(
@@ -170,6 +170,27 @@ def test_an_edited_candidate_runs_as_it_was_asked(
     assert by_arguments >= reached
     assert (EXAMPLES / example / "train.py").is_file()
     assert not (EXAMPLES / example / "out").exists(), "a trial leaves nothing"
+
+
+@pytest.mark.parametrize(
+    ("knob", "values", "way"),
+    [("micro_batch", "[2, 4]", "configuration"), ("recompute", "[none, full]", "placeholders")],
+)
+def test_a_script_follows_its_file_and_a_flag_that_only_stands_there(
+    tmp_path: Path, knob: str, values: str, way: str
+) -> None:
+    space, results = tmp_path / "space.yaml", tmp_path / "results"
+    space.write_text(f"name: mine\nknobs:\n  {knob}: {values}\n", encoding="utf-8")
+    config = {
+        **{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "torch_adam": True}},
+    }
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(config), encoding="utf-8")
+    flags = ("--deepspeed_config", str(file), "{recompute=none:--ckpt}")
+    command = (*TORCHRUN, "by_file.py", *flags)
+    search_until_edited(command, SCRIPTS, results, "--space", str(space))
+    assert reach_of(observed_in(results)).ways[knob] == way
 
 
 def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,13 @@
-from autotune.base.nested import MAX_DEPTH, clashes, is_too_deep, look_up, merge, without
+from autotune.base.nested import (
+    MAX_DEPTH,
+    MISSING,
+    clashes,
+    differences,
+    is_too_deep,
+    look_up,
+    merge,
+    without,
+)
 
 UNDER = {"a": 1, "s": {"x": 1, "y": {"z": 2}}, "t": 3}
 
@@ -32,3 +41,13 @@ def test_depth_counts_sections_and_lists_and_needs_no_stack():
     assert not is_too_deep(nested(MAX_DEPTH - 1))
     assert is_too_deep(nested(MAX_DEPTH))
     assert is_too_deep(nested(100_000))
+
+
+def test_differences_name_what_is_not_there():
+    after = {"a": 1, "s": {"x": 2, "y": 5}, "u": None}
+    assert list(differences(UNDER, after)) == [
+        (("s", "x"), 1, 2),
+        (("s", "y"), {"z": 2}, 5),
+        (("t",), 3, MISSING),
+        (("u",), MISSING, None),
+    ]

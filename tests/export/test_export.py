@@ -457,3 +457,11 @@ def test_a_link_of_somebody_elses_is_not_taken_for_a_free_name(tmp_path, target)
     with pytest.raises(RenderError, match=r"holds run\.sh, which no earlier export wrote"):
         write_export(out, {"run.sh": "ours"}, marker={"dialect": "other"})
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("to", ["deepspeed", "accelerate"])
+def test_the_readme_lists_what_the_environment_of_ranks_has(tmp_path, to):
+    for folder, allocator in ((tmp_path / "keep", "keep"), (tmp_path / "default", "default")):
+        folder.mkdir()
+        readme = (export(folder, to=to, host_allocator=allocator) / "README.md").read_text()
+        assert ("| `MALLOC_MMAP_MAX_` | `0` |" in readme) == (allocator == "keep")

@@ -134,6 +134,14 @@ def test_placeholders_take_a_candidate_s_values_or_their_own() -> None:
     assert chosen[1:5] == ["--b=8", "{lr}", "--a", "1"]
 
 
+def test_a_placeholder_for_a_flag_stands_there_where_the_knob_is_on() -> None:
+    command = ["a.py", "{recompute=none:--ckpt}", "", "--x={compile=torch:--fast}"]
+    assert placeholders_of(command) == {"recompute": "none", "compile": "torch"}
+    assert filled_in(command, {}) == ["a.py", "", "--x=--fast"]
+    on = {"recompute": "full", "compile": "none"}
+    assert filled_in(command, on) == ["a.py", "--ckpt", "", "--x="]
+
+
 @pytest.mark.parametrize(
     ("outcome", "evidence", "helps"),
     [
@@ -167,8 +175,9 @@ def test_placeholders_take_a_candidate_s_values_or_their_own() -> None:
         (
             Outcome.INVALID,
             "AssertionError: Check batch related parameters. train_batch_size is not equal to",
-            "--use_cpu",
+            "--use_cpu, and at ZeRO stage 3 leave train_batch_size out",
         ),
+        (Outcome.INVALID, "ModuleNotFoundError: No module named 'mpi4py'", "torchrun"),
     ],
 )
 def test_a_first_run_that_measured_nothing_says_what_helps(
@@ -212,6 +221,28 @@ def test_a_placeholder_that_is_not_what_ran_is_left_alone(
     for name, theirs in placeholders_of(script.command).items():
         is_meant = name in meant and name in chosen
         assert (str(chosen[name]) if is_meant else theirs) in script.filled(chosen)
+
+
+def test_an_optimizer_of_the_script_is_none_of_the_settings() -> None:
+    own = {**RAW, "framework": "accelerate", "arguments": {"optim": "adamw_torch"}}
+    assert observed(own).origins["optimizer"] == "the script's code"
+    made = {**own, "optimizer_by_arguments": True}
+    assert observed(made).origins["optimizer"] == "argument optim"
+    assert observed(TRAINER).origins["optimizer"] == "ds_config.json"
+
+
+SIZES = {"n_layers": 4, "hidden": 64, "ffn_hidden": 256, "n_heads": 4, "vocab": 1000}
+GATED_TIED = 4 * (4 * 64 * 64 + 3 * 64 * 256) + 1000 * 64
+
+
+@pytest.mark.parametrize(
+    ("n_params", "is_known"), [(GATED_TIED + 2000, True), (2 * GATED_TIED, False)]
+)
+def test_sizes_count_where_they_explain_the_parameters(n_params: int, is_known: bool) -> None:
+    described = {**RAW, "sizes": SIZES, "n_params": n_params}
+    shape = observed(described).model(Path("x")).shape
+    assert (shape.gated_mlp and shape.tied_embeddings) == is_known
+    assert (not shape.unsaid) == is_known
 
 
 def test_what_is_the_user_s_own_stays_in_the_user_s_words() -> None:

@@ -155,3 +155,57 @@ def test_no_candidate_has_zenflow_where_it_loses_the_weights(
     assert len(candidates) > 3
     has_zenflow = any(c.values.get("zenflow", "none") != "none" for c in candidates)
     assert has_zenflow is not loses_weights
+
+
+BY_DICT = {
+    **RAW,
+    "asks_micro_batch": False,
+    "config_written": RAW["config"],
+    "loader_batches": [4],
+    "sources": [
+        {
+            **{"file": "/p/ds.json", "at": [], "same": ["train_micro_batch_size_per_gpu"]},
+            **{"other": [], "sections": [], "is_whole": True},
+        }
+    ],
+}
+"""It makes its batches by the file that it reads, and hands DeepSpeed the dict."""
+BY_FILE = {**BY_DICT, "config_file": "/p/ds.json", "settings_read": ["/p/ds.json"]}
+"""It hands over the file's path."""
+
+
+@pytest.mark.parametrize(
+    ("described", "is_changed"),
+    [
+        (BY_FILE, True),
+        (BY_DICT, True),
+        ({**BY_FILE, "loader_batches": [3, 8]}, False),
+        ({**BY_FILE, "loader_batches": []}, False),
+        ({**BY_FILE, "config_file": "/p/other.json"}, False),
+        ({**BY_DICT, "sources": []}, False),
+    ],
+    ids=["file", "dict", "another size", "no loader", "not read", "by code"],
+)
+def test_a_loader_that_takes_its_size_from_the_file_gets_another_one_there(
+    described: dict[str, Any], is_changed: bool
+) -> None:
+    reach = reach_of(observed(described))
+    assert reach.ways.get("micro_batch") == ("configuration" if is_changed else None)
+    assert ("micro_batch" in reach.left_out) != is_changed
+
+
+@pytest.mark.parametrize("framework", ["deepspeed", "accelerate"])
+def test_a_script_that_is_none_of_trainer_s_is_not_told_of_trainer(framework: str) -> None:
+    live = {"attention": "sdpa"}
+    reach = reach_of(observed({**RAW, "framework": framework}, read_back=live))
+    assert not [why for why in reach.left_out.values() if "Trainer" in why]
+    assert "{recompute=none:--gradient_checkpointing}" in reach.left_out["recompute"]
+    assert "write {attention=sdpa}" in reach.left_out["attention"]
+
+
+def test_a_flag_that_only_stands_there_switches_recomputation() -> None:
+    command = ["torchrun", "train.py", "{recompute=none:--ckpt}"]
+    named = observed(RAW, command=command, read_back={"recomputes": False})
+    assert reach_of(named).ways["recompute"] == "placeholders"
+    other = observed(RAW, command=command, read_back={"recomputes": True})
+    assert "its run had full" in reach_of(other).left_out["recompute"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
-from autotune.base.nested import leaves, look_up
+from autotune.base.nested import MISSING, differences, leaves, look_up
 from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
@@ -32,13 +32,16 @@ from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.zero import inert_keys
+from autotune.engines.deepspeed.sources.accelerate_fields import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.sections import own_keys
+from autotune.engines.launches.line import flags_of, parts_of
 from autotune.job.job import Job
-from autotune.job.observed import Observed
+from autotune.job.observed import Observed, flags_named
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, choices_of
 from autotune.space.rule import Violation
 from autotune.space.script import (
+    IMPLEMENTATION,
     IMPLEMENTATIONS,
     attention_of,
     implementation_of,
@@ -58,7 +61,8 @@ MICRO_BATCH_ARGUMENT = "per_device_train_batch_size"
 ACCUMULATION_ARGUMENT = "gradient_accumulation_steps"
 OPTIMIZER_ARGUMENT = "optim"
 _BUCKET = "reduce_bucket_size"
-_IMPLEMENTATION = "optimizer.implementation"
+_SWITCHED = ("none", "full", "torch", False, True)
+"""Values of knobs that a flag without a value can say."""
 _FUSED_ON_CPU = "2.4"
 """Release of torch that brought a fused Adam for CPUs."""
 _BATCH_KEYS = BATCH_KEYS[:2]
@@ -131,6 +135,9 @@ class ScriptEngine(DeepSpeedEngine):
         domains |= {
             n: Domain(values=(value,), when=()) for n, value in layout_of(self._script).items()
         }
+        for name in flags_named(self._script.command) & domains.keys():
+            values = tuple(value for value in domains[name].values if value in _SWITCHED)
+            domains[name] = replace(domains[name], values=values)
         if "zero.stage" in self._reach.left_out:
             domains["zero.stage"] = Domain(values=(self.unchanged["zero.stage"],), when=())
         if "micro_batch" not in domains:
@@ -142,12 +149,12 @@ class ScriptEngine(DeepSpeedEngine):
             )
         if attention := self._base_knobs.get("attention"):
             domains = _with_attention_named(domains, attention)
-        if self._switches_optimizer and (domain := domains.get(_IMPLEMENTATION)):
+        if self._switches_optimizer and (domain := domains.get(IMPLEMENTATION)):
             wanted = {*domain.values, implementation_of(self._script)} & self._implementations
             values = tuple(v for v in IMPLEMENTATIONS.values() if v in wanted)
             # Of offloaded states accelerate makes DeepSpeed's Adam, whatever the argument says.
             when = (*domain.when, ("offload.optimizer", frozenset({"none"})))
-            domains[_IMPLEMENTATION] = Domain(values=values, when=when)
+            domains[IMPLEMENTATION] = Domain(values=values, when=when)
         return replace(space, domains=domains)
 
     def ladder(self) -> Iterator[list[Candidate]]:
@@ -155,7 +162,7 @@ class ScriptEngine(DeepSpeedEngine):
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
         for name, value in super().steps(candidate):
-            is_implementation = name == _IMPLEMENTATION and self._switches_optimizer
+            is_implementation = name == IMPLEMENTATION and self._switches_optimizer
             if name in self._reach.left_out:
                 continue
             if not is_implementation or value in self._implementations:
@@ -196,7 +203,7 @@ class ScriptEngine(DeepSpeedEngine):
             pipeline_refusal="",
             brings_cpu_adam=self._script.framework != "deepspeed",
             # Whether a model can recompute, the script's own framework knows.
-            supports_recompute=self._script.is_trainer,
+            supports_recompute=self._script.switches_recompute,
         )
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
@@ -220,6 +227,7 @@ class ScriptEngine(DeepSpeedEngine):
             "arguments": edits.arguments,
             "rows_per_sample": edits.rows_per_sample,
             **({"files": edits.files} if edits.files else {}),
+            **({} if edits.recomputes is None else {"recomputes": edits.recomputes}),
         }
         return {
             CONFIG_FILE: canonical_json(self._edited(candidate)),
@@ -228,8 +236,10 @@ class ScriptEngine(DeepSpeedEngine):
 
     def edits(self, candidate: Candidate) -> Edits:
         """What a candidate changes of the command as it is; nothing for that itself."""
+        by_word = self._reach.ways.get("recompute") == "placeholders"
+        recomputes = candidate.get("recompute", "none") != "none" if by_word else None
         if candidate == self.unchanged:
-            return Edits(rows_per_sample=self._script.rows_per_sample)
+            return Edits(rows_per_sample=self._script.rows_per_sample, recomputes=recomputes)
         before, after = self._rendered(self.unchanged), self._rendered(candidate)
         defaults = {KNOBS[name].key for name in self._defaults_at(candidate)}
         configuration = {
@@ -253,6 +263,7 @@ class ScriptEngine(DeepSpeedEngine):
             arguments=self._arguments(candidate),
             files=self._script.in_files(configuration),
             rows_per_sample=self._script.rows_per_sample,
+            recomputes=recomputes,
         )
 
     def _arguments(self, candidate: Candidate) -> dict[str, KnobValue]:
@@ -348,24 +359,32 @@ class ScriptEngine(DeepSpeedEngine):
 
     def edits_in_words(self, candidate: Candidate) -> list[str]:
         edits = self.edits(candidate)
-        lines = []
-        for key, value in edits.configuration.items():
-            if edits.arguments and key in _BATCH_KEYS:
-                continue
-            where, named = self._named(key)
-            lines.append(
-                f"{where}: " + (f"remove {named}" if value is None else f"{named}: {_json(value)}")
-            )
+        changed = {
+            key: value
+            for key, value in edits.configuration.items()
+            if not (edits.arguments and key in _BATCH_KEYS)
+        }
+        lines = [
+            f"{where}: " + (f"remove {named}" if value is None else f"{named}: {_json(value)}")
+            for where, named, value in self._places(changed)
+        ]
         lines += [f"argument: {name}={_json(value)}" for name, value in edits.arguments.items()]
         variables = self.ranks(candidate).environment
         return lines + [f"environment: {name}={value}" for name, value in variables.items()]
 
-    def _named(self, key: str) -> tuple[str, str]:
-        """The user's file that a key of the configuration belongs into, and its name there."""
-        if (place := self._script.place_of(key)) is not None:
-            return Path(place[0]).name, ".".join(place[1])
-        where = Path(str(self._script.description.get("config_file") or "")).name
-        return (where, key) if where else self._script.place_outside_files(key)
+    def _places(self, configuration: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+        """Where keys of the configuration belong, each with its name and value there."""
+        flags = _accelerates_flags(self._script)
+        if flags is not None:
+            yield from _in_accelerates_file(configuration, flags)
+            return
+        file = Path(str(self._script.description.get("config_file") or "")).name
+        for key, value in configuration.items():
+            if (place := self._script.place_of(key)) is not None:
+                yield Path(place[0]).name, ".".join(place[1]), value
+            else:
+                named = (file, key) if file else self._script.place_outside_files(key)
+                yield *named, value
 
     def remarks(self) -> list[str]:
         """See `Engine.remarks`: what the rules say of what ran, and what did not arrive."""
@@ -431,7 +450,7 @@ class ScriptEngine(DeepSpeedEngine):
     @property
     def _switches_optimizer(self) -> bool:
         """Whether Trainer's argument chooses whose Adam updates."""
-        return self._reach.ways.get(_IMPLEMENTATION) == "arguments"
+        return self._reach.ways.get(IMPLEMENTATION) == "arguments"
 
     @cached_property
     def _implementations(self) -> frozenset[KnobValue]:
@@ -444,7 +463,7 @@ class ScriptEngine(DeepSpeedEngine):
 
     def _optim(self, candidate: Candidate) -> str:
         """Trainer's argument for a candidate; where it says nothing, the user's own."""
-        chosen = candidate.get(_IMPLEMENTATION)
+        chosen = candidate.get(IMPLEMENTATION)
         if not offloads_optimizer(candidate.values):
             for name, implementation in IMPLEMENTATIONS.items():
                 if implementation == chosen:
@@ -459,7 +478,8 @@ class ScriptEngine(DeepSpeedEngine):
         if self._switches_optimizer and not offloads_optimizer(candidate.values):
             fused = IMPLEMENTATIONS[self._optim(candidate)] == "torch_fused"
             foretold |= {"optimizer": "AdamW", "optimizer_fused": fused}
-        if "recompute" in self._reach.ways and (shape := self._job.model.shape).n_layers:
+        shape = self._job.model.shape
+        if self._reach.ways.get("recompute") == "arguments" and shape.n_layers:
             full = candidate.get("recompute") == "full"
             foretold["recomputed_layers"] = shape.n_layers if full else 0
         return foretold
@@ -478,6 +498,38 @@ class ScriptEngine(DeepSpeedEngine):
     @cached_property
     def _rendered(self) -> Callable[[Candidate], dict[str, Any]]:
         return lru_cache(maxsize=1024)(lambda candidate: self._render(candidate)[0])
+
+
+def _accelerates_flags(script: Observed) -> Mapping[str, Any] | None:
+    """Flags of the `accelerate launch` that sets DeepSpeed up by its settings; None: none does."""
+    parts, description = parts_of(script.command), script.description
+    brings = description.get("brings_plugin") or description.get("config_file")
+    if not script.framework == parts.kind == "accelerate" or brings or script.sources_of_config:
+        return None
+    return dict(flags_of([script.command[at] for at in parts.launcher_flags]))
+
+
+def _in_accelerates_file(
+    configuration: Mapping[str, Any], flags: Mapping[str, Any]
+) -> Iterator[tuple[str, str, Any]]:
+    """Where accelerate is told of keys of the configuration, each with its name and value there.
+
+    Beside a ds_config it takes none of its own fields: what one of them cannot say, it says alone.
+    """
+    file = Path(str(flags.get("config_file", "default_config.yaml"))).name
+    found = {
+        ".".join(path): there
+        for key, value in configuration.items()
+        for path, there in leaves(value, (key,))
+        if there is not None or value is None
+    }
+    for key, value in found.items():
+        if not found.keys() <= FIELDS.keys():
+            yield f"a ds_config that deepspeed_config_file in {file} names", key, value
+        elif FIELDS[key] in flags:
+            yield "your command", f"--{FIELDS[key]}", value
+        else:
+            yield file, f"{SECTION}.{FIELDS[key]}", value
 
 
 def _json(value: Any) -> str:
@@ -523,22 +575,14 @@ def _switched(script: Observed, reach: Reach) -> dict[str, KnobValue]:
     if reach.ways.get("attention") == "arguments":
         found["attention"] = attention_of(script)
     if implementation := implementation_of(script):
-        found[_IMPLEMENTATION] = implementation
+        found[IMPLEMENTATION] = implementation
     return found
 
 
-def _differences(
-    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Dotted keys whose values differ, each with its new value; None: it is gone."""
-    for key in sorted({*before, *after}):
-        old, new = before.get(key), after.get(key)
-        if old == new:
-            continue
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", new
+    for path, _, new in differences(before, after):
+        yield ".".join(path), None if new is MISSING else new
 
 
 def _batch(candidate: Candidate) -> dict[str, int]:

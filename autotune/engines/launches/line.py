@@ -1,16 +1,19 @@
 """A launch line of whichever engine: where its parts are, its flags, the ranks it starts."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
+from autotune.base.secrecy import is_secret
 from autotune.engines.launches import PROGRAMS, slurm
 from autotune.engines.launches.shell_words import UNKNOWN
+from autotune.job.observed import PLACEHOLDER
 
 TRL = "trl"
 """Its command, which reads YAML with a parser of its own."""
@@ -41,6 +44,9 @@ _COUNT = "a whole number above 0"
 
 _SHOWN = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]|[\w./~-]+\.(?:py|sh)")
 """Names of flags and of scripts."""
+
+_LONGEST_NUMBER = 8
+"""Digits of a number that is shown; a longer one may be a secret."""
 
 _RANGE = re.compile(r"\d+:\d+")
 """A range of nodes, for torchrun."""
@@ -100,16 +106,42 @@ def is_launch(words: Sequence[str], parts: LineParts) -> bool:
     return bool(parts.kind) or PurePath(words[0]).name.startswith("python")
 
 
-def in_short(words: Sequence[str]) -> str:
-    """A line by its program, its scripts and the names of its flags: values may be secrets."""
+def in_short(words: Sequence[str], folder: Path = Path()) -> str:
+    """A line without what may be a secret in it.
+
+    What starts ranks is shown with its own words, its numbers and the files in `folder` that it
+    names. Of all else the program, scripts and names of flags are shown.
+    """
     parts, shown = parts_of(words), [words[0]]
+    is_known = is_launch(words, parts) or _starts(words[0])
+    programs = (parts.launcher_at, parts.script_at + 1)
     for at, word in enumerate(words[1:], 1):
-        name = word.partition("=")[0]
-        is_module = shown[-1] == "-m" and at <= parts.script_at and is_launch(words, parts)
-        is_named = _SHOWN.fullmatch(name) is not None or is_module
-        if is_named or shown[-1] != "...":
-            shown.append(name if is_named else "...")
+        name, equals, value = word.partition("=")
+        is_module = is_known and words[at - 1] == "-m" and at <= parts.script_at
+        of_program = at in programs and word.isalpha() and _starts(words[at - 1])
+        if is_known and equals and _is_plain(name, value, folder):
+            shown.append(word)
+        elif is_module or of_program or _SHOWN.fullmatch(name):
+            shown.append(name)
+        elif is_known and _is_plain(words[at - 1], word, folder):
+            shown.append(word)
+        elif shown[-1] != "...":
+            shown.append("...")
     return " ".join(shown)
+
+
+def _starts(word: str) -> bool:
+    """Whether a program has subcommands, as `accelerate launch` and `llamafactory-cli train`."""
+    return PurePath(word).name in (*_SCRIPT_COMMANDS, "accelerate")
+
+
+def _is_plain(name: str, value: str, folder: Path) -> bool:
+    """Whether the value of a flag is no secret: a short number, or a file that is there."""
+    named = PLACEHOLDER.fullmatch(value)
+    number = str(named[2]) if named else value
+    is_flag = named is not None and named[3] is not None
+    is_short = (is_flag or _is_number(number)) and len(number) <= _LONGEST_NUMBER
+    return not is_secret(name) and (is_short or os.path.isfile(folder / value))
 
 
 def ranks_of(

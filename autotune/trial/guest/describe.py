@@ -11,6 +11,7 @@ import torch
 
 from autotune.trial.guest.edits import MAX_TEXT
 from autotune.trial.readback import numel, recomputed_layers
+from autotune.trial.transformer_shape import HEADS, KV_HEADS, said_size
 
 _FRAMEWORKS = (
     ("llamafactory", "llama-factory"),
@@ -106,7 +107,6 @@ def _sizes(module: torch.nn.Module) -> dict[str, int]:
     layers = [len(stack) for stack in lists if len({type(layer) for layer in stack}) == 1]
     widths: dict[int, int] = {}
     embeddings = [m for m in module.modules() if isinstance(m, torch.nn.Embedding)]
-    heads = [m.num_heads for m in module.modules() if isinstance(m, torch.nn.MultiheadAttention)]
     linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
     for linear in linears:
         for width in (linear.in_features, linear.out_features):
@@ -117,6 +117,7 @@ def _sizes(module: torch.nn.Module) -> dict[str, int]:
         "n_layers": max(layers, default=0),
         "hidden": hidden,
         "ffn_hidden": max(inner, default=0),
-        "n_heads": max(heads, default=0),
+        "n_heads": said_size(module, HEADS),
+        "n_kv_heads": said_size(module, KV_HEADS),
         "vocab": max((embedding.num_embeddings for embedding in embeddings), default=0),
     }

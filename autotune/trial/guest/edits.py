@@ -38,6 +38,8 @@ class Edits:
     """Path of a file that the script takes its configuration from -> the edits in it."""
     rows_per_sample: int = 1
     """Rows of the engine's input for a sample of the user's; 0: nobody can tell."""
+    recomputes: bool | None = None
+    """Whether activations are recomputed, where a word of the command says; None: none does."""
     observes: bool = False
     """True for the first run, when there is nothing yet to compare with."""
 

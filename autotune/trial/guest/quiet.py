@@ -4,6 +4,7 @@ What their code writes with `open` itself is theirs, and is written.
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,57 +12,15 @@ from typing import Any
 
 from autotune.trial.guest.hooks import Hook, around
 
-VARIABLES = {
-    "WANDB_MODE": "disabled",
-    "COMET_MODE": "disabled",
-    "DISABLE_MLFLOW_INTEGRATION": "true",
-    "NEPTUNE_MODE": "debug",
-    "SWANLAB_MODE": "disabled",
-    "TRACKIO_DISABLED": "1",
-    "CLEARML_OFFLINE_MODE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "AXOLOTL_DO_NOT_TRACK": "1",
-    "DO_NOT_TRACK": "1",
-    "WANDB_SILENT": "true",
-}
+_TABLES = json.loads(Path(__file__).with_name("quiet.json").read_text(encoding="utf-8"))
+VARIABLES: dict[str, str] = _TABLES["variables"]
 """Environment in which trackers neither ask, nor send, nor write."""
-
-ARGUMENTS: dict[str, Any] = {
-    "save_strategy": "no",
-    "eval_strategy": "no",
-    "evaluation_strategy": "no",
-    "load_best_model_at_end": False,
-    "report_to": "none",
-    "push_to_hub": False,
-    "auto_find_batch_size": False,
-    "eval_on_start": False,
-    "batch_eval_metrics": False,
-}
+ARGUMENTS: dict[str, Any] = _TABLES["arguments"]
 """Fields of TrainingArguments that a trial sets; a version that lacks one is left alone."""
 MAX_STEPS = 1_000_000
 """Steps of a Trainer in a trial: it begins its data again, and the trial ends it."""
 
-_SILENT: dict[str, dict[str, tuple[str, ...]]] = {
-    "deepspeed.runtime.engine": {
-        "DeepSpeedEngine": ("save_checkpoint", "save_16bit_model", "save_fp16_model"),
-    },
-    "accelerate.accelerator": {"Accelerator": ("save", "save_state", "save_model")},
-    "transformers.modeling_utils": {"PreTrainedModel": ("save_pretrained", "push_to_hub")},
-    "transformers.tokenization_utils_base": {
-        "PreTrainedTokenizerBase": ("save_pretrained", "push_to_hub"),
-    },
-    "peft.peft_model": {"PeftModel": ("save_pretrained", "push_to_hub")},
-    "transformers.trainer": {
-        "Trainer": ("save_model", "save_state", "push_to_hub", "_save_checkpoint"),
-    },
-    "huggingface_hub.hf_api": {
-        "HfApi": ("create_repo", "upload_file", "upload_folder", "create_commit"),
-    },
-    "safetensors.torch": {"": ("save_file", "save_model")},
-    "torch.distributed.checkpoint.state_dict_saver": {
-        "": ("save", "async_save", "save_state_dict"),
-    },
-}
+_SILENT: dict[str, dict[str, list[str]]] = _TABLES["silent"]
 """Methods that write or send, by module and class, and functions, by module."""
 _MONITORS = ("TensorBoardMonitor", "WandbMonitor", "csvMonitor", "CometMonitor")
 """What DeepSpeed sends its figures to, by the sections of its configuration."""

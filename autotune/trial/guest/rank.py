@@ -35,10 +35,19 @@ _SEEN: Mapping[str, Any] = {
     **dict.fromkeys(("sources", "settings_read", "arrived", "micro_batches", "lengths"), ()),
     **dict.fromkeys(("brings_plugin", "gives_data", "asks_micro_batch", "is_partitioned"), False),
     **dict.fromkeys(("parses_arguments", "optimizer_by_arguments", "takes_attention"), False),
+    **{"loader_batches": (), "recomputes": False},
 }
 """What a script shows of itself, before it shows anything; see `describe`."""
 _PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
 """Arguments of Accelerator with which a script sets DeepSpeed up in its code."""
+_RECOMPUTING = (
+    ("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator"),
+    ("torch.utils.checkpoint", "CheckpointFunction.forward"),
+    ("deepspeed.runtime.activation_checkpointing.checkpointing", "CheckpointFunction.forward"),
+)
+"""What recomputes, by module and place; `checkpoint` itself is what torch.compile looks for."""
+_MOST = 20
+"""Data loaders whose batches are noted: the last ones."""
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 """Methods in which an error is the configuration's, whatever the script makes of it."""
 _OURS = __name__.partition(".")[0]
@@ -102,6 +111,8 @@ class Guest(Rank):
             ("deepspeed", "", self.on_deepspeed),
             ("deepspeed", "initialize", self._initialize),
             ("deepspeed", "zero.Init.__init__", self._note_init),
+            ("torch.utils.data.dataloader", "DataLoader.__init__", self._note_loader),
+            *((*place, self._note_recomputation) for place in _RECOMPUTING),
             ("accelerate.utils.deepspeed", "HfDeepSpeedConfig.__init__", self._read_config),
             ("accelerate.accelerator", "Accelerator.__init__", self._make_accelerator),
             ("transformers.training_args", "TrainingArguments.__post_init__", self._finish),
@@ -329,6 +340,20 @@ class Guest(Rank):
         """
         self._splits_models |= _is_called_by_script()
         make(*args, **kwargs)
+
+    def _note_loader(
+        self, make: Callable[..., None], loader: Any, /, *args: Any, **kwargs: Any
+    ) -> None:
+        """A data loader: samples of its batches, which may be what a file says."""
+        make(loader, *args, **kwargs)
+        self.seen["loader_batches"] = [*self.seen["loader_batches"], loader.batch_size][-_MOST:]
+
+    def _note_recomputation(
+        self, compute: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """A part of the model of which the activations are recomputed."""
+        self.seen["recomputes"] = True
+        return compute(*args, **kwargs)
 
     # ------------------------------------------------ the end
 

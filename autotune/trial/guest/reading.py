@@ -22,6 +22,7 @@ from autotune.trial.guest.edits import Changes, parsed, put, value_at
 _SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml")
 _YAML = (".yaml", ".yml")
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
+_OUR_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 """Where packages have their files. A project may lie below `sys.prefix`: /usr/src/app does."""
 _LARGEST_BYTES = 2**20
@@ -46,7 +47,7 @@ def watch_reading(changed: Mapping[str, Changes], trial: str = "") -> None:
         trial: Folder of the trial. What is read there or beside built extensions is no setting of
             the user's.
     """
-    folders = filter(None, (trial, os.environ.get("TORCH_EXTENSIONS_DIR")))
+    folders = filter(None, (trial, _OUR_PACKAGE, os.environ.get("TORCH_EXTENSIONS_DIR")))
     _not_the_user_s.extend(os.path.join(os.path.abspath(folder), "") for folder in folders)
     sys.addaudithook(_on_event)
     if changed:

@@ -114,12 +114,17 @@ class GuestStopwatch(Stopwatch):
         """Compare the batch that arrived with the one that was asked for."""
         arrived, edits = self.intake.micro_batches, self._guest.edits
         self._guest.seen["micro_batches"] = arrived
+        read_back, found = self._report.read_back, list[str]()
+        recomputes = bool(read_back.get("recomputed_layers") or self._guest.seen["recomputes"])
+        read_back["recomputes"] = recomputes
+        if edits.recomputes not in (None, recomputes):
+            wish, runs = ("full" if one else "none" for one in (edits.recomputes, recomputes))
+            found.append(f"recompute: asked {wish}, the model runs {runs}")
         if edits.observes or not arrived or not edits.rows_per_sample:
-            return []
+            return found
         layout = self._rank.spec.layout
         asked = layout.micro_batch * layout.grad_accum
         largest, total = (rows / edits.rows_per_sample for rows in (max(arrived), sum(arrived)))
-        found = []
         if largest != layout.micro_batch:
             found.append(
                 f"micro_batch: asked {layout.micro_batch}, the batch that arrived has "

@@ -467,3 +467,81 @@ def test_every_candidate_has_the_stages_of_the_script_s_pipeline(tmp_path: Path)
         assert candidate.values["zero.stage"] <= 1, "DeepSpeed's pipelines have no more"
     edits = engine.edits(replace(engine.unchanged, knobs=engine.unchanged.knobs))
     assert not edits.configuration
+
+
+@pytest.mark.parametrize(
+    ("words", "knobs", "told"),
+    [
+        (
+            "--config_file conf/acc.yaml t.py",
+            {"zero__stage": 1},
+            ["acc.yaml: deepspeed_config.zero_stage: 1"],
+        ),
+        (
+            "--zero_stage 2 t.py",
+            {"zero__stage": 1, "offload__optimizer": "cpu"},
+            [
+                'default_config.yaml: deepspeed_config.offload_optimizer_device: "cpu"',
+                "your command: --zero_stage: 1",
+            ],
+        ),
+        (
+            "--config_file acc.yaml t.py",
+            {"zero__stage": 1, "overlap_comm": True},
+            [
+                "a ds_config that deepspeed_config_file in acc.yaml names: "
+                f"zero_optimization.{one}"
+                for one in ("overlap_comm: true", "stage: 1")
+            ],
+        ),
+    ],
+    ids=["file", "flag", "no word"],
+)
+def test_a_change_of_accelerate_s_settings_is_told_in_its_words(
+    tmp_path: Path, words: str, knobs: dict[str, Any], told: list[str]
+) -> None:
+    zero = {"zero_optimization": {"stage": 2, "overlap_comm": False}}
+    described = {**RAW, "framework": "accelerate", "config": {**RAW["config"], **zero}}
+    command = ["accelerate", "launch", *words.split()]
+    engine = engine_of(tmp_path, described, command=command)
+    assert sorted(engine.edits_in_words(changed(engine, **knobs))) == told
+    plugin = engine_of(tmp_path, {**described, "brings_plugin": True}, command=command)
+    edited = plugin.edits_in_words(changed(plugin, zero__stage=1))
+    assert edited == ["the configuration in your code: zero_optimization.stage: 1"]
+
+
+BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def test_a_script_reads_the_file_of_deepspeed_as_a_candidate_has_it(tmp_path: Path) -> None:
+    read = {**READ, "file": "/p/ds.json", "at": [], "same": list(BATCH), "is_whole": True}
+    own = {
+        **{**RAW, "asks_micro_batch": False, "config_written": RAW["config"]},
+        **{"config_file": "/p/ds.json", "loader_batches": [4], "sources": [read]},
+    }
+    engine = engine_of(tmp_path, own)
+    edits = engine.edits(changed(engine, micro_batch=8))
+    assert edits.configuration == dict(zip(BATCH, (8, 1), strict=True))
+    changes = [([key], value) for key, value in edits.configuration.items()]
+    assert edits.files == {"/p/ds.json": changes}
+    unread = engine_of(tmp_path, {**own, "sources": []})
+    assert not unread.edits(changed(unread, zero__stage=2)).files
+
+
+def test_a_flag_for_recomputation_is_searched_and_read_back(tmp_path: Path) -> None:
+    command = ["torchrun", "t.py", "{recompute=none:--ckpt}"]
+    engine = engine_of(tmp_path, command=command, read_back={"recomputes": False})
+    lattice = lattice_of(engine)
+    legal = [c for at, c in enumerate(lattice.candidates) if lattice.is_legal(at)]
+    on, off = changed(engine, recompute="full"), engine.unchanged
+    assert {candidate.get("recompute", "none") for candidate in legal} == {"none", "full"}
+    job = engine._job
+    assert [Script().workload(job, one).command[2:] for one in (on, off)] == [["--ckpt"], []]
+    assert [engine.edits(one).recomputes for one in (on, off)] == [True, False]
+    assert Edits(**json.loads(engine.files(on)[EDITS_FILE])).recomputes is True
+    was_on = ["torchrun", "t.py", "{recompute=full:--ckpt}"]
+    engine = engine_of(tmp_path, command=was_on, read_back={"recomputes": True})
+    off = changed(engine, recompute="none")
+    assert Script().workload(engine._job, off).command == ["torchrun", "t.py"]
+    (found,) = {c.get("recompute", "none") for c in lattice_of(engine).candidates} - {"full"}
+    assert found == "none"

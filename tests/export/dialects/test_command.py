@@ -1,6 +1,7 @@
 """A user's own command with the edits in it: in the words that its program takes."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -420,3 +421,45 @@ def test_what_nothing_in_the_command_reads_is_refused(
     with pytest.raises(RenderError) as refused:
         exported(handout, tmp_path, to, launcher)
     assert says in f"{refused.value.message} {refused.value.hint}"
+
+
+WRITTEN_KEYS = ("zero_optimization.stage", "zero_optimization.reduce_bucket_size")
+
+
+@pytest.mark.parametrize("names_file", [True, False])
+def test_a_ds_config_stays_as_it_is_written_but_for_what_changes(
+    tmp_path: Path, names_file: bool
+) -> None:
+    text = """{
+  "zero_optimization": {"stage": 2, "reduce_bucket_size": 2e8},
+  "train_micro_batch_size_per_gpu": 4,
+  "gradient_accumulation_steps": 2
+}
+"""
+    path = tmp_path / "ds.json"
+    config = {**ARRIVED, "zero_optimization": {"stage": 2, "reduce_bucket_size": 2e8}}
+    described = {"config_file": str(path), "config": config, "config_written": json.loads(text)}
+    # It reads the file as well, so that its values arrive by that.
+    source = {
+        **{"file": str(path), "at": [], "same": [*WRITTEN_KEYS], "other": []},
+        **{"sections": ["zero_optimization"], "is_whole": True},
+    }
+    described |= {"settings_read": [str(path)], "sources": [source]}
+    command = "torchrun t.py --deepspeed_config ds.json" if names_file else "torchrun t.py"
+    handout = handed_out(tmp_path, command, "deepspeed", {"ds.json": text}, **described)
+    handout = dataclasses.replace(handout, carried=("zero_optimization.stage",))
+    out = exported(handout, tmp_path, "command")
+    assert (out / "ds_config.json").read_text() == text.replace('"stage": 2', '"stage": 1')
+    assert not (out / "ds.json").exists(), "it is there once"
+    assert (out / "launch.sh").exists() == names_file, "nothing brings the file to the script"
+
+
+def test_the_readme_has_no_optimizer_of_deepspeed_s_beside_the_script_s_own(
+    tmp_path: Path,
+) -> None:
+    row = "| `optimizer.implementation` |"
+    own = exported(handed_out(tmp_path, TRAINS, "deepspeed"), tmp_path, "command")
+    assert row not in (own / "README.md").read_text()
+    by_file = {**ARRIVED, "optimizer": {"type": "AdamW"}}
+    handout = handed_out(tmp_path, TRAINS, "deepspeed", config=by_file, config_written=by_file)
+    assert row in (exported(handout, tmp_path, "command") / "README.md").read_text()

@@ -1,7 +1,11 @@
 import json
 from types import SimpleNamespace
+from typing import Any
 
-from autotune.trial.guest.describe import _config_of
+import pytest
+import torch
+
+from autotune.trial.guest.describe import _config_of, _sizes
 
 
 def test_a_config_is_json_whatever_it_holds() -> None:
@@ -10,3 +14,22 @@ def test_a_config_is_json_whatever_it_holds() -> None:
     assert json.loads(json.dumps(config, allow_nan=False)) == config
     assert config["time_step_limit"] == [0.0, "Infinity"]
     assert config["n_layers"] == 2
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(**sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "n_heads"),
+    [("n_head", 4, 4), ("num_attention_heads", 8, 8), ("n_head", True, 0), ("h", 4, 0)],
+)
+def test_heads_are_found_by_their_name_in_model_config_or_attention(
+    name: str, held: int, n_heads: int
+) -> None:
+    plain = torch.nn.Module()
+    setattr(plain, name, held)
+    for module in (torch.nn.Sequential(plain), Attention(**{name: held})):
+        assert _sizes(module)["n_heads"] == n_heads

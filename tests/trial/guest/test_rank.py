@@ -1,14 +1,21 @@
 """What a rank of a user's script notes of how the script builds its model."""
 
+import importlib
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from autotune.trial.guest.hooks import around
-from autotune.trial.guest.rank import Guest, _fills_training_arguments, _is_partitioned
+from autotune.trial.guest.rank import (
+    _RECOMPUTING,
+    Guest,
+    _fills_training_arguments,
+    _is_partitioned,
+)
 
 
 class Split(torch.nn.Linear):
@@ -82,3 +89,32 @@ def test_a_parser_of_other_arguments_takes_none_of_trainer_s() -> None:
     """`--per_device_train_batch_size 8` would end the script."""
     assert not _fills_training_arguments(SimpleNamespace(dataclass_types=[ScriptArguments]))
     assert _fills_training_arguments(SimpleNamespace(dataclass_types=[ScriptArguments, Training]))
+
+
+def test_a_loader_tells_the_samples_of_its_batches() -> None:
+    guest = Guest.__new__(Guest)
+    guest.seen = {"loader_batches": ()}
+    loader = torch.utils.data.DataLoader
+    for size in (2, None, 3):
+        guest._note_loader(loader.__init__, loader.__new__(loader), [0, 1, 2], batch_size=size)
+    assert guest.seen["loader_batches"] == [2, None, 3]
+
+
+def test_recomputation_is_seen_whichever_way_torch_does_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guest = Guest.__new__(Guest)
+    guest.seen = {"recomputes": False}
+    for module, place in _RECOMPUTING[:2]:
+        owner, name = importlib.import_module(module), place
+        if "." in place:
+            owner, name = owner.CheckpointFunction, "forward"
+        wrapped = around(getattr(owner, name), guest._note_recomputation)
+        monkeypatch.setattr(owner, name, staticmethod(wrapped) if "." in place else wrapped)
+    layer, x = torch.nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+    layer(x)
+    assert not guest.seen["recomputes"]
+    for is_reentrant in (True, False):
+        guest.seen["recomputes"] = False
+        checkpoint(layer, x, use_reentrant=is_reentrant).sum().backward()
+        assert guest.seen["recomputes"], is_reentrant

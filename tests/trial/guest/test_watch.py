@@ -14,6 +14,7 @@ import torch
 from autotune.contract import Measure
 from autotune.trial.faults import NonFiniteLossError
 from autotune.trial.guest import watch
+from autotune.trial.guest.edits import Edits
 from autotune.trial.guest.watch import GuestStopwatch
 from tests import trials
 from tests.trial.fake_rank import Ended, fake_rank
@@ -54,9 +55,11 @@ class Rank:
             "driver",
             SimpleNamespace(live=lambda engine: live, read_back=lambda engine, expected: {}),
         )
-        edits = SimpleNamespace(observes=True, rows_per_sample=1)
+        edits = Edits(observes=True)
         spec = dataclasses.replace(trials.spec(expected={}), measure=MEASURE)
-        guest = fake_rank(folder, spec, edits=edits, seen={}, on_step=lambda: None)
+        guest = fake_rank(
+            folder, spec, edits=edits, seen={"recomputes": False}, on_step=lambda: None
+        )
         self.report = guest.reporter.report
         self.stopwatch = GuestStopwatch(guest, self.module)
         self.stopwatch.attach()
@@ -163,3 +166,15 @@ def test_other_work_is_looked_for_where_no_other_trial_may_run(
     spec = SimpleNamespace(layout=SimpleNamespace(world=2))
     stopwatch: Any = SimpleNamespace(_rank=SimpleNamespace(spec=spec))
     assert GuestStopwatch._has_cores(stopwatch) == is_watched
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_a_flag_for_recomputation_that_does_nothing_is_a_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recomputes: bool
+) -> None:
+    rank = Rank(tmp_path, monkeypatch)
+    guest = rank.stopwatch._guest
+    guest.edits, guest.seen["recomputes"] = Edits(observes=True, recomputes=True), recomputes
+    (*found,) = rank.stopwatch._more_differences()
+    assert found == ([] if recomputes else ["recompute: asked full, the model runs none"])
+    assert rank.report.read_back["recomputes"] == recomputes
