@@ -346,7 +346,8 @@ class Guest(Rank):
     ) -> None:
         """A data loader: samples of its batches, which may be what a file says."""
         make(loader, *args, **kwargs)
-        self.seen["loader_batches"] = [*self.seen["loader_batches"], loader.batch_size][-_MOST:]
+        if isinstance(size := getattr(loader, "batch_size", None), int):
+            self.seen["loader_batches"] = [*self.seen["loader_batches"], size][-_MOST:]
 
     def _note_recomputation(
         self, compute: Callable[..., Any], /, *args: Any, **kwargs: Any
