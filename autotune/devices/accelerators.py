@@ -168,7 +168,7 @@ def find_accelerator(
     named = [entry for entry in entries if _squashed(entry.name) == typed]
     if not named and len(typed) >= _TELLING and typed.isdigit():
         named = [entry for entry in entries if _squashed(entry.name).endswith(typed)]
-    if len(named) == 1:
+    if len({entry.name for entry in named}) == 1:  # a user's own stands before the shipped one
         return named[0]
     if "MIG" in device:
         raise FleetError(
