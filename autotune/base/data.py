@@ -30,11 +30,14 @@ def data_folder(name: str) -> Path:
 
 @cache
 def installed_files() -> tuple[tuple[str, int, int], ...]:
-    """Path, size in bytes and time of each file of code and of each shipped template.
+    """Path, size in bytes and time of each file of code, of its tables and shipped templates.
 
     Where two processes see the same, they run the same code.
     """
-    roots = (_PACKAGE.rglob("*.py"), data_folder("templates").rglob("*.j2"))
+    roots = (
+        *(_PACKAGE.rglob(f"*.{kind}") for kind in ("py", "json")),
+        data_folder("templates").rglob("*.j2"),
+    )
     found = []
     for path in sorted(chain.from_iterable(roots)):
         state = path.stat()

@@ -60,6 +60,8 @@ def is_secret(name: str) -> bool:
     """Whether a variable or a key of this name is taken to hold a secret."""
     words = [word.lower() for word in _WORD.findall(name[-200:])] or [""]
     is_bare = name == "PWD" or words in (["key"], ["pass"], ["auth"])
+    if words in (["pin"], ["otp"]):
+        return True
     is_setting = is_bare or _SETTING.fullmatch(words[-2:][0])
     return (words[-1] in _LIKELY and not is_setting) or _SURE.search("".join(words)) is not None
 

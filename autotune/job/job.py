@@ -841,6 +841,7 @@ def _complaint(item: Mapping[str, Any]) -> str:
 
 
 def _digits(text: str) -> list[str]:
+    """The digits of a word: where they differ, another word is meant."""
     return sorted(filter(str.isdigit, text))
 
 
@@ -863,7 +864,7 @@ def _fix(
     if "expected" in item.get("ctx", {}):
         expected = str(item["ctx"]["expected"])
         known, typed = re.findall(r"'([^']+)'", expected), str(item["input"])
-        alike = [one for one in known if _digits(one) == _digits(typed)]  # fp8 is not fp32
+        alike = [one for one in known if _digits(one) == _digits(typed)]
         guess = did_you_mean(typed, alike, most=1)
         return f"{guess}give {word}{about} one of {expected}"
     return f"mend {word}{about}" + ("" if key.default is ... else ", or leave it out")

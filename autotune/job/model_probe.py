@@ -22,7 +22,7 @@ from autotune.base.flags import flag
 from autotune.job.model_shape import ModelShape
 from autotune.job.published import unsaid_layers
 from autotune.trial.scripts.train import add_adapters
-from autotune.trial.transformer_shape import HEADS, KV_HEADS, said_size
+from autotune.trial.transformer_shape import HEADS, KV_HEADS, size_named
 
 _EXPERT = re.compile(r"(^|\.)experts\.")
 _EXPERTS = re.compile(r"(\w+_)?experts")
@@ -114,7 +114,7 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     in_experts = sum(sizes[name] for name in of_experts)
     idle = in_experts - in_experts * per_token // n_experts if n_experts and per_token else 0
     is_of_family = isinstance(module, PreTrainedModel)  # whose config says what there is
-    heads = known("num_attention_heads") or (0 if is_of_family else said_size(module, HEADS))
+    heads = known("num_attention_heads") or (0 if is_of_family else size_named(module, HEADS))
     expert_ffn = known("moe_intermediate_size") if n_experts else 0
     shape = {
         "n_layers": known("num_hidden_layers") or _longest_list(module),
@@ -122,7 +122,7 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
         "ffn_hidden": expert_ffn or known("intermediate_size", "ffn_dim", "ffn_hidden_size"),
         "n_heads": heads,
         "n_kv_heads": _kv_heads(config, known)
-        or (0 if is_of_family else said_size(module, KV_HEADS))
+        or (0 if is_of_family else size_named(module, KV_HEADS))
         or heads,
         "vocab": vocab,
         # Where positions are learned, there is a last one.

@@ -221,8 +221,8 @@ class Observed(Stored):
         if named is not None:
             return int(named) if named.isdecimal() else 0
         stated = int(self.measured.read_back.get("micro_batch", 0))
-        is_told = description.get("gives_data") or description.get("asks_micro_batch")
-        if self.is_trainer or is_told or self.batches_by_file:
+        takes_micro_batch = description.get("gives_data") or description.get("asks_micro_batch")
+        if self.is_trainer or takes_micro_batch or self.batches_by_file:
             return stated
         # Beside another model, twice as many rows are a preference's two answers, or a real
         # sample and a generated one.

@@ -129,7 +129,8 @@ def outdone(trials: Iterable[Trial]) -> set[int]:
     """Numbers of the disturbed trials whose repeat counts instead, and of repeats that do not.
 
     The repeat of a disturbed trial counts, unless it was disturbed too and is slower: what
-    disturbs a run takes time from it, so the faster of both was disturbed less.
+    disturbs a run takes time from it, so the faster of both was disturbed less. In rounds the
+    repeat counts in any case: who ran twice would have the better of two runs, others have one.
     """
     results = [(t.result, t.spec.provenance.repeat_of) for t in trials if t.result is not None]
     measured = {run.number: run for run, _ in results if run.outcome.is_measured}
@@ -138,7 +139,9 @@ def outdone(trials: Iterable[Trial]) -> set[int]:
         if repeat.number in measured and number in measured:
             first = measured[number]
             rates = [run.samples_per_s or 0.0 for run in (repeat, first)]
-            found.add(repeat.number if repeat.disturbed and rates[0] < rates[1] else number)
+            is_worse = repeat.disturbed and rates[0] < rates[1]
+            is_in_round = repeat.role is Role.CONFIRM
+            found.add(repeat.number if is_worse and not is_in_round else number)
     return found
 
 

@@ -115,7 +115,7 @@ def _values(story: Story) -> dict[str, Any]:
     answer, best, baseline = story.answer, story.best, story.baseline
     gain = None if answer is None else answer.speedup
     specs = [trial.spec for trial in story.history.trials]
-    own = specs[-1].workload if specs else None
+    workload = specs[-1].workload if specs else None
     compared = None if story.running is None else story.running.comparison
     spread = story.history.spread
     best_row, baseline_row = story.best_row, story.baseline_row
@@ -149,8 +149,8 @@ def _values(story: Story) -> dict[str, Any]:
         **_place(story),
         "seq_len": specs[-1].workload.seq_len if specs and _has_length(story) else None,
         "limit_bytes": specs[-1].measure.memory_limit_bytes if specs else None,
-        "own_command": in_short(own.command, Path(own.folder))
-        if own is not None and own.command
+        "own_command": in_short(workload.command, Path(workload.folder))
+        if workload is not None and workload.command
         else "",
         "change": change,
         "whole": _whole_run(story),

@@ -132,7 +132,8 @@ class RecordStandings:
 
     def _drifted(self, whole: Mapping[str, Standing], best: str | None) -> Drifted | None:
         """The best of those that the guard fails, where it is better than what is handed out."""
-        among = {key: whole[key] for key in self.guards if key in self.failed & whole.keys()}
+        failed = self.failed & whole.keys()
+        among = {key: whole[key] for key in self.guards if key in failed}
         if best is not None:
             among[best] = whole[best]
         wanted = self._objective.best(among)

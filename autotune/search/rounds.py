@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from autotune.contract import Role, Start, TrialResult
 from autotune.record.spread import is_figure
 from autotune.record.study import Trial
-from autotune.search.history import counting, is_settled
+from autotune.search.history import History, counting, is_settled
 from autotune.search.runner import Runner
 from autotune.search.session import Session
 from autotune.search.trial_spec import Run, steps_within
@@ -144,6 +144,11 @@ class Rounds(ABC):
         return figures_in(self.runs)
 
     @property
+    def to_repeat(self) -> frozenset[int]:
+        """Numbers of the disturbed runs of these rounds that deserve to be run once more."""
+        return History(itertools.chain.from_iterable(self.runs.values())).to_repeat
+
+    @property
     def step_s(self) -> float | None:
         """Seconds of the longest step so far; None: nobody knows."""
         return max((run.step_time_s or 0.0 for run in self.figures.values()), default=None)
@@ -161,7 +166,7 @@ class Rounds(ABC):
             lambda: self.runs,
             self.run_once,
             seed=self.session.job.seed,
-            to_repeat=lambda: self.runner.history.to_repeat,
+            to_repeat=lambda: self.to_repeat,
         )
 
     def run_once(self, key: str, number: int) -> Trial | None:
@@ -171,7 +176,7 @@ class Rounds(ABC):
             role=Role.CONFIRM,
             confirm_round=self.first_round + number,
             least_steps=steps_within(self.session.job.guard_steps, self.step_s),
-        ).again(self.runs.get((key, number), ()), self.runner.history.to_repeat)
+        ).again(self.runs.get((key, number), ()), self.to_repeat)
         again = "" if run.repeat_of is None else ", once more: other work disturbed it"
         return self.runner.run_candidate(self.session, run, self.about(run, number) + again)
 

@@ -240,7 +240,7 @@ def _activation(name: object) -> str:
     return _ACTIVATIONS[str(name)]
 
 
-def said_size(module: Any, names: Sequence[str]) -> int:
+def size_named(module: Any, names: Sequence[str]) -> int:
     """A size by its name in a torch module, its config or one of its parts; 0: none says it."""
     for part in module.modules():  # itself first
         held = vars(part)

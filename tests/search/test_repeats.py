@@ -387,6 +387,23 @@ def test_of_two_disturbed_runs_the_less_disturbed_one_counts(study: Study):
     assert outdone(tried.explored) == {repeat.spec.identity.number}
 
 
+def test_in_a_round_the_repeat_counts_though_it_is_slower(study: Study):
+    ran: list[str] = []
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        identity = spec.identity
+        if identity.confirm_round != 0 or ran not in ([], [identity.candidate_hash]):
+            return realistic(spec)
+        ran.append(identity.candidate_hash)
+        return replace(ok(spec, 50.0 / len(ran)), disturbed=LOAD)
+
+    search(study, make(trials=3), fleet=ScriptedFleet(behave))
+    trials = [t for t in study.trials() if t.spec.identity.candidate_hash == ran[0]]
+    first, repeat = (t for t in trials if t.spec.identity.confirm_round == 0)
+    assert repeat.spec.provenance.repeat_of == first.spec.identity.number
+    assert outdone([first, repeat]) == {first.spec.identity.number}
+
+
 def test_nothing_is_repeated_in_the_time_of_the_last_candidate(study: Study):
     fleet = ScriptedFleet(lambda spec: replace(ok(spec, 100.0), disturbed=LOAD))
     search(study, with_budget(make(), time_s=25.0), fleet=fleet)

@@ -136,11 +136,12 @@ def _starts(word: str) -> bool:
 
 
 def _is_plain(name: str, value: str, folder: Path) -> bool:
-    """Whether the value of a flag is no secret: a short number, or a file that is there."""
+    """Whether a value is no secret: a long flag's short number, or a file that is there."""
     named = PLACEHOLDER.fullmatch(value)
     number = str(named[2]) if named else value
     is_flag = named is not None and named[3] is not None
     is_short = (is_flag or _is_number(number)) and len(number) <= _LONGEST_NUMBER
+    is_short &= named is not None or name.startswith("--")
     return not is_secret(name) and (is_short or os.path.isfile(folder / value))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from autotune.trial.guest.edits import MAX_TEXT
 from autotune.trial.readback import numel, recomputed_layers
-from autotune.trial.transformer_shape import HEADS, KV_HEADS, said_size
+from autotune.trial.transformer_shape import HEADS, KV_HEADS, size_named
 
 _FRAMEWORKS = (
     ("llamafactory", "llama-factory"),
@@ -117,7 +117,7 @@ def _sizes(module: torch.nn.Module) -> dict[str, int]:
         "n_layers": max(layers, default=0),
         "hidden": hidden,
         "ffn_hidden": max(inner, default=0),
-        "n_heads": said_size(module, HEADS),
-        "n_kv_heads": said_size(module, KV_HEADS),
+        "n_heads": size_named(module, HEADS),
+        "n_kv_heads": size_named(module, KV_HEADS),
         "vocab": max((embedding.num_embeddings for embedding in embeddings), default=0),
     }
