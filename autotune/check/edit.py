@@ -10,7 +10,8 @@ from typing import Any
 
 from autotune.base.errors import AutotuneError
 from autotune.check.changes import same_data, with_changes
-from autotune.check.text_nodes import Member, TextNode, TooOddError, language_of
+from autotune.check.languages import language_of
+from autotune.check.text_nodes import Member, TextNode, TooOddError
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.space.rule import Moves, Patch
 
@@ -51,7 +52,7 @@ def edit(
     language = language_of(syntax)
     try:
         data = language.data(after, reads_exponents=reads_exponents)
-        comments = language.comments(after) if syntax == "yaml" else None
+        comments = language.comments(after)
         steps = list(_steps(data, changes, moves or {}))
         if len(steps) * len(text) > _MOST_READ[syntax]:
             return None
@@ -61,9 +62,8 @@ def edit(
         for at, value, new_name in steps:
             after = _EditedText(after, syntax, spelled).changed(at, value, new_name)
         again = language.data(after, reads_exponents=reads_exponents)
-        if not same_data(again, with_changes(data, changes)):
-            return None
-        if comments is not None and language.comments(after) != comments:
+        is_meant = same_data(again, with_changes(data, changes))
+        if not is_meant or language.comments(after) != comments:
             return None
     except (TooOddError, AutotuneError, ValueError):
         return None
@@ -131,11 +131,21 @@ class _EditedText:
 
     def _dumped(self, value: Any, newline: str, unit: str = "") -> str:
         unit = unit or self._unit
-        text: str = self._language.dumped(value, self._spelled, newline, unit)
-        return text
+        return self._language.dumped(value, self._spelled, newline, unit)
 
     def _named(self, name: Any, is_quoted: bool) -> str:
         return json.dumps(name) if is_quoted else self._dumped(name, "")
+
+    def _lines(self, new: Mapping[str, Any], indent: str) -> str:
+        """New members in lines of their own."""
+        found = ""
+        for name, value in new.items():
+            head = f"{indent}{self._dumped(name, '')}:"
+            if isinstance(value, Mapping) and value:
+                found += f"{head}{self._newline}{self._lines(value, f'{indent}  ')}"
+            else:
+                found += f"{head} {self._dumped(value, '')}{self._newline}"
+        return found
 
     def _added(self, section: TextNode, new: Mapping[str, Any]) -> str:
         ((name, value),) = new.items()
@@ -143,7 +153,7 @@ class _EditedText:
         if members is None:
             raise TooOddError
         if section.indent is not None:
-            lines = self._language.lines(new, section.indent, self._newline, self._spelled)
+            lines = self._lines(new, section.indent)
             at = self._line_end(max(one.value.end for one in members))
             if at and self._text[at - 1] != "\n":
                 lines = self._newline + lines.removesuffix(self._newline)

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path as FilePath
 
 from autotune.base.nested import leaves, path_of
-from autotune.check.text_nodes import key_starts, language_of
+from autotune.check.languages import language_of
+from autotune.check.text_nodes import key_starts
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.sources.reading import Syntax
 from autotune.space.rule import Violation

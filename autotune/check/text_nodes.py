@@ -1,8 +1,7 @@
 """What an edit knows of a text: where its mappings, their keys and their values stand."""
 
-import importlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class TooOddError(Exception):
@@ -34,11 +33,6 @@ class Member(NamedTuple):
     end: int
     """One past it."""
     value: TextNode
-
-
-def language_of(syntax: str) -> Any:
-    """The module that reads and writes texts of `json` or `yaml`; JSON needs no PyYAML."""
-    return importlib.import_module(f"autotune.check.{syntax}_text")
 
 
 def key_starts(

@@ -34,18 +34,6 @@ def dumped(value: Any, spelled: Mapping[str, str], newline: str, unit: str) -> s
     return str(text).strip()[1:-1]
 
 
-def lines(new: Mapping[str, Any], indent: str, newline: str, spelled: Mapping[str, str]) -> str:
-    """New members in lines of their own."""
-    found = ""
-    for name, value in new.items():
-        head = f"{indent}{dumped(name, spelled, '', '')}:"
-        if isinstance(value, Mapping) and value:
-            found += f"{head}{newline}{lines(value, f'{indent}  ', newline, spelled)}"
-        else:
-            found += f"{head} {dumped(value, spelled, '', '')}{newline}"
-    return found
-
-
 def root(text: str) -> TextNode:
     """The mapping that a text is."""
     found = _node(_composed(text))

@@ -12,6 +12,7 @@ import pytest
 from autotune.app.check import CheckFlags, check_file, check_files, write_fix
 from autotune.base.errors import ExitCode, RenderError
 from autotune.check.lint import CheckExit
+from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from tests.check.files import AUTO, rules, write
 from tests.command_line import autotune
 
@@ -378,6 +379,119 @@ def test_settings_of_a_layout_that_does_not_fit_its_ranks_are_refused(tmp_path):
     (report,) = check_files([str(tmp_path / "verl.yaml")], CheckFlags()).reports
     (found,) = (one for one in report.found if one.violation.rule == "megatron.world.product")
     assert "actor.megatron.tensor_model_parallel_size 3" in found.violation.message
+
+
+_NEMO_RL = """# tensor_model_parallel_size: 1, unless it is large
+policy:
+  generation:
+    vllm_cfg: {pipeline_model_parallel_size: 1}
+    colocated: {enabled: COLOCATED}
+  megatron_cfg:
+    enabled: true
+    tensor_model_parallel_size: 3
+cluster: {gpus_per_node: 4, n_gpus_per_node: 8, num_nodes: 2}
+"""
+_APART = "false, resources: {gpus_per_node: 4, num_nodes: 1}"
+
+
+def test_the_world_of_a_file_is_that_of_the_ranks_that_train(tmp_path):
+    """Of two fields, the first one in the table counts, whatever the hash seed."""
+    path = tmp_path / "grpo.yaml"
+    path.write_text(_NEMO_RL.replace("COLOCATED", "true"))
+    (report,) = check_files([str(path)], CheckFlags()).reports
+    (found,) = report.found
+    assert (report.world, found.violation.rule) == (16, "megatron.world.product")
+    assert (found.place.line, found.place.column) == (8, 5)
+    for apart in (_APART, "null, resources: {num_nodes: 1}"):
+        path.write_text(_NEMO_RL.replace("COLOCATED", apart))
+        (report,) = check_files([str(path)], CheckFlags()).reports
+        assert (report.world, report.found) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "grpo.yaml",
+            _NEMO_RL.replace("COLOCATED", "true").replace("enabled: true\n", "enabled: false\n"),
+        ),
+        ("axolotl.yaml", "base_model: x\ncontext_parallel_size: 2\n"),
+        ("empty.yaml", "a: {}  # tensor_model_parallel_size\ntensor_model_parallel_size: {}\n"),
+    ],
+    ids=["off", "axolotl", "empty"],
+)
+def test_a_file_that_splits_nothing_by_megatron_is_none_of_its_settings(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    (unread,) = check_files([str(tmp_path / name)], CheckFlags()).unread
+    assert isinstance(unread.error, NotADsConfigError)
+
+
+def test_degrees_alone_are_no_whole_training(tmp_path):
+    degrees = {"tensor_model_parallel_size": 2}
+    whole = {}
+    for name, data in {
+        "metadata.json": degrees,
+        "megatron_args.json": degrees,
+        "layout.json": degrees | {"num_layers": 2},
+    }.items():
+        write(tmp_path, data, name)
+        (report,) = check_files([str(tmp_path / name)], CheckFlags()).reports
+        whole[name] = any("--micro-batch-size" in one.violation.message for one in report.found)
+    assert whole == {"metadata.json": False, "megatron_args.json": True, "layout.json": True}
+
+
+def test_settings_that_only_hjson_reads_are_read_and_do_not_end_a_folder(tmp_path):
+    pytest.importorskip("hjson")
+    text = """{ // tensor_model_parallel_size: 1
+  # a, tensor_model_parallel_size: 1
+  "nodes": 1, // of 8
+  "tensor_model_parallel_size": 3,
+}"""
+    write(tmp_path, text, "layout.json")
+    write(tmp_path, '{"tensor_model_parallel_size": 3', "open.json")
+    run = check_files([str(tmp_path)], CheckFlags(world=8))
+    (report,) = run.reports
+    (found,) = report.found
+    assert (found.violation.rule, found.place.line) == ("megatron.world.product", 4)
+    assert run.others == [tmp_path / "open.json"]
+
+
+def test_the_place_of_a_setting_is_that_of_its_section(tmp_path):
+    degrees = {"tensor_model_parallel_size": 3}
+    data = {"rollout": degrees, "actor": degrees}
+    write(tmp_path, json.dumps(data, indent="\t"), "verl.json")
+    (report,) = check_files([str(tmp_path / "verl.json")], CheckFlags(world=8)).reports
+    assert [one.place.line for one in report.found] == [6]
+
+
+@pytest.mark.parametrize(
+    ("section", "accelerator", "rule"),
+    [
+        ("compile", "cuda", "compile.several_offloads"),
+        ("compile", "cuda", "compile.offloads_below_stage_3"),
+        ("zero_optimization", "cpu", "zero.quantized_needs_cuda"),
+    ],
+)
+def test_one_fix_takes_all_that_exclude_each_other(tmp_path, section, accelerator, rule):
+    offloads = ("parameters", "opt_states", "activation")
+    stage = 2 if rule.endswith("below_stage_3") else 3
+    config = {
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": stage},
+    }
+    if section == "compile":
+        switched = {"deepcompile": True, **{f"offload_{name}": True for name in offloads}}
+    else:
+        switched = {f"zero_quantized_{name}": True for name in ("weights", "gradients")}
+    config[section] = {**config.get(section, {}), **switched}
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(config))
+    flags = CheckFlags(accelerator=accelerator, choose=[f"{rule}=1"])
+    run = check_files([str(path)], flags, fix=True)
+    assert rules(run.reports[0]) == [rule]
+    assert run.exit_code(fixed=True, strict=True) == CheckExit.PASSES
+    assert check_files([str(path)], CheckFlags(accelerator=accelerator)).reports[0].found == ()
 
 
 def test_a_job_whose_launch_cannot_be_read_says_why(tmp_path):

@@ -10,13 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path, PurePath
 from typing import Any
 
+import yaml
+
 from autotune.base.errors import JobError, RenderError
+from autotune.base.nested import leaves
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
+from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.launches import slurm
 from autotune.engines.launches.files import DATA_SUFFIXES, is_shell
 from autotune.engines.launches.jobs import commands_of_job
@@ -34,6 +38,7 @@ from autotune.engines.megatron.flags import (
     similar,
 )
 from autotune.space.rule import UnknownFactError, Violation, listed
+from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
 _SCRIPT = re.compile(r"pretrain_\w+\.py|train_\w+\.py")
 _GPT = re.compile(r"pretrain_(?:gpt|mamba|t5|bert|vlm)\.py")
@@ -98,6 +103,12 @@ _PROGRAM = "PROGRAM"
 """The variable of an export's arguments: the script and all that it is given."""
 _OF_OTHERS = frozenset({"rollout", "generation", "ref", "critic", "reward_model"})
 """Sections of a file that say how another model than the trained one is split."""
+_SPLITS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+"""Fields of which settings of Megatron's have one; axolotl, too, has context_parallel_size."""
+_LONGEST_COMPOSED = 2**16
+"""Characters up to which PyYAML tells the places of keys, of which it takes its time."""
+_REMARK = re.compile(r"(?:#|//).*")
+_KEY = re.compile(r"""(?:^|[{,])[ \t]*["']?([A-Za-z_]\w*)["']?[ \t]*:""", re.MULTILINE)
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
 
 
@@ -216,31 +227,42 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
     All arguments of Megatron-LM by their names, as exports have them, or the fields of another
     program: Megatron-Bridge, NeMo RL, ms-swift, verl.
     """
-    if not any(name in text for name in _DEGREES):
+    if not any(name in text for name in _SPLITS):
         return None
-    data = json.loads(text) if path.suffix == ".json" else parse_yaml(text, path)
-    leaves = list(_leaves(data))
-    if not any(key.rpartition(".")[2] in _DEGREES for key, _ in leaves):
+    is_json = path.suffix in (".json", ".hjson")
+    data, is_hjson = parse_config(text, path) if is_json else (parse_yaml(text, path), False)
+    every = {at: value for at, value in leaves(data) if not isinstance(value, Mapping)}
+    off = [at[:-1] for at, value in every.items() if at[-1:] == ("enabled",) and value is False]
+    fields = {
+        at: value
+        for at, value in every.items()
+        if _OF_OTHERS.isdisjoint(at[:-1]) and not any(one and at[: len(one)] == one for one in off)
+    }
+    if not any(at[-1] in _SPLITS for at in fields):
         return None
-    is_whole = all(is_flag_of_any(_as_flag(key)) for key, _ in leaves)
-    start = text.find(next(name for name in _DEGREES if name in text))
+    # Degrees alone may be a remark beside a checkpoint, or be completed by who reads them.
+    is_training = path.name == ARGUMENTS_FILE or ("num_layers",) in fields
+    is_whole = is_training and all(is_flag_of_any(_as_flag(".".join(at))) for at in fields)
+    starts = _key_starts(text, is_hjson=is_hjson)
+    start = next(starts.get(at, 0) for at in fields if at[-1] in _SPLITS)
     script = _PLAIN_SCRIPT if is_whole else path.with_suffix(".py").name
     words = [Word(text="python", start=start), Word(text=script, start=start)]
-    for key, value in leaves:
+    for at, value in fields.items():
         if value in (None, "none") or (is_whole and value is False):
             continue  # "none" is ms-swift's word for Megatron's own default
+        key = ".".join(at)
         texts = [f"{key if '.' in key else f'.{key}'}={json.dumps(value, default=str)}"]
         if is_whole:
             values = [] if value is True else value if isinstance(value, list) else [value]
             texts = [_as_flag(key), *map(str, values)]
-        at = max(0, text.find(key.rpartition(".")[2]))
-        words += [Word(text=one, start=at) for one in texts]
+        place = starts.get(at, starts.get(at[-1:], 0))
+        words += [Word(text=one, start=place) for one in texts]
     found = _of_command(Command(words=tuple(words), start=start, text=text), path, release, {})
     if found is None or is_whole:
         return found
-    fields = {key.rpartition(".")[2]: value for key, value in leaves}
-    counts = [next(map(fields.get, set(one) & fields.keys()), None) for one in _RANKS_OF_FILES]
-    world = product(*counts)
+    named = {at[-1]: value for at, value in fields.items()}
+    counts = [next((named[one] for one in ones if one in named), None) for ones in _RANKS_OF_FILES]
+    world = None if any(starmap(_is_apart, every.items())) else product(*counts)
     return replace(
         found,
         rest=("what the file does not say", "the program that reads it may set it"),
@@ -255,14 +277,27 @@ def _as_flag(argument: str) -> str:
     return f"--{argument.replace('_', '-')}"
 
 
-def _leaves(data: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Fields that are no sections, dotted, but for those of other models."""
-    for name, value in data.items() if isinstance(data, Mapping) else ():
-        key = f"{at}.{name}" if at else str(name)
-        if isinstance(value, Mapping):
-            yield from () if name in _OF_OTHERS else _leaves(value, key)
-        else:
-            yield key, value
+def _is_apart(at: Sequence[str], value: Any) -> bool:
+    """True for a field by which some of the ranks generate, and do not train: NeMo RL's."""
+    is_count = at[-2:-1] == ("resources",) and type(value) is int
+    return "generation" in at and (
+        is_count or (at[-2:] == ("colocated", "enabled") and value is False)
+    )
+
+
+def _key_starts(text: str, *, is_hjson: bool) -> Mapping[tuple[str, ...], int]:
+    """Path of a key -> where it stands; of Hjson and of a long text, its last name alone."""
+    if not is_hjson and len(text) <= _LONGEST_COMPOSED:
+        with suppress(yaml.YAMLError):  # JSON is YAML but for its tabs
+            return dict(_starts_below(yaml.compose(text.replace("\t", " "), yaml.SafeLoader)))
+    bare = _REMARK.sub(lambda one: " " * len(one[0]), text)
+    return {(one[1],): one.start(1) for one in reversed(list(_KEY.finditer(bare)))}
+
+
+def _starts_below(node: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        yield (here := (*at, str(key.value))), key.start_mark.index
+        yield from _starts_below(value, here)
 
 
 def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:

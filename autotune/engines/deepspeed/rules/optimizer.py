@@ -15,6 +15,7 @@ from autotune.engines.deepspeed.rules.constructors import (
     optimizer_of,
     schedule_decides,
 )
+from autotune.engines.deepspeed.rules.rows import ROWS
 from autotune.engines.deepspeed.rules.version import REMOVED_OPTIMIZERS
 from autotune.space.rule import Choice, Finding, rule
 
@@ -25,6 +26,7 @@ _OWN = frozenset(
 _MAY_TRAIN = ("Adagrad", "Adam", "AdamW", "Lamb", "Lion", "Muon")
 # runtime/zero/utils.py: ZERO_SUPPORTED_OPTIMIZERS; torch's Adagrad is among them.
 _TESTED_WITH_ZERO = frozenset({"adagrad", "adam", "adamw", "lion", "muon"})
+_lacks_kernel = next(row.check for row in ROWS if row.name == "optimizer.needs_cuda")
 
 
 @rule("runtime/engine.py:2018")
@@ -165,9 +167,3 @@ def _untested_with_zero(setup: Setup) -> Finding | None:
         "not one that ZeRO was tested with",
         changes={"zero_allow_untested_optimizer": True},
     )
-
-
-def _lacks_kernel(setup: Setup) -> bool:
-    """Whether the row `optimizer.needs_cuda` speaks of the optimizer."""
-    is_lion = setup.optimizer == "lion" and setup.optimizer_offload == "none"
-    return setup.accelerator == "cpu" and (is_lion or setup.optimizer == "lamb")

@@ -30,6 +30,14 @@ def test_legal_neighbours(config, case):
     assert judge(setup(config, **case)) == []
 
 
+@pytest.mark.parametrize("name", ["Lamb", "Lion"])
+def test_an_optimizer_without_a_kernel_is_not_called_untested_as_well(name):
+    optimizer = {"optimizer": {"type": name, "params": {"torch_adam": None}}}
+    assert names({**zero(2), **optimizer}) == ["optimizer.needs_cuda"]
+    on_cuda = names({**zero(2), **optimizer}, accelerator="cuda")
+    assert on_cuda == (["optimizer.untested_with_zero"] if name == "Lamb" else [])
+
+
 @pytest.mark.parametrize("recompute", ["every_1", "every_0", "every_", "half", "every_2x"])
 def test_recomputation_that_means_nothing(recompute):
     assert names({}, recompute=recompute) == ["model.recompute_every"]
