@@ -158,7 +158,7 @@ def test_what_is_missing_for_a_trial_is_named(
     assert expected in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     if expected == LACKING:
-        install = re.search(r"fix: pip install ([^\n]*)", done.stderr)
+        install = re.search(r"fix: pip install ([^;]*);", done.stderr)
         assert install is not None
         assert {*install[1].split()} == TRAINS
 
