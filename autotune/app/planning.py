@@ -187,12 +187,15 @@ def _fit_notes(outlook: Outlook, candidate: Candidate) -> list[str]:
     fits = float(prediction.fit_probability[0])
     if fits >= MIN_FIT:
         return []
-    needs = format_bytes(float(prediction.peak_memory_bytes[0]))
-    allowed = format_bytes(float(np.max(prediction.plans.memory_bytes)))
-    return [
-        f"predicted to need {needs} of an accelerator's {allowed}, and to fit with a probability "
-        f"of {fits:.0%}: `autotune plan` of the same job ranks what fits"
-    ]
+    needs_bytes, limit_bytes = float(prediction.host_memory_bytes[0]), outlook.host_limit_bytes
+    if needs_bytes > (limit_bytes or np.inf):
+        limit = f"the host's {format_bytes(limit_bytes)} per node, and not to fit"
+    else:
+        needs_bytes = float(prediction.peak_memory_bytes[0])
+        allowed = format_bytes(float(np.max(prediction.plans.memory_bytes)))
+        limit = f"an accelerator's {allowed}, and to fit with a probability of {fits:.0%}"
+    needs = f"predicted to need {format_bytes(needs_bytes)} of {limit}"
+    return [f"{needs}: `autotune plan` of the same job ranks what fits"]
 
 
 def _can_say(

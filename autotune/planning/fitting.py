@@ -39,16 +39,14 @@ def ways_to_fit(outlook: Outlook, found: Prediction, *, min_fit: float) -> tuple
 
     It does with a probability of `min_fit` or more; where nothing does, with a half or more.
     """
-    smallest = outlook.lattice.first_legal(np.argsort(found.peak_memory_bytes, kind="stable"))
-    assert smallest is not None, "a lattice has a legal candidate"
-    search = _Search(
-        outlook=outlook,
-        smallest=outlook.lattice.candidates[smallest],
-        min_fit=min_fit,
-    )
+    place = outlook.lattice.first_legal(np.argsort(found.peak_memory_bytes, kind="stable"))
+    assert place is not None, "a lattice has a legal candidate"
+    smallest = outlook.lattice.candidates[place]
+    search = _Search(outlook=outlook, smallest=smallest, min_fit=min_fit)
     ways = (
         search.first_fitting(_larger_worlds(outlook.job)),
         _more_memory(outlook, found, min_fit=min_fit),
+        _more_host_memory(outlook, found, min_fit=min_fit),
         search.first_fitting(_other_spaces(outlook)),
         search.first_fitting(_shorter_samples(outlook.job)),
     )
@@ -144,13 +142,24 @@ def _more_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> Othe
     at = predicted(factor)
     best = int(ordered(at, min_fit=min_fit)[0])
     device_bytes = factor * outlook.environment.device_memory_bytes
-    return OtherJob(
-        flags=_memory_in_words(outlook, factor * there, device_bytes),
-        outlook=outlook,
-        candidate=outlook.lattice.candidates[int(rows[best])],
-        step_time_s=float(at.step_time_s[best]),
-        fit_probability=float(at.fit_probability[best]),
-    )
+    flags = _memory_in_words(outlook, factor * there, device_bytes)
+    return OtherJob.of_row(flags, outlook, outlook.lattice.candidates[int(rows[best])], at, best)
+
+
+def _more_host_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> OtherJob | None:
+    """The least memory of a node's host with which something fits, where hosts have less."""
+    most_bytes = int(np.ceil(found.host_memory_bytes.max()))
+    if most_bytes <= (outlook.host_limit_bytes or np.inf):
+        return None
+    job = dataclasses.replace(outlook.job, host_memory_bytes=most_bytes)
+    there = dataclasses.replace(outlook, job=job)
+    at = there.predict_plans(found.plans)[0]
+    order = np.lexsort((at.step_time_s, at.host_memory_bytes))
+    best = outlook.lattice.first_legal(order[at.fit_probability[order] >= min_fit])
+    if best is None:
+        return None
+    flags = f"--host-memory {typed_bytes(at.host_memory_bytes[best])}"
+    return OtherJob.of_row(flags, there, there.lattice.candidates[best], at, best)
 
 
 def _memory_in_words(outlook: Outlook, allowed_bytes: float, device_bytes: float) -> str:

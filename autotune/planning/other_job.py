@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from autotune.base.errors import AutotuneError
+from autotune.cost import Prediction
 from autotune.job.job import Job
 from autotune.planning.choices import ordered
 from autotune.planning.lattice import Lattice
@@ -24,6 +25,19 @@ class OtherJob:
     candidate: Candidate
     step_time_s: float
     fit_probability: float
+
+    @classmethod
+    def of_row(
+        cls, flags: str, outlook: Outlook, candidate: Candidate, found: Prediction, row: int
+    ) -> Self:
+        """The change whose best candidate has a row of a prediction."""
+        return cls(
+            flags=flags,
+            outlook=outlook,
+            candidate=candidate,
+            step_time_s=float(found.step_time_s[row]),
+            fit_probability=float(found.fit_probability[row]),
+        )
 
     @property
     def described(self) -> str:
@@ -77,10 +91,4 @@ def rank_other_job(
     first = there.lattice.first_legal(ordered(found, setbacks, min_fit=min_fit))
     if first is None:
         return None
-    return OtherJob(
-        flags=flags,
-        outlook=there,
-        candidate=there.lattice.candidates[first],
-        step_time_s=float(found.step_time_s[first]),
-        fit_probability=float(found.fit_probability[first]),
-    )
+    return OtherJob.of_row(flags, there, there.lattice.candidates[first], found, first)

@@ -159,7 +159,9 @@ def _more_memory(found: Prospect, job: Job, least: Candidate) -> Iterator[str]:
     """Changes with which something may fit, in words; a plan searches for the smallest."""
     yield from find_engine(job.engine).unused_savings([least])
     more_bytes = found.least_peak_bytes * math.sqrt(MODEL_MARGIN)
-    if job.memory_limit_bytes:
+    if found.least_peak_bytes < found.allowed_bytes:
+        yield "nodes with more host memory"
+    elif job.memory_limit_bytes:
         yield f"{flag('memory_limit')} {typed_bytes(more_bytes)} or more"
     else:
         yield f"devices with {format_bytes(more_bytes)} each"

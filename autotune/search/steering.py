@@ -420,7 +420,8 @@ def steering_of(session: Session, *, lessons: Sequence[Lesson] = (), study: str 
         return whole_bytes
 
     forecaster = session.place.forecaster or analytic
-    host_memory_bytes = session.place.host_memory_bytes
+    limits_bytes = filter(None, (session.place.host_memory_bytes, job.host_memory_bytes))
+    host_memory_bytes = min(limits_bytes, default=None)
     forecaster(lattice.candidates[:1])  # what cannot be predicted is said before anything runs
     return Steering(
         host=None

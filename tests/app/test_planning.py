@@ -387,6 +387,16 @@ def test_what_offload_takes_of_the_hosts_is_told_per_rank_and_node(tmp_path):
     assert "host memory" not in printed(print_estimate, estimate_candidate(outlook, setting))
 
 
+@pytest.mark.parametrize("host", ["1GiB", "2TiB"])
+def test_an_estimate_names_the_host_where_that_is_what_lacks(tmp_path, host):
+    outlook = small(tmp_path, host_memory=host)
+    setting = ["zero.stage=1", "micro_batch=1", "offload.optimizer=cpu"]
+    text = printed(print_estimate, estimate_candidate(outlook, setting))
+    is_lacking = re.search(r"does not fit, as it needs [\d.]+ GiB of the host's 1 GiB", text)
+    assert (is_lacking is not None) is (host == "1GiB")
+    assert ("fits with a probability of" in text) is (host != "1GiB")
+
+
 def test_a_setting_that_does_not_act_is_noted(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "stage3.prefetch_bucket_size=1000"])
     assert any("stage3.prefetch_bucket_size" in note for note in found.notes)

@@ -191,6 +191,16 @@ def test_render_says_that_a_candidate_does_not_fit(tmp_path: Path) -> None:
     done = autotune("render", *job, *setting, "--out", "out", folder=tmp_path)
     assert done.returncode == ExitCode.FOUND
     assert re.search(r"predicted to need \d+ GiB of an accelerator's 79.1 GiB", done.stderr)
+    # Where its hosts are what lacks, they are named.
+    (tmp_path / "job.yaml").write_text("host_memory: 100GiB\n", encoding="utf-8")
+    setting = ("--gpu", "H200", "--set", "zero.stage=3", "--set", "offload.optimizer=cpu")
+    done = autotune(
+        "render", "--job", "job.yaml", *job, *setting, "--out", "there", folder=tmp_path
+    )
+    assert done.returncode == ExitCode.FOUND
+    told = r"predicted to need \d+ GiB of the host's 100 GiB per node, and not to fit"
+    assert re.search(told, done.stderr)
+    assert "accelerator's" not in done.stderr
 
 
 @pytest.mark.parametrize("command", [("report",), ("export", "--out", "out")])

@@ -67,6 +67,15 @@ def test_what_needs_more_of_the_host_than_a_node_has_does_not_fit():
     out = io.StringIO()
     print_ranking(Console(file=out, width=4000), tight, top=1)
     assert "need more than 300 GiB per node count as not fitting" in out.getvalue()
+    way = next(way for way in tight.ways_to_fit if way.flags.startswith("--host-memory"))
+    assert f"{way.flags} ({way.described}" in out.getvalue()
+    assert way.fit_probability >= 0.9
+    least = float(way.flags.removeprefix("--host-memory ").removesuffix("GiB"))
+    for gib, fits in ((least, True), (least - 0.02, False)):
+        there = rank_lattice(
+            open_outlook(None, {**LARGE, "host_memory": f"{gib:.2f}GiB"}, SMALL_GPU)
+        )
+        assert bool(there.n_likely) is fits
 
 
 def test_where_nobody_says_what_a_host_has_rows_above_the_usual_come_behind():
@@ -79,8 +88,14 @@ def test_where_nobody_says_what_a_host_has_rows_above_the_usual_come_behind():
     assert above.tolist() == sorted(above)
     out = io.StringIO()
     print_ranking(Console(file=out, width=4000), found, top=len(firsts))
+    # The head counts choices, of which each may have several candidates.
+    assert f"; {len(sure)} choices fit with a probability of" in out.getvalue()
+    assert len(sure) < found.n_likely
     assert "need more than 2 TiB per node come behind all that need less" in out.getvalue()
     assert "of host memory per node" in out.getvalue()
+    # What needs more of the host beats no row of the front.
+    assert (found.prediction.host_memory_bytes[[*found.on_front]] <= 2 * 2**40).all()
+    assert "and needs no more than 2 TiB of host memory per node is both" in out.getvalue()
 
 
 @pytest.mark.parametrize(("engine", "space"), [("deepspeed", "zero"), ("megatron", None)])

@@ -44,6 +44,39 @@ def test_what_cannot_fit_is_said_with_changes_that_do(tmp_path: Path):
     assert (said.may_fit, offloaded.may_fit) == (False, True)
 
 
+def test_the_host_memory_of_the_job_limits_a_search(tmp_path: Path):
+    space = tmp_path / "space.yaml"
+    knobs = "  zero.stage: [3]\n  offload.optimizer: [cpu]\n  recompute: [full]\n"
+    space.write_text(f"name: mine\ndescription: few\nknobs:\n{knobs}", encoding="utf-8")
+    offload = {"space": str(space), "world": 8}
+    wide, tight = (
+        session(tmp_path, "simulate:8xA100", **offload, host_memory=host)
+        for host in ("2TiB", "1GiB")
+    )
+    assert prospect(wide, fresh=True, knowledge=None).n_fit > 0
+    said = prospect(tight, fresh=True, knowledge=None)
+    assert said.n_fit == 0
+    assert re.search(r"processes are predicted to need .* of the 1 GiB of the host", said.problem)
+    assert "nodes with more host memory" in said.nearest
+    # The smaller of the job's and the place's limit counts.
+    wide.place.host_memory_bytes = 2**30
+    tight.place.host_memory_bytes = 2**41
+    for one in (wide, tight):
+        assert prospect(one, fresh=True, knowledge=None).n_fit == 0
+
+
+def test_a_dry_run_says_that_the_host_memory_of_the_job_counts(tmp_path: Path):
+    flags = ["--fleet", "simulate:8xA100", "--model", "llama-3-70b", "--seq-len", "4096"]
+    flags += ["--global-batch", "64", "--space", "smoke", "--dry-run"]
+    (tmp_path / "job.yaml").write_text("host_memory: 100GiB\n", encoding="utf-8")
+    named, free = (
+        " ".join(autotune("search", *flags, *more, folder=tmp_path).stdout.split())
+        for more in (["--job", "job.yaml"], [])
+    )
+    assert "GiB of a device and the 100 GiB of its host (host_memory)" in named
+    assert "host_memory" not in free
+
+
 def test_what_cannot_end_in_time_is_said(tmp_path: Path):
     slow = {"model": "qwen2.5-0.5b", "global_batch": 128, "world": 2, "memory_limit": "64GiB"}
     said = prospect(session(tmp_path, "simulate:2xcpu", **slow), fresh=True, knowledge=None)
