@@ -478,7 +478,7 @@ class JobFile(BaseModel):
     host_memory: Annotated[int | None, BeforeValidator(_size)] = key(
         "Memory of one node's host, such as 2TiB: what needs more of it does not fit.",
         Topic.DEVICES,
-        PREDICTIONS,
+        EVERY,
         unit="size",
         identity=NEVER,
     )
