@@ -136,6 +136,8 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
         meant = _ELSEWHERE.get(error.option_name) or did_you_mean(
             error.option_name, known, most=2, alike=0.6
         )
+        if error.option_name == "--set" and any(p.name == "settings" for p in ctx.command.params):
+            meant = "write settings as they are, such as zero.stage=2; "
         return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
     text = error.format_message().rstrip(".")
     if isinstance(error, BadParameter):

@@ -514,7 +514,7 @@ class JobFile(BaseModel):
         identity=NEVER,
     )
     diagnose: bool = key(
-        "Whether trials end with watched steps that show where time goes.",
+        "Watched steps at the end of each trial, which show where time goes.",
         Topic.CHECKS,
         default=True,
         identity=NEVER,

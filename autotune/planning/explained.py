@@ -106,7 +106,7 @@ class Explained(Estimated):
         if not self.violations:
             return None
         legal = [neighbour for neighbour in self.neighbours if not neighbour.violations]
-        smallest = min(legal, key=lambda neighbour: neighbour.peak_memory_bytes, default=None)
+        smallest = min(legal, key=lambda n: (n.peak_memory_bytes, n.step_time_s), default=None)
         return _fastest(self._fitting) or smallest
 
     @property

@@ -79,7 +79,7 @@ def check(
         strict: Whether a warning fails, too.
 
     Raises:
-        JobError: A flag is not one of its values, or a name stands for no file.
+        JobError: A flag is not one of its values. A file that is not there is in `value.unread`.
 
     Example:
         >>> found = autotune.check({"bf16": {"enabled": True}, "fp16": {"enabled": True}})
