@@ -146,17 +146,17 @@ class CheckReport:
     def version_note(self) -> str:
         """A warning that the rules do not know the release; empty where they were read off it."""
         version = self.environment.deepspeed_version
+        if is_read(version):
+            return ""
         if release_of(version) < release_of(OLDEST_READ):
             return (
                 f"DeepSpeed {version} is older than {OLDEST_READ}, the first that the rules were "
                 "read off: what it lacks is known in part"
             )
-        if release_of(version) > release_of(NEWEST_READ):
-            return (
-                f"DeepSpeed {version} is newer than {NEWEST_READ}, the last that the rules were "
-                "read off: what it changed is not known here"
-            )
-        return ""
+        return (
+            f"DeepSpeed {version} is newer than {NEWEST_READ}, the last that the rules were read "
+            "off: what it changed is not known here"
+        )
 
     @cached_property
     def diff(self) -> str:

@@ -4,11 +4,11 @@ Besides step times they say where the time went (`Split`, `Diagnosis`), and what
 """
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autotune.contract.files import SCHEMA_VERSION, ContractError, Stored, check_figures, is_count
-from autotune.contract.spec import Identity
+from autotune.contract.spec import Identity, TrialSpec
 from autotune.contract.words import Origin, Outcome, Phase, Role, Start
 
 OWN_LOG_TIME_SHARE = 0.05
@@ -390,3 +390,8 @@ class TrialResult(Stored):
         figures = (self.step_time_s, self.step_time_low_s, self.step_time_high_s)
         rates = (self.samples_per_s, self.samples_per_s_low, self.samples_per_s_high)
         check_figures("TrialResult: figures", (*self.step_times_s, *figures, *rates))
+
+
+def to_dict(value: TrialSpec | RankReport | NodeReport | TrialResult) -> dict[str, Any]:
+    """The JSON form of a contract object."""
+    return asdict(value)

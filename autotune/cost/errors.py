@@ -57,7 +57,8 @@ _SMALL_BYTES = 16 * 2**30
 _HALF_LAYER_S = 0.005
 _HALF_BYTES = 4 * 2**30
 """Layer and peak that count as half small."""
-_MODELS = ("dense", "experts")
+_MODELS_IN_WORDS = {"dense": "dense models", "experts": "mixtures of experts"}
+_MODELS = tuple(_MODELS_IN_WORDS)
 _EVIDENCE = ("known", "unknown")
 _SIZES = ("large", "small")
 _METER_WORDS = ("allocated", "reserved", "total")
@@ -124,8 +125,7 @@ def _in_words(kind: str) -> str:
     if model == "all":
         return "all kinds of runs"
     evidence, size, meter = [*others, "", "", ""][:3]
-    words = f"{size} {model} models".strip()
-    words = words.replace("experts models", "mixtures of experts")
+    words = f"{size} {_MODELS_IN_WORDS[model]}".strip()
     words += f", {evidence} framework and accelerator" if evidence else ""
     return words + (f", {meter} memory" if meter else "")
 

@@ -25,7 +25,7 @@ from autotune.engines.advice import COMMON, AdviceRules
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
-from autotune.space.knobs import describe_candidate
+from autotune.space.knobs import changing_knobs, describe_candidate
 from autotune.space.rows import CandidateRows, answers_of
 from autotune.space.rule import Violation
 from autotune.space.space import load_space
@@ -243,10 +243,8 @@ class Engine(ABC):
 
     def changes_training(self, candidates: Sequence[Candidate]) -> NDArray[np.bool_]:
         """Which candidates train other numbers than the job's, by `Knob.changes_training`."""
-        usual = {n: k.default for n, k in self.context.knobs.items() if k.changes_training}
-        found = answers_of(
-            candidates, lambda one: any(one.get(n, value) != value for n, value in usual.items())
-        )
+        knobs = self.context.knobs
+        found = answers_of(candidates, lambda one: bool(changing_knobs(one, knobs)))
         return np.array(found.distinct, np.bool_)[found.which]
 
     def no_files(self) -> str:

@@ -30,12 +30,12 @@ def knob_named(name: str, knobs: Catalogue, *, where: str) -> Knob:
         near += [known for known in near_names(name, knobs) if known not in near]
         del near[_MOST_NAMES:]
         guess = f"did you mean {' or '.join(near)}? " if near else ""
-        engines = [
-            engine for engine in plugin_names("engine") if knobs_of(engine).keys() == knobs.keys()
-        ]
-        of = f" of {engines[0]}" if engines else ""
-        listed = f"`autotune knobs{f' --engine {engines[0]}' if engines else ''}` lists them"
-        raise JobError(f"{where}: {shortened(name)!r} is not a knob{of}", f"{guess}{listed}")
+        every = (one for one in plugin_names("engine") if knobs_of(one).keys() == knobs.keys())
+        of, flags = next(((f" of {one}", f" --engine {one}") for one in every), ("", ""))
+        raise JobError(
+            f"{where}: {shortened(name)!r} is not a knob{of}",
+            f"{guess}`autotune knobs{flags}` lists them",
+        )
     return knob
 
 
@@ -244,9 +244,6 @@ def explain(values: Knobs, context: Context) -> dict[str, str]:
 
 
 def changing_knobs(candidate: Candidate, knobs: Catalogue) -> list[str]:
-    """Knobs of a candidate with which something else is trained."""
-    return [
-        name
-        for name, value in candidate.values.items()
-        if knobs[name].changes_training and value != knobs[name].default
-    ]
+    """Knobs of a candidate with which something else is trained, by their names."""
+    usual = {name: knob.default for name, knob in knobs.items() if knob.changes_training}
+    return sorted(name for name, value in usual.items() if candidate.get(name, value) != value)

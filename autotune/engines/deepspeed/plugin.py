@@ -98,11 +98,9 @@ class DeepSpeed(EnginePlugin):
             folder=str(extensions.extensions_folder(accelerator)),
             built=tuple(built),
             missing=tuple(x for x in extensions.needed(accelerator) if x not in built),
-            stale_locks=tuple(
-                map(
-                    str,
-                    [*extensions.stale_locks(accelerator), *extensions.stale_locks_of_others()],
-                )
+            stale_locks=(
+                *map(str, extensions.stale_locks(accelerator)),
+                *map(str, extensions.stale_locks_of_others()),
             ),
             misread=extensions.misread(accelerator),
         )

@@ -503,8 +503,9 @@ class ScriptEngine(DeepSpeedEngine):
 def _accelerates_flags(script: Observed) -> Mapping[str, Any] | None:
     """Flags of the `accelerate launch` that sets DeepSpeed up by its settings; None: none does."""
     parts, description = parts_of(script.command), script.description
+    is_started = script.framework == "accelerate" and parts.kind == "accelerate"
     brings = description.get("brings_plugin") or description.get("config_file")
-    if not script.framework == parts.kind == "accelerate" or brings or script.sources_of_config:
+    if not is_started or brings or script.sources_of_config:
         return None
     return dict(flags_of([script.command[at] for at in parts.launcher_flags]))
 

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ _MAX_CHARACTERS = 2**18
 """Longest file that is read: PyYAML takes seconds for it."""
 
 
+@lru_cache(maxsize=8)  # several readers of a file ask, and PyYAML is slow
 def commands_of_job(text: str, path: Path) -> str:
     """The commands of a job as a shell text, on their lines of the file; empty: it is none.
 

@@ -421,8 +421,8 @@ def _of_command(
         options=options,
     )
     if world is None:
-        told, told_per_node = ranks_in(variables) if is_swift else arguments.ranks()
-        world, per_node = (told, told_per_node) if told else (world, per_node)
+        counted = ranks_in(variables) if is_swift else arguments.ranks()
+        world, per_node = counted if counted[0] else (world, per_node)
     open_texts = arguments.open_words.values()
     given = [one for one in words[script + 1 :] if not _PASSED_ON.fullmatch(one)]
     rest = {}

@@ -61,10 +61,8 @@ class Here(GangPlace):
 
     def remarks(self, world: int) -> Sequence[str]:
         """What others use of the devices, ranks that share cores, and others that run trials."""
-        remarks, n_cores = (
-            [f"{text}: {REMEDY}" for text in self._in_use],
-            self.environment.n_devices,
-        )
+        remarks = [f"{text}: {REMEDY}" for text in self._in_use]
+        n_cores = self.environment.n_devices
         if self.environment.accelerator == "cpu" and world > n_cores:
             remarks.append(
                 f"{format_count(world, 'rank')} share {format_count(n_cores, 'core')} and take "
