@@ -13,13 +13,7 @@ from autotune.engines.megatron.knobs import KNOBS
 from autotune.engines.megatron.layout_task import LayoutRows, LayoutTask, Truth
 from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
 
-CONFIG = "megatron/core/transformer/transformer_config.py, __post_init__"
 ARGUMENTS = "megatron/training/arguments.py, validate_args"
-SAME_RUN = "ours: the same run as without"
-TABLE = "ours: the table of accelerators"
-RECIPES = "ours: Transformer Engine's recipes are for models in bf16 or fp16"
-NOT_THERE = "ours: the module is not there. megatron/core/transformer/transformer_layer.py"
-PRECISION_AWARE = "megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer"
 _NAMED_VALUE = re.compile(r"\b(\w+) \{\1\}")
 _VALUE = re.compile(r"\{(\w+)\}")
 _TEST = re.compile(r"(\w+)(?:(!=|>=|=|>|~)(\w+))?")
@@ -28,39 +22,49 @@ _PARTS = {"recompute_modules": RECOMPUTED, "cuda_graphs": GRAPHS, "offload_modul
 
 def layout_rule(
     name: str,
-    condition: str | Callable[..., Any],
-    message: str,
-    fix: str,
     source: str,
     *,
+    allows: Callable[..., Any] | None = None,
+    when: str = "",
+    needs: str = "",
+    excludes: str = "",
+    message: str = "",
+    fix: str = "",
     consequence: Consequence = "raised",
 ) -> Rule[LayoutRows]:
     """A rule on whole columns.
 
     Args:
         name: The rule's name.
-        condition: What is refused, in terms that all have to hold, of fields of the task and of
-            columns: `a` asks whether one is off its default, `a=x`, `a!=x`, `a>x` and `a>=x`
-            compare it with a number, another one or a knob's value, `a~x` whether its parts have
-            one; `a|b` holds where one does, and `!a|b` where none does. Else a function that says
-            which layouts are allowed, by parameters of these names.
-        message: Which values clash; `{tp}` stands for a value of the layout or of the task.
-        fix: The nearest change that makes it legal.
         source: Megatron's own code, or why it is ours.
+        allows: Which layouts are allowed, by parameters of the names of fields of the task and of
+            columns; in place of `when`.
+        when: What is refused, in terms that all have to hold, of the same names: `a` asks whether
+            one is off its default, `a=x`, `a!=x`, `a>x` and `a>=x` compare it with a number,
+            another one or a knob's value, `a~x` whether its parts have one; `a|b` holds where one
+            does, and `!a|b` where none does.
+        needs: A knob, a fact, or one of several that `|` joins, without which `when` is refused.
+        excludes: A knob or a fact with which it is refused.
+        message: Which values clash; `{tp}` stands for a value of the layout or of the task. What
+            `needs` and `excludes` have to say follows from the names.
+        fix: The nearest change that makes it legal.
         consequence: What Megatron does with it.
     """
-    if isinstance(condition, str):
-        terms = condition.split()
-        wanted = _names_in(condition)
-    else:
-        wanted = tuple(signature(condition).parameters)
+    terms = when.split()
+    if needs:
+        terms.append(f"!{needs}")
+        message, fix = _needs(when, needs)
+    if excludes:
+        terms.append(excludes)
+        message, fix = _excludes(when, excludes)
+    wanted = _names_in(" ".join(terms)) if allows is None else tuple(signature(allows).parameters)
 
     def answer(rows: LayoutRows) -> Truth:
         known = {**vars(rows.task), **rows.columns}
         if unknown := set(wanted) - known.keys():
             raise UnknownFactError(", ".join(sorted(unknown)))
-        if not isinstance(condition, str):
-            found: Truth = condition(*(known[column] for column in wanted))
+        if allows is not None:
+            found: Truth = allows(*(known[column] for column in wanted))
             return found
         refused = reduce(np.logical_and, [_holds(term, known) for term in terms])
         return np.broadcast_to(~refused, next(iter(rows.columns.values())).shape)
@@ -83,22 +87,18 @@ def layout_rule(
     )
 
 
-def needs(name: str, terms: str, needed: str, source: str) -> Rule[LayoutRows]:
-    """What holds by some terms needs a knob, a fact, or one of several that `|` joins."""
-    subject = _subject(terms)
+def _needs(terms: str, needed: str) -> tuple[str, str]:
+    """What is said of terms that need something, and the fix."""
     is_knob = needed.replace("=", ">").partition(">")[0] in KNOBS
     other = f"take {_in_words(needed)}, or " if is_knob else ""
-    message, fix = f"{subject}: needs {_in_words(needed)}", f"{other}do without {_chosen(terms)}"
-    return layout_rule(name, f"{terms} !{needed}", message, fix, source)
+    return f"{_subject(terms)}: needs {_in_words(needed)}", f"{other}do without {_chosen(terms)}"
 
 
-def excludes(name: str, terms: str, other: str, source: str) -> Rule[LayoutRows]:
-    """What holds by some terms excludes a knob, or a fact."""
-    subject = _subject(terms)
+def _excludes(terms: str, other: str) -> tuple[str, str]:
+    """The same of terms that exclude something."""
     more = "" if other in LayoutTask.__dataclass_fields__ else f", or without {_in_words(other)}"
-    message = f"{subject}: excludes {_in_words(other)}"
-    fix = f"do without {_chosen(terms)}{more}"
-    return layout_rule(name, f"{terms} {other}", message, fix, source)
+    message = f"{_subject(terms)}: excludes {_in_words(other)}"
+    return message, f"do without {_chosen(terms)}{more}"
 
 
 _FACTS = {

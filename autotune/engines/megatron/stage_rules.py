@@ -1,23 +1,13 @@
-"""Rules of layouts of pipeline stages: which layers a stage has."""
+"""Conditions of the rules of pipeline stages: which layers a stage has."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from autotune.engines.megatron.choices import BALANCED
-from autotune.engines.megatron.layout_rule import (
-    CONFIG,
-    SAME_RUN,
-    layout_rule,
-    needs,
-    with_parameters,
-)
-from autotune.engines.megatron.layout_task import Counts, LayoutRows, Truth, written_stages
+from autotune.engines.megatron.layout_rule import with_parameters
+from autotune.engines.megatron.layout_task import Counts, Truth, written_stages
 from autotune.engines.megatron.stages import Stages, StageWork, balanced_layers, even_layers
-from autotune.space.rule import Rule
-
-_LAYOUT = "megatron/core/transformer/pipeline_parallel_layer_layout.py"
-_VALIDATED = f"{_LAYOUT}, validate_layer_layout"
 
 
 def _of_written(holds: Callable[..., bool], *names: str) -> Callable[..., Truth]:
@@ -127,81 +117,19 @@ def _rank_has_experts(
     return (first or n_layers // pp) > n_dense or (vp > 1 and n_layers > n_dense + n_layers // vp)
 
 
-RULES: tuple[Rule[LayoutRows], ...] = (
-    needs("stages.pipeline", "stages", "pp>1", SAME_RUN),
-    layout_rule(
-        "stages.alone",
-        "stages ends_as_layers|first_stage_layers|last_stage_layers",
-        "stages that are placed have their layers already, and ends_as_layers, "
-        "first_stage_layers or last_stage_layers say others",
-        "leave ends_as_layers, first_stage_layers and last_stage_layers out",
-        f"{CONFIG}: pipeline_model_parallel_layout",
+CONDITIONS: Mapping[str, Callable[..., Truth]] = {
+    "stages.same": _differs_from_even,
+    "stages.count": _of_written(lambda stages, pp: len(stages) % pp == 0, "pp"),
+    "stages.chunks": _of_written(lambda stages, pp, vp: len(stages) == pp * vp, "pp", "vp"),
+    "stages.layers": _of_written(
+        lambda stages, n_layers: sum(stage.count("t") for stage in stages) == n_layers,
+        "n_layers",
     ),
-    layout_rule(
-        "stages.same",
-        _differs_from_even,
-        "balanced stages are those that {n_layers} layers over pp {pp} x vp {vp} chunks have "
-        "anyway",
-        "take stages=even",
-        SAME_RUN,
+    "stages.ends": _of_written(_has_ends),
+    "stages.mtp": _of_written(_has_mtp_last, "n_mtp_layers", "pp"),
+    "stages.mtp_on_first_rank": _of_written(
+        lambda stages, pp: pp == 1 or not any("m" in stage for stage in stages[::pp]), "pp"
     ),
-    layout_rule(
-        "stages.count",
-        _of_written(lambda stages, pp: len(stages) % pp == 0, "pp"),
-        "the layout has a number of stages that is no multiple of pp {pp}",
-        "add or join stages, which | separates",
-        f"{_LAYOUT}, __init__",
-    ),
-    layout_rule(
-        "stages.chunks",
-        _of_written(lambda stages, pp, vp: len(stages) == pp * vp, "pp", "vp"),
-        "the layout has other than pp {pp} x vp {vp} stages",
-        "take the vp that follows from it: its stages over pp",
-        "ours: Megatron counts the chunks in the layout",
-    ),
-    layout_rule(
-        "stages.layers",
-        _of_written(
-            lambda stages, n_layers: sum(stage.count("t") for stage in stages) == n_layers,
-            "n_layers",
-        ),
-        "the layout places another number of layers, each a t, than n_layers {n_layers}",
-        "make them equal",
-        f"{_VALIDATED}: num_layers",
-    ),
-    layout_rule(
-        "stages.ends",
-        _of_written(_has_ends),
-        "the layout begins with the embedding E and ends with the loss L, and has each once",
-        "begin it with E and end it with L",
-        f"{_VALIDATED}: LayerType.embedding, LayerType.loss",
-    ),
-    layout_rule(
-        "stages.mtp",
-        _of_written(_has_mtp_last, "n_mtp_layers", "pp"),
-        "the layout has an m for each of the n_mtp_layers {n_mtp_layers} layers that predict "
-        "further tokens, all in one stage after the last t, in the last chunk of its rank",
-        "put them before L",
-        f"{_VALIDATED}: LayerType.mtp",
-    ),
-    layout_rule(
-        "stages.mtp_on_first_rank",
-        _of_written(
-            lambda stages, pp: pp == 1 or not any("m" in stage for stage in stages[::pp]), "pp"
-        ),
-        "the layout has m on the first rank of the pipeline: the ranks wait for one another while "
-        "the model is built, or train with an embedding that differs",
-        "put m before L",
-        f"{_VALIDATED}: its loop over the first rank leaves the last chunk out",
-    ),
-    layout_rule(
-        "stages.tracked_losses",
-        _tracks_each_rank,
-        "a rank of pp {pp} has none of the layers of experts, of which the first {n_dense_layers} "
-        "layers are none: with layers that predict further tokens, losses of load balancing are "
-        "summed over trackers of unequal sizes",
-        "take fewer stages, or Megatron Core 0.17",
-        "megatron/core/transformer/moe/moe_utils.py before 0.17, track_moe_metrics",
-    ),
-)
-"""Rules of stages, in the order in which they are asked."""
+    "stages.tracked_losses": _tracks_each_rank,
+}
+"""Rule of rules.json -> the layouts that it allows."""
