@@ -142,7 +142,7 @@ class EngineContract(Contract[EnginePlugin]):
         """Beside the advice that all share; what saves memory there says which value does not."""
         plugin = self.make()
         for bound, rules in plugin.advice.items():
-            own = {knob for knob, *_ in set(rules) - set(COMMON[bound])}
+            own = {rule.knob for rule in set(rules) - set(COMMON[bound])}
             assert own <= plugin.knobs.keys(), f"{bound}: {own - plugin.knobs.keys()}"
         for knob, neutral, words in plugin.saves_memory:
             assert knob in plugin.knobs, f"{words}: {knob} is not a knob"

@@ -1,12 +1,16 @@
 """Advice for what bounds a trial, as rules: what they look at, and those of every engine.
 
-An engine puts its own among them, and says in which order: see `EnginePlugin.advice`.
+advice.json has the rules of every engine, by bound and in the order in which advice is given;
+docs/explain.md lists them. An engine has a file of its own rules among them: `read_advice`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from autotune.base.terms import COMPARE, tests_of
 from autotune.contract import Diagnosis, KnobValue, Layout, TrialSpec
 from autotune.record.bottleneck import Bound
 from autotune.space.knob import Context
@@ -27,13 +31,12 @@ class AdviceCase:
     values: Mapping[str, KnobValue]
     context: Context
 
-    def get(self, knob: str) -> KnobValue | None:
-        """The knob's value; None where it does not act."""
-        return self.values.get(knob)
+    def fact(self, name: str) -> Any:
+        """What rules call by a name: a property, a size of the layout, or a knob's value.
 
-    def number(self, knob: str) -> int:
-        """The knob's value as a whole number; 0 where it does not act."""
-        return int(self.values.get(knob, 0))
+        0 for a knob that does not act.
+        """
+        return getattr(self, name, getattr(self.layout, name, self.values.get(name, 0)))
 
     @property
     def layout(self) -> Layout:
@@ -65,118 +68,56 @@ class AdviceCase:
         return split is not None and split.optimizer_s >= split.memory_s
 
 
-AdviceRule = tuple[str, Callable[[AdviceCase], bool], Any, str]
-"""A change that may address a bound, as (knob, when, to, reason); `to` is the value to try, or a
-function of the case. A knob that an engine does not have is never advised."""
+@dataclass(frozen=True, kw_only=True)
+class AdviceRule:
+    """A change that may address a bound; a knob that an engine does not have is never advised."""
+
+    knob: str
+    when: str
+    """A condition (`autotune.base.terms`) of what `AdviceCase.fact` finds: a name alone asks
+    whether it is on."""
+    to: KnobValue | None = None
+    """Value to try; None: the one at hand `times` a factor, and at least `least`."""
+    times: float = 1
+    least: int = 0
+    reason: str
+
+    def holds(self, case: AdviceCase) -> bool:
+        """Whether the change is to be advised."""
+        return all(
+            any(_is_so(*test, case) for test in tests_of(term)) for term in self.when.split()
+        )
+
+    def value(self, case: AdviceCase) -> KnobValue:
+        """The value to try."""
+        if self.to is not None:
+            return self.to
+        now = case.fact(self.knob)
+        return type(now)(max(self.least, now * self.times))
+
+
+def _is_so(name: str, sign: str, word: str, case: AdviceCase) -> bool:
+    value = case.fact(name)
+    if not sign:
+        return bool(value) and value != "none"
+    return bool(COMPARE[sign](value, int(word) if word.isdecimal() else word))
+
+
 AdviceRules = Mapping[Bound, Sequence[AdviceRule]]
 
 
-def doubled(case: AdviceCase) -> int:
-    """Twice the micro-batch."""
-    return 2 * case.layout.micro_batch
+def read_advice(path: Path, common: AdviceRules) -> AdviceRules:
+    """The rules of a file, and of bounds that it does not name the common ones.
+
+    In place of a rule the file may name a knob: the common rule of that one for the bound.
+    """
+    own: dict[Bound, Sequence[AdviceRule]] = {}
+    for name, rows in json.loads(path.read_text(encoding="utf-8")).items():
+        bound = Bound(name)
+        shared = {rule.knob: rule for rule in common.get(bound, ())}
+        own[bound] = [shared[row] if isinstance(row, str) else AdviceRule(**row) for row in rows]
+    return {**common, **own}
 
 
-FEWER_RANKS: Sequence[AdviceRule] = (
-    (
-        "tp",
-        lambda c: c.layout.tp > 1,
-        lambda c: c.layout.tp // 2,
-        "tensor parallel ranks reduce activations in every layer, forward and backward: "
-        "fewer of them, fewer of those",
-    ),
-    (
-        "sp",
-        lambda c: c.layout.sp > 1,
-        lambda c: c.layout.sp // 2,
-        "ranks that share a sample exchange activations in every layer, forward and "
-        "backward: fewer of them, fewer of those",
-    ),
-)
-"""Fewer ranks that exchange activations in every layer."""
-LARGER_MESSAGES: AdviceRule = (
-    "micro_batch",
-    lambda c: c.layout.tp > 1 and c.accumulates and c.small,
-    doubled,
-    "the collectives of tensor parallelism are small, one message per layer and "
-    "micro-batch: fewer and larger ones",
-)
-
-COMMON: AdviceRules = {
-    Bound.COMMUNICATION: (*FEWER_RANKS, LARGER_MESSAGES),
-    Bound.MEMORY: (
-        (
-            "attention",
-            lambda c: c.get("attention") == "eager",
-            "sdpa",
-            "eager attention writes the scores of all pairs to memory",
-        ),
-        (
-            "host_allocator",
-            lambda c: c.get("host_allocator") == "default",
-            "keep",
-            "on CPU ranks the kernel clears the pages of large blocks again in every step",
-        ),
-        (
-            "compile",
-            lambda c: c.get("compile") == "none",
-            "torch",
-            "compiled operations that follow one another pass over memory once",
-        ),
-    ),
-    Bound.COMPUTE: (
-        (
-            "recompute",
-            lambda c: c.get("recompute") not in (None, "none"),
-            "none",
-            "recomputation runs the forward of its layers a second time; it saves the memory of "
-            "their activations",
-        ),
-        (
-            "loss_chunk_tokens",
-            lambda c: c.number("loss_chunk_tokens") > 0,
-            0,
-            "a chunked loss computes its logits again in backward; it saves their memory",
-        ),
-        (
-            "micro_batch",
-            lambda c: c.accumulates,
-            doubled,
-            "larger matrices come nearer the device's peak",
-        ),
-    ),
-    Bound.HOST: (
-        (
-            "micro_batch",
-            lambda c: c.accumulates,
-            doubled,
-            "each micro-batch launches every operation once more: half as many",
-        ),
-        (
-            "compile",
-            lambda c: c.get("compile") == "none",
-            "torch",
-            "a compiled model launches fewer operations",
-        ),
-        (
-            "core_binding",
-            lambda c: c.get("core_binding") == "none" and c.layout.world > 1,
-            "ranks",
-            "ranks whose threads share cores keep one another from launching",
-        ),
-    ),
-    Bound.BUBBLE: (
-        (
-            "micro_batch",
-            lambda c: c.layout.micro_batch > 1,
-            lambda c: c.layout.micro_batch // 2,
-            "the bubble is (pp - 1) / (micro-batches + pp - 1): twice as many micro-batches",
-        ),
-        (
-            "pp",
-            lambda c: c.layout.pp > 1,
-            lambda c: c.layout.pp // 2,
-            "the bubble is (pp - 1) / (micro-batches + pp - 1): fewer stages",
-        ),
-    ),
-}
-"""Advice in knobs that engines share; docs/explain.md lists it with DeepSpeed's own."""
+COMMON = read_advice(Path(__file__).with_suffix(".json"), {})
+"""Advice in knobs that engines share."""

@@ -1,14 +1,12 @@
 """Knobs as rows of a JSON file: the fields of a knob, with its functions by their names.
 
-`acts` has terms that all have to hold: the name of a function, a fact of the context or its
-model (`is_hugging_face`), a knob that is off its default (`fp8`), or a comparison of one with a
-value or another knob (`pp>1`, `recompute=full`, `etp!=tp`). `a|b` holds where one does, and `!a|b`
-where none does. `at_most` names what a number saturates at: a function, or a fact.
+`acts` is a condition (`autotune.base.terms`): a name alone is a function, a fact of the context
+or its model (`is_hugging_face`), or a knob that is off its default (`fp8`); a comparison is with a
+value or another knob (`pp>1`, `recompute=full`, `etp!=tp`). `at_most` names what a number
+saturates at: a function, or a fact.
 """
 
 import json
-import operator
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import reduce
@@ -16,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from autotune.base.terms import COMPARE, tests_of
 from autotune.contract import KnobValue
 from autotune.job.model_shape import ModelShape
 from autotune.space.knob import Context, Knob, Knobs
@@ -25,8 +24,6 @@ Acts = Callable[[Knobs, Context], bool]
 
 _FUNCTIONS = ("fold", "reader")
 _LISTS = ("choices", "needs_cuda", "more_keys", "switch")
-_TEST = re.compile(r"([\w.]+)(?:(!=|=|>)([\w.]+))?")
-_COMPARE = {"=": operator.eq, "!=": operator.ne, ">": operator.gt}
 _FACTS = {field.name for field in fields(Context)}
 _OF_MODEL = {field.name for field in fields(ModelShape)}
 
@@ -107,20 +104,17 @@ class _Terms:
         return lambda value, values, context: min(int(value), int(most(values, context)))
 
     def _term(self, term: str) -> Acts:
-        found = reduce(_either, map(self._test, term.removeprefix("!").split("|")))
+        found = reduce(_either, [self._test(*test) for test in tests_of(term)])
         return _negated(found) if term.startswith("!") else found
 
-    def _test(self, test: str) -> Acts:
-        found = _TEST.fullmatch(test)
-        assert found is not None, f"{test} is no test"
-        name, sign, word = found.groups()
+    def _test(self, name: str, sign: str, word: str) -> Acts:
         fact = self._fact(name)
-        if sign is None:
+        if not sign:
             if name not in self._defaults:
                 return fact
             neutral = (None, self._defaults[name])
             return lambda values, _: values.get(name) not in neutral
-        compare = _COMPARE[sign]
+        compare = COMPARE[sign]
         if word in self._defaults:
             return lambda values, _: compare(values[name], values[word])
         wanted = _value(word)

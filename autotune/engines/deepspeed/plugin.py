@@ -6,9 +6,9 @@ from pathlib import Path
 
 from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment, version_of
+from autotune.engines.advice import COMMON, read_advice
 from autotune.engines.base import Compiled, EnginePackage, EnginePlugin
 from autotune.engines.deepspeed import extensions
-from autotune.engines.deepspeed.advice import ADVICE
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.plans import PREDICTED
@@ -49,7 +49,7 @@ class DeepSpeed(EnginePlugin):
     )
     is_driven = True
     config_file = CONFIG_FILE
-    advice = ADVICE
+    advice = read_advice(Path(__file__).with_name("advice.json"), COMMON)
     saves_memory = (
         ("recompute", "none", "recomputation (a space with recompute: [none, full])"),
         ("offload.optimizer", "none", "optimizer offload to the host ({space} zero_offload)"),

@@ -1,13 +1,14 @@
 """How a rule of layouts is made: a condition on whole columns, and what it says of one layout."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from inspect import Parameter, Signature, signature
 from typing import Any
 
 import numpy as np
 
+from autotune.base.terms import COMPARE, tests_of
 from autotune.engines.megatron.choices import GRAPHS, OFFLOADED, RECOMPUTED, has
 from autotune.engines.megatron.knobs import KNOBS
 from autotune.engines.megatron.layout_task import LayoutRows, LayoutTask, Truth
@@ -16,7 +17,6 @@ from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
 ARGUMENTS = "megatron/training/arguments.py, validate_args"
 _NAMED_VALUE = re.compile(r"\b(\w+) \{\1\}")
 _VALUE = re.compile(r"\{(\w+)\}")
-_TEST = re.compile(r"(\w+)(?:(!=|>=|=|>|~)(\w+))?")
 _PARTS = {"recompute_modules": RECOMPUTED, "cuda_graphs": GRAPHS, "offload_modules": OFFLOADED}
 
 
@@ -39,10 +39,9 @@ def layout_rule(
         source: Megatron's own code, or why it is ours.
         allows: Which layouts are allowed, by parameters of the names of fields of the task and of
             columns; in place of `when`.
-        when: What is refused, in terms that all have to hold, of the same names: `a` asks whether
-            one is off its default, `a=x`, `a!=x`, `a>x` and `a>=x` compare it with a number,
-            another one or a knob's value, `a~x` whether its parts have one; `a|b` holds where one
-            does, and `!a|b` where none does.
+        when: What is refused, a condition (`autotune.base.terms`) of the same names: one alone
+            asks whether it is off its default, a comparison is with a number, another one or a
+            knob's value, and `a~x` asks whether its parts have one.
         needs: A knob, a fact, or one of several that `|` joins, without which `when` is refused.
         excludes: A knob or a fact with which it is refused.
         message: Which values clash; `{tp}` stands for a value of the layout or of the task. What
@@ -57,7 +56,7 @@ def layout_rule(
     if excludes:
         terms.append(excludes)
         message, fix = _excludes(when, excludes)
-    wanted = _names_in(" ".join(terms)) if allows is None else tuple(signature(allows).parameters)
+    wanted = _names_in(terms) if allows is None else tuple(signature(allows).parameters)
 
     def answer(rows: LayoutRows) -> Truth:
         known = {**vars(rows.task), **rows.columns}
@@ -139,7 +138,7 @@ def _chosen(terms: str) -> str:
 def _in_words(tests: str, *, has_value: bool = False) -> str:
     """One of some tests, for people; `has_value`: with what a number is in place of its bound."""
     found = []
-    for name, sign, value in _TEST.findall(tests):
+    for name, sign, value in tests_of(tests):
         if sign == "~":
             found.append(f"{value} in {name}")
         elif name in _FACTS and sign != "=":
@@ -153,30 +152,23 @@ def _in_words(tests: str, *, has_value: bool = False) -> str:
     return " or ".join(found)
 
 
-def _names_in(terms: str) -> tuple[str, ...]:
+def _names_in(terms: Sequence[str]) -> tuple[str, ...]:
     """The columns and facts that terms ask for."""
     known = {*KNOBS, "dp", "grad_accum", "recompute_layers", *LayoutTask.__dataclass_fields__}
-    words = (word for test in _TEST.findall(terms) for word in (test[0], test[2]))
+    words = (word for term in terms for test in tests_of(term) for word in test)
     return tuple(dict.fromkeys(word for word in words if word in known))
 
 
 def _holds(term: str, known: Mapping[str, Any]) -> Any:
-    tests = [_is_so(test, known) for test in term.removeprefix("!").split("|")]
-    found = reduce(np.logical_or, tests)
+    found = reduce(np.logical_or, [_is_so(*test, known) for test in tests_of(term)])
     return np.logical_not(found) if term.startswith("!") else found
 
 
-def _is_so(test: str, known: Mapping[str, Any]) -> Any:
-    found = _TEST.fullmatch(test)
-    assert found is not None, f"{test} is no test"
-    name, sign, word = found.groups()
+def _is_so(name: str, sign: str, word: str, known: Mapping[str, Any]) -> Any:
     value = known[name]
     if sign == "~":
         return has(word, _PARTS[name], value) if name in _PARTS else word in value
-    if sign is None:
-        return np.not_equal(value, 0)
-    compare = {"=": np.equal, "!=": np.not_equal, ">": np.greater, ">=": np.greater_equal}[sign]
-    return compare(value, _number(name, word, known))
+    return COMPARE[sign](value, _number(name, word, known)) if sign else np.not_equal(value, 0)
 
 
 def _number(name: str, word: str, known: Mapping[str, Any]) -> Any:

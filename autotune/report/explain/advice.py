@@ -57,10 +57,11 @@ def advise(
     case = AdviceCase(spec=spec, diagnosis=diagnosis, values=candidate.values, context=context)
     current = history.find(candidate)
     found = []
-    for knob, when, to, reason in find_engine(context.engine).advice.get(bound, ()):
-        if knob not in case.values or not when(case):
+    for rule in find_engine(context.engine).advice.get(bound, ()):
+        knob = rule.knob
+        if knob not in case.values or not rule.holds(case):
             continue
-        after = to(case) if callable(to) else to
+        after = rule.value(case)
         if not _can_run(knob, after, case):
             continue
         changed = canonical({**case.values, knob: after}, context)
@@ -74,7 +75,7 @@ def advise(
                 knob=knob,
                 before=case.values[knob],
                 after=changed[knob],
-                reason=reason,
+                reason=rule.reason,
                 tried=None if tried is None else _number_of(tried),
                 ratio=_ratio(tried, current),
             )
