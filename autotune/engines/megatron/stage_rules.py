@@ -1,13 +1,14 @@
-"""Conditions of the rules of pipeline stages: which layers a stage has."""
+"""Rules of pipeline stages: which layers a stage has."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
 from autotune.engines.megatron.choices import BALANCED
-from autotune.engines.megatron.layout_rule import with_parameters
-from autotune.engines.megatron.layout_task import Counts, Truth, written_stages
+from autotune.engines.megatron.layout_rule import layout_rule, with_parameters
+from autotune.engines.megatron.layout_task import Counts, LayoutRows, Truth, written_stages
 from autotune.engines.megatron.stages import Stages, StageWork, balanced_layers, even_layers
+from autotune.space.rule import Rule
 
 
 def _of_written(holds: Callable[..., bool], *names: str) -> Callable[..., Truth]:
@@ -117,19 +118,78 @@ def _rank_has_experts(
     return (first or n_layers // pp) > n_dense or (vp > 1 and n_layers > n_dense + n_layers // vp)
 
 
-CONDITIONS: Mapping[str, Callable[..., Truth]] = {
-    "stages.same": _differs_from_even,
-    "stages.count": _of_written(lambda stages, pp: len(stages) % pp == 0, "pp"),
-    "stages.chunks": _of_written(lambda stages, pp, vp: len(stages) == pp * vp, "pp", "vp"),
-    "stages.layers": _of_written(
-        lambda stages, n_layers: sum(stage.count("t") for stage in stages) == n_layers,
-        "n_layers",
+RULES: tuple[Rule[LayoutRows], ...] = (
+    layout_rule(
+        "stages.same",
+        "ours: the same run as without",
+        allows=_differs_from_even,
+        message="balanced stages are those that {n_layers} layers over pp {pp} x vp {vp} chunks "
+        "have anyway",
+        fix="take stages=even",
     ),
-    "stages.ends": _of_written(_has_ends),
-    "stages.mtp": _of_written(_has_mtp_last, "n_mtp_layers", "pp"),
-    "stages.mtp_on_first_rank": _of_written(
-        lambda stages, pp: pp == 1 or not any("m" in stage for stage in stages[::pp]), "pp"
+    layout_rule(
+        "stages.count",
+        "megatron/core/transformer/pipeline_parallel_layer_layout.py, __init__",
+        allows=_of_written(lambda stages, pp: len(stages) % pp == 0, "pp"),
+        message="the layout has a number of stages that is no multiple of pp {pp}",
+        fix="add or join stages, which | separates",
     ),
-    "stages.tracked_losses": _tracks_each_rank,
-}
-"""Rule of rules.json -> the layouts that it allows."""
+    layout_rule(
+        "stages.chunks",
+        "ours: Megatron counts the chunks in the layout",
+        allows=_of_written(lambda stages, pp, vp: len(stages) == pp * vp, "pp", "vp"),
+        message="the layout has other than pp {pp} x vp {vp} stages",
+        fix="take the vp that follows from it: its stages over pp",
+    ),
+    layout_rule(
+        "stages.layers",
+        "megatron/core/transformer/pipeline_parallel_layer_layout.py, validate_layer_layout: "
+        "num_layers",
+        allows=_of_written(
+            lambda stages, n_layers: sum(stage.count("t") for stage in stages) == n_layers,
+            "n_layers",
+        ),
+        message="the layout places another number of layers, each a t, than n_layers {n_layers}",
+        fix="make them equal",
+    ),
+    layout_rule(
+        "stages.ends",
+        "megatron/core/transformer/pipeline_parallel_layer_layout.py, validate_layer_layout: "
+        "LayerType.embedding, LayerType.loss",
+        allows=_of_written(_has_ends),
+        message="the layout begins with the embedding E and ends with the loss L, and has each "
+        "once",
+        fix="begin it with E and end it with L",
+    ),
+    layout_rule(
+        "stages.mtp",
+        "megatron/core/transformer/pipeline_parallel_layer_layout.py, validate_layer_layout: "
+        "LayerType.mtp",
+        allows=_of_written(_has_mtp_last, "n_mtp_layers", "pp"),
+        message="the layout has an m for each of the n_mtp_layers {n_mtp_layers} layers that "
+        "predict further tokens, all in one stage after the last t, in the last chunk of "
+        "its rank",
+        fix="put them before L",
+    ),
+    layout_rule(
+        "stages.mtp_on_first_rank",
+        "megatron/core/transformer/pipeline_parallel_layer_layout.py, validate_layer_layout: "
+        "its loop over the first rank leaves the last chunk out",
+        allows=_of_written(
+            lambda stages, pp: pp == 1 or not any("m" in stage for stage in stages[::pp]), "pp"
+        ),
+        message="the layout has m on the first rank of the pipeline: the ranks wait for one "
+        "another while the model is built, or train with an embedding that differs",
+        fix="put m before L",
+    ),
+    layout_rule(
+        "stages.tracked_losses",
+        "megatron/core/transformer/moe/moe_utils.py before 0.17, track_moe_metrics",
+        allows=_tracks_each_rank,
+        message="a rank of pp {pp} has none of the layers of experts, of which the first "
+        "{n_dense_layers} layers are none: with layers that predict further tokens, losses"
+        " of load balancing are summed over trackers of unequal sizes",
+        fix="take fewer stages, or Megatron Core 0.17",
+    ),
+)
+"""Rules of stages that count layers; rules.json has the others."""
