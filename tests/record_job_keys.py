@@ -1,7 +1,7 @@
 """Files that tell the keys of a job: `python -m tests.record_job_keys` writes them.
 
 `autotune/app/api/keys.py` types the arguments of the Python API, so that mypy and editors know
-them. docs/job.md has a table of the keys. A test compares both with `JobFile` and keys.json.
+them. docs/job.md has a table of the keys. A test compares both with the declarations of `JobFile`.
 """
 
 import re

@@ -1,15 +1,10 @@
-"""What a key of the job says of itself, by its row of keys.json; every border reads them.
+"""What a key of the job says of itself; `JobFile` declares the keys, and every border reads them.
 
 The command line imports this file to sort its flags, so it imports no pydantic.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from functools import reduce
-from operator import or_
-from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
@@ -38,20 +33,22 @@ class InStudyName(Enum):
     """A change of the key continues the study."""
 
 
-_PREDICTIONS = frozenset({"plan", "explain", "estimate"})
-_GROUPS = {"predictions": _PREDICTIONS, "every": _PREDICTIONS | {"search", "render"}}
-"""Words of a row for several commands; `every` are those that read a job."""
-_TYPES: Mapping[str, type] = {kind.__name__: kind for kind in (int, float, str, Path)}
+PREDICTIONS = frozenset({"plan", "explain", "estimate"})
+EVERY = PREDICTIONS | {"search", "render"}
+"""Commands that read a job."""
+SEARCH = frozenset({"search"})
+DIAGNOSE = frozenset({"diagnose"})
+FILE_ONLY: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class JobKey:
-    """A key of the job: its row, completed by its field of `JobFile`."""
+    """A key of the job: what `JobFile` declares, completed by its field."""
 
     help: str
     """One sentence, for every border."""
     group: Topic
-    commands: frozenset[str] = frozenset({"search"})
+    commands: frozenset[str] = SEARCH
     """Commands, and functions of the API, that take it; none: only a job file holds it."""
     flag: str = ""
     """Name of the flag and of the argument; empty: the key's."""
@@ -96,24 +93,3 @@ class JobKey:
     def named(self) -> str:
         """The key as whoever gave it names it: `--seq-len`, or `seq_len` in Python."""
         return self.flag if is_call() else self.typed
-
-
-def key_of(row: Mapping[str, Any]) -> JobKey:
-    """A key by its row, whose entries are fields of `JobKey`.
-
-    `group` is the name of a `Topic`, `commands` lists commands or words for several of them, and
-    `takes` the names of types.
-    """
-    facts: dict[str, Any] = dict(row, group=Topic[row["group"]])
-    if "commands" in row:
-        facts["commands"] = frozenset().union(*(_GROUPS.get(c, {c}) for c in row["commands"]))
-    if "takes" in row:
-        facts["takes"] = reduce(or_, [_TYPES[kind] for kind in row["takes"]])
-    if "identity" in row:
-        facts["identity"] = InStudyName(row["identity"])
-    return JobKey(**facts)
-
-
-_ROWS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-KEYS = {name: key_of(row) for name, row in _ROWS.items()}
-"""Name of a key in a job file -> what its row says."""

@@ -14,7 +14,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import typer
-from pydantic import Field
 from typer.testing import CliRunner
 
 import autotune
@@ -22,7 +21,7 @@ from autotune.app.api.calls import arguments_of
 from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.cli import cli
 from autotune.job import job
-from autotune.job.keys import key_of
+from autotune.job.keys import Topic
 from autotune.search.base import Snapshot, Stage
 from tests import record_job_keys
 from tests.cases import Cases
@@ -94,7 +93,6 @@ def test_a_gate_has_the_words_of_its_flags() -> None:
 
 def test_the_written_files_have_the_declared_keys() -> None:
     """Run `python -m tests.record_job_keys` after a change of a key."""
-    assert [*job.KEYS] == [*job.JobFile.model_fields]
     assert record_job_keys.STUB.read_text(encoding="utf-8") == record_job_keys.stub()
     text = record_job_keys.PAGE.read_text(encoding="utf-8")
     assert text == record_job_keys.page(text)
@@ -104,13 +102,11 @@ def test_the_written_files_have_the_declared_keys() -> None:
 class WithToy(job.JobFile):
     """A job with one more key."""
 
-    toy_share: float = Field(0.5, ge=0, le=1)
+    toy_share: float = job.key("Share of toys.", Topic.SEARCH, job.EVERY, default=0.5, ge=0, le=1)
 
 
 def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "JobFile", WithToy)
-    toy = key_of({"help": "Share of toys.", "group": "SEARCH", "commands": ["every"]})
-    monkeypatch.setitem(job.KEYS, "toy_share", toy)
     sound = {**JOB, "toy_share": 0.25}
     assert job.make_job(sound, where="job.yaml").world == 2
     for command in ("search", "plan", "explain", "estimate", "render"):
