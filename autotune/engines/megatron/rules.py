@@ -168,7 +168,8 @@ _CALCULATED: tuple[Rule[LayoutRows], ...] = (
         "batch.product",
         "megatron/core/num_microbatches_calculator.py: global_batch_size",
         allows=lambda global_batch, dp, micro_batch: global_batch % (micro_batch * dp) == 0,
-        message="global_batch {global_batch} is no multiple of micro_batch {micro_batch} x dp {dp}",
+        message="global_batch {global_batch} is no multiple of micro_batch {micro_batch} x "
+        "dp {dp}",
         fix="take a micro_batch and degrees that make micro_batch x dp divide {global_batch}",
     ),
     layout_rule(
