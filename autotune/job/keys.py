@@ -3,7 +3,6 @@
 The command line imports this file to sort its flags, so it imports no pydantic.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
+from autotune.base.data import table_beside
 from autotune.base.flags import is_call
 
 
@@ -114,6 +114,5 @@ def key_of(row: Mapping[str, Any]) -> JobKey:
     return JobKey(**facts)
 
 
-_ROWS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-KEYS = {name: key_of(row) for name, row in _ROWS.items()}
+KEYS = {name: key_of(row) for name, row in table_beside(__file__, "keys.json").items()}
 """Name of a key in a job file -> what its row says."""

@@ -8,12 +8,11 @@ Source: NVIDIA/Megatron-LM, megatron/training/arguments.py (Megatron Core 0.14 t
 0.16 on the fields of its configuration classes, which keep the names.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
+from autotune.base.data import table_beside
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron.choices import BALANCED, LAYOUTS
 from autotune.engines.megatron.knobs import KNOBS, value_of
@@ -111,10 +110,7 @@ def _carried(row: Any) -> Carried:
 
 
 CARRIED: Mapping[str, Carried] = {
-    argument: _carried(row)
-    for argument, row in json.loads(
-        Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
-    ).items()
+    argument: _carried(row) for argument, row in table_beside(__file__, "arguments.json").items()
 }
 """Argument -> how it follows from a layout, in the order in which they are written; a layout of
 stages follows from the model besides."""
