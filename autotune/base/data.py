@@ -1,9 +1,11 @@
-"""Folders of the shipped data: templates, spaces, records; in a checkout and in a wheel alike."""
+"""Shipped data: tables, and folders of templates, spaces and records, also those of a wheel."""
 
+import json
 import re
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from autotune import DEFAULT_ENGINE
 
@@ -26,6 +28,11 @@ def data_folder(name: str) -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(f"{name}: neither inside {_PACKAGE} nor beside it")
+
+
+def table_beside(module: str, name: str) -> Any:
+    """Data of a JSON file that lies beside a module: `table_beside(__file__, "rows.json")`."""
+    return json.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
 
 
 @cache

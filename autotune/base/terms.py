@@ -7,7 +7,8 @@ name stands for, and what a name alone asks.
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 _TEST = re.compile(r"([\w.]+)(?:(!=|>=|=|>|~)([\w.]+))?")
@@ -18,7 +19,8 @@ COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
 """Signs of comparisons; what `~` asks is for those who use it."""
 
 
-def tests_of(term: str) -> list[tuple[str, str, str]]:
+@cache
+def tests_of(term: str) -> Sequence[tuple[str, str, str]]:
     """Name, sign and word of each test of a term; the last two are empty for a name alone."""
     tests = term.removeprefix("!").split("|")
     found = [_TEST.fullmatch(test) for test in tests]

@@ -3,15 +3,14 @@
 The words are in `row_words.json`.
 """
 
-import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
+from autotune.base.data import table_beside
 from autotune.cost.cells import Cells
 from autotune.cost.traits import RECOMPUTED_MODULES, SCALINGS, Traits
 
-WORDS = json.loads(Path(__file__).with_name("row_words.json").read_text(encoding="utf-8"))
+WORDS = table_beside(__file__, "row_words.json")
 _Words = Mapping[str, Mapping[str, float]]
 CHOICES: Mapping[str, _Words] = {**WORDS["choices"], "scaling": SCALINGS}
 """Column -> word -> columns of `Plans`."""

@@ -5,12 +5,11 @@ A row of a table names a framework; what it does not say beyond that is taken fr
 measured.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
+from autotune.base.data import table_beside
 from autotune.cost.plans import LoggedStage
 
 Meter = Literal["peak_bytes", "reserved_bytes", "allocated_bytes"]
@@ -112,7 +111,7 @@ GROWING_SEGMENTS = 0.1
 results/recorded/gpu/h100-1b-search.csv 1.0% and 1.7% of what the allocator held was free at the
 peak; 13% without them."""
 
-_FILE = json.loads(Path(__file__).with_name("frameworks.json").read_text(encoding="utf-8"))
+_FILE = table_beside(__file__, "frameworks.json")
 
 
 def _columns(parts: Sequence[str | Mapping[str, float]]) -> dict[str, float]:

@@ -93,7 +93,8 @@ class AdviceRule:
         if self.to is not None:
             return self.to
         now = case.fact(self.knob)
-        return type(now)(max(self.least, now * self.times))
+        found: KnobValue = type(now)(max(self.least, now * self.times))
+        return found
 
 
 def _is_so(name: str, sign: str, word: str, case: AdviceCase) -> bool:

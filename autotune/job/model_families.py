@@ -5,12 +5,11 @@ holds them to it for every preset. families.json says how the architectures diff
 there is built and counted instead.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.base.errors import JobError
 from autotune.job.model_shape import ModelShape
 from autotune.trial.transformer_shape import attention_window
@@ -79,12 +78,7 @@ class Family:
     experts, fused matrices, norms over all heads."""
 
 
-def _families() -> dict[str, Family]:
-    rows = resources.files("autotune.job").joinpath("families.json").read_text(encoding="utf-8")
-    return {name: Family(**row) for name, row in json.loads(rows).items()}
-
-
-FAMILIES = _families()
+FAMILIES = {n: Family(**row) for n, row in table_beside(__file__, "families.json").items()}
 """model_type -> how its architecture differs from others."""
 
 

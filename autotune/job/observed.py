@@ -7,7 +7,6 @@ file, and takes them from here.
 import dataclasses
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+from autotune.base.data import table_beside
 from autotune.base.errors import JobError
 from autotune.base.flags import flag, switch
 from autotune.base.nested import look_up
@@ -540,7 +540,7 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
     """
     if result.outcome.is_measured:
         return
-    rows = json.loads(Path(__file__).with_name("hints.json").read_text(encoding="utf-8"))
+    rows = table_beside(__file__, "hints.json")
     found = (row["hint"] for row in rows if all(word in result.evidence for word in row["words"]))
     longer = f"give it longer with {flag('trial_timeout')}, or a smaller first batch"
     by_outcome = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
 
@@ -45,8 +46,8 @@ class Preset:
 
 
 def _published() -> dict[str, Published]:
-    rows = resources.files("autotune.job").joinpath("published.json").read_text(encoding="utf-8")
-    return {name: Published(**row) for name, row in json.loads(rows).items()}
+    rows = table_beside(__file__, "published.json")
+    return {name: Published(**row) for name, row in rows.items()}
 
 
 PUBLISHED = _published()

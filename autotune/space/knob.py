@@ -236,14 +236,8 @@ class Knob:
 
     @property
     def menu(self) -> str:
-        """The legal values, in one line."""
-        if self.kind == "bool":
-            return "legal values: true, false"
-        if self.choices:
-            extra = f", or {self.pattern} (a regular expression)" if self.pattern else ""
-            return f"legal values: {', '.join(map(str, self.choices))}{extra}"
-        numbers = "whole numbers" if self.kind == "int" else "numbers"
-        return f"legal values: {numbers} from {self.minimum:.13g} to {self.maximum:.13g}"
+        """The same with a title."""
+        return f"legal values: {self.values_in_words}"
 
 
 Catalogue = Mapping[str, Knob]

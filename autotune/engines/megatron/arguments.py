@@ -8,26 +8,15 @@ Source: NVIDIA/Megatron-LM, megatron/training/arguments.py (Megatron Core 0.14 t
 0.16 on the fields of its configuration classes, which keep the names.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from autotune.cost.plans import Recompute
+from autotune.base.data import table_beside
 from autotune.devices.hardware import Environment
-from autotune.engines.megatron.choices import (
-    BALANCED,
-    CP_KINDS,
-    DISPATCHERS,
-    FLEX,
-    FP8,
-    FP8_RECIPES,
-    FSDP,
-    GRAPHS,
-    LAYOUTS,
-    MOMENTS,
-    OFFLOADED,
-    RECOMPUTED,
-)
+from autotune.engines.megatron.choices import BALANCED, LAYOUTS
 from autotune.engines.megatron.knobs import KNOBS, value_of
+from autotune.engines.megatron.layout_rule import holds
 from autotune.engines.megatron.model_arguments import Arguments, model_arguments
 from autotune.engines.megatron.stages import (
     balanced_layers,
@@ -71,150 +60,57 @@ Row = Mapping[str, int]
 """A layout's columns, and `n_experts` of its model."""
 
 
-class Carried(NamedTuple):
-    """How an argument follows from a layout."""
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """How an argument follows from a layout, by a row of arguments.json.
+
+    An argument may have several rows, of which the first that holds counts.
+    """
 
     knob: str
     """The knob that decides it; empty: it comes with another argument."""
-    value: Callable[[Row], Any]
-    """Its value; nothing, 0 or False: it is left out."""
-    kind: Literal["number", "switch", "other"] = "other"
+    kind: Literal["number", "switch", "other"]
     """Whether it is the knob's number, or on where the knob is."""
+    rows: Sequence[Mapping[str, Any]]
+    """Entries: `number` names a column whose number it is, `word` a knob whose value it is, and
+    `parts` one whose value is a list; `is` is a value, and `knob` and `switch` name a knob where
+    it is that, or true. `when` is a condition (`layout_rule.holds`); without it the knob is off
+    its default."""
+
+    def value(self, row: Row) -> Any:
+        """Its value in a layout; nothing, 0 or False: it is left out."""
+        return next((_value(entries, row) for entries in self.rows if _counts(entries, row)), None)
 
 
-def _number(knob: str) -> Carried:
-    return Carried(knob, lambda row: row[knob], "number")
+def _knob(entries: Mapping[str, Any]) -> str:
+    kinds = ("knob", "number", "switch", "word", "parts")
+    return str(next((entries[kind] for kind in kinds if kind in entries), ""))
 
 
-def _switch(knob: str, value: Callable[[Row], Any] | None = None) -> Carried:
-    return Carried(knob, value or (lambda row: row[knob] > 0), "switch")
+def _counts(entries: Mapping[str, Any], row: Row) -> bool:
+    return all(holds(term, row) for term in entries.get("when", _knob(entries)).split())
 
 
-def _is_on(knob: str) -> Carried:
-    """A switch that comes with others which say what the knob is."""
-    return Carried(knob, lambda row: row[knob] > 0)
+def _value(entries: Mapping[str, Any], row: Row) -> Any:
+    if "number" in entries:
+        return row[entries["number"]]
+    if "word" in entries:
+        return value_of(KNOBS[entries["word"]], row[entries["word"]])
+    if "parts" in entries:
+        return str(value_of(KNOBS[entries["parts"]], row[entries["parts"]])).split("+")
+    return entries.get("is", True)
 
 
-def _part(knob: str, choices: Sequence[str], *, joined: bool = False) -> Carried:
-    """A knob's value in its own words; off its default alone."""
-
-    def value(row: Row) -> Any:
-        chosen = choices[row[knob]]
-        return row[knob] > 0 and (chosen.split("+") if joined else chosen)
-
-    return Carried(knob, value)
-
-
-def _is_full(row: Row) -> bool:
-    return row["recompute"] == Recompute.FULL
-
-
-def _is_selective(row: Row) -> bool:
-    return row["recompute"] == Recompute.SELECTIVE
-
-
-def _flex(row: Row) -> str:
-    """The dispatcher that sends each token once; empty: another one does."""
-    return DISPATCHERS[row["dispatcher"]] if row["dispatcher"] in FLEX else ""
+def _carried(row: Any) -> Carried:
+    rows = row if isinstance(row, list) else [row]
+    kind: Any = next(
+        (name for name in ("number", "switch") if _knob(rows[0]) == rows[0].get(name)), "other"
+    )
+    return Carried(knob=_knob(rows[0]), kind=kind, rows=rows)
 
 
 CARRIED: Mapping[str, Carried] = {
-    "tensor_model_parallel_size": _number("tp"),
-    "pipeline_model_parallel_size": _number("pp"),
-    "context_parallel_size": _number("cp"),
-    "expert_model_parallel_size": _number("ep"),
-    "micro_batch_size": _number("micro_batch"),
-    "num_virtual_stages_per_pipeline_rank": Carried(
-        "vp", lambda row: not row["stages"] and row["vp"] > 1 and row["vp"]
-    ),
-    "account_for_embedding_in_pipeline_split": _is_on("ends_as_layers"),
-    "account_for_loss_in_pipeline_split": _is_on("ends_as_layers"),
-    "sequence_parallel": _switch("sequence_parallel"),
-    "recompute_granularity": Carried(
-        "recompute", lambda row: (_is_full(row) and "full") or (_is_selective(row) and "selective")
-    ),
-    "recompute_modules": Carried(
-        "recompute_modules",
-        lambda row: (
-            _is_selective(row)
-            and row["recompute_modules"]
-            and RECOMPUTED[row["recompute_modules"]].split("+")
-        ),
-    ),
-    "recompute_method": Carried(
-        "recompute",
-        lambda row: _is_full(row) and ("block" if row["recompute_layers"] else "uniform"),
-    ),
-    "recompute_num_layers": Carried(
-        "recompute", lambda row: _is_full(row) and (row["recompute_layers"] or 1)
-    ),
-    # 0 is the default of a knob, which is on of these two.
-    "overlap_grad_reduce": _switch(
-        "overlap_grad_reduce", lambda row: not row["overlap_grad_reduce"]
-    ),
-    "use_distributed_optimizer": _switch("distributed_optimizer"),
-    "overlap_param_gather": _switch(
-        "overlap_param_gather",
-        lambda row: row["distributed_optimizer"] > 0 and not row["overlap_param_gather"],
-    ),
-    "moe_token_dispatcher_type": Carried(
-        "dispatcher",
-        lambda row: (
-            row["n_experts"] > 1 and ("flex" if _flex(row) else DISPATCHERS[row["dispatcher"]])
-        ),
-    ),
-    "moe_router_dtype": Carried("", lambda row: _flex(row) and "fp32"),
-    # Every release has this flag; the backend's came with 0.16.
-    "moe_enable_deepep": Carried("dispatcher", lambda row: _flex(row) == "deepep"),
-    "moe_flex_dispatcher_backend": Carried(
-        "dispatcher", lambda row: _flex(row) != "deepep" and _flex(row)
-    ),
-    "overlap_moe_expert_parallel_comm": _switch("overlap_experts"),
-    "delay_wgrad_compute": _switch("delay_weight_grads"),
-    "moe_shared_expert_overlap": _switch("overlap_shared_experts"),
-    "use_transformer_engine_op_fuser": _is_on("fused_experts"),
-    # The kernel wants gates and linear units in turn, blocks of so many.
-    "moe_mlp_glu_interleave_size": Carried("fused_experts", lambda row: 32 * row["fused_experts"]),
-    "decoder_first_pipeline_num_layers": _number("first_stage_layers"),
-    "decoder_last_pipeline_num_layers": _number("last_stage_layers"),
-    "expert_tensor_parallel_size": _number("etp"),
-    "use_tp_pp_dp_mapping": _switch("order"),
-    "no_overlap_p2p_communication": _switch("overlap_p2p"),
-    "tp_comm_overlap": _switch("tp_comm_overlap"),
-    "grad_reduce_in_bf16": _switch("main_grads"),
-    "use_nccl_ub": _switch("nccl_ub"),
-    "cp_comm_type": _part("cp_kind", CP_KINDS),
-    "cuda_graph_impl": Carried(
-        "cuda_graphs", lambda row: row["cuda_graphs"] and "transformer_engine"
-    ),
-    "cuda_graph_scope": _part("cuda_graphs", GRAPHS, joined=True),
-    # The default tracker of random states cannot be captured.
-    "te_rng_tracker": _is_on("cuda_graphs"),
-    "fsdp_double_buffer": _switch("fsdp_double_buffer"),
-    "use_megatron_fsdp": _is_on("fsdp"),
-    "data_parallel_sharding_strategy": _part("fsdp", FSDP),
-    # What Megatron asks for beside it, whether or not anything is saved.
-    "ckpt_format": Carried("", lambda row: row["fsdp"] and "fsdp_dtensor"),
-    "optimizer_cpu_offload": _is_on("optimizer_offload"),
-    "optimizer_offload_fraction": Carried(
-        "optimizer_offload",
-        lambda row: value_of(KNOBS["optimizer_offload"], row["optimizer_offload"]),
-    ),
-    "use_precision_aware_optimizer": Carried(
-        "optimizer_offload", lambda row: row["optimizer_offload"] + row["adam_moments"] > 0
-    ),
-    "exp_avg_dtype": _part("adam_moments", MOMENTS),
-    "exp_avg_sq_dtype": _part("adam_moments", MOMENTS),
-    "overlap_cpu_optimizer_d2h_h2d": _switch("optimizer_offload_overlap"),
-    "cpu_offloading_num_layers": _number("activation_offload"),
-    "fine_grained_activation_offloading": _is_on("offload_modules"),
-    "offload_modules": _part("offload_modules", OFFLOADED, joined=True),
-    "fp4_format": Carried("fp4", lambda row: row["fp4"] and "e2m1"),
-    "fp8_format": Carried("fp8", lambda row: not row["fp4"] and row["fp8"] and FP8[row["fp8"]]),
-    "fp8_recipe": Carried(
-        "fp8_recipe", lambda row: not row["fp4"] and row["fp8"] and FP8_RECIPES[row["fp8_recipe"]]
-    ),
-    "fp8_param_gather": _switch("fp8_param_gather"),
+    argument: _carried(row) for argument, row in table_beside(__file__, "arguments.json").items()
 }
 """Argument -> how it follows from a layout, in the order in which they are written; a layout of
 stages follows from the model besides."""

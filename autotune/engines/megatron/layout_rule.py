@@ -65,7 +65,7 @@ def layout_rule(
         if allows is not None:
             found: Truth = allows(*(known[column] for column in wanted))
             return found
-        refused = reduce(np.logical_and, [_holds(term, known) for term in terms])
+        refused = reduce(np.logical_and, [holds(term, known) for term in terms])
         return np.broadcast_to(~refused, next(iter(rows.columns.values())).shape)
 
     def check(rows: LayoutRows) -> Finding | None:
@@ -159,7 +159,8 @@ def _names_in(terms: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for word in words if word in known))
 
 
-def _holds(term: str, known: Mapping[str, Any]) -> Any:
+def holds(term: str, known: Mapping[str, Any]) -> Any:
+    """Whether a term holds of columns, or of one layout's values, and of facts of the task."""
     found = reduce(np.logical_or, [_is_so(*test, known) for test in tests_of(term)])
     return np.logical_not(found) if term.startswith("!") else found
 

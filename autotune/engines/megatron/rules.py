@@ -8,13 +8,12 @@ A rule is Megatron's own where its source names a file of NVIDIA/Megatron-LM (it
 Megatron Core 0.20), and ours where it keeps two layouts from meaning the same run.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autotune.base.data import table_beside
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron import stage_rules
 from autotune.engines.megatron.choices import CP_KINDS, GRAPHS, OFFLOADED, RECOMPUTED, has
@@ -22,7 +21,7 @@ from autotune.engines.megatron.layout_rule import layout_rule
 from autotune.engines.megatron.layout_task import Counts, LayoutRows, Truth, middle_layers
 from autotune.space.rule import Rule
 
-_ROWS: list[dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+_ROWS: list[dict[str, Any]] = table_beside(__file__, "rules.json")
 _EACH = {row["name"]: row["each"] for row in _ROWS if "each" in row}
 ON_GPU_ALONE: list[str] = _EACH["{knob}.gpu"]
 """Knobs that have to stay at their default on CPU ranks."""

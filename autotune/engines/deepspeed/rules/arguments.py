@@ -5,14 +5,15 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.base.names import misspelt, near_names
 from autotune.base.text import MOST_NAMED, named
 from autotune.engines.deepspeed.rules.base import Setup, moved, patch
 from autotune.engines.deepspeed.rules.constructors import Constructor
-from autotune.engines.deepspeed.rules.sections import data_of, is_auto, known_values, shown
+from autotune.engines.deepspeed.rules.sections import is_auto, known_values, shown
 from autotune.space.rule import Choice, Finding, listed
 
-_OTHER_NAMES: Mapping[str, str] = data_of("parameter_names.json")
+_OTHER_NAMES: Mapping[str, str] = table_beside(__file__, "parameter_names.json")
 """Other software's name of a parameter -> DeepSpeed's and torch's."""
 
 _MOST_COMPARED = 50

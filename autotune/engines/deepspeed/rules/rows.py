@@ -13,14 +13,13 @@ be: `@name` is an attribute of `Setup`, any other name a dotted key of the confi
 The other entries of a case are those of a `Finding`; `{name}` in one stands for a fact.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter, gt, lt, ne
-from pathlib import Path
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.engines.deepspeed.rules.base import Setup, section_at
 from autotune.space.rule import Choice, Finding, Rule
 
@@ -129,8 +128,7 @@ def _rule(name: str, row: Mapping[str, Any]) -> Rule[Setup]:
 
 
 def _rules() -> Sequence[Rule[Setup]]:
-    text = Path(__file__).with_name("rows.json").read_text(encoding="utf-8")
-    return tuple(_rule(name, row) for name, row in json.loads(text).items())
+    return tuple(_rule(name, row) for name, row in table_beside(__file__, "rows.json").items())
 
 
 ROWS = _rules()

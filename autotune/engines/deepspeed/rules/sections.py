@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, lru_cache, partial
-from pathlib import Path
 from typing import Any, Final, Literal
 
+from autotune.base.data import table_beside
 from autotune.base.names import misspelt
 from autotune.base.nested import Unknown, key_in_words
 from autotune.base.secrecy import HIDDEN, holds_secret
@@ -280,12 +280,6 @@ def _is_item(kind: Mapping[str, Any]) -> _Check:
     return lambda v: kind.get("items") != "text" or type(v) is str
 
 
-def data_of(name: str) -> Mapping[str, Any]:
-    """A table beside the rules."""
-    data: Mapping[str, Any] = json.loads(Path(__file__).with_name(name).read_text("utf-8"))
-    return data
-
-
 def _section(row: Mapping[str, Any]) -> Section:
     keys = {name: key_of(key_row) for name, key_row in row["keys"].items()}
     keys |= {second: keys[first] for second, first in row.get("spellings", {}).items()}
@@ -294,7 +288,8 @@ def _section(row: Mapping[str, Any]) -> Section:
     )
 
 
-_TYPES, _TABLE = data_of("types.json"), data_of("keys.json")
+_TYPES = table_beside(__file__, "types.json")
+_TABLE = table_beside(__file__, "keys.json")
 
 SECTIONS: Mapping[str, Section] = {path: _section(row) for path, row in _TABLE.items()}
 """Dotted path of a section -> its keys; the empty path is the whole file. Sections that are not
@@ -302,7 +297,7 @@ here (`pipeline`, `datastates_ckpt`, what a curriculum holds, ...) are not looke
 
 ELEMENTS = key_of({"type": "integer", "minimum": 0})
 
-ACCELERATES: Mapping[str, str] = data_of("accelerate_keys.json")
+ACCELERATES: Mapping[str, str] = table_beside(__file__, "accelerate_keys.json")
 """Field of accelerate's section for DeepSpeed -> the key that it fills in."""
 
 SPELLINGS: Mapping[str, str] = _TABLE["zero_optimization"]["spellings"]

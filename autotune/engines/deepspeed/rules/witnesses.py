@@ -4,13 +4,12 @@ A row lays `ds_config` over the plain setup of `plain.py`; `fix` and `repaired` 
 the legal neighbour. A test breaks every rule with its rows, and another one asks DeepSpeed.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.base.nested import merge
 from autotune.space.rule import Consequence
 
@@ -83,8 +82,7 @@ def witnesses_of(rule: str) -> Sequence[Witness]:
 
 @cache
 def _table() -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    text = Path(__file__).with_name("witnesses.json").read_text(encoding="utf-8")
-    table: Mapping[str, Sequence[Mapping[str, Any]]] = json.loads(text)
+    table: Mapping[str, Sequence[Mapping[str, Any]]] = table_beside(__file__, "witnesses.json")
     return table
 
 

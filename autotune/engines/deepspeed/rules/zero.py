@@ -1,16 +1,15 @@
 """ZeRO: which keys act at which stage, and what its stages do not do."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.engines.deepspeed.rules.base import Setup, zero
 from autotune.engines.deepspeed.rules.sections import shown
 from autotune.space.rule import Finding, rule
 
 _BUCKETS = (1, 2)
-_ACTING = json.loads(Path(__file__).with_name("acts_at.json").read_text(encoding="utf-8"))
+_ACTING = table_beside(__file__, "acts_at.json")
 ACTS_AT: Mapping[str, tuple[int, ...]] = {
     spelling: tuple(row["stages"])
     for row in _ACTING
