@@ -42,8 +42,8 @@ from autotune.base.plugins import load_plugin, plugin_names
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.engines.deepspeed.plans import plans_of
+from autotune.record.study import results
 from autotune.search.base import Snapshot
-from autotune.search.history import results
 from autotune.search.session import Session
 from autotune.space.candidate import Candidate
 from autotune.space.candidate import candidate_of as candidate_of_spec

@@ -16,7 +16,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.student_t import t_quantile
 from autotune.contract import Origin, Role, TrialSpec
 from autotune.job.job import DEFAULT_WORKLOAD
-from autotune.record.study import Trial
+from autotune.record.study import Trial, results
 from autotune.trial.scripts.lengths import is_drawn
 
 MIN_STEPS = 5
@@ -153,7 +153,7 @@ def guard(ours: Sequence[Trial], baseline: Sequence[Trial], n_steps: int) -> Gua
         return _unknown(f"the losses of {n_common} steps are known, {MIN_STEPS} are needed")
     candidate, base = ([losses[:n_common] for losses in runs] for runs in losses_of)
     spec = ours[0].spec
-    skipped = max(t.result.losses_skipped for t in (*ours, *baseline) if t.result is not None)
+    skipped = max(run.losses_skipped for run in results((*ours, *baseline)))
     if skipped and not _is_ours(spec):
         return _unknown(
             f"the loss scale skipped {skipped} of the first steps, and the script went on to "
@@ -310,8 +310,7 @@ def _why_not(ours: TrialSpec, baseline: TrialSpec) -> str:
 
 def _ran(trial: Trial) -> bool:
     """Whether a trial trained here; what answers instead of running has no losses."""
-    result = trial.result
-    return result is not None and result.outcome.is_measured and result.origin is Origin.MEASURED
+    return trial.measured is not None and trial.measured.origin is Origin.MEASURED
 
 
 def _is_ours(spec: TrialSpec) -> bool:

@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from autotune.contract import (
     ContractError,
     NotAFileError,
     Outcome,
+    Role,
     TrialResult,
     TrialSpec,
     check_result,
@@ -68,6 +70,30 @@ class Trial:
     """None: it was in flight when the coordinator ended, or its result is unreadable."""
     problem: str = ""
     """Why the result is unreadable; empty where there is none yet."""
+
+    @property
+    def number(self) -> int:
+        """Position in the study, from 0."""
+        return self.spec.identity.number
+
+    @property
+    def candidate_hash(self) -> str:
+        return self.spec.identity.candidate_hash
+
+    @property
+    def role(self) -> Role:
+        return self.spec.identity.role
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether it ran less than the job asks for: no figure of it is a candidate's."""
+        return self.spec.identity.fidelity is not None
+
+    @property
+    def measured(self) -> TrialResult | None:
+        """Its result with a step time; None: it failed, or has not ended."""
+        result = self.result
+        return result if result is not None and result.outcome.is_measured else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,6 +392,11 @@ def flags_of(folder: Path) -> str:
     if folder.parent == DEFAULT_RESULTS:
         return flags
     return f"{flags} --results {shlex.quote(str(folder.parent))}"
+
+
+def results(trials: Iterable[Trial]) -> list[TrialResult]:
+    """The results that there are."""
+    return [trial.result for trial in trials if trial.result is not None]
 
 
 def lost_result(trial: Trial) -> TrialResult:

@@ -11,11 +11,11 @@ from autotune.engines.base import find_engine
 from autotune.record.answer import Drifted, Problem, SearchAnswer, Standing
 from autotune.record.facts import PassedOver
 from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
-from autotune.record.study import Study
+from autotune.record.study import Study, results
 from autotune.search import confirm
 from autotune.search.base import StopReason
 from autotune.search.front import RULE, front_of
-from autotune.search.history import History, results
+from autotune.search.history import History
 from autotune.search.reduced import too_large
 from autotune.search.session import Session, history_of
 from autotune.space.candidate import Candidate

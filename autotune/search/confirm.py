@@ -15,9 +15,9 @@ from itertools import chain
 from autotune.contract import Role, Start, TrialResult
 from autotune.record.answer import Speedup, Standing
 from autotune.record.spread import log_rate
-from autotune.record.study import Trial
+from autotune.record.study import Trial, results
 from autotune.search.front import peak_of
-from autotune.search.history import History, Tried, results
+from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race, Rules
 from autotune.search.rounds import (

@@ -17,8 +17,8 @@ from autotune.record.answer import Speedup
 from autotune.record.gate import DIGEST_LENGTH, Gate, GateVerdict, Reference
 from autotune.record.soak import digest_of
 from autotune.record.spread import Spread, between, is_figure, mean_log_rate, pooled
-from autotune.record.study import Trial
-from autotune.search.history import Tried, results
+from autotune.record.study import Trial, results
+from autotune.search.history import Tried
 from autotune.search.rounds import Round, Rounds
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate

@@ -12,10 +12,10 @@ from autotune.contract import Start, TrialSpec
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
 from autotune.record.facts import BaselineFacts
+from autotune.record.study import results
 from autotune.search import confirm
 from autotune.search.answer import RecordStandings, nothing_feasible
 from autotune.search.base import Observer, Snapshot, Stage, StopReason
-from autotune.search.history import results
 from autotune.search.interrupt import Interrupt
 from autotune.search.race import COLD, MIN_ROUNDS, N_CONFIRM
 from autotune.search.runner import POLL_S, Runner
