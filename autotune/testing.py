@@ -50,6 +50,7 @@ from autotune.export.readme import FIGURES_FILE
 from autotune.fleet.base import Fleet, FleetPlugin, Handle
 from autotune.fleet.gang_fleet import AGENT
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
+from autotune.fleet.simulate import Luck, simulated
 from autotune.fleet.transports.base import NodeProcess, Transport
 from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice, lattice_of
@@ -647,6 +648,8 @@ class _UnrunSearch:
         self.lattice = lattice_of(self._engine).counted()
         self.closed: set[str] = set()
         self._history = History()
+        luck = Luck(seed=1, time_error=0.3, memory_error=1.0, p_platform_fault=0.0)
+        self._measured = simulated(lambda _: (1.0, 2.0**31), luck, device_memory_bytes=2**60)
         self.narrow(self.lattice.candidates[:: 1 + len(self.lattice.candidates) // 16])
 
     def narrow(self, candidates: Sequence[Candidate]) -> None:
@@ -678,26 +681,8 @@ class _UnrunSearch:
         outcome = self.outcomes[number % len(self.outcomes)]
         run = Run(candidate=candidate, role=Role.SEARCH)
         spec = _spec_of(run, number, self._job, self._engine)
-        step_time_s = 1.0 + 0.1 * (number * 7 % 10)
-        result = TrialResult(
-            number=number,
-            role=Role.SEARCH,
-            candidate_hash=candidate.hash,
-            outcome=outcome or Outcome.OK,
-        )
+        result = None if outcome is None else TrialResult.of(spec.identity, outcome)
         if outcome is Outcome.OK:
-            rate = self._job.global_batch / step_time_s
-            result = replace(
-                result,
-                step_times_s=[step_time_s] * 5,
-                step_time_s=step_time_s,
-                step_time_low_s=step_time_s,
-                step_time_high_s=step_time_s,
-                samples_per_s=rate,
-                samples_per_s_low=rate,
-                samples_per_s_high=rate,
-                peak_memory_bytes=2**30 * (1 + number % 5),
-            )
-        recorded = Trial(folder=Path(), spec=spec, result=None if outcome is None else result)
-        self._history = self._history.with_trial(recorded)
+            result = self._measured(spec)
+        self._history = self._history.with_trial(Trial(folder=Path(), spec=spec, result=result))
         self.closed.add(candidate.hash)
