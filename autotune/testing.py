@@ -34,18 +34,8 @@ from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
 from autotune.engines.advice import COMMON
 from autotune.engines.base import Engine, EnginePlugin, bind_engine
-from autotune.export.base import (
-    Dialect,
-    Handout,
-    Launcher,
-)
-from autotune.export.door import (
-    MARKER_FILE,
-    export_handout,
-    handout_of,
-    launch_of,
-    read_export,
-)
+from autotune.export.base import Dialect, Handout, Launcher
+from autotune.export.door import MARKER_FILE, export_handout, handout_of, launch_of, read_export
 from autotune.export.readme import FIGURES_FILE
 from autotune.fleet.base import Fleet, FleetPlugin, Handle
 from autotune.fleet.gang_fleet import AGENT

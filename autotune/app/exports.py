@@ -14,13 +14,7 @@ from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
 from autotune.export.base import Handout, Patched, RecordDialect
-from autotune.export.door import (
-    export_handout,
-    export_record,
-    find_dialect,
-    handout_of,
-    patched,
-)
+from autotune.export.door import export_handout, export_record, find_dialect, handout_of, patched
 from autotune.fleet.base import THIS_MACHINE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file

@@ -4,13 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from autotune.base.errors import FleetError
-from autotune.fleet.transports.base import (
-    PERIOD_S,
-    Program,
-    Transport,
-    started,
-    wait_for_end,
-)
+from autotune.fleet.transports.base import PERIOD_S, Program, Transport, started, wait_for_end
 
 _END_WAIT_S = 10.0
 """Time that a build has to end its compilers in and to remove what they leave."""

@@ -15,14 +15,7 @@ from typing import Any
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.base.flags import flag
-from autotune.contract import (
-    NodeReport,
-    Outcome,
-    Phase,
-    Start,
-    TrialResult,
-    TrialSpec,
-)
+from autotune.contract import NodeReport, Outcome, Phase, Start, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Place, Progress
 from autotune.fleet.builds import build_on_nodes
 from autotune.fleet.collect import collect

@@ -32,13 +32,7 @@ from autotune.search.rounds import (
     seconds_of,
 )
 from autotune.search.session import Session
-from autotune.search.trial_spec import (
-    CONFIRM_MEASURE,
-    OWN_STEPS,
-    WARM_MEASURE,
-    Run,
-    steps_within,
-)
+from autotune.search.trial_spec import CONFIRM_MEASURE, OWN_STEPS, WARM_MEASURE, Run, steps_within
 from autotune.space.candidate import Candidate
 
 MAX_FINALISTS = 4

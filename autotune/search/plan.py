@@ -15,11 +15,7 @@ from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import results
 from autotune.record.tried import is_tried, recorded, warning
-from autotune.search.confirm import (
-    MAX_FINALISTS,
-    guard_s,
-    run_seconds,
-)
+from autotune.search.confirm import MAX_FINALISTS, guard_s, run_seconds
 from autotune.search.history import History, busy_s, intervals
 from autotune.search.prospect import Prospect
 from autotune.search.race import COLD, MIN_ROUNDS, WARM, Rules

@@ -10,13 +10,7 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
-from autotune.search.optuna_study import (
-    ask,
-    make_axes,
-    n_random_trials,
-    sampler_seed,
-    tpe_sampler,
-)
+from autotune.search.optuna_study import ask, make_axes, n_random_trials, sampler_seed, tpe_sampler
 from autotune.search.sampler import Request, Sampler
 from autotune.space.candidate import Candidate
 
