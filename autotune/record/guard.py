@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.student_t import t_quantile
+from autotune.base.telling import tell
 from autotune.contract import Origin, Role, TrialSpec
 from autotune.job.job import DEFAULT_WORKLOAD
 from autotune.record.study import Trial, results
@@ -236,37 +237,15 @@ def compare_losses(
     tolerance = sources[source]
     apart = [abs(one - other) for one, other in zip(mean, base, strict=True)]
     step = max(range(len(apart)), key=lambda n: apart[n])
-    is_apart_from_the_start = apart[0] > tolerance
-    is_other_start = is_apart_from_the_start and not is_same_start
+    is_other_start = apart[0] > tolerance and not is_same_start
     is_blind = apart[step] <= tolerance and tolerance > POWER_SHARE * learned
     verdict = Convergence.PASS if apart[step] <= tolerance else Convergence.FAIL
-    why = (
-        f"losses are within {apart[step]:.2g} of the baseline's in {len(base)} steps, "
-        f"{tolerance:.2g} is allowed ({source})"
-    )
-    if verdict is Convergence.FAIL:
-        why = (
-            f"in step {step + 1} of {len(base)} the loss is {mean[step]:.5g}, the baseline's "
-            f"{base[step]:.5g}: {apart[step]:.2g} apart, {tolerance:.2g} is allowed ({source})"
-        )
-        if is_apart_from_the_start:
-            why += (
-                f"; already the first losses are {mean[0]:.5g} and {base[0]:.5g}, where no step "
-                "is over yet: the engine has changed the weights or the forward pass"
-            )
-    if is_other_start:
-        why = (
-            f"the first losses are {mean[0]:.5g} and {base[0]:.5g}, before any update: other "
-            "initial weights, samples or dropout"
-        )
-    if is_blind:
-        why = (
-            f"the baseline's loss moved by {learned:.2g} in {len(base)} steps, and "
-            f"{tolerance:.2g} is allowed ({source}): nothing would be seen"
-        )
+    values = {"mean": mean, "base": base, "apart": apart, "step": step, "tolerance": tolerance}
+    values |= {"source": source, "learned": learned}
+    values |= {"is_other_start": is_other_start, "is_blind": is_blind}
     return GuardVerdict(
         verdict=Convergence.NOT_COMPARABLE if is_other_start or is_blind else verdict,
-        why=why,
+        why=dict(tell("guard", values))["why"],
         tolerance=tolerance,
         deviation=apart[step],
         step=step + 1,
