@@ -30,7 +30,6 @@ from contest import (
     calibrated_order,
     compete,
     forecast_order,
-    grid_order,
     random_order,
     sampled_order,
     summarize_runs,
@@ -45,8 +44,7 @@ from autotune.replay.problem import forecast_of
 from autotune.replay.rows import MeasuredRow, read_rows
 
 ABOUT = {
-    "random": "any row",
-    "grid": "the values that were tried least",
+    "random": "any row, as the sampler grid walks",
     "tpe": "Optuna's TPE, as a search uses it",
     "gp": "Optuna's Gaussian process",
     "forecast": "the analytic model's order, never corrected",
@@ -109,7 +107,6 @@ def make_strategies(model_off: float) -> dict[str, Strategy]:
 
     return {
         "random": random_order,
-        "grid": grid_order,
         "tpe": sampled_order("tpe"),
         "gp": sampled_order("gp"),
         "forecast": predicting(forecast_order),
