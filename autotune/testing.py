@@ -533,9 +533,6 @@ class SamplerContract(Contract[Sampler]):
 
     kind = "sampler"
 
-    def test_its_packages_are_installed(self) -> None:
-        self.make().check_installed()
-
     def test_it_proposes_open_candidates_and_then_none(self) -> None:
         """Whatever became of the trials: faults, cut runs and runs in flight included."""
         walk = _UnrunSearch()

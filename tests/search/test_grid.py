@@ -27,7 +27,7 @@ from tests.search.scripted import (
 from tests.search.test_loop import cut, explored
 from tests.search.test_sampler import spec_of, trial
 
-SAMPLERS = ("tpe", "gp", "random", "grid")
+SAMPLERS = ("tpe", "random", "grid")
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -44,7 +44,6 @@ def test_every_sampler_finds_the_optimum_and_repeats_nothing(study: Study, sampl
 @pytest.mark.parametrize(
     ("sampler", "how"),
     [
-        ("gp", "in flight"),
         ("grid", "no spec"),
         ("grid", "in flight"),
         ("grid", "truncated result"),
