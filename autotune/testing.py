@@ -34,22 +34,13 @@ from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
 from autotune.engines.advice import COMMON
 from autotune.engines.base import Engine, EnginePlugin, bind_engine
-from autotune.export.base import (
-    Dialect,
-    Handout,
-    Launcher,
-)
-from autotune.export.door import (
-    MARKER_FILE,
-    export_handout,
-    handout_of,
-    launch_of,
-    read_export,
-)
+from autotune.export.base import Dialect, Handout, Launcher
+from autotune.export.door import MARKER_FILE, export_handout, handout_of, launch_of, read_export
 from autotune.export.readme import FIGURES_FILE
 from autotune.fleet.base import Fleet, FleetPlugin, Handle
 from autotune.fleet.gang_fleet import AGENT
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
+from autotune.fleet.simulate import Luck, simulated
 from autotune.fleet.transports.base import NodeProcess, Transport
 from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice, lattice_of
@@ -542,9 +533,6 @@ class SamplerContract(Contract[Sampler]):
 
     kind = "sampler"
 
-    def test_its_packages_are_installed(self) -> None:
-        self.make().check_installed()
-
     def test_it_proposes_open_candidates_and_then_none(self) -> None:
         """Whatever became of the trials: faults, cut runs and runs in flight included."""
         walk = _UnrunSearch()
@@ -647,6 +635,8 @@ class _UnrunSearch:
         self.lattice = lattice_of(self._engine).counted()
         self.closed: set[str] = set()
         self._history = History()
+        luck = Luck(seed=1, time_error=0.3, memory_error=1.0, p_platform_fault=0.0)
+        self._measured = simulated(lambda _: (1.0, 2.0**31), luck, device_memory_bytes=2**60)
         self.narrow(self.lattice.candidates[:: 1 + len(self.lattice.candidates) // 16])
 
     def narrow(self, candidates: Sequence[Candidate]) -> None:
@@ -678,26 +668,8 @@ class _UnrunSearch:
         outcome = self.outcomes[number % len(self.outcomes)]
         run = Run(candidate=candidate, role=Role.SEARCH)
         spec = _spec_of(run, number, self._job, self._engine)
-        step_time_s = 1.0 + 0.1 * (number * 7 % 10)
-        result = TrialResult(
-            number=number,
-            role=Role.SEARCH,
-            candidate_hash=candidate.hash,
-            outcome=outcome or Outcome.OK,
-        )
+        result = None if outcome is None else TrialResult.of(spec.identity, outcome)
         if outcome is Outcome.OK:
-            rate = self._job.global_batch / step_time_s
-            result = replace(
-                result,
-                step_times_s=[step_time_s] * 5,
-                step_time_s=step_time_s,
-                step_time_low_s=step_time_s,
-                step_time_high_s=step_time_s,
-                samples_per_s=rate,
-                samples_per_s_low=rate,
-                samples_per_s_high=rate,
-                peak_memory_bytes=2**30 * (1 + number % 5),
-            )
-        recorded = Trial(folder=Path(), spec=spec, result=None if outcome is None else result)
-        self._history = self._history.with_trial(recorded)
+            result = self._measured(spec)
+        self._history = self._history.with_trial(Trial(folder=Path(), spec=spec, result=result))
         self.closed.add(candidate.hash)

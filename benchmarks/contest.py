@@ -18,7 +18,6 @@ from autotune.replay.groups import Group
 from autotune.search.acquisition import Posterior, Shot
 from autotune.search.history import History
 from autotune.search.optuna_study import Axis, make_axes
-from autotune.search.samplers.grid import least_used
 from autotune.search.stop import expects_no_gain
 
 Strategy = Callable[[Group, int, int], Sequence[int]]
@@ -111,19 +110,9 @@ def mean_regrets(runs: Sequence[Run]) -> list[float | None]:
 
 
 def random_order(group: Group, n_trials: int, seed: int) -> Sequence[int]:
-    """Any configuration, one after the other."""
+    """Any configuration, one after the other: as the sampler `grid` walks."""
     order = np.random.default_rng(seed).permutation(len(group.configurations))
     return [int(index) for index in order[:n_trials]]
-
-
-def grid_order(group: Group, n_trials: int, seed: int) -> Sequence[int]:
-    """As the sampler `grid` walks."""
-    columns = _columns(group)
-    chosen: list[int] = []
-    for _ in range(n_trials):
-        is_tried = np.isin(np.arange(len(group.configurations)), chosen)
-        chosen.append(least_used(columns, is_tried, ~is_tried, seed=seed))
-    return chosen
 
 
 def sampled_order(sampler: str) -> Strategy:

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from contest import (
     calibrated_order,
     compete,
     forecast_order,
-    grid_order,
     random_order,
     sampled_order,
     summarize_runs,
@@ -45,10 +43,8 @@ from autotune.replay.problem import forecast_of
 from autotune.replay.rows import MeasuredRow, read_rows
 
 ABOUT = {
-    "random": "any row",
-    "grid": "the values that were tried least",
+    "random": "any row, as the sampler grid walks",
     "tpe": "Optuna's TPE, as a search uses it",
-    "gp": "Optuna's Gaussian process",
     "forecast": "the analytic model's order, never corrected",
     "calibrated": "that model, corrected by every trial",
     "ending": "the same, until no trial is expected to gain anything",
@@ -68,9 +64,6 @@ def main() -> None:
     if not groups:
         sys.exit(f"{options.published}: no group has {options.least} configurations")
     strategies = make_strategies(options.model_off)
-    chosen = [name for name in options.strategies if name != "gp" or find_spec("scipy")]
-    if "gp" in options.strategies and "gp" not in chosen:
-        print("gp: left out, scipy is not installed", file=sys.stderr)
     runs = {
         name: compete(
             strategies[name],
@@ -78,7 +71,7 @@ def main() -> None:
             n_trials=options.trials,
             seeds=range(1 if name in ALWAYS_ALIKE and not options.model_off else options.seeds),
         )
-        for name in chosen
+        for name in options.strategies
     }
     figures = {name: summarize_runs(of_it) for name, of_it in runs.items()}
     if options.plot is not None:
@@ -109,9 +102,7 @@ def make_strategies(model_off: float) -> dict[str, Strategy]:
 
     return {
         "random": random_order,
-        "grid": grid_order,
         "tpe": sampled_order("tpe"),
-        "gp": sampled_order("gp"),
         "forecast": predicting(forecast_order),
         "calibrated": predicting(calibrated_order),
         "ending": predicting(partial(calibrated_order, ends_early=True)),

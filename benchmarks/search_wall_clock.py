@@ -38,12 +38,12 @@ from wall_clock_searches import (
 from autotune.app.run import search
 from autotune.app.session import open_session
 from autotune.base.errors import AutotuneError
-from autotune.base.plugins import load_plugin, plugin_names
+from autotune.base.plugins import plugin_names
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.engines.deepspeed.plans import plans_of
+from autotune.record.study import results
 from autotune.search.base import Snapshot
-from autotune.search.history import results
 from autotune.search.session import Session
 from autotune.space.candidate import Candidate
 from autotune.space.candidate import candidate_of as candidate_of_spec
@@ -67,7 +67,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     job = {**JOB, "space": str(options.space)}
     try:
-        samplers = usable(options.samplers)
+        samplers = options.samplers
         session, table = measure_all(job, options.out)
         found = {**facts(session, table), "samplers": {}, "answered_from_table": {}}
         say_table(session, table, found)
@@ -106,19 +106,6 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     return parser.parse_args()
-
-
-def usable(samplers: Sequence[str]) -> list[str]:
-    """Those that have what they import; says which have not."""
-    found = []
-    for name in samplers:
-        try:
-            load_plugin("sampler", name).check_installed()
-        except AutotuneError as error:
-            print(f"left out: {error.message}: {error.hint}", file=sys.stderr)
-        else:
-            found.append(name)
-    return found
 
 
 def measure_all(job: dict[str, Any], out: Path) -> tuple[Session, Table]:

@@ -20,9 +20,9 @@ from autotune.contract import (
     write_json,
 )
 from autotune.fleet.collect import collect
-from autotune.record.study import Study, Trial
+from autotune.record.study import Study, Trial, results
 from autotune.record.table import make_table
-from autotune.search.history import History, busy_s, intervals, results
+from autotune.search.history import History, busy_s, intervals
 from autotune.space.knob import knobs_of
 from autotune.trial.reporter import Reporter
 from tests.record_tried import run_of

@@ -268,10 +268,6 @@ class TestCalibrated(SamplerContract):
     name = "calibrated"
 
 
-class TestGp(SamplerContract):
-    name = "gp"
-
-
 class TestGrid(SamplerContract):
     name = "grid"
 
@@ -463,7 +459,7 @@ def test_a_broken_workload_breaks_the_contract(workload: BuiltIn, at: str) -> No
     breaks(TestBuiltIn, workload, at=at)
 
 
-SAMPLERS = (TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
+SAMPLERS = (TestCalibrated, TestGrid, TestRandom, TestTpe)
 DIALECTS = (
     *(TestDeepSpeedFiles, TestMegatronArguments, TestOwnCommand),
     *(TestHuggingFaceTrainer, TestAccelerateFiles, TestSupervisedTrainer, TestLightning),

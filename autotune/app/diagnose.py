@@ -88,9 +88,7 @@ def diagnose(
     notes: list[str] = []
     steering = steer(session, notes.append, None, searches=False)
     history = session.history_to_resume()
-    first = next(
-        (t for t in history.trials if t.spec.identity.candidate_hash == baseline.hash), None
-    )
+    first = next((t for t in history.trials if t.candidate_hash == baseline.hash), None)
     result = None if first is None else first.result
     if result is None and script is not None:
         result = script.measured
@@ -98,7 +96,7 @@ def diagnose(
         raise StudyError(
             f"study {study.name} holds no run of the command", f"start anew with {switch('fresh')}"
         )
-    explanation = _explained(study, 0 if first is None else first.spec.identity.number, notes)
+    explanation = _explained(study, 0 if first is None else first.number, notes)
     return ScriptDiagnosis(
         command=in_short(command),
         study=str(study.folder),

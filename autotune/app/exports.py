@@ -14,13 +14,7 @@ from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
 from autotune.export.base import Handout, Patched, RecordDialect
-from autotune.export.door import (
-    export_handout,
-    export_record,
-    find_dialect,
-    handout_of,
-    patched,
-)
+from autotune.export.door import export_handout, export_record, find_dialect, handout_of, patched
 from autotune.fleet.base import THIS_MACHINE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
@@ -73,7 +67,7 @@ def find_chosen(
     _check_measured(study, facts)
     recorded = study.read()
     answer = answer_of(study, facts)
-    trials = {t.spec.identity.number: t for t in recorded.trials}
+    trials = {t.number: t for t in recorded.trials}
     number = trial
     if trial is None and answer is not None and answer.handed_out is not None:
         number = answer.handed_out.trial
@@ -354,7 +348,7 @@ def _check_answers(session: Session, trial: Trial) -> None:
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise StudyError(
-            f"study {study.name}: trial {trial.spec.identity.number} ran another job or "
+            f"study {study.name}: trial {trial.number} ran another job or "
             f"configuration than {study.job_file} and the files that it names describe now: "
             f"{'; '.join(changes[:3])}{more}",
             "search again to measure what they describe, or put back what changed",
@@ -365,7 +359,7 @@ def _figures(
     answer: SearchAnswer | None, trial: Trial, candidate: Candidate, spread: Spread
 ) -> dict[str, Any]:
     """Figures of a handout: of the final comparison where it took part, or of the trial."""
-    number, result = trial.spec.identity.number, trial.result
+    number, result = trial.number, trial.result
     standings: list[Standing | None] = []
     if answer is not None:
         standings = [answer.best, *answer.ties, answer.baseline]

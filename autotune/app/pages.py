@@ -16,12 +16,7 @@ from autotune.job.job import JobFile, read_job_file
 from autotune.planning.ranking import Ranking
 from autotune.record.study import Study
 from autotune.report.candidates.page import render_plan
-from autotune.report.compare.comparison import (
-    MAX_RUNS,
-    StudyComparison,
-    compare,
-    names_of,
-)
+from autotune.report.compare.comparison import MAX_RUNS, StudyComparison, compare, names_of
 from autotune.report.page.page import (
     END_OF_NOW,
     NOW,

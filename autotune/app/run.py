@@ -23,7 +23,7 @@ from autotune.base.secrecy import scrubbed
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import PRIVATE_MODE, Origin, Outcome
 from autotune.record.answer import Problem, SearchAnswer
-from autotune.record.study import Study
+from autotune.record.study import Study, results
 from autotune.record.table import write_table
 from autotune.search.answer import failed_answer
 from autotune.search.base import Observer
@@ -128,7 +128,7 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
 def _check_origin(session: Session) -> None:
     """See that no study holds figures of two kinds."""
     study = session.study
-    ended = [trial.result for trial in study.trials() if trial.result is not None]
+    ended = results(study.trials())
     # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
     origins = {result.origin for result in ended if result.outcome is not Outcome.LOST}
     if others := origins - {session.place.origin}:

@@ -102,7 +102,6 @@ def open_session(
         names = (ended, job.study)
         study_name = next((n for n in names if Study(results, n).job_file.exists()), ended)
         job, data = replace(job, study=study_name), {**data, "study": study_name}
-    load_plugin("sampler", job.sampler).check_installed()
     table = accelerators_of(data)
     check_devices(data, place.environment)
     study = Study(results, job.study)

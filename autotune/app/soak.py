@@ -137,7 +137,7 @@ def _of_study(study: Study, environment: Environment) -> Subject:
     return Subject(
         source=study.name,
         folder=study.folder,
-        trial=chosen.trial.spec.identity.number,
+        trial=chosen.trial.number,
         spec=spec,
         files=dict(handout.files),
         preparation=engine.preparation([handout.candidate]),

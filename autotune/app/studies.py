@@ -11,7 +11,7 @@ from autotune.base.text import named
 from autotune.contract import Origin, Outcome
 from autotune.job.observed import OBSERVED_FILE, Observed
 from autotune.record.answer import answer_of
-from autotune.record.study import DEFAULT_RESULTS, Study
+from autotune.record.study import DEFAULT_RESULTS, Study, results
 from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
 from autotune.report.story import read_story
@@ -180,19 +180,17 @@ def explain_trial(study: Study, number: int) -> Explanation:
     explanation = explain(report, number, rows.get(number, {}))
     if explanation is not None:
         return _within_reach(explanation, study)
-    trials = {t.spec.identity.number: t for t in report.history.trials}
-    known = [str(n) for n, t in trials.items() if t.result is not None and t.result.diagnosis]
+    known = [str(run.number) for run in results(report.history.trials) if run.diagnosis]
     hint = f"name one of {', '.join(known)}" if known else "search again, without --no-diagnose"
-    if number not in {t.spec.identity.number for t in report.history.recorded}:
+    trial = next((t for t in report.history.recorded if t.number == number), None)
+    if trial is None:
         listed = f"`autotune report --study {study.name}` lists its trials"
         raise StudyError(
             f"study {study.name}: there is no trial {number}", hint if known else listed
         )
-    (trial,) = (t for t in report.history.recorded if t.spec.identity.number == number)
     why = "it did not measure, was a run of the final comparison or a reduced one, or "
     why += "--no-diagnose was given"
-    result = trial.result
-    if result is not None and result.outcome.is_measured and trial.spec.measure.diagnoses:
+    if trial.measured is not None and trial.spec.measure.diagnoses:
         why = "its training ended too soon for one"
         hint = "let it take more steps, then search again with --fresh"
     if report.facts.origin is not Origin.MEASURED:

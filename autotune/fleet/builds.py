@@ -1,14 +1,11 @@
 """A program that prepares nodes, run on all of them at once."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from autotune.base.errors import FleetError
-from autotune.fleet.transports.base import Program, Transport, started
+from autotune.fleet.transports.base import PERIOD_S, Program, Transport, started, wait_for_end
 
-END = b'{"command": "end"}\n'
-"""Line on the standard input of a build that ends it."""
-_PERIOD_S = 0.02
 _END_WAIT_S = 10.0
 """Time that a build has to end its compilers in and to remove what they leave."""
 
@@ -39,7 +36,7 @@ def build_on_nodes(
         errors.append(error)
     try:
         while running := {where: b for where, b in builds.items() if b.code is None}:
-            time.sleep(_PERIOD_S)
+            time.sleep(PERIOD_S)
             meanwhile()
             for where, build in running.items():
                 texts = [where + text for text in build.texts()]
@@ -51,21 +48,9 @@ def build_on_nodes(
                     text = build.last_words or f"{where}exit code {build.code}"
                     errors.append(FleetError(*text.rsplit("; ", 1)))
     except BaseException:
-        _end(builds.values())
+        for build in running.values():
+            build.tell(command="end")
+        wait_for_end(running.values(), _END_WAIT_S)
         raise
     if errors:
         raise errors[0]
-
-
-def _end(builds: Iterable[Program]) -> None:
-    running = [build for build in builds if build.code is None]
-    for build in running:
-        build.process.send(END)
-    until_s = time.monotonic() + _END_WAIT_S
-    while running and time.monotonic() < until_s:
-        time.sleep(_PERIOD_S)
-        for build in running:
-            build.texts()
-        running = [build for build in running if build.code is None]
-    for build in running:
-        build.process.end()

@@ -1,7 +1,6 @@
 """Runs trials in gangs of slots on the nodes of a transport."""
 
 import dataclasses
-import json
 import math
 import socket
 import time
@@ -16,14 +15,7 @@ from typing import Any
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.base.flags import flag
-from autotune.contract import (
-    NodeReport,
-    Outcome,
-    Phase,
-    Start,
-    TrialResult,
-    TrialSpec,
-)
+from autotune.contract import NodeReport, Outcome, Phase, Start, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Place, Progress
 from autotune.fleet.builds import build_on_nodes
 from autotune.fleet.collect import collect
@@ -33,7 +25,14 @@ from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.node.processes import TRAINS, NodePart
 from autotune.fleet.node.ranks import NoTemplateError
 from autotune.fleet.reports import read_node_report, read_reports
-from autotune.fleet.transports.base import Node, Program, Transport, started
+from autotune.fleet.transports.base import (
+    PERIOD_S,
+    Node,
+    Program,
+    Transport,
+    started,
+    wait_for_end,
+)
 from autotune.trial.rendezvous import LOOPBACK
 
 AGENT = "autotune.fleet.node.agent"
@@ -43,8 +42,6 @@ twice what its steps may take together."""
 _CLOSE_WAIT_S = 15.0
 _OTHERS_WAIT_S = 10.0
 """Time for the ranks of other nodes to end by themselves, once those of one node have."""
-_PERIOD_S = 0.02
-"""Time between two looks at the nodes."""
 LEASE_S = 60.0
 """Time without a word after which a far node ends what it runs, and is given up here: it is dead,
 or its network is."""
@@ -161,7 +158,7 @@ class GangFleet:
                     f"{names}: no answer after {_END_WAIT_S:.0f} s whether trials still run there",
                     "see what holds it up, or leave the node out",
                 )
-            time.sleep(_PERIOD_S)
+            time.sleep(PERIOD_S)
             self.hear()
 
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
@@ -199,18 +196,15 @@ class GangFleet:
                 with suppress(AutotuneError):
                     trial.wait(_END_WAIT_S)
         finally:
-            for agent in self.agents.values():
-                agent.tell("close")
-            deadline_s = time.monotonic() + _CLOSE_WAIT_S
-            for agent in self.agents.values():
-                agent.wait(deadline_s)
+            closing = [agent.close() for agent in self.agents.values()]
+            wait_for_end(filter(None, closing), _CLOSE_WAIT_S)
 
     def hear(self) -> None:
         """Take in what the nodes have sent; does not wait."""
         now_s = time.monotonic()
         if now_s < self._not_before_s:  # every trial of a round asks
             return
-        self._not_before_s = now_s + _PERIOD_S
+        self._not_before_s = now_s + PERIOD_S
         for name, agent in self.agents.items():
             for event in agent.hear():
                 self._take(name, event)
@@ -581,14 +575,11 @@ class _AgentLine:
             FleetError: It cannot be started.
         """
         if self._program is None:
-            if command == "close":
-                return
             self._was_ready, self._gave_up = False, ""
             lease = ("--lease", str(LEASE_S)) if self._transport.is_remote else ()
             self._program = started(self._transport, self._node, AGENT, *lease)
         self._sent_at_s = time.monotonic()
-        line = json.dumps({"command": command, **arguments})
-        self._program.process.send(f"{line}\n".encode())
+        self._program.tell(command=command, **arguments)
 
     def hear(self) -> Iterator[dict[str, Any]]:
         """The lines that it has sent; the last one says that it is `gone`."""
@@ -624,10 +615,9 @@ class _AgentLine:
         if self._program is not None:
             self._program.process.end()
 
-    def wait(self, deadline_s: float) -> None:
-        while self._program is not None and self._program.code is None:
-            self._program.texts()  # a far agent may still have something to say
-            if time.monotonic() > deadline_s:
-                self.kill()
-            time.sleep(_PERIOD_S)
-        self._program = None
+    def close(self) -> Program | None:
+        """Tell it to end; it is what is to be waited for, None: it does not run."""
+        program, self._program = self._program, None
+        if program is not None:
+            program.tell(command="close")
+        return program

@@ -370,7 +370,7 @@ class JobFile(BaseModel):
         le=1,
     )
     sampler: str = key(
-        "calibrated, tpe, gp, random, or grid (every candidate).",
+        "calibrated, tpe, random, or grid (every candidate).",
         Topic.SEARCH,
         default=DEFAULT_SAMPLER,
         identity=NEVER,

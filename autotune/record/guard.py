@@ -14,9 +14,10 @@ from enum import StrEnum
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.student_t import t_quantile
+from autotune.base.telling import tell
 from autotune.contract import Origin, Role, TrialSpec
 from autotune.job.job import DEFAULT_WORKLOAD
-from autotune.record.study import Trial
+from autotune.record.study import Trial, results
 from autotune.trial.scripts.lengths import is_drawn
 
 MIN_STEPS = 5
@@ -153,7 +154,7 @@ def guard(ours: Sequence[Trial], baseline: Sequence[Trial], n_steps: int) -> Gua
         return _unknown(f"the losses of {n_common} steps are known, {MIN_STEPS} are needed")
     candidate, base = ([losses[:n_common] for losses in runs] for runs in losses_of)
     spec = ours[0].spec
-    skipped = max(t.result.losses_skipped for t in (*ours, *baseline) if t.result is not None)
+    skipped = max(run.losses_skipped for run in results((*ours, *baseline)))
     if skipped and not _is_ours(spec):
         return _unknown(
             f"the loss scale skipped {skipped} of the first steps, and the script went on to "
@@ -236,37 +237,15 @@ def compare_losses(
     tolerance = sources[source]
     apart = [abs(one - other) for one, other in zip(mean, base, strict=True)]
     step = max(range(len(apart)), key=lambda n: apart[n])
-    is_apart_from_the_start = apart[0] > tolerance
-    is_other_start = is_apart_from_the_start and not is_same_start
+    is_other_start = apart[0] > tolerance and not is_same_start
     is_blind = apart[step] <= tolerance and tolerance > POWER_SHARE * learned
     verdict = Convergence.PASS if apart[step] <= tolerance else Convergence.FAIL
-    why = (
-        f"losses are within {apart[step]:.2g} of the baseline's in {len(base)} steps, "
-        f"{tolerance:.2g} is allowed ({source})"
-    )
-    if verdict is Convergence.FAIL:
-        why = (
-            f"in step {step + 1} of {len(base)} the loss is {mean[step]:.5g}, the baseline's "
-            f"{base[step]:.5g}: {apart[step]:.2g} apart, {tolerance:.2g} is allowed ({source})"
-        )
-        if is_apart_from_the_start:
-            why += (
-                f"; already the first losses are {mean[0]:.5g} and {base[0]:.5g}, where no step "
-                "is over yet: the engine has changed the weights or the forward pass"
-            )
-    if is_other_start:
-        why = (
-            f"the first losses are {mean[0]:.5g} and {base[0]:.5g}, before any update: other "
-            "initial weights, samples or dropout"
-        )
-    if is_blind:
-        why = (
-            f"the baseline's loss moved by {learned:.2g} in {len(base)} steps, and "
-            f"{tolerance:.2g} is allowed ({source}): nothing would be seen"
-        )
+    values = {"mean": mean, "base": base, "apart": apart, "step": step, "tolerance": tolerance}
+    values |= {"source": source, "learned": learned}
+    values |= {"is_other_start": is_other_start, "is_blind": is_blind}
     return GuardVerdict(
         verdict=Convergence.NOT_COMPARABLE if is_other_start or is_blind else verdict,
-        why=why,
+        why=dict(tell("guard", values))["why"],
         tolerance=tolerance,
         deviation=apart[step],
         step=step + 1,
@@ -310,8 +289,7 @@ def _why_not(ours: TrialSpec, baseline: TrialSpec) -> str:
 
 def _ran(trial: Trial) -> bool:
     """Whether a trial trained here; what answers instead of running has no losses."""
-    result = trial.result
-    return result is not None and result.outcome.is_measured and result.origin is Origin.MEASURED
+    return trial.measured is not None and trial.measured.origin is Origin.MEASURED
 
 
 def _is_ours(spec: TrialSpec) -> bool:

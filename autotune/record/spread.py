@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autotune.base.student_t import CONFIDENCE, t_quantile
 from autotune.contract import Role, TrialResult
-from autotune.record.study import Trial
+from autotune.record.study import Trial, results
 from autotune.trial.statistics import MIN_SAMPLES, n_effective
 
 PRIOR_DEVIATION = 0.03
@@ -118,10 +118,9 @@ def spread_of(trials: Iterable[Trial]) -> Spread:
     groups: dict[tuple[str, bool], list[TrialResult]] = {}
     measured = [t for t in trials if t.result is not None and is_figure(t.result)]
     left_out = outdone(measured)
-    for trial in measured:
-        if trial.result is not None and trial.result.number not in left_out:
-            key = (trial.spec.identity.candidate_hash, trial.spec.identity.role is Role.CONFIRM)
-            groups.setdefault(key, []).append(trial.result)
+    for run in results(measured):
+        if run.number not in left_out:
+            groups.setdefault((run.candidate_hash, run.role is Role.CONFIRM), []).append(run)
     return pooled(groups.values())
 
 
@@ -132,11 +131,11 @@ def outdone(trials: Iterable[Trial]) -> set[int]:
     disturbs a run takes time from it, so the faster of both was disturbed less. In rounds the
     repeat counts in any case: who ran twice would have the better of two runs, others have one.
     """
-    results = [(t.result, t.spec.provenance.repeat_of) for t in trials if t.result is not None]
-    measured = {run.number: run for run, _ in results if run.outcome.is_measured}
+    runs = [(t.measured, t.spec.provenance.repeat_of) for t in trials if t.measured]
+    measured = {run.number: run for run, _ in runs}
     found = set()
-    for repeat, number in results:
-        if repeat.number in measured and number in measured:
+    for repeat, number in runs:
+        if number in measured:
             first = measured[number]
             rates = [run.samples_per_s or 0.0 for run in (repeat, first)]
             is_worse = repeat.disturbed and rates[0] < rates[1]

@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from autotune.contract import (
     ContractError,
     NotAFileError,
     Outcome,
+    Role,
     TrialResult,
     TrialSpec,
     check_result,
@@ -68,6 +70,30 @@ class Trial:
     """None: it was in flight when the coordinator ended, or its result is unreadable."""
     problem: str = ""
     """Why the result is unreadable; empty where there is none yet."""
+
+    @property
+    def number(self) -> int:
+        """Position in the study, from 0."""
+        return self.spec.identity.number
+
+    @property
+    def candidate_hash(self) -> str:
+        return self.spec.identity.candidate_hash
+
+    @property
+    def role(self) -> Role:
+        return self.spec.identity.role
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether it ran less than the job asks for: no figure of it is a candidate's."""
+        return self.spec.identity.fidelity is not None
+
+    @property
+    def measured(self) -> TrialResult | None:
+        """Its result with a step time; None: it failed, or has not ended."""
+        result = self.result
+        return result if result is not None and result.outcome.is_measured else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,6 +394,11 @@ def flags_of(folder: Path) -> str:
     return f"{flags} --results {shlex.quote(str(folder.parent))}"
 
 
+def results(trials: Iterable[Trial]) -> list[TrialResult]:
+    """The results that there are."""
+    return [trial.result for trial in trials if trial.result is not None]
+
+
 def lost_result(trial: Trial) -> TrialResult:
     """The result of a trial that was in flight when its coordinator ended."""
     evidence = trial.problem or COORDINATOR_ENDED
@@ -404,7 +435,8 @@ def _read_trial(folder: Path) -> Trial | Unreadable:
         return Trial(folder=folder, spec=spec, result=None)
     try:
         data = _read_known(folder / RESULT_FILE, SCHEMA_VERSION)
-        result = TrialResult.from_dict(_safe(data))
+        # Others wrote its texts: what is shown of them is safe.
+        result = TrialResult.from_dict(texts_on_one_line(scrubbed(data)))
         _check(result, spec)
     except ContractError as error:
         return Trial(folder=folder, spec=spec, result=None, problem=str(error))
@@ -427,12 +459,6 @@ def _check_candidate(spec: TrialSpec) -> None:
         )
     if layout_of(candidate, layout.accelerator) != layout:
         raise ContractError(f"its spec says {layout}: another than its knobs'")
-
-
-def _safe(data: dict[str, Any]) -> dict[str, Any]:
-    """A result whose texts are safe to show: others wrote them."""
-    safe: dict[str, Any] = texts_on_one_line(scrubbed(data))
-    return safe
 
 
 def _knobs_of(spec: TrialSpec) -> Catalogue:

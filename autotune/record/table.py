@@ -120,13 +120,9 @@ def make_table(study: str, recorded: Recorded, facts: Facts) -> TrialTable:
     """The table of a record that has been read."""
     schema = schema_of(facts.engine)
     left_out, baseline = facts.left_out, facts.baseline
-    spread = spread_of(
-        t
-        for t in recorded.trials
-        if t.spec.identity.number not in left_out and t.spec.identity.fidelity is None
-    )
-    rows = {t.spec.identity.number: _row(t, study, facts, spread) for t in recorded.trials}
-    counted = [t for t in recorded.trials if t.spec.identity.number not in left_out]
+    counted = [t for t in recorded.trials if t.number not in left_out]
+    spread = spread_of(trial for trial in counted if not trial.is_reduced)
+    rows = {t.number: _row(t, study, facts, spread) for t in recorded.trials}
     guards = guards_of(counted, baseline.candidate_hash, facts.guard_steps)
     for number, reduced in extrapolations(counted).items():
         rows[number] |= _extrapolated_cells(reduced, rows[number])
@@ -160,7 +156,7 @@ def _changes(
     """Trial -> what a user changes in the baseline; without one, all that a user sets."""
     if context is None:
         return {}
-    candidates = {trial.spec.identity.number: candidate_of(trial.spec) for trial in trials}
+    candidates = {trial.number: candidate_of(trial.spec) for trial in trials}
     baseline = next((one for one in candidates.values() if one.hash == baseline_hash), None)
     return {number: describe_change(one, baseline, context) for number, one in candidates.items()}
 
@@ -172,7 +168,7 @@ def extrapolations(trials: Iterable[Trial]) -> dict[int, int]:
     """
     reduced: dict[str, int] = {}
     found: dict[int, int] = {}
-    for trial in sorted(trials, key=lambda one: one.spec.identity.number):
+    for trial in sorted(trials, key=lambda one: one.number):
         identity, result = trial.spec.identity, trial.result
         if result is None or not is_figure(result):
             continue

@@ -13,7 +13,7 @@ from autotune.base.telling import tell
 from autotune.base.text import lines
 from autotune.contract import Origin, Phase, TrialResult, TrialSpec
 from autotune.record.bottleneck import shares_of_calls
-from autotune.record.study import Trial
+from autotune.record.study import Trial, results
 from autotune.record.table import energy_per_sample_j
 from autotune.search.base import Snapshot, Stage
 
@@ -52,7 +52,7 @@ Values = Iterable[tuple[tuple[str, ...], float | None]]
 def render_metrics(snapshot: Snapshot, *, study: str, version: str, accelerator: str) -> str:
     """The exposition of one moment; every sample carries the study's name as a label."""
     trials = snapshot.trials
-    origins = {trial.result.origin for trial in trials if trial.result is not None}
+    origins = {result.origin for result in results(trials)}
     origin = "+".join(sorted(origins)) or Origin.MEASURED
     info: Values = [((version, accelerator, origin), 1.0)]
     found = {"info": info, **_of_search(snapshot), **_of_record(trials)}

@@ -107,9 +107,7 @@ class Story:
     def damaged(self) -> Mapping[int, str]:
         """Number of a trial whose record is damaged -> what is wrong with it."""
         found = {int(trial.folder.name): trial.problem for trial in self.recorded.unreadable}
-        return found | {
-            t.spec.identity.number: t.problem for t in self.history.recorded if t.problem
-        }
+        return found | {t.number: t.problem for t in self.history.recorded if t.problem}
 
     def fits(self, row: Tried) -> bool:
         """Whether a candidate keeps the memory limit; one without a figure is taken to."""
@@ -163,15 +161,13 @@ class Story:
 
     @cached_property
     def _by_number(self) -> Mapping[int, Trial]:
-        return {trial.spec.identity.number: trial for trial in self.history.trials}
+        return {trial.number: trial for trial in self.history.trials}
 
     def row_of(self, trial: int | None) -> Tried | None:
         """The candidate that a trial ran; None where the record does not hold that trial."""
         ran = None if trial is None else self.trial(trial)
-        if ran is None:
-            return None
-        key = ran.spec.identity.candidate_hash
-        return next((row for row in self.rows if row.candidate.hash == key), None)
+        rows = (row for row in self.rows if ran and row.candidate.hash == ran.candidate_hash)
+        return next(rows, None)
 
     @cached_property
     def best_row(self) -> Tried | None:

@@ -18,7 +18,7 @@ from autotune.record.bottleneck import bottleneck
 from autotune.record.gate import read_gate
 from autotune.record.soak import describe_soak, read_soak
 from autotune.record.spread import outdone
-from autotune.record.study import Study, Trial, flags_of
+from autotune.record.study import Study, Trial, flags_of, results
 from autotune.record.tried import warning
 from autotune.report.explain.predictions import forecast_errors
 from autotune.report.results.effects import changes_of
@@ -91,8 +91,7 @@ def details_of(story: Story, importance: Mapping[str, float] | None) -> list[Fac
         story: A study.
         importance: Share by knob; None: too little is known.
     """
-    results = [t.result for t in story.history.trials if t.result is not None]
-    phased = [result for result in results if result.phases_s]
+    phased = [result for result in results(story.history.trials) if result.phases_s]
     spent_s = {p: sum(result.phases_s.get(p, 0.0) for result in phased) for p in Phase}
     whole_s = sum(spent_s.values()) or 1.0
     is_told = story.answer is not None and bool(story.answer.front)
@@ -168,11 +167,9 @@ def _values(story: Story) -> dict[str, Any]:
         "extrapolated": _extrapolated(story),
         **_disturbances(story),
         "witnesses": [
-            (trial.result.number, trial.result.own_log.disagreement)
-            for trial in story.history.trials
-            if trial.result is not None
-            and trial.result.own_log is not None
-            and trial.result.own_log.disagreement
+            (run.number, run.own_log.disagreement)
+            for run in results(story.history.trials)
+            if run.own_log is not None and run.own_log.disagreement
         ],
         "page": str(page) if page.is_file() else "",
         "cost": _cost(story),
@@ -183,8 +180,8 @@ def _place(story: Story) -> dict[str, Any]:
     """Model, devices and releases of the runs behind the best: a study outlives upgrades."""
     row = story.best_row or story.leading_row
     trials = () if row is None else row.trials
-    confirmed = [t for t in trials if t.spec.identity.role is Role.CONFIRM]
-    numbers = [t.spec.identity.number for t in confirmed or trials]
+    confirmed = [t for t in trials if t.role is Role.CONFIRM]
+    numbers = [t.number for t in confirmed or trials]
     behind = [*filter(None, (story.facts.environment_at(number) for number in numbers))]
     places = behind or [*filter(None, [story.facts.environment])]
     by_place = [_releases(story, place) for place in places]
@@ -211,9 +208,7 @@ def _upgrades(story: Story) -> list[tuple[int, list[str]]]:
     """The trials from which on releases were others: figures of both stand side by side."""
     found, before = [], None
     for trial in story.history.trials:
-        number = trial.spec.identity.number
-        place = story.facts.environment_at(number)
-        if place is None:
+        if (place := story.facts.environment_at(trial.number)) is None:
             continue
         now = _releases(story, place)
         if before is not None and now != before:
@@ -222,15 +217,14 @@ def _upgrades(story: Story) -> list[tuple[int, list[str]]]:
                 for title, release in now.items()
                 if before.get(title) != release
             ]
-            found.append((number, changed))
+            found.append((trial.number, changed))
         before = now
     return found
 
 
 def _has_length(story: Story) -> bool:
     """Whether samples have a length: those of a user's own script are counted in tokens or not."""
-    results = [trial.result for trial in story.history.trials if trial.result is not None]
-    has_tokens = any(result.tokens_per_step for result in results)
+    has_tokens = any(result.tokens_per_step for result in results(story.history.trials))
     return has_tokens or not story.history.trials[-1].spec.workload.command
 
 
@@ -242,10 +236,7 @@ def _repeated_by(story: Story) -> int | None:
 
 def _least_need(story: Story) -> dict[str, Any] | None:
     """The candidate that needs least, where that is more than is allowed."""
-    predicted = {
-        trial.spec.identity.candidate_hash: trial.spec.provenance.predicted
-        for trial in story.history.trials
-    }
+    predicted = {t.candidate_hash: t.spec.provenance.predicted for t in story.history.trials}
     found: list[tuple[float, Tried]] = []
     for row in story.rows:
         forecast = predicted.get(row.candidate.hash)
@@ -363,18 +354,16 @@ def _extrapolated(story: Story) -> dict[str, Any] | None:
 
 def _disturbances(story: Story) -> dict[str, Any]:
     """Trials that something else disturbed or ended, and how many of those that count."""
-    measured = [
-        t for t in story.history.trials if t.result is not None and t.result.outcome.is_measured
-    ]
+    measured = [trial for trial in story.history.trials if trial.measured]
     shown, left_out = {row.trial for row in story.rows}, outdone(measured)
-    counted = {t.spec.identity.number: t.spec.provenance.repeat_of for t in measured}
+    counted = {t.number: t.spec.provenance.repeat_of for t in measured}
     repeats = {repeat_of: number for number, repeat_of in counted.items()}
-    repeats |= {t.spec.provenance.retry_of: t.spec.identity.number for t in story.history.trials}
+    repeats |= {t.spec.provenance.retry_of: t.number for t in story.history.trials}
     disturbed = [
         {
-            "trial": t.spec.identity.number,
+            "trial": t.number,
             "why": why,
-            "repeat": (repeat := repeats.get(t.spec.identity.number)),
+            "repeat": (repeat := repeats.get(t.number)),
             "counts": repeat in counted,
             "is_slower": repeat in left_out,
             "is_repeat": t.spec.provenance.repeat_of is not None,
@@ -388,7 +377,7 @@ def _disturbances(story: Story) -> dict[str, Any]:
         sides = {standing.trial: standing for standing in both if standing is not None}
     return {
         "disturbed": disturbed,
-        "n_disturbed": sum(bool(t.result and t.result.disturbed) for t in measured),
+        "n_disturbed": sum(bool(run.disturbed) for run in results(measured)),
         "n_measured": len(measured),
         "runs_disturbed": sum(side.n_disturbed for side in sides.values()),
         "runs_compared": sum(side.n_runs for side in sides.values()),
@@ -422,12 +411,8 @@ def _wall_s(trial: Trial) -> float:
 def _bounds(story: Story) -> Iterable[dict[str, Any]]:
     """Bottlenecks of the best and the baseline, where they had a diagnostic pass."""
     for trial in story.history.trials:
-        number, result = trial.spec.identity.number, trial.result
-        if result is None or number not in (story.best_trial, story.baseline_trial):
+        if trial.result is None or trial.number not in (story.best_trial, story.baseline_trial):
             continue
-        if found := bottleneck(trial.spec, result.diagnosis):
-            yield {
-                "trial": number,
-                "bound": found.bound.value,
-                "share": found.shares[found.bound],
-            }
+        if found := bottleneck(trial.spec, trial.result.diagnosis):
+            share = found.shares[found.bound]
+            yield {"trial": trial.number, "bound": found.bound.value, "share": share}

@@ -31,7 +31,7 @@ def why_lower(before: Standing, trials: Sequence[Trial]) -> str:
     key, was = before.candidate.hash, f"trial {before.trial}, {format_rate(before.samples_per_s)}"
     for trial in trials:
         result = trial.result
-        if result is None or trial.spec.identity.candidate_hash != key:
+        if result is None or trial.candidate_hash != key:
             continue
         if trial.spec.provenance.repeat_of == before.trial and result.outcome.is_measured:
             rate = format_rate(result.samples_per_s)

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from autotune.base.errors import AutotuneError, NothingFeasibleError
-from autotune.base.units import format_bytes
+from autotune.base.telling import tell
 from autotune.contract import Origin, Outcome
 from autotune.engines.base import find_engine
 from autotune.record.answer import Drifted, Problem, SearchAnswer, Standing
 from autotune.record.facts import PassedOver
 from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
-from autotune.record.study import Study
+from autotune.record.study import Study, results
 from autotune.search import confirm
 from autotune.search.base import StopReason
 from autotune.search.front import RULE, front_of
-from autotune.search.history import History, results
+from autotune.search.history import History
 from autotune.search.reduced import too_large
 from autotune.search.session import Session, history_of
 from autotune.space.candidate import Candidate
@@ -183,18 +183,32 @@ def nothing_feasible(history: History, session: Session) -> NothingFeasibleError
             "see what the rules say with --dry-run; choose a global batch that the world divides, "
             "or another space",
         )
-    objective = session.objective
+    whole = [r.peak_memory_bytes for r in ended if r.outcome.is_measured and r.peak_memory_bytes]
+    tried, outcomes = history.tried, [result.outcome for result in ended]
+    told = tell(
+        "nothing_feasible",
+        {
+            "seen": [
+                (o, n, ended[outcomes.index(o)]) for o, n in sorted(Counter(outcomes).items())
+            ],
+            "allowed_bytes": session.objective.allowed_bytes,
+            "n_lost": len(too_large(history)),
+            "is_short_of_memory": bool(whole) or Outcome.OOM in outcomes,
+            # An out-of-memory trial's peak is where it stopped, not what it would have needed.
+            "least_peak_bytes": min(whole, default=None),
+            "savings": find_engine(session.job.engine).unused_savings(
+                [t.candidate for t in tried]
+            ),
+            "micro_batch": min((t.candidate.micro_batch for t in tried), default=1),
+        },
+    )
     lines = [f"none of {len(ended)} trials ran within the limits:"]
-    for outcome, count in sorted(Counter(result.outcome for result in ended).items()):
-        first = next(result for result in ended if result.outcome is outcome)
-        evidence = first.evidence or (
-            f"peak memory {format_bytes(first.peak_memory_bytes)} is above the "
-            f"{format_bytes(objective.allowed_bytes)} that are allowed"
-        )
-        lines.append(f"  {outcome} x {count}, such as trial {first.number}: {evidence}")
-    if lost := too_large(history):
-        lines.append(f"  {len(lost)} more candidates ran out of memory with fewer layers already")
-    return NothingFeasibleError("\n".join(lines), _nearest_change(history, session))
+    lines += [f"  {text}" for name, text in told if name == "seen"]
+    nearest = "; ".join(text for name, text in told if name == "nearest")
+    last = f"see stderr.log of trial {ended[-1].number}; `autotune doctor` checks the machine"
+    return NothingFeasibleError(
+        "\n".join(lines), f"nearest changes: {nearest}" if nearest else last
+    )
 
 
 def failed_answer(error: AutotuneError, study: Study) -> SearchAnswer:
@@ -208,25 +222,3 @@ def failed_answer(error: AutotuneError, study: Study) -> SearchAnswer:
         problem=Problem.of(error),
         passed_over=facts.baseline.passed_over,
     )
-
-
-def _nearest_change(history: History, session: Session) -> str:
-    ended = results(history.trials)
-    # An out-of-memory trial's peak is where it stopped, not what it would have needed.
-    whole = [r.peak_memory_bytes for r in ended if r.outcome.is_measured and r.peak_memory_bytes]
-    short_of_memory = bool(whole) or any(r.outcome is Outcome.OOM for r in ended)
-    if not short_of_memory:
-        last = ended[-1]
-        return f"see stderr.log of trial {last.number}; `autotune doctor` checks the machine"
-    allowed = format_bytes(session.objective.allowed_bytes)
-    seen = f"every trial ran out of the {allowed} that are allowed"
-    if whole:
-        peak = format_bytes(min(whole))
-        seen = f"the smallest peak of a trial that ran is {peak}, allowed are {allowed}"
-    tried = history.tried
-    changes = [f"more memory: {seen}"]
-    changes += find_engine(session.job.engine).unused_savings([t.candidate for t in tried])
-    smallest = min(t.candidate.micro_batch for t in tried)
-    if smallest > 1:
-        changes.append(f"a micro_batch below {smallest}")
-    return "nearest changes: " + "; ".join(changes)

@@ -8,16 +8,16 @@ the next round; here the record is read for it.
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
 from autotune.contract import Role, Start, TrialResult
 from autotune.record.answer import Speedup, Standing
 from autotune.record.spread import log_rate
-from autotune.record.study import Trial
+from autotune.record.study import Trial, results
 from autotune.search.front import peak_of
-from autotune.search.history import History, Tried, results
+from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race, Rules
 from autotune.search.rounds import (
@@ -32,13 +32,7 @@ from autotune.search.rounds import (
     seconds_of,
 )
 from autotune.search.session import Session
-from autotune.search.trial_spec import (
-    CONFIRM_MEASURE,
-    OWN_STEPS,
-    WARM_MEASURE,
-    Run,
-    steps_within,
-)
+from autotune.search.trial_spec import CONFIRM_MEASURE, OWN_STEPS, WARM_MEASURE, Run, steps_within
 from autotune.space.candidate import Candidate
 
 MAX_FINALISTS = 4
@@ -53,14 +47,11 @@ class Comparison:
 
     members: tuple[Candidate, ...]
     baseline: str | None
-    """Hash of the baseline; None: there is none, or nobody knows which it was."""
+    """Hash of the baseline; None: there is none."""
     first_round: int
     rules: Rules
     history: History
     objective: Objective
-    is_known: bool = True
-    """Whether it is known whose rounds they were: who its baseline is, or that there is none, and
-    that they followed this rule. Else nobody can say which rounds are whole, and all count."""
 
     @cached_property
     def figures(self) -> dict[str, Standing]:
@@ -84,7 +75,7 @@ class Comparison:
         candidates, so its variance is pooled over them. A candidate's own interval says where a
         re-run would be, as everywhere (`autotune.record.spread`).
         """
-        return self._race_after(self._progress.number if self.is_known else self._last_round + 1)
+        return self._race_after(self._progress.number)
 
     @cached_property
     def leader(self) -> Standing | None:
@@ -119,7 +110,7 @@ class Comparison:
     @property
     def is_over(self) -> bool:
         """Whether it ran to its end."""
-        return self.is_known and self._progress.round is None
+        return self._progress.round is None
 
     @property
     def is_broken(self) -> bool:
@@ -383,24 +374,22 @@ def recorded_comparisons(
     Args:
         history: The record's trials.
         objective: That of the search.
-        baseline: Hash of the baseline; None: nobody knows which it was.
+        baseline: Hash of the baseline; None: there is none.
     """
     found = []
     for first_round in sorted({*map(comparison_of, history.trials)} - {-1}):
         runs = _runs_of(history, first_round)
         hashes = {key for key, _ in runs}
-        recorded = Comparison(
-            members=tuple(t.candidate for t in history.tried if t.candidate.hash in hashes),
-            baseline=baseline,
-            first_round=first_round,
-            rules=_rules_of(runs) or COLD,
-            history=history,
-            objective=objective,
-            is_known=baseline is not None,
+        found.append(
+            Comparison(
+                members=tuple(t.candidate for t in history.tried if t.candidate.hash in hashes),
+                baseline=baseline,
+                first_round=first_round,
+                rules=_rules_of(runs) or COLD,
+                history=history,
+                objective=objective,
+            )
         )
-        # Another release's rule let candidates drop out that this one would run on.
-        is_older = recorded.is_broken and not recorded.has_verdict
-        found.append(replace(recorded, is_known=False) if is_older else recorded)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from autotune.contract import KnobValue, Outcome, Phase, Role, Start, TrialResult
 from autotune.record.answer import Standing
 from autotune.record.spread import Spread, is_figure, outdone, spread_of
-from autotune.record.study import Trial
+from autotune.record.study import Trial, results
 from autotune.space.candidate import Candidate, candidate_of
 
 T = TypeVar("T")
@@ -43,9 +43,7 @@ class Tried:
     @cached_property
     def explored(self) -> tuple[Trial, ...]:
         """Its trials outside the final comparison."""
-        return tuple(
-            trial for trial in self.trials if trial.spec.identity.role is not Role.CONFIRM
-        )
+        return tuple(trial for trial in self.trials if trial.role is not Role.CONFIRM)
 
     @cached_property
     def measured(self) -> TrialResult | None:
@@ -81,9 +79,14 @@ class Tried:
         return self.fault or self.measured or (ended[-1] if ended else None)
 
     @property
+    def number(self) -> int:
+        """Number of its first trial."""
+        return self.trials[0].number
+
+    @property
     def trial(self) -> int:
         """Number of the trial that stands for it."""
-        return self.trials[0].spec.identity.number if self.result is None else self.result.number
+        return self.number if self.result is None else self.result.number
 
     @property
     def outcome(self) -> Outcome | None:
@@ -163,7 +166,7 @@ class Tried:
     @cached_property
     def is_searched(self) -> bool:
         """Whether the search proper proposed it, or may have: the record of that is gone."""
-        return not self.explored or any(t.spec.identity.role is Role.SEARCH for t in self.trials)
+        return not self.explored or any(t.role is Role.SEARCH for t in self.trials)
 
 
 class History:
@@ -182,7 +185,7 @@ class History:
         of_reduced: bool = False,
     ) -> None:
         """List the trials of one job; a part of a record takes the `to_repeat` of all of it."""
-        self.recorded: tuple[Trial, ...] = tuple(sorted(trials, key=_number))
+        self.recorded: tuple[Trial, ...] = tuple(sorted(trials, key=lambda trial: trial.number))
         """All trials, reduced or not."""
         self._given_to_repeat = to_repeat
         self._of_reduced = of_reduced
@@ -195,7 +198,7 @@ class History:
 
         Candidates to which nothing is new are handed on, with all that was asked of them.
         """
-        others = (known for known in self.recorded if _number(known) != _number(trial))
+        others = (known for known in self.recorded if known.number != trial.number)
         made = History(
             (*others, trial), to_repeat=self._given_to_repeat, of_reduced=self._of_reduced
         )
@@ -214,12 +217,12 @@ class History:
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """The trials of the job itself, or of the history of reduced trials those."""
-        return tuple(t for t in self.recorded if is_reduced(t) == self._of_reduced)
+        return tuple(t for t in self.recorded if t.is_reduced == self._of_reduced)
 
     @cached_property
     def reduced(self) -> "History":
         """The reduced trials, grouped by what they ran."""
-        return History(filter(is_reduced, self.recorded), of_reduced=True)
+        return History((t for t in self.recorded if t.is_reduced), of_reduced=True)
 
     @cached_property
     def explored(self) -> "History":
@@ -228,14 +231,14 @@ class History:
         The whole record still decides what deserves a repeat: without the comparison's runs a
         trial could be owed here and settled there.
         """
-        trials = (t for t in self.trials if t.spec.identity.role is not Role.CONFIRM)
+        trials = (t for t in self.trials if t.role is not Role.CONFIRM)
         explored = History(trials, to_repeat=self.to_repeat)
         explored._before = self._explored_before
         return explored
 
     def before(self, number: int) -> "History":
         """The same as it was before a trial began, with what has ended since."""
-        earlier = (trial for trial in self.recorded if _number(trial) < number)
+        earlier = (trial for trial in self.recorded if trial.number < number)
         return History(earlier, to_repeat=self.to_repeat, of_reduced=self._of_reduced)
 
     @cached_property
@@ -265,14 +268,14 @@ class History:
         """Trials by the hash of their candidate, in the order of the first."""
         groups: dict[str, list[Trial]] = {}
         for trial in self.trials:
-            groups.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
+            groups.setdefault(trial.candidate_hash, []).append(trial)
         return {key: tuple(group) for key, group in groups.items()}
 
     @cached_property
     def _by_hash(self) -> Mapping[str, Tried]:
         found = {}
         for key, trials in self._groups.items():
-            to_repeat = self.to_repeat and self.to_repeat.intersection(map(_number, trials))
+            to_repeat = self.to_repeat and self.to_repeat.intersection(t.number for t in trials)
             known = self._before.get(key)
             if known is None or (known.trials, known.to_repeat, known.spread) != (
                 trials,
@@ -303,8 +306,7 @@ class History:
             return self._given_to_repeat
         found, n_measured, n_disturbed = set(), 0, 0
         for trial in self.trials:
-            result = trial.result
-            if result is None or not result.outcome.is_measured:
+            if (result := trial.measured) is None:
                 continue
             if result.disturbed:
                 is_usual = n_measured >= MANY_TRIALS and 2 * n_disturbed > n_measured
@@ -350,20 +352,6 @@ class History:
         return max(starts) - statistics.median(starts) if starts else 0.0
 
 
-def _number(trial: Trial) -> int:
-    return trial.spec.identity.number
-
-
-def is_reduced(trial: Trial) -> bool:
-    """Whether a trial ran less than the job asks for: no figure of it is a candidate's."""
-    return trial.spec.identity.fidelity is not None
-
-
-def results(trials: Iterable[Trial]) -> list[TrialResult]:
-    """The results that there are."""
-    return [trial.result for trial in trials if trial.result is not None]
-
-
 def evidence_of(result: TrialResult) -> str:
     """The line that an outcome was read from, and where it stands."""
     return result.evidence + (f" [{result.evidence_source}]" if result.evidence_source else "")
@@ -372,8 +360,7 @@ def evidence_of(result: TrialResult) -> str:
 def counting(trials: Sequence[Trial]) -> TrialResult | None:
     """The measured result that counts of one candidate's trials; None: none is measured."""
     left_out = outdone(trials)
-    ended = results(trials)
-    return next((r for r in ended if r.outcome.is_measured and r.number not in left_out), None)
+    return next((t.measured for t in trials if t.measured and t.number not in left_out), None)
 
 
 def owed_repeat(trials: Sequence[Trial], to_repeat: Collection[int]) -> int | None:
@@ -381,9 +368,9 @@ def owed_repeat(trials: Sequence[Trial], to_repeat: Collection[int]) -> int | No
 
     Of the final comparison, the trials are those of one round.
     """
-    measured = [t for t in trials if t.result is not None and t.result.outcome.is_measured]
-    repeated = {t.spec.provenance.repeat_of for t in measured}
-    return next((n for n in map(_number, measured) if n in to_repeat and n not in repeated), None)
+    measured = [t for t in trials if t.measured]
+    owed = set(to_repeat) - {t.spec.provenance.repeat_of for t in measured}
+    return next((t.number for t in measured if t.number in owed), None)
 
 
 def is_settled(trials: Sequence[Trial], to_repeat: Collection[int] = ()) -> bool:

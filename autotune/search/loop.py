@@ -7,15 +7,16 @@ from dataclasses import asdict
 from functools import partial
 
 from autotune.base.flags import flag
-from autotune.base.units import format_count, format_seconds, typed_seconds
+from autotune.base.telling import tell
+from autotune.base.units import typed_seconds
 from autotune.contract import Start, TrialSpec
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
 from autotune.record.facts import BaselineFacts
+from autotune.record.study import results
 from autotune.search import confirm
 from autotune.search.answer import RecordStandings, nothing_feasible
 from autotune.search.base import Observer, Snapshot, Stage, StopReason
-from autotune.search.history import results
 from autotune.search.interrupt import Interrupt
 from autotune.search.race import COLD, MIN_ROUNDS, N_CONFIRM
 from autotune.search.runner import POLL_S, Runner
@@ -121,7 +122,7 @@ class _StagedSearch:
         if not session.place.compares:
             self._no_comparison = "the table would only repeat itself"
         elif baseline is not None and measured == {baseline.hash}:
-            self._no_comparison = self._why_alone
+            self._no_comparison = self._why_none(None)
         if self._no_comparison:
             runner.note(f"no final comparison: {self._no_comparison}")
             return
@@ -141,10 +142,7 @@ class _StagedSearch:
                     self._no_comparison = "no candidate was left for it"
                     if session.job.budget.time_s is not None:
                         one_s = confirm.run_seconds(runner.history, COLD)[Start.COLD]
-                        least_s = format_seconds(MIN_ROUNDS * N_CONFIRM * one_s)
-                        rest_s = format_seconds(max(0.0, left_s([])))
-                        why = f"its shortest form takes up to {least_s}, and {rest_s} are left"
-                        self._no_comparison = f"{why}. {self._with_more_time}"
+                        self._no_comparison = self._why_none(MIN_ROUNDS * N_CONFIRM * one_s)
                     runner.note(f"no final comparison: {self._no_comparison}")
                 return
             self._comparison = ComparisonStage(session, runner, planned)
@@ -169,30 +167,28 @@ class _StagedSearch:
                 return
             drifting |= {m.hash for m in planned.members} & standings.drifting
 
-    @property
-    def _why_alone(self) -> str:
-        """Why nothing but the baseline has a figure, and what to do where the time was short."""
-        runner, budget_s = self._runner, self._session.job.budget.time_s
-        if searched(runner.history):
-            return "nothing but the baseline ran within the limits"
-        if budget_s is None or self._proposals.stop is not StopReason.TIME:
-            return "nothing but the baseline was tried"
-        ran, used_s = results(runner.history.trials), runner.used_s()
-        busy = ", as other work slowed the machine" if any(run.disturbed for run in ran) else ""
-        return (
-            f"{format_count(len(ran), 'run')} for the baseline took {format_seconds(used_s)} of "
-            f"the budget of {format_seconds(budget_s)}{busy}. {self._with_more_time}"
-        )
+    def _why_none(self, least_s: float | None) -> str:
+        """Why nothing is compared, and what to do where the time was short.
 
-    @property
-    def _with_more_time(self) -> str:
-        """What to do where the time was short: another trial and the comparison have room then."""
-        history = self._runner.history
-        left_s = (history.typical_s or 0.0) + self._proposals.comparison_s
-        wanted = typed_seconds(60 * math.ceil((self._runner.used_s() + left_s) / 60))
-        busy = any(run.disturbed for run in results(history.trials))
-        where = ", best on an idle machine" if busy else ""
-        return f"The same command with {flag('budget')} {wanted} goes on with it{where}"
+        Its shortest form takes `least_s` seconds; None: only the baseline has a figure.
+        """
+        runner, budget_s = self._runner, self._session.job.budget.time_s
+        history, used_s = runner.history, runner.used_s()
+        # Another trial and the comparison have room then.
+        whole_s = used_s + (history.typical_s or 0.0) + self._proposals.comparison_s
+        values = {
+            "least_s": least_s,
+            "left_s": max(0.0, runner.left_s(budget_s)),
+            "is_searched": bool(searched(history)),
+            "is_out_of_time": budget_s is not None and self._proposals.stop is StopReason.TIME,
+            "n_runs": len(results(history.trials)),
+            "used_s": used_s,
+            "budget_s": budget_s,
+            "busy": any(run.disturbed for run in results(history.trials)),
+            "enough": typed_seconds(60 * math.ceil(whole_s / 60)),
+            "flag": flag,
+        }
+        return dict(tell("alone", values))["why"]
 
     def _drive(self, stage: SearchStage) -> None:
         """Start what a stage asks for, as many at a time as it may, until it asks no more."""

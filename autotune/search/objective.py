@@ -143,10 +143,9 @@ class Objective:
     def constraints(self, tried: Tried, best_samples_per_s: float) -> dict[str, float]:
         """How far a settled candidate is from feasible; 0 or less: feasible in that respect.
 
-        Always the same names in the same order: Optuna takes a trial without a constraint for
-        feasible, and its Gaussian process sampler relies on the order. All are shares, so that
-        none outweighs the others: a fault counts as one whole. Memory is that of all its runs,
-        as in `figure`.
+        Always the same names: Optuna takes a trial without a constraint for feasible. All are
+        shares, so that none outweighs the others: a fault counts as one whole. Memory is that of
+        all its runs, as in `figure`.
         """
         outcome = tried.fault.outcome if tried.fault is not None else Outcome.OK
         result = tried.measured

@@ -74,46 +74,32 @@ def ask(
     axes: Mapping[str, Axis],
     history: History,
     objective: Objective,
-    *,
-    is_whole: bool = False,
 ) -> dict[str, KnobValue]:
     """A value of every knob, as a sampler of Optuna's proposes; see `frozen_trials`."""
     # It would warn of every knob that acts only at some stages and so is sampled on its own.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(directions=objective.directions, sampler=sampler)
-    study.add_trials(frozen_trials(axes, history, objective, is_whole=is_whole))
+    study.add_trials(frozen_trials(axes, history, objective))
     trial = study.ask({name: axis.distribution for name, axis in axes.items()})
     return {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
 
 
 def frozen_trials(
-    axes: Mapping[str, Axis],
-    history: History,
-    objective: Objective,
-    *,
-    is_whole: bool = False,
+    axes: Mapping[str, Axis], history: History, objective: Objective
 ) -> list[FrozenTrial]:
     """The record in Optuna's terms, one trial per candidate.
 
     A fault of the configuration becomes a complete trial with its constraints: Optuna would
     propose a failed one again half of the time. A trial that the platform ended says nothing of
-    the candidate and becomes a failed one.
-
-    Args:
-        axes: The knobs.
-        history: What was tried.
-        objective: What is better and what is feasible.
-        is_whole: Whether every trial names every knob. For TPE a knob that does not act is left
-            out, since TPE models it where it acts. A Gaussian process sees only the knobs that all
-            trials have and draws the others blindly, so there the knob stands at its first value.
+    the candidate and becomes a failed one. A knob that does not act is left out: TPE models it
+    where it acts.
     """
     rates = [figure.samples_per_s for figure in objective.figures(history).values()]
     peaks = [t.measured.peak_memory_bytes or 0 for t in history.tried if t.measured is not None]
     worst_peak_bytes = max([objective.allowed_bytes, *peaks])
-    idle = {name: axis.values[0] for name, axis in axes.items()} if is_whole else {}
     trials = []
     for tried in history.tried:
-        values = {**idle, **tried.candidate.values}
+        values = tried.candidate.values
         active = {name: axis for name, axis in axes.items() if name in values}
         facts: dict[str, Any] = {
             "params": {name: axis.encode(values[name]) for name, axis in active.items()},

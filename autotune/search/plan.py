@@ -13,13 +13,10 @@ from autotune.engines.base import find_engine
 from autotune.engines.launches.line import in_short
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
+from autotune.record.study import results
 from autotune.record.tried import is_tried, recorded, warning
-from autotune.search.confirm import (
-    MAX_FINALISTS,
-    guard_s,
-    run_seconds,
-)
-from autotune.search.history import History, busy_s, intervals, results
+from autotune.search.confirm import MAX_FINALISTS, guard_s, run_seconds
+from autotune.search.history import History, busy_s, intervals
 from autotune.search.prospect import Prospect
 from autotune.search.race import COLD, MIN_ROUNDS, WARM, Rules
 from autotune.search.reduced import n_reduced, reduce_lattice
@@ -226,7 +223,7 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
     search_trials = max(0, min(job.budget.trials - n_done(history), untried + reduced_trials))
     most_finalists = 1 if job.compare == "best" else MAX_FINALISTS
     finalists = min(most_finalists, max(1, search_trials))
-    is_confirmed = any(trial.spec.identity.role is Role.CONFIRM for trial in history.trials)
+    is_confirmed = any(trial.role is Role.CONFIRM for trial in history.trials)
     rules = _rules_of(session, history)
     is_compared = origin is not Origin.REPLAYED and (search_trials > 0 or not is_confirmed)
     most = rules.most_runs(finalists + 1)
@@ -262,9 +259,9 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
 
 def _rules_of(session: Session, history: History) -> Rules:
     """The rules that the comparison will follow, as far as one can know: trials may start warm."""
-    ended = [r for r in results(history.explored.trials) if r.outcome.is_measured]
-    if ended:
-        return WARM if all(result.start is Start.WARM for result in ended) else COLD
+    starts = {trial.measured.start for trial in history.explored.trials if trial.measured}
+    if starts:
+        return WARM if starts == {Start.WARM} else COLD
     is_cpu = session.environment.accelerator == "cpu"
     return WARM if is_cpu and session.job.script is None else COLD
 
@@ -313,7 +310,7 @@ def _reach_of(session: Session) -> dict[str, Any]:
 
 def _baseline_trials(job: Job, history: History) -> int:
     """Trials still to run; a search for a baseline may take more or fewer."""
-    if any(trial.spec.identity.role is not Role.BASELINE for trial in history.recorded):
+    if any(trial.role is not Role.BASELINE for trial in history.recorded):
         return 0
     wanted = 1 if job.baseline is not None else ASSUMED_BASELINE_TRIALS
     if job.script is not None:

@@ -2,15 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autotune.base.flags import flag
-from autotune.base.units import format_bytes, format_seconds, typed_bytes, typed_seconds
+from autotune.base.telling import tell
+from autotune.base.units import typed_bytes, typed_seconds
 from autotune.engines.base import find_engine
-from autotune.job.job import Job
 from autotune.planning.choices import MIN_FIT, PROBABLE
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History
@@ -109,60 +109,41 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
     )
     if has_run:
         return found
-    is_above = found.least_peak_bytes >= MODEL_MARGIN * found.allowed_bytes
-    is_host = len(steering.above_host) == len(lattice)
-    if steering.knows_memory and risk.min() >= CERTAIN and (is_above or is_host):
-        least = at_row(int(peaks_bytes.argmin()))
-        return dataclasses.replace(
-            found,
-            problem=_too_large(found, steering, history, least),
-            nearest="; or ".join(_more_memory(found, job, least)),
+    is_too_large = (
+        steering.knows_memory
+        and float(risk.min()) >= CERTAIN
+        and (
+            found.least_peak_bytes >= MODEL_MARGIN * found.allowed_bytes
+            or len(steering.above_host) == len(lattice)
         )
-    name, limit_s = _time_limit(job)
-    # By its steps alone: how long a trial takes to start is not predicted, but assumed.
-    if _LEAST_STEPS * found.fastest_step_s / TIME_MARGIN > limit_s:
-        return dataclasses.replace(
-            found,
-            problem=(
-                f"no trial is predicted to end in time: the fastest step takes "
-                f"{format_seconds(found.fastest_step_s)}, a trial {_LEAST_STEPS} of them at "
-                f"least, and {name} is {format_seconds(limit_s)}"
-            ),
-            nearest=(
-                f"give {name} {typed_seconds(trial_s(found.fastest_step_s))} or more; or "
-                "train a smaller model, shorter samples or a smaller global batch; or use "
-                "faster devices or more of them"
-            ),
-        )
-    return found
-
-
-def _too_large(found: Prospect, steering: Steering, history: History, least: Candidate) -> str:
-    if found.least_peak_bytes < found.allowed_bytes:
-        return f"nothing is predicted to fit: {steering.describe_overrun(history, least)}"
-    return (
-        f"nothing is predicted to fit: of {found.n_candidates} candidates the smallest needs "
-        f"{format_bytes(found.least_peak_bytes)} per device, and "
-        f"{format_bytes(found.allowed_bytes)} are allowed"
     )
-
-
-def _time_limit(job: Job) -> tuple[str, float]:
-    """The flag of the nearest limit of a trial's time, and its seconds."""
     limits = [(flag("trial_timeout"), job.trial_timeout_s)]
     if job.budget.time_s is not None:
         limits.append((flag("budget"), job.budget.time_s))
-    return min(limits, key=lambda limit: limit[1])
-
-
-def _more_memory(found: Prospect, job: Job, least: Candidate) -> Iterator[str]:
-    """Changes with which something may fit, in words; a plan searches for the smallest."""
-    yield from find_engine(job.engine).unused_savings([least])
-    more_bytes = found.least_peak_bytes * math.sqrt(MODEL_MARGIN)
-    if found.least_peak_bytes < found.allowed_bytes:
-        yield "nodes with more host memory"
-    elif job.memory_limit_bytes:
-        yield f"{flag('memory_limit')} {typed_bytes(more_bytes)} or more"
-    else:
-        yield f"devices with {format_bytes(more_bytes)} each"
-    yield f"a larger {flag('world')}: `autotune plan` says which fits"
+    limit, limit_s = min(limits, key=lambda limit: limit[1])
+    # By its steps alone: how long a trial takes to start is not predicted, but assumed.
+    is_too_slow = _LEAST_STEPS * found.fastest_step_s / TIME_MARGIN > limit_s
+    if not is_too_large and not is_too_slow:
+        return found
+    least = at_row(int(peaks_bytes.argmin()))
+    told = tell(
+        "hopeless",
+        {
+            "found": found,
+            "job": job,
+            "is_too_large": is_too_large,
+            "is_above_device": found.least_peak_bytes >= found.allowed_bytes,
+            "overrun": steering.describe_overrun(history, least),
+            "savings": find_engine(job.engine).unused_savings([least]),
+            "more_bytes": found.least_peak_bytes * math.sqrt(MODEL_MARGIN),
+            "least_steps": _LEAST_STEPS,
+            "limit": limit,
+            "limit_s": limit_s,
+            "trial_s": trial_s(found.fastest_step_s),
+            "flag": flag,
+            "typed_bytes": typed_bytes,
+            "typed_seconds": typed_seconds,
+        },
+    )
+    nearest = "; or ".join(text for name, text in told if name == "nearest")
+    return dataclasses.replace(found, problem=dict(told)["problem"], nearest=nearest)

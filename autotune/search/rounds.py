@@ -2,9 +2,9 @@
 
 A rule names the members of a round from what the rounds before it measured. A round is over when
 the record holds its trials, so whoever starts again goes on where the record ends. The final
-comparison (`autotune.search.confirm`), the ladder of changes (`autotune.search.worth`), the two
-halves of a soak (`autotune.search.soak`) and a gate (`autotune.search.gate`) are rules; a plan
-asks the rule of the comparison how many runs it takes at most.
+comparison (`autotune.search.confirm`), the ladder of changes (`autotune.search.worth`) and a gate
+(`autotune.search.gate`) are rules; a plan asks the rule of the comparison how many runs it takes
+at most.
 """
 
 import itertools
@@ -83,30 +83,6 @@ def progress_of(rule: Rule, runs: Runs, to_repeat: Collection[int] = ()) -> Open
     raise AssertionError("unreachable")
 
 
-def run_rounds(
-    rule: Rule,
-    runs: Callable[[], Runs],
-    run_once: Callable[[str, int], Trial | None],
-    *,
-    seed: int = 0,
-    to_repeat: Callable[[], Collection[int]] = tuple,
-) -> bool:
-    """Run what a rule asks for from where the record ends; False if the user ended it.
-
-    Args:
-        rule: Names the members of each round.
-        runs: The record's trials, those that ran meanwhile among them.
-        run_once: Runs a candidate in a round; None: the user ended it.
-        seed: Of the order in a round.
-        to_repeat: Numbers of disturbed trials that have to run again.
-    """
-    while (at := progress_of(rule, runs(), to_repeat())).round is not None:
-        order = in_turn(at.round.keys, at.number, seed)
-        if run_once(next(key for key in order if key in at.missing), at.number) is None:
-            return False
-    return True
-
-
 @dataclass(kw_only=True)
 class Rounds(ABC):
     """Candidates of a session that run again in rounds, one by one, from where its record ends."""
@@ -161,13 +137,12 @@ class Rounds(ABC):
             FleetError: No gang is free, or the platform ends one trial after the other.
             RenderError: A configuration does not render.
         """
-        return run_rounds(
-            self.round_after,
-            lambda: self.runs,
-            self.run_once,
-            seed=self.session.job.seed,
-            to_repeat=lambda: self.to_repeat,
-        )
+        seed = self.session.job.seed
+        while (at := progress_of(self.round_after, self.runs, self.to_repeat)).round is not None:
+            order = in_turn(at.round.keys, at.number, seed)
+            if self.run_once(next(key for key in order if key in at.missing), at.number) is None:
+                return False
+        return True
 
     def run_once(self, key: str, number: int) -> Trial | None:
         """Run a candidate in a round; again where it was ended by the platform, or disturbed."""

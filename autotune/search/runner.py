@@ -11,8 +11,8 @@ from autotune.base.flags import flag
 from autotune.base.units import format_count, format_rate, format_seconds
 from autotune.contract import Fidelity, Phase, Role, TrialResult, TrialSpec
 from autotune.fleet.base import Fleet, Handle, Place
-from autotune.record.study import Study, Trial, lost_result
-from autotune.search.history import History, busy_s, intervals, results
+from autotune.record.study import Study, Trial, lost_result, results
+from autotune.search.history import History, busy_s, intervals
 from autotune.search.interrupt import CANCEL_WAIT_S, Interrupt
 from autotune.search.session import Session
 from autotune.search.trial_spec import Run
@@ -98,7 +98,7 @@ class Runner:
                 trial = Trial(folder=trial.folder, spec=trial.spec, result=result)
                 n_lost += 1
             if why := why_left_out(trial):
-                left_out[trial.spec.identity.number] = why
+                left_out[trial.number] = why
             else:
                 answering.append(trial)
         self.history, self.left_out = History(answering), tuple(left_out)
@@ -272,10 +272,9 @@ class Runner:
         """Say once which candidates are left without a figure although they did nothing wrong."""
         for tried in self.history.tried:
             if why := tried.given_up:
-                identity = tried.trials[0].spec.identity
                 self.note_once(
-                    f"given up {identity.candidate_hash}",
-                    f"the candidate of trial {identity.number} is left without a figure: {why}",
+                    f"given up {tried.candidate.hash}",
+                    f"the candidate of trial {tried.number} is left without a figure: {why}",
                 )
 
     def _count_faults(self, last: TrialResult) -> None:

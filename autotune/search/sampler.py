@@ -43,20 +43,10 @@ class Sampler(ABC):
     goes_by_forecast: bool = False
     """Whether it follows the forecast where there is one, so that reduced trials teach it."""
 
-    def check_installed(self) -> None:  # noqa: B027 - most samplers need nothing more
-        """See that the packages are there which it imports, before anything runs.
-
-        Raises:
-            JobError: A package is missing.
-        """
-
     @abstractmethod
     def propose(self, request: Request) -> Candidate | None:
         """The candidate to try next; the same request gives the same one.
 
         Returns:
             A candidate of the lattice that is not closed; None if every one is closed.
-
-        Raises:
-            JobError: A package that the sampler needs is not installed.
         """

@@ -32,10 +32,7 @@ from autotune.space.workload import workload_of
 
 def history_of(recorded: Recorded, facts: Facts) -> History:
     """The trials that answer for the job that was last searched, as the study's facts say."""
-    left_out = facts.left_out
-    return History(
-        trial for trial in recorded.trials if trial.spec.identity.number not in left_out
-    )
+    return History(t for t in recorded.trials if t.number not in facts.left_out)
 
 
 class RecordedPlace(Place):
@@ -154,8 +151,8 @@ class Session:
         job, environment = self.job, self.environment
         candidate = candidate_of(trial.spec)
         current = Candidate.of(candidate.values, world=job.world, global_batch=job.global_batch)
-        if trial.spec.identity.fidelity is not None:
-            current = current.reduced(trial.spec.identity.fidelity)
+        if (fidelity := trial.spec.identity.fidelity) is not None:
+            current = current.reduced(fidelity)
         ran, runs = trial.spec.workload, workload_of(job, current)
         layouts = trial.spec.layout, layout_of(current, environment.accelerator)
         limits = (

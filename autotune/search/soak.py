@@ -2,8 +2,7 @@
 
 Two trials of half the time each. The first saves a checkpoint when its time is over and trains a
 few steps more; the second resumes it in fresh processes: its first steps see the same data, so
-their losses must be the same. Then it trains on for the other half. Each is a round of one trial
-(`autotune.search.rounds`).
+their losses must be the same. Then it trains on for the other half.
 """
 
 import dataclasses
@@ -16,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 
 from autotune.base.errors import StudyError
-from autotune.base.units import format_bytes, format_count, format_seconds
+from autotune.base.telling import Fact, tell
+from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import (
     METER_SLACK,
     Checkpoint,
@@ -30,7 +30,7 @@ from autotune.contract import (
 from autotune.fleet.reports import read_reports
 from autotune.record.soak import Growth, Resumed
 from autotune.record.study import Trial
-from autotune.search.rounds import Round, run_rounds
+from autotune.search.history import is_settled
 from autotune.search.runner import Runner
 from autotune.trial.statistics import MIN_SAMPLES
 
@@ -58,6 +58,16 @@ class Half:
     result: TrialResult
     reports: list[RankReport]
 
+    @property
+    def n_watched(self) -> int:
+        """Samples of memory that every rank has to be judged by."""
+        return min((len(_watched(report)) for report in self.reports), default=0)
+
+    @property
+    def is_over_limit(self) -> bool:
+        limit, peak = self.spec.measure.memory_limit_bytes, self.result.peak_memory_bytes
+        return limit is not None and peak is not None and peak > limit * (1 + METER_SLACK)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
@@ -68,55 +78,28 @@ class Soak:
     size_bytes: int = 0
     """Bytes of the checkpoint, which is deleted."""
 
-    @cached_property
+    @property
     def failures(self) -> list[str]:
         """Why it failed; empty if nothing that could be judged did."""
-        problems = []
-        for name, half in zip(("first", "second"), self.halves, strict=False):
-            result, limit = half.result, half.spec.measure.memory_limit_bytes
-            if not result.outcome.is_measured:
-                where = f" [{result.evidence_source}]" if result.evidence_source else ""
-                problems.append(f"{name} half: {result.outcome}: {result.evidence}{where}")
-            peak = result.peak_memory_bytes
-            if limit is not None and peak is not None and peak > limit * (1 + METER_SLACK):
-                problems.append(
-                    f"{name} half: peak memory {format_bytes(peak)} is above the "
-                    f"{format_bytes(limit)} that are allowed"
-                )
-        if self.loss_deviation is not None and self.loss_deviation > LOSS_TOLERANCE:
-            problems.append(
-                f"after the resume the losses differ by {self.loss_deviation:.2g} of theirs from "
-                f"those without one, at most {LOSS_TOLERANCE:g} is noise: the checkpoint does not "
-                "hold all of the training"
-            )
-        problems += [
-            f"memory grows: {meter.meter} by {format_bytes(meter.slope_bytes_per_hour)} per hour "
-            f"over {format_seconds(meter.watched_s)}, allowed are "
-            f"{format_bytes(meter.allowed_bytes_per_hour)} per hour"
-            for meter in self.growth
-            if meter.slope_bytes_per_hour > meter.allowed_bytes_per_hour
-        ]
-        return problems
+        return [text for name, text in self._problems if name == "failure"]
 
-    @cached_property
+    @property
     def unknown(self) -> list[str]:
         """What it was too short to judge; empty if all that ended well could be."""
-        unknown = []
-        for name, half in zip(("first", "second"), self.halves, strict=False):
-            n = min((len(_watched(report)) for report in half.reports), default=0)
-            if half.result.outcome.is_measured and n < MIN_SAMPLES:
-                unknown.append(
-                    f"{name} half: whether memory grows is not known: "
-                    f"{format_count(n, 'sample')} after the first {WARM_UP_SHARE:.0%}, it takes "
-                    f"{MIN_SAMPLES}: give more --minutes"
-                )
-        measured = all(half.result.outcome.is_measured for half in self.halves)
-        if measured and self.loss_deviation is None:
-            unknown.append(
-                "whether the checkpoint holds all of the training is not known: not every rank "
-                f"has {STEPS_COMPARED} losses both after saving it and after resuming it"
-            )
-        return unknown
+        return [text for name, text in self._problems if name == "unknown"]
+
+    @property
+    def _problems(self) -> list[Fact]:
+        values = {
+            "soak": self,
+            "halves": [*zip(("first", "second"), self.halves, strict=False)],
+            "is_measured": all(half.result.outcome.is_measured for half in self.halves),
+            "least_samples": MIN_SAMPLES,
+            "warm_up_share": WARM_UP_SHARE,
+            "steps_compared": STEPS_COMPARED,
+            "tolerance": LOSS_TOLERANCE,
+        }
+        return tell("soak_problems", values)
 
     @cached_property
     def growth(self) -> list[Growth]:
@@ -185,55 +168,53 @@ def soak_trials(
         StudyError: The record cannot be written.
         FleetError: No gang is free.
     """
-    record, key = runner.record, spec.identity.candidate_hash
+    record = runner.record
     folder = record.folder.resolve() / "checkpoint"
     saving = Checkpoint(folder=str(folder), steps_after=STEPS_COMPARED)
-    runs: dict[tuple[str, int], list[Trial]] = {}
+
+    def run(checkpoint: Checkpoint) -> Half | None:
+        """Run a half, once more where the platform ended it; None: the user did."""
+        trials: list[Trial] = []
+        while not is_settled(trials):
+            if checkpoint is saving:
+                shutil.rmtree(folder, ignore_errors=True)
+            half = _half_of(spec, record.next_number(), minutes, checkpoint)
+            trial = runner.run(half, files, name="soak")
+            if trial is None:
+                return None
+            trials.append(trial)
+        return _half(trials[-1])
+
     saved = _last_to_save(record.trials()) if folder.exists() else None
-    if (
+    goes_on = (
         saved is not None
-        and saved.result is not None
-        and saved.spec == _half_of(spec, saved.spec.identity.number, minutes, saving)
+        and is_settled([saved])
+        and saved.spec == _half_of(spec, saved.number, minutes, saving)
         and record.read_files(saved) == files
-    ):
-        runs[key, 0] = [saved]
-
-    def first() -> Half | None:
-        """The first half, if it ended well."""
-        ended = [_half(trial) for trial in runs.get((key, 0), ())]
-        return next((half for half in ended if half.result.outcome.is_measured), None)
-
-    def rule(n_rounds: int) -> Round | None:
-        is_asked = n_rounds == 0 or (n_rounds == 1 and first() is not None)
-        return Round(keys=(key,)) if is_asked else None
-
-    def run(_: str, number: int) -> Trial | None:
-        checkpoint, before = saving, first()
-        if before is None:
-            shutil.rmtree(folder, ignore_errors=True)
-            runner.note(f"soak: {format_seconds(minutes * 30)}, then a checkpoint")
-        else:
-            runner.note(
-                f"soak: a checkpoint of {format_bytes(_size_bytes(folder))}; fresh processes "
-                f"resume it and train for {format_seconds(minutes * 30)}"
-            )
-            steps = int(before.reports[0].checkpoint["steps"])
-            checkpoint = Checkpoint(folder=str(folder), resumes_at=steps)
-        half = _half_of(spec, record.next_number(), minutes, checkpoint)
-        trial = runner.run(half, files, name="soak")
-        if trial is not None:
-            runs.setdefault((key, number), []).append(trial)
-        return trial
-
-    size_bytes, is_over = 0, True
+    )
+    is_kept = False
     try:
-        is_over = run_rounds(rule, lambda: runs, run)
-        size_bytes = _size_bytes(folder)
+        if saved is None or not goes_on:
+            runner.note(f"soak: {format_seconds(minutes * 30)}, then a checkpoint")
+        first = _half(saved) if saved is not None and goes_on else run(saving)
+        if first is None:
+            return None
+        halves, size_bytes = [first], _size_bytes(folder)
+        if first.result.outcome.is_measured:
+            runner.note(
+                f"soak: a checkpoint of {format_bytes(size_bytes)}; fresh processes resume it "
+                f"and train for {format_seconds(minutes * 30)}"
+            )
+            steps = int(first.reports[0].checkpoint["steps"])
+            second = run(Checkpoint(folder=str(folder), resumes_at=steps))
+            if second is None:
+                is_kept = True
+                return None
+            halves.append(second)
+        return Soak(halves=halves, size_bytes=size_bytes)
     finally:
-        if is_over or first() is None:
+        if not is_kept:
             shutil.rmtree(folder, ignore_errors=True)
-    halves = [_half(trials[-1]) for _, trials in sorted(runs.items())]
-    return Soak(halves=halves, size_bytes=size_bytes) if is_over else None
 
 
 def _last_to_save(trials: Sequence[Trial]) -> Trial | None:

@@ -127,7 +127,7 @@ class BaselineStage(SearchStage):
                 self._pass_over(candidate, why)
         explored = self._history.explored
         climbed = History(
-            (t for t in explored.trials if t.spec.identity.role is Role.BASELINE),
+            (t for t in explored.trials if t.role is Role.BASELINE),
             to_repeat=explored.to_repeat,
         )
         steering = self._steering
@@ -196,7 +196,7 @@ class BaselineStage(SearchStage):
         passed = PassedOver(
             candidate=dict(candidate.values),
             candidate_hash=candidate.hash,
-            trial=None if tried is None else tried.trials[-1].spec.identity.number,
+            trial=None if tried is None else tried.trials[-1].number,
             why=why,
             by_platform=tried is not None and bool(tried.given_up),
             is_predicted=is_predicted,
@@ -340,7 +340,7 @@ class ProposalStage(SearchStage):
             return False
         if steering is None or not steering.steers:
             return False
-        firsts = [t.trials[0].spec.identity.number for t in searched(self._history)]
+        firsts = [t.number for t in searched(self._history)]
         earlier = (self._history.before(number) for number in reversed(firsts))
         return expects_no_gain(
             steering.expected_gain(history, self._closed(history))

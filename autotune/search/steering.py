@@ -18,31 +18,14 @@ from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Predicted
 from autotune.cost.constants import constants_of
 from autotune.cost.forecast import Forecast, forecast
-from autotune.cost.knowledge import (
-    STUDY_KINSHIP,
-    Lesson,
-    Recalled,
-    columns_of,
-    recall_lessons,
-)
+from autotune.cost.knowledge import STUDY_KINSHIP, Lesson, Recalled, columns_of, recall_lessons
 from autotune.cost.normal import Floats, below
 from autotune.cost.predict import predict
 from autotune.cost.problem import situation_of
-from autotune.cost.residual import (
-    MEMORY_VARIATION,
-    VARIATION,
-    Calibration,
-    Seen,
-    reach_of,
-)
+from autotune.cost.residual import MEMORY_VARIATION, VARIATION, Calibration, Seen, reach_of
 from autotune.engines.base import find_engine
 from autotune.planning.lattice import Lattice
-from autotune.search.acquisition import (
-    Posterior,
-    Shot,
-    seen_peaks,
-    seen_times,
-)
+from autotune.search.acquisition import Posterior, Shot, seen_peaks, seen_times
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective

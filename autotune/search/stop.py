@@ -7,8 +7,9 @@ from itertools import islice, takewhile
 
 from autotune.base.units import format_amount
 from autotune.job.job import Budget
+from autotune.record.study import results
 from autotune.search.base import StopReason
-from autotune.search.history import History, Tried, results
+from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.search.race import LOSS
 from autotune.search.session import Session
@@ -126,13 +127,8 @@ def weigh_trial(
 def _n_since_gain(history: History, objective: Objective) -> int:
     """Settled trials of the search since the last gain; all of them while there is none."""
     leaders = objective.leaders(objective.figures(history))
-    gained = [_number(t) for t in history.tried if t.candidate.hash in leaders]
-    gained_at = max(gained, default=-1)
-    return sum(t.is_settled and _number(t) > gained_at for t in searched(history))
-
-
-def _number(tried: Tried) -> int:
-    return tried.trials[0].spec.identity.number
+    gained_at = max((t.number for t in history.tried if t.candidate.hash in leaders), default=-1)
+    return sum(t.is_settled and t.number > gained_at for t in searched(history))
 
 
 def _counts(tried: Tried) -> bool:

@@ -18,8 +18,8 @@ from autotune.contract import (
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.job.job import Job
-from autotune.record.study import Trial
-from autotune.search.history import owed_repeat, results
+from autotune.record.study import Trial, results
+from autotune.search.history import owed_repeat
 from autotune.space.candidate import Candidate, layout_of
 from autotune.space.workload import workload_of
 from autotune.trial.statistics import MIN_SAMPLES

@@ -16,8 +16,9 @@ from autotune.record.answer import Speedup
 from autotune.record.blocks import BlockRun, Blocks, blocks_of
 from autotune.record.guard import guards_of
 from autotune.record.spread import log_rate, mean_log_rate
+from autotune.record.study import results
 from autotune.record.worth import Interaction, Ladder, LadderConfiguration, LadderStep
-from autotune.search.history import is_settled, results
+from autotune.search.history import is_settled
 from autotune.search.rounds import FULL_ROUNDS, Round, Rounds
 from autotune.search.session import Session
 from autotune.search.trial_spec import Run

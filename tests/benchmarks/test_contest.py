@@ -17,7 +17,6 @@ from benchmarks.contest import (
     calibrated_order,
     compete,
     forecast_order,
-    grid_order,
     mean_regrets,
     random_order,
     sampled_order,
@@ -27,7 +26,6 @@ from tests.replay.tables import sweep, write
 
 STRATEGIES: dict[str, Strategy] = {
     "random": random_order,
-    "grid": grid_order,
     "tpe": sampled_order("tpe"),
     "forecast": forecast_order(forecast_of),
     "calibrated": calibrated_order(forecast_of),

@@ -285,21 +285,6 @@ def test_a_comparison_cut_short_continues_with_the_missing_runs(study: Study):
     assert confirmed(second) == whole[3:]
 
 
-def test_rounds_that_followed_the_rule_of_another_release_count():
-    """One dropped out after its first round, where this rule runs it on."""
-    best, other, start = members_of(3)
-    history = History()
-    for number in range(4):
-        for member, rate in {best: 110.0, other: 109.9, start: 100.0}.items():
-            if number == 0 or member != other:
-                spec = spec_of(len(history.trials), member, number)
-                history = history.with_trial(trial(spec, ok(spec, rate + number)))
-    verdict = confirm.verdict_of(confirm.recorded_comparisons(history, OBJECTIVE, start.hash))
-    assert (verdict.race.best, verdict.race.n_rounds) == (best.hash, 4)
-    assert verdict.figures[best.hash].n_runs == 4
-    assert not verdict.is_over
-
-
 def test_a_finished_comparison_is_not_run_again(study: Study):
     result = search(study, JOB, three_ways, lattice=narrow())
     fleet = ScriptedFleet(three_ways)

@@ -87,11 +87,14 @@ def core_places(cores: Sequence[int], *, sysfs: Path = Path("/sys")) -> tuple[De
     for folder in sorted((sysfs / "devices/system/node").glob("node[0-9]*")):
         with suppress(OSError, ValueError):
             listed = (folder / "cpulist").read_text(encoding="ascii").strip()
-            for part in filter(None, listed.split(",")):
-                first, _, last = part.partition("-")
-                for core in range(int(first), int(last or first) + 1):
-                    of_core[core] = f"NUMA {folder.name}"
+            of_core |= dict.fromkeys(numbers_in(listed), f"NUMA {folder.name}")
     return tuple(DevicePlace(domain=of_core.get(core, "")) for core in cores)
+
+
+def numbers_in(ranges: str) -> list[int]:
+    """The numbers that `0-3,8` names, as the kernel and Slurm write them."""
+    ends = (part.partition("-") for part in filter(None, ranges.split(",")))
+    return [n for first, _, last in ends for n in range(int(first), int(last or first) + 1)]
 
 
 def _domains(handles: Sequence[Any], driver: Any) -> list[str]:

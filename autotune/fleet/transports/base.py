@@ -6,7 +6,7 @@ there and sees to them; a transport knows nothing of trials.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,8 @@ from autotune.devices.hardware import Environment
 from autotune.fleet.node.places import DevicePlace
 from autotune.trial.rendezvous import LOOPBACK
 
+PERIOD_S = 0.02
+"""Time between two looks at programs on nodes."""
 GRACE_S = 5.0
 """Time that an agent gets to clean up once what started it was killed."""
 
@@ -93,6 +95,10 @@ class Program:
         """The last line that is for people."""
         self._unread = b""
 
+    def tell(self, **message: Any) -> None:
+        """Write a line of JSON to its input."""
+        self.process.send(f"{json.dumps(message)}\n".encode())
+
     def texts(self) -> list[str]:
         """The lines that are whole by now and not empty."""
         self.code = self.process.poll()  # first: what it wrote before its end is there then
@@ -113,6 +119,17 @@ class Program:
                 self.last_words = text
                 continue
             yield event
+
+
+def wait_for_end(programs: Iterable[Program], wait_s: float) -> None:
+    """Wait for programs that were told to end; those that have not in time are killed."""
+    deadline_s, told = time.monotonic() + wait_s, [*programs]
+    while running := [program for program in told if program.code is None]:
+        time.sleep(PERIOD_S)
+        for program in running:
+            program.texts()  # it may still have something to say
+            if program.code is None and time.monotonic() > deadline_s:
+                program.process.end()
 
 
 class Transport(Protocol):

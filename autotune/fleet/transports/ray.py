@@ -8,7 +8,6 @@ nothing of slots that are quarantined or on which a candidate is to be tried aga
 """
 
 import base64
-import json
 import re
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 from autotune.base.errors import FleetError, JobError
 from autotune.base.flags import flag
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import NodeProcess, Program
+from autotune.fleet.transports.base import PERIOD_S, NodeProcess, Program, wait_for_end
 from autotune.fleet.transports.local import LocalProcess
 from autotune.fleet.transports.remote import Elsewhere, Host, RemoteTransport
 
@@ -31,7 +30,6 @@ DEFAULT_WAIT_S = 600.0
 _END_S = 10.0
 """Time after which a line that was ended from here is over, whether its node says so or not."""
 _CLOSE_S = 10.0
-_PERIOD_S = 0.02
 _SHAPE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 
 _HELD: dict[str, "RayDriver"] = {}
@@ -130,7 +128,7 @@ class RayDriver:
 
     def tell(self, **what: Any) -> None:
         if self._program.code is None:
-            self._process.send((json.dumps(what) + "\n").encode())
+            self._program.tell(**what)
 
     def hear(self) -> None:
         """Hand out what has come in to the lines; does not wait."""
@@ -160,10 +158,7 @@ class RayDriver:
     def close(self) -> None:
         """Give back what is held there: Ray does once the driver is gone."""
         self._process.close_input()
-        deadline_s = time.monotonic() + _CLOSE_S
-        while self._program.code is None and time.monotonic() < deadline_s:
-            self._program.texts()
-            time.sleep(_PERIOD_S)
+        wait_for_end([self._program], _CLOSE_S)
         self._process.end()
 
     def _hosts(self, say: Callable[[str], None]) -> tuple[Host, ...]:
@@ -176,7 +171,7 @@ class RayDriver:
                 say(event["text"])
             if why := self._end_in_words():
                 raise FleetError(why, "see whether `ray status` reaches the cluster")
-            time.sleep(_PERIOD_S)
+            time.sleep(PERIOD_S)
 
 
 class _RayLine:

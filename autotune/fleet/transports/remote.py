@@ -30,7 +30,15 @@ from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import REPORTED, Inventory
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.transports.base import GRACE_S, Node, NodeProcess, Program, Transport, node_of
+from autotune.fleet.transports.base import (
+    GRACE_S,
+    PERIOD_S,
+    Node,
+    NodeProcess,
+    Program,
+    Transport,
+    node_of,
+)
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
@@ -39,7 +47,6 @@ _READER = "autotune.fleet.node.answers"
 _ANSWER_S = 90.0
 """Time for a node to bring up Python and say what it has; the first time it unpacks and compiles
 the bundle."""
-_PERIOD_S = 0.02
 Value = TypeVar("Value")
 
 
@@ -174,7 +181,7 @@ class RemoteTransport(Transport):
                 except OSError as error:
                     yield host, FleetError(f"it cannot be reached: {error}")
             while asked:
-                time.sleep(_PERIOD_S)
+                time.sleep(PERIOD_S)
                 is_late = time.monotonic() > deadline_s
                 for host, program in list(asked.items()):
                     if (answer := _answer_of(program, kind, is_late=is_late)) is not None:

@@ -20,6 +20,7 @@ from autotune.base.flags import flag
 from autotune.base.guarded_process import run_guarded
 from autotune.base.secrecy import is_secret
 from autotune.fleet.node.environment import MACHINE_VARIABLES
+from autotune.fleet.node.places import numbers_in
 from autotune.fleet.transports.local import LocalProcess
 
 _ANSWER_S = 60.0
@@ -104,7 +105,8 @@ def read_status(text: str) -> JobStatus:
         end_time=fields.get("EndTime", ""),
         first_node="" if batch_host == "(null)" else batch_host,
         slots={
-            nodes: _n_gpus(gres) or n_tasks or _n_numbers(cpus) for nodes, cpus, gres in shares
+            nodes: _n_gpus(gres) or n_tasks or len(numbers_in(cpus))
+            for nodes, cpus, gres in shares
         },
     )
 
@@ -367,15 +369,6 @@ def _words(text: str) -> str:
     """Words of a program of Slurm, without its name before each line."""
     lines = (re.sub(r"^\w+: (error: )?", "", line.strip()) for line in text.splitlines())
     return "; ".join(filter(None, lines))
-
-
-def _n_numbers(ranges: str) -> int:
-    """How many numbers `0-3,8` names."""
-    total = 0
-    for part in filter(None, ranges.split(",")):
-        first, _, last = part.partition("-")
-        total += int(last or first) - int(first) + 1
-    return total
 
 
 def _n_gpus(gres: str) -> int:

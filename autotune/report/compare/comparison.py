@@ -19,13 +19,7 @@ from autotune.engines.base import find_engine
 from autotune.record.answer import Speedup
 from autotune.report.compare.kinds import KindFigures, best_kinds, leads_of
 from autotune.report.parts import Part, tell_parts
-from autotune.report.results.ratios import (
-    Basis,
-    Ratio,
-    ratio_of,
-    ratio_of_gains,
-    telling_runs,
-)
+from autotune.report.results.ratios import Basis, Ratio, ratio_of, ratio_of_gains, telling_runs
 from autotune.report.story import Story
 from autotune.report.words import reduced_counts
 from autotune.search.history import Tried

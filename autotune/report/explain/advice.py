@@ -85,7 +85,7 @@ def advise(
 
 def _number_of(tried: Tried) -> int:
     """Number of the trial that counts; where none measured anything, of the first."""
-    return tried.measured.number if tried.measured else tried.trials[0].spec.identity.number
+    return tried.measured.number if tried.measured else tried.number
 
 
 def _ratio(tried: Tried | None, current: Tried | None) -> Ratio | None:

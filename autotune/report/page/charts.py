@@ -12,6 +12,7 @@ from autotune.contract import Role
 from autotune.record.answer import Standing
 from autotune.record.bottleneck import shares_of_calls
 from autotune.record.spread import is_figure
+from autotune.record.study import results
 from autotune.report.page.scale import PlotScale, Tick, scale_of
 from autotune.report.page.shapes import (
     Bar,
@@ -55,20 +56,17 @@ def comparison(sides: Sequence[tuple[str, str, Standing]]) -> Chart | None:
 
 def history(story: Story) -> Chart | None:
     """Every trial in the order in which it was started, and the fastest so far."""
-    ended = [(t.spec.identity, t.result) for t in story.history.trials if t.result is not None]
+    ended = results(story.history.trials)
     if len(ended) < 2:
         return None
-    intervals = {
-        identity.number: story.history.spread.interval([result])
-        for identity, result in ended
-        if is_figure(result)
-    }
-    numbers = [identity.number for identity, _ in ended]
+    spread = story.history.spread
+    intervals = {run.number: spread.interval([run]) for run in ended if is_figure(run)}
+    numbers = [run.number for run in ended]
     x = PlotScale(low=min(numbers) - 0.8, high=max(numbers) + 0.8)
     y = scale_of((interval.high for interval in intervals.values()), zero=True)
     marks, keys = list[Mark](), list[LegendEntry]()
     for role, tone in _ROLE_TONES.items():
-        of_role = [i.number for i, _ in ended if i.role is role and i.number in intervals]
+        of_role = [run.number for run in ended if run.role is role and run.number in intervals]
         for number in of_role:
             interval = intervals[number]
             ends = interval.low, interval.high
@@ -78,7 +76,7 @@ def history(story: Story) -> Chart | None:
                 Mark(x=number, y=interval.rate, tone=tone, ends=ends, tip=tip, trial=number)
             )
         keys += [LegendEntry(text=role.value, tone=tone)] if of_role else []
-    failed = {i.number: result.outcome.value for i, result in ended if not result.samples_per_s}
+    failed = {run.number: run.outcome.value for run in ended if not run.samples_per_s}
     marks += [
         Mark(x=number, y=0.02 * y.high, tone="failed", tip=f"trial {number}: {why}", trial=number)
         for number, why in failed.items()
@@ -106,11 +104,9 @@ def history(story: Story) -> Chart | None:
 def steps(story: Story) -> Chart | None:
     """Parts of a step's time, trial by trial, as shares: a column per trial."""
     seen = {
-        trial.spec.identity.number: shares_of_calls(trial.result.diagnosis.split)
-        for trial in story.history.trials
-        if trial.result is not None
-        and trial.result.diagnosis is not None
-        and trial.result.diagnosis.split is not None
+        run.number: shares_of_calls(run.diagnosis.split)
+        for run in results(story.history.trials)
+        if run.diagnosis is not None and run.diagnosis.split is not None
     }
     if not seen:
         return None
@@ -302,14 +298,11 @@ def _fastest_so_far(story: Story) -> dict[int, float]:
     """The rate of the fastest feasible trial up to each, without the final comparison."""
     steps: dict[int, float] = {}
     best = 0.0
-    for trial in story.history.explored.trials:
-        result = trial.result
-        if result is None:
-            continue
-        fits = result.outcome.is_measured and story.objective.fits(result.peak_memory_bytes)
-        best = max(best, (result.samples_per_s or 0.0) if fits else 0.0)
+    for run in results(story.history.explored.trials):
+        fits = run.outcome.is_measured and story.objective.fits(run.peak_memory_bytes)
+        best = max(best, (run.samples_per_s or 0.0) if fits else 0.0)
         if best:
-            steps[trial.spec.identity.number] = best
+            steps[run.number] = best
     return steps
 
 

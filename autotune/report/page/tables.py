@@ -12,6 +12,7 @@ from autotune.base.units import format_bytes, format_rate
 from autotune.contract import CONFIG_DIR, ContractError, Outcome, read_json
 from autotune.engines.base import find_engine
 from autotune.record.answer import Standing
+from autotune.record.study import results
 from autotune.report.story import Story
 from autotune.search.history import Tried, evidence_of
 from autotune.space.knobs import describe_change
@@ -141,12 +142,11 @@ def evidence(story: Story) -> list[dict[str, str]]:
     Lines are alike where they differ in figures alone: the first stands for all.
     """
     groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for trial in story.history.trials:
-        result = trial.result
-        if result is not None and result.outcome is not Outcome.OK:
+    for result in results(story.history.trials):
+        if result.outcome is not Outcome.OK:
             text = evidence_of(result)
             key = (result.outcome.value, _FIGURE.sub("0", text))
-            groups.setdefault(key, []).append((trial.spec.identity.number, text))
+            groups.setdefault(key, []).append((result.number, text))
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
     return [
         {

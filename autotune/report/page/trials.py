@@ -38,14 +38,12 @@ def trials(story: Story) -> list[dict[str, Any]]:
         if len(found) >= MOST_ROWS:
             break
         settings = settings_of_row(story, row)
-        kin = next((n for t in row.trials if (n := marks.get(t.spec.identity.number))), "")
+        kin = next((n for t in row.trials if (n := marks.get(t.number))), "")
         heads = {row.trial, *marks}
         left_out = _left_out(row.trials, last) if is_final else ""
-        of_candidate = sorted(
-            row.trials, key=lambda t: (t.spec.identity.number not in heads, _number(t))
-        )
+        of_candidate = sorted(row.trials, key=lambda t: (t.number not in heads, t.number))
         for place, trial in enumerate(of_candidate):
-            result, number = trial.result, _number(trial)
+            result, number = trial.result, trial.number
             mark = marks.get(number, "drifts" if story.drifts(row) else "")
             found.append(
                 {
@@ -82,10 +80,9 @@ def details(story: Story, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
         trial = story.trial(row["number"])
         if trial is None:
             continue
-        number = trial.spec.identity.number
-        config = config_of(story, number) if left > 0 else None
-        explained = explain(story, number, table.get(number, {}))
-        found[str(number)] = one = {
+        config = config_of(story, trial.number) if left > 0 else None
+        explained = explain(story, trial.number, table.get(trial.number, {}))
+        found[str(trial.number)] = one = {
             "settings": describe_candidate(candidate_of(trial.spec), story.context),
             "config": "" if config is None else canonical_json(config),
             "phases": _phases(trial),
@@ -119,10 +116,6 @@ def _left_out(trials: Sequence[Trial], last: int) -> str:
     """What a candidate is that the last comparison has no figure of."""
     compared = last_comparison(trials)
     return "not in the last comparison" if 0 <= compared < last else "not compared"
-
-
-def _number(trial: Trial) -> int:
-    return trial.spec.identity.number
 
 
 def _evidence_of(trial: Trial) -> str:

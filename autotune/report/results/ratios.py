@@ -42,7 +42,7 @@ def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:
     They are those of its last final comparison where there is one: the search's own trial may have
     been picked for being lucky, and runs of an earlier comparison may be hours older.
     """
-    confirmed = [trial for trial in trials if trial.spec.identity.role is Role.CONFIRM]
+    confirmed = [trial for trial in trials if trial.role is Role.CONFIRM]
     number = last_comparison(confirmed)
     last = [trial for trial in confirmed if comparison_of(trial) == number]
     for some in (last, trials):

@@ -135,7 +135,7 @@ class LineView(View):
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Say what is new since the last one."""
         running = {trial.number: trial for trial in snapshot.running}
-        results = {trial.spec.identity.number: trial.result for trial in snapshot.trials}
+        results = {trial.number: trial.result for trial in snapshot.trials}
         before = None if self._best is None else self._best.trial
         is_new = snapshot.best is not None and snapshot.best.trial != before
         compared = snapshot.comparison
