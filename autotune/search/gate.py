@@ -18,7 +18,7 @@ from autotune.record.gate import DIGEST_LENGTH, Gate, GateVerdict, Reference
 from autotune.record.soak import digest_of
 from autotune.record.spread import Spread, between, is_figure, mean_log_rate, pooled
 from autotune.record.study import Trial, results
-from autotune.search.history import Tried
+from autotune.search.history import CandidateTrials
 from autotune.search.rounds import Round, Rounds
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
@@ -165,7 +165,7 @@ class GateRunner(Rounds):
     def _gate(self, verdict: GateVerdict, *, why: str = "", look: Look | None = None) -> Gate:
         standing, runs = self.reference.standing, look.runs if look else ()
         spread, trials = look.spread if look else Spread(), tuple(self._trials)
-        tried = Tried(candidate=standing.candidate, trials=trials, spread=spread)
+        tried = CandidateTrials(candidate=standing.candidate, trials=trials, spread=spread)
         is_open = verdict is GateVerdict.UNDECIDED
         return Gate(
             verdict=verdict,
