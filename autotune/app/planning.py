@@ -17,10 +17,10 @@ from autotune.cost.knowledge import Lesson
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.base import Handout
 from autotune.export.door import check_handout, export_handout, handout_of, suited_dialect
-from autotune.job.job import Job, JobText, given_keys
+from autotune.job.job import PLAN_SPACE, JobText, given_keys
 from autotune.planning.choices import MIN_FIT
 from autotune.planning.lattice import Lattice, lattice_of
-from autotune.planning.outlook import PLAN_SPACE, FleetWishes, Outlook
+from autotune.planning.outlook import FleetWishes, Outlook
 from autotune.planning.ranking import Ranking
 from autotune.report.candidates.ranking import ranking_as_dict
 from autotune.space.candidate import Candidate
@@ -59,17 +59,12 @@ def open_outlook(
     wishes = wishes.of_job(given_keys(job_file, flags))
     job, keys, environment = read_job_on(wishes, job_file, flags)
     if ranks_all and keys.get("space") is None and job.script is None:
-        job = _over_all(job)
-    lattice = lattice_of(bind_engine(job, environment), for_plan=True)
+        job = replace(job, space=PLAN_SPACE)
+    lattice = lattice_of(bind_engine(job, environment))
     check_space_is_read(lattice, keys)
     return Outlook(
         job=job, environment=environment, wishes=wishes, lattice=lattice, lessons=lessons
     )
-
-
-def _over_all(job: Job) -> Job:
-    """A job whose user names no space: all that the program can predict well is ranked."""
-    return job if find_engine(job.engine).lays_out else replace(job, space=PLAN_SPACE)
 
 
 def export_ranked(

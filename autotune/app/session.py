@@ -24,6 +24,7 @@ from autotune.fleet.base import FleetPlugin, Obtaining, Place, answers_only
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.adapters import with_rank
 from autotune.job.job import (
+    PLAN_SPACE,
     Job,
     JobText,
     accelerators_of,
@@ -157,11 +158,12 @@ def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
     Raises:
         JobError: The keys of the job name the default engine's own one.
     """
-    if lattice.is_laid_out and keys.get("space") is not None:
+    if lattice.is_laid_out and keys.get("space") not in (None, PLAN_SPACE):
         raise JobError(
             f"engine {lattice.context.engine}: space {keys['space']}: that is one of "
             f"{DEFAULT_ENGINE}'s",
-            "leave it out, and all legal layouts are ranked; or name a space of this engine's: "
+            f"leave it out, and all legal layouts are ranked; or name {PLAN_SPACE}, which has all "
+            "that `autotune plan` ranks, or a space of this engine's: "
             f"{', '.join(shipped_spaces(lattice.context.engine)) or 'a file'}",
         )
 
@@ -185,6 +187,8 @@ def both_engines(
         others = {
             name for name, key in keys_of("search").items() if key.engine not in ("", plugin.name)
         }
+        if flags.get("space") == PLAN_SPACE:  # each engine has its own
+            others -= {"space"}
         taken = {name: value for name, value in flags.items() if name not in others}
         taken["engine"], ending = plugin.name, f"-{plugin.name}"
         if study:

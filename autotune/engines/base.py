@@ -149,10 +149,11 @@ class Engine(ABC):
         """
         return load_space(self._job.space, self.context.knobs, self.name)
 
-    def layouts(self, *, for_plan: bool = False) -> Sequence[Candidate] | None:
+    def layouts(self) -> Sequence[Candidate] | None:
         """Every legal candidate, where the engine lays the job out itself.
 
-        Those of a plan may have knobs of `planned_alone` off their default; others have not.
+        Those of the space `plan` may have knobs of `planned_alone` off their default; others have
+        not.
 
         None: the candidates of the job's space are judged.
 

@@ -72,6 +72,8 @@ DEFAULT_WORKLOAD = "builtin"
 CHECKOUT_WORKLOAD = "pretrain_gpt"
 """What a trial trains where the job names a checkout of Megatron-LM."""
 DEFAULT_SPACE = "zero"
+PLAN_SPACE = "plan"
+"""What is ranked where nobody names a space: all that the program can predict well."""
 GUARD_STEPS = 20
 """Steps that the convergence guard compares where nobody says how many."""
 DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}

@@ -13,11 +13,11 @@ from autotune.base.data import shipped_spaces
 from autotune.base.units import format_bytes, typed_bytes
 from autotune.cost import Prediction
 from autotune.engines.base import find_engine
-from autotune.job.job import DEFAULT_SPACE, Job
+from autotune.job.job import PLAN_SPACE, Job
 from autotune.planning.choices import CHANCES, ordered
 from autotune.planning.lattice import Lattice, build_lattice, laid, lattice_of
 from autotune.planning.other_job import OtherJob, rank_other_job
-from autotune.planning.outlook import PLAN_SPACE, Outlook
+from autotune.planning.outlook import Outlook
 from autotune.space.candidate import Candidate
 from autotune.space.space import load_space
 
@@ -81,7 +81,7 @@ class _Search:
             AutotuneError: There are none.
         """
         engine, plugin = there.engine, find_engine(there.job.engine)
-        if plugin.lays_out and there.job.space == DEFAULT_SPACE:
+        if plugin.lays_out and there.job.space == PLAN_SPACE:
             smaller = engine.smaller_layouts()
             return lattice_of(engine) if smaller is None else laid(smaller, engine)
         space = engine.space

@@ -259,17 +259,15 @@ class Lattice:
         return {}
 
 
-def lattice_of(engine: Engine, *, for_plan: bool = False) -> Lattice:
+def lattice_of(engine: Engine) -> Lattice:
     """The candidates of an engine's job: of its space, or those that its engine lays out.
-
-    What a search leaves to spaces, such as fp8, is laid out `for_plan` alone.
 
     Raises:
         JobError: The space is not valid, or too large.
         RenderError: A template or the base configuration does not render.
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
-    laid_out = engine.layouts(for_plan=for_plan)
+    laid_out = engine.layouts()
     return build_lattice(engine.space, engine) if laid_out is None else laid(laid_out, engine)
 
 

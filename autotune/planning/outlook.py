@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.base.units import parse_rate
@@ -22,7 +21,7 @@ from autotune.cost.problem import accelerator_of, situation_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, named_accelerator
 from autotune.devices.hardware import HOST_SHARE, Environment, usable_memory_bytes
 from autotune.engines.base import Engine, bind_engine
-from autotune.job.job import DEFAULT_SPACE, Job
+from autotune.job.job import DEFAULT_SPACE, PLAN_SPACE, Job
 from autotune.planning.lattice import Lattice
 from autotune.planning.learned import Learned, learned_from
 from autotune.space.candidate import Candidate
@@ -30,11 +29,8 @@ from autotune.space.grid import has_candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, explain, parse_settings
 from autotune.space.space import load_space
-from autotune.space.space_file import Space
 from autotune.space.table import Indices
 
-PLAN_SPACE = "plan"
-"""What is ranked where nobody names a space: all that the program can predict well."""
 _USUAL_HOST_BYTES = 2.0 * 2**40
 """Memory of a DGX H100's host (2 TB in NVIDIA's datasheet), where the table says none."""
 
@@ -84,28 +80,7 @@ class DefaultSearch:
     tries: str
     """What it tries, in words."""
     has: Callable[[Candidate], bool]
-    """Whether it would try a candidate."""
-    context: Context
-    spaces: Sequence[Space]
-    """Shipped spaces that may have the rest."""
-
-    def homes(self, candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
-        """Name of a shipped space -> candidates that it has, as few spaces as possible.
-
-        Candidates that no shipped space has are missing.
-        """
-        left, found = list(candidates), {}
-        while left:
-            held = {
-                space.name: [one for one in left if has_candidate(space, self.context, one)]
-                for space in self.spaces
-            }
-            best = max(held, key=lambda name: len(held[name]))
-            if not held[best]:
-                break
-            found[best] = held[best]
-            left = [one for one in left if one not in held[best]]
-        return found
+    """Whether it would try a candidate; `PLAN_SPACE` has the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,23 +163,18 @@ class Outlook:
     def default_search(self) -> DefaultSearch | None:
         """What a search that is told no space would try of the lattice; None: all of it."""
         context, engine = self.lattice.context, self.engine.name
+        if self.job.space != PLAN_SPACE:
+            return None
         if self.lattice.is_laid_out:
             alone = self.engine.planned_alone
-            shipped = [load_space(name, context.knobs, engine) for name in shipped_spaces(engine)]
             return DefaultSearch(
                 tries=f"all layouts without {', '.join(alone[:-1])} and {alone[-1]}",
                 has=lambda candidate: not candidate.values.keys() & set(alone),
-                context=context,
-                spaces=shipped,
             )
-        if self.job.space != PLAN_SPACE:
-            return None
         space = load_space(DEFAULT_SPACE, context.knobs, engine)
         return DefaultSearch(
             tries=f"the space {DEFAULT_SPACE}",
             has=lambda candidate: has_candidate(space, context, candidate),
-            context=context,
-            spaces=[load_space(PLAN_SPACE, context.knobs, engine)],
         )
 
     def read(self, settings: Sequence[str]) -> tuple[Candidate, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.base.errors import JobError
+from autotune.base.errors import AutotuneError, JobError
 from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_rate
@@ -17,8 +18,10 @@ from autotune.contract import is_count
 from autotune.cost import Prediction
 from autotune.cost.errors import Margin
 from autotune.cost.problem import accelerator_of, topology_of
+from autotune.devices.hardware import Environment
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
 from autotune.engines.base import Engine
+from autotune.job.job import PLAN_SPACE, Job
 from autotune.planning.choices import (
     MIN_FIT,
     PROBABLE,
@@ -31,9 +34,9 @@ from autotune.planning.choices import (
     ordered,
 )
 from autotune.planning.fitting import ways_to_fit
-from autotune.planning.lattice import laid, lattice_of
+from autotune.planning.lattice import Lattice, laid, lattice_of
 from autotune.planning.other_job import OtherJob, rank_other_job
-from autotune.planning.outlook import Outlook, described
+from autotune.planning.outlook import FleetWishes, Outlook, described
 from autotune.space.candidate import Candidate
 
 TOP = 10
@@ -204,6 +207,19 @@ def rank_lattice(
     )
 
 
+def planned_lattice(job: Job, environment: Environment, lattice: Lattice) -> Lattice:
+    """The lattice that a plan of a job has: layouts save memory at a price where none else fits.
+
+    Where nothing can be predicted it is as it was.
+    """
+    if not lattice.is_laid_out or job.space != PLAN_SPACE:
+        return lattice
+    outlook = Outlook(job=job, environment=environment, wishes=FleetWishes(), lattice=lattice)
+    with suppress(AutotuneError):
+        outlook, *_ = legal_rows(outlook, min_fit=MIN_FIT)
+    return outlook.lattice
+
+
 def legal_rows(
     outlook: Outlook, *, min_fit: float, top: int = TOP
 ) -> tuple[Outlook, Prediction, Margin, Choices]:
@@ -287,7 +303,7 @@ def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherJob
         outlook,
         f"--global-batch {nearest}",
         {"global_batch": nearest},
-        lambda there: lattice_of(there.engine, for_plan=is_laid_out),
+        lambda there: lattice_of(there.engine),
         min_fit=min_fit,
     )
     if other is None or other.fit_probability < min_fit:

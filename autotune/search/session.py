@@ -21,6 +21,7 @@ from autotune.engines.base import Engine
 from autotune.fleet.base import Fleet, Place, answers_only
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice, lattice_of
+from autotune.planning.ranking import planned_lattice
 from autotune.record.facts import Facts
 from autotune.record.study import Recorded, Study, Trial
 from autotune.search.history import History
@@ -69,7 +70,9 @@ class Session:
     @cached_property
     def lattice(self) -> Lattice:
         """The legal candidates; raises as `lattice_of`."""
-        return self.known_lattice or lattice_of(self.engine)
+        if self.known_lattice is not None:
+            return self.known_lattice
+        return planned_lattice(self.job, self.environment, lattice_of(self.engine))
 
     @cached_property
     def make_fleet(self) -> Callable[[], Fleet]:

@@ -97,7 +97,7 @@ from autotune.engines.megatron.rules import (
     RULES,
 )
 from autotune.engines.megatron.stages import Stages, stages_of, work_of, written
-from autotune.job.job import DEFAULT_SPACE, Job
+from autotune.job.job import DEFAULT_SPACE, PLAN_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
 from autotune.space.candidate import Candidate
@@ -174,10 +174,10 @@ class MegatronEngine(Engine):
         self._task = task_of(job, environment)
         self._notes: Notes = {}
 
-    def layouts(self, *, for_plan: bool = False) -> Layouts | None:
-        if self._job.space != DEFAULT_SPACE:
+    def layouts(self) -> Layouts | None:
+        if (space := self._job.space) not in (DEFAULT_SPACE, PLAN_SPACE):
             return None
-        return lay_out(self._task, for_plan=for_plan)
+        return lay_out(self._task, for_plan=space == PLAN_SPACE)
 
     def smaller_layouts(self) -> Layouts:
         return lay_out(self._task, for_plan=True, saves_memory=True)

@@ -244,19 +244,11 @@ def _searched(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any] | None:
     search = ranking.outlook.default_search
     if search is None:
         return None
-    candidates = {
-        rank: ranking.candidates[int(ranking.choices.firsts[rank - 1])] for rank in shown
-    }
-    tried = [rank for rank, candidate in candidates.items() if search.has(candidate)]
+    firsts = ranking.choices.firsts
+    tried = [rank for rank in shown if search.has(ranking.candidates[int(firsts[rank - 1])])]
     if len(tried) == len(shown):
         return None
-    left = {rank: candidates[rank] for rank in shown if rank not in tried}
-    homes = {}
-    for name, held in search.homes(list(left.values())).items():
-        ranks = [rank for rank, candidate in left.items() if candidate in held]
-        left = {rank: candidate for rank, candidate in left.items() if rank not in ranks}
-        homes[name] = _rows(ranks)
-    return {"tries": search.tries, "tried": _rows(tried), "homes": homes, "left": _rows([*left])}
+    return {"tries": search.tries, "tried": _rows(tried)}
 
 
 def _other_as_dict(ranking: Ranking, other: OtherJob) -> dict[str, Any]:
