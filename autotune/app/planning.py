@@ -1,5 +1,6 @@
 """What the cost model says of a job's candidates on a fleet, here or described; nothing runs."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,13 +12,13 @@ import numpy as np
 
 from autotune.app.session import check_space_is_read, read_job_on
 from autotune.base.errors import FleetError, JobError, RenderError
-from autotune.base.flags import flag
-from autotune.base.units import format_bytes, format_count
+from autotune.base.flags import flag, is_call
+from autotune.base.units import format_bytes, format_chance, format_count
 from autotune.cost.knowledge import Lesson
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.base import Handout
 from autotune.export.door import check_handout, export_handout, handout_of, suited_dialect
-from autotune.job.job import PLAN_SPACE, JobText, given_keys
+from autotune.job.job import PLAN_SPACE, JobText, given_keys, keys_of
 from autotune.planning.choices import MIN_FIT
 from autotune.planning.lattice import Lattice, lattice_of
 from autotune.planning.outlook import FleetWishes, Outlook
@@ -63,8 +64,21 @@ def open_outlook(
     lattice = lattice_of(bind_engine(job, environment))
     check_space_is_read(lattice, keys)
     return Outlook(
-        job=job, environment=environment, wishes=wishes, lattice=lattice, lessons=lessons
+        job=job,
+        environment=environment,
+        wishes=wishes,
+        lattice=lattice,
+        lessons=lessons,
+        command="" if is_call() else _search_command(job_file, flags),
     )
+
+
+def _search_command(job_file: JobText | None, flags: Mapping[str, Any]) -> str:
+    """The search of the same job, in the flags that were given and that a search has."""
+    taken = {name: value for name, value in flags.items() if name in keys_of("search")}
+    given = {**({} if job_file is None else {"job": job_file.path}), **taken}
+    words = [word for name, value in given.items() for word in (flag(name), str(value))]
+    return shlex.join(["autotune", "search", *words])
 
 
 def export_ranked(
@@ -183,12 +197,14 @@ def _fit_notes(outlook: Outlook, candidate: Candidate) -> list[str]:
     if fits >= MIN_FIT:
         return []
     needs_bytes, limit_bytes = float(prediction.host_memory_bytes[0]), outlook.host_limit_bytes
-    if needs_bytes > (limit_bytes or np.inf):
+    if needs_bytes > limit_bytes:
         limit = f"the host's {format_bytes(limit_bytes)} per node, and not to fit"
     else:
         needs_bytes = float(prediction.peak_memory_bytes[0])
         allowed = format_bytes(float(np.max(prediction.plans.memory_bytes)))
-        limit = f"an accelerator's {allowed}, and to fit with a probability of {fits:.0%}"
+        limit = (
+            f"an accelerator's {allowed}, and to fit with a probability of {format_chance(fits)}"
+        )
     needs = f"predicted to need {format_bytes(needs_bytes)} of {limit}"
     return [f"{needs}: `autotune plan` of the same job ranks what fits"]
 

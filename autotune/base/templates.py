@@ -4,8 +4,8 @@ A template is data that a user may bring along, so it runs in Jinja's sandbox. A
 through `tojson` (JSON), `sh` (one shell word), `html` (text or a quoted attribute), `linked` (text
 of a page, with links to the documentation), `script` (JSON inside a script element), `text`
 (prose, as it is), `markdown`, `code` (code in Markdown), or what spells a figure: `count` (a
-number of things), `amount`, `bytes`, `seconds`, `rate`, `times`, `percent`, `interval`, `gain`. A
-bare `{{ value }}` is refused, because Python's spelling of it (`True`, `None`, an unquoted path)
+number of things), `amount`, `bytes`, `seconds`, `rate`, `times`, `percent`, `chance`, `interval`,
+`gain`. A bare `{{ value }}` is refused, because Python's spelling of it (`True`, `None`, an unquoted path)
 is wrong in each of them.
 """
 
@@ -40,6 +40,7 @@ from autotune.base.text import lines, markdown, markdown_code
 from autotune.base.units import (
     format_amount,
     format_bytes,
+    format_chance,
     format_count,
     format_gain_interval,
     format_interval,
@@ -198,6 +199,7 @@ class _StrictEnvironment(SandboxedEnvironment):
             code=_filter(markdown_code),
             markdown=_filter(markdown),
             interval=_filter(lambda ends: format_interval(*ends)),
+            chance=_filter(format_chance),
             percent=_filter(lambda share, digits=0: f"{share:.{digits}%}"),
             rate=_filter(format_rate),
             seconds=_filter(format_seconds),

@@ -169,6 +169,11 @@ def format_gain_interval(
     return f"{before}{low:.{digits}f} to {high:.{digits}f}"
 
 
+def format_chance(probability: float) -> str:
+    """A probability in whole percents, rounded down: what misses a limit never shows as it."""
+    return f"{math.floor(100 * probability + 1e-9)}%"
+
+
 def format_amount(amount: float) -> str:
     """Hours or money with two significant digits, never in exponents: `0.034`, `1.5`, `1,230`."""
     if 0 < amount < 1e-4:

@@ -26,7 +26,8 @@ _MOST_NODES = 100_000
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 """Half of a character, and the end of a string in C: neither can be part of a path."""
 HINT = "write `key: value` lines"
-_COUNT = re.compile(r"([0-9]+|[0-9]{1,3}(?:[_,][0-9]{3})+) ?([kK]?)")
+_COUNT = re.compile(r"([0-9]+|[0-9]{1,3}(?:[_,][0-9]{3})+) ?([kKmM]?)")
+_FACTORS = {"": 1, "k": 1024, "m": 1024**2}
 
 
 def _at(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
@@ -289,7 +290,7 @@ def refuse_other_spelling(value: Any) -> Any:
 
 
 def whole_number(value: Any) -> Any:
-    """A count as people write it: `8k` is 8 x 1024, `8_192` and `8,192` are the same.
+    """A count as people write it: `8k` is 8 x 1024, `1M` is 1024 x 1024, `8,192` is `8_192`.
 
     Raises:
         ValueError: It is true or false, or text that is no number.
@@ -297,9 +298,11 @@ def whole_number(value: Any) -> Any:
     if not isinstance(value, str):
         return refuse_switch(value)
     if (found := _COUNT.fullmatch(value.strip())) is not None:
-        return int(re.sub("[_,]", "", found[1])) * (1024 if found[2] else 1)
+        return int(re.sub("[_,]", "", found[1])) * _FACTORS[found[2].lower()]
     if (number := number_of(value.strip())) is None:
-        raise ValueError("should be a whole number, such as 8192 or 8k (8 x 1024)")
+        raise ValueError(
+            "should be a whole number, such as 8192, 8k (8 x 1024) or 1M (1024 x 1024)"
+        )
     return number
 
 

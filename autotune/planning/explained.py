@@ -1,5 +1,6 @@
 """One candidate: what is predicted of it, why it stands where it does, and its neighbours."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ import numpy as np
 from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction
 from autotune.cost.errors import Margin
-from autotune.planning.choices import MIN_FIT, choices_of
+from autotune.planning.choices import MIN_FIT, PROBABLE, choices_of
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import legal_rows
 from autotune.space.candidate import Candidate
@@ -95,28 +96,44 @@ class Explained(Estimated):
     @property
     def cheapest_fit(self) -> Neighbour | None:
         """The fastest legal neighbour that fits; None: none does, or the candidate fits."""
-        return None if self.fit_probability >= self.min_fit else _fastest(self._fitting)
+        best = self.nearest_fit
+        return best if best and best.fit_probability >= self.min_fit else None
+
+    @property
+    def nearest_fit(self) -> Neighbour | None:
+        """The same; where none surely fits, the one that most probably does."""
+        if self.fit_probability >= self.min_fit:
+            return None
+        least = max(PROBABLE, self.fit_probability)
+        likely = [n for n in self._legal if n.fit_probability >= least]
+        return min(likely, key=self.by_use, default=None)
 
     @property
     def cheapest_legal(self) -> Neighbour | None:
-        """The fastest legal neighbour that fits; where none does, the smallest.
+        """The fastest legal neighbour: one that fits, of a knob that the rules' fixes name.
 
         None: there is none, or the candidate is legal.
         """
         if not self.violations:
             return None
-        legal = [neighbour for neighbour in self.neighbours if not neighbour.violations]
-        smallest = min(legal, key=lambda n: (n.peak_memory_bytes, n.step_time_s), default=None)
-        return _fastest(self._fitting) or smallest
+        words = {word for one in self.violations for word in re.findall(r"[\w.]+", one.fix)}
+
+        def order(one: Neighbour) -> tuple[object, ...]:
+            fits = one.fit_probability >= self.min_fit
+            named = one.knob in words, str(one.value) in words
+            return not fits, not named[0], not named[1], *self.by_use(one)
+
+        return min(self._legal, key=order, default=None)
+
+    def by_use(self, neighbour: Neighbour) -> tuple[bool, float, float]:
+        """Sorts neighbours: those that fit, fastest first, then the others, surest first."""
+        fits = neighbour.fit_probability >= self.min_fit
+        chance = 0.0 if fits else round(neighbour.fit_probability, 2)
+        return not fits, -chance, neighbour.step_time_s
 
     @property
-    def _fitting(self) -> list[Neighbour]:
-        likely = [n for n in self.neighbours if n.fit_probability >= self.min_fit]
-        return [neighbour for neighbour in likely if not neighbour.violations]
-
-
-def _fastest(neighbours: Sequence[Neighbour]) -> Neighbour | None:
-    return min(neighbours, key=lambda neighbour: neighbour.step_time_s, default=None)
+    def _legal(self) -> list[Neighbour]:
+        return [neighbour for neighbour in self.neighbours if not neighbour.violations]
 
 
 def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
@@ -155,10 +172,10 @@ def explain_candidate(
     is_in = not violations and candidate in candidates
     index = candidates.index(candidate) if is_in else None
     # Outside the lattice it is ranked behind its equals.
-    setbacks = outlook.setbacks(candidates, found)
+    setbacks = outlook.setbacks(candidates)
     if index is None:
         found = _beside(found, prediction)
-        setbacks = np.append(setbacks, outlook.setbacks([candidate], prediction))
+        setbacks = np.append(setbacks, outlook.setbacks([candidate]))
     choices = choices_of(
         found,
         setbacks,

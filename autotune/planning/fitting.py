@@ -149,7 +149,7 @@ def _more_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> Othe
 def _more_host_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> OtherJob | None:
     """The least memory of a node's host with which something fits, where hosts have less."""
     most_bytes = int(np.ceil(found.host_memory_bytes.max()))
-    if most_bytes <= (outlook.host_limit_bytes or np.inf):
+    if most_bytes <= outlook.host_limit_bytes:
         return None
     job = dataclasses.replace(outlook.job, host_memory_bytes=most_bytes)
     there = dataclasses.replace(outlook, job=job)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.base.errors import NothingFeasibleError
+from autotune.base.flags import flag
 from autotune.base.units import format_count
 from autotune.contract import KnobValue
 from autotune.engines.base import Engine
@@ -267,8 +268,30 @@ def lattice_of(engine: Engine) -> Lattice:
         RenderError: A template or the base configuration does not render.
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
-    laid_out = engine.layouts()
-    return build_lattice(engine.space, engine) if laid_out is None else laid(laid_out, engine)
+    try:
+        laid_out = engine.layouts()
+        return build_lattice(engine.space, engine) if laid_out is None else laid(laid_out, engine)
+    except NothingFeasibleError as error:
+        ways = even_shares(engine.context)
+        raise NothingFeasibleError(error.message, "; or ".join([error.hint, *ways])) from error
+
+
+def even_shares(context: Context) -> list[str]:
+    """The nearest worlds that divide the global batch, and batches that the world divides.
+
+    They are flags in words; empty where the world divides the batch.
+    """
+    world, batch = context.world, context.global_batch
+    if batch % world == 0:
+        return []
+    smaller = next(n for n in range(min(world, batch), 0, -1) if batch % n == 0)
+    larger = next((n for n in range(world, batch + 1) if batch % n == 0), smaller)
+    below = batch // world * world
+    worlds, batches = dict.fromkeys((smaller, larger)), filter(None, (below, below + world))
+    return [
+        f"give {flag(name)} {' or '.join(map(str, numbers))}"
+        for name, numbers in (("world", worlds), ("global_batch", batches))
+    ]
 
 
 def laid(layouts: Sequence[Candidate], engine: Engine) -> Lattice:

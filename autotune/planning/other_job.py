@@ -87,7 +87,7 @@ def rank_other_job(
         found = there.predict(there.lattice.candidates)
     except AutotuneError:
         return None
-    setbacks = there.setbacks(there.lattice.candidates, found)
+    setbacks = there.setbacks(there.lattice.candidates)
     first = there.lattice.first_legal(ordered(found, setbacks, min_fit=min_fit))
     if first is None:
         return None

@@ -93,6 +93,8 @@ class Outlook:
     lattice: Lattice
     lessons: Sequence[Lesson] = ()
     """What trials on this machine taught; those on the same devices correct the predictions."""
+    command: str = ""
+    """The command that searches the job by trials, before its space; empty: nobody typed one."""
 
     @cached_property
     def engine(self) -> Engine:
@@ -111,31 +113,29 @@ class Outlook:
         """Whether the user named what holds the candidates, and so what they are to differ in."""
         return not self.lattice.is_laid_out and self.job.space != PLAN_SPACE
 
-    @cached_property
-    def host_limit_bytes(self) -> int | None:
-        """Memory of a node's host, as the job or this machine says; None: nobody does."""
-        if self.job.host_memory_bytes is not None or self.wishes.gpu is not None:
-            return self.job.host_memory_bytes
-        return int(usable_memory_bytes() * HOST_SHARE)
-
     @property
-    def usual_host_bytes(self) -> float:
-        """Memory of a node's host that a plan reckons with where nobody says it."""
-        accelerator = accelerator_of(self.environment, self.table)
-        return accelerator.host_memory_bytes or _USUAL_HOST_BYTES
+    def is_host_known(self) -> bool:
+        """Whether the job or this machine says what memory a node's host has."""
+        return self.job.host_memory_bytes is not None or self.wishes.gpu is None
 
-    def setbacks(self, candidates: Sequence[Candidate], found: Prediction) -> Indices:
+    @cached_property
+    def host_limit_bytes(self) -> int:
+        """Memory of a node's host; where nobody says it, what such nodes mostly have."""
+        if self.job.host_memory_bytes is not None:
+            return self.job.host_memory_bytes
+        if self.is_host_known:
+            return int(usable_memory_bytes() * HOST_SHARE)
+        accelerator = accelerator_of(self.environment, self.table)
+        return int(accelerator.host_memory_bytes or _USUAL_HOST_BYTES)
+
+    def setbacks(self, candidates: Sequence[Candidate]) -> Indices:
         """How far candidates come behind others that fit as surely; 0: not at all.
 
-        1 for what changes the training, which nobody asked for who named no space; 2 for more of
-        the host's memory than such nodes mostly have, where nobody says what they have.
+        1 for what changes the training, which nobody asked for who named no space.
         """
-        n_behind = np.zeros(len(candidates), np.intp)
-        if not self.is_space_named:
-            n_behind += self.engine.changes_training(candidates)
-        if self.host_limit_bytes is None:
-            n_behind += 2 * (found.host_memory_bytes > self.usual_host_bytes)
-        return n_behind
+        if self.is_space_named:
+            return np.zeros(len(candidates), np.intp)
+        return self.engine.changes_training(candidates).astype(np.intp)
 
     @cached_property
     def table(self) -> tuple[Accelerator, ...]:
@@ -231,10 +231,8 @@ class Outlook:
         """Predictions, and how far measured figures may be from them."""
         prediction = predict(plans, constants_of(self.environment))
         found, margin = self._judged(prediction)
-        if (limit := self.host_limit_bytes) is not None:
-            fits = found.fit_probability * (found.host_memory_bytes <= limit)
-            found = dataclasses.replace(found, fit_probability=fits)
-        return found, margin
+        fits = found.fit_probability * (found.host_memory_bytes <= self.host_limit_bytes)
+        return dataclasses.replace(found, fit_probability=fits), margin
 
     def _judged(self, prediction: Prediction) -> tuple[Prediction, Margin]:
         """Predictions with their chance to fit the accelerators, by lessons or by the tables."""

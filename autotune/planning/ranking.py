@@ -240,7 +240,7 @@ def legal_rows(
     rounds = 0
     while True:
         lattice = outlook.lattice
-        setbacks = outlook.setbacks(lattice.candidates, found)
+        setbacks = outlook.setbacks(lattice.candidates)
         choices = choices_of(found, setbacks, min_fit=min_fit, splits=outlook.is_space_named)
         if lattice.is_counted:
             return outlook, found, reach, choices
@@ -364,7 +364,7 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
         )
     other = _CHANGES[key](outlook, value, f"{flag('what_if')} {wish}")
     found = other.predict(outlook.lattice.candidates)
-    setbacks = other.setbacks(outlook.lattice.candidates, found)
+    setbacks = other.setbacks(outlook.lattice.candidates)
     first = outlook.lattice.first_legal(ordered(found, setbacks, min_fit=min_fit))
     assert first is not None, "the best as it is would do"
     return Variant(

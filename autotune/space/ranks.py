@@ -4,6 +4,9 @@ Engines number ranks alike: neighbours in a tensor or sequence parallel group ha
 ranks, then come the replicas of data parallelism, and the stages of a pipeline are furthest apart.
 Source: DeepSpeed, runtime/pipe/topology.py (axes pipe, data, model); Megatron-LM,
 core/parallel_state.py (order tp-cp-ep-dp-pp). Megatron's knob `order` puts stages before replicas.
+Experts have groups of their own over the ranks of a stage: neighbours share a matrix (etp), then come
+those with other experts (ep), then replicas. Source: core/parallel_state.py, expert_decoder_rank_generator;
+DeepSpeed, utils/groups.py.
 """
 
 from collections.abc import Sequence
@@ -40,13 +43,22 @@ def describe_groups(candidate: Candidate, places: Sequence[str]) -> list[str]:
     if inner * candidate.pp * candidate.dp != len(places):
         return []
     stages_first = are_stages_first(candidate.get("order"))
-    kinds = (
+    etp, ep = int(candidate.get("etp") or candidate.tp), int(candidate.get("ep") or 1)
+    inner_of_experts = etp * ep * (candidate.pp if stages_first else 1)
+    kinds = [
         ("tensor parallel", candidate.tp, 1),
         ("context parallel", candidate.cp, candidate.tp),
         ("sequence parallel", candidate.sp, candidate.tp * candidate.cp),
         ("data parallel", candidate.dp, inner * (candidate.pp if stages_first else 1)),
         ("pipeline", candidate.pp, inner * (1 if stages_first else candidate.dp)),
-    )
+    ]
+    if ep > 1 and len(places) % (etp * ep * candidate.pp) == 0:
+        replicas = len(places) // (etp * ep * candidate.pp)
+        kinds += [
+            ("expert parallel", ep, etp),
+            ("expert tensor parallel", etp, 1),
+            ("expert data parallel", replicas, inner_of_experts),
+        ]
     return [
         f"{name} groups of {size} ranks, such as {_span([stride * k for k in range(size)])}: "
         f"{describe_reach(size, stride, places)}"

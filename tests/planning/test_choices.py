@@ -1,5 +1,6 @@
 """Rows of a plan: what is one choice, which comes first, and what stands below the best."""
 
+import dataclasses
 import io
 import json
 
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 from autotune.app.planning import open_outlook
 from autotune.base.errors import ExitCode
 from autotune.cli import cli
+from autotune.engines.base import bind_engine
+from autotune.job.job import DEFAULT_SPACE, PLAN_SPACE
 from autotune.planning.choices import (
     LONG_TOKENS,
     PROBABLE,
@@ -23,8 +26,8 @@ from autotune.planning.choices import (
 )
 from autotune.planning.explained import explain_candidate
 from autotune.planning.lattice import lattice_of
-from autotune.planning.outlook import PLAN_SPACE, FleetWishes
-from autotune.planning.ranking import rank_lattice
+from autotune.planning.outlook import FleetWishes
+from autotune.planning.ranking import planned_lattice, rank_lattice
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from autotune.space.candidate import format_value
 from autotune.space.grid import has_candidate
@@ -102,7 +105,8 @@ def test_a_row_is_cut_by_its_own_first_and_not_by_a_less_sure_variant_that_joins
 
 
 def test_a_variant_that_fits_less_surely_is_a_row_only_where_it_is_faster():
-    found = rank_lattice(open_outlook(None, TIGHT, FleetWishes(gpu="A100-40GB")))
+    roomy = {**TIGHT, "host_memory": "2TiB"}
+    found = rank_lattice(open_outlook(None, roomy, FleetWishes(gpu="A100-40GB")))
     prediction, choices = found.prediction, found.choices
     rows = [tuple(of_row(found, rank).get(n) for n in LAYOUT) for rank in found.shown(10)]
     assert len(set(rows)) == len(rows)
@@ -224,9 +228,26 @@ def test_rows_that_train_the_same_numbers_lead_and_the_best_other_stands_below(m
     assert explain_candidate(outlook, wanted).place == n_same + 1
 
 
-def test_a_space_that_is_named_has_its_fastest_first_whatever_that_trains(mixture):
+SPACE_WITH_FP8 = """
+name: mine
+engine: megatron
+description: fp8 beside the job's precision
+knobs:
+  ep: [4, 8]
+  distributed_optimizer: true
+  dispatcher: deepep
+  recompute: selective
+  recompute_modules: moe
+  fp8: [none, e4m3]
+  fp8_recipe: {values: [blockwise], when: {fp8: e4m3}}
+"""
+
+
+def test_a_space_that_is_named_has_its_fastest_first_whatever_that_trains(mixture, tmp_path):
     _, keys = mixture
-    named = {**keys, "world": 8, "model": "gpt-oss-20b", "space": "megatron_plan"}
+    space = tmp_path / "space.yaml"
+    space.write_text(SPACE_WITH_FP8)
+    named = {**keys, "world": 8, "model": "gpt-oss-20b", "space": str(space)}
     found = rank_lattice(open_outlook(None, {**named, "engine": "megatron"}, H100))
     assert not found.choices.setbacks.any()
     fastest = found.candidates[int(found.choices.firsts[0])]
@@ -250,14 +271,12 @@ def test_each_zero_stage_and_kind_of_layout_that_fits_has_its_best(ranking):
 
 def test_what_the_default_search_does_not_try_is_known(outlook, ranking):
     tries = outlook.default_search
-    assert [space.name for space in tries.spaces] == [PLAN_SPACE]
     plain, _ = outlook.read(["zero.stage=2", "micro_batch=1", "overlap_comm=true"])
     assert tries.has(plain)
     compiled, _ = outlook.read(["zero.stage=2", "micro_batch=1", "compile=torch"])
     assert not tries.has(compiled)
     assert outlook.asks(compiled) == ("torch.compile to hold",)
     assert outlook.asks(plain) == ()
-    assert tries.homes([plain, compiled]) == {PLAN_SPACE: [plain, compiled]}
 
 
 @pytest.fixture(scope="module")
@@ -276,27 +295,30 @@ def test_gradients_in_16_bits_are_a_choice_of_their_own(mixture):
 
 def test_what_a_search_of_megatron_lays_out_is_known(mixture):
     found, _ = mixture
-    searched = lattice_of(found.outlook.engine).candidates
+    job = dataclasses.replace(found.outlook.job, space=DEFAULT_SPACE)
+    searched = lattice_of(bind_engine(job, found.outlook.environment)).candidates
     rows = [found.candidates[int(index)] for index in found.choices.firsts[:40]]
     for candidate in rows:
         assert found.outlook.default_search.has(candidate) == (candidate in searched)
     assert any("cuda_graphs" in c.values and "fp8" not in c.values for c in rows)
 
 
-def test_the_spaces_that_are_named_hold_the_rows_that_they_are_named_for(mixture):
+def test_the_space_plan_of_a_search_has_every_row_of_the_plan(mixture):
     found, keys = mixture
     console = Console(file=io.StringIO(), width=4000)
     print_ranking(console, found, top=10)
-    (line,) = (x for x in console.file.getvalue().splitlines() if x.startswith("search "))
+    lines = console.file.getvalue().splitlines()
+    (line,) = (x for x in lines if x.startswith("search "))
     assert "by default tries all layouts without fp8, main_grads, cuda_graphs, " in line
-    firsts = [found.candidates[int(index)] for index in found.choices.firsts[:10]]
-    homes = found.outlook.default_search.homes(firsts)
-    assert "megatron_plan" in homes
-    for name, held in homes.items():
-        space = load_space(name, knobs_of("megatron"), "megatron")
-        assert f"--space {name} has row" in line
-        assert all(has_candidate(space, found.outlook.default_search.context, one) for one in held)
-    assert found.outlook.default_search.homes([found.candidates[int(found.order[-1])]]) == {}
-    assert "no shipped space has row" in line
-    named = open_outlook(None, {**keys, "engine": "megatron", "space": "megatron_plan"}, H100)
-    assert all(one in named.lattice.candidates for one in homes["megatron_plan"])
+    assert line.rstrip().endswith("--space plan has all of them")
+    tight = {"model": "llama-3-70b", "seq_len": 8192, "global_batch": 64, "world": 16}
+    for job, described in ((keys, H100), (tight, FleetWishes(gpu="A100-40GB"))):
+        plan = rank_lattice(open_outlook(None, {**job, "engine": "megatron"}, described)).outlook
+        assert plan.job.space == PLAN_SPACE
+        searched = planned_lattice(plan.job, plan.environment, lattice_of(plan.engine))
+        assert len(searched.candidates) == len(plan.lattice.candidates)
+        rows = [
+            plan.lattice.candidates[place] for place in range(0, len(searched.candidates), 997)
+        ]
+        assert all(row in searched.candidates for row in rows)
+    assert len(searched.candidates) > len(lattice_of(plan.engine).candidates), "they save memory"

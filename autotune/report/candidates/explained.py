@@ -107,7 +107,7 @@ def _rules(violations: Sequence[Violation]) -> str:
 
 
 def _split(found: Explained) -> tuple[list[str], Sequence[Neighbour]]:
-    """Knobs of which no legal step makes a difference, and the legal steps of the others."""
+    """Knobs of which no legal step makes a difference; the legal steps of others, best first."""
     legal = [n for n in found.neighbours if not n.violations]
     differs = {
         n.knob
@@ -116,4 +116,4 @@ def _split(found: Explained) -> tuple[list[str], Sequence[Neighbour]]:
         or abs(n.peak_memory_bytes / found.peak_memory_bytes - 1) >= _ALIKE
     }
     alike = dict.fromkeys(n.knob for n in legal if n.knob not in differs)
-    return list(alike), [n for n in legal if n.knob in differs]
+    return list(alike), sorted((n for n in legal if n.knob in differs), key=found.by_use)

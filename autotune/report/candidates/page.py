@@ -10,7 +10,7 @@ from autotune.base.templates import Templates
 from autotune.base.units import format_bytes, format_rate, size_unit
 from autotune.cost.errors import LEVEL
 from autotune.planning.ranking import Ranking
-from autotune.report.candidates.ranking import ranking_values, way_as_dict
+from autotune.report.candidates.ranking import ranking_values
 from autotune.report.page.charts import scatter
 from autotune.report.page.page import page_values
 from autotune.report.page.shapes import Chart, Mark
@@ -30,14 +30,13 @@ def render_plan(ranking: Ranking, templates: Templates, *, top: int) -> str:
     Raises:
         RenderError: The template does not render.
     """
-    values, way = ranking_values(ranking, top=top), way_as_dict(ranking)
+    values = ranking_values(ranking, top=top)
     parts, outlook = tell_parts("ranking", values), ranking.outlook
     rows = [*values["best"], *values["more"]]
     known = {
         **values,
         "rows": rows,
         "lattice": outlook.lattice,
-        "way": way,
         "trials": _search(ranking),
     }
     return templates.text(
@@ -49,7 +48,7 @@ def render_plan(ranking: Ranking, templates: Templates, *, top: int) -> str:
             + outlook.environment.device_name,
             "refresh_s": None,
             "chances": tell("chances", known),
-            "layouts": _layouts(ranking, rows, way),
+            "layouts": _layouts(ranking, rows, values["way"]),
             "about": facts_in(parts),
             "tables": tables_in(parts),
         },

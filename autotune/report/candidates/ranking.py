@@ -17,6 +17,7 @@ from autotune.job.job import Job
 from autotune.planning.choices import PROBABLE
 from autotune.planning.explained import Neighbour
 from autotune.planning.from_baseline import baseline_of, changes_from
+from autotune.planning.lattice import even_shares
 from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import Outlook
@@ -149,18 +150,18 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "allowed_bytes": job.memory_limit_bytes or ranking.outlook.environment.device_memory_bytes,
         "savings": [] if ranking.n_likely else list(engine.unused_savings(ranking.candidates)),
         "figures": _baseline_as_dict(ranking),
+        "even_shares": even_shares(ranking.outlook.lattice.context),
+        "way": way_as_dict(ranking),
         **_of_first(ranking, [*best, *more]),
     }
 
 
 def _of_hosts(ranking: Ranking) -> dict[str, Any]:
-    """What a node's host has or may have, candidates that need more, and the least other peak."""
+    """Candidates that need more than a node's host has, and the least peak of the others."""
     outlook, found = ranking.outlook, ranking.prediction
-    node_bytes = outlook.host_limit_bytes or outlook.usual_host_bytes
-    is_above = found.host_memory_bytes > node_bytes
-    counts = ~is_above if outlook.host_limit_bytes and not is_above.all() else ...
+    is_above = found.host_memory_bytes > outlook.host_limit_bytes
+    counts = ... if is_above.all() else ~is_above
     return {
-        "node_bytes": node_bytes,
         "n_above_host": int(is_above.sum()),
         "least_bytes": float(found.peak_memory_bytes[counts].min()),
     }
@@ -190,6 +191,7 @@ def forecast_values(
         "sizes": sizes,
         "host_bytes": host_bytes(prediction, index),
         "host_limit_bytes": outlook.host_limit_bytes,
+        "is_host_known": outlook.is_host_known,
         "lengths": job.lengths.describe(job.global_batch),
         "ends": reach.around(prediction, index),
         "evidence": reach.evidence_at(index),

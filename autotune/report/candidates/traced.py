@@ -50,6 +50,7 @@ def print_traced(console: Console, found: TracedEstimate) -> None:
         "seconds": seconds,
         "host_bytes": counted and host_bytes(counted, 0),
         "host_limit_bytes": found.analytic and found.analytic.outlook.host_limit_bytes,
+        "is_host_known": found.analytic and found.analytic.outlook.is_host_known,
         "sizes": {
             name: (sizes.get(name), traced.get(name))
             for name in MEMORY_PARTS.values()

@@ -242,7 +242,7 @@ def test_a_layout_is_judged_alike_in_columns_and_alone():
 
 def test_a_large_space_is_judged_in_columns_as_its_candidates_are_alone(tmp_path):
     shape = {"precision": "bf16", "world": 8, "global_batch": 128}
-    job = tiny_job(tmp_path, engine="megatron", space="megatron_plan", **shape)
+    job = tiny_job(tmp_path, engine="megatron", space="megatron", **shape)
     engine = MegatronEngine(job, dataclasses.replace(H100, n_devices=8))
     lattice = lattice_of(engine)
     assert lattice.is_counted
