@@ -141,12 +141,14 @@ def render(
     to: str | None,
     launcher: str | None = None,
     wishes: FleetWishes | None = None,
+    lessons: Sequence[Lesson] = (),
 ) -> tuple[list[Path], list[str]]:
     """Write the files of the candidate of some `knob=value` settings, by the dialect `to`.
 
     By default that is the engine's own, and the launcher the dialect's. Other knobs are at the
     base configuration's value or the engine's default. `wishes` describes the fleet that will
-    train; where neither it nor the job names a GPU, it is this machine.
+    train; where neither it nor the job names a GPU, it is this machine. `lessons` correct what is
+    said of its memory.
 
     Returns:
         The files, and what has to be said of them.
@@ -162,6 +164,8 @@ def render(
     alone = Lattice(candidates=[], context=engine.context, grid_size=0)
     outlook = Outlook(job=job, environment=environment, wishes=wishes, lattice=alone)
     candidate, changed = outlook.read(settings)
+    known = replace(alone, candidates=[candidate])
+    outlook = replace(outlook, lattice=known, lessons=lessons)
     if violations := engine.judge(candidate):
         raise JobError(
             "\n".join(f"{v.rule}: {v.message}" for v in violations),

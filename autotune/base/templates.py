@@ -5,8 +5,8 @@ through `tojson` (JSON), `sh` (one shell word), `html` (text or a quoted attribu
 of a page, with links to the documentation), `script` (JSON inside a script element), `text`
 (prose, as it is), `markdown`, `code` (code in Markdown), or what spells a figure: `count` (a
 number of things), `amount`, `bytes`, `seconds`, `rate`, `times`, `percent`, `chance`, `interval`,
-`gain`. A bare `{{ value }}` is refused, because Python's spelling of it (`True`, `None`, an unquoted path)
-is wrong in each of them.
+`gain`. A bare `{{ value }}` is refused, because Python's spelling of it (`True`, `None`, an
+unquoted path) is wrong in each of them.
 """
 
 import html

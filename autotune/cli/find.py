@@ -22,7 +22,7 @@ from autotune.cli.base import (
     print_json,
     say,
 )
-from autotune.cli.flags import fleet_flags, job_file, takes_job
+from autotune.cli.flags import fleet_flags, job_file, lesson_flags, takes_job
 
 if TYPE_CHECKING:
     from autotune.app.searching import Found
@@ -150,7 +150,7 @@ def diagnose(
     epilog="autotune render --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100 --set zero.stage=3 --out chosen"
 )
-@takes_job(job_file, fleet_flags, without={"network", "nvlink"})
+@takes_job(job_file, fleet_flags, lesson_flags)
 def render(
     *,
     out: Path,
@@ -165,12 +165,15 @@ def render(
     Knobs that are not set are at the base configuration's values or the engine's defaults. The
     machines that will train need not be here: name their accelerators with --gpu.
     """
+    from autotune.app.api.predictions import taught_by
     from autotune.app.consent import agree_to_job
     from autotune.app.planning import render as write
     from autotune.planning.outlook import FleetWishes
 
     job, is_trusted = flags.pop("job", None), flags.pop("trust_job")
-    wishes = FleetWishes(per_node=flags.pop("per_node", None))
+    links = ("per_node", "network", "nvlink")
+    wishes = FleetWishes(**{name: flags.pop(name, None) for name in links})
+    lessons = taught_by(flags.pop("knowledge", None), flags.pop("no_knowledge", False), say=say)
     text = agree_to_job(job, flags, is_trusted=is_trusted, say=say, ask=asker())
     files, notes = write(
         text,
@@ -180,6 +183,7 @@ def render(
         to=to,
         launcher=launcher,
         wishes=wishes,
+        lessons=lessons,
     )
     for note in notes:
         say(note)

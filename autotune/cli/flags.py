@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from importlib import resources
 from pathlib import Path
@@ -112,7 +112,7 @@ def lesson_flags(*, knowledge: Path | None = None, no_knowledge: bool = False) -
 
 
 def takes_job(
-    *groups: Callable[..., None], without: Collection[str] = ()
+    *groups: Callable[..., None],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the keys of the job that are declared for it, as flags.
 
@@ -121,7 +121,6 @@ def takes_job(
 
     Args:
         groups: Functions whose parameters are flags of the command too, before the keys.
-        without: Flags of theirs that the command does not have.
     """
 
     def give(command: Callable[..., None]) -> Callable[..., None]:
@@ -131,8 +130,7 @@ def takes_job(
 
         def declared() -> Callable[..., None]:
             signatures = [inspect.signature(group) for group in groups]
-            of_groups = [p for one in signatures for p in one.parameters.values()]
-            flags = [p for p in of_groups if p.name not in without]
+            flags = [p for one in signatures for p in one.parameters.values()]
             return described(_with_flags(command, [*flags, *_key_flags(command.__name__)]))
 
         vars(undeclared).update(__signature__=inspect.Signature(), declared=declared)

@@ -221,7 +221,8 @@ def training_of(handout: Handout) -> CommandTraining:
     script = handout.job.script
     if script is None:
         raise RenderError(
-            "--to command: this study trains no command of your own", "leave --to out"
+            "--to command: nothing here trains a command of your own",
+            "leave --to out: it is for jobs whose search was given one",
         )
     engine: Engine = bind_engine(handout.job, handout.environment)
     assert isinstance(engine, ScriptEngine), "the job has a command"

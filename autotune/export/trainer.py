@@ -203,12 +203,12 @@ def refuse_unsaid(handout: Handout, consumer: str, *, says: Collection[str]) -> 
     Raises:
         RenderError: There is such a setting; all of them are named.
     """
-    unsaid = [f"{name}={value}" for name, value in _asked(handout).items() if name not in says]
+    unsaid = {name: value for name, value in _asked(handout).items() if name not in says}
     if unsaid:
         raise RenderError(
-            f"{consumer} has no setting for {', '.join(unsaid)}",
-            "export with `--to deepspeed`, whose script does it, or name a trial without it by "
-            "--trial",
+            f"{consumer} has no setting for {', '.join(f'{n}={v}' for n, v in unsaid.items())}",
+            "give `--to deepspeed`, whose script does it, or a configuration without "
+            f"{', '.join(unsaid)}",
         )
 
 

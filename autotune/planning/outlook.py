@@ -26,7 +26,6 @@ from autotune.planning.lattice import Lattice
 from autotune.planning.learned import Learned, learned_from
 from autotune.space.candidate import Candidate
 from autotune.space.grid import has_candidate
-from autotune.space.knob import Context
 from autotune.space.knobs import canonical, explain, parse_settings
 from autotune.space.space import load_space
 from autotune.space.table import Indices

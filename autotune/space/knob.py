@@ -128,6 +128,8 @@ class Knob:
     """Value when nobody chooses: the engine's own default, or the neutral value. Its type is
     that of all values."""
     help: str
+    names: tuple[str, ...] = ()
+    """Other names that people give it: arguments of the engine, or another engine's knob."""
     group: str = ""
     """The section of the documentation that it stands in."""
     is_always_shown: bool = False

@@ -23,7 +23,7 @@ K = TypeVar("K", bound=Knob)
 Acts = Callable[[Knobs, Context], bool]
 
 _FUNCTIONS = ("fold", "reader")
-_LISTS = ("choices", "needs_cuda", "more_keys", "switch")
+_LISTS = ("choices", "names", "needs_cuda", "more_keys", "switch")
 _FACTS = {field.name for field in fields(Context)}
 _OF_MODEL = {field.name for field in fields(ModelShape)}
 

@@ -4,9 +4,9 @@ Engines number ranks alike: neighbours in a tensor or sequence parallel group ha
 ranks, then come the replicas of data parallelism, and the stages of a pipeline are furthest apart.
 Source: DeepSpeed, runtime/pipe/topology.py (axes pipe, data, model); Megatron-LM,
 core/parallel_state.py (order tp-cp-ep-dp-pp). Megatron's knob `order` puts stages before replicas.
-Experts have groups of their own over the ranks of a stage: neighbours share a matrix (etp), then come
-those with other experts (ep), then replicas. Source: core/parallel_state.py, expert_decoder_rank_generator;
-DeepSpeed, utils/groups.py.
+Experts have groups of their own over the ranks of a stage: neighbours share a matrix (etp), then
+come those with other experts (ep), then replicas. Source: core/parallel_state.py,
+expert_decoder_rank_generator; DeepSpeed, utils/groups.py.
 """
 
 from collections.abc import Sequence

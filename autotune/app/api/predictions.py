@@ -336,6 +336,16 @@ def estimate_rows(
     )
 
 
+def taught_by(knowledge: Path | None, is_unused: bool, *, say: Note) -> Sequence[Lesson]:
+    """What trials taught, by the file of the user's or this machine's; empty where unused."""
+    file = file_for(knowledge, is_used=not is_unused)
+    try:
+        return () if file is None else read_lessons(file)
+    except StudyError as error:
+        say(f"predictions are not corrected by trials: {error.message}")
+        return ()
+
+
 def _written(settings: Sequence[Settings]) -> list[str]:
     found: list[str] = []
     for one in settings:
@@ -363,12 +373,7 @@ def _outlook(flags: Mapping[str, Any], *, ranks_all: bool = True) -> Outlook:
         say=say,
         ask=flags.get("ask"),
     )
-    file = file_for(flags.get("knowledge"), is_used=not flags.get("no_knowledge", False))
-    lessons: Sequence[Lesson] = ()
-    try:
-        lessons = () if file is None else read_lessons(file)
-    except StudyError as error:
-        say(f"predictions are not corrected by trials: {error.message}")
+    lessons = taught_by(flags.get("knowledge"), flags.get("no_knowledge", False), say=say)
     wishes = FleetWishes(**{f.name: flags.get(f.name) for f in dataclasses.fields(FleetWishes)})
     outlook = open_outlook(text, keys, wishes, lessons=lessons, ranks_all=ranks_all)
     if "model" not in given_keys(text, keys):
