@@ -51,7 +51,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name not in _FUNCTIONS:
-        raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+        there = f"it has {', '.join(__all__)}"
+        raise AttributeError(f"module 'autotune' has no attribute {name!r}: {there}")
     return _function(name)
 
 

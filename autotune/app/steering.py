@@ -2,7 +2,9 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.plugins import load_plugin
@@ -19,6 +21,11 @@ from autotune.cost.knowledge import (
 from autotune.cost.problem import accelerator_of, situation_of
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
+from autotune.job.job import PLAN_SPACE
+from autotune.planning.choices import MIN_FIT, TIE
+from autotune.planning.lattice import lattice_of
+from autotune.planning.other_job import rank_other_job
+from autotune.planning.outlook import FleetWishes, Outlook
 from autotune.search.history import History
 from autotune.search.prospect import Prospect, prospect_of
 from autotune.search.session import Session
@@ -97,9 +104,32 @@ def prospect(session: Session, *, fresh: bool, knowledge: Path | None) -> Prospe
         # What a record holds teaches by itself, unless it is set aside.
         study = "" if fresh else study_name(session.study.folder)
         steering = steering_of(session, lessons=lessons, study=study)
-        return prospect_of(steering, history, session)
+        found = prospect_of(steering, history, session)
+        is_asked = session.job_data.get("space") is None and session.job.script is None
+        if not is_asked or session.environment.accelerator == "cpu":
+            return found
+        return replace(found, **_beyond(session))
     except AutotuneError:
         return None  # the search says why when it begins
+
+
+def _beyond(session: Session) -> dict[str, Any]:
+    """What the space `plan` has beyond that of a search which is told none, as of `Prospect`."""
+    wishes = FleetWishes(gpu=session.environment.device_name)
+    here = Outlook(
+        job=session.job,
+        environment=session.environment,
+        wishes=wishes,
+        lattice=session.lattice,
+    )
+    best, wider = (
+        rank_other_job(here, "", changes, lambda there: lattice_of(there.engine), min_fit=MIN_FIT)
+        for changes in ({}, {"space": PLAN_SPACE})
+    )
+    if best is None or wider is None or wider.fit_probability < MIN_FIT:
+        return {}
+    gain = wider.speedup(session.job, best.step_time_s)
+    return {"plan_gain": gain, "plan_first": wider.described} if gain > TIE else {}
 
 
 def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None:

@@ -47,6 +47,11 @@ class Prospect:
     nearest: str = ""
     """The nearest changes with which one would."""
 
+    plan_gain: float = 1.0
+    """Forecast speed of the best of the space `plan` over the best here; 1: nobody asked."""
+    plan_first: str = ""
+    """That candidate, in words."""
+
     @property
     def trial_s(self) -> float:
         """Seconds of a typical trial."""
