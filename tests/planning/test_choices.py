@@ -30,10 +30,8 @@ from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import planned_lattice, rank_lattice
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from autotune.space.candidate import format_value
-from autotune.space.grid import has_candidate
 from autotune.space.knob import knobs_of
 from autotune.space.knobs import changing_knobs
-from autotune.space.space import load_space
 
 JOB = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 8}
 H100 = FleetWishes(gpu="H100")
