@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.plugins import load_plugin
@@ -108,28 +107,26 @@ def prospect(session: Session, *, fresh: bool, knowledge: Path | None) -> Prospe
         is_asked = session.job_data.get("space") is None and session.job.script is None
         if not is_asked or session.environment.accelerator == "cpu":
             return found
-        return replace(found, **_beyond(session))
+        return _beyond(session, found)
     except AutotuneError:
         return None  # the search says why when it begins
 
 
-def _beyond(session: Session) -> dict[str, Any]:
-    """What the space `plan` has beyond that of a search which is told none, as of `Prospect`."""
-    wishes = FleetWishes(gpu=session.environment.device_name)
+def _beyond(session: Session, found: Prospect) -> Prospect:
+    """What the space `plan` has beyond that of a search which is told none."""
     here = Outlook(
         job=session.job,
         environment=session.environment,
-        wishes=wishes,
+        wishes=FleetWishes(gpu=session.environment.device_name),
         lattice=session.lattice,
     )
-    best, wider = (
-        rank_other_job(here, "", changes, lambda there: lattice_of(there.engine), min_fit=MIN_FIT)
-        for changes in ({}, {"space": PLAN_SPACE})
+    wider = rank_other_job(
+        here, "", {"space": PLAN_SPACE}, lambda there: lattice_of(there.engine), min_fit=MIN_FIT
     )
-    if best is None or wider is None or wider.fit_probability < MIN_FIT:
-        return {}
-    gain = wider.speedup(session.job, best.step_time_s)
-    return {"plan_gain": gain, "plan_first": wider.described} if gain > TIE else {}
+    if wider is None or wider.fit_probability < MIN_FIT:
+        return found
+    gain = wider.speedup(session.job, found.fastest_step_s)
+    return replace(found, plan_gain=gain, plan_first=wider.described) if gain > TIE else found
 
 
 def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None:

@@ -149,23 +149,16 @@ class Engine(ABC):
         """
         return load_space(self._job.space, self.context.knobs, self.name)
 
-    def layouts(self) -> Sequence[Candidate] | None:
+    def layouts(self, *, saves_memory: bool = False) -> Sequence[Candidate] | None:
         """Every legal candidate, where the engine lays the job out itself.
 
         Those of the space `plan` may have knobs of `planned_alone` off their default; others have
-        not.
+        not. Where none of these fits, it `saves_memory` at a price as well.
 
         None: the candidates of the job's space are judged.
 
         Raises:
             NothingFeasibleError: None is legal.
-        """
-        return None
-
-    def smaller_layouts(self) -> Sequence[Candidate] | None:
-        """`layouts` of a plan in which none fits: with what saves memory at a price as well.
-
-        None: there is no more.
         """
         return None
 

@@ -38,7 +38,7 @@ class ReplayedEngine(Engine):
         """The candidates in columns, by the engine whose knobs the table is read in."""
         return self._engine.plans(candidates, needs_shape=needs_shape)
 
-    def layouts(self) -> tuple[Candidate, ...]:
+    def layouts(self, *, saves_memory: bool = False) -> tuple[Candidate, ...]:
         """The table's configurations, in its order."""
         return tuple(self._problem.configurations)
 

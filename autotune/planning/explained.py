@@ -176,12 +176,7 @@ def explain_candidate(
     if index is None:
         found = _beside(found, prediction)
         setbacks = np.append(setbacks, outlook.setbacks([candidate]))
-    choices = choices_of(
-        found,
-        setbacks,
-        min_fit=min_fit,
-        splits=outlook.is_space_named,
-    )
+    choices = choices_of(found, setbacks, min_fit=min_fit, splits=outlook.is_space_named)
     at = len(candidates) if index is None else index
     place = choices.rank(at)
     first = int(choices.firsts[place - 1])

@@ -82,7 +82,7 @@ class _Search:
         """
         engine, plugin = there.engine, find_engine(there.job.engine)
         if plugin.lays_out and there.job.space == PLAN_SPACE:
-            smaller = engine.smaller_layouts()
+            smaller = engine.layouts(saves_memory=True)
             return lattice_of(engine) if smaller is None else laid(smaller, engine)
         space = engine.space
         free = {*plugin.predicted, *(name for name, _, _ in plugin.saves_memory)}

@@ -284,10 +284,9 @@ def even_shares(context: Context) -> list[str]:
     world, batch = context.world, context.global_batch
     if batch % world == 0:
         return []
-    smaller = next(n for n in range(min(world, batch), 0, -1) if batch % n == 0)
-    larger = next((n for n in range(world, batch + 1) if batch % n == 0), smaller)
-    below = batch // world * world
-    worlds, batches = dict.fromkeys((smaller, larger)), filter(None, (below, below + world))
+    divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+    worlds = [max(n for n in divisors if n < world), *(n for n in divisors if n > world)][:2]
+    batches = [n for n in (batch // world * world, batch // world * world + world) if n]
     return [
         f"give {flag(name)} {' or '.join(map(str, numbers))}"
         for name, numbers in (("world", worlds), ("global_batch", batches))

@@ -44,15 +44,11 @@ class OtherJob:
         """The candidate in words."""
         return self.outlook.engine.describe(self.candidate)
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Predicted of the candidate, over all ranks."""
-        job = self.outlook.job
-        return job.seq_len * job.global_batch / self.step_time_s
-
     def speedup(self, job: Job, step_time_s: float) -> float:
         """Tokens/s over those of a job whose step takes so long."""
-        return self.tokens_per_s * step_time_s / (job.seq_len * job.global_batch)
+        there = self.outlook.job
+        n_tokens = there.seq_len * there.global_batch / (job.seq_len * job.global_batch)
+        return n_tokens * step_time_s / self.step_time_s
 
     @property
     def has_files(self) -> bool:

@@ -73,16 +73,6 @@ class FleetWishes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DefaultSearch:
-    """What a search tries of a plan where it is told no space."""
-
-    tries: str
-    """What it tries, in words."""
-    has: Callable[[Candidate], bool]
-    """Whether it would try a candidate; `PLAN_SPACE` has the others."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Outlook:
     """A job on a fleet: what is legal there, and what the cost model says of it."""
 
@@ -159,22 +149,20 @@ class Outlook:
         return tuple(dict.fromkeys(filter(None, asked)))
 
     @cached_property
-    def default_search(self) -> DefaultSearch | None:
-        """What a search that is told no space would try of the lattice; None: all of it."""
-        context, engine = self.lattice.context, self.engine.name
+    def default_search(self) -> tuple[str, Callable[[Candidate], bool]] | None:
+        """What a search that is told no space would try, in words, and whether it has a candidate.
+
+        `PLAN_SPACE` has the others. None: it tries all of the lattice.
+        """
+        context, alone = self.lattice.context, self.engine.planned_alone
         if self.job.space != PLAN_SPACE:
             return None
         if self.lattice.is_laid_out:
-            alone = self.engine.planned_alone
-            return DefaultSearch(
-                tries=f"all layouts without {', '.join(alone[:-1])} and {alone[-1]}",
-                has=lambda candidate: not candidate.values.keys() & set(alone),
-            )
-        space = load_space(DEFAULT_SPACE, context.knobs, engine)
-        return DefaultSearch(
-            tries=f"the space {DEFAULT_SPACE}",
-            has=lambda candidate: has_candidate(space, context, candidate),
-        )
+            words = f"all layouts without {', '.join(alone[:-1])} and {alone[-1]}"
+            return words, lambda candidate: not candidate.values.keys() & set(alone)
+        space = load_space(DEFAULT_SPACE, context.knobs, self.engine.name)
+        words = f"the space {DEFAULT_SPACE}"
+        return words, lambda candidate: has_candidate(space, context, candidate)
 
     def read(self, settings: Sequence[str]) -> tuple[Candidate, tuple[str, ...]]:
         """The one candidate that `knob=value` settings make, legal or not.

@@ -233,7 +233,7 @@ def legal_rows(
     """
     found, reach = outlook.predict_plans(outlook.plans(outlook.lattice.candidates))
     if outlook.lattice.is_laid_out and not (found.fit_probability >= min_fit).any():
-        smaller = outlook.engine.smaller_layouts()
+        smaller = outlook.engine.layouts(saves_memory=True)
         if smaller is not None:
             outlook = dataclasses.replace(outlook, lattice=laid(smaller, outlook.engine))
             found, reach = outlook.predict_plans(outlook.plans(smaller))

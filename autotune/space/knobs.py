@@ -14,14 +14,6 @@ from autotune.contract import KnobValue
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import Catalogue, Context, Knob, Knobs, knobs_of
 
-_FOLLOWING = {
-    "dp": "the world and the other degrees",
-    **dict.fromkeys(
-        ("grad_accum", "gradient_accumulation_steps"),
-        "the global batch, the micro-batch and the ranks that share it",
-    ),
-}
-"""What people name and nobody chooses -> what decides it."""
 _MOST_NAMES = 3
 """Knobs that an error names in place of one that is none."""
 
@@ -36,13 +28,10 @@ def knob_named(name: str, knobs: Catalogue, *, where: str) -> Knob:
     if knob is None:
         asked = name.lower().replace("-", "_")
         near = [known for known, one in knobs.items() if asked in one.names]
-        is_other_name = bool(near)
-        near = near or [known for known in knobs if known.endswith(f".{name}")]
-        if not is_other_name:
+        if not near:
+            near = [known for known in knobs if known.endswith(f".{name}")]
             near += [known for known in near_names(name, knobs) if known not in near]
         guess = f"did you mean {' or '.join(near[:_MOST_NAMES])}? " if near else ""
-        if asked in _FOLLOWING:
-            guess = f"it follows from {_FOLLOWING[asked]}; "
         every = (one for one in plugin_names("engine") if knobs_of(one).keys() == knobs.keys())
         of, flags = next(((f" of {one}", f" --engine {one}") for one in every), ("", ""))
         raise JobError(

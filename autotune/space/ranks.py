@@ -44,21 +44,22 @@ def describe_groups(candidate: Candidate, places: Sequence[str]) -> list[str]:
         return []
     stages_first = are_stages_first(candidate.get("order"))
     etp, ep = int(candidate.get("etp") or candidate.tp), int(candidate.get("ep") or 1)
-    inner_of_experts = etp * ep * (candidate.pp if stages_first else 1)
-    kinds = [
+    replicas, rest = divmod(len(places), etp * ep * candidate.pp)
+    spreads = ep > 1 and not rest
+    kinds = (
         ("tensor parallel", candidate.tp, 1),
         ("context parallel", candidate.cp, candidate.tp),
         ("sequence parallel", candidate.sp, candidate.tp * candidate.cp),
         ("data parallel", candidate.dp, inner * (candidate.pp if stages_first else 1)),
         ("pipeline", candidate.pp, inner * (1 if stages_first else candidate.dp)),
-    ]
-    if ep > 1 and len(places) % (etp * ep * candidate.pp) == 0:
-        replicas = len(places) // (etp * ep * candidate.pp)
-        kinds += [
-            ("expert parallel", ep, etp),
-            ("expert tensor parallel", etp, 1),
-            ("expert data parallel", replicas, inner_of_experts),
-        ]
+        ("expert parallel", ep if spreads else 1, etp),
+        ("expert tensor parallel", etp if spreads else 1, 1),
+        (
+            "expert data parallel",
+            replicas if spreads else 1,
+            etp * ep * (candidate.pp if stages_first else 1),
+        ),
+    )
     return [
         f"{name} groups of {size} ranks, such as {_span([stride * k for k in range(size)])}: "
         f"{describe_reach(size, stride, places)}"

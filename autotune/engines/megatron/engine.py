@@ -174,13 +174,10 @@ class MegatronEngine(Engine):
         self._task = task_of(job, environment)
         self._notes: Notes = {}
 
-    def layouts(self) -> Layouts | None:
+    def layouts(self, *, saves_memory: bool = False) -> Layouts | None:
         if (space := self._job.space) not in (DEFAULT_SPACE, PLAN_SPACE):
             return None
-        return lay_out(self._task, for_plan=space == PLAN_SPACE)
-
-    def smaller_layouts(self) -> Layouts:
-        return lay_out(self._task, for_plan=True, saves_memory=True)
+        return lay_out(self._task, for_plan=space == PLAN_SPACE, saves_memory=saves_memory)
 
     def changes_training(self, candidates: Sequence[Candidate]) -> Truth:
         columns = candidates.columns if isinstance(candidates, Layouts) else columns_of(candidates)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import Ranking
 from autotune.report.terminal.tables import print_told
-from autotune.space.candidate import Candidate, format_value
+from autotune.space.candidate import Candidate
 from autotune.space.knob import knobs_of
 from autotune.space.knobs import changing_knobs
 from autotune.space.ranks import describe_ranks, machine_places
@@ -40,6 +41,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
 
     Every figure is predicted; the keys say so.
     """
+    way = way_as_dict(ranking)
     return {
         "is_predicted": True,
         "device_name": ranking.outlook.environment.device_name,
@@ -64,8 +66,8 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "ways_to_fit": [_other_as_dict(ranking, way) for way in ranking.ways_to_fit],
         "spread_experts": [_other_as_dict(ranking, other) for other in ranking.spread_experts],
         "other_batch": ranking.other_batch and _other_as_dict(ranking, ranking.other_batch),
-        "baseline": _baseline_as_dict(ranking),
-        "from_baseline": way_as_dict(ranking),
+        "baseline": way if ranking.baseline else None,
+        "from_baseline": way,
         "what_if": [
             {**dataclasses.asdict(variant), "best": ranking.candidates[variant.best].values}
             for variant in ranking.variants
@@ -89,6 +91,8 @@ def way_as_dict(ranking: Ranking) -> dict[str, Any] | None:
         "candidate": baseline.candidate.values,
         "described": baseline.described,
         "is_given": bool(baseline.path),
+        "path": baseline.path,
+        "not_carried": {name: list(pair) for name, pair in baseline.notes.items()},
         **figures,
         "pred_gain_of_best": gain,
         "pred_gain_of_best_low": gain * float(np.exp(-spread.high[0])),
@@ -149,7 +153,6 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         **_of_hosts(ranking),
         "allowed_bytes": job.memory_limit_bytes or ranking.outlook.environment.device_memory_bytes,
         "savings": [] if ranking.n_likely else list(engine.unused_savings(ranking.candidates)),
-        "figures": _baseline_as_dict(ranking),
         "even_shares": even_shares(ranking.outlook.lattice.context),
         "way": way_as_dict(ranking),
         **_of_first(ranking, [*best, *more]),
@@ -224,7 +227,6 @@ def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
             "changes": changes_of(ranking.candidates[otherwise], ranking.outlook.job),
         },
         "needs": ranking.outlook.needs(candidate),
-        "variants": _variants_of_first(ranking),
         "asks": _asks(ranking, shown),
         "search": _searched(ranking, shown),
     }
@@ -243,14 +245,14 @@ def _searched(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any] | None:
 
     None: it tries all of them.
     """
-    search = ranking.outlook.default_search
-    if search is None:
+    if ranking.outlook.default_search is None:
         return None
+    words, has = ranking.outlook.default_search
     firsts = ranking.choices.firsts
-    tried = [rank for rank in shown if search.has(ranking.candidates[int(firsts[rank - 1])])]
+    tried = [rank for rank in shown if has(ranking.candidates[int(firsts[rank - 1])])]
     if len(tried) == len(shown):
         return None
-    return {"tries": search.tries, "tried": _rows(tried)}
+    return {"tries": words, "tried": _rows(tried)}
 
 
 def _other_as_dict(ranking: Ranking, other: OtherJob) -> dict[str, Any]:
@@ -305,21 +307,6 @@ def learned_as_dict(learned: Learned | None) -> dict[str, int]:
     }
 
 
-def _baseline_as_dict(ranking: Ranking) -> dict[str, Any] | None:
-    baseline = ranking.baseline
-    if baseline is None:
-        return None
-    best_s = float(ranking.prediction.step_time_s[int(ranking.order[0])])
-    figures = figures_as_dict(ranking.outlook.job, baseline.prediction, 0, baseline.reach)
-    return {
-        "path": baseline.path,
-        "candidate": baseline.candidate.values,
-        **figures,
-        "pred_gain_of_best": figures["pred_step_time_s"] / best_s,
-        "not_carried": {name: list(pair) for name, pair in baseline.notes.items()},
-    }
-
-
 def parts_of(prediction: Prediction, index: int) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds and bytes of a candidate by part in words, largest first, without empty ones."""
     one = prediction.take(np.array([index]))
@@ -346,7 +333,7 @@ def figures_as_dict(job: Job, prediction: Prediction, index: int, reach: Margin)
         "pred_step_time_low_s": low_s,
         "pred_step_time_high_s": high_s,
         "pred_samples_per_s": job.global_batch / step_time_s,
-        "pred_tokens_per_s_per_gpu": _tokens_per_s(job, step_time_s),
+        "pred_tokens_per_s_per_gpu": job.tokens_per_batch / step_time_s / job.world,
         "pred_peak_memory_bytes": float(prediction.peak_memory_bytes[index]),
         "pred_peak_memory_low_bytes": low_bytes,
         "pred_peak_memory_high_bytes": high_bytes,
@@ -363,7 +350,9 @@ def parts_as_dict(prediction: Prediction, index: int) -> dict[str, Any]:
 
 def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
     index = int(ranking.choices.firsts[rank - 1])
-    found = ranking.prediction
+    found, price = ranking.prediction, ranking.price_per_hour
+    figures = figures_as_dict(ranking.outlook.job, found, index, ranking.reach)
+    hours = 1e9 / figures["pred_tokens_per_s_per_gpu"] / 3600
     return {
         "rank": rank,
         "n_variants": len(ranking.choices.variants(rank)),
@@ -371,42 +360,16 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "best_of": [kind for kind, best in ranking.best_of.items() if best == index],
         "asks": list(ranking.outlook.asks(ranking.candidates[index])),
         "is_tried_by_default": ranking.outlook.default_search is None
-        or ranking.outlook.default_search.has(ranking.candidates[index]),
+        or ranking.outlook.default_search[1](ranking.candidates[index]),
         "candidate": ranking.candidates[index].values,
-        **figures_as_dict(ranking.outlook.job, found, index, ranking.reach),
-        "pred_gpu_hours_per_billion_tokens": _gpu_hours(ranking, index),
-        "pred_price_per_billion_tokens": _price(ranking, index),
+        **figures,
+        "pred_gpu_hours_per_billion_tokens": hours,
+        "pred_price_per_billion_tokens": None if price is None else hours * price,
         "is_on_front": ranking.is_on_front(rank),
         "needs": list(ranking.outlook.needs(ranking.candidates[index])),
         "changes_training": [*changes_of(ranking.candidates[index], ranking.outlook.job)],
         "assumed": assumptions(ranking.reach, index),
         **parts_as_dict(found, index),
-    }
-
-
-_LEAST_SAVING = 0.03
-"""Part of the peak that a variant has to save to be named."""
-
-
-def _variants_of_first(ranking: Ranking) -> dict[str, Any] | None:
-    """The variants of the first row, and the smallest of them where it is smaller; None: none."""
-    close, every = ranking.close_variants(1), ranking.choices.variants(1)
-    if not len(every):
-        return None
-    peaks, index = ranking.prediction.peak_memory_bytes, int(ranking.choices.firsts[0])
-    smallest = min(close, key=lambda other: float(peaks[other]), default=index)
-    values = ranking.candidates[index].values
-    changed = [
-        f"{name}={format_value(value)}"
-        for name, value in ranking.candidates[smallest].values.items()
-        if values.get(name) != value
-    ]
-    is_smaller = peaks[smallest] < (1 - _LEAST_SAVING) * peaks[index]
-    return {
-        "n_close": len(close),
-        "n_other": len(every) - len(close),
-        "smaller": changed if is_smaller else [],
-        "peak_bytes": float(peaks[smallest]),
     }
 
 
@@ -426,35 +389,10 @@ def _rows(ranks: Sequence[int]) -> str:
     """`rows 1, 4 to 6`, for ranks in any order; empty for none."""
     if not ranks:
         return ""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
+    runs = groupby(enumerate(sorted(ranks)), key=lambda numbered: numbered[1] - numbered[0])
+    parts = [[rank for _, rank in run] for _, run in runs]
     texts = [
         f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part))
         for part in parts
     ]
     return f"row{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
-
-
-def _tokens_per_s(job: Job, step_time_s: float) -> float:
-    """Tokens that one accelerator trains."""
-    return job.tokens_per_batch / step_time_s / job.world
-
-
-def _gpu_hours(ranking: Ranking, index: int) -> float:
-    """Accelerator hours per billion tokens."""
-    return (
-        1e9
-        / _tokens_per_s(ranking.outlook.job, float(ranking.prediction.step_time_s[index]))
-        / 3600
-    )
-
-
-def _price(ranking: Ranking, index: int) -> float | None:
-    """Price of a billion tokens."""
-    if ranking.price_per_hour is None:
-        return None
-    return _gpu_hours(ranking, index) * ranking.price_per_hour
