@@ -74,8 +74,9 @@ def open_outlook(
 
 
 def _search_command(job_file: JobText | None, flags: Mapping[str, Any]) -> str:
-    """The search of the same job, in the flags that were given and that a search has."""
-    taken = {name: value for name, value in flags.items() if name in keys_of("search")}
+    """The search of the same job, in the flags that were given; a plan adds its own space."""
+    shared = keys_of("search").keys() - ({"space"} if flags.get("space") == PLAN_SPACE else set())
+    taken = {name: value for name, value in flags.items() if name in shared}
     given = {**({} if job_file is None else {"job": job_file.path}), **taken}
     words = [word for name, value in given.items() for word in (flag(name), str(value))]
     return shlex.join(["autotune", "search", *words])
