@@ -42,6 +42,8 @@ _UNEXPLAINED_SHARE = 0.1
 """Parameters that the sizes of a model leave unexplained before it counts as of another kind:
 norms, biases and learned positions explain less."""
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+_KEYS = {"zero.stage": "zero_optimization.stage", "micro_batch": _MICRO, "grad_accum": _ACCUM}
+"""Knobs that a placeholder may name -> their keys in DeepSpeed's configuration."""
 _TRAINERS = ("trainer", "trl", "llama-factory", "axolotl", "ms-swift")
 """Frameworks that train by transformers' Trainer."""
 _READ_BACK = {
@@ -153,6 +155,9 @@ class Observed(Stored):
 
     def place_outside_files(self, key: str) -> tuple[str, str]:
         """Where a dotted key that no file brings is set, in words, and its name there."""
+        for name in self.placeholders:
+            if key == _KEYS.get(name):
+                return "your command", f"{{{name}}}"
         for word in self.command:
             *_, name, value = ["", *word.lstrip("-+").split("=")]
             if name and value and f".{name}".endswith(f".{key}"):
@@ -328,8 +333,8 @@ class Observed(Stored):
         )
 
         def by_file(key: str) -> str:
-            if file or not self.sources_of_config:
-                return file or by_default
+            if file:
+                return file
             if (place := self.place_of(key)) is not None:
                 return Path(place[0]).name
             where, word = self.place_outside_files(key)
