@@ -547,7 +547,7 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
         return
     rows = table_beside(__file__, "hints.json")
     found = (row["hint"] for row in rows if all(word in result.evidence for word in row["words"]))
-    longer = f"give it longer with {flag('trial_timeout')}, or a smaller first batch"
+    longer = f"see where it stood; if it trains, give it longer with {flag('trial_timeout')}"
     by_outcome = {
         Outcome.OOM: "it runs out of memory as it is: lower its micro-batch in the command",
         Outcome.TIMEOUT: longer,
