@@ -255,10 +255,9 @@ def observe(
     named_world = flags.get("world") or ranks_in_words(command)
     world = named_world or default_world(place.environment)
     try_folder(study.folder, named=study.folder, hint=_other_folder())
-    asked = flags.get("trial_timeout")
-    timeout_s = (
-        _FIRST_TIMEOUT_S if asked is None else parse_seconds(asked, where=flag("trial_timeout"))
-    )
+    timeout_s = _FIRST_TIMEOUT_S
+    if (asked := flags.get("trial_timeout")) is not None:
+        timeout_s = parse_seconds(asked, where=flag("trial_timeout"))
     note(
         f"first, the command runs as it is for a few steps, {format_seconds(timeout_s)} at most: "
         f"{in_short(command)}"

@@ -173,8 +173,7 @@ class Observed(Stored):
         found: dict[str, list[tuple[list[str], Any]]] = {}
         for key, value in configuration.items():
             if (place := self.place_of(key)) is not None:
-                file, at = place
-                found.setdefault(file, []).append((list(at), value))
+                found.setdefault(place[0], []).append((list(place[1]), value))
         return found
 
     @property
@@ -369,12 +368,9 @@ class Observed(Stored):
         by_switch = section.get("enabled") is True
         by_key = by_file(f"{self.precision}.enabled")
         found["precision"] = by_key if by_switch else by_argument(self.precision, by_default)
-        if "optimizer" in self.config:
-            found["optimizer"] = by_file("optimizer.type")
-        elif self.description.get("optimizer_by_arguments"):
-            found["optimizer"] = "argument optim"
-        else:
-            found["optimizer"] = "the script's code"
+        is_argument = self.description.get("optimizer_by_arguments")
+        brought = "argument optim" if is_argument else "the script's code"
+        found["optimizer"] = by_file("optimizer.type") if "optimizer" in self.config else brought
         return found
 
     def digest(self) -> str:
@@ -547,10 +543,10 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
         return
     rows = table_beside(__file__, "hints.json")
     found = (row["hint"] for row in rows if all(word in result.evidence for word in row["words"]))
-    longer = f"see where it stood; if it trains, give it longer with {flag('trial_timeout')}"
     by_outcome = {
         Outcome.OOM: "it runs out of memory as it is: lower its micro-batch in the command",
-        Outcome.TIMEOUT: longer,
+        Outcome.TIMEOUT: "see where it stood; if it trains, give it longer with "
+        f"{flag('trial_timeout')}",
         Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
     }
     hint = next(found, by_outcome.get(result.outcome, _SEE_THE_LOG))
