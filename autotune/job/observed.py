@@ -364,8 +364,7 @@ class Observed(Stored):
             found[setting] = by_file(key) if is_own else by_argument(argument, otherwise)
         if self.accumulates_by_hand:
             found["grad_accum"] = "the script's own passes"
-        section = written.get(self.precision) or {}
-        by_switch = section.get("enabled") is True
+        by_switch = (written.get(self.precision) or {}).get("enabled") is True
         by_key = by_file(f"{self.precision}.enabled")
         found["precision"] = by_key if by_switch else by_argument(self.precision, by_default)
         is_argument = self.description.get("optimizer_by_arguments")

@@ -7,7 +7,6 @@ their losses must be the same. Then it trains on for the other half.
 
 import dataclasses
 import itertools
-import math
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
@@ -284,8 +283,7 @@ def _half_of(spec: TrialSpec, number: int, minutes: float, checkpoint: Checkpoin
         workload=dataclasses.replace(spec.workload, lengths={}),
         measure=Measure(
             warmup_steps=2,
-            # Steps however slow leave enough samples of memory after the warm-up.
-            min_steps=math.ceil(MIN_SAMPLES / (1 - WARM_UP_SHARE)),
+            min_steps=MIN_SAMPLES + 2,  # enough samples are left after `WARM_UP_SHARE` of so few
             max_steps=2**31,
             target_half_width=0.0,  # steady or not, it goes on
             budget_s=budget_s,
