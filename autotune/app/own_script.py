@@ -16,7 +16,7 @@ from autotune.base.flags import flag
 from autotune.base.plugins import plugin_names
 from autotune.base.secrecy import scrubbed
 from autotune.base.templates import canonical_json
-from autotune.base.units import format_bytes, parse_bytes, parse_seconds
+from autotune.base.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 from autotune.contract import (
     CONFIG_DIR,
     PRIVATE_MODE,
@@ -255,7 +255,13 @@ def observe(
     named_world = flags.get("world") or ranks_in_words(command)
     world = named_world or default_world(place.environment)
     try_folder(study.folder, named=study.folder, hint=_other_folder())
-    note(f"first, the command runs as it is for a few steps: {in_short(command)}")
+    timeout_s = _FIRST_TIMEOUT_S
+    if (asked := flags.get("trial_timeout")) is not None:
+        timeout_s = parse_seconds(asked, where=flag("trial_timeout"))
+    note(
+        f"first, the command runs as it is for a few steps, {format_seconds(timeout_s)} at most: "
+        f"{in_short(command)}"
+    )
     for remark in place.remarks(named_world or 1):  # else the first run tells how many
         note(remark)
     is_new = not study.folder.exists()
@@ -268,6 +274,7 @@ def observe(
                 flags,
                 world=world,
                 limit_bytes=limit_bytes,
+                timeout_s=timeout_s,
                 place=place,
                 study=study,
                 folder=folder,
@@ -370,6 +377,7 @@ def _run_once(
     *,
     world: int,
     limit_bytes: int | None,
+    timeout_s: float,
     place: Place,
     study: Study,
     folder: str,
@@ -379,7 +387,6 @@ def _run_once(
     environment, where = place.environment, study.folder / FIRST_RUN
     shutil.rmtree(where, ignore_errors=True)
     (where / CONFIG_DIR).mkdir(parents=True)
-    timeout = flags.get("trial_timeout")
     spec = TrialSpec(
         identity=Identity(
             study=study.name, number=0, role=Role.BASELINE, candidate_hash="0" * 12, knobs={}
@@ -402,11 +409,7 @@ def _run_once(
             MEASURE,
             diagnoses=bool(flags.get("diagnose", True)),
             memory_limit_bytes=limit_bytes,
-            timeout_s=(
-                _FIRST_TIMEOUT_S
-                if timeout is None
-                else parse_seconds(timeout, where=flag("trial_timeout"))
-            ),
+            timeout_s=timeout_s,
         ),
     )
     write_spec_file(where, spec)

@@ -92,23 +92,21 @@ class OwnCommand(Dialect):
 
 
 def _of_command(training: CommandTraining) -> CommandFiles:
-    """The configuration and the command with the edits; what they cannot carry."""
+    """The configuration and the command with the edits; what they cannot carry.
+
+    The ds_config is in the file of arguments where nothing else takes it.
+    """
     if training.is_set_up_by_accelerate and any(training.in_file()):
         return _accelerate_files(training)
+    config = training.config_text
+    if not training.edits.configuration and not training.edits.arguments:
+        made = CommandFiles(files={}, command=training.words, about={})
+        return made.with_file(CONFIG_FILE, config, "your configuration, for you to read")
     where = training.script.description.get("config_file") or ""
     whose = f"your `{where}`" if where else "your configuration"
     text = f'{whose} with the edits, every "auto" kept'
     if training.files_read:
         text = "what DeepSpeed gets by them, for you to read"
-    return _config_files(training, text)
-
-
-def _config_files(training: CommandTraining, text: str) -> CommandFiles:
-    """The ds_config of a command, in its file of arguments where nothing else takes it."""
-    config = training.config_text
-    if not training.edits.configuration and not training.edits.arguments:
-        made = CommandFiles(files={}, command=training.words, about={})
-        return made.with_file(CONFIG_FILE, config, "your configuration, for you to read")
     in_code = {} if training.edits_argument_file else dict(training.in_code())
     made = CommandFiles(files={}, command=training.command(), about={}, in_code=in_code)
     made = made.with_file(CONFIG_FILE, config, text)

@@ -27,7 +27,7 @@ from autotune.export.trainer import SIZES
 from autotune.job.observed import Observed, is_text_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
-from autotune.trial.guest.frameworks import as_argument_of
+from autotune.trial.guest.frameworks import RECOMPUTE_NAMES, as_argument_of
 
 HERE = "AUTOTUNE_EXPORT_FOLDER"
 """Stands in a command for the folder of the export until it is quoted for the shell."""
@@ -129,12 +129,17 @@ class CommandTraining:
         """Name and text of that file with the edits, where `edits_argument_file`."""
         assert self.argument_file is not None, "it is edited"
         path, found = self.argument_file
-        named = [
-            as_argument_of(self.script.framework, *one) for one in self.edits.arguments.items()
-        ]
+        named = [self._as_named_in_file(*one) for one in self.edits.arguments.items()]
         changes = dict(named) | {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
         text = edit(read_text(path), changes, found.syntax)
         return path.name, dump_yaml({**found.data, **changes}) if text is None else text
+
+    def _as_named_in_file(self, name: str, value: Any) -> tuple[str, Any]:
+        """An argument as that file has it: recomputation under the name that stands there."""
+        name, value = as_argument_of(self.script.framework, name, value)
+        if name in RECOMPUTE_NAMES and self.argument_file is not None:
+            name = next((n for n in RECOMPUTE_NAMES if n in self.argument_file[1].data), name)
+        return name, value
 
     # ------------------------------------------------ the command
 
@@ -229,7 +234,7 @@ class CommandTraining:
             outside = self.arguments_outside_files()
             for name, value in self.edits.arguments.items():
                 if name not in outside:
-                    named, there = as_argument_of(self.script.framework, name, value)
+                    named, there = self._as_named_in_file(name, value)
                     found.setdefault(path, []).append(([named], there))
         return found
 

@@ -42,6 +42,8 @@ _UNEXPLAINED_SHARE = 0.1
 """Parameters that the sizes of a model leave unexplained before it counts as of another kind:
 norms, biases and learned positions explain less."""
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+_KEYS = {"zero.stage": "zero_optimization.stage", "micro_batch": _MICRO, "grad_accum": _ACCUM}
+"""Knobs that a placeholder may name -> their keys in DeepSpeed's configuration."""
 _TRAINERS = ("trainer", "trl", "llama-factory", "axolotl", "ms-swift")
 """Frameworks that train by transformers' Trainer."""
 _READ_BACK = {
@@ -153,6 +155,9 @@ class Observed(Stored):
 
     def place_outside_files(self, key: str) -> tuple[str, str]:
         """Where a dotted key that no file brings is set, in words, and its name there."""
+        for name in self.placeholders:
+            if key == _KEYS.get(name):
+                return "your command", f"{{{name}}}"
         for word in self.command:
             *_, name, value = ["", *word.lstrip("-+").split("=")]
             if name and value and f".{name}".endswith(f".{key}"):
@@ -168,8 +173,7 @@ class Observed(Stored):
         found: dict[str, list[tuple[list[str], Any]]] = {}
         for key, value in configuration.items():
             if (place := self.place_of(key)) is not None:
-                file, at = place
-                found.setdefault(file, []).append((list(at), value))
+                found.setdefault(place[0], []).append((list(place[1]), value))
         return found
 
     @property
@@ -328,8 +332,8 @@ class Observed(Stored):
         )
 
         def by_file(key: str) -> str:
-            if file or not self.sources_of_config:
-                return file or by_default
+            if file:
+                return file
             if (place := self.place_of(key)) is not None:
                 return Path(place[0]).name
             where, word = self.place_outside_files(key)
@@ -360,16 +364,12 @@ class Observed(Stored):
             found[setting] = by_file(key) if is_own else by_argument(argument, otherwise)
         if self.accumulates_by_hand:
             found["grad_accum"] = "the script's own passes"
-        section = written.get(self.precision) or {}
-        by_switch = section.get("enabled") is True
+        by_switch = (written.get(self.precision) or {}).get("enabled") is True
         by_key = by_file(f"{self.precision}.enabled")
         found["precision"] = by_key if by_switch else by_argument(self.precision, by_default)
-        if "optimizer" in self.config:
-            found["optimizer"] = by_file("optimizer.type")
-        elif self.description.get("optimizer_by_arguments"):
-            found["optimizer"] = "argument optim"
-        else:
-            found["optimizer"] = "the script's code"
+        is_argument = self.description.get("optimizer_by_arguments")
+        brought = "argument optim" if is_argument else "the script's code"
+        found["optimizer"] = by_file("optimizer.type") if "optimizer" in self.config else brought
         return found
 
     def digest(self) -> str:
@@ -542,10 +542,10 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
         return
     rows = table_beside(__file__, "hints.json")
     found = (row["hint"] for row in rows if all(word in result.evidence for word in row["words"]))
-    longer = f"give it longer with {flag('trial_timeout')}, or a smaller first batch"
     by_outcome = {
         Outcome.OOM: "it runs out of memory as it is: lower its micro-batch in the command",
-        Outcome.TIMEOUT: longer,
+        Outcome.TIMEOUT: "see where it stood; if it trains, give it longer with "
+        f"{flag('trial_timeout')}",
         Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
     }
     hint = next(found, by_outcome.get(result.outcome, _SEE_THE_LOG))

@@ -35,7 +35,7 @@ POWER_SHARE = 0.5
 learns nothing at all would be off by all of it, and half of that in the middle."""
 PADDED_VOCAB = "padded_vocab"
 """Name under which an engine expects the number of token ids, where it adds some."""
-_ROUNDOFF = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-25}
+_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24}
 """Precision -> largest error of one rounding to nearest, as a share: half the distance of 1 to
 the next number (Goldberg, What Every Computer Scientist Should Know About Floating-Point
 Arithmetic, ACM Computing Surveys 23, 1991)."""

@@ -205,8 +205,9 @@ class Story:
     @property
     def is_nothing_tried(self) -> bool:
         """Whether the search ended before it tried anything but what leads to the baseline."""
-        is_alone = self.is_baseline_alone and bool(self.facts.no_comparison)
-        return is_alone and not any(row.is_searched for row in self.rows)
+        is_cut_short = self.answer is not None and self.answer.interrupted
+        is_alone = self.is_baseline_alone and (is_cut_short or bool(self.facts.no_comparison))
+        return is_alone and not any(row.is_searched and row.is_settled for row in self.rows)
 
     @property
     def guarded(self) -> Mapping[str, tuple[int, GuardVerdict]]:

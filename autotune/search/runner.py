@@ -108,8 +108,8 @@ class Runner:
         if left_out:
             number, why = next(iter(left_out.items()))
             self.note(
-                f"{format_count(len(left_out), 'trial')} of the record ran another job or "
-                f"configuration than this one and are left out, such as trial {number}: {why}"
+                f"left out: {format_count(len(left_out), 'trial')} of the record, of another job "
+                f"or configuration than this one, such as trial {number}: {why}"
             )
         self._say_given_up()
         for folder in recorded.unreadable:

@@ -283,7 +283,7 @@ def _half_of(spec: TrialSpec, number: int, minutes: float, checkpoint: Checkpoin
         workload=dataclasses.replace(spec.workload, lengths={}),
         measure=Measure(
             warmup_steps=2,
-            min_steps=MIN_SAMPLES,
+            min_steps=MIN_SAMPLES + 2,  # enough samples are left after `WARM_UP_SHARE` of so few
             max_steps=2**31,
             target_half_width=0.0,  # steady or not, it goes on
             budget_s=budget_s,

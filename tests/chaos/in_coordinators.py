@@ -60,6 +60,9 @@ _MOMENTS = (
     ("after", "autotune.app.run:export_study", _ANSWERING),
 )
 """When a coordinator is killed by itself: (when, what, what it was about to do)."""
+_AT_THE_START = "autotune.app.session:check_space_is_read"
+FUNCTIONS = (*(what for _, what, _ in _MOMENTS if ":" in what), _AT_THE_START)
+"""Those before or after which a coordinator sends a signal to itself."""
 
 
 ASKED = {
@@ -214,7 +217,7 @@ def _until_a_trial_runs(search: Search, doing: tuple[str, ...]) -> subprocess.Po
 def _interrupted_at_start(ground: Ground) -> None:
     search = begun(ground)
     before = digests(search.study)
-    under = ("tests.chaos.coordinator", "SIGINT", "before", "autotune.app.session:build_lattice")
+    under = ("tests.chaos.coordinator", "SIGINT", "before", _AT_THE_START)
     process = search.start(*_SEARCHING, under=under)
     _ended(process, 130)
     _check_after(search, before)

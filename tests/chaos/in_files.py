@@ -33,7 +33,7 @@ _ANSWER_S = 60.0
 
 ODD_NAMES = {
     "200 nines": "9" * 200,
-    "seven digits": "1234567",
+    "ten digits": "1234567890",
     "a letter behind": "0007x",
     "a zero in front": "00007",
     "too few digits": "7",

@@ -1,6 +1,7 @@
 """The short form of `make chaos`, and the runner itself."""
 
 import json
+import pkgutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,11 @@ def test_it_is_survived(fault, ground):
     except BaseException:
         ground.close()  # whatever it left must not spoil the next one
         raise
+
+
+@pytest.mark.parametrize("name", in_coordinators.FUNCTIONS)
+def test_a_function_at_which_coordinators_are_killed_is_there(name):
+    assert callable(pkgutil.resolve_name(name))
 
 
 def test_every_fault_has_a_name_of_its_own_and_every_kind_a_short_form():

@@ -285,6 +285,16 @@ def test_a_setting_on_the_command_line_is_none_of_the_code(word: str, is_it: boo
     assert (place == ("your command", word)) == is_it
 
 
+def test_a_setting_that_a_placeholder_names_is_none_of_the_code() -> None:
+    command = ["torchrun", "app.py", "zero={zero.stage=1}", "batch={micro_batch=4}"]
+    said = {**RAW, "config_written": {"zero_optimization": {"stage": 1}}}
+    script = observed(said, command=command)
+    assert set(script.placeholders) == {"zero.stage", "micro_batch"}
+    assert script.origins["zero.stage"] == "your command, {zero.stage}"
+    place = ("your command", "{micro_batch}")
+    assert script.place_outside_files("train_micro_batch_size_per_gpu") == place
+
+
 def test_a_configuration_comes_from_the_file_that_the_script_read() -> None:
     written = {"zero_optimization": {"stage": 1}}
     script = observed({**RAW, "sources": SOURCES, "config_written": written})

@@ -290,7 +290,7 @@ def test_an_adam_that_counts_from_another_step_is_one_update_behind_at_the_most(
         run(n, round_number=n, losses=STAGE_2, candidate="b", wrapper="DeepSpeedZeroOptimizer")
         for n in range(2)
     ]
-    own = run(9, round_number=0, losses=ours, wrapper=wrapper, name="script", precision="bf16")
+    own = run(9, round_number=0, losses=ours, wrapper=wrapper, name="script", precision="fp16")
     said = said_of([*base, own])
     assert said.verdict is verdict
     assert ("counts Adam's steps from 1" in said.why) == (wrapper == "FP16_UnfusedOptimizer")

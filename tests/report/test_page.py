@@ -151,6 +151,21 @@ def test_where_only_the_baseline_ran_nothing_is_said_to_be_no_better(tmp_path: P
     assert "beat the baseline" not in page
 
 
+def test_an_interrupted_search_whose_only_candidate_was_cancelled_tried_none(
+    tmp_path: Path,
+) -> None:
+    study = finished(tmp_path, lambda spec: ok(spec, 100.0), trials=1)
+    baseline = study.trials()[0].spec.identity.candidate_hash
+    for trial in study.trials():
+        if trial.spec.identity.role is Role.SEARCH:
+            study.write_result(trial.folder, fault(trial.spec, Outcome.CANCELLED, "Ctrl-C"))
+        elif trial.spec.identity.candidate_hash != baseline:
+            shutil.rmtree(trial.folder)
+    state = study.read_state()
+    study.write_state({**state, "answer": {**state["answer"], "interrupted": True}})
+    assert '<p class="headline ">No candidate was tried</p>' in rendered(study)
+
+
 def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) -> None:
     study = finished(
         tmp_path, smaller_is_slower, objective="peak_memory", objective_floor=0.8, trials=40

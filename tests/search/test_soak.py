@@ -91,10 +91,13 @@ def record(folder: Path) -> Study:
 
 
 def soak(
-    folder: Path, behave=steady, how: dict[str, float] | None = None
+    folder: Path,
+    behave=steady,
+    how: dict[str, float] | None = None,
+    n_samples: int | None = None,
 ) -> tuple[Soak, SoakFleet]:
     fleet = SoakFleet(behave)
-    fleet.how = how or {}
+    fleet.how, fleet.n_samples = how or {}, n_samples
     ran = soak_trials(
         spec(memory_limit_bytes=8 * GIB, timeout_s=100.0),
         files(ds_config()),
@@ -124,6 +127,13 @@ def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path)
     trials = Study(tmp_path, "soak").trials()
     assert [t.result.outcome for t in trials if t.result is not None] == [Outcome.OK] * 2
     assert TrialSpec.from_dict(json.loads(json.dumps(to_dict(second)))) == second
+
+
+def test_the_fewest_steps_of_a_half_suffice_to_judge_it(tmp_path: Path):
+    """However slow the machine: a trial that is over its time ends after `min_steps`."""
+    (first, _) = soak(tmp_path / "whole")[1].specs
+    ran, _ = soak(tmp_path / "short", n_samples=first.measure.min_steps)
+    assert (ran.failures, ran.unknown) == ([], [])
 
 
 def test_a_first_half_that_fails_ends_it(tmp_path: Path):

@@ -349,6 +349,17 @@ def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path) -> No
     assert started(out) == f"torchrun run.py {out}/args.yaml"
 
 
+def test_recomputation_keeps_the_name_that_the_file_has_for_it(tmp_path: Path) -> None:
+    given = "output_dir: out\nper_device_train_batch_size: 4\ngradient_checkpointing: true\n"
+    (tmp_path / "args.yaml").write_text(given)
+    edits = Edits(arguments={"activation_checkpointing": False})
+    training = training_of("torchrun run.py args.yaml", edits)
+    here = dataclasses.replace(training.script, folder=str(tmp_path))
+    _, text = dataclasses.replace(training, script=here).edited_arguments()
+    assert text.startswith(given.replace("true", "false"))
+    assert "activation_checkpointing" not in text
+
+
 @pytest.mark.parametrize("brings_plugin", [False, True])
 def test_settings_of_accelerate_s_launcher_become_its_files(
     tmp_path: Path, brings_plugin: bool
