@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
@@ -14,6 +14,9 @@ from autotune.base.secrecy import is_secret
 from autotune.engines.launches import PROGRAMS, slurm
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.job.observed import PLACEHOLDER
+
+GPUS_OF_CONTAINER = "GPUS_OF_CONTAINER"
+"""A variable of ours, which a job in YAML gives to the commands of a container."""
 
 TRL = "trl"
 """Its command, which reads YAML with a parser of its own."""
@@ -30,6 +33,12 @@ _OWN_LAUNCHERS = ("llamafactory-cli", "swift")
 """Those that start their ranks themselves, and are told how many by variables."""
 _OF_MPI = ("-n", "-np", "--n", "--np")
 """Flags of MPI's launchers for the number of ranks."""
+
+_OF_PACKAGES = frozenset(("install", "activate", "--with", "--extra", "--group", "-n", "--name"))
+"""Words before the name of a package or an environment: of pip, conda and uv."""
+
+_GPUS_OF_NODE = ("SKYPILOT_NUM_GPUS_PER_NODE", GPUS_OF_CONTAINER)
+"""Variables that hold the GPUs of a node, where a job asks for some."""
 
 _LAUNCHERS: Mapping[str, str] = PROGRAMS["launchers"]
 """Command or module -> the launcher that it is."""
@@ -53,6 +62,32 @@ _RANGE = re.compile(r"\d+:\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """How the ranks of a line come about; None: it does not say."""
+
+    launcher: str = ""
+    """As of `LineParts.kind`, or a program that starts its ranks itself; empty: none of these."""
+    world: int | None = None
+    """All ranks."""
+    per_node: int | None = None
+    tasks: int | None = None
+    """Tasks that `srun` starts, each with the launcher or the script."""
+    tasks_per_node: int | None = None
+    gpus: int | None = None
+    """GPUs of a node that the job asks for."""
+    lacks_ranks: bool | None = False
+    """Whether nothing tells several tasks their ranks; None: what stands before may do so."""
+
+    def of(self, world: int | None, per_node: int | None = None) -> "Ranks":
+        """The same with so many ranks."""
+        return replace(self, world=world, per_node=per_node)
+
+
+NO_RANKS = Ranks()
+"""Ranks of which nothing is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LineParts:
     """Where the parts of a launch line are, as numbers of its words."""
 
@@ -70,7 +105,8 @@ class LineParts:
 
 def parts_of(words: Sequence[str]) -> LineParts:
     """Where the launcher's flags end and the script's begin."""
-    launcher_at = next((at for at, word in enumerate(words) if _launcher(word)), -1)
+    named = (at for at, word in enumerate(words) if _launcher(word))
+    launcher_at = next((at for at in named if at == 0 or words[at - 1] not in _OF_PACKAGES), -1)
     kind = _launcher(words[launcher_at]) if launcher_at >= 0 else ""
     if kind == "accelerate" and words[launcher_at + 1 : launcher_at + 2] == ["launch"]:
         launcher_at += 1
@@ -151,12 +187,12 @@ def ranks_of(
     within: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
-) -> tuple[int | None, int | None]:
-    """All ranks that a line starts, and those of one node; None: it does not say.
+) -> Ranks:
+    """How the ranks of a line come about.
 
     Args:
         words: The line.
-        within: The command that hands it to a shell as a text.
+        within: The commands that hand it to a shell as a text.
         variables: Its environment.
         options: What its file asks Slurm for.
 
@@ -164,18 +200,34 @@ def ranks_of(
         JobError: A count in it is none.
     """
     parts, variables = parts_of(words), variables or {}
+    before = [*within, *words[: parts.script_at]]
+    step = slurm.step_of(before, options or {})
+    tasks, tasks_per_node = slurm.tasks_of(before, step)
+    gpus = next((_counted(variables[name]) for name in _GPUS_OF_NODE if name in variables), None)
+    ranks = Ranks(
+        launcher=parts.kind,
+        tasks=tasks,
+        tasks_per_node=tasks_per_node,
+        gpus=slurm.gpus_per_node(step) or gpus,
+    )
+    name = PurePath(next(iter(words[parts.script_at :]), "")).name
     if parts.kind:
-        launcher = dict(flags_of([words[number] for number in parts.launcher_flags]))
-        return ranks_by(parts.kind, launcher)
-    if PurePath(next(iter(words[parts.script_at :]), "")).name in _OWN_LAUNCHERS:
-        return ranks_in(variables)
-    before_script = [*within, *words[: parts.script_at]]
-    starter = next((at for at, word in enumerate(before_script) if _is_mpis(word)), None)
+        given = dict(flags_of([words[number] for number in parts.launcher_flags]))
+        return ranks.of(*ranks_by(parts.kind, given, variables))
+    if name == TRL:  # what it does not know itself, it hands to `accelerate launch`
+        ranks = ranks.of(*ranks_by("accelerate", dict(flags_of(words[parts.script_at :]))))
+    if ranks.world is not None:
+        return ranks
+    if name in _OWN_LAUNCHERS:
+        return replace(ranks, launcher=name).of(*ranks_in(variables))
+    starter = next((at for at, word in enumerate(before) if _is_mpis(word)), None)
     if starter is not None:
-        pairs = pairwise(before_script[starter:])
-        return _counted(next((after for name, after in pairs if name in _OF_MPI), "")), None
-    world, per_node = slurm.tasks_of(before_script, options or {})
-    return world or _counted(variables.get("WORLD_SIZE", "")), per_node
+        pairs = pairwise(before[starter:])
+        return ranks.of(_counted(next((after for name, after in pairs if name in _OF_MPI), "")))
+    is_alone = (tasks or tasks_per_node or 1) == 1
+    lacks_ranks = False if is_alone else slurm.lacks_ranks(before, variables)
+    ranks = replace(ranks, lacks_ranks=lacks_ranks)
+    return ranks.of(tasks or _counted(variables.get("WORLD_SIZE", "")), tasks_per_node)
 
 
 def ranks_in(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
@@ -245,13 +297,21 @@ def text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def ranks_by(kind: str, flags: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """All ranks, and those of one node."""
+def ranks_by(
+    kind: str, flags: Mapping[str, Any], variables: Mapping[str, str] | None = None
+) -> tuple[int | None, int | None]:
+    """All ranks, and those of one node, by a launcher's flags; torchrun's may be variables."""
     if kind == "accelerate":
         # Without num_machines the YAML decides, also one that the line does not name.
         world, nodes = count_in(flags, "num_processes"), count_in(flags, "num_machines")
         return world, (world // nodes if world and nodes and world % nodes == 0 else None)
     if kind == "torchrun":
+        set_before = {name: typed(text) for name, text in (variables or {}).items()}
+        flags = {
+            name.removeprefix("PET_").lower(): value
+            for name, value in set_before.items()
+            if name.startswith("PET_")
+        } | dict(flags)
         given = "nproc_per_node" if "nproc_per_node" in flags else "nproc"
         per_node = count_in(flags, given, default=1, words=_DEVICE_KINDS)
         if _RANGE.fullmatch(str(flags.get("nnodes"))):

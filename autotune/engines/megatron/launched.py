@@ -24,7 +24,7 @@ from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.launches import slurm
 from autotune.engines.launches.files import DATA_SUFFIXES, is_shell
 from autotune.engines.launches.jobs import commands_of_job
-from autotune.engines.launches.line import parts_of, product, ranks_in, ranks_of
+from autotune.engines.launches.line import NO_RANKS, Ranks, parts_of, product, ranks_in, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, read_shell
 from autotune.engines.launches.shell_words import UNKNOWN, Word
 from autotune.engines.megatron.flags import (
@@ -145,7 +145,8 @@ class MegatronLaunch:
     settled: frozenset[str] = frozenset()
     """Arguments that have Megatron's default unless they are given, whatever a recipe says."""
     world: int | None = None
-    per_node: int | None = None
+    """Ranks: those of `ranks`, or as somebody else says."""
+    ranks: Ranks = NO_RANKS
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables that the file sets for the ranks."""
     is_overrides: bool = False
@@ -257,7 +258,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
             texts = [_as_flag(key), *map(str, values)]
         place = starts.get(at, starts.get(at[-1:], 0))
         words += [Word(text=one, start=place) for one in texts]
-    found = _of_command(Command(words=tuple(words), start=start, text=text), path, release, {})
+    found = _of_command(Command(words=tuple(words), start=start, text=text), path, release)
     if found is None or is_whole:
         return found
     named = {at[-1]: value for at, value in fields.items()}
@@ -269,7 +270,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
         settled=frozenset(_OF_FLAGS_ALONE),
         unknown=found.unknown & defaults(release).keys(),
         world=world or found.world,
-        per_node=counts[1] if world else found.per_node,
+        ranks=found.ranks.of(world, counts[1]) if world else found.ranks,
     )
 
 
@@ -374,18 +375,16 @@ def on_gpu(name: str, *, where: str) -> dict[str, Any]:
 
 
 def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
-    options = slurm.options_of(text)
-    shell = read_shell(text, path, variables=slurm.variables_of(options), follows=True)
+    shell = read_shell(text, path, follows=True)
     for command in shell.commands:
-        found = _of_command(command, path, release, options)
+        found = _of_command(command, path, release)
         if found is not None:
             problems = [*found.problems, *_lost(shell, command)]
-            yield replace(found, problems=problems, sourced=shell.sourced, **_gpu_of(options))
+            gpu = _gpu_of(command.options)
+            yield replace(found, problems=problems, sourced=shell.sourced, **gpu)
 
 
-def _of_command(
-    command: Command, path: Path, release: str, options: Mapping[str, str]
-) -> MegatronLaunch | None:
+def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | None:
     """The training that a command starts; None: it starts none."""
     words = [word.text for word in command.words]
     if words[0] in ("echo", "printf"):
@@ -396,12 +395,13 @@ def _of_command(
     is_overrides = any(match[1].endswith(_OVERRIDDEN) for _, match in overrides)
     script = _overriding_script(words) if is_overrides else _script_at(words)
     variables = {name: word.text for name, word in command.variables.items()}
+    around: dict[str, Any] = {"within": command.within, "options": command.options}
     if script is None:
         if (named := _settings_of_script(words, path, release)) is None:
             return None
-        world, per_node = ranks_of(words, within=command.within, options=options)
+        ranks = ranks_of(words, **around, variables=variables)
         named = replace(named, variables=variables)
-        return replace(named, world=world, per_node=per_node) if world else named
+        return replace(named, world=ranks.world, ranks=ranks) if ranks.world else named
     is_swift = _swift_at(words) is not None
     is_megatrons = not is_overrides and _is_megatrons(words, script)
     variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
@@ -413,16 +413,11 @@ def _of_command(
         arguments.take_swift(command.words[script + 1 :], command.words[script].start)
     else:
         arguments.take(command.words[script + 1 :])
-    # Megatron takes it where no launcher sets it; elsewhere it may be a number of nodes.
-    world, per_node = ranks_of(
-        words,
-        within=command.within,
-        variables=variables if is_megatrons else {},
-        options=options,
-    )
-    if world is None:
+    # Megatron takes WORLD_SIZE where no launcher sets it; elsewhere it may be a number of nodes.
+    ranks = ranks_of(words, **around, variables=variables if is_megatrons else {})
+    if ranks.world is None:
         counted = ranks_in(variables) if is_swift else arguments.ranks()
-        world, per_node = counted if counted[0] else (world, per_node)
+        ranks = ranks.of(*counted) if counted[0] else ranks
     open_texts = arguments.open_words.values()
     given = [one for one in words[script + 1 :] if not _PASSED_ON.fullmatch(one)]
     rest = {}
@@ -440,8 +435,8 @@ def _of_command(
         open_words=arguments.open_words,
         is_overrides=is_overrides or is_swift,
         unread=command.unread_because,
-        world=world,
-        per_node=per_node,
+        world=ranks.world,
+        ranks=ranks,
         variables=variables,
         start=command.words[script].start,
         release=release,
