@@ -15,6 +15,7 @@ from autotune.check.lint import CheckReport, Found, without_world
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import FileRule
+from autotune.engines.deepspeed.sources.launch import LaunchLine
 from autotune.engines.deepspeed.sources.reading import Source
 from autotune.engines.launches.files import DATA_SUFFIXES
 from autotune.engines.megatron.argument_rules import (
@@ -51,6 +52,13 @@ class MegatronReport(CheckReport):
     """The release of Megatron Core whose parser and checks would read it."""
     release_because: str = ""
     """Why that one; empty: somebody named it, or it is installed."""
+    sourced: tuple[Path, ...] = ()
+    """Files that the launch sources."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """See `CheckReport.files`."""
+        return (self.source.path, *self.sourced)
 
     @property
     def about(self) -> str:
@@ -59,7 +67,7 @@ class MegatronReport(CheckReport):
         return (
             f"{self.source.path}: read by Megatron-LM, Megatron Core {self.release}"
             + (f" ({self.release_because})" if self.release_because else "")
-            + f", world {world} ({self.world_because})"
+            + f", world {world} ({self.world_because}){self.without_words}"
         )
 
     @property
@@ -132,6 +140,7 @@ def check_launch(
         ignored=tuple(unwanted),
         release=launch.release,
         release_because=launch.release_because,
+        sourced=launch.sourced,
     )
 
 
@@ -223,6 +232,7 @@ def _source(launch: MegatronLaunch) -> Source:
         because=_READER,
         reader=_READER,
         world=launch.world,
+        line=LaunchLine(open_words=tuple(launch.open_words.values())),
     )
 
 

@@ -78,11 +78,13 @@ def _commands(
 def _of_skypilot(members: Mapping[str, Any]) -> dict[str, str]:
     """Variables that SkyPilot sets for `run` of a task."""
     kinds = _below(members, "resources", "accelerators")
-    named = ":".join([*map(_text, _members(kinds).values()), _text(kinds)]).rpartition(":")[2]
-    counts = {"SKYPILOT_NUM_NODES": _text(members.get("num_nodes"), "1")}
-    if kinds is not None:
-        counts["SKYPILOT_NUM_GPUS_PER_NODE"] = named if named.isdecimal() else "1"
-    return {name: count for name, count in counts.items() if count.isdecimal()}
+    name, _, count = _text(kinds).partition(":")
+    counts = [*map(_text, _members(kinds).values()), count or "1" if name else ""]
+    given = {
+        "SKYPILOT_NUM_NODES": _text(members.get("num_nodes"), "1"),
+        "SKYPILOT_NUM_GPUS_PER_NODE": counts[0],
+    }
+    return {name: count for name, count in given.items() if count.isdecimal()}
 
 
 def _of_kubeflow(members: Mapping[str, Any]) -> dict[str, str]:

@@ -21,12 +21,13 @@ from autotune.base.nested import leaves
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
+from autotune.engines.deepspeed.sources.layout import world_beside
 from autotune.engines.launches import slurm
-from autotune.engines.launches.files import DATA_SUFFIXES, is_shell
+from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.line import NO_RANKS, Ranks, parts_of, product, ranks_in, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, read_shell
-from autotune.engines.launches.shell_words import UNKNOWN, Word
+from autotune.engines.launches.shell_words import PASSED_ON, UNKNOWN, Word
 from autotune.engines.megatron.flags import (
     Flag,
     flag_of,
@@ -109,7 +110,6 @@ _LONGEST_COMPOSED = 2**16
 """Characters up to which PyYAML tells the places of keys, of which it takes its time."""
 _REMARK = re.compile(r"(?:#|//).*")
 _KEY = re.compile(r"""(?:^|[{,])[ \t]*["']?([A-Za-z_]\w*)["']?[ \t]*:""", re.MULTILINE)
-_PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ class MegatronLaunch:
     @property
     def is_passing_on(self) -> bool:
         """True if all that the shell puts in are the words that the file was started with."""
-        return bool(self.open_words) and all(map(_PASSED_ON.fullmatch, self.open_words.values()))
+        return bool(self.open_words) and all(map(PASSED_ON.fullmatch, self.open_words.values()))
 
 
 @cache
@@ -261,17 +261,21 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
     found = _of_command(Command(words=tuple(words), start=start, text=text), path, release)
     if found is None or is_whole:
         return found
-    named = {at[-1]: value for at, value in fields.items()}
-    counts = [next((named[one] for one in ones if one in named), None) for ones in _RANKS_OF_FILES]
+    counts = _counts_in({at[-1]: value for at, value in fields.items()})
     world = None if any(starmap(_is_apart, every.items())) else product(*counts)
     return replace(
         found,
         rest=("what the file does not say", "the program that reads it may set it"),
         settled=frozenset(_OF_FLAGS_ALONE),
         unknown=found.unknown & defaults(release).keys(),
-        world=world or found.world,
-        ranks=found.ranks.of(world, counts[1]) if world else found.ranks,
+        world=world,
+        ranks=found.ranks.of(world, counts[1] if world else None),
     )
+
+
+def _counts_in(fields: Mapping[str, Any]) -> list[Any]:
+    """Nodes, and ranks of each, by fields of NeMo, verl or NeMo RL; None: they do not say."""
+    return [next((fields[one] for one in ones if one in fields), None) for ones in _RANKS_OF_FILES]
 
 
 def _as_flag(argument: str) -> str:
@@ -311,8 +315,8 @@ def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
     return launches_of(read_text(path), path, release=release)
 
 
-def launches_as_written(path: Path, *, installed: str) -> list[MegatronLaunch]:
-    """`launches_of` for a path, by the release that the file is written for.
+def launches_as_written(path: Path, *, installed: str, line: str = "") -> list[MegatronLaunch]:
+    """`launches_of` for a path, or for a line in its place, by the release it is written for.
 
     That is the one in the header of an export; else the installed one, or the newest that takes
     more of the flags.
@@ -322,20 +326,30 @@ def launches_as_written(path: Path, *, installed: str) -> list[MegatronLaunch]:
         JobError: As of `launches_of`.
     """
     best = usual = recorded_release(installed) or newest_release()
-    found = read_launches(path, release=usual)
+
+    def read(release: str) -> list[MegatronLaunch]:
+        if line:
+            return launches_of_line(line, path.parent, release=release)
+        return read_launches(path, release=release)
+
+    found = read(usual)
     if not found:
         return []
-    texts = (found[0].text, *map(read_text, found[0].sourced))
+    of_export = path.with_name(ARGUMENTS_FILE).with_suffix(".sh")
+    beside = [of_export] if path.name == ARGUMENTS_FILE and of_export.is_file() else []
+    texts = (found[0].text, *map(read_text, (*found[0].sourced, *beside)))
     header = next((match for text in texts if (match := _HEADER.search(text))), None)
     if header and (named := recorded_release(header[1])):
         best, because = named, "its header names it"
-        found = read_launches(path, release=best)
+        found = read(best)
     elif n_refused := _n_refused(found):
         for release in reversed(releases()):
-            reading = read_launches(path, release=release)
+            reading = read(release)
             if _n_refused(reading) < n_refused:
                 best, found, n_refused = release, reading, _n_refused(reading)
         because = f"the newest that takes its flags; {usual} does not"
+    if path.stem == of_export.stem and (world := world_beside(path)) is not None:
+        found = [replace(launch, world=launch.world or world) for launch in found]
     if best == usual and not header:
         return found
     return [replace(launch, release_because=because) for launch in found]
@@ -347,16 +361,21 @@ def _n_refused(launches: Iterable[MegatronLaunch]) -> int:
     return sum(problem.rule in rules for launch in launches for problem in launch.problems)
 
 
+def launches_of_line(line: str, folder: Path, *, release: str) -> list[MegatronLaunch]:
+    """`launches_of` for a command line that is started in a folder."""
+    return list(_of_shell(line, folder / LINE, release))
+
+
 def launch_of_line(line: str, *, release: str) -> MegatronLaunch:
     """The training that one command line starts.
 
     Raises:
         JobError: It starts none of Megatron-LM's, or its quotes do not close.
     """
-    found = list(_of_shell(line, Path("the launch line"), release))
+    found = launches_of_line(line, Path(), release=release)
     if not found:
         raise JobError(
-            "the launch line starts no training of Megatron-LM",
+            f"{LINE} starts no training of Megatron-LM",
             "give the line with torchrun, pretrain_gpt.py and its flags",
         )
     return found[0]
@@ -390,10 +409,13 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     if words[0] in ("echo", "printf"):
         return None
     overrides = [
-        (word, match) for word in command.words if (match := _OVERRIDE.fullmatch(word.text))
+        (word, match)
+        for word in command.words
+        if (match := _OVERRIDE.fullmatch(word.text)) and _OF_OTHERS.isdisjoint(match[1].split("."))
     ]
-    is_overrides = any(match[1].endswith(_OVERRIDDEN) for _, match in overrides)
-    script = _overriding_script(words) if is_overrides else _script_at(words)
+    at = parts_of(words).script_at
+    is_overrides = at < len(words) and any(one[1].endswith(_OVERRIDDEN) for _, one in overrides)
+    script = at if is_overrides else _script_at(words)
     variables = {name: word.text for name, word in command.variables.items()}
     around: dict[str, Any] = {"within": command.within, "options": command.options}
     if script is None:
@@ -419,7 +441,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         counted = ranks_in(variables) if is_swift else arguments.ranks()
         ranks = ranks.of(*counted) if counted[0] else ranks
     open_texts = arguments.open_words.values()
-    given = [one for one in words[script + 1 :] if not _PASSED_ON.fullmatch(one)]
+    given = [one for one in words[script + 1 :] if not PASSED_ON.fullmatch(one)]
     rest = {}
     if not is_megatrons:
         rest = _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
@@ -431,7 +453,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         problems=arguments.problems,
         unknown=frozenset(arguments.unknown),
         # What it hands on from its own start is nothing where nobody gives it words.
-        is_partial=not is_megatrons or not all(map(_PASSED_ON.fullmatch, open_texts)),
+        is_partial=not is_megatrons or not all(map(PASSED_ON.fullmatch, open_texts)),
         open_words=arguments.open_words,
         is_overrides=is_overrides or is_swift,
         unread=command.unread_because,
@@ -452,7 +474,7 @@ def _settings_of_script(words: Sequence[str], path: Path, release: str) -> Megat
     script, *given = words[parts_of(words).script_at :] or [""]
     near = (Path(script), path.parent / script)
     found = next((one for one in near if one.suffix == ".py" and one.is_file()), None)
-    if found is None or not all(map(_PASSED_ON.fullmatch, given)):
+    if found is None or not all(map(PASSED_ON.fullmatch, given)):
         return None
     for name in _FILE_NAMED.findall(read_text(found)):
         with suppress(RenderError, JobError, ValueError):
@@ -543,14 +565,10 @@ def _rest(
     return {"rest": rest, "settled": frozenset((*_OF_FLAGS_ALONE, *_DEGREES))}
 
 
-def _overriding_script(words: Sequence[str]) -> int | None:
-    return next((at for at, word in enumerate(words) if word.endswith(".py")), None)
-
-
 def _settled(arguments: "_Arguments", words: Sequence[str]) -> frozenset[str]:
     """Arguments of a recipe that are at their default unless the line overrides them."""
     has_other = any(word.partition("=")[0] in _OTHER_CONFIGURATION for word in words)
-    if arguments.trainer and not has_other:
+    if "devices" in arguments.counts and not has_other:
         return frozenset((*_OF_FLAGS_ALONE, *_OF_NEMO))
     stages = _OF_STAGES if "pipeline_model_parallel_size" in arguments.given else ()
     return frozenset((*_OF_FLAGS_ALONE, *stages))
@@ -570,8 +588,8 @@ class _Arguments:
         self.open_words: dict[int, str] = {}
         self.given: dict[str, GivenArgument] = {}
         self.unknown: set[str] = set()
-        self.trainer: dict[str, Any] = {}
-        """NeMo's fields of a trainer."""
+        self.counts: dict[str, Any] = {}
+        """Fields of a trainer or a cluster, by which nodes and ranks are counted."""
         self._problems: list[Violation] = []
         self._script_flags: list[tuple[str, Word]] = []
         """Flags of no release, which the script may add."""
@@ -604,8 +622,8 @@ class _Arguments:
                 value = _value(flag, list(map(str, texts)))
         except (JobError, RenderError, ValueError):
             return self._forget(argument)
-        if section == "trainer":
-            self.trainer[name] = value
+        if section in ("trainer", "cluster"):
+            self.counts[name] = value
         return None if value is None else self._keep(argument, value, spelled or key, start)
 
     def take_swift(self, words: Sequence[Word], start: int) -> None:
@@ -640,8 +658,8 @@ class _Arguments:
             self.take_override(field, text, word.start, spelled=f"--{field}")
 
     def ranks(self) -> tuple[int | None, int | None]:
-        """All ranks, and those of a node, as far as NeMo's fields or slime's flags say."""
-        nodes, per_node = (self.trainer.get(name) for name in ("num_nodes", "devices"))
+        """All ranks, and those of a node, as far as fields or slime's flags say."""
+        nodes, per_node = _counts_in(self.counts)
         if not (isinstance(nodes, int) and isinstance(per_node, int)):
             texts = [self._of_script.get(flag, "") for flag in _RANKS_OF_SLIME]
             nodes, per_node = (int(text) if text.isdecimal() else None for text in texts)

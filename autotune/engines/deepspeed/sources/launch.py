@@ -140,7 +140,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         launcher_flags=tuple(launcher),
         visible=visible_devices(launcher if by_accelerate else {}, before),
         accelerator="cpu" if is_cpu else accelerator_in(before),
-        ranks=ranks_of(words, **around),
+        ranks=ranks_of(words, **{**around, "variables": before}),
         n_nodes=count_in(launcher, "num_machines"),
         arguments=script,
         config=config,

@@ -57,7 +57,7 @@ from autotune.engines.deepspeed.sources.script import (
     uses_lightnings,
 )
 from autotune.engines.launches.devices import visible_devices
-from autotune.engines.launches.files import is_shell
+from autotune.engines.launches.files import LINE, is_shell
 from autotune.engines.launches.line import TRL, Ranks, flags_of, text_or_none
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation, listed
@@ -134,8 +134,15 @@ def read_all(
     text = read_text(path) if text is None else text
     if path.suffix == ".args":
         text = _script_of_arguments(path) or text
+    if path.suffix == ".py":
+        line = launch or f"python {shlex.quote(path.name)}"
+        try:
+            return _of_shell(line, path, world=world, given=consumer)
+        except NotADsConfigError as error:
+            raise _unread_script(path) from error
     if path.suffix == ".args" or is_shell(text, path):
-        return _of_shell(text, path, world=world, given=consumer)
+        named = (text, path) if launch is None else (launch, path.parent / LINE)
+        return _of_shell(*named, world=world, given=consumer)
     line = LaunchLine()
     if launch is not None:
         line = read_launch(launch)
@@ -150,6 +157,17 @@ def read_all(
             return _of_shell(commands_of_job(text, path), path, world=world, given=consumer)
         except NotADsConfigError as other:  # it is no job, or starts nothing of DeepSpeed's
             raise (other if isinstance(other, NotFollowedError) else error) from None
+
+
+def _unread_script(path: Path) -> NotFollowedError:
+    """The error about a script that names no configuration in a way that is read."""
+    kind = "a script whose code names no ds_config by a literal"
+    hint = (
+        f"name the file that starts it, or what it is given with {flag('launch')}; for a "
+        f"configuration that its code makes, `autotune diagnose -- python {path}` reads the live "
+        "engine"
+    )
+    return NotFollowedError(path, kind, message=f"{path}: is {kind}", hint=hint)
 
 
 def _script_of_arguments(path: Path) -> str:
