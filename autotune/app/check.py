@@ -134,7 +134,7 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
         failed = (error for report in found for error in report.source.failed_launches)
         unread += [Unread(path=path, error=error) for error in failed]
         if path.suffix in SHELL_SUFFIXES:
-            launched |= {one.resolve() for report in found for one in report.files}
+            launched |= {one.resolve() for report in found for one in report.source.files}
     return CheckRun(
         reports=reports,
         unread=unread,
@@ -251,14 +251,12 @@ def _launches(path: Path, flags: CheckFlags) -> list["MegatronLaunch"]:
     )
     if flags.megatron_path is not None:
         named = known_release(release_of(flags.megatron_path), where=flag("megatron_path"))
-    line = flags.launch or ""  # in place of the file's own
-    if named and line:
-        found = launched.launches_of_line(line, path.parent, release=named)
-    elif named:
-        found = launched.read_launches(path, release=named)
-    else:
-        installed = version_of("megatron-core") or ""
-        found = launched.launches_as_written(path, installed=installed, line=line)
+    found = launched.launches_as_written(
+        path,
+        installed=version_of("megatron-core") or "",
+        named=named,
+        line=flags.launch or "",  # in place of the file's own
+    )
     return [replace(launch, **flags.on_gpu) for launch in found]
 
 

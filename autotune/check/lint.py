@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from autotune.base.docs import address_of_rule
@@ -117,11 +116,6 @@ class CheckReport:
     """Rules of the findings that the user does not want, each once a finding."""
     not_judged: tuple[NotJudged, ...] = ()
     """What decides whether it runs and could not be read; empty: all that does was judged."""
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files that were judged."""
-        return self.source.files
 
     @property
     def without_words(self) -> str:

@@ -52,13 +52,6 @@ class MegatronReport(CheckReport):
     """The release of Megatron Core whose parser and checks would read it."""
     release_because: str = ""
     """Why that one; empty: somebody named it, or it is installed."""
-    sourced: tuple[Path, ...] = ()
-    """Files that the launch sources."""
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """See `CheckReport.files`."""
-        return (self.source.path, *self.sourced)
 
     @property
     def about(self) -> str:
@@ -140,7 +133,6 @@ def check_launch(
         ignored=tuple(unwanted),
         release=launch.release,
         release_because=launch.release_because,
-        sourced=launch.sourced,
     )
 
 
@@ -233,6 +225,7 @@ def _source(launch: MegatronLaunch) -> Source:
         reader=_READER,
         world=launch.world,
         line=LaunchLine(open_words=tuple(launch.open_words.values())),
+        sourced=launch.sourced,
     )
 
 

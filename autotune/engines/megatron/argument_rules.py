@@ -166,7 +166,7 @@ def _counts(launch: MegatronLaunch) -> Answer:
 def _connections(launch: MegatronLaunch) -> Answer:
     """CUDA_DEVICE_MAX_CONNECTIONS that the file sets to another value than Megatron asks for."""
     value = launch.variables.get(CONNECTIONS)
-    if value is None or "$" in value:
+    if value is None or "$" in value or launch.is_overrides:  # they pass by Megatron's parser
         return None
     for name in ("use_megatron_fsdp", "use_torch_fsdp2"):
         if launch.get(name) and value == "1":

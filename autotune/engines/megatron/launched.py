@@ -315,17 +315,19 @@ def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
     return launches_of(read_text(path), path, release=release)
 
 
-def launches_as_written(path: Path, *, installed: str, line: str = "") -> list[MegatronLaunch]:
+def launches_as_written(
+    path: Path, *, installed: str, named: str | None = None, line: str = ""
+) -> list[MegatronLaunch]:
     """`launches_of` for a path, or for a line in its place, by the release it is written for.
 
-    That is the one in the header of an export; else the installed one, or the newest that takes
-    more of the flags.
+    That is the one that is `named`, or in the header of an export; else the installed one, or the
+    newest that takes more of the flags.
 
     Raises:
         RenderError: It cannot be read.
         JobError: As of `launches_of`.
     """
-    best = usual = recorded_release(installed) or newest_release()
+    best = usual = named or recorded_release(installed) or newest_release()
 
     def read(release: str) -> list[MegatronLaunch]:
         if line:
@@ -333,8 +335,8 @@ def launches_as_written(path: Path, *, installed: str, line: str = "") -> list[M
         return read_launches(path, release=release)
 
     found = read(usual)
-    if not found:
-        return []
+    if not found or named:
+        return found
     of_export = path.with_name(ARGUMENTS_FILE).with_suffix(".sh")
     beside = [of_export] if path.name == ARGUMENTS_FILE and of_export.is_file() else []
     texts = (found[0].text, *map(read_text, (*found[0].sourced, *beside)))
