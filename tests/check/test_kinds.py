@@ -65,6 +65,7 @@ def judged(folder: Path, text: str):
         (f"{TASKS}srun {GPT} {BATCH}", "environment.tasks"),
         (f"{TASKS}srun --label bash -c '{GPT} {BATCH}'", "environment.tasks"),
         (f"{TASKS}srun {PYTHON} {BATCH}", "environment.ranks"),
+        (f"mpirun -np 8 {PYTHON} {BATCH}", "environment.ranks"),
         ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=3 "
          "rollout.tensor_model_parallel_size=4 trainer.nnodes=1 trainer.n_gpus_per_node=8",
          "world.product"),

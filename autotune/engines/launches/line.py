@@ -40,6 +40,9 @@ _OF_PACKAGES = frozenset(("install", "activate", "--with", "--extra", "--group",
 _GPUS_OF_NODE = ("SKYPILOT_NUM_GPUS_PER_NODE", GPUS_OF_CONTAINER)
 """Variables that hold the GPUs of a node, where a job asks for some."""
 
+_MAY_TELL_RANKS = re.compile(r"^--container-|\.(?:sh|bash)$|^\.{1,2}/")
+"""Words before a program of what may tell it its rank."""
+
 _LAUNCHERS: Mapping[str, str] = PROGRAMS["launchers"]
 """Command or module -> the launcher that it is."""
 
@@ -75,8 +78,11 @@ class Ranks:
     tasks_per_node: int | None = None
     gpus: int | None = None
     """GPUs of a node that the job asks for."""
+    starter: str = ""
+    """Command that starts the tasks: `srun`, or `mpirun` for those of MPI."""
     lacks_ranks: bool | None = False
-    """Whether nothing tells several tasks their ranks; None: what stands before may do so."""
+    """Whether nothing tells several tasks their ranks in `RANK`, as a launcher would; None: a
+    container or a file before the program may do so, as enroot's hook for PyTorch does."""
 
     def of(self, world: int | None, per_node: int | None = None) -> "Ranks":
         """The same with so many ranks."""
@@ -220,14 +226,19 @@ def ranks_of(
         return ranks
     if name in _OWN_LAUNCHERS:
         return replace(ranks, launcher=name).of(*ranks_in(variables))
-    starter = next((at for at, word in enumerate(before) if _is_mpis(word)), None)
-    if starter is not None:
-        pairs = pairwise(before[starter:])
-        return ranks.of(_counted(next((after for name, after in pairs if name in _OF_MPI), "")))
-    is_alone = (tasks or tasks_per_node or 1) == 1
-    lacks_ranks = False if is_alone else slurm.lacks_ranks(before, variables)
-    ranks = replace(ranks, lacks_ranks=lacks_ranks)
-    return ranks.of(tasks or _counted(variables.get("WORLD_SIZE", "")), tasks_per_node)
+    mpis = next((at for at, word in enumerate(before) if _is_mpis(word)), None)
+    if mpis is not None:
+        pairs = pairwise(before[mpis:])
+        world = _counted(next((after for name, after in pairs if name in _OF_MPI), ""))
+        ranks = replace(ranks, starter="mpirun", tasks=world).of(world)
+    else:
+        world = tasks or _counted(variables.get("WORLD_SIZE", ""))
+        ranks = replace(ranks, starter="srun").of(world, tasks_per_node)
+    is_alone = (ranks.tasks or tasks_per_node or 1) == 1
+    if is_alone or "RANK" in variables:
+        return ranks
+    is_open = any(map(_MAY_TELL_RANKS.search, before))
+    return replace(ranks, lacks_ranks=None if is_open else True)
 
 
 def ranks_in(variables: Mapping[str, str]) -> tuple[int | None, int | None]:

@@ -10,7 +10,6 @@ _LINE = re.compile(r"^#SBATCH[ \t]+(.+)$", re.MULTILINE)
 _NAMES: Mapping[str, str] = PROGRAMS["slurm"]
 """Option -> its long name."""
 _SHORT = re.compile(r"(-[NnC])(\S+)")
-_MAY_TELL_RANKS = re.compile(r"^--container-|\.(?:sh|bash)$|^\.{0,2}/|^sh$|[$`]")
 _LAST_NUMBER = re.compile(r"(\d+)(?:\(.*\))?$")
 
 
@@ -49,16 +48,6 @@ def tasks_of(words: Sequence[str], step: Mapping[str, str]) -> tuple[int | None,
 def gpus_per_node(step: Mapping[str, str]) -> int | None:
     """GPUs that are asked for on each node; None: nothing says it."""
     return _count(step.get("gpus-per-node", "")) or _gpus_of(step.get("gres", ""))
-
-
-def lacks_ranks(words: Sequence[str], variables: Mapping[str, str]) -> bool | None:
-    """Whether nothing tells tasks of `srun` their ranks in `RANK`, as a launcher would.
-
-    None: a container or a file before the program may do so, as enroot's hook for PyTorch does.
-    """
-    if "RANK" in variables:
-        return False
-    return None if any(map(_MAY_TELL_RANKS.search, _behind("srun", words))) else True
 
 
 def gpu_of(options: Mapping[str, str]) -> str:

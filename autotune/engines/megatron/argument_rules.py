@@ -196,15 +196,16 @@ def asks_for_connections(launch: MegatronLaunch) -> bool:
 
 @argument_rule("environment.ranks", "megatron/training/initialize.py: init_process_group")
 def _ranks_told(launch: MegatronLaunch) -> Answer:
-    """Tasks of srun that nothing tells their ranks: each takes itself for the only one."""
-    if not launch.ranks.lacks_ranks or not launch.is_megatrons:
+    """Tasks of srun or mpirun without ranks: each takes itself for the only one."""
+    ranks = launch.ranks
+    if not ranks.lacks_ranks or not launch.is_megatrons:
         return None
+    own = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK"}[ranks.starter]
     return (
-        f"srun starts {launch.ranks.tasks or launch.ranks.tasks_per_node} tasks, and nothing "
-        "sets RANK, WORLD_SIZE and LOCAL_RANK for them: Megatron does not read Slurm's variables, "
+        f"{ranks.starter} starts {ranks.tasks or ranks.tasks_per_node} tasks, and nothing sets "
+        f"RANK, WORLD_SIZE and LOCAL_RANK for them: Megatron does not read {own} and its like, "
         "and each task takes itself for rank 0 of 1",
-        "start one torchrun on each node, or set the three in each task: srun bash -c "
-        "'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS python ...'",
+        f"start one torchrun on each node, or set the three in each task, as RANK=${own}",
     )
 
 

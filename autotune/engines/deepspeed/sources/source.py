@@ -560,7 +560,8 @@ def _unread_file(source: Source, arguments: Mapping[str, Any]) -> Iterator[NotJu
 def _untold_ranks(source: Source, script: Path | None) -> Iterator[NotJudged]:
     """The ranks of tasks of `srun` where no line sets them, and no script or Lightning does."""
     is_own = source.reader == "Lightning" or (script is not None and "SLURM_" in read_text(script))
-    if source.line.ranks.lacks_ranks is not False and not is_own:
+    ranks = source.line.ranks  # of MPI's tasks mpi4py knows them
+    if ranks.starter == "srun" and ranks.lacks_ranks is not False and not is_own:
         why = "srun does not set it, and no line does: DeepSpeed then asks mpi4py for it"
         yield NotJudged(what="RANK of each task", why=why)
 
