@@ -65,6 +65,8 @@ def judged(folder: Path, text: str):
         (f"{TASKS}srun {GPT} {BATCH}", "environment.tasks"),
         (f"{TASKS}srun --label bash -c '{GPT} {BATCH}'", "environment.tasks"),
         (f"{TASKS}srun {PYTHON} {BATCH}", "environment.ranks"),
+        ("#SBATCH -N 2\nexport NPROC_PER_NODE=8 NNODES=2\nsrun -n 2 bash -c 'megatron sft "
+         "--tensor_model_parallel_size 32'", "world.product"),
         (f"mpirun -np 8 {PYTHON} {BATCH}", "environment.ranks"),
         ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=3 "
          "rollout.tensor_model_parallel_size=4 trainer.nnodes=1 trainer.n_gpus_per_node=8",
@@ -126,6 +128,8 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
         # Tasks and GPUs that Slurm is asked for.
         (f"#SBATCH -N 1 --ntasks-per-node=4\nsrun {FOUR}", "file.tasks"),
         (f"srun -n 4 {FOUR}", "file.tasks"),
+        ("#SBATCH -N 1 --ntasks-per-node=4\nexport NPROC_PER_NODE=4\n"
+         "srun llamafactory-cli train factory.yaml", "file.tasks"),
         (f"#SBATCH --gpus-per-node=2\n{FOUR}", "file.visible_devices"),
         # Texts for a shell that reads them, or for sbatch; a file that is written before.
         (f"srun bash -s <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),

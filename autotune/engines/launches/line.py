@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -31,7 +31,8 @@ _SCRIPT_COMMANDS = ("llamafactory-cli", AXOLOTL, "swift", TRL)
 
 _OWN_LAUNCHERS = ("llamafactory-cli", "swift")
 """Those that start their ranks themselves, and are told how many by variables."""
-_OF_MPI = ("-n", "-np", "--n", "--np")
+_OF_MPI = ("mpirun", "mpiexec")
+_COUNTS_OF_MPI = ("-n", "-np", "--n", "--np")
 """Flags of MPI's launchers for the number of ranks."""
 
 _OF_PACKAGES = frozenset(("install", "activate", "--with", "--extra", "--group", "-n", "--name"))
@@ -226,18 +227,17 @@ def ranks_of(
         return ranks
     if name in _OWN_LAUNCHERS:
         return replace(ranks, launcher=name).of(*ranks_in(variables))
-    mpis = next((at for at, word in enumerate(before) if _is_mpis(word)), None)
-    if mpis is not None:
-        pairs = pairwise(before[mpis:])
-        world = _counted(next((after for name, after in pairs if name in _OF_MPI), ""))
-        ranks = replace(ranks, starter="mpirun", tasks=world).of(world)
+    behind = [*dropwhile(lambda word: PurePath(word).name not in ("srun", *_OF_MPI), before)]
+    if behind and PurePath(behind[0]).name in _OF_MPI:
+        given = dict(pairwise(behind))
+        tasks = next((_counted(given[name]) for name in _COUNTS_OF_MPI if name in given), None)
+        ranks = replace(ranks, starter="mpirun", tasks=tasks).of(tasks)
     else:
         world = tasks or _counted(variables.get("WORLD_SIZE", ""))
         ranks = replace(ranks, starter="srun").of(world, tasks_per_node)
-    is_alone = (ranks.tasks or tasks_per_node or 1) == 1
-    if is_alone or "RANK" in variables:
+    if (ranks.tasks or tasks_per_node or 1) == 1 or "RANK" in variables:
         return ranks
-    is_open = any(map(_MAY_TELL_RANKS.search, before))
+    is_open = any(map(_MAY_TELL_RANKS.search, behind))
     return replace(ranks, lacks_ranks=None if is_open else True)
 
 
@@ -259,10 +259,6 @@ def product(nodes: Any, per_node: Any) -> int | None:
 
 def _counted(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
-
-
-def _is_mpis(word: str) -> bool:
-    return PurePath(word).name in ("mpirun", "mpiexec")
 
 
 def _launcher(word: str) -> str:
@@ -317,12 +313,9 @@ def ranks_by(
         world, nodes = count_in(flags, "num_processes"), count_in(flags, "num_machines")
         return world, (world // nodes if world and nodes and world % nodes == 0 else None)
     if kind == "torchrun":
-        set_before = {name: typed(text) for name, text in (variables or {}).items()}
-        flags = {
-            name.removeprefix("PET_").lower(): value
-            for name, value in set_before.items()
-            if name.startswith("PET_")
-        } | dict(flags)
+        names = [name for name in variables or () if name.startswith("PET_")]
+        around = {name[4:].lower(): typed((variables or {})[name]) for name in names}
+        flags = {**around, **flags}
         given = "nproc_per_node" if "nproc_per_node" in flags else "nproc"
         per_node = count_in(flags, given, default=1, words=_DEVICE_KINDS)
         if _RANGE.fullmatch(str(flags.get("nnodes"))):

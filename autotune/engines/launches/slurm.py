@@ -42,7 +42,8 @@ def step_of(words: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
 
 def tasks_of(words: Sequence[str], step: Mapping[str, str]) -> tuple[int | None, int | None]:
     """Tasks that `srun` among some words starts, all and by node; None: it does not say."""
-    return _tasks(step) if _behind("srun", words) else (None, None)
+    is_srun = any(PurePath(word).name == "srun" for word in words)
+    return _tasks(step) if is_srun else (None, None)
 
 
 def gpus_per_node(step: Mapping[str, str]) -> int | None:

@@ -439,9 +439,9 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         arguments.take(command.words[script + 1 :])
     # Megatron takes WORLD_SIZE where no launcher sets it; elsewhere it may be a number of nodes.
     ranks = ranks_of(words, **around, variables=variables if is_megatrons else {})
-    if ranks.world is None:
-        counted = ranks_in(variables) if is_swift else arguments.ranks()
-        ranks = ranks.of(*counted) if counted[0] else ranks
+    counted = ranks_in(variables) if is_swift else arguments.ranks()
+    if counted[0] and (is_swift or ranks.world is None):
+        ranks = replace(ranks, launcher=_SWIFT if is_swift else "").of(*counted)
     open_texts = arguments.open_words.values()
     given = [one for one in words[script + 1 :] if not PASSED_ON.fullmatch(one)]
     rest = {}

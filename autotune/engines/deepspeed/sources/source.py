@@ -135,9 +135,9 @@ def read_all(
     if path.suffix == ".args":
         text = _script_of_arguments(path) or text
     if path.suffix == ".py":
-        line = launch or f"python {shlex.quote(path.name)}"
+        command = launch or f"python {shlex.quote(path.name)}"
         try:
-            return _of_shell(line, path, world=world, given=consumer)
+            return _of_shell(command, path, world=world, given=consumer)
         except NotADsConfigError as error:
             raise _unread_script(path) from error
     if path.suffix == ".args" or is_shell(text, path):
