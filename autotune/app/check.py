@@ -26,7 +26,7 @@ from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_meant
 from autotune.engines.launches.files import SHELL_SUFFIXES, may_launch
-from autotune.engines.megatron.flags import known_release, newest_release, release_of
+from autotune.engines.megatron.flags import known_release, release_of
 
 if TYPE_CHECKING:
     from autotune.engines.megatron.launched import MegatronLaunch
@@ -190,7 +190,8 @@ def check_file(
         NotADsConfigError: It holds no DeepSpeed configuration.
         JobError: What the launch line or another file says is not one of its values.
     """
-    launches = _launches(path, flags) if may_launch(path) else []
+    is_asked = may_launch(path) or (flags.launch is not None and path.suffix == ".py")
+    launches = _launches(path, flags) if is_asked else []
     if any(launch.is_megatrons for launch in launches):
         return _of_launches(launches, flags)
     try:
@@ -250,13 +251,12 @@ def _launches(path: Path, flags: CheckFlags) -> list["MegatronLaunch"]:
     )
     if flags.megatron_path is not None:
         named = known_release(release_of(flags.megatron_path), where=flag("megatron_path"))
-    found: list[MegatronLaunch] = []
-    if flags.launch is not None:  # the line in place of the file's own
-        found = launched.launches_of(flags.launch, path, release=named or newest_release())
-    if not found and named:
-        found = launched.read_launches(path, release=named)
-    elif not found:
-        found = launched.launches_as_written(path, installed=version_of("megatron-core") or "")
+    found = launched.launches_as_written(
+        path,
+        installed=version_of("megatron-core") or "",
+        named=named,
+        line=flags.launch or "",  # in place of the file's own
+    )
     return [replace(launch, **flags.on_gpu) for launch in found]
 
 
@@ -324,4 +324,5 @@ def _environment(accelerator: str, deepspeed_version: str | None) -> Environment
         deepspeed_version=deepspeed_version or version_of("deepspeed") or NEWEST_READ,
         torch_version=version_of("torch") or "",
         precisions=cpu_precisions() if is_cpu else ("fp32", "bf16", "fp16"),
+        has_deep_ep=True,  # the machine that checks need not be one that trains
     )

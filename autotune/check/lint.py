@@ -32,6 +32,7 @@ from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import filled
 from autotune.engines.deepspeed.sources.reading import Source
 from autotune.engines.deepspeed.sources.source import auto_that_tells
+from autotune.engines.launches.shell_words import PASSED_ON
 from autotune.space.rule import (
     Level,
     NotJudged,
@@ -117,6 +118,12 @@ class CheckReport:
     """What decides whether it runs and could not be read; empty: all that does was judged."""
 
     @property
+    def without_words(self) -> str:
+        """Says that who starts the file may give it words; empty: it hands on none."""
+        handed_on = [one for one in self.source.line.open_words if PASSED_ON.fullmatch(one)]
+        return f', started without arguments ("{handed_on[0]}" takes some)' if handed_on else ""
+
+    @property
     def about(self) -> str:
         """What was judged, in words."""
         source, environment = self.source, self.environment
@@ -125,7 +132,7 @@ class CheckReport:
         return (
             f"{place}: read by {source.consumer} ({source.because}), DeepSpeed "
             f"{environment.deepspeed_version}, {environment.accelerator}, world {world} "
-            f"({self.world_because})"
+            f"({self.world_because}){self.without_words}"
         )
 
     @property
@@ -493,6 +500,8 @@ def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJu
         if dotted(path) in looked.unknown_facts and value != AUTO:
             yield NotJudged(what=dotted(path), why=f"{value} is put in at run time")
     yield from huggingface.not_compared(source)
+    if look_up(source.config, "expert_parallel.comm_backend") == "deepep":
+        yield NotJudged(what="DeepEP", why="its package deep_ep has to be on the nodes")
     for name in removed_later(source.config, version):
         yield NotJudged(what=name, why="later releases removed it, and no rule knows what it does")
 

@@ -15,6 +15,7 @@ from autotune.check.lint import CheckReport, Found, without_world
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import FileRule
+from autotune.engines.deepspeed.sources.launch import LaunchLine
 from autotune.engines.deepspeed.sources.reading import Source
 from autotune.engines.launches.files import DATA_SUFFIXES
 from autotune.engines.megatron.argument_rules import (
@@ -59,7 +60,7 @@ class MegatronReport(CheckReport):
         return (
             f"{self.source.path}: read by Megatron-LM, Megatron Core {self.release}"
             + (f" ({self.release_because})" if self.release_because else "")
-            + f", world {world} ({self.world_because})"
+            + f", world {world} ({self.world_because}){self.without_words}"
         )
 
     @property
@@ -195,6 +196,9 @@ def _not_judged(
         yield NotJudged(what=listed([*words, *names], ", "), why=why)
     if launch.rest is not None:
         yield NotJudged(what=launch.rest[0], why=launch.rest[1])
+    if launch.ranks.lacks_ranks is None:
+        why = f"{launch.ranks.starter} does not set it: a container or a file before it may"
+        yield NotJudged(what="RANK of each task", why=why)
     if "world" in unknown_facts:
         yield without_world()
     lacks = asks_for_connections(launch) and CONNECTIONS not in launch.variables
@@ -220,6 +224,8 @@ def _source(launch: MegatronLaunch) -> Source:
         because=_READER,
         reader=_READER,
         world=launch.world,
+        line=LaunchLine(open_words=tuple(launch.open_words.values())),
+        sourced=launch.sourced,
     )
 
 

@@ -7,16 +7,20 @@ from pathlib import Path
 import pytest
 
 from autotune.app.check import CheckFlags, check_file
+from autotune.base.errors import JobError
 from tests.cases import Cases
 
 cases = Cases(__file__)
 
-FILES = cases.data["FILES"]
+FILES, JOBS = cases.data["FILES"], cases.data["JOBS"]
 GPT = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 "
     "--num-attention-heads 16 --seq-length 512 --max-position-embeddings 512 "
 )
+PYTHON = f"python {GPT.partition('8 ')[2]}"
 BATCH = "--micro-batch-size 4 --global-batch-size 32"
+TASKS = "#SBATCH --nodes=1 --ntasks-per-node=8\n"
+FOUR = "torchrun --nproc_per_node 4 t.py --deepspeed_config plain.json"
 TRAINER = "trainer.py --deepspeed plain.json --per_device_train_batch_size 4 --learning_rate 1e-4"
 
 
@@ -57,6 +61,16 @@ def judged(folder: Path, text: str):
         (f"source ./sizes.sh\n{GPT.partition(' --num')[0]} ${{MODEL[@]}} {BATCH} "
          "--tensor-model-parallel-size 2", "tp.heads"),
         (f"export CUDA_VISIBLE_DEVICES=0,1\n{GPT} {BATCH}", "environment.visible_devices"),
+        # Tasks of Slurm's: with a launcher in each of them, or without their ranks.
+        (f"{TASKS}srun {GPT} {BATCH}", "environment.tasks"),
+        (f"{TASKS}srun --label bash -c '{GPT} {BATCH}'", "environment.tasks"),
+        (f"{TASKS}srun {PYTHON} {BATCH}", "environment.ranks"),
+        ("#SBATCH -N 2\nexport NPROC_PER_NODE=8 NNODES=2\nsrun -n 2 bash -c 'megatron sft "
+         "--tensor_model_parallel_size 32'", "world.product"),
+        (f"mpirun -np 8 {PYTHON} {BATCH}", "environment.ranks"),
+        ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=3 "
+         "rollout.tensor_model_parallel_size=4 trainer.nnodes=1 trainer.n_gpus_per_node=8",
+         "world.product"),
     ],
 )  # fmt: skip
 def test_a_launch_of_megatron_is_refused_for_every_value_of_what_is_not_known(
@@ -75,6 +89,10 @@ def test_a_launch_of_megatron_is_refused_for_every_value_of_what_is_not_known(
         (f"T=2\nif [[ $(hostname) == a* ]]; then\n T=8\nfi\n{GPT} {BATCH} "
          "--tensor-model-parallel-size $T", "line 3 decides by `if`"),
         (f"{GPT.replace(' pre', ' --nnodes $N pre')} {BATCH}", "what the number of ranks decides"),
+        (f"{TASKS}srun --container-image i {PYTHON} {BATCH}", "RANK of each task"),
+        (f"{TASKS}srun bash -c 'RANK=$SLURM_PROCID {PYTHON} {BATCH}'", "other checks"),
+        (f"cat > w.sh <<'E'\nexport RANK=$SLURM_PROCID\nexec \"$@\"\nE\n"
+         f"{TASKS}srun bash w.sh {PYTHON} {BATCH}", "other checks"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch, text, open_):
@@ -107,6 +125,23 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
          "batch.product"),
         ('[ -z "$DS" ] && DS=auto.json\nN=8\n[ $N = 8 ] && DS=plain.json\n'
          "deepspeed --num_gpus $N t.py --deepspeed_config $DS", "batch.product"),
+        # Tasks and GPUs that Slurm is asked for.
+        (f"#SBATCH -N 1 --ntasks-per-node=4\nsrun {FOUR}", "file.tasks"),
+        (f"srun -n 4 {FOUR}", "file.tasks"),
+        ("#SBATCH -N 1 --ntasks-per-node=4\nexport NPROC_PER_NODE=4\n"
+         "srun llamafactory-cli train factory.yaml", "file.tasks"),
+        (f"#SBATCH --gpus-per-node=2\n{FOUR}", "file.visible_devices"),
+        # Texts for a shell that reads them, or for sbatch; a file that is written before.
+        (f"srun bash -s <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
+        (f"ssh node <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
+        (f"sbatch -N 1 <<'E'\n#!/bin/bash\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
+        (f"sbatch --wrap='{FOUR.replace('4', '8', 1)}'", "batch.product"),
+        (f"cat > job.sh <<E\nsrun {FOUR}\nE\nsbatch -N 1 --ntasks-per-node 4 job.sh",
+         "file.tasks"),
+        # A package is no launcher, and torchrun has variables.
+        (f"conda activate deepspeed\nuv run --with deepspeed {FOUR.replace('4', '8', 1)}",
+         "batch.product"),
+        (f"export PET_NNODES=2\n{FOUR}", "batch.product"),
         ("deepspeed --num_gpus 4 made.py --ds plain.json", "huggingface.mismatch"),
         ("deepspeed --num_gpus 4 trl.py", "huggingface.mismatch"),
         (f"torchrun --nproc_per_node 4 {TRAINER}", "huggingface.default_mismatch"),
@@ -135,6 +170,7 @@ def test_a_launch_of_deepspeed_is_refused(tmp_path, monkeypatch, text, rule):
          "--gradient_accumulation_steps 1", "my.train is not there to be read"),
         ("deepspeed --num_gpus 4 arguments.py", "arguments.py sets them in its own way"),
         (f"torchrun --nproc_per_node 4 {TRAINER} $MORE", "only the shell knows $MORE"),
+        ("srun -n 4 python t.py --deepspeed_config plain.json", "RANK of each task"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatch, text, open_):
@@ -150,12 +186,59 @@ def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatc
         f"torchrun --nproc_per_node 4 {TRAINER} --gradient_accumulation_steps 2",
         "accelerate launch --config_file accelerate.yaml trainer.py "
         "--gradient_accumulation_steps 4",
+        f"source env/bin/activate\nN=${{N:-4}}\n{FOUR.replace('4', '$N', 1)}",
+        f"#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\nsrun -N 1 -n 1 {FOUR}",
+        "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\n"
+        f"srun {FOUR.replace('4', '1 --nnodes $SLURM_NTASKS', 1)}",
     ],
 )
 def test_a_launch_of_deepspeed_that_runs_is_told_so(tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     would_run, found, said = judged(tmp_path, f"#!/bin/bash\n{text}\n")
     assert (would_run, found, said) == (True, set(), "")
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "found"), [(one["job"], one["world"], one["found"]) for one in JOBS]
+)
+def test_a_job_tells_its_commands_what_its_scheduler_sets(
+    tmp_path, monkeypatch, name, world, found
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.json").write_text(FILES["plain.json"])
+    (tmp_path / "job.yaml").write_text(name)
+    (report,) = check_file(tmp_path / "job.yaml", CheckFlags())
+    assert (report.world, [one.violation.rule for one in report.found]) == (world, found)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("if true; then\n:\n", 1), (":\nfor a in b; do\n", 2), ("f() {\n:\n", 1)]
+)
+def test_a_block_that_does_not_close_is_refused(tmp_path, text, line):
+    (tmp_path / "run.sh").write_text(f"{text}{FOUR}\n")
+    with pytest.raises(JobError, match=rf"run\.sh:{line}: the .* does not close"):
+        check_file(tmp_path / "run.sh", CheckFlags())
+
+
+def test_a_launch_line_stands_in_place_of_the_file_that_it_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path("run.sh")
+    path.write_text(f'{GPT} {BATCH} "$@"\n')
+    (plain,) = check_file(path, CheckFlags())
+    (given,) = check_file(path, CheckFlags(launch="bash run.sh --tensor-model-parallel-size 3"))
+    assert plain.about.endswith('started without arguments ("$@" takes some)')
+    assert (plain.passes, given.passes, str(given.source.path)) == (True, False, "the launch line")
+
+
+def test_a_script_is_read_for_the_file_that_it_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("plain.json").write_text(FILES["plain.json"])
+    Path("t.py").write_text("import deepspeed\ndeepspeed.initialize(config='plain.json')\n")
+    Path("other.py").write_text("import deepspeed\ndeepspeed.initialize(config=made())\n")
+    (report,) = check_file(Path("t.py"), CheckFlags(launch="torchrun --nproc_per_node 8 t.py"))
+    assert [one.violation.rule for one in report.found] == ["batch.product"]
+    with pytest.raises(JobError, match=r"other\.py: is a script whose code names no ds_config"):
+        check_file(Path("other.py"), CheckFlags())
 
 
 AXOLOTL = (

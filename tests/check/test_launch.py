@@ -37,7 +37,7 @@ from autotune.engines.launches.line import typed
 )
 def test_the_world(line, world, per_node):
     launch = read_launch(line)
-    assert (launch.world, launch.per_node) == (world, per_node)
+    assert (launch.ranks.world, launch.ranks.per_node) == (world, per_node)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_count_that_is_none_is_named_with_what_is_allowed(line, said, hint):
 )
 def test_what_only_the_machine_knows_is_no_error(line):
     launch = read_launch(line)
-    assert (launch.world, launch.per_node) == (None, None)
+    assert (launch.ranks.world, launch.ranks.per_node) == (None, None)
 
 
 @pytest.mark.parametrize("line", ["", "  "])

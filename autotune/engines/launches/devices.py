@@ -1,9 +1,12 @@
-"""Devices that a launch leaves visible, against the ranks that it starts on a node."""
+"""The devices and the tasks of a node, against the ranks that a launch starts there."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from autotune.base.units import format_count
+from autotune.engines.launches.line import Ranks
 
 _VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
@@ -39,14 +42,49 @@ def visible_devices(*places: Mapping[str, Any]) -> VisibleDevices | None:
     return None
 
 
-def too_few(visible: VisibleDevices | None, per_node: int | None) -> tuple[str, str] | None:
-    """What is wrong and the fix, where a node has fewer devices than ranks."""
-    if visible is None or per_node is None or per_node <= visible.count:
-        return None
-    first = visible.count
+def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[tuple[str, str, str]]:
+    """What does not fit on a node, by the name of a rule, and the fix.
+
+    Its ranks and devices, and the tasks of Slurm's that each start a launcher.
+    """
+    per_node, gpus, tasks = ranks.per_node, ranks.gpus, ranks.tasks or ranks.tasks_per_node or 1
+    nodes = ranks.world // per_node if ranks.world and per_node else None
+    if per_node is None:
+        return
+    if ranks.launcher and tasks > 1 and ((ranks.tasks_per_node or 1) > 1 or nodes is not None):
+        if nodes is None or tasks > nodes:
+            on_each = f", {ranks.tasks_per_node} on a node" if ranks.tasks_per_node else ""
+            of_nodes = f" for {format_count(nodes, 'node')}" if nodes else ""
+            yield (
+                "tasks",
+                f"srun starts {tasks} tasks{on_each}, and each of them starts {ranks.launcher} "
+                f"with {format_count(per_node, 'rank')}{of_nodes}: they clash over ports and "
+                "devices",
+                "start one task a node (--ntasks-per-node=1), and leave the ranks to "
+                f"{ranks.launcher}",
+            )
+            return
+        per_node *= ranks.tasks_per_node or 1  # each task is a node to the launcher
+    if visible is not None and per_node > visible.count:
+        source = f"{visible.source}={visible.names}"
+        left = f"{source} leaves {visible.count} of a node's devices visible"
+        yield _too_few(left, visible.count, per_node)
+    elif visible is None and gpus is not None and per_node > gpus:
+        yield _too_few(f"the job asks for {format_count(gpus, 'GPU')} a node", gpus, per_node)
+    elif visible is None and gpus is not None and per_node < gpus:
+        yield (
+            "idle_devices",
+            f"the job asks for {gpus} GPUs a node, and the line starts "
+            f"{format_count(per_node, 'rank')} on it: {gpus - per_node} of them stay idle",
+            f"start {gpus} ranks a node, or ask for {format_count(per_node, 'GPU')}",
+        )
+
+
+def _too_few(what: str, first: int, per_node: int) -> tuple[str, str, str]:
     ranks = f"rank {first} ends" if first == per_node - 1 else f"ranks from {first} on end"
     return (
-        f"{visible.source}={visible.names} leaves {first} of a node's devices visible, and the "
-        f"line starts {per_node} ranks on it: {ranks} with an invalid device ordinal",
+        "visible_devices",
+        f"{what}, and the line starts {per_node} ranks on it: {ranks} with an invalid device "
+        "ordinal",
         f"start {first} ranks a node, or make {per_node} devices visible",
     )

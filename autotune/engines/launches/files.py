@@ -7,6 +7,8 @@ SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
 """What a shell file is called."""
 DATA_SUFFIXES = (".json", ".hjson", ".yaml", ".yml")
 """What a file of data is called."""
+LINE = "the launch line"
+"""What a line that stands in no file is called."""
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|k|da)?sh\b")
 _STARTS = re.compile(
     r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:\S*/)?(?:torchrun|deepspeed|accelerate[ \t]+launch|python3?[ \t]"

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -10,11 +10,14 @@ from typing import Any
 
 import yaml
 
+from autotune.base.nested import look_up
 from autotune.engines.launches.files import DATA_SUFFIXES
+from autotune.engines.launches.line import GPUS_OF_CONTAINER
 from autotune.engines.launches.shell_syntax import OpenError, tokens_of
 from autotune.engines.launches.shell_words import unplaced
 
 _MAY_BE = re.compile(r"\b(?:run|command)[\"']?\s*:")
+_PER_NODE = "PET_NPROC_PER_NODE"
 _MAX_CHARACTERS = 2**18
 """Longest file that is read: PyYAML takes seconds for it."""
 
@@ -33,7 +36,7 @@ def commands_of_job(text: str, path: Path) -> str:
     except yaml.YAMLError:
         return ""
     found: dict[str, int] = {}
-    for line, command in _commands(root, is_root=True):
+    for line, command in _commands(root):
         with suppress(OpenError):  # prose is no command
             tokens_of(unplaced(command))
             found.setdefault(command, line)
@@ -43,26 +46,70 @@ def commands_of_job(text: str, path: Path) -> str:
     return written
 
 
-def _commands(node: Any, *, is_root: bool = False) -> Iterator[tuple[int, str]]:
-    """The commands below a node, each with the line, from 0 on, on which it begins."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _commands(item)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    members = {key.value: value for key, value in node.value if isinstance(key.value, str)}
+def _commands(node: Any, given: Mapping[str, str] | None = None) -> Iterator[tuple[int, str]]:
+    """The commands below a node, each with the line, from 0 on, on which it begins.
+
+    Variables stand before one: those `given`, and how many GPUs its container has; None: the node
+    is the whole job, which tells the first.
+    """
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    members = {key.value: value for key, value in pairs if isinstance(key.value, str)}
     run, words = members.get("run"), [*_texts(members, "command"), *_texts(members, "args")]
+    is_root = given is None
+    if given is None:
+        given = _variables_of(_data(node))
     if is_root and isinstance(run, yaml.ScalarNode):
-        yield run.start_mark.line + (run.style in ("|", ">")), run.value
+        yield run.start_mark.line + (run.style in ("|", ">")), _exported(given) + run.value
     if words and "command" in members:
+        limits = look_up(_data(node), "resources.limits")
+        limits = limits if isinstance(limits, dict) else {}
+        for count in (count for name, count in limits.items() if str(name).endswith("/gpu")):
+            given = {**given, GPUS_OF_CONTAINER: f"{count}"}
+            if given.get(_PER_NODE) == "auto":
+                given[_PER_NODE] = f"{count}"
         last = words[-1]
         line = last.start_mark.line + (last.style in ("|", ">"))
-        yield line, shlex.join(word.value for word in words)
-    for value in members.values():
-        yield from _commands(value)
+        yield line, _exported(given) + shlex.join(word.value for word in words)
+    for value in node.value if isinstance(node, yaml.SequenceNode) else members.values():
+        yield from _commands(value, given)
 
 
-def _texts(members: dict[str, Any], name: str) -> list[Any]:
+def _variables_of(job: Any) -> dict[str, str]:
+    """Variables that SkyPilot, or Kubeflow's operator of a PyTorchJob, sets for commands."""
+    replicas = look_up(job, "spec.pytorchReplicaSpecs")
+    if isinstance(replicas, dict):
+        counts = [look_up(one, "replicas") or 1 for one in replicas.values()]
+        nodes: Any = sum(counts) if all(type(one) is int for one in counts) else "$NNODES"
+        nodes = "$NNODES" if look_up(job, "spec.elasticPolicy") else nodes
+        per_node = look_up(job, "spec.nprocPerNode") or "auto"
+        return {"PET_NNODES": f"{nodes}", "WORLD_SIZE": f"{nodes}", _PER_NODE: f"{per_node}"}
+    kinds = look_up(job, "resources.accelerators")
+    count = next(iter(kinds.values()), None) if isinstance(kinds, dict) else kinds
+    if isinstance(kinds, str):
+        count = kinds.partition(":")[2] or "1"
+    found = {
+        "SKYPILOT_NUM_NODES": look_up(job, "num_nodes") or 1,
+        "SKYPILOT_NUM_GPUS_PER_NODE": count,
+    }
+    is_skypilots = look_up(job, "run") is not None
+    return {name: f"{n}" for name, n in found.items() if is_skypilots and f"{n}".isdecimal()}
+
+
+def _data(node: Any) -> Any:
+    """What a node holds; nothing where it has a tag of some other program."""
+    try:
+        return yaml.SafeLoader("").construct_document(node)
+    except yaml.YAMLError:
+        return {}
+
+
+def _exported(variables: Mapping[str, str]) -> str:
+    """The beginning of a shell's line that sets variables; empty: there are none."""
+    sets = " ".join(f"{name}={value}" for name, value in variables.items())
+    return f"export {sets}; " if sets else ""
+
+
+def _texts(members: Mapping[str, Any], name: str) -> list[Any]:
     """The nodes of a list of texts."""
     items = members[name].value if isinstance(members.get(name), yaml.SequenceNode) else ()
     return list(items) if all(isinstance(one, yaml.ScalarNode) for one in items) else []

@@ -3,8 +3,8 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import dropwhile, pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -14,6 +14,9 @@ from autotune.base.secrecy import is_secret
 from autotune.engines.launches import PROGRAMS, slurm
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.job.observed import PLACEHOLDER
+
+GPUS_OF_CONTAINER = "GPUS_OF_CONTAINER"
+"""A variable of ours, which a job in YAML gives to the commands of a container."""
 
 TRL = "trl"
 """Its command, which reads YAML with a parser of its own."""
@@ -28,8 +31,18 @@ _SCRIPT_COMMANDS = ("llamafactory-cli", AXOLOTL, "swift", TRL)
 
 _OWN_LAUNCHERS = ("llamafactory-cli", "swift")
 """Those that start their ranks themselves, and are told how many by variables."""
-_OF_MPI = ("-n", "-np", "--n", "--np")
+_OF_MPI = ("mpirun", "mpiexec")
+_COUNTS_OF_MPI = ("-n", "-np", "--n", "--np")
 """Flags of MPI's launchers for the number of ranks."""
+
+_OF_PACKAGES = frozenset(("install", "activate", "--with", "--extra", "--group", "-n", "--name"))
+"""Words before the name of a package or an environment: of pip, conda and uv."""
+
+_GPUS_OF_NODE = ("SKYPILOT_NUM_GPUS_PER_NODE", GPUS_OF_CONTAINER)
+"""Variables that hold the GPUs of a node, where a job asks for some."""
+
+_MAY_TELL_RANKS = re.compile(r"^--container-|\.(?:sh|bash)$|^\.{1,2}/")
+"""Words before a program of what may tell it its rank."""
 
 _LAUNCHERS: Mapping[str, str] = PROGRAMS["launchers"]
 """Command or module -> the launcher that it is."""
@@ -53,6 +66,35 @@ _RANGE = re.compile(r"\d+:\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """How the ranks of a line come about; None: it does not say."""
+
+    launcher: str = ""
+    """As of `LineParts.kind`, or a program that starts its ranks itself; empty: none of these."""
+    world: int | None = None
+    """All ranks."""
+    per_node: int | None = None
+    tasks: int | None = None
+    """Tasks that `srun` starts, each with the launcher or the script."""
+    tasks_per_node: int | None = None
+    gpus: int | None = None
+    """GPUs of a node that the job asks for."""
+    starter: str = ""
+    """Command that starts the tasks: `srun`, or `mpirun` for those of MPI."""
+    lacks_ranks: bool | None = False
+    """Whether nothing tells several tasks their ranks in `RANK`, as a launcher would; None: a
+    container or a file before the program may do so, as enroot's hook for PyTorch does."""
+
+    def of(self, world: int | None, per_node: int | None = None) -> "Ranks":
+        """The same with so many ranks."""
+        return replace(self, world=world, per_node=per_node)
+
+
+NO_RANKS = Ranks()
+"""Ranks of which nothing is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LineParts:
     """Where the parts of a launch line are, as numbers of its words."""
 
@@ -70,7 +112,8 @@ class LineParts:
 
 def parts_of(words: Sequence[str]) -> LineParts:
     """Where the launcher's flags end and the script's begin."""
-    launcher_at = next((at for at, word in enumerate(words) if _launcher(word)), -1)
+    named = (at for at, word in enumerate(words) if _launcher(word))
+    launcher_at = next((at for at in named if at == 0 or words[at - 1] not in _OF_PACKAGES), -1)
     kind = _launcher(words[launcher_at]) if launcher_at >= 0 else ""
     if kind == "accelerate" and words[launcher_at + 1 : launcher_at + 2] == ["launch"]:
         launcher_at += 1
@@ -151,12 +194,12 @@ def ranks_of(
     within: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
-) -> tuple[int | None, int | None]:
-    """All ranks that a line starts, and those of one node; None: it does not say.
+) -> Ranks:
+    """How the ranks of a line come about.
 
     Args:
         words: The line.
-        within: The command that hands it to a shell as a text.
+        within: The commands that hand it to a shell as a text.
         variables: Its environment.
         options: What its file asks Slurm for.
 
@@ -164,18 +207,38 @@ def ranks_of(
         JobError: A count in it is none.
     """
     parts, variables = parts_of(words), variables or {}
+    before = [*within, *words[: parts.script_at]]
+    step = slurm.step_of(before, options or {})
+    tasks, tasks_per_node = slurm.tasks_of(before, step)
+    gpus = next((_counted(variables[name]) for name in _GPUS_OF_NODE if name in variables), None)
+    ranks = Ranks(
+        launcher=parts.kind,
+        tasks=tasks,
+        tasks_per_node=tasks_per_node,
+        gpus=slurm.gpus_per_node(step) or gpus,
+    )
+    name = PurePath(next(iter(words[parts.script_at :]), "")).name
     if parts.kind:
-        launcher = dict(flags_of([words[number] for number in parts.launcher_flags]))
-        return ranks_by(parts.kind, launcher)
-    if PurePath(next(iter(words[parts.script_at :]), "")).name in _OWN_LAUNCHERS:
-        return ranks_in(variables)
-    before_script = [*within, *words[: parts.script_at]]
-    starter = next((at for at, word in enumerate(before_script) if _is_mpis(word)), None)
-    if starter is not None:
-        pairs = pairwise(before_script[starter:])
-        return _counted(next((after for name, after in pairs if name in _OF_MPI), "")), None
-    world, per_node = slurm.tasks_of(before_script, options or {})
-    return world or _counted(variables.get("WORLD_SIZE", "")), per_node
+        given = dict(flags_of([words[number] for number in parts.launcher_flags]))
+        return ranks.of(*ranks_by(parts.kind, given, variables))
+    if name == TRL:  # what it does not know itself, it hands to `accelerate launch`
+        ranks = ranks.of(*ranks_by("accelerate", dict(flags_of(words[parts.script_at :]))))
+    if ranks.world is not None:
+        return ranks
+    if name in _OWN_LAUNCHERS:
+        return replace(ranks, launcher=name).of(*ranks_in(variables))
+    behind = [*dropwhile(lambda word: PurePath(word).name not in ("srun", *_OF_MPI), before)]
+    if behind and PurePath(behind[0]).name in _OF_MPI:
+        given = dict(pairwise(behind))
+        tasks = next((_counted(given[name]) for name in _COUNTS_OF_MPI if name in given), None)
+        ranks = replace(ranks, starter="mpirun", tasks=tasks).of(tasks)
+    else:
+        world = tasks or _counted(variables.get("WORLD_SIZE", ""))
+        ranks = replace(ranks, starter="srun").of(world, tasks_per_node)
+    if (ranks.tasks or tasks_per_node or 1) == 1 or "RANK" in variables:
+        return ranks
+    is_open = any(map(_MAY_TELL_RANKS.search, behind))
+    return replace(ranks, lacks_ranks=None if is_open else True)
 
 
 def ranks_in(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
@@ -196,10 +259,6 @@ def product(nodes: Any, per_node: Any) -> int | None:
 
 def _counted(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
-
-
-def _is_mpis(word: str) -> bool:
-    return PurePath(word).name in ("mpirun", "mpiexec")
 
 
 def _launcher(word: str) -> str:
@@ -245,13 +304,18 @@ def text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def ranks_by(kind: str, flags: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """All ranks, and those of one node."""
+def ranks_by(
+    kind: str, flags: Mapping[str, Any], variables: Mapping[str, str] | None = None
+) -> tuple[int | None, int | None]:
+    """All ranks, and those of one node, by a launcher's flags; torchrun's may be variables."""
     if kind == "accelerate":
         # Without num_machines the YAML decides, also one that the line does not name.
         world, nodes = count_in(flags, "num_processes"), count_in(flags, "num_machines")
         return world, (world // nodes if world and nodes and world % nodes == 0 else None)
     if kind == "torchrun":
+        names = [name for name in variables or () if name.startswith("PET_")]
+        around = {name[4:].lower(): typed((variables or {})[name]) for name in names}
+        flags = {**around, **flags}
         given = "nproc_per_node" if "nproc_per_node" in flags else "nproc"
         per_node = count_in(flags, given, default=1, words=_DEVICE_KINDS)
         if _RANGE.fullmatch(str(flags.get("nnodes"))):

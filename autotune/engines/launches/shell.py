@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.text import line_of, named
 from autotune.base.user_text import read_text
+from autotune.engines.launches import slurm
 from autotune.engines.launches.files import DATA_SUFFIXES, SHELL_SUFFIXES, is_shell
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.shell_syntax import (
@@ -76,6 +78,10 @@ _SUBMITTERS = ("kubectl", "sky", "sed", "envsubst")
 _ALL_GIVEN = {"$@", "$*"}
 _ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
 """Commands whose last word is a text for a shell: of another machine, or another terminal."""
+_READ_COMMANDS = (*_SHELLS, "ssh", "sbatch")
+"""Commands that read others from a here-document, unless a file or a text is theirs."""
+_OF_PYTHON = ("bin/activate", "conda.sh")
+"""Files that choose a Python, and set nothing that a launch is given."""
 _STARTS_NOTHING = ("echo", "printf", "cd", "mkdir", "set", "shift", "exit", "return", "sleep")
 _FOLDER_FLAGS = ("--", "-P", "-L", "-f", "-e")
 """Flags of `cd`, `pwd` and their like after which a folder is the same one."""
@@ -116,9 +122,11 @@ class Command:
     variables: Mapping[str, Word] = field(default_factory=dict)
     """Those of its environment that the file sets: the value and where it is written."""
     within: tuple[str, ...] = ()
-    """The command that hands it to a shell as a text; empty: it stands in the file itself."""
+    """The commands that hand it to a shell as a text; empty: it stands in the file itself."""
     unread: tuple[str, ...] = ()
     """Why words of it are not known, or may be others: lines that decide, files not read."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What its file asks Slurm for."""
 
     @property
     def line(self) -> int:
@@ -159,21 +167,18 @@ class ShellText:
         return next((one for one in below if one.words[0].text.startswith("--")), None)
 
 
-def read_shell(
-    text: str, path: Path, *, variables: Mapping[str, str] | None = None, follows: bool = False
-) -> ShellText:
+def read_shell(text: str, path: Path, *, follows: bool = False) -> ShellText:
     """Read a shell file.
 
     Args:
         text: The file.
         path: Its name, for errors.
-        variables: What is known of the environment that it runs in.
         follows: Whether files that it sources or starts are read, too.
 
     Raises:
-        JobError: A quote or a bracket in it does not close.
+        JobError: A quote, a bracket or a block in it does not close.
     """
-    reader = _Reader(text, _held(path, variables or {}), {path.resolve()})
+    reader = _Reader(text, path, {}, slurm.options_of(text))
     try:
         reader.read(list(zip(text, range(len(text)), strict=True)), path if follows else None)
     except OpenError as error:
@@ -183,12 +188,6 @@ def read_shell(
         sourced=tuple(dict.fromkeys(reader.sourced)),
         written=reader.written,
     )
-
-
-def _held(path: Path, variables: Mapping[str, str]) -> _Changes:
-    """The variables with which a file begins."""
-    known = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **variables}
-    return {name: Value([unplaced(text)]) for name, text in known.items()}
 
 
 class _Branch(NamedTuple):
@@ -206,6 +205,8 @@ class _Frame:
     """A compound command, a function, or a command behind a joint, which has begun."""
 
     keyword: str
+    place: int
+    """Where it begins."""
     why: str
     """Why only the shell knows what it leaves, where its condition is not known."""
     truth: _Truth
@@ -235,7 +236,7 @@ class _Text:
     path: Path | None
     """The file that it is, or that holds it; None: none that it sources is read."""
     within: tuple[str, ...]
-    """The command that hands it on."""
+    """The commands that hand it on."""
     doubts: Sequence[str]
     """Why the text may be another, where a command hands it on."""
     at: int = 0
@@ -256,15 +257,27 @@ class _Text:
 class _Reader:
     """Goes through commands, and holds the variables as they are where each stands."""
 
-    def __init__(self, text: str, held: _Changes, files: Set[Path] = frozenset()) -> None:
+    def __init__(
+        self,
+        text: str,
+        path: Path,
+        variables: Mapping[str, str],
+        options: Mapping[str, str],
+        files: Set[Path] = frozenset(),
+    ) -> None:
         self._text = text
-        self._files = files
+        self._options = options
+        self._files = files | {path.resolve()}
         """The file that is read, and those that start it."""
         self._file = ""
         """The file that is read in a shell of its own, in words; empty: it is the text."""
-        self._scopes = [held]
+        around = {**slurm.variables_of(options), **variables}
+        held = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **around}
+        self._scopes: list[_Changes] = [
+            {name: Value([unplaced(text)]) for name, text in held.items()}
+        ]
         """Variables, and what each open branch has changed of them."""
-        self._exported: dict[str, None] = {}
+        self._exported = dict.fromkeys(around)
         self._n_certain = 0
         """Scopes, from the first on, whose values may be others where a function is called."""
         self.commands: list[Command] = []
@@ -297,9 +310,12 @@ class _Reader:
         before, self._here, self._depth = (self._here, self._doubts), here, self._depth + 1
         while here.at < len(here.tokens):
             self._take()
+        open_ = next((one for one in here.frames if one.keyword not in _AROUND_ONE), None)
         while here.frames:
             self._close()
         (self._here, self._doubts), self._depth = before, self._depth - 1
+        if open_ is not None:
+            raise OpenError(open_.keyword, open_.place)
 
     def _take(self) -> None:
         """Take the next token, or the simple command that it begins."""
@@ -355,6 +371,7 @@ class _Reader:
             keyword = "function"
         frame = _Frame(
             keyword=keyword,
+            place=place,
             why=f"{self._line(place)} decides by `{keyword}`",
             truth=here.truth if is_joint else _Truth(False),
             is_piped=here.is_piped,
@@ -615,6 +632,8 @@ class _Reader:
                 self.written[path] = "\n" * (line_of(self._text, above) - 1) + plain(body)
             elif command == "read" and not name:
                 self._put(fields[-1].text, Value([body]))
+            elif not name and _reads_commands(texts := [one.text for one in fields]):
+                self._hands_on(Field("", [body], word.place), texts)
 
     def _put_in(self, chars: Chars) -> list[Chars] | None:
         """What an expansion stands for; None: only the shell knows."""
@@ -730,6 +749,8 @@ class _Reader:
         if path is None or len(fields) < 2 or fields[0].raw not in ("source", "."):
             return False
         name, outer = fields[1].text, self._get("BASH_SOURCE")
+        if name.endswith(_OF_PYTHON):
+            return True
         found = _sourced(name, path)
         try:
             if found is None or self._depth >= _MOST_DEEP:
@@ -763,7 +784,7 @@ class _Reader:
         own = {one.raw.partition("=")[0]: one.word(one.value) for one in fields[:n_set]}
         if texts[0] == "eval":
             parts = [[*one.chars, (" ", -1)] for one in items[1:]]
-            self._hands_on(Field("", parts, fields[0].place), ("eval",))
+            self._follow(Field("", parts, fields[0].place), ("eval",))
             return
         if texts[0] == "cd" and len(texts) == 2:
             folder = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
@@ -781,58 +802,79 @@ class _Reader:
             variables=variables | own,
             within=here.within,
             unread=tuple(dict.fromkeys(filter(None, unread))),
+            options=self._options,
         )
         self.commands.append(command)
         for at, is_text in _started_by(texts):
             if is_text:
-                self._scopes.append({"@": Value()})
                 self._hands_on(items[at], texts)
-                self._scopes.pop()
             elif self._starts(command, at):
                 return
 
     def _starts(self, command: Command, at: int) -> bool:
         """Read a shell file that a command starts, in a shell of its own; whether it is one."""
-        texts = [word.text for word in command.words]
-        if self._here.path is None or self._depth >= _MOST_DEEP:
+        texts, here = [word.text for word in command.words], self._here
+        if here.path is None or self._depth >= _MOST_DEEP:
             return False
-        path = _sourced(texts[at], self._here.path)
+        text = self.written.get(os.path.normpath(texts[at]), "")
+        path = here.path.parent / texts[at] if text else _sourced(texts[at], here.path)
         if path is None or path.resolve() in self._files or path.suffix == ".py":
             return False
-        held = _held(path, {name: word.text for name, word in command.variables.items()})
+        with contextlib.suppress(RenderError):
+            text = text or read_text(path)
+        if path.suffix in DATA_SUFFIXES:
+            text = commands_of_job(text, path)
+        elif not is_shell(text, path) and {*map(_name, texts[:at])}.isdisjoint(_SHELLS):
+            text = ""
         words, own = texts[at + 1 :], self._get("@")
         is_open = bool(own and own.items is None and _ALL_GIVEN & {*words})
         is_open = is_open or any("[@]" in one for one in words)
+        variables = {name: word.text for name, word in command.variables.items()}
+        options = slurm.step_of(texts[:at], {**self._options, **slurm.options_of(text)})
+        inside = _Reader(self._text, path, variables, options, self._files)
         if is_open or {*words} - _ALL_GIVEN:
             items = None if is_open else [unplaced(one) for one in words]
-            held["@"] = Value(items, True).differing(any(map(UNKNOWN.search, words)))
-        inside = _Reader(self._text, held, self._files | {path.resolve()})
+            inside._put("@", Value(items, True).differing(any(map(UNKNOWN.search, words))))
         inside._file = f"{path}, which {self._line(command.start)} starts,"
         inside._depth = self._depth
-        with contextlib.suppress(RenderError, OpenError):
-            text = read_text(path)
-            if path.suffix in DATA_SUFFIXES:
-                text = commands_of_job(text, path)
-            elif not is_shell(text, path) and {*map(_name, texts[:at])}.isdisjoint(_SHELLS):
-                text = ""
-            if not text:
-                return False
-            inside.read([(char, command.start) for char in text], path, tuple(texts))
-            self.sourced += [path, *inside.sourced]
+        with contextlib.suppress(OpenError):
+            within = (*here.within, *texts)
+            inside.read([(char, command.start) for char in text], path, within)
+            self.sourced += [path, *inside.sourced] if text else ()
+            ends = (one.words[-len(words) :] for one in inside.commands if words)
+            if any([word.text for word in end] == words for end in ends):
+                self.commands.remove(command)  # it starts the words that it is given
             self.commands += inside.commands
-            return True
+            return bool(text)
         return False
 
-    def _hands_on(self, text: Field, within: tuple[str, ...]) -> None:
-        """Read a text that a command hands to a shell; one that does not close is left."""
+    def _hands_on(self, text: Field, words: Sequence[str]) -> None:
+        """Read a text that a command of some words hands to a shell of its own."""
+        if words[0] == "sbatch" and text.text.startswith("--wrap="):
+            text = text._replace(items=[text.value])
+        self._scopes.append({"@": Value()})
+        self._follow(text, words)
+        self._scopes.pop()
+
+    def _follow(self, text: Field, words: Sequence[str]) -> None:
+        """Read a text that a command makes a shell read; one that does not close is left."""
         if self._depth < _MOST_DEEP:
             chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
+            within = (*self._here.within, *words)
             with contextlib.suppress(OpenError):
                 self.read(chars, self._here.path, within, tuple(self._doubts))
 
 
 def _name(text: str) -> str:
     return text.rpartition("/")[2]
+
+
+def _reads_commands(texts: Sequence[str]) -> bool:
+    """Whether a command takes what it reads for commands: `srun bash`, `ssh HOST`, `sbatch`."""
+    behind = [*dropwhile(lambda text: _name(text) not in _READ_COMMANDS, texts)]
+    own = behind[1:] if behind and _name(behind[0]) in _SHELLS else ()
+    is_file = any(text.endswith(SHELL_SUFFIXES) for text in behind)
+    return bool(behind) and not is_file and all(text.startswith(("-", "+")) for text in own)
 
 
 def _started_by(texts: Sequence[str]) -> Iterator[tuple[int, bool]]:
@@ -851,6 +893,9 @@ def _started_by(texts: Sequence[str]) -> Iterator[tuple[int, bool]]:
         yield from ((at, False) for at in files[:1] if at < len(texts))
     elif names[0] in _ELSEWHERE and " " in texts[-1]:
         yield len(texts) - 1, True
+    elif names[0] == "sbatch" and any(text.startswith("--wrap") for text in texts):
+        at = next(at for at, text in enumerate(texts) if text.startswith("--wrap"))
+        yield at + (texts[at] == "--wrap"), True
     else:
         begun = next((at for at, name in enumerate(names) if name in _STARTERS), len(texts))
         for at, text in enumerate(texts):

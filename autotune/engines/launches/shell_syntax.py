@@ -45,8 +45,8 @@ _INSIDE = {
 class OpenError(Exception):
     """Something that does not close; `at` is where it opens."""
 
-    def __init__(self, text: str, at: int) -> None:
-        super().__init__(f"the {text[at : at + 2].strip()} does not close, or is nested too deep")
+    def __init__(self, sign: str, at: int) -> None:
+        super().__init__(f"the {sign.strip()} does not close, or is nested too deep")
         self.at = at
 
 
@@ -76,7 +76,7 @@ def end_of(text: str, at: int) -> int:
         sign = text[at : at + 2]
         char, step = sign[:1], 1
         if not char or len(closers) > _MOST_NESTED:
-            raise OpenError(text, begun)
+            raise OpenError(text[begun : begun + 2], begun)
         if char == inside:
             closers.pop()
         elif char == "\\":
@@ -86,7 +86,7 @@ def end_of(text: str, at: int) -> int:
             step = 2
         elif sign == "$'" and '"' not in "".join(closers).rpartition(")")[2]:
             if (found := _ESCAPED.match(text, at)) is None:
-                raise OpenError(text, begun)
+                raise OpenError(text[begun : begun + 2], begun)
             step = found.end() - at
         elif char == "$" and (found := _NAMED.match(text, at)):
             step = found.end() - at
@@ -95,7 +95,7 @@ def end_of(text: str, at: int) -> int:
         elif char == "'" and '"' not in "".join(closers).rpartition(")")[2]:
             step = text.find("'", at + 1) + 1 - at
             if step < 1:
-                raise OpenError(text, begun)
+                raise OpenError(text[begun : begun + 2], begun)
         elif (char, inside) in (("(", ")"), ("(", ""), ("{", "}")):
             closers.append(")" if char == "(" else "}")
         at += step
@@ -131,7 +131,7 @@ def tokens_of(chars: Chars) -> list[Token]:
             is_test = sign == "[[" or (is_test and sign != "]]")
             depth += _NESTS.get(sign, 0) if kind == "keyword" else 0
             if depth > _MOST_NESTED:
-                raise OpenError(text, start)
+                raise OpenError(text[start : start + 2], start)
         found.append(Token(kind, chars[start:at], sign, document))
         if sign == "\n":
             for one in found[n_documented:]:

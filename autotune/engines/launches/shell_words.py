@@ -12,6 +12,8 @@ from typing import NamedTuple
 NAME = r"[A-Za-z_]\w*"
 ASSIGNS = re.compile(rf"({NAME})(\+?)=")
 UNKNOWN = re.compile(r"[$`]")
+PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
+"""All words that a file is started with."""
 _ELEMENT = re.compile(rf"({NAME})\[[^]]*\]\+?=")
 _ALTERED = re.compile(
     rf"(?:\+\+|--)\s*+({NAME})|({NAME})\s*+(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"

@@ -23,8 +23,7 @@ def options_of(text: str) -> dict[str, str]:
 
 def variables_of(options: Mapping[str, str]) -> dict[str, str]:
     """Variables that Slurm sets for a job with such options."""
-    counts = {name: _count(options.get(name, "")) for name in options}
-    gpus = _count(options.get("gpus-per-node", "")) or _gpus_of(options.get("gres", ""))
+    counts, gpus = {name: _count(text) for name, text in options.items()}, gpus_per_node(options)
     variables = {
         "SLURM_NNODES": counts.get("nodes"),
         "SLURM_JOB_NUM_NODES": counts.get("nodes"),
@@ -36,12 +35,20 @@ def variables_of(options: Mapping[str, str]) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items() if value}
 
 
-def tasks_of(words: Sequence[str], options: Mapping[str, str]) -> tuple[int | None, int | None]:
+def step_of(words: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
+    """The options of a job, with those of `sbatch` and `srun` among some words."""
+    return {**options, **dict(_options([*_behind("sbatch", words), *_behind("srun", words)]))}
+
+
+def tasks_of(words: Sequence[str], step: Mapping[str, str]) -> tuple[int | None, int | None]:
     """Tasks that `srun` among some words starts, all and by node; None: it does not say."""
-    at = next((at for at, word in enumerate(words) if PurePath(word).name == "srun"), None)
-    if at is None:
-        return None, None
-    return _tasks({**options, **dict(_options(words[at + 1 :]))})
+    is_srun = any(PurePath(word).name == "srun" for word in words)
+    return _tasks(step) if is_srun else (None, None)
+
+
+def gpus_per_node(step: Mapping[str, str]) -> int | None:
+    """GPUs that are asked for on each node; None: nothing says it."""
+    return _count(step.get("gpus-per-node", "")) or _gpus_of(step.get("gres", ""))
 
 
 def gpu_of(options: Mapping[str, str]) -> str:
@@ -57,12 +64,17 @@ def gpu_of(options: Mapping[str, str]) -> str:
 def _tasks(options: Mapping[str, str]) -> tuple[int | None, int | None]:
     nodes, tasks = _count(options.get("nodes", "")), _count(options.get("ntasks", ""))
     per_node = _count(options.get("ntasks-per-node", ""))
-    if tasks:
-        whole = nodes is not None and tasks % nodes == 0
-        return tasks, per_node or (tasks // nodes if nodes and whole else None)
+    if tasks:  # the number of each node is then a limit
+        return tasks, -(-tasks // nodes) if nodes else per_node
     if "ntasks" in options:  # only the shell knows it
         return None, per_node
     return (nodes * per_node, per_node) if nodes and per_node else (None, per_node)
+
+
+def _behind(program: str, words: Sequence[str]) -> Sequence[str]:
+    """The words behind a program's name; empty: it is not among them."""
+    names = [PurePath(word).name for word in words]
+    return words[names.index(program) + 1 :] if program in names else ()
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autotune.engines.launches.devices import too_few, visible_devices
+from autotune.engines.launches.devices import misfits, visible_devices
 from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release, release_tuple
 from autotune.engines.megatron.launched import GONE, MegatronLaunch
 from autotune.engines.megatron.layout_rule import ARGUMENTS
@@ -166,7 +166,7 @@ def _counts(launch: MegatronLaunch) -> Answer:
 def _connections(launch: MegatronLaunch) -> Answer:
     """CUDA_DEVICE_MAX_CONNECTIONS that the file sets to another value than Megatron asks for."""
     value = launch.variables.get(CONNECTIONS)
-    if value is None or "$" in value:
+    if value is None or "$" in value or launch.is_overrides:  # they pass by Megatron's parser
         return None
     for name in ("use_megatron_fsdp", "use_torch_fsdp2"):
         if launch.get(name) and value == "1":
@@ -194,10 +194,28 @@ def asks_for_connections(launch: MegatronLaunch) -> bool:
         return False
 
 
-@argument_rule("environment.visible_devices", "megatron/training/initialize.py: set_device")
-def _visible(launch: MegatronLaunch) -> Answer:
-    """CUDA_VISIBLE_DEVICES that leaves fewer devices than a node has ranks."""
-    return too_few(visible_devices(launch.variables), launch.per_node)
+@argument_rule("environment.ranks", "megatron/training/initialize.py: init_process_group")
+def _ranks_told(launch: MegatronLaunch) -> Answer:
+    """Tasks of srun or mpirun without ranks: each takes itself for the only one."""
+    ranks = launch.ranks
+    if not ranks.lacks_ranks or not launch.is_megatrons:
+        return None
+    own = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK"}[ranks.starter]
+    return (
+        f"{ranks.starter} starts {ranks.tasks or ranks.tasks_per_node} tasks, and nothing sets "
+        f"RANK, WORLD_SIZE and LOCAL_RANK for them: Megatron does not read {own} and its like, "
+        "and each task takes itself for rank 0 of 1",
+        f"start one torchrun on each node, or set the three in each task, as RANK=${own}",
+    )
+
+
+def _of_nodes(name: str, consequence: Consequence, says: str) -> Rule[MegatronLaunch]:
+    def asked(launch: MegatronLaunch) -> Answer:
+        found = misfits(launch.ranks, visible_devices(launch.variables))
+        return next(((problem, fix) for rule, problem, fix in found if rule == name), None)
+
+    source = "megatron/training/initialize.py: set_device"
+    return argument_rule(f"environment.{name}", source, consequence, says)(asked)
 
 
 @argument_rule("vp.one_chunk", f"{ARGUMENTS}: virtual_pipeline_model_parallel_size", "ignored")
@@ -253,7 +271,9 @@ def _batch(launch: MegatronLaunch) -> Answer:
         ranks = math.prod(map(launch.get, _COUNTS[:3]))
         if launch.world is not None:
             return None  # the rule of layouts says it
-        if (groups := (launch.per_node or 1) // math.gcd(launch.per_node or 1, ranks)) > 1:
+        if (
+            groups := (launch.ranks.per_node or 1) // math.gcd(launch.ranks.per_node or 1, ranks)
+        ) > 1:
             named, unit = (
                 f"{named} x dp of at least {groups}, and of its multiples",
                 micro * groups,
@@ -320,7 +340,12 @@ def chunks_of(launch: MegatronLaunch) -> int | None:
 ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _counts,
     _connections,
-    _visible,
+    _ranks_told,
+    _of_nodes("visible_devices", "raised", "A node has more ranks than devices that they see."),
+    _of_nodes("tasks", "raised", "srun starts a launcher with ranks of its own in several tasks."),
+    _of_nodes(
+        "idle_devices", "converted", "A job asks for more GPUs on a node than it has ranks."
+    ),
     _one_chunk,
     _chunk_layers,
     _batch,

@@ -21,12 +21,13 @@ from autotune.base.nested import leaves
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
+from autotune.engines.deepspeed.sources.layout import world_beside
 from autotune.engines.launches import slurm
-from autotune.engines.launches.files import DATA_SUFFIXES, is_shell
+from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell
 from autotune.engines.launches.jobs import commands_of_job
-from autotune.engines.launches.line import parts_of, product, ranks_in, ranks_of
+from autotune.engines.launches.line import NO_RANKS, Ranks, parts_of, product, ranks_in, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, read_shell
-from autotune.engines.launches.shell_words import UNKNOWN, Word
+from autotune.engines.launches.shell_words import PASSED_ON, UNKNOWN, Word
 from autotune.engines.megatron.flags import (
     Flag,
     flag_of,
@@ -109,7 +110,6 @@ _LONGEST_COMPOSED = 2**16
 """Characters up to which PyYAML tells the places of keys, of which it takes its time."""
 _REMARK = re.compile(r"(?:#|//).*")
 _KEY = re.compile(r"""(?:^|[{,])[ \t]*["']?([A-Za-z_]\w*)["']?[ \t]*:""", re.MULTILINE)
-_PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,8 @@ class MegatronLaunch:
     settled: frozenset[str] = frozenset()
     """Arguments that have Megatron's default unless they are given, whatever a recipe says."""
     world: int | None = None
-    per_node: int | None = None
+    """Ranks: those of `ranks`, or as somebody else says."""
+    ranks: Ranks = NO_RANKS
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables that the file sets for the ranks."""
     is_overrides: bool = False
@@ -189,7 +190,7 @@ class MegatronLaunch:
     @property
     def is_passing_on(self) -> bool:
         """True if all that the shell puts in are the words that the file was started with."""
-        return bool(self.open_words) and all(map(_PASSED_ON.fullmatch, self.open_words.values()))
+        return bool(self.open_words) and all(map(PASSED_ON.fullmatch, self.open_words.values()))
 
 
 @cache
@@ -257,20 +258,24 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
             texts = [_as_flag(key), *map(str, values)]
         place = starts.get(at, starts.get(at[-1:], 0))
         words += [Word(text=one, start=place) for one in texts]
-    found = _of_command(Command(words=tuple(words), start=start, text=text), path, release, {})
+    found = _of_command(Command(words=tuple(words), start=start, text=text), path, release)
     if found is None or is_whole:
         return found
-    named = {at[-1]: value for at, value in fields.items()}
-    counts = [next((named[one] for one in ones if one in named), None) for ones in _RANKS_OF_FILES]
+    counts = _counts_in({at[-1]: value for at, value in fields.items()})
     world = None if any(starmap(_is_apart, every.items())) else product(*counts)
     return replace(
         found,
         rest=("what the file does not say", "the program that reads it may set it"),
         settled=frozenset(_OF_FLAGS_ALONE),
         unknown=found.unknown & defaults(release).keys(),
-        world=world or found.world,
-        per_node=counts[1] if world else found.per_node,
+        world=world,
+        ranks=found.ranks.of(world, counts[1] if world else None),
     )
+
+
+def _counts_in(fields: Mapping[str, Any]) -> list[Any]:
+    """Nodes, and ranks of each, by fields of NeMo, verl or NeMo RL; None: they do not say."""
+    return [next((fields[one] for one in ones if one in fields), None) for ones in _RANKS_OF_FILES]
 
 
 def _as_flag(argument: str) -> str:
@@ -310,31 +315,43 @@ def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
     return launches_of(read_text(path), path, release=release)
 
 
-def launches_as_written(path: Path, *, installed: str) -> list[MegatronLaunch]:
-    """`launches_of` for a path, by the release that the file is written for.
+def launches_as_written(
+    path: Path, *, installed: str, named: str | None = None, line: str = ""
+) -> list[MegatronLaunch]:
+    """`launches_of` for a path, or for a line in its place, by the release it is written for.
 
-    That is the one in the header of an export; else the installed one, or the newest that takes
-    more of the flags.
+    That is the one that is `named`, or in the header of an export; else the installed one, or the
+    newest that takes more of the flags.
 
     Raises:
         RenderError: It cannot be read.
         JobError: As of `launches_of`.
     """
-    best = usual = recorded_release(installed) or newest_release()
-    found = read_launches(path, release=usual)
-    if not found:
-        return []
-    texts = (found[0].text, *map(read_text, found[0].sourced))
+    best = usual = named or recorded_release(installed) or newest_release()
+
+    def read(release: str) -> list[MegatronLaunch]:
+        if line:
+            return launches_of_line(line, path.parent, release=release)
+        return read_launches(path, release=release)
+
+    found = read(usual)
+    if not found or named:
+        return found
+    of_export = path.with_name(ARGUMENTS_FILE).with_suffix(".sh")
+    beside = [of_export] if path.name == ARGUMENTS_FILE and of_export.is_file() else []
+    texts = (found[0].text, *map(read_text, (*found[0].sourced, *beside)))
     header = next((match for text in texts if (match := _HEADER.search(text))), None)
     if header and (named := recorded_release(header[1])):
         best, because = named, "its header names it"
-        found = read_launches(path, release=best)
+        found = read(best)
     elif n_refused := _n_refused(found):
         for release in reversed(releases()):
-            reading = read_launches(path, release=release)
+            reading = read(release)
             if _n_refused(reading) < n_refused:
                 best, found, n_refused = release, reading, _n_refused(reading)
         because = f"the newest that takes its flags; {usual} does not"
+    if path.stem == of_export.stem and (world := world_beside(path)) is not None:
+        found = [replace(launch, world=launch.world or world) for launch in found]
     if best == usual and not header:
         return found
     return [replace(launch, release_because=because) for launch in found]
@@ -346,16 +363,21 @@ def _n_refused(launches: Iterable[MegatronLaunch]) -> int:
     return sum(problem.rule in rules for launch in launches for problem in launch.problems)
 
 
+def launches_of_line(line: str, folder: Path, *, release: str) -> list[MegatronLaunch]:
+    """`launches_of` for a command line that is started in a folder."""
+    return list(_of_shell(line, folder / LINE, release))
+
+
 def launch_of_line(line: str, *, release: str) -> MegatronLaunch:
     """The training that one command line starts.
 
     Raises:
         JobError: It starts none of Megatron-LM's, or its quotes do not close.
     """
-    found = list(_of_shell(line, Path("the launch line"), release))
+    found = launches_of_line(line, Path(), release=release)
     if not found:
         raise JobError(
-            "the launch line starts no training of Megatron-LM",
+            f"{LINE} starts no training of Megatron-LM",
             "give the line with torchrun, pretrain_gpt.py and its flags",
         )
     return found[0]
@@ -374,34 +396,36 @@ def on_gpu(name: str, *, where: str) -> dict[str, Any]:
 
 
 def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
-    options = slurm.options_of(text)
-    shell = read_shell(text, path, variables=slurm.variables_of(options), follows=True)
+    shell = read_shell(text, path, follows=True)
     for command in shell.commands:
-        found = _of_command(command, path, release, options)
+        found = _of_command(command, path, release)
         if found is not None:
             problems = [*found.problems, *_lost(shell, command)]
-            yield replace(found, problems=problems, sourced=shell.sourced, **_gpu_of(options))
+            gpu = _gpu_of(command.options)
+            yield replace(found, problems=problems, sourced=shell.sourced, **gpu)
 
 
-def _of_command(
-    command: Command, path: Path, release: str, options: Mapping[str, str]
-) -> MegatronLaunch | None:
+def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | None:
     """The training that a command starts; None: it starts none."""
     words = [word.text for word in command.words]
     if words[0] in ("echo", "printf"):
         return None
     overrides = [
-        (word, match) for word in command.words if (match := _OVERRIDE.fullmatch(word.text))
+        (word, match)
+        for word in command.words
+        if (match := _OVERRIDE.fullmatch(word.text)) and _OF_OTHERS.isdisjoint(match[1].split("."))
     ]
-    is_overrides = any(match[1].endswith(_OVERRIDDEN) for _, match in overrides)
-    script = _overriding_script(words) if is_overrides else _script_at(words)
+    at = parts_of(words).script_at
+    is_overrides = at < len(words) and any(one[1].endswith(_OVERRIDDEN) for _, one in overrides)
+    script = at if is_overrides else _script_at(words)
     variables = {name: word.text for name, word in command.variables.items()}
+    around: dict[str, Any] = {"within": command.within, "options": command.options}
     if script is None:
         if (named := _settings_of_script(words, path, release)) is None:
             return None
-        world, per_node = ranks_of(words, within=command.within, options=options)
+        ranks = ranks_of(words, **around, variables=variables)
         named = replace(named, variables=variables)
-        return replace(named, world=world, per_node=per_node) if world else named
+        return replace(named, world=ranks.world, ranks=ranks) if ranks.world else named
     is_swift = _swift_at(words) is not None
     is_megatrons = not is_overrides and _is_megatrons(words, script)
     variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
@@ -413,18 +437,13 @@ def _of_command(
         arguments.take_swift(command.words[script + 1 :], command.words[script].start)
     else:
         arguments.take(command.words[script + 1 :])
-    # Megatron takes it where no launcher sets it; elsewhere it may be a number of nodes.
-    world, per_node = ranks_of(
-        words,
-        within=command.within,
-        variables=variables if is_megatrons else {},
-        options=options,
-    )
-    if world is None:
-        counted = ranks_in(variables) if is_swift else arguments.ranks()
-        world, per_node = counted if counted[0] else (world, per_node)
+    # Megatron takes WORLD_SIZE where no launcher sets it; elsewhere it may be a number of nodes.
+    ranks = ranks_of(words, **around, variables=variables if is_megatrons else {})
+    counted = ranks_in(variables) if is_swift else arguments.ranks()
+    if counted[0] and (is_swift or ranks.world is None):
+        ranks = replace(ranks, launcher=_SWIFT if is_swift else "").of(*counted)
     open_texts = arguments.open_words.values()
-    given = [one for one in words[script + 1 :] if not _PASSED_ON.fullmatch(one)]
+    given = [one for one in words[script + 1 :] if not PASSED_ON.fullmatch(one)]
     rest = {}
     if not is_megatrons:
         rest = _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
@@ -436,12 +455,12 @@ def _of_command(
         problems=arguments.problems,
         unknown=frozenset(arguments.unknown),
         # What it hands on from its own start is nothing where nobody gives it words.
-        is_partial=not is_megatrons or not all(map(_PASSED_ON.fullmatch, open_texts)),
+        is_partial=not is_megatrons or not all(map(PASSED_ON.fullmatch, open_texts)),
         open_words=arguments.open_words,
         is_overrides=is_overrides or is_swift,
         unread=command.unread_because,
-        world=world,
-        per_node=per_node,
+        world=ranks.world,
+        ranks=ranks,
         variables=variables,
         start=command.words[script].start,
         release=release,
@@ -457,7 +476,7 @@ def _settings_of_script(words: Sequence[str], path: Path, release: str) -> Megat
     script, *given = words[parts_of(words).script_at :] or [""]
     near = (Path(script), path.parent / script)
     found = next((one for one in near if one.suffix == ".py" and one.is_file()), None)
-    if found is None or not all(map(_PASSED_ON.fullmatch, given)):
+    if found is None or not all(map(PASSED_ON.fullmatch, given)):
         return None
     for name in _FILE_NAMED.findall(read_text(found)):
         with suppress(RenderError, JobError, ValueError):
@@ -548,14 +567,10 @@ def _rest(
     return {"rest": rest, "settled": frozenset((*_OF_FLAGS_ALONE, *_DEGREES))}
 
 
-def _overriding_script(words: Sequence[str]) -> int | None:
-    return next((at for at, word in enumerate(words) if word.endswith(".py")), None)
-
-
 def _settled(arguments: "_Arguments", words: Sequence[str]) -> frozenset[str]:
     """Arguments of a recipe that are at their default unless the line overrides them."""
     has_other = any(word.partition("=")[0] in _OTHER_CONFIGURATION for word in words)
-    if arguments.trainer and not has_other:
+    if "devices" in arguments.counts and not has_other:
         return frozenset((*_OF_FLAGS_ALONE, *_OF_NEMO))
     stages = _OF_STAGES if "pipeline_model_parallel_size" in arguments.given else ()
     return frozenset((*_OF_FLAGS_ALONE, *stages))
@@ -575,8 +590,8 @@ class _Arguments:
         self.open_words: dict[int, str] = {}
         self.given: dict[str, GivenArgument] = {}
         self.unknown: set[str] = set()
-        self.trainer: dict[str, Any] = {}
-        """NeMo's fields of a trainer."""
+        self.counts: dict[str, Any] = {}
+        """Fields of a trainer or a cluster, by which nodes and ranks are counted."""
         self._problems: list[Violation] = []
         self._script_flags: list[tuple[str, Word]] = []
         """Flags of no release, which the script may add."""
@@ -609,8 +624,8 @@ class _Arguments:
                 value = _value(flag, list(map(str, texts)))
         except (JobError, RenderError, ValueError):
             return self._forget(argument)
-        if section == "trainer":
-            self.trainer[name] = value
+        if section in ("trainer", "cluster"):
+            self.counts[name] = value
         return None if value is None else self._keep(argument, value, spelled or key, start)
 
     def take_swift(self, words: Sequence[Word], start: int) -> None:
@@ -645,8 +660,8 @@ class _Arguments:
             self.take_override(field, text, word.start, spelled=f"--{field}")
 
     def ranks(self) -> tuple[int | None, int | None]:
-        """All ranks, and those of a node, as far as NeMo's fields or slime's flags say."""
-        nodes, per_node = (self.trainer.get(name) for name in ("num_nodes", "devices"))
+        """All ranks, and those of a node, as far as fields or slime's flags say."""
+        nodes, per_node = _counts_in(self.counts)
         if not (isinstance(nodes, int) and isinstance(per_node, int)):
             texts = [self._of_script.get(flag, "") for flag in _RANKS_OF_SLIME]
             nodes, per_node = (int(text) if text.isdecimal() else None for text in texts)

@@ -20,4 +20,5 @@ options=" \
     --normalization RMSNorm --untie-embeddings-and-output-weights --disable-bias-linear \
     --micro-batch-size ${MBS} --global-batch-size 512 --train-iters 1000 --lr 3e-5 --bf16 \
     --mock-data --tokenizer-type NullTokenizer --vocab-size 128256"
-srun -l --ntasks-per-node=8 bash -c "python -u pretrain_gpt.py ${options}"
+srun -l --ntasks-per-node=8 bash -c "RANK=\$SLURM_PROCID LOCAL_RANK=\$SLURM_LOCALID \
+    WORLD_SIZE=\$SLURM_NTASKS python -u pretrain_gpt.py ${options}"

@@ -57,7 +57,7 @@ def test_a_variable_has_the_value_that_it_has_where_it_is_used():
     "text",
     [
         "if probe; then\n N=4\nelse\n N=8\nfi\n",
-        "for N in 4 8; do\n",
+        "for N in 4 8; do\n :\ndone\n",
         "N=4\nprobe && N=8\n",
         "case $1 in\n a) N=4;;\n b) N=8;;\nesac\n",
         "N=$(nvidia-smi -L | wc -l)\n",

@@ -19,11 +19,12 @@ from autotune.engines.deepspeed.sources.layout import (
 from autotune.engines.launches.devices import VisibleDevices, visible_devices
 from autotune.engines.launches.line import (
     AXOLOTL,
-    TRL,
+    NO_RANKS,
+    Ranks,
     count_in,
     flags_of,
     parts_of,
-    ranks_by,
+    ranks_of,
     text_or_none,
     typed,
 )
@@ -47,10 +48,8 @@ class LaunchLine:
 
     kind: str = ""
     """The launcher: deepspeed, torchrun or accelerate; empty: none of these."""
-    world: int | None = None
-    """Ranks; None where it does not say (all devices that there are)."""
-    per_node: int | None = None
-    """Ranks of one node; None where it does not say."""
+    ranks: Ranks = NO_RANKS
+    """How its ranks come about."""
     n_nodes: int | None = None
     """Nodes that accelerate is told; its YAML may say how many ranks they make."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -105,11 +104,11 @@ def read_launch(line: str) -> LaunchLine:
         words = shlex.split(line.replace("\\\n", " "))
     except ValueError as error:
         raise JobError(f"{flag('launch')}: {error}: {line}", "close the quotes") from error
-    return launch_of_words(words)
+    return launch_of_words(words, variables=assigned(words))
 
 
-def launch_of_words(words: Sequence[str]) -> LaunchLine:
-    """What the words of a launch line say; errors as of `read_launch`."""
+def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
+    """What the words of a launch line say; `around` and errors are those of `ranks_of`."""
     parts = parts_of(words)
     kind = parts.kind
     to_script = [words[number] for number in parts.script_flags]
@@ -118,14 +117,9 @@ def launch_of_words(words: Sequence[str]) -> LaunchLine:
     name = next(iter(words[parts.script_at :]), "")
     if PurePath(name).name == "llamafactory-cli":
         script |= dict(_settings(to_script))
-    if not kind and PurePath(name).name == TRL:
-        # What it does not know itself, it hands to `accelerate launch`.
-        world, per_node = ranks_by("accelerate", script)
-    else:
-        world, per_node = ranks_by(kind, launcher)
     by_accelerate = kind == "accelerate" and PurePath(name).name != AXOLOTL
     is_cpu = by_accelerate and launcher.get("cpu") is True
-    before = assigned(words[: parts.script_at])
+    before = {**around.get("variables", {}), **assigned(words[: parts.script_at])}
     config, consumer = None, None
     if isinstance(script.get("deepspeed"), str):
         config, consumer = script["deepspeed"], Consumer.TRAINER
@@ -146,8 +140,7 @@ def launch_of_words(words: Sequence[str]) -> LaunchLine:
         launcher_flags=tuple(launcher),
         visible=visible_devices(launcher if by_accelerate else {}, before),
         accelerator="cpu" if is_cpu else accelerator_in(before),
-        world=world,
-        per_node=per_node,
+        ranks=ranks_of(words, **{**around, "variables": before}),
         n_nodes=count_in(launcher, "num_machines"),
         arguments=script,
         config=config,

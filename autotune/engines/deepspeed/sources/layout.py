@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.base.errors import RenderError
 from autotune.base.user_text import read_text
@@ -31,12 +32,7 @@ UNSPLIT = ExportedLayout()
 
 def layout_beside(path: Path) -> ExportedLayout:
     """The layout of an export, by the settings beside its ds_config; of other files `UNSPLIT`."""
-    try:
-        settings = json.loads(read_text(path.parent / SETTINGS_FILE))
-    except (RenderError, ValueError):
-        return UNSPLIT
-    if not isinstance(settings, dict):
-        return UNSPLIT
+    settings = _settings_beside(path)
     pp, tp, sp = (settings.get(name, 1) for name in ("pp", "tp", "sp"))
     if any(type(degree) is not int or degree < 1 for degree in (pp, tp, sp)):
         return UNSPLIT
@@ -47,3 +43,18 @@ def layout_beside(path: Path) -> ExportedLayout:
     if "transformer" in settings:
         return ExportedLayout(pp=pp, tp=tp, accelerator=accelerator)
     return UNSPLIT
+
+
+def world_beside(path: Path) -> int | None:
+    """The ranks of an export, by the settings beside a file of it; None: it is none."""
+    world = _settings_beside(path).get("world")
+    return world if type(world) is int and world > 0 else None
+
+
+def _settings_beside(path: Path) -> dict[str, Any]:
+    """The settings of the export that a file is of; empty: it is none."""
+    try:
+        settings = json.loads(read_text(path.parent / SETTINGS_FILE))
+    except (RenderError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}

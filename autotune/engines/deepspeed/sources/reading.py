@@ -123,6 +123,8 @@ class Source:
     """The file in which they stand; None: they stand in none."""
     arguments_at: tuple[str, ...] = ()
     """The keys of that file under which they lie."""
+    sourced: tuple[Path, ...] = ()
+    """Files that a launch of Megatron-LM sources."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Names of `arguments` that are numbers, and stand in the file as text."""
     own_defaults: frozenset[str] | None = None
@@ -168,7 +170,7 @@ class Source:
     def files(self) -> tuple[Path, ...]:
         """The files of which it is made."""
         named = None if self.line.named is None else Path(self.line.named)
-        every = (self.path, self.accelerate.path, self.arguments_path, named)
+        every = (self.path, self.accelerate.path, self.arguments_path, named, *self.sourced)
         return tuple(path for path in every if path is not None)
 
     @property

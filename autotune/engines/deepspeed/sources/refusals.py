@@ -13,7 +13,8 @@ from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source, placeholders
-from autotune.engines.launches.devices import VisibleDevices, too_few
+from autotune.engines.launches.devices import VisibleDevices, misfits
+from autotune.engines.launches.line import Ranks
 from autotune.space.rule import Violation
 
 _STAGE = "zero_optimization.stage"
@@ -124,21 +125,20 @@ _COUNTS = ("num_gpus", "num_nodes")
 
 
 def device_violations(
-    kind: str, flags: Sequence[str], visible: VisibleDevices | None, per_node: int | None
+    ranks: Ranks, flags: Sequence[str], visible: VisibleDevices | None
 ) -> Iterator[Violation]:
-    """What a launcher does with devices that are named and counted in two places.
+    """What a launcher does with devices and ranks that are named and counted in two places.
 
     Args:
-        kind: The launcher.
-        flags: Names of its flags.
+        ranks: How the ranks come about.
+        flags: Names of the launcher's flags.
         visible: What variables or accelerate leave visible.
-        per_node: Ranks of a node.
     """
-    rule = "file.visible_devices"
-    if kind != "deepspeed":
-        if (found := too_few(visible, per_node)) is not None:
-            problem, fix = found
-            yield violation_of(rule, problem=problem, fix=fix)
+    rule, is_deepspeeds = "file.visible_devices", ranks.launcher == "deepspeed"
+    for name, problem, fix in misfits(ranks, visible):
+        if not is_deepspeeds or visible is None or name == "tasks":
+            yield violation_of(f"file.{name}", problem=problem, fix=fix)
+    if not is_deepspeeds:
         return
     # launcher/runner.py, main: it takes the variable away before it starts ranks.
     filters, counts = ([name for name in names if name in flags] for names in (_FILTERS, _COUNTS))

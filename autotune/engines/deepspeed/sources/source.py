@@ -33,8 +33,6 @@ from autotune.engines.deepspeed.sources.kinds import (
 )
 from autotune.engines.deepspeed.sources.launch import (
     LaunchLine,
-    accelerator_in,
-    assigned,
     launch_of_words,
     read_launch,
 )
@@ -58,10 +56,9 @@ from autotune.engines.deepspeed.sources.script import (
     trains_with,
     uses_lightnings,
 )
-from autotune.engines.launches import slurm
 from autotune.engines.launches.devices import visible_devices
-from autotune.engines.launches.files import is_shell
-from autotune.engines.launches.line import TRL, flags_of, ranks_of, text_or_none
+from autotune.engines.launches.files import LINE, is_shell
+from autotune.engines.launches.line import TRL, Ranks, flags_of, text_or_none
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation, listed
 
@@ -137,12 +134,18 @@ def read_all(
     text = read_text(path) if text is None else text
     if path.suffix == ".args":
         text = _script_of_arguments(path) or text
+    if path.suffix == ".py":
+        command = launch or f"python {shlex.quote(path.name)}"
+        try:
+            return _of_shell(command, path, world=world, given=consumer)
+        except NotADsConfigError as error:
+            raise _unread_script(path) from error
     if path.suffix == ".args" or is_shell(text, path):
-        return _of_shell(text, path, world=world, given=consumer)
+        named = (text, path) if launch is None else (launch, path.parent / LINE)
+        return _of_shell(*named, world=world, given=consumer)
     line = LaunchLine()
     if launch is not None:
-        line, words = read_launch(launch), shlex.split(launch.replace("\\\n", " "))
-        line = _with_ranks(line, words, assigned(words))
+        line = read_launch(launch)
     beside = None if accelerate is None else Path(accelerate)
     asked = _Asked(path=path, line=line, world=world, given=consumer, accelerate=beside)
     try:
@@ -156,22 +159,25 @@ def read_all(
             raise (other if isinstance(other, NotFollowedError) else error) from None
 
 
+def _unread_script(path: Path) -> NotFollowedError:
+    """The error about a script that names no configuration in a way that is read."""
+    kind = "a script whose code names no ds_config by a literal"
+    hint = (
+        f"name the file that starts it, or what it is given with {flag('launch')}; for a "
+        f"configuration that its code makes, `autotune diagnose -- python {path}` reads the live "
+        "engine"
+    )
+    return NotFollowedError(path, kind, message=f"{path}: is {kind}", hint=hint)
+
+
 def _script_of_arguments(path: Path) -> str:
     """The start of the script beside a file of arguments that reads it; empty: none does."""
     scripts = (one for one in sorted(path.parent.glob("*.py")) if path.name in files_named(one))
     return next((f"python {shlex.quote(one.name)}" for one in scripts), "")
 
 
-def _launches(shell: "ShellText", text: str, path: Path) -> Iterator[tuple["Command", LaunchLine]]:
-    for command, words in _lines(shell):
-        line = launch_of_words(words)
-        variables = {name: word.text for name, word in command.variables.items()}
-        line = _with_ranks(line, words, variables, within=command.within, text=text)
-        line = replace(
-            line,
-            accelerator=line.accelerator or accelerator_in(variables),
-            visible=line.visible or visible_devices(variables),
-        )
+def _launches(shell: "ShellText", path: Path) -> Iterator[tuple["Command", LaunchLine]]:
+    for command, line in _lines(shell):
         if line.consumer in (None, Consumer.ACCELERATE) and line.named is None:
             line = _with_own_file(line, path)
         if (line.kind or line.script) and _names_any(line):
@@ -184,28 +190,14 @@ def _names_any(line: LaunchLine) -> bool:
     return any(names) or line.uses_deepspeed
 
 
-def _lines(shell: "ShellText") -> Iterator[tuple["Command", list[str]]]:
-    """Its commands with their words, but for those that print them."""
+def _lines(shell: "ShellText") -> Iterator[tuple["Command", LaunchLine]]:
+    """Its commands with what they say, but for those that print them."""
     for command in shell.commands:
         words = [word.text for word in command.words]
         if words[0] not in ("echo", "printf"):
-            yield command, words
-
-
-def _with_ranks(
-    line: LaunchLine,
-    words: Sequence[str],
-    variables: Mapping[str, str],
-    *,
-    within: Sequence[str] = (),
-    text: str = "",
-) -> LaunchLine:
-    """The line with the ranks that start without a launcher of Python's."""
-    if line.kind or not words:
-        return line
-    options = slurm.options_of(text)
-    world, per_node = ranks_of(words, within=within, variables=variables, options=options)
-    return replace(line, world=line.world or world, per_node=line.per_node or per_node)
+            variables = {name: word.text for name, word in command.variables.items()}
+            around = {"within": command.within, "options": command.options}
+            yield command, launch_of_words(words, variables=variables, **around)
 
 
 def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
@@ -247,10 +239,8 @@ def world_in(words: Sequence[str], folder: Path) -> int | None:
 
     with contextlib.suppress(JobError, RenderError):
         shell = read_shell(shlex.join(words), folder / "command", follows=True)
-        for command, line in _lines(shell):
-            given = {name: word.text for name, word in command.variables.items()}
-            launch = _with_ranks(launch_of_words(line), line, assigned(line) | given)
-            if world := launch.world or _in_accelerates_file(launch, folder):
+        for _, line in _lines(shell):
+            if world := line.ranks.world or _in_accelerates_file(line, folder):
                 return world
     return None
 
@@ -269,9 +259,8 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     found: list[Source] = []
     failed: dict[int, AutotuneError] = {}
     not_judged: dict[int, AutotuneError] = {}
-    variables = slurm.variables_of(slurm.options_of(text))
-    shell = read_shell(text, path, variables=variables, follows=True)
-    for command, line in _launches(shell, text, path):
+    shell = read_shell(text, path, follows=True)
+    for command, line in _launches(shell, path):
         asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
         why = command.unread_because
         unread = [NotJudged(what="what the launch is given", why=why)] if why else []
@@ -301,8 +290,7 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
 def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
     """The error for a shell file that names no configuration: a script's code may make it."""
     kind = "a shell file without a launch line that names one"
-    for command, words in _lines(shell):
-        line = launch_of_words(words)
+    for command, line in _lines(shell):
         script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
         if line.kind and line.open_words and "deepspeed" in text:
             return NotFollowedError(
@@ -439,7 +427,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     line, world = asked.line, asked.world
     script = _script(line.script, asked.path)
     consumer, because = _consumer(asked.given, section, line, script, file)
-    ranks = line.world or file.n_processes or section.world
+    ranks = line.ranks.world or file.n_processes or section.world
     nodes = line.n_nodes or file.n_machines
     reader = section.reader or line.reader or ("TRL" if Path(line.script).name == TRL else "")
     is_guessed = because.endswith(_NOTHING_TELLS)
@@ -453,7 +441,11 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
             unknown=frozenset((name,) for name in made if name not in section.config),
         )
         reader, because = "Lightning", f"{line.script} has Lightning's DeepSpeed strategy"
-    counts = {"given": world, "the launch line": line.world, f"{file.path}": file.n_processes}
+    counts = {
+        "given": world,
+        "the launch line": line.ranks.world,
+        f"{file.path}": file.n_processes,
+    }
     tells = next((place for place, count in counts.items() if count), f"{section.path}")
     split = line.split if line.reader else section.split
     counted, world_because = _counted(world or ranks, split, tells)
@@ -485,7 +477,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         arguments_unread=_why_unread(line, script, reader),
         world=counted,
         world_because=world_because,
-        per_node=line.per_node or (ranks // nodes if ranks and nodes and is_whole else None),
+        per_node=line.ranks.per_node or (ranks // nodes if ranks and nodes and is_whole else None),
         layout=layout,
         accelerator=layout.accelerator or line.accelerator or ("cpu" if is_for_cpu else None),
     )
@@ -494,9 +486,11 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         *_unread_trainer(source, script),
         *(_unknown_ranks(source) if line.script and not (world or ranks) else ()),
         *_unread_file(source, line_arguments),
+        *_untold_ranks(source, script),
     )
     on_a_node = source.per_node or (None if nodes else ranks)
-    refused = (*section.refused, *refusals(source), *_of_devices(source, on_a_node))
+    devices = _of_devices(source, line.ranks.of(ranks, on_a_node))
+    refused = (*section.refused, *refusals(source), *devices)
     return replace(source, not_judged=not_judged, refused=refused)
 
 
@@ -506,14 +500,14 @@ def _is_trainers(consumer: Consumer, script: Path | None) -> bool | None:
     return False if script is not None and trains_with(script) is False else None
 
 
-def _of_devices(source: Source, per_node: int | None) -> Iterator[Violation]:
+def _of_devices(source: Source, ranks: Ranks) -> Iterator[Violation]:
     """Violations of the devices that a launch, or the YAML of accelerate, leaves visible."""
     line, file = source.line, source.accelerate
     is_accelerates = line.kind == "accelerate" or file.path is not None
     visible = line.visible or visible_devices(file.data if is_accelerates else {})
     where = "" if source.asked == source.path else f"{source.asked}: "
     if source.accelerator != "cpu":
-        for found in device_violations(line.kind, line.launcher_flags, visible, per_node):
+        for found in device_violations(ranks, line.launcher_flags, visible):
             yield replace(found, message=f"{where}{found.message}")
 
 
@@ -561,6 +555,15 @@ def _unread_file(source: Source, arguments: Mapping[str, Any]) -> Iterator[NotJu
     if is_handed and Path(str(named)).name != source.path.name:
         why = "the script hands it to Trainer, which takes it first"
         yield NotJudged(what=str(named), why=f"{why}: check it with {flag('launch')}")
+
+
+def _untold_ranks(source: Source, script: Path | None) -> Iterator[NotJudged]:
+    """The ranks of tasks of `srun` where no line sets them, and no script or Lightning does."""
+    is_own = source.reader == "Lightning" or (script is not None and "SLURM_" in read_text(script))
+    ranks = source.line.ranks  # of MPI's tasks mpi4py knows them
+    if ranks.starter == "srun" and ranks.lacks_ranks is not False and not is_own:
+        why = "srun does not set it, and no line does: DeepSpeed then asks mpi4py for it"
+        yield NotJudged(what="RANK of each task", why=why)
 
 
 def _why_unread(line: LaunchLine, script: Path | None, reader: str) -> str:
