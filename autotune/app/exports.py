@@ -27,7 +27,7 @@ from autotune.record.patches import WrittenPatch, read_patches, write_patches
 from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial, flags_of
-from autotune.search.history import Tried
+from autotune.search.history import CandidateTrials
 from autotune.search.session import RecordedPlace, Session, history_of
 from autotune.space.candidate import Candidate, candidate_of
 from autotune.trial.guest.edits import DESCRIPTION_FILE
@@ -374,5 +374,5 @@ def _figures(
         }
     if result is None or not is_figure(result):
         return {}
-    tried = Tried(candidate=candidate, trials=(trial,), spread=spread)
+    tried = CandidateTrials(candidate=candidate, trials=(trial,), spread=spread)
     return {"figures": tried.standing_by([result])}

@@ -33,14 +33,7 @@ from autotune.engines.deepspeed.sources.filled import filled
 from autotune.engines.deepspeed.sources.reading import Source
 from autotune.engines.deepspeed.sources.source import auto_that_tells
 from autotune.engines.launches.shell_words import PASSED_ON
-from autotune.space.rule import (
-    Level,
-    NotJudged,
-    Patch,
-    Violation,
-    facts_of,
-    listed,
-)
+from autotune.space.rule import Level, NotJudged, Patch, Violation, facts_of, listed
 
 _NO_WORLD = Unknown("nobody says how many ranks there are")
 _AT_RUN_TIME = "put in at run time"

@@ -18,14 +18,7 @@ from autotune.cost.row_choices import (
     setting_columns,
 )
 from autotune.cost.row_model import read_model
-from autotune.cost.traits import (
-    ASSUMED,
-    FRAMEWORKS,
-    GROWING_SEGMENTS,
-    PURE_16_BIT,
-    Meter,
-    Traits,
-)
+from autotune.cost.traits import ASSUMED, FRAMEWORKS, GROWING_SEGMENTS, PURE_16_BIT, Meter, Traits
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
 OPEN = ("zero_stage", "recompute", "attention", "loss", "software")

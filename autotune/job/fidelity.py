@@ -6,14 +6,7 @@ They cost less and teach the forecast; no figure of theirs is ever the candidate
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, field_validator, model_validator
 
 from autotune.base.errors import JobError
 from autotune.base.units import format_count

@@ -19,7 +19,7 @@ from autotune.base.guarded_process import scratch_folder
 from autotune.export.base import RecordDialect
 from autotune.record.study import Study
 from autotune.report.story import Story, read_story
-from autotune.search.history import Tried
+from autotune.search.history import CandidateTrials
 from autotune.search.optuna_study import Axis, frozen_trials
 
 MIN_CANDIDATES = 20
@@ -123,7 +123,7 @@ def _over(numbers: list[int]) -> IntDistribution:
     return IntDistribution(min(numbers), max(numbers), log=min(numbers) >= 1)
 
 
-def _attributes(report: Story, row: Tried) -> dict[str, Any]:
+def _attributes(report: Story, row: CandidateTrials) -> dict[str, Any]:
     """Attributes of a candidate from the report; None is left out."""
     bounds = ("samples_per_s_low", "samples_per_s_high")
     figures = ("n_runs", "samples_per_s", *bounds, "peak_memory_bytes")

@@ -18,7 +18,7 @@ from autotune.report.words import chosen_word
 from autotune.search.base import Snapshot, Stage
 from autotune.search.confirm import Comparison, recorded_comparisons, verdict_of
 from autotune.search.front import front_of
-from autotune.search.history import History, Tried
+from autotune.search.history import CandidateTrials, History
 from autotune.search.objective import Objective
 from autotune.search.session import history_of
 from autotune.space.knob import Context
@@ -33,7 +33,7 @@ class Story:
     facts: Facts
     history: History
     objective: Objective
-    rows: Sequence[Tried]
+    rows: Sequence[CandidateTrials]
     """One per candidate, the fastest first."""
     context: Context
     answer: SearchAnswer | None
@@ -109,27 +109,27 @@ class Story:
         found = {int(trial.folder.name): trial.problem for trial in self.recorded.unreadable}
         return found | {t.number: t.problem for t in self.history.recorded if t.problem}
 
-    def fits(self, row: Tried) -> bool:
+    def fits(self, row: CandidateTrials) -> bool:
         """Whether a candidate keeps the memory limit; one without a figure is taken to."""
         return row.figure is None or self.objective.fits(row.figure.peak_memory_bytes)
 
-    def drifts(self, row: Tried) -> bool:
+    def drifts(self, row: CandidateTrials) -> bool:
         """Whether the guard fails a candidate: it is not handed out, however fast."""
         guard = self.guards.get(row.candidate.hash)
         return guard is not None and guard.is_drift
 
     @cached_property
-    def sound_rows(self) -> Sequence[Tried]:
+    def sound_rows(self) -> Sequence[CandidateTrials]:
         """The rows that the guard does not fail."""
         return [row for row in self.rows if not self.drifts(row)]
 
     @property
-    def leading_row(self) -> Tried | None:
+    def leading_row(self) -> CandidateTrials | None:
         """The fastest row that may be the best while there is no answer; None: there is none."""
         return next((row for row in self.sound_rows if row.figure and self.fits(row)), None)
 
     @cached_property
-    def ranked_rows(self) -> Sequence[Tried]:
+    def ranked_rows(self) -> Sequence[CandidateTrials]:
         """The rows in the order of the answer.
 
         The best comes first, then whom it was compared with, then those that were tried once: the
@@ -137,7 +137,7 @@ class Story:
         breaks the memory limit follows what keeps it, and those without a figure are last.
         """
 
-        def place(row: Tried) -> tuple[bool, bool, bool, bool, float, int]:
+        def place(row: CandidateTrials) -> tuple[bool, bool, bool, bool, float, int]:
             has_none, is_alone = row.figure is None, row.compared is None
             is_over = not self.fits(row)
             return row is not self.best_row, has_none, is_over, is_alone, -row.rate, row.trial
@@ -145,7 +145,7 @@ class Story:
         return sorted(self.rows, key=place)
 
     @cached_property
-    def front(self) -> Sequence[Tried]:
+    def front(self) -> Sequence[CandidateTrials]:
         """Sound ones that fit, and that no other beats in memory and speed; least memory first."""
         found = {row.candidate.hash: row for row in self.sound_rows if row.figure}
         figures = {
@@ -163,23 +163,23 @@ class Story:
     def _by_number(self) -> Mapping[int, Trial]:
         return {trial.number: trial for trial in self.history.trials}
 
-    def row_of(self, trial: int | None) -> Tried | None:
+    def row_of(self, trial: int | None) -> CandidateTrials | None:
         """The candidate that a trial ran; None where the record does not hold that trial."""
         ran = None if trial is None else self.trial(trial)
         rows = (row for row in self.rows if ran and row.candidate.hash == ran.candidate_hash)
         return next(rows, None)
 
     @cached_property
-    def best_row(self) -> Tried | None:
+    def best_row(self) -> CandidateTrials | None:
         """The row of the best; None where there is none."""
         return self.row_of(self.best_trial)
 
     @cached_property
-    def baseline_row(self) -> Tried | None:
+    def baseline_row(self) -> CandidateTrials | None:
         """The row of the baseline; None where there is none."""
         return self.row_of(self.baseline_trial)
 
-    def outcome_of(self, row: Tried) -> str:
+    def outcome_of(self, row: CandidateTrials) -> str:
         """One or two words: how a candidate did, and whether it is the one that counts."""
         if row.outcome is None:
             return "running"
@@ -220,7 +220,7 @@ class Story:
         return found
 
 
-def make_rows(history: History, comparison: Comparison | None) -> list[Tried]:
+def make_rows(history: History, comparison: Comparison | None) -> list[CandidateTrials]:
     """The candidates of a record, the fastest first, by the figures of its comparison."""
     compared = {} if comparison is None else comparison.figures
     rows = (replace(one, compared=compared.get(one.candidate.hash)) for one in history.tried)

@@ -25,7 +25,7 @@ from autotune.report.results.effects import changes_of
 from autotune.report.results.ratios import telling_runs
 from autotune.report.story import Story
 from autotune.report.words import outcome_counts, reduced_counts
-from autotune.search.history import Tried
+from autotune.search.history import CandidateTrials
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import choices_of, describe_candidate, describe_difference
 from autotune.trial.statistics import SHOWN_BEYOND_MEDIAN, share_beyond_median
@@ -237,7 +237,7 @@ def _repeated_by(story: Story) -> int | None:
 def _least_need(story: Story) -> dict[str, Any] | None:
     """The candidate that needs least, where that is more than is allowed."""
     predicted = {t.candidate_hash: t.spec.provenance.predicted for t in story.history.trials}
-    found: list[tuple[float, Tried]] = []
+    found: list[tuple[float, CandidateTrials]] = []
     for row in story.rows:
         forecast = predicted.get(row.candidate.hash)
         if row.peak_bytes:
@@ -277,7 +277,7 @@ def _whole_run(story: Story) -> dict[str, float] | None:
     return {"gain": gain, "best_share": best_share, "baseline_share": baseline_share}
 
 
-def _runs_of_command(row: Tried | None) -> list[TrialResult]:
+def _runs_of_command(row: CandidateTrials | None) -> list[TrialResult]:
     """The measured runs of a user's command that a candidate's figure rests on."""
     is_command = row is not None and bool(row.trials[0].spec.workload.command)
     return telling_runs(row.trials) if row is not None and is_command else []
@@ -287,7 +287,7 @@ def _mean_step_s(runs: Sequence[TrialResult]) -> float:
     return math.exp(statistics.fmean(math.log(statistics.fmean(run.step_times_s)) for run in runs))
 
 
-def _soak(story: Story, best: Tried | None) -> str:
+def _soak(story: Story, best: CandidateTrials | None) -> str:
     soak = read_soak(story.folder)
     if soak is None or best is None or soak.candidate_hash != best.candidate.hash:
         return ""
@@ -304,7 +304,7 @@ def _gate(story: Story) -> str:
     )
 
 
-def _untried(story: Story, best: Tried | None) -> str:
+def _untried(story: Story, best: CandidateTrials | None) -> str:
     return (
         ""
         if best is None

@@ -17,7 +17,7 @@ from autotune.record.answer import Speedup, Standing
 from autotune.record.spread import log_rate
 from autotune.record.study import Trial, results
 from autotune.search.front import peak_of
-from autotune.search.history import History, Tried
+from autotune.search.history import CandidateTrials, History
 from autotune.search.objective import Objective
 from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race, Rules
 from autotune.search.rounds import (
@@ -332,7 +332,7 @@ def last_comparison(trials: Iterable[Trial]) -> int:
     return max(map(comparison_of, trials), default=-1)
 
 
-def least_steps(tried: Tried, wanted: int) -> int:
+def least_steps(tried: CandidateTrials, wanted: int) -> int:
     """Steps that a run of a candidate takes for the guard, warm-up included."""
     step_s = None if tried.measured is None else tried.measured.step_time_s
     return steps_within(wanted, step_s)

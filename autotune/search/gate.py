@@ -18,7 +18,7 @@ from autotune.record.gate import DIGEST_LENGTH, Gate, GateVerdict, Reference
 from autotune.record.soak import digest_of
 from autotune.record.spread import Spread, between, is_figure, mean_log_rate, pooled
 from autotune.record.study import Trial, results
-from autotune.search.history import Tried
+from autotune.search.history import CandidateTrials
 from autotune.search.rounds import Round, Rounds
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
@@ -112,6 +112,7 @@ class GateRunner(Rounds):
 
         Errors are those of `run_all`.
         """
+        self._resumed = self._figures(self.n_rounds)
         if not self.run_all():
             return None
         ended, runs = results(self._trials), self._figures(self.n_rounds)
@@ -162,10 +163,21 @@ class GateRunner(Rounds):
         then_s = self.session.job.global_batch / self.reference.standing.samples_per_s
         return super().step_s or then_s
 
+    def run_once(self, key: str, number: int) -> Trial | None:
+        """Run it; the first run shows whether releases are those of before an interruption."""
+        trial = super().run_once(key, number)
+        if trial is not None and trial.result is not None and (now := trial.result.versions):
+            before, self._resumed = self._resumed, []
+            if before and before[-1].versions != now:
+                self.first_round += number
+                self.session.study.update_state(first_round=self.first_round)
+                self.runner.note("runs of before the interruption had other releases: left out")
+        return trial
+
     def _gate(self, verdict: GateVerdict, *, why: str = "", look: Look | None = None) -> Gate:
         standing, runs = self.reference.standing, look.runs if look else ()
         spread, trials = look.spread if look else Spread(), tuple(self._trials)
-        tried = Tried(candidate=standing.candidate, trials=trials, spread=spread)
+        tried = CandidateTrials(candidate=standing.candidate, trials=trials, spread=spread)
         is_open = verdict is GateVerdict.UNDECIDED
         return Gate(
             verdict=verdict,

@@ -28,8 +28,8 @@ repeat each would double a search's price and find no quiet moment either."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """A candidate of the record with its trials, by number."""
+class CandidateTrials:
+    """A candidate of the record with its trials, by number; its figure is a `Standing`."""
 
     candidate: Candidate
     trials: tuple[Trial, ...]
@@ -190,8 +190,8 @@ class History:
         self._given_to_repeat = to_repeat
         self._of_reduced = of_reduced
         self._answers: dict[Hashable, Any] = {}
-        self._before: Mapping[str, Tried] = {}
-        self._explored_before: Mapping[str, Tried] = {}
+        self._before: Mapping[str, CandidateTrials] = {}
+        self._explored_before: Mapping[str, CandidateTrials] = {}
 
     def with_trial(self, trial: Trial) -> "History":
         """This list with one more trial, or with one that now has its result.
@@ -242,15 +242,15 @@ class History:
         return History(earlier, to_repeat=self.to_repeat, of_reduced=self._of_reduced)
 
     @cached_property
-    def tried(self) -> tuple[Tried, ...]:
+    def tried(self) -> tuple[CandidateTrials, ...]:
         """The candidates in the order in which they were first tried."""
         return tuple(self._by_hash.values())
 
-    def find(self, candidate: Candidate) -> Tried | None:
+    def find(self, candidate: Candidate) -> CandidateTrials | None:
         """Trials of a candidate in the record."""
         return self._by_hash.get(candidate.hash)
 
-    def of_hash(self, key: str) -> Tried:
+    def of_hash(self, key: str) -> CandidateTrials:
         """The trials of a candidate that is known to have some."""
         return self._by_hash[key]
 
@@ -272,7 +272,7 @@ class History:
         return {key: tuple(group) for key, group in groups.items()}
 
     @cached_property
-    def _by_hash(self) -> Mapping[str, Tried]:
+    def _by_hash(self) -> Mapping[str, CandidateTrials]:
         found = {}
         for key, trials in self._groups.items():
             to_repeat = self.to_repeat and self.to_repeat.intersection(t.number for t in trials)
@@ -283,7 +283,7 @@ class History:
                 self.spread,
             ):
                 candidate = candidate_of(trials[0].spec) if known is None else known.candidate
-                known = Tried(
+                known = CandidateTrials(
                     candidate=candidate, trials=trials, to_repeat=to_repeat, spread=self.spread
                 )
             found[key] = known

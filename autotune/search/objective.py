@@ -10,7 +10,7 @@ from autotune.devices.hardware import Environment
 from autotune.job.job import Job, ObjectiveWish
 from autotune.record.answer import Standing
 from autotune.search.front import front_of, knee, nearest_on_front, peak_of
-from autotune.search.history import History, Tried
+from autotune.search.history import CandidateTrials, History
 
 LOSING_SHARE = 0.6
 """Share of the best samples/s so far: what cannot reach it is not worth measuring any longer."""
@@ -38,7 +38,7 @@ class Objective:
         """How far a peak is above what is allowed, as a share; at most 0: it keeps within."""
         return peak_memory_bytes / (self.allowed_bytes * (1 + METER_SLACK)) - 1
 
-    def figure(self, tried: Tried) -> Standing | None:
+    def figure(self, tried: CandidateTrials) -> Standing | None:
         """The candidate's figure from its own trial; None unless it ran and is feasible.
 
         One run that failed or broke the limit is enough: it would happen to the user as well.
@@ -124,7 +124,7 @@ class Objective:
         best = self.best(figures)
         return [] if best is None else [best]
 
-    def values(self, tried: Tried, worst_peak_bytes: float) -> list[float]:
+    def values(self, tried: CandidateTrials, worst_peak_bytes: float) -> list[float]:
         """Values for the sampler of a settled candidate: samples/s, peak bytes, or both.
 
         The worst peak stands in for a configuration without one of its own.
@@ -140,7 +140,7 @@ class Objective:
         }
         return values[self.wish.name]
 
-    def constraints(self, tried: Tried, best_samples_per_s: float) -> dict[str, float]:
+    def constraints(self, tried: CandidateTrials, best_samples_per_s: float) -> dict[str, float]:
         """How far a settled candidate is from feasible; 0 or less: feasible in that respect.
 
         Always the same names: Optuna takes a trial without a constraint for feasible. All are

@@ -12,7 +12,7 @@ from autotune.record.facts import PassedOver
 from autotune.search import confirm
 from autotune.search.base import Stage, StopReason
 from autotune.search.climb import Rung, UntriedError, climb
-from autotune.search.history import History, Tried
+from autotune.search.history import CandidateTrials, History
 from autotune.search.race import COLD, WARM
 from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.rounds import seconds_of
@@ -189,7 +189,7 @@ class BaselineStage(SearchStage):
         self,
         candidate: Candidate,
         why: str,
-        tried: Tried | None = None,
+        tried: CandidateTrials | None = None,
         *,
         is_predicted: bool = False,
     ) -> None:
@@ -213,7 +213,7 @@ class BaselineStage(SearchStage):
         return self._left_s >= n_trials * (self._history.typical_s or 0.0)
 
 
-def _why_not(tried: Tried) -> str:
+def _why_not(tried: CandidateTrials) -> str:
     """Why a candidate whose trials are over cannot be the baseline."""
     if why := tried.given_up:
         return why
@@ -395,7 +395,7 @@ class ComparisonStage(SearchStage):
             least_steps = confirm.least_steps(tried, self._session.job.guard_steps)
         return self._completed(replace(asked, least_steps=least_steps))
 
-    def _shows_repeat(self, asked: Run, tried: Tried) -> bool:
+    def _shows_repeat(self, asked: Run, tried: CandidateTrials) -> bool:
         """Whether the convergence guard needs this warm run as a repeat of the baseline.
 
         The cold run of the baseline is one, and its own trial serves as the other where it took

@@ -27,7 +27,7 @@ from autotune.engines.base import find_engine
 from autotune.planning.lattice import Lattice
 from autotune.search.acquisition import Posterior, Shot, seen_peaks, seen_times
 from autotune.search.climb import CERTAIN
-from autotune.search.history import History, Tried
+from autotune.search.history import CandidateTrials, History
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import ask, make_axes, sampler_seed, tpe_sampler
 from autotune.search.session import Session
@@ -269,7 +269,7 @@ class Steering:
         accelerators. The model errs differently there, so each kind counts as a study of its own.
         """
         known = self.recalled
-        kinds: dict[_Kind, list[Tried]] = {}
+        kinds: dict[_Kind, list[CandidateTrials]] = {}
         for tried in _telling(history):
             if _kind(tried.candidate) != _kind(of):
                 kinds.setdefault(_kind(tried.candidate), []).append(tried)
@@ -351,7 +351,7 @@ class _Groups:
     """For each key, what is predicted of its candidate with the lowest time."""
 
 
-def _telling(history: History) -> list[Tried]:
+def _telling(history: History) -> list[CandidateTrials]:
     """Candidates that ran or ran out of memory, reduced or not."""
     tried = (*history.tried, *history.reduced.tried)
     return [t for t in tried if t.measured is not None or t.is_out_of_memory]
@@ -362,7 +362,7 @@ def _kind(candidate: Candidate) -> _Kind:
     return candidate.layers, candidate.world
 
 
-def _shot(row: int, tried: Tried, *, is_feasible: bool = True) -> Shot:
+def _shot(row: int, tried: CandidateTrials, *, is_feasible: bool = True) -> Shot:
     """Lessons of a candidate's trials; an infeasible one teaches only the memory it needed."""
     result = tried.measured
     return Shot(

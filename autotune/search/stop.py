@@ -9,7 +9,7 @@ from autotune.base.units import format_amount
 from autotune.job.job import Budget
 from autotune.record.study import results
 from autotune.search.base import StopReason
-from autotune.search.history import History, Tried
+from autotune.search.history import CandidateTrials, History
 from autotune.search.objective import Objective
 from autotune.search.race import LOSS
 from autotune.search.session import Session
@@ -51,7 +51,7 @@ class TrialBalance:
         return f"{format_amount(hours)} GPU-hours{priced}"
 
 
-def searched(history: History) -> list[Tried]:
+def searched(history: History) -> list[CandidateTrials]:
     """Candidates of the search proper, in order; those that were only cancelled are open again."""
     return history.once(searched, lambda: [t for t in history.tried if _counts(t)])
 
@@ -131,7 +131,7 @@ def _n_since_gain(history: History, objective: Objective) -> int:
     return sum(t.is_settled and t.number > gained_at for t in searched(history))
 
 
-def _counts(tried: Tried) -> bool:
+def _counts(tried: CandidateTrials) -> bool:
     is_begun = tried.is_running or any(
         result.outcome.is_platform_fault or result.outcome.is_measured
         for result in results(tried.explored)

@@ -95,7 +95,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """The fleet's clock; it stands still, and a fleet that waits for it fails."""
     now_s = [0.0]
     monkeypatch.setattr(gang_fleet.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(gang_fleet, "_PERIOD_S", 0.0)
+    monkeypatch.setattr(gang_fleet, "PERIOD_S", 0.0)
     monkeypatch.setattr(gang_fleet.time, "sleep", lambda _: pytest.fail("it waits"))
 
     def pass_s(seconds: float) -> None:

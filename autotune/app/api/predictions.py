@@ -17,12 +17,7 @@ from autotune.contract import KnobValue
 from autotune.cost.knowledge import Lesson, file_for, read_lessons
 from autotune.job.job import given_keys, keys_of
 from autotune.planning.choices import MIN_FIT
-from autotune.planning.explained import (
-    Estimated,
-    Explained,
-    estimate_candidate,
-    explain_candidate,
-)
+from autotune.planning.explained import Estimated, Explained, estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes, Outlook
 from autotune.planning.ranking import Ranking, rank_lattice
 from autotune.report.candidates.explained import (

@@ -32,11 +32,7 @@ from autotune.engines.deepspeed.ds_config_file import (
     precision_of,
     read_ds_config,
 )
-from autotune.engines.deepspeed.expected import (
-    DEFAULT_GRADIENT_CLIPPING,
-    config_value,
-    expected,
-)
+from autotune.engines.deepspeed.expected import DEFAULT_GRADIENT_CLIPPING, config_value, expected
 from autotune.engines.deepspeed.knobs import KNOBS, environment_of
 from autotune.engines.deepspeed.knobs.situation import (
     ADAM,

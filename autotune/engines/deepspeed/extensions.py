@@ -27,12 +27,7 @@ from typing import NoReturn
 
 from autotune.base.errors import FleetError
 from autotune.base.guarded_process import GuardedProcess, temporary_root
-from autotune.base.private import (
-    check_code_folder,
-    open_lock,
-    open_new,
-    user_cache,
-)
+from autotune.base.private import check_code_folder, open_lock, open_new, user_cache
 from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import read_text
 from autotune.trial.prebuilt import BUILT_FILE, COMPILER_PREFIX, NEEDED

@@ -23,13 +23,7 @@ from autotune.engines.megatron.pretrain_gpt import (
 )
 from autotune.export.base import Handout, Launch
 from autotune.export.material import settings, trial_script
-from autotune.export.megatron import (
-    MegatronRuns,
-    lines_of,
-    megatron_readme,
-    release_of,
-    run_of,
-)
+from autotune.export.megatron import MegatronRuns, lines_of, megatron_readme, release_of, run_of
 from autotune.job.job import CHECKOUT_WORKLOAD
 
 ARGUMENTS_FILE = "megatron_args.sh"

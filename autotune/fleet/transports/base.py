@@ -123,13 +123,17 @@ class Program:
 
 def wait_for_end(programs: Iterable[Program], wait_s: float) -> None:
     """Wait for programs that were told to end; those that have not in time are killed."""
-    deadline_s, told = time.monotonic() + wait_s, [*programs]
-    while running := [program for program in told if program.code is None]:
-        time.sleep(PERIOD_S)
+    deadline_s = time.monotonic() + wait_s
+    running = [program for program in programs if program.code is None]
+    while running:
+        is_late = time.monotonic() >= deadline_s
         for program in running:
-            program.texts()  # it may still have something to say
-            if program.code is None and time.monotonic() > deadline_s:
+            if is_late:
                 program.process.end()
+            program.texts()  # it may still have something to say
+        running = [program for program in running if program.code is None]
+        if running:
+            time.sleep(PERIOD_S)
 
 
 class Transport(Protocol):

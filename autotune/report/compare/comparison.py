@@ -22,7 +22,7 @@ from autotune.report.parts import Part, tell_parts
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, ratio_of_gains, telling_runs
 from autotune.report.story import Story
 from autotune.report.words import reduced_counts
-from autotune.search.history import Tried
+from autotune.search.history import CandidateTrials
 from autotune.space.candidate import format_value
 from autotune.space.knobs import describe_candidate
 
@@ -340,7 +340,7 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Against | 
     )
 
 
-_Measured = tuple[Tried, list[TrialResult]]
+_Measured = tuple[CandidateTrials, list[TrialResult]]
 """A candidate and the runs behind its figure."""
 
 
@@ -350,7 +350,7 @@ def _is_one_place(first: Story, other: Story) -> bool:
     return len(engines) == 1 and _seen(first, "device_name") == _seen(other, "device_name")
 
 
-def _measured(row: Tried | None) -> _Measured | None:
+def _measured(row: CandidateTrials | None) -> _Measured | None:
     """A row's candidate with the runs of a comparison that came to a result; None: there is none.
 
     One that was cut short leaves runs, and the candidate stands by its own trial.
@@ -378,7 +378,7 @@ def _package(story: Story) -> str:
     return packages[0].title if packages else ""
 
 
-def _identity(tried: Tried) -> str:
+def _identity(tried: CandidateTrials) -> str:
     """Key that is equal for equal work: the candidate and the job's part of it."""
     spec = tried.trials[0].spec
     work = (spec.workload.model, spec.workload.seq_len, spec.workload.lengths)
@@ -387,7 +387,7 @@ def _identity(tried: Tried) -> str:
     )
 
 
-def _config_of(tried: Tried) -> str:
+def _config_of(tried: CandidateTrials) -> str:
     """The configuration files of its first trial; optimizer and versions are in no knob."""
     folder = tried.trials[0].folder / "config"
     texts = []

@@ -13,7 +13,7 @@ from autotune.engines.advice import AdviceCase
 from autotune.engines.base import find_engine
 from autotune.record.bottleneck import Bound
 from autotune.report.results.ratios import Ratio, ratio_of, telling_runs
-from autotune.search.history import History, Tried
+from autotune.search.history import CandidateTrials, History
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
@@ -83,12 +83,12 @@ def advise(
     return found
 
 
-def _number_of(tried: Tried) -> int:
+def _number_of(tried: CandidateTrials) -> int:
     """Number of the trial that counts; where none measured anything, of the first."""
     return tried.measured.number if tried.measured else tried.number
 
 
-def _ratio(tried: Tried | None, current: Tried | None) -> Ratio | None:
+def _ratio(tried: CandidateTrials | None, current: CandidateTrials | None) -> Ratio | None:
     """Samples/s over the candidate's own, as everywhere between candidates of one study."""
     if tried is None or current is None:
         return None

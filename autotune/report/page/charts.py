@@ -25,7 +25,7 @@ from autotune.report.page.shapes import (
     thinned,
 )
 from autotune.report.story import Story
-from autotune.search.history import Tried
+from autotune.search.history import CandidateTrials
 from autotune.space.knobs import describe_candidate
 
 _ROLE_TONES = {Role.BASELINE: "baseline", Role.SEARCH: "candidate", Role.CONFIRM: "best"}
@@ -214,7 +214,7 @@ def speed_and_memory(story: Story) -> Chart | None:
     if is_relative and base is not None:
         per_rate, per_bytes = base.samples_per_s, float(base.peak_memory_bytes or unit_bytes)
 
-    def place(row: Tried) -> tuple[float, float]:
+    def place(row: CandidateTrials) -> tuple[float, float]:
         return row.peak_bytes / per_bytes, row.rate / per_rate
 
     limit_bytes = story.objective.allowed_bytes
@@ -306,7 +306,7 @@ def _fastest_so_far(story: Story) -> dict[int, float]:
     return steps
 
 
-def _kind(row: Tried, story: Story) -> str:
+def _kind(row: CandidateTrials, story: Story) -> str:
     for name, trial in (("best", story.best_trial), ("baseline", story.baseline_trial)):
         if row.trial == trial:
             return name

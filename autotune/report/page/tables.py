@@ -14,7 +14,7 @@ from autotune.engines.base import find_engine
 from autotune.record.answer import Standing
 from autotune.record.study import results
 from autotune.report.story import Story
-from autotune.search.history import Tried, evidence_of
+from autotune.search.history import CandidateTrials, evidence_of
 from autotune.space.knobs import describe_change
 
 _FIGURE = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?(?: ?(?:[KMGT]i?)?B\b)?")
@@ -80,7 +80,7 @@ def picks(story: Story) -> list[dict[str, Any]]:
     ]
 
 
-def settings_of_row(story: Story, row: Tried) -> str:
+def settings_of_row(story: Story, row: CandidateTrials) -> str:
     """What differs from the baseline's settings; without a baseline, all of them."""
     baseline = story.baseline_row
     before = None if baseline is None else baseline.candidate

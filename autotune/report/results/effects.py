@@ -13,7 +13,7 @@ from autotune.contract import KnobValue
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
 from autotune.report.story import Story
 from autotune.search.confirm import Comparison
-from autotune.search.history import History, Tried
+from autotune.search.history import CandidateTrials, History
 from autotune.space.candidate import format_value
 from autotune.space.knobs import settings_of
 
@@ -65,7 +65,7 @@ def changes_of(story: Story) -> list[Change]:
     return story.history.once(question, lambda: _changes(story, best, baseline))
 
 
-def _changes(story: Story, best: Tried, baseline: Tried) -> list[Change]:
+def _changes(story: Story, best: CandidateTrials, baseline: CandidateTrials) -> list[Change]:
     settings = {row.trial: settings_of(row.candidate, story.context) for row in story.rows}
     ends, knobs = {best.trial, baseline.trial}, story.context.knobs
     after, before = settings[best.trial], settings[baseline.trial]
@@ -100,14 +100,16 @@ def _changes(story: Story, best: Tried, baseline: Tried) -> list[Change]:
 
 
 def _alike(
-    rows: Sequence[Tried],
+    rows: Sequence[CandidateTrials],
     settings: Mapping[int, Mapping[str, KnobValue]],
     name: str,
     before: KnobValue | None,
     after: KnobValue | None,
-) -> Iterator[tuple[Tried, Tried]]:
+) -> Iterator[tuple[CandidateTrials, CandidateTrials]]:
     """Pairs of measured candidates that differ in this one setting, by its two values."""
-    sides: dict[frozenset[tuple[str, KnobValue]], tuple[list[Tried], list[Tried]]] = {}
+    sides: dict[
+        frozenset[tuple[str, KnobValue]], tuple[list[CandidateTrials], list[CandidateTrials]]
+    ] = {}
     for row in rows:
         chosen = settings[row.trial]
         if row.figure is not None and chosen.get(name) in (before, after):
@@ -117,7 +119,9 @@ def _alike(
         yield from itertools.product(befores, afters)
 
 
-def _pair(before: Tried, after: Tried, history: History, verdict: Comparison | None) -> Pair:
+def _pair(
+    before: CandidateTrials, after: CandidateTrials, history: History, verdict: Comparison | None
+) -> Pair:
     peaks = [row.figure.peak_memory_bytes if row.figure else None for row in (after, before)]
     of, over = after.candidate.hash, before.candidate.hash
     gain = None

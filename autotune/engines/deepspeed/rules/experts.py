@@ -3,10 +3,7 @@
 from typing import Any
 
 from autotune.engines.deepspeed.mixtures import AUTOEP_PRESETS
-from autotune.engines.deepspeed.rules.base import (
-    Setup,
-    zero,
-)
+from autotune.engines.deepspeed.rules.base import Setup, zero
 from autotune.space.rule import Finding, Patch, rule
 
 DEFAULT_LEAF_BLOCKS = frozenset(

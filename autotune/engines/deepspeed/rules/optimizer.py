@@ -3,12 +3,7 @@
 from typing import Any
 
 from autotune.engines.deepspeed.rules.arguments import unknown_arguments, wrong_arguments
-from autotune.engines.deepspeed.rules.base import (
-    Setup,
-    moved,
-    params,
-    unknown_type,
-)
+from autotune.engines.deepspeed.rules.base import Setup, moved, params, unknown_type
 from autotune.engines.deepspeed.rules.constructors import (
     TAKEN_OUT,
     names_of,

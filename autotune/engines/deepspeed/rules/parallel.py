@@ -5,10 +5,7 @@ no head at all, and trains the same losses as the whole model (seen with DeepSpe
 without clipping: test_witnesses.py of these rules). So only the world has to divide.
 """
 
-from autotune.engines.deepspeed.rules.base import (
-    BATCH_KEYS,
-    Setup,
-)
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.space.rule import Finding, rule
 
 

@@ -1,8 +1,6 @@
 """Number formats: of the model, of accumulated and communicated gradients, of master weights."""
 
-from autotune.engines.deepspeed.rules.base import (
-    Setup,
-)
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.offload import adam_in_words, cpu_adam_by
 from autotune.engines.deepspeed.rules.sections import CANONICAL
 from autotune.space.rule import Choice, Finding, Patch, rule

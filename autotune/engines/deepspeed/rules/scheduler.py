@@ -1,15 +1,7 @@
 """The scheduler section: types that DeepSpeed builds, where it can, and their parameters."""
 
-from autotune.engines.deepspeed.rules.arguments import (
-    missing,
-    unknown_arguments,
-    wrong_arguments,
-)
-from autotune.engines.deepspeed.rules.base import (
-    Setup,
-    as_section,
-    unknown_type,
-)
+from autotune.engines.deepspeed.rules.arguments import missing, unknown_arguments, wrong_arguments
+from autotune.engines.deepspeed.rules.base import Setup, as_section, unknown_type
 from autotune.engines.deepspeed.rules.constructors import names_of, scheduler_of
 from autotune.space.rule import Finding, rule
 

@@ -31,11 +31,7 @@ from autotune.engines.deepspeed.sources.kinds import (
     NotFollowedError,
     UnknownNameError,
 )
-from autotune.engines.deepspeed.sources.launch import (
-    LaunchLine,
-    launch_of_words,
-    read_launch,
-)
+from autotune.engines.deepspeed.sources.launch import LaunchLine, launch_of_words, read_launch
 from autotune.engines.deepspeed.sources.layout import UNSPLIT, layout_beside
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import (
