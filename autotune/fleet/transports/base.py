@@ -17,6 +17,8 @@ from autotune.trial.rendezvous import LOOPBACK
 
 PERIOD_S = 0.02
 """Time between two looks at programs on nodes."""
+_KILL_WAIT_S = 5.0
+"""Time in which what was killed is gone; what the kernel holds back is left to it."""
 GRACE_S = 5.0
 """Time that an agent gets to clean up once what started it was killed."""
 
@@ -125,7 +127,7 @@ def wait_for_end(programs: Iterable[Program], wait_s: float) -> None:
     """Wait for programs that were told to end; those that have not in time are killed."""
     deadline_s = time.monotonic() + wait_s
     running = [program for program in programs if program.code is None]
-    while running:
+    while running and time.monotonic() < deadline_s + _KILL_WAIT_S:
         is_late = time.monotonic() >= deadline_s
         for program in running:
             if is_late:
