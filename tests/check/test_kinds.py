@@ -205,10 +205,18 @@ def test_a_job_tells_its_commands_what_its_scheduler_sets(
     tmp_path, monkeypatch, name, world, found
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.json").write_text(FILES["plain.json"])
+    for file in ("plain.json", "whole.json"):
+        (tmp_path / file).write_text(FILES[file])
     (tmp_path / "job.yaml").write_text(name)
     (report,) = check_file(tmp_path / "job.yaml", CheckFlags())
     assert (report.world, [one.violation.rule for one in report.found]) == (world, found)
+
+
+@pytest.mark.parametrize("value", ["2024-13-45", "0b_", "!!int abc", "!!bool abc"])
+def test_a_job_with_a_value_that_is_none_of_its_kind_is_refused(tmp_path, value):
+    (tmp_path / "job.yaml").write_text(f"run: {FOUR}\nx: {value}\n")
+    with pytest.raises(JobError, match="not valid YAML"):
+        check_file(tmp_path / "job.yaml", CheckFlags())
 
 
 @pytest.mark.parametrize(
