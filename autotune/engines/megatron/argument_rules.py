@@ -343,6 +343,7 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _ranks_told,
     _of_nodes("visible_devices", "raised", "A node has more ranks than devices that they see."),
     _of_nodes("tasks", "raised", "srun starts a launcher with ranks of its own in several tasks."),
+    _of_nodes("lone_nodes", "differs", "srun starts a launcher on more nodes than it is told of."),
     _of_nodes(
         "idle_devices", "converted", "A job asks for more GPUs on a node than it has ranks."
     ),
