@@ -102,7 +102,7 @@ def check_launch(
         JobError: What the file ignores is no rule, or the checkout cannot be asked.
     """
     if world is not None:
-        launch = replace(launch, world=world)
+        launch = replace(launch, ranks=replace(launch.ranks, world=world))
     ignored = ignored_in(launch.text, {}, ignore, name=str(launch.path))
     place = _places(launch)
     unknown_facts: set[str] = set()

@@ -271,13 +271,11 @@ def _batch(launch: MegatronLaunch) -> Answer:
         ranks = math.prod(map(launch.get, _COUNTS[:3]))
         if launch.world is not None:
             return None  # the rule of layouts says it
-        if (
-            groups := (launch.ranks.per_node or 1) // math.gcd(launch.ranks.per_node or 1, ranks)
-        ) > 1:
-            named, unit = (
-                f"{named} x dp of at least {groups}, and of its multiples",
-                micro * groups,
-            )
+        per_node = launch.ranks.per_node or 1
+        groups = per_node // math.gcd(per_node, ranks)
+        if groups > 1:
+            named = f"{named} x dp of at least {groups}, and of its multiples"
+            unit = micro * groups
     if total % unit == 0:
         return None
     return (
