@@ -102,7 +102,7 @@ def check_launch(
         JobError: What the file ignores is no rule, or the checkout cannot be asked.
     """
     if world is not None:
-        launch = replace(launch, world=world)
+        launch = replace(launch, ranks=replace(launch.ranks, world=world))
     ignored = ignored_in(launch.text, {}, ignore, name=str(launch.path))
     place = _places(launch)
     unknown_facts: set[str] = set()
@@ -197,7 +197,7 @@ def _not_judged(
     if launch.rest is not None:
         yield NotJudged(what=launch.rest[0], why=launch.rest[1])
     if launch.ranks.lacks_ranks is None:
-        why = f"{launch.ranks.starter} does not set it: a container or a file before it may"
+        why = f"{launch.ranks.starter} does not set it: what stands before Python may"
         yield NotJudged(what="RANK of each task", why=why)
     if "world" in unknown_facts:
         yield without_world()

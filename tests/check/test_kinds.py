@@ -21,6 +21,7 @@ PYTHON = f"python {GPT.partition('8 ')[2]}"
 BATCH = "--micro-batch-size 4 --global-batch-size 32"
 TASKS = "#SBATCH --nodes=1 --ntasks-per-node=8\n"
 FOUR = "torchrun --nproc_per_node 4 t.py --deepspeed_config plain.json"
+DEEPSPEED = "deepspeed --num_gpus"
 TRAINER = "trainer.py --deepspeed plain.json --per_device_train_batch_size 4 --learning_rate 1e-4"
 
 
@@ -91,6 +92,10 @@ def test_a_launch_of_megatron_is_refused_for_every_value_of_what_is_not_known(
         (f"{GPT.replace(' pre', ' --nnodes $N pre')} {BATCH}", "what the number of ranks decides"),
         (f"{TASKS}srun --container-image i {PYTHON} {BATCH}", "RANK of each task"),
         (f"{TASKS}srun bash -c 'RANK=$SLURM_PROCID {PYTHON} {BATCH}'", "other checks"),
+        (f"{TASKS}srun singularity exec $SIF conda-python -u {PYTHON[7:]} {BATCH}",
+         "RANK of each task"),
+        (f"{TASKS}srun /opt/tools/with_ranks {PYTHON} {BATCH}", "RANK of each task"),
+        (f"{TASKS}srun env RANK=0 {PYTHON} {BATCH}", "RANK of each task"),
         (f"cat > w.sh <<'E'\nexport RANK=$SLURM_PROCID\nexec \"$@\"\nE\n"
          f"{TASKS}srun bash w.sh {PYTHON} {BATCH}", "other checks"),
     ],
@@ -188,6 +193,7 @@ def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatc
         "--gradient_accumulation_steps 4",
         f"source env/bin/activate\nN=${{N:-4}}\n{FOUR.replace('4', '$N', 1)}",
         f"#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\nsrun -N 1 -n 1 {FOUR}",
+        f"#SBATCH --ntasks-per-node=4\nNN=$(count)\nsrun -N $NN -n $NN {FOUR}",
         "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\n"
         f"srun {FOUR.replace('4', '1 --nnodes $SLURM_NTASKS', 1)}",
     ],
@@ -199,16 +205,42 @@ def test_a_launch_of_deepspeed_that_runs_is_told_so(tmp_path, monkeypatch, text)
 
 
 @pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        (FOUR, "file.lone_nodes"),
+        (f"bash -c '{FOUR.replace('torchrun --nproc_per_node', DEEPSPEED)}'", "file.lone_nodes"),
+        (GPT.replace("8", "4 --standalone", 1) + BATCH, "megatron.environment.lone_nodes"),
+    ],
+)
+def test_nodes_that_train_apart_are_warned_of(tmp_path, monkeypatch, line, rule):
+    monkeypatch.chdir(tmp_path)
+    text = f"#SBATCH --nodes=2 --ntasks-per-node=1\nsrun --ntasks-per-node=1 {line}\n"
+    (tmp_path / "plain.json").write_text(FILES["plain.json"])
+    (tmp_path / "run.sh").write_text(text)
+    (report,) = check_file(tmp_path / "run.sh", CheckFlags(megatron_release="0.16"))
+    assert [one.violation.rule for one in report.found] == [rule]
+    assert not report.is_refused(fixed=False)
+
+
+@pytest.mark.parametrize(
     ("name", "world", "found"), [(one["job"], one["world"], one["found"]) for one in JOBS]
 )
 def test_a_job_tells_its_commands_what_its_scheduler_sets(
     tmp_path, monkeypatch, name, world, found
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.json").write_text(FILES["plain.json"])
+    for file in ("plain.json", "whole.json"):
+        (tmp_path / file).write_text(FILES[file])
     (tmp_path / "job.yaml").write_text(name)
     (report,) = check_file(tmp_path / "job.yaml", CheckFlags())
     assert (report.world, [one.violation.rule for one in report.found]) == (world, found)
+
+
+@pytest.mark.parametrize("value", ["2024-13-45", "0b_", "!!int abc", "!!bool abc"])
+def test_a_job_with_a_value_that_is_none_of_its_kind_is_refused(tmp_path, value):
+    (tmp_path / "job.yaml").write_text(f"run: {FOUR}\nx: {value}\n")
+    with pytest.raises(JobError, match="not valid YAML"):
+        check_file(tmp_path / "job.yaml", CheckFlags())
 
 
 @pytest.mark.parametrize(

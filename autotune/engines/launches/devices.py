@@ -55,15 +55,15 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[tuple[str,
         if nodes is None or tasks > nodes:
             on_each = f", {ranks.tasks_per_node} on a node" if ranks.tasks_per_node else ""
             of_nodes = f" for {format_count(nodes, 'node')}" if nodes else ""
-            yield (
-                "tasks",
-                f"srun starts {tasks} tasks{on_each}, and each of them starts {ranks.launcher} "
-                f"with {format_count(per_node, 'rank')}{of_nodes}: they clash over ports and "
-                "devices",
-                "start one task a node (--ntasks-per-node=1), and leave the ranks to "
-                f"{ranks.launcher}",
-            )
-            return
+            what = f"srun starts {tasks} tasks{on_each}, and each of them starts {ranks.launcher} "
+            what += f"with {format_count(per_node, 'rank')}{of_nodes}"
+            if nodes and ranks.tasks_per_node == 1:
+                fix = f"tell {ranks.launcher} of {tasks} nodes (torchrun: --nnodes {tasks})"
+                yield "lone_nodes", f"{what}: they do not train together", fix
+            else:
+                fix = "start one task a node (--ntasks-per-node=1), and leave the ranks to "
+                yield "tasks", f"{what}: they clash over ports and devices", fix + ranks.launcher
+                return
         per_node *= ranks.tasks_per_node or 1  # each task is a node to the launcher
     if visible is not None and per_node > visible.count:
         source = f"{visible.source}={visible.names}"

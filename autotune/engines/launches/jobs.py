@@ -36,7 +36,7 @@ def commands_of_job(text: str, path: Path) -> str:
     except yaml.YAMLError:
         return ""
     found: dict[str, int] = {}
-    for line, command in _commands(root):
+    for line, command in _commands(root, _variables_of(_data(root)), is_root=True):
         with suppress(OpenError):  # prose is no command
             tokens_of(unplaced(command))
             found.setdefault(command, line)
@@ -46,18 +46,14 @@ def commands_of_job(text: str, path: Path) -> str:
     return written
 
 
-def _commands(node: Any, given: Mapping[str, str] | None = None) -> Iterator[tuple[int, str]]:
+def _commands(node: Any, given: Mapping[str, str], *, is_root: bool) -> Iterator[tuple[int, str]]:
     """The commands below a node, each with the line, from 0 on, on which it begins.
 
-    Variables stand before one: those `given`, and how many GPUs its container has; None: the node
-    is the whole job, which tells the first.
+    Variables stand before one: those `given`, and how many GPUs its container has.
     """
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
     members = {key.value: value for key, value in pairs if isinstance(key.value, str)}
     run, words = members.get("run"), [*_texts(members, "command"), *_texts(members, "args")]
-    is_root = given is None
-    if given is None:
-        given = _variables_of(_data(node))
     if is_root and isinstance(run, yaml.ScalarNode):
         yield run.start_mark.line + (run.style in ("|", ">")), _exported(given) + run.value
     if words and "command" in members:
@@ -71,7 +67,7 @@ def _commands(node: Any, given: Mapping[str, str] | None = None) -> Iterator[tup
         line = last.start_mark.line + (last.style in ("|", ">"))
         yield line, _exported(given) + shlex.join(word.value for word in words)
     for value in node.value if isinstance(node, yaml.SequenceNode) else members.values():
-        yield from _commands(value, given)
+        yield from _commands(value, given, is_root=False)
 
 
 def _variables_of(job: Any) -> dict[str, str]:
@@ -79,10 +75,14 @@ def _variables_of(job: Any) -> dict[str, str]:
     replicas = look_up(job, "spec.pytorchReplicaSpecs")
     if isinstance(replicas, dict):
         counts = [look_up(one, "replicas") or 1 for one in replicas.values()]
-        nodes: Any = sum(counts) if all(type(one) is int for one in counts) else "$NNODES"
-        nodes = "$NNODES" if look_up(job, "spec.elasticPolicy") else nodes
-        per_node = look_up(job, "spec.nprocPerNode") or "auto"
-        return {"PET_NNODES": f"{nodes}", "WORLD_SIZE": f"{nodes}", _PER_NODE: f"{per_node}"}
+        is_open = look_up(job, "spec.elasticPolicy") or any(type(one) is not int for one in counts)
+        nodes = 0 if is_open else sum(counts)
+        per_node = f"{look_up(job, 'spec.nprocPerNode') or 'auto'}"
+        variables = {"PET_NNODES": f"{nodes or '?'}", _PER_NODE: per_node}
+        if "Master" in replicas:  # envvar.go: setPodEnv, which takes "auto" for 1
+            world = nodes * (int(per_node) if per_node.isdecimal() else 1)
+            variables["WORLD_SIZE"] = f"{world or '?'}"
+        return variables
     kinds = look_up(job, "resources.accelerators")
     count = next(iter(kinds.values()), None) if isinstance(kinds, dict) else kinds
     if isinstance(kinds, str):
@@ -99,13 +99,13 @@ def _data(node: Any) -> Any:
     """What a node holds; nothing where it has a tag of some other program."""
     try:
         return yaml.SafeLoader("").construct_document(node)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # `!!int x`, `!!bool x`
         return {}
 
 
 def _exported(variables: Mapping[str, str]) -> str:
-    """The beginning of a shell's line that sets variables; empty: there are none."""
-    sets = " ".join(f"{name}={value}" for name, value in variables.items())
+    """A shell's line that sets variables, unknown if no plain word; empty: there are none."""
+    sets = " ".join(f"{name}={n if n.isalnum() else '$UNKNOWN'}" for name, n in variables.items())
     return f"export {sets}; " if sets else ""
 
 

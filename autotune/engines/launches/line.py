@@ -41,8 +41,8 @@ _OF_PACKAGES = frozenset(("install", "activate", "--with", "--extra", "--group",
 _GPUS_OF_NODE = ("SKYPILOT_NUM_GPUS_PER_NODE", GPUS_OF_CONTAINER)
 """Variables that hold the GPUs of a node, where a job asks for some."""
 
-_MAY_TELL_RANKS = re.compile(r"^--container-|\.(?:sh|bash)$|^\.{1,2}/")
-"""Words before a program of what may tell it its rank."""
+_TELLS_NO_RANKS = re.compile(r"(?:\S*/)?python[\d.]*|[\d:]+|-(?!-container-|-task-prolog)\S*")
+"""Words before a script that do not tell it its rank: Python, flags and counts."""
 
 _LAUNCHERS: Mapping[str, str] = PROGRAMS["launchers"]
 """Command or module -> the launcher that it is."""
@@ -82,8 +82,8 @@ class Ranks:
     starter: str = ""
     """Command that starts the tasks: `srun`, or `mpirun` for those of MPI."""
     lacks_ranks: bool | None = False
-    """Whether nothing tells several tasks their ranks in `RANK`, as a launcher would; None: a
-    container or a file before the program may do so, as enroot's hook for PyTorch does."""
+    """Whether nothing tells several tasks their ranks in `RANK`, as a launcher would; None: what
+    stands before Python may do so, as a wrapper, or a container by enroot's hook for PyTorch."""
 
     def of(self, world: int | None, per_node: int | None = None) -> "Ranks":
         """The same with so many ranks."""
@@ -234,11 +234,10 @@ def ranks_of(
         ranks = replace(ranks, starter="mpirun", tasks=tasks).of(tasks)
     else:
         world = tasks or _counted(variables.get("WORLD_SIZE", ""))
-        ranks = replace(ranks, starter="srun").of(world, tasks_per_node)
+        ranks = replace(ranks, starter="srun" * bool(behind)).of(world, tasks_per_node)
     if (ranks.tasks or tasks_per_node or 1) == 1 or "RANK" in variables:
         return ranks
-    is_open = any(map(_MAY_TELL_RANKS.search, behind))
-    return replace(ranks, lacks_ranks=None if is_open else True)
+    return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, behind[1:])) or None)
 
 
 def ranks_in(variables: Mapping[str, str]) -> tuple[int | None, int | None]:

@@ -67,7 +67,7 @@ def _tasks(options: Mapping[str, str]) -> tuple[int | None, int | None]:
     if tasks:  # the number of each node is then a limit
         return tasks, -(-tasks // nodes) if nodes else per_node
     if "ntasks" in options:  # only the shell knows it
-        return None, per_node
+        return None, None
     return (nodes * per_node, per_node) if nodes and per_node else (None, per_node)
 
 

@@ -271,13 +271,11 @@ def _batch(launch: MegatronLaunch) -> Answer:
         ranks = math.prod(map(launch.get, _COUNTS[:3]))
         if launch.world is not None:
             return None  # the rule of layouts says it
-        if (
-            groups := (launch.ranks.per_node or 1) // math.gcd(launch.ranks.per_node or 1, ranks)
-        ) > 1:
-            named, unit = (
-                f"{named} x dp of at least {groups}, and of its multiples",
-                micro * groups,
-            )
+        per_node = launch.ranks.per_node or 1
+        groups = per_node // math.gcd(per_node, ranks)
+        if groups > 1:
+            named = f"{named} x dp of at least {groups}, and of its multiples"
+            unit = micro * groups
     if total % unit == 0:
         return None
     return (
@@ -343,6 +341,7 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _ranks_told,
     _of_nodes("visible_devices", "raised", "A node has more ranks than devices that they see."),
     _of_nodes("tasks", "raised", "srun starts a launcher with ranks of its own in several tasks."),
+    _of_nodes("lone_nodes", "differs", "srun starts a launcher on more nodes than it is told of."),
     _of_nodes(
         "idle_devices", "converted", "A job asks for more GPUs on a node than it has ranks."
     ),

@@ -144,9 +144,8 @@ class MegatronLaunch:
     """Why words of it are not known, and the way out; empty: the file does not tell."""
     settled: frozenset[str] = frozenset()
     """Arguments that have Megatron's default unless they are given, whatever a recipe says."""
-    world: int | None = None
-    """Ranks: those of `ranks`, or as somebody else says."""
     ranks: Ranks = NO_RANKS
+    """Those of the line, or as --world or the export's settings say."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables that the file sets for the ranks."""
     is_overrides: bool = False
@@ -181,6 +180,11 @@ class MegatronLaunch:
         if self.is_partial and argument not in self.settled:
             raise UnknownFactError(argument)
         return defaults(self.release).get(argument)
+
+    @property
+    def world(self) -> int | None:
+        """All ranks; None: nothing says how many."""
+        return self.ranks.world
 
     @property
     def is_megatrons(self) -> bool:
@@ -268,7 +272,6 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
         rest=("what the file does not say", "the program that reads it may set it"),
         settled=frozenset(_OF_FLAGS_ALONE),
         unknown=found.unknown & defaults(release).keys(),
-        world=world,
         ranks=found.ranks.of(world, counts[1] if world else None),
     )
 
@@ -351,7 +354,7 @@ def launches_as_written(
                 best, found, n_refused = release, reading, _n_refused(reading)
         because = f"the newest that takes its flags; {usual} does not"
     if path.stem == of_export.stem and (world := world_beside(path)) is not None:
-        found = [replace(launch, world=launch.world or world) for launch in found]
+        found = [replace(one, ranks=replace(one.ranks, world=one.world or world)) for one in found]
     if best == usual and not header:
         return found
     return [replace(launch, release_because=because) for launch in found]
@@ -424,8 +427,8 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         if (named := _settings_of_script(words, path, release)) is None:
             return None
         ranks = ranks_of(words, **around, variables=variables)
-        named = replace(named, variables=variables)
-        return replace(named, world=ranks.world, ranks=ranks) if ranks.world else named
+        ranks = ranks if ranks.world else named.ranks
+        return replace(named, variables=variables, ranks=ranks)
     is_swift = _swift_at(words) is not None
     is_megatrons = not is_overrides and _is_megatrons(words, script)
     variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
@@ -459,7 +462,6 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         open_words=arguments.open_words,
         is_overrides=is_overrides or is_swift,
         unread=command.unread_because,
-        world=ranks.world,
         ranks=ranks,
         variables=variables,
         start=command.words[script].start,

@@ -136,7 +136,7 @@ def device_violations(
     """
     rule, is_deepspeeds = "file.visible_devices", ranks.launcher == "deepspeed"
     for name, problem, fix in misfits(ranks, visible):
-        if not is_deepspeeds or visible is None or name == "tasks":
+        if not is_deepspeeds or visible is None or name != "visible_devices":
             yield violation_of(f"file.{name}", problem=problem, fix=fix)
     if not is_deepspeeds:
         return
