@@ -104,8 +104,8 @@ def prospect(session: Session, *, fresh: bool, knowledge: Path | None) -> Prospe
         study = "" if fresh else study_name(session.study.folder)
         steering = steering_of(session, lessons=lessons, study=study)
         found = prospect_of(steering, history, session)
-        is_asked = session.job_data.get("space") is None and session.job.script is None
-        if not is_asked or session.environment.accelerator == "cpu":
+        is_space_default = session.job_data.get("space") is None and session.job.script is None
+        if not is_space_default or session.environment.accelerator == "cpu":
             return found
         return _beyond(session, found)
     except AutotuneError:
@@ -126,7 +126,9 @@ def _beyond(session: Session, found: Prospect) -> Prospect:
     if wider is None or wider.fit_probability < MIN_FIT:
         return found
     gain = wider.speedup(session.job, found.fastest_step_s)
-    return replace(found, plan_gain=gain, plan_first=wider.described) if gain > TIE else found
+    if found.n_fit and gain <= TIE:
+        return found
+    return replace(found, plan_gain=gain, plan_first=wider.described)
 
 
 def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None:

@@ -1,6 +1,5 @@
 """One candidate: what is predicted of it, why it stands where it does, and its neighbours."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from autotune.cost.errors import Margin
 from autotune.planning.choices import MIN_FIT, PROBABLE, choices_of
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import legal_rows
-from autotune.space.candidate import Candidate
+from autotune.space.candidate import Candidate, format_value
 from autotune.space.rule import Violation
 
 
@@ -110,18 +109,23 @@ class Explained(Estimated):
 
     @property
     def cheapest_legal(self) -> Neighbour | None:
-        """The fastest legal neighbour: one that fits, of a knob that the rules' fixes name.
+        """The fastest legal neighbour: one that fits, by what the rules' fixes name.
+
+        A fix names `knob=value`, or of a switch that has to be on the knob alone.
 
         None: there is none, or the candidate is legal.
         """
         if not self.violations:
             return None
-        words = {word for one in self.violations for word in re.findall(r"[\w.]+", one.fix)}
+        fixes = " ".join(violation.fix for violation in self.violations)
+        words = {word.strip(".,;:()`") for word in fixes.split()}
+        knobs = {word.partition("=")[0] for word in words}
 
         def order(one: Neighbour) -> tuple[object, ...]:
             fits = one.fit_probability >= self.min_fit
-            named = one.knob in words, str(one.value) in words
-            return not fits, not named[0], not named[1], *self.by_use(one)
+            is_named = f"{one.knob}={format_value(one.value)}" in words
+            is_named |= one.value is True and one.knob in words
+            return not fits, not is_named, one.knob not in knobs, *self.by_use(one)
 
         return min(self._legal, key=order, default=None)
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,14 @@ from autotune.space.table import Indices
 
 _USUAL_HOST_BYTES = 2.0 * 2**40
 """Memory of a DGX H100's host (2 TB in NVIDIA's datasheet), where the table says none."""
+
+
+class DefaultSearch(NamedTuple):
+    """What a search that is told no space tries."""
+
+    words: str
+    has: Callable[[Candidate], bool]
+    """Whether it tries a candidate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,20 +157,17 @@ class Outlook:
         return tuple(dict.fromkeys(filter(None, asked)))
 
     @cached_property
-    def default_search(self) -> tuple[str, Callable[[Candidate], bool]] | None:
-        """What a search that is told no space would try, in words, and whether it has a candidate.
-
-        `PLAN_SPACE` has the others. None: it tries all of the lattice.
-        """
+    def default_search(self) -> DefaultSearch | None:
+        """The same of this job; `PLAN_SPACE` has the others. None: it tries all of the lattice."""
         context, alone = self.lattice.context, self.engine.planned_alone
         if self.job.space != PLAN_SPACE:
             return None
         if self.lattice.is_laid_out:
             words = f"all layouts without {', '.join(alone[:-1])} and {alone[-1]}"
-            return words, lambda candidate: not candidate.values.keys() & set(alone)
+            return DefaultSearch(words, lambda one: not one.values.keys() & set(alone))
         space = load_space(DEFAULT_SPACE, context.knobs, self.engine.name)
         words = f"the space {DEFAULT_SPACE}"
-        return words, lambda candidate: has_candidate(space, context, candidate)
+        return DefaultSearch(words, lambda one: has_candidate(space, context, one))
 
     def read(self, settings: Sequence[str]) -> tuple[Candidate, tuple[str, ...]]:
         """The one candidate that `knob=value` settings make, legal or not.

@@ -48,9 +48,9 @@ class Prospect:
     """The nearest changes with which one would."""
 
     plan_gain: float = 1.0
-    """Forecast speed of the best of the space `plan` over the best here; 1: nobody asked."""
+    """Forecast speed of the best of the space `plan` over the fastest here; 1: nobody asked."""
     plan_first: str = ""
-    """That candidate, in words."""
+    """That candidate, in words, where it is the faster one or the only one that fits."""
 
     @property
     def trial_s(self) -> float:

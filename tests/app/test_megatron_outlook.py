@@ -122,6 +122,27 @@ def test_a_refused_layout_names_every_rule_and_a_change_that_is_legal(outlook, r
     assert {"tp.heads", "world.product", "batch.product"} <= {v.rule for v in both.violations}
 
 
+def test_of_two_changes_that_make_it_legal_the_one_that_the_fix_names_is_proposed(outlook):
+    alone = explain_candidate(outlook, ["tp=1", "sequence_parallel=true", "micro_batch=2"])
+    assert "take sequence_parallel=false, or a tp above 1" in {v.fix for v in alone.violations}
+    change = alone.cheapest_legal
+    assert (change.knob, change.value) == ("sequence_parallel", False)
+    experts = {"model": "mixtral-8x7b", "global_batch": 64, "world": 8}
+    mixture = opened(FleetWishes(gpu="B200"), **experts)
+    settings = ["tp=2", "micro_batch=2", "ep=4", "distributed_optimizer=true"]
+    change = explain_candidate(mixture, settings).cheapest_legal
+    assert (change.knob, change.value) == ("sequence_parallel", True)
+
+
+@pytest.mark.parametrize("top", ["1", "30"])
+def test_the_search_of_a_plan_keeps_its_space_and_has_it_once(tmp_path, top):
+    sizes = ("--seq-len", "4096", "--global-batch", "256", "--world", "64", "--gpu", "A100")
+    flags = ("--engine", "megatron", "--model", "llama-3-8b", *sizes, "--space", "plan")
+    done = autotune("plan", *flags, "--top", top, folder=tmp_path)
+    command = next(line for line in done.stdout.splitlines() if "autotune search --" in line)
+    assert command.count("--space plan") == 1
+
+
 def test_an_estimate_is_of_one_layout(outlook):
     data = estimate_as_dict(estimate_candidate(outlook, ["tp=4", "recompute=full"]))
     assert data["candidate"]["recompute"] == "full"

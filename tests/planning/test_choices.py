@@ -268,7 +268,7 @@ def test_each_zero_stage_and_kind_of_layout_that_fits_has_its_best(ranking):
 
 
 def test_what_the_default_search_does_not_try_is_known(outlook, ranking):
-    _, has = outlook.default_search
+    has = outlook.default_search.has
     plain, _ = outlook.read(["zero.stage=2", "micro_batch=1", "overlap_comm=true"])
     assert has(plain)
     compiled, _ = outlook.read(["zero.stage=2", "micro_batch=1", "compile=torch"])
@@ -297,7 +297,7 @@ def test_what_a_search_of_megatron_lays_out_is_known(mixture):
     searched = lattice_of(bind_engine(job, found.outlook.environment)).candidates
     rows = [found.candidates[int(index)] for index in found.choices.firsts[:40]]
     for candidate in rows:
-        assert found.outlook.default_search[1](candidate) == (candidate in searched)
+        assert found.outlook.default_search.has(candidate) == (candidate in searched)
     assert any("cuda_graphs" in c.values and "fp8" not in c.values for c in rows)
 
 

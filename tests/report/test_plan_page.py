@@ -77,7 +77,7 @@ def test_where_nothing_fits_it_says_so(tmp_path: Path) -> None:
     page = autotune.plan(**small).page(tmp_path / "small.html").read_text(encoding="utf-8")
     words = " ".join(words_of(page))
     assert "No candidate fits with a probability of 90% or more" in words
-    assert "gain not known: no baseline that a search would begin with is forecast to fit" in words
+    assert "no baseline that a search would begin with is legal and forecast to fit" in words
 
 
 def test_a_file_that_is_no_page_of_ours_is_kept(planned: Any, tmp_path: Path) -> None:

@@ -44,6 +44,15 @@ def test_what_cannot_fit_is_said_with_changes_that_do(tmp_path: Path):
     assert (said.may_fit, offloaded.may_fit) == (False, True)
 
 
+def test_where_only_the_space_of_a_plan_has_what_fits_it_is_named(tmp_path: Path):
+    keys = {**LARGE, "world": 8}
+    del keys["space"]
+    found = open_session(None, keys, results=tmp_path, fleet="simulate:8xH100")
+    said = prospect(found, fresh=True, knowledge=None)
+    assert said.n_fit == 0
+    assert "offload.optimizer=cpu" in said.plan_first
+
+
 def test_the_host_memory_of_the_job_limits_a_search(tmp_path: Path):
     space = tmp_path / "space.yaml"
     knobs = "  zero.stage: [3]\n  offload.optimizer: [cpu]\n  recompute: [full]\n"

@@ -245,14 +245,13 @@ def _searched(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any] | None:
 
     None: it tries all of them.
     """
-    if ranking.outlook.default_search is None:
+    if (search := ranking.outlook.default_search) is None:
         return None
-    words, has = ranking.outlook.default_search
     firsts = ranking.choices.firsts
-    tried = [rank for rank in shown if has(ranking.candidates[int(firsts[rank - 1])])]
+    tried = [rank for rank in shown if search.has(ranking.candidates[int(firsts[rank - 1])])]
     if len(tried) == len(shown):
         return None
-    return {"tries": words, "tried": _rows(tried)}
+    return {"tries": search.words, "tried": _rows(tried)}
 
 
 def _other_as_dict(ranking: Ranking, other: OtherJob) -> dict[str, Any]:
@@ -360,7 +359,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "best_of": [kind for kind, best in ranking.best_of.items() if best == index],
         "asks": list(ranking.outlook.asks(ranking.candidates[index])),
         "is_tried_by_default": ranking.outlook.default_search is None
-        or ranking.outlook.default_search[1](ranking.candidates[index]),
+        or ranking.outlook.default_search.has(ranking.candidates[index]),
         "candidate": ranking.candidates[index].values,
         **figures,
         "pred_gpu_hours_per_billion_tokens": hours,
