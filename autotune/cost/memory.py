@@ -1,5 +1,6 @@
 """Memory of the fullest rank: states, activations, buffers, and what the process itself takes."""
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,7 +97,9 @@ def memory_of(
         for stage, which in enumerate((LoggedStage.FIRST, LoggedStage.LAST)):
             is_it = np.equal(p.watched_stage, which)
             worst = {name: np.where(is_it, parts[stage][name], worst[name]) for name in worst}
-    worst["host_bytes"] = worst["host_bytes"] + a.host_bytes
+    # Another stage than the one whose device is fullest may put the most on its host.
+    host_bytes = [part["host_bytes"] for part in parts]
+    worst["host_bytes"] = functools.reduce(np.maximum, host_bytes) + a.host_bytes
     return Memory(**worst)
 
 

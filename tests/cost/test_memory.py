@@ -200,6 +200,15 @@ def test_host_holds_what_the_device_does_not() -> None:
     assert predicted.host_memory_bytes[1] == pytest.approx(14 * parameters(plans()))
 
 
+def test_the_host_that_needs_most_counts() -> None:
+    # Without kept activations the last stage's device is the fullest; the first has the positions.
+    p = plans(pp=4.0, grad_accum=4.0, vocab=4e5, learned_positions=1.0, seq_len=8192.0)
+    states = {"zero_stage": 1.0, "optimizer_tier": float(Tier.CPU)}
+    predicted = predict(dataclasses.replace(p, recompute=np.array([0.0, 2.0]), **states))
+    assert list(predicted.memory.logits_bytes > 0) == [False, True]
+    assert len(set(predicted.host_memory_bytes)) == 1
+
+
 def test_experts_are_split_over_their_ranks() -> None:
     mixture = {"n_experts": 64.0, "experts_per_token": 2.0, "zero_stage": 1.0, "dp": 64.0}
     peaks = predict(plans(**mixture, ep=np.array([1.0, 8.0, 64.0]))).memory.params_bytes
