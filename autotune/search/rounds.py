@@ -70,7 +70,9 @@ class Runs:
     """Candidate's hash and round, from 0 -> the trials of that run, repeats included."""
 
     @classmethod
-    def of(cls, trials: Iterable[Trial], first_round: int = 0, n_rounds: int | None = None) -> Self:
+    def of(
+        cls, trials: Iterable[Trial], first_round: int = 0, n_rounds: int | None = None
+    ) -> Self:
         """Trials of the record's rounds from one on; of so many of them, or of all."""
         found: dict[tuple[str, int], list[Trial]] = {}
         for trial in trials:
@@ -87,7 +89,7 @@ class Runs:
 
     @cached_property
     def logs(self) -> Logs:
-        """log samples/s of these."""
+        """Log samples/s of these."""
         logs: dict[str, dict[int, float]] = {}
         for (key, number), run in self.figures.items():
             logs.setdefault(key, {})[number] = log_rate(run)

@@ -12,7 +12,7 @@ from autotune.base.errors import StudyError
 from autotune.base.private import KNOWLEDGE_ENV, user_cache
 from autotune.cost import knowledge
 from autotune.cost.constants import load_constants
-from autotune.cost.forecast import forecast
+from autotune.cost.forecast import SeenErrors, forecast
 from autotune.cost.knowledge import (
     Lesson,
     Situation,
@@ -57,7 +57,7 @@ def lessons(study: str = "one", *, ratio: float = 1.5, **changes: str) -> list[L
     ]
 
 
-def recalled(*kept: Lesson, study: str = "now") -> knowledge.Recalled:
+def recalled(*kept: Lesson, study: str = "now") -> SeenErrors:
     found = recall_lessons(kept, situation=HERE, study=study, constants=load_constants())
     assert found is not None
     return found
