@@ -20,7 +20,7 @@ from autotune.search.runner import Runner
 from autotune.search.sampler import Request, Sampler
 from autotune.search.session import Session
 from autotune.search.steering import Steering
-from autotune.search.stop import expects_no_gain, has_time, n_done, searched, weigh_trial, why_stop
+from autotune.search.stop import expects_no_gain, has_time, n_done, searched, why_no_gain, why_stop
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 
@@ -328,10 +328,10 @@ class ProposalStage(SearchStage):
         if self._steering is None or session.job.budget.gpu_hours is None:
             return True
         gain = self._steering.expected_gain(history, self._closed(self._history))
-        weighed = weigh_trial(gain, history, session, baseline=self._baseline.candidate)
-        if not weighed.pays:
-            self._runner.note(str(weighed))
-        return weighed.pays
+        why = why_no_gain(gain, history, session, baseline=self._baseline.candidate)
+        if why:
+            self._runner.note(why)
+        return not why
 
     def _expects_no_gain(self) -> bool:
         """Whether no trial is expected to gain anything, where nobody asked for more of them."""

@@ -15,7 +15,7 @@ from autotune.record.study import Study, Trial
 from autotune.search.base import StopReason
 from autotune.search.history import History
 from autotune.search.race import LOSS
-from autotune.search.stop import TrialBalance, expects_no_gain, weigh_trial
+from autotune.search.stop import expects_no_gain, why_no_gain
 from tests.search.scripted import (
     Notebook,
     ScriptedFleet,
@@ -115,28 +115,21 @@ def test_the_reason_is_said_with_both_figures(tmp_path: Path) -> None:
     assert re.search(r"save \S+ GPU-hours \(\S+\) of .* costs \S+ GPU-hours \(\S+\)$", said[-1])
 
 
-def test_hours_are_those_at_the_speed_of_the_baseline() -> None:
+@pytest.mark.parametrize(
+    ("with_baseline", "gain", "pays"),
+    # The best is four times as fast as the baseline, so 25 of its 100 hours are left.
+    [(True, 0.0004, False), (True, 0.0008, True), (False, 0.0001, False), (False, 0.0002, True)],
+)
+def test_hours_are_those_at_the_speed_of_the_baseline(
+    with_baseline: bool, gain: float, pays: bool
+) -> None:
     job = make(gpu_hours=100.0)
     session = session_of(Study(Path(), "scripted"), job)
-    found = history(1.0, 4.0)
-    baseline = candidate(job, zero__stage=0)
-    worth = weigh_trial(0.1, found, session, baseline=baseline)
-    assert worth.saved_hours == pytest.approx(100.0 / 4 * 0.1)
-    assert worth.cost_hours == pytest.approx(2 * TRIAL_S / 3600)
-    without = weigh_trial(0.1, found, session, baseline=None)
-    assert without.saved_hours == pytest.approx(100.0 * 0.1)
-
-
-def test_nothing_measured_is_no_reason_to_end() -> None:
-    job = make(gpu_hours=1e-9)
-    session = session_of(Study(Path(), "scripted"), job)
-    worth = weigh_trial(0.0, History(), session, baseline=None)
-    assert worth.pays
-
-
-@pytest.mark.parametrize(("saved", "pays"), [(2.0, True), (1.0, True), (0.5, False)])
-def test_it_pays_as_long_as_it_saves_what_it_costs(saved: float, pays: bool) -> None:
-    assert TrialBalance(saved_hours=saved, cost_hours=1.0).pays is pays
+    baseline = candidate(job, zero__stage=0) if with_baseline else None
+    why = why_no_gain(gain, history(1.0, 4.0), session, baseline=baseline)
+    said = "save 0.01 GPU-hours of the training and costs 0.02 GPU-hours"
+    assert why == "" if pays else why.endswith(said)
+    assert not why_no_gain(gain, History(), session, baseline=None), "nothing was measured"
 
 
 @pytest.mark.parametrize("key", ["gpu_hours", "price"])
