@@ -2,9 +2,9 @@
 
 A rule names the members of a round from what the rounds before it measured. A round is over when
 the record holds its trials, so whoever starts again goes on where the record ends. The final
-comparison (`autotune.search.confirm`), the ladder of changes (`autotune.search.worth`), a gate
-(`autotune.search.gate`) and a soak (`autotune.search.soak`) are rules; a plan asks the rule of the
-comparison how many runs it takes at most.
+comparison (`autotune.search.confirm`), the ladder of changes (`autotune.search.worth`) and a gate
+(`autotune.search.gate`) are rules; a plan asks the rule of the comparison how many runs it takes
+at most.
 """
 
 import itertools

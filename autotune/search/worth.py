@@ -110,12 +110,8 @@ class WayRunner(Rounds):
     @property
     def _corners(self) -> list[Corner]:
         """These, and what lies between in the order of the gains alone, once these are known."""
-        first, order = self._members(self._first_corners), self._order
-        first_round = Round(keys=tuple(first))
-        at = self.runs.progress(
-            lambda n: None if n else first_round, self.runner.history.to_repeat
-        )
-        if at.missing:
+        first, order = Round(keys=tuple(self._members(self._first_corners))), self._order
+        if self.runs.progress(lambda n: None if n else first, self.to_repeat).missing:
             return self._first_corners
         between = [frozenset(order[:n]) for n in range(1, len(order))]
         return list(dict.fromkeys([*self._first_corners, *between]))
