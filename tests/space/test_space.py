@@ -51,7 +51,7 @@ def values(path, knob="micro_batch"):
 
 @cases("text", "expected")
 def test_values_can_be_written_in_several_ways(written, text, expected):
-    assert values(written(text)) == expected
+    assert values(written(text)) == tuple(expected)
 
 
 @cases("text", "message", "hint")
