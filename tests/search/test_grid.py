@@ -24,7 +24,7 @@ from tests.search.scripted import (
     realistic,
     search,
 )
-from tests.search.test_loop import cut, explored
+from tests.search.test_loop import explored
 from tests.search.test_sampler import spec_of, trial
 
 SAMPLERS = ("tpe", "random", "grid")
@@ -39,28 +39,6 @@ def test_every_sampler_finds_the_optimum_and_repeats_nothing(study: Study, sampl
     assert result.best.candidate == candidate(job, zero__stage=1, micro_batch=4)
     assert max(Counter(explored(study)).values()) == 1
     assert {c.hash for c in lattice.candidates} <= set(explored(study))
-
-
-@pytest.mark.parametrize(
-    ("sampler", "how"),
-    [
-        ("grid", "no spec"),
-        ("grid", "in flight"),
-        ("grid", "truncated result"),
-    ],
-)
-def test_a_new_sampler_survives_a_cut(study: Study, sampler: str, how: str):
-    job = make(sampler=sampler, trials=8)
-    search(study, job)
-    cut(study, 7, how)
-    search(study, job)
-    assert max(Counter(explored(study)).values()) == 1
-    searched = {
-        t.spec.identity.candidate_hash
-        for t in study.trials()
-        if t.spec.identity.role is Role.SEARCH
-    }
-    assert len(searched) == 8
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -114,13 +92,6 @@ def walked(seed: int, n: int) -> list[tuple[int, int, str]]:
 def test_a_walk_follows_from_the_seed():
     assert walked(3, 12) == walked(3, 12)
     assert walked(3, 12) != walked(4, 12)
-
-
-def test_a_walk_ends_when_everything_is_closed():
-    job = make()
-    lattice = lattice_of(job)
-    everything = {c.hash for c in lattice.candidates}
-    assert next_of_grid(lattice, History(), everything, 0) is None
 
 
 def test_the_users_baseline_is_where_the_search_starts(study: Study):

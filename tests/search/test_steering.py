@@ -102,16 +102,6 @@ def test_nothing_is_tried_twice_and_in_the_end_everything(study: Study) -> None:
     assert {c.hash for c in lattice_of(job).candidates} <= set(hashes)
 
 
-def test_few_trials_run_out_of_memory(tmp_path: Path) -> None:
-    def lost(name: str, its: bool) -> int:
-        job = make(trials=12, study=name, memory_limit="18GiB")
-        study = Study(tmp_path, name)
-        fleet = run(study, job, steering(job) if its else None)
-        return sum(peak_of(s) > 18 * GIB for s in fleet.ran(Role.SEARCH))
-
-    assert lost("steered", True) < lost("blind", False)
-
-
 def test_the_same_record_gives_the_same_proposal(study: Study) -> None:
     job = make()
     its = steering(job)

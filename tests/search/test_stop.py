@@ -1,6 +1,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from autotune.contract import Outcome, Role
 from autotune.record.study import Trial
 from autotune.search.base import StopReason
@@ -35,52 +37,53 @@ def reason(found: History, *, used_s: float = 0.0, kept_s: float = 0.0, **budget
     return why_stop(found, OBJECTIVE, job.budget, used_s=used_s, kept_s=kept_s)
 
 
-def test_goes_on_until_the_number_of_trials():
-    assert reason(history(1.0, 2.0)) is None
-    assert reason(history(1.0, 2.0, 3.0)) is StopReason.TRIALS
+@pytest.mark.parametrize(
+    ("endings", "expected"),
+    [
+        ((1.0, 2.0), None),
+        ((1.0, 2.0, 3.0), StopReason.TRIALS),
+        ((1.0, 2.0, None), StopReason.TRIALS),
+        ((1.0, Outcome.OOM, Outcome.INVALID), StopReason.TRIALS),
+        ((1.0, 2.0, Outcome.CANCELLED), None),
+    ],
+)
+def test_it_goes_on_until_the_number_of_trials(endings: tuple[object, ...], expected: object):
+    assert reason(history(*endings)) is expected
+    assert reason(history(*endings, role=Role.BASELINE)) is None, "they come on top"
 
 
-def test_trials_in_flight_count_as_started():
-    assert reason(history(1.0, 2.0, None)) is StopReason.TRIALS
+@pytest.mark.parametrize(
+    ("used_s", "kept_s", "expected"),
+    [
+        (90.0, 0.0, None),
+        (90.1, 0.0, StopReason.TIME),
+        (55.0, 30.0, None),
+        (65.0, 30.0, StopReason.TIME),
+        (40.0, 1e6, None),  # half at most is kept for the comparison
+    ],
+)
+def test_a_trial_that_would_overrun_is_not_started(used_s: float, kept_s: float, expected: object):
+    assert reason(history(1.0), used_s=used_s, kept_s=kept_s, time_s=100.0) is expected
 
 
-def test_config_faults_count_and_cancelled_trials_do_not():
-    assert reason(history(1.0, Outcome.OOM, Outcome.INVALID)) is StopReason.TRIALS
-    assert reason(history(1.0, 2.0, Outcome.CANCELLED)) is None
-
-
-def test_baseline_trials_come_on_top():
-    assert reason(history(1.0, 2.0, 3.0, role=Role.BASELINE)) is None
+@pytest.mark.parametrize(
+    ("endings", "expected"),
+    [
+        ((1.0, 3.0, 2.0), None),
+        ((1.0, 3.0, 2.0, None), None),
+        ((1.0, 3.0, 2.0, Outcome.OOM), StopReason.PATIENCE),
+        ((1.0, 3.0, 2.0, 4.0), None),
+        ((Outcome.OOM, Outcome.OOM), StopReason.PATIENCE),
+    ],
+)
+def test_patience_counts_settled_trials_since_the_best(
+    endings: tuple[object, ...], expected: object
+):
+    assert reason(history(*endings), trials=99, patience=2) is expected
 
 
 def test_done_are_those_that_nothing_is_owed_to():
     assert n_done(history(1.0, Outcome.OOM, Outcome.LOST, None, Outcome.CANCELLED)) == 2
-
-
-def test_a_trial_that_would_overrun_is_not_started():
-    found = history(1.0)
-    assert reason(found, used_s=90.0, time_s=100.0) is None
-    assert reason(found, used_s=90.1, time_s=100.0) is StopReason.TIME
-
-
-def test_time_is_kept_for_the_comparison_but_half_at_most():
-    found = history(1.0)
-    assert reason(found, used_s=55.0, kept_s=30.0, time_s=100.0) is None
-    assert reason(found, used_s=65.0, kept_s=30.0, time_s=100.0) is StopReason.TIME
-    assert reason(found, used_s=40.0, kept_s=1e6, time_s=100.0) is None
-
-
-def test_patience_counts_settled_trials_since_the_best():
-    many = {"trials": 99, "patience": 2}
-    assert reason(history(1.0, 3.0, 2.0), **many) is None
-    assert reason(history(1.0, 3.0, 2.0, None), **many) is None
-    assert reason(history(1.0, 3.0, 2.0, Outcome.OOM), **many) is StopReason.PATIENCE
-    assert reason(history(1.0, 3.0, 2.0, 4.0), **many) is None
-
-
-def test_patience_ends_a_search_in_which_nothing_runs():
-    found = history(Outcome.OOM, Outcome.OOM)
-    assert reason(found, trials=99, patience=2) is StopReason.PATIENCE
 
 
 def test_time_of_trials_at_once_counts_once():

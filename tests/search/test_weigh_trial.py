@@ -72,12 +72,6 @@ def test_the_longer_the_training_the_longer_the_search(tmp_path: Path) -> None:
     assert counts[0] < counts[1] < counts[2]
 
 
-def test_what_is_cheap_to_gain_is_found_first(tmp_path: Path) -> None:
-    whole, _ = searched(Study(tmp_path, "whole"))
-    ended, _ = searched(Study(tmp_path, "ended"), gpu_hours=100.0)
-    assert ended.best.samples_per_s >= 0.98 * whole.best.samples_per_s
-
-
 def test_without_a_number_of_trials_a_search_ends_once_none_is_expected_to_gain(
     tmp_path: Path,
 ) -> None:
@@ -88,11 +82,6 @@ def test_without_a_number_of_trials_a_search_ends_once_none_is_expected_to_gain(
     assert whole.best is not None
     assert ended.best is not None
     assert ended.best.samples_per_s >= (1 - LOSS) * whole.best.samples_per_s
-
-
-def test_a_number_of_trials_that_is_asked_for_is_run(tmp_path: Path) -> None:
-    result, _ = searched(Study(tmp_path, "asked"), trials=DEFAULT_TRIALS)
-    assert result.stop_reason is StopReason.TRIALS
 
 
 @pytest.mark.parametrize(
