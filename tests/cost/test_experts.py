@@ -20,46 +20,9 @@ from tests.cost.plans import DEVICE
 
 cases = Cases(__file__)
 
-TINY: dict[str, Column] = {
-    **DEVICE,
-    "n_layers": 4.0,
-    "hidden": 64.0,
-    "ffn_hidden": 32.0,
-    "n_heads": 4.0,
-    "n_kv_heads": 2.0,
-    "head_dim": 32.0,
-    "vocab": 128.0,
-    "seq_len": 128.0,
-    "gated_mlp": 1.0,
-    "n_experts": 8.0,
-    "experts_per_token": 2.0,
-    "micro_batch": 1.0,
-    "sequence_parallel": 1.0,
-}
+TINY: dict[str, Column] = {**DEVICE, **cases.data["TINY"]}
 LATENT: dict[str, Column] = cases.data["LATENT"]
-DEEPSEEK_V3: dict[str, Column] = {
-    **DEVICE,
-    "n_layers": 61.0,
-    "hidden": 7168.0,
-    "ffn_hidden": 2048.0,
-    "n_heads": 128.0,
-    "n_kv_heads": 128.0,
-    "head_dim": 192.0,
-    "vocab": 129280.0,
-    "seq_len": 4096.0,
-    "gated_mlp": 1.0,
-    "n_experts": 256.0,
-    "experts_per_token": 8.0,
-    "shared_expert_hidden": 2048.0,
-    "n_dense_layers": 3.0,
-    "dense_ffn_hidden": 18432.0,
-    "latent_q_rank": 1536.0,
-    "latent_kv_rank": 512.0,
-    "latent_nope_dim": 128.0,
-    "latent_rope_dim": 64.0,
-    "latent_value_dim": 128.0,
-    "micro_batch": 1.0,
-}
+DEEPSEEK_V3: dict[str, Column] = {**DEVICE, **cases.data["DEEPSEEK_V3"]}
 
 
 def tiny(**changes: Column) -> Plans:
