@@ -184,16 +184,13 @@ _GLOBAL_BATCH = ("dp", "micro_batch", "grad_accum")
 
 def is_of_job(lesson: Lesson, job: Plans, situation: Situation) -> bool:
     """Whether a lesson is of a job's own candidates, on the same devices by the same releases."""
-    if lesson.situation != situation:
-        return False
     job_plan = columns_of(job, 0)
-    same = all(lesson.plan.get(name, job_plan[name]) == job_plan[name] for name in _OF_JOB)
-    products = (
-        math.prod(plan.get(name, 1.0) for name in names)
-        for names in (_WORLD, _GLOBAL_BATCH)
-        for plan in (lesson.plan, job_plan)
-    )
-    return same and next(products) == next(products) and next(products) == next(products)
+
+    def facts(plan: Mapping[str, float]) -> list[float]:
+        products = [math.prod(plan.get(n, 1.0) for n in ns) for ns in (_WORLD, _GLOBAL_BATCH)]
+        return products + [plan.get(name, job_plan[name]) for name in _OF_JOB]
+
+    return lesson.situation == situation and facts(lesson.plan) == facts(job_plan)
 
 
 def recall_lessons(

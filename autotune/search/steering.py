@@ -134,17 +134,18 @@ class Steering:
 
     def _of_rows(self, history: History) -> Posterior:
         """What is believed of the rows, by all that was tried; one proposal asks several times."""
-        return history.once(("rows", self), lambda: self._after(history))
 
-    def _after(self, history: History) -> Posterior:
-        feasible = self.objective.figures(history)
-        return Posterior(
-            forecast=self._groups.forecast,
-            tried=self._forecast_of(history.tried),
-            shots=[shot_of(t, is_feasible=t.candidate.hash in feasible) for t in history.tried],
-            known=self._known(history, self.lattice.candidates[0]),
-            variation=VARIATION if self._unknown else 0.0,
-        )
+        def believed() -> Posterior:
+            feasible, tried = self.objective.figures(history), history.tried
+            return Posterior(
+                forecast=self._groups.forecast,
+                tried=self._forecast_of(tried),
+                shots=[shot_of(t, is_feasible=t.candidate.hash in feasible) for t in tried],
+                known=self._known(history, self.lattice.candidates[0]),
+                variation=VARIATION if self._unknown else 0.0,
+            )
+
+        return history.once(("rows", self), believed)
 
     @cached_property
     def _unknown(self) -> dict[str, tuple[KnobValue, ...]]:
