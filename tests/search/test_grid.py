@@ -1,18 +1,16 @@
 """The sampler that walks the lattice, and what all samplers have in common."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from autotune.contract import Role
-from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.search.base import StopReason
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import frozen_trials, make_axes
-from autotune.search.sampler import Request
-from autotune.search.samplers.grid import Grid
 from tests.search.scripted import (
     ENVIRONMENT,
     Notebook,
@@ -25,7 +23,6 @@ from tests.search.scripted import (
     search,
 )
 from tests.search.test_loop import explored
-from tests.search.test_sampler import spec_of, trial
 
 SAMPLERS = ("tpe", "random", "grid")
 
@@ -61,37 +58,13 @@ def test_the_walk_has_no_budget_of_its_own_unless_one_is_given(study: Study):
     assert again.stop_reason is StopReason.TRIALS
 
 
-def next_of_grid(lattice: Lattice, history: History, closed: set[str], seed: int):
-    return Grid().propose(
-        Request(
-            lattice=lattice,
-            history=history,
-            objective=Objective.of(make(), ENVIRONMENT),
-            closed=closed,
-            n_budget=32,
-            seed=seed,
-        )
-    )
-
-
-def walked(seed: int, n: int) -> list[tuple[int, int, str]]:
-    """The first candidates of a walk, as (stage, micro-batch, recompute)."""
-    job, history, steps = make(), History(), []
-    lattice = lattice_of(job)
-    for number in range(n):
-        closed = {t.candidate.hash for t in history.tried}
-        chosen = next_of_grid(lattice, history, closed, seed)
-        values = (int(chosen["zero.stage"]), chosen.micro_batch, str(chosen["recompute"]))
-        steps.append(values)
-        stage, size, how = values
-        spec = spec_of(job, number, zero__stage=stage, micro_batch=size, recompute=how)
-        history = history.with_trial(trial(spec, realistic(spec)))
-    return steps
-
-
-def test_a_walk_follows_from_the_seed():
-    assert walked(3, 12) == walked(3, 12)
-    assert walked(3, 12) != walked(4, 12)
+def test_a_walk_follows_from_the_seed(tmp_path: Path):
+    walks = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        fleet = ScriptedFleet(realistic)
+        search(Study(tmp_path, name), make(sampler="grid", seed=seed), fleet=fleet)
+        walks.append([spec.identity.candidate_hash for spec in fleet.ran(Role.SEARCH)])
+    assert walks[0] == walks[1] != walks[2]
 
 
 def test_the_users_baseline_is_where_the_search_starts(study: Study):
