@@ -203,32 +203,6 @@ def test_fresh_pages_cost_only_where_freed_ones_go_back(tmp_path: Path) -> None:
     )
 
 
-def test_a_probed_file_of_half_the_bandwidth_predicts_longer_steps(tmp_path: Path) -> None:
-    path = write(tmp_path / "hardware.yaml", GPU)
-    text = path.read_text(encoding="utf-8")
-    half = tmp_path / "half.yaml"
-    halved = text.replace("memory_gb_per_s: 1800.0", "memory_gb_per_s: 900.0")
-    half.write_text(
-        halved.replace("link: {gb_per_s: 80.0", "link: {gb_per_s: 40.0"), encoding="utf-8"
-    )
-    job = tiny_job(
-        tmp_path, model="gpt2-xl", precision="bf16", world=4, global_batch=64, seq_len=1024
-    )
-    steps_s = [
-        predict(
-            plans_of(
-                [canonical_candidate(job, **{"zero.stage": 3, "micro_batch": 16})],
-                job,
-                GPU,
-                accelerators=accelerators_with(file),
-            ),
-            constants_of(GPU),
-        ).step_time_s[0]
-        for file in (path, half)
-    ]
-    assert steps_s[1] > 1.01 * steps_s[0]
-
-
 @pytest.mark.parametrize(
     ("link", "wish", "described_bytes_per_s", "nodes", "measured_share"),
     [

@@ -378,14 +378,6 @@ def test_the_first_interrupt_drains_and_reports_what_there_is(study: Study):
     assert result.speedup is None
 
 
-def test_the_second_interrupt_ends_what_runs(study: Study):
-    fleet = ScriptedFleet(realistic, n_polls=10**6)
-    result = search(study, make(), fleet=fleet, interrupt=Patient(3, 4))
-    assert result.interrupted
-    assert result.counts == {Outcome.CANCELLED: 1}
-    assert fleet.running == []
-
-
 def test_a_trial_that_does_not_end_when_cancelled_is_lost_on_resume(study: Study):
     class Stuck(ScriptedFleet):
         def submit(self, spec, folder):
@@ -400,10 +392,12 @@ def test_a_trial_that_does_not_end_when_cancelled_is_lost_on_resume(study: Study
     assert result.counts[Outcome.LOST] == 1
 
 
-def test_a_cancelled_candidate_is_tried_again_without_counting_as_failed(study: Study):
-    for _ in range(4):
+def test_the_second_interrupt_ends_what_runs_and_it_is_tried_again(study: Study):
+    for n in range(1, 5):
         fleet = ScriptedFleet(realistic, n_polls=10**6)
-        search(study, make(trials=2), fleet=fleet, interrupt=Patient(2, 2))
+        ended = search(study, make(trials=2), fleet=fleet, interrupt=Patient(3, 4))
+        assert (ended.interrupted, ended.counts) == (True, {Outcome.CANCELLED: n})
+        assert fleet.running == []
     result = search(study, make(trials=2))
     assert result.counts[Outcome.CANCELLED] == 4
     assert result.speedup is not None

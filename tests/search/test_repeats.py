@@ -78,8 +78,10 @@ def figure_of(study: Study, spec: TrialSpec) -> float:
 @pytest.mark.parametrize("role", [Role.BASELINE, Role.SEARCH])
 def test_a_disturbed_trial_is_repeated_once_and_the_repeat_counts(study: Study, role: Role):
     fleet, notes = ScriptedFleet(disturbing(once(role))), Notebook()
-    search(study, make(), fleet=fleet, observer=notes)
+    search(study, make(trials=8), fleet=fleet, observer=notes)
     (repeat,) = [spec for spec in fleet.specs if spec.provenance.repeat_of is not None]
+    assert repeat.provenance.repeat_of == repeat.identity.number - 1, "it comes next"
+    assert len({s.identity.candidate_hash for s in fleet.ran(Role.SEARCH)}) == 8, "and is free"
     assert repeat.identity.role is role
     assert repeat.provenance.retry_of is None
     assert (
@@ -91,14 +93,6 @@ def test_a_disturbed_trial_is_repeated_once_and_the_repeat_counts(study: Study, 
     assert (first.outcome, first.disturbed) == (Outcome.OK, LOAD), "both are kept"
     said = f"repeats trial {repeat.provenance.repeat_of}, which was disturbed: {LOAD}"
     assert any(said in note for note in notes.notes)
-
-
-def test_the_repeat_comes_next_and_costs_no_trial_of_the_budget(study: Study):
-    fleet = ScriptedFleet(disturbing(once(Role.SEARCH)))
-    search(study, make(trials=8), fleet=fleet)
-    (repeat,) = [spec for spec in fleet.specs if spec.provenance.repeat_of is not None]
-    assert repeat.provenance.repeat_of == repeat.identity.number - 1
-    assert len({spec.identity.candidate_hash for spec in fleet.ran(Role.SEARCH)}) == 8
 
 
 def test_one_that_is_disturbed_twice_is_kept_with_the_mark(study: Study):

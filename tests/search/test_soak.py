@@ -127,33 +127,20 @@ def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path)
     assert TrialSpec.from_dict(json.loads(json.dumps(to_dict(second)))) == second
 
 
-def test_a_second_half_that_fails_is_named(tmp_path: Path):
-    def behave(trial: TrialSpec) -> TrialResult:
-        return (
-            steady(trial)
-            if trial.identity.number == 0
-            else fault(trial, Outcome.INVALID, "no resume")
-        )
-
-    ran, _ = soak(tmp_path, behave)
-    assert "second half: invalid: no resume [script]" in ran.failures
-    assert ran.checkpoint is not None
-
-
-def test_a_leak_is_found_and_its_meter_named(tmp_path: Path):
-    ran, _ = soak(tmp_path, how={"growth_bytes_per_s": 4 * MIB})
-    growth = {meter.meter: meter for meter in ran.growth}
-    assert growth["private_data"].slope_bytes_per_hour == pytest.approx(4 * MIB * 3600)
-    assert growth["host_rss"].slope_bytes_per_hour == 0
-    problems = ran.failures
-    assert len(problems) == 1
-    assert "memory grows: private_data by 14.1 GiB per hour over 15.0 s" in problems[0]
-
-
 @pytest.mark.parametrize(
     ("behave", "how", "failures"),
     [
         (steady, {"growth_bytes_per_s": MIB}, []),  # as heaps gain
+        (
+            steady,
+            {"growth_bytes_per_s": 4 * MIB},
+            ["memory grows: private_data by 14.1 GiB per hour over 15.0 s"],
+        ),
+        (
+            lambda s: fault(s, Outcome.INVALID, "no resume") if s.identity.number else steady(s),
+            {},
+            ["second half: invalid: no resume [script]"],
+        ),
         (steady, {"forgets": 0.01}, ["does not hold all of the training"]),
         (
             lambda s: ok(s, 4.0, peak=9 * GIB),
