@@ -194,60 +194,96 @@ def test_small_layers_wait_for_the_host() -> None:
     assert predict(p, slow).times.host_s > 0.5 * predict(p, slow).step_time_s
 
 
-def test_a_core_dispatches_its_kernels_itself() -> None:
-    slow = dataclasses.replace(IDEAL, launch_s=1e-4)
-    times = [predict(plans(runs_ahead=ahead), slow) for ahead in (0.0, 1.0)]
-    device_s = ideal(plans()).step_time_s[0]
-    n_kernels = slow.kernels_per_layer * 3 * 96
-    assert times[0].step_time_s[0] == pytest.approx(device_s + slow.launch_s * n_kernels)
-    assert times[1].step_time_s[0] < times[0].step_time_s[0]
+LAYER = 12 * 12288.0**2
+"""Parameters of a layer."""
+TABLE = 51200 * 12288
+IN_TURN: dict[str, Column] = {"zero_stage": 3.0, "overlap_gather": 0.0, "overlap_reduce": 0.0}
 
 
-def test_stage_3_fetches_with_hooks_that_only_a_core_waits_for() -> None:
-    hooks = dataclasses.replace(IDEAL, fetch_s=1e-3)
-    host_s = [
-        float(predict(plans(dp=2.0, zero_stage=stage, runs_ahead=ahead), hooks).times.host_s[0])
-        for stage, ahead in ((3.0, 0.0), (2.0, 0.0), (3.0, 1.0))
-    ]
-    assert host_s == pytest.approx([96 * 1e-3, 0.0, 0.0])
+@pytest.mark.parametrize(
+    ("part", "shares", "changes"),
+    [
+        # Small tensors stay whole; four products of h^2 are attention's, of 12 h^2 a layer.
+        (
+            "data_comm_s",
+            [1, 2 / 3, 0],
+            {
+                **{**IN_TURN, "dp": 2.0, "vocab": 1e-9, "tied_embeddings": 0.0},
+                **{"grad_bytes": 0.0, "reduce_bytes": 1e-12},
+                "persistent_elements": np.array([0, 12288.0**2, 1e12]),
+            },
+        ),
+        # Of two ranks a gather moves half of what an all-reduce does: 4 + 2/2, on gloo 4 + 6/2.
+        (
+            "tensor_comm_s",
+            [1, 1, 5 / 4, 7 / 4],
+            {
+                "tp": 2.0,
+                "sequence_parallel": np.array([0.0, 0.0, 1.0, 1.0]),
+                "reduces_whole": np.array([0.0, 1.0, 0.0, 1.0]),
+            },
+        ),
+        # A head of its own is reduced and updated too; a pipeline's stages hold one table each.
+        (
+            "data_comm_s",
+            [1, (LAYER + 2 * TABLE) / (LAYER + TABLE)],
+            {
+                **{"dp": 2.0, "overlap_reduce": 0.0, "n_layers": 1.0},
+                "tied_embeddings": np.array([1.0, 0.0]),
+            },
+        ),
+        ("optimizer_s", [1, 1], {"dp": 2.0, "pp": 2.0, "tied_embeddings": np.array([1.0, 0.0])}),
+        # A chunked loss computes its logits again.
+        ("logits_s", [1, 4 / 3], {"loss_chunk_tokens": np.array([0.0, 256.0])}),
+        # Large layers are gathered again for what is recomputed: three gathers and a reduction,
+        # two and a half, two; the same volume each.
+        (
+            "data_comm_s",
+            [1, 3.5 / 4, 3 / 4],
+            {
+                **{**IN_TURN, "dp": 64.0, "recompute": float(Recompute.FULL)},
+                "reuse_elements": np.array([0.0, LAYER, 2 * LAYER]),
+            },
+        ),
+    ],
+)
+def test_shares_of_the_first(part: str, shares: list[float], changes: dict[str, Column]) -> None:
+    seconds = np.broadcast_to(getattr(ideal(plans(**changes)).times, part), len(shares))
+    assert seconds / seconds[0] == pytest.approx(shares, rel=0.01, abs=1e-3)
 
 
-def test_hooks_of_deepspeed_cost_time_beside_a_device_as_well() -> None:
-    hooks = dataclasses.replace(IDEAL, device_fetch_s=1e-3)
-    layout = {"dp": 1.0, "gather_calls_per_layer": 4.0}
-    host_s = [
-        float(predict(plans(**layout, **kind), hooks).times.host_s[0])
-        for kind in (
-            {"zero_stage": 3.0, "cuts_by_rank": 1.0},
-            {"zero_stage": 3.0, "cuts_by_rank": 0.0},  # FSDP gathers a layer in one call
-            {"zero_stage": 2.0, "cuts_by_rank": 1.0},
-        )
-    ]
-    assert host_s == pytest.approx([96 * 4 * 1e-3, 0.0, 0.0])
-
-
-def test_small_tensors_stay_whole_at_stage_3() -> None:
-    # Four products of h^2 are attention's, of 12 h^2 a layer.
-    gathered = [
-        float(
-            ideal(
-                plans(
-                    dp=2.0,
-                    zero_stage=3.0,
-                    vocab=1e-9,
-                    tied_embeddings=0.0,
-                    overlap_gather=0.0,
-                    overlap_reduce=0.0,
-                    grad_bytes=0.0,
-                    reduce_bytes=1e-12,
-                    persistent_elements=threshold,
-                )
-            ).times.data_comm_s[0]
-        )
-        for threshold in (0.0, 12288.0**2, 1e12)
-    ]
-    assert gathered[1] / gathered[0] == pytest.approx(2 / 3, rel=1e-3)
-    assert gathered[2] < 1e-3 * gathered[0]
+@pytest.mark.parametrize(
+    ("constant", "host_s", "changes"),
+    [
+        # A core dispatches its kernels itself.
+        ("launch_s", [IDEAL.kernels_per_layer * 3 * 96, 0.0], {"runs_ahead": np.array([0, 1.0])}),
+        # Stage 3 fetches with hooks that only a core waits for.
+        (
+            "fetch_s",
+            [96, 0, 0],
+            {
+                **{"dp": 2.0, "zero_stage": np.array([3.0, 2.0, 3.0])},
+                "runs_ahead": np.array([0.0, 0.0, 1.0]),
+            },
+        ),
+        # Those of DeepSpeed cost time beside a device as well; FSDP gathers a layer in one call.
+        (
+            "device_fetch_s",
+            [96 * 4, 0, 0],
+            {
+                **{"gather_calls_per_layer": 4.0, "zero_stage": np.array([3.0, 3.0, 2.0])},
+                "cuts_by_rank": np.array([1.0, 0.0, 1.0]),
+            },
+        ),
+    ],
+)
+def test_seconds_of_the_host(
+    constant: str, host_s: list[float], changes: dict[str, Column]
+) -> None:
+    """For a second of one call."""
+    slow = dataclasses.replace(IDEAL, **{constant: 1e-4})
+    found = predict(plans(**changes), slow).times.host_s
+    assert np.broadcast_to(found, len(host_s)) / 1e-4 == pytest.approx(host_s, abs=1e-3)
 
 
 def test_gloo_scatters_what_it_reduced_whole() -> None:
@@ -258,38 +294,6 @@ def test_gloo_scatters_what_it_reduced_whole() -> None:
     gathered = reduced(reduce_bytes=1e-12)
     whole, part = reduced(reduces_whole=1.0) - gathered, reduced() - gathered
     assert whole == pytest.approx(2 * part)
-
-
-def test_gloo_gathers_what_sequence_parallel_ranks_reduced_whole() -> None:
-    def sent(**changes: float) -> float:
-        return float(ideal(plans(tp=2.0, **changes)).times.tensor_comm_s[0])
-
-    split = {"sequence_parallel": 1.0}
-    # Of two ranks a gather moves half of what an all-reduce does: 4 + 2/2, and on gloo 4 + 6/2.
-    assert sent(**split) / sent() == pytest.approx(5 / 4, rel=1e-3)
-    assert sent(**split, reduces_whole=1.0) / sent() == pytest.approx(7 / 4, rel=1e-3)
-    assert sent(reduces_whole=1.0) == sent()
-
-
-def test_a_head_of_its_own_is_reduced_and_updated_too() -> None:
-    params = []
-    for tied in (1.0, 0.0):
-        p = plans(dp=2.0, tied_embeddings=tied, overlap_reduce=0.0, n_layers=1.0)
-        params.append(float(ideal(p).times.data_comm_s[0]))
-    layer = 12 * 12288**2
-    table = 51200 * 12288
-    ratio = (layer + 2 * table) / (layer + table)
-    assert params[1] / params[0] == pytest.approx(ratio, rel=1e-3)
-    pipelines = [
-        float(ideal(plans(dp=2.0, pp=2.0, tied_embeddings=tied)).times.optimizer_s[0])
-        for tied in (1.0, 0.0)
-    ]
-    assert pipelines[0] == pipelines[1], "its stages hold one table each"
-
-
-def test_a_chunked_loss_computes_its_logits_again() -> None:
-    whole, chunked = (ideal(plans(loss_chunk_tokens=n)).times.logits_s[0] for n in (0.0, 256.0))
-    assert chunked == pytest.approx(whole * 4 / 3)
 
 
 def test_an_mlp_in_chunks_computes_its_forward_pass_again() -> None:
@@ -367,21 +371,6 @@ def _gathers_s(**changes: Column) -> NDArray[np.float64]:
     """Seconds of communication between data parallel ranks, none of it hidden."""
     p = plans(zero_stage=3.0, overlap_gather=0.0, overlap_reduce=0.0, **changes)
     return np.asarray(ideal(p).times.data_comm_s)
-
-
-def test_stage_3_gathers_large_layers_again_for_what_it_recomputes() -> None:
-    of_layer = 12 * 12288.0**2
-    times = _gathers_s(
-        dp=64.0,
-        recompute=float(Recompute.FULL),
-        reuse_elements=np.array([0.0, of_layer, 2 * of_layer]),
-    )
-    # Three gathers and a reduction, two and a half, two: the same volume each.
-    assert times[0] / times[2] == pytest.approx(4 / 3, rel=0.01)
-    assert times[1] / times[2] == pytest.approx(3.5 / 3, rel=0.01)
-    assert (
-        _gathers_s(dp=64.0, recompute=float(Recompute.FULL), layer_wise_gather=1.0)[0] < times[0]
-    )
 
 
 def test_cutting_tensors_by_rank_takes_longer_with_more_ranks() -> None:
