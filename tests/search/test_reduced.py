@@ -10,7 +10,6 @@ import pytest
 from autotune.base.errors import NothingFeasibleError
 from autotune.contract import Fidelity, Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
-from autotune.cost.residual import Features
 from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
@@ -18,13 +17,11 @@ from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.search.history import History
-from autotune.search.objective import Objective
 from autotune.search.reduced import reduce_lattice, too_large
 from autotune.search.steering import Forecaster, Steering, lessons_of
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
-    ENVIRONMENT,
     GIB,
     Behaviour,
     Notebook,
@@ -42,6 +39,8 @@ from tests.search.scripted import (
     spec_of_run,
 )
 from tests.search.test_sampler import trial
+from tests.search.test_steering import forecaster as of_whole
+from tests.search.test_steering import steering as steering_by
 
 LAYERS = 4
 """Layers of the model of `make`."""
@@ -54,29 +53,15 @@ def depth(layers: int | None) -> float:
 
 def forecaster(candidates: Sequence[Candidate]) -> Forecast:
     """Near what `smaller` does, but for one factor."""
-    sizes = np.array([float(c.micro_batch) for c in candidates])
-    stages = np.array([float(c["zero.stage"]) for c in candidates])
-    recomputes = np.array([c.get("recompute") == "full" for c in candidates], dtype=float)
+    said = of_whole(candidates)
     works = np.array([depth(c.layers) * c.global_batch / c.world for c in candidates])
-    parts = np.stack([sizes**-0.3, 0.03 * stages * sizes**-0.3, recomputes * sizes**-0.3 / 3], 1)
-    states = np.choose(stages.astype(int), [16.0, 10.0, 8.0, 6.0])
     depths = np.array([depth(c.layers) for c in candidates])
-    return Forecast(
-        seconds=parts.sum(axis=1) * works / 30,
-        features=Features(
-            shares=parts / parts.sum(axis=1, keepdims=True),
-            position=np.stack([np.log2(sizes), stages, recomputes], 1),
-        ),
-        peak_bytes=(states + 2.0 * sizes * (1 - 0.6 * recomputes)) * depths * GIB,
-    )
+    assert said.peak_bytes is not None
+    return replace(said, seconds=said.seconds * works / 90, peak_bytes=said.peak_bytes * depths)
 
 
-def steering(job: Job, lattice: Lattice | None = None, model: Forecaster = forecaster) -> Steering:
-    return Steering(
-        lattice=lattice or lattice_of(job),
-        objective=Objective.of(job, ENVIRONMENT),
-        forecaster=model,
-    )
+def steering(job: Job, lattice: Lattice | None = None) -> Steering:
+    return steering_by(job, lattice, forecaster)
 
 
 def smaller(spec: TrialSpec) -> TrialResult:
@@ -115,7 +100,7 @@ class Searched:
             lattice=lattice,
             observer=self.notebook,
             interrupt=interrupt,
-            steering=steering(job, lattice, model) if steers else None,
+            steering=steering_by(job, lattice, model) if steers else None,
         )
 
     @property
