@@ -78,9 +78,7 @@ class Judged:
         parts = []
         for said, _ in self.predicted:
             known = forecast_of(said)
-            parts.append(
-                (known.memory_features or known.features) if of_memory else known.features
-            )
+            parts.append(known.peak_features if of_memory else known.features)
         order = np.argsort(np.concatenate([rows for _, rows in self.predicted]))
         joined = Features(
             shares=np.concatenate([part.shares for part in parts]),

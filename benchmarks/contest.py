@@ -13,9 +13,9 @@ from optuna.trial import create_trial
 
 from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Outcome
-from autotune.cost.forecast import Forecast
+from autotune.cost.forecast import Forecast, Shot
 from autotune.replay.groups import Group
-from autotune.search.acquisition import Posterior, Shot
+from autotune.search.acquisition import Posterior
 from autotune.search.history import History
 from autotune.search.optuna_study import Axis, make_axes
 from autotune.search.stop import expects_no_gain
@@ -160,20 +160,21 @@ def calibrated_order(
     """
 
     def order(group: Group, n_trials: int, seed: int) -> Sequence[int]:
-        forecast, shots = forecast_of(group), list[Shot]()
+        forecast, rows, shots = forecast_of(group), list[int](), list[Shot]()
         is_open = np.ones(len(group.configurations), bool)
         gains = deque[float]()
         while len(shots) < n_trials:
-            believed = Posterior(forecast=forecast, shots=shots)
+            tried = forecast.take(np.array(rows, np.intp))
+            believed = Posterior(forecast=forecast, tried=tried, shots=shots)
             gains.appendleft(believed.expected_gain(is_open))
             if ends_early and expects_no_gain(gains):
                 break
-            row = believed.choose(is_open)
-            is_open[row] = False
-            ran = group.configurations[row]
+            rows.append(believed.choose(is_open))
+            is_open[rows[-1]] = False
+            ran = group.configurations[rows[-1]]
             is_out_of_memory = ran.outcome is Outcome.OOM
-            shots.append(Shot(row=row, seconds=ran.step_time_s, is_out_of_memory=is_out_of_memory))
-        return [shot.row for shot in shots]
+            shots.append(Shot(seconds=ran.step_time_s, is_out_of_memory=is_out_of_memory))
+        return rows
 
     return order
 

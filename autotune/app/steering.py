@@ -22,7 +22,6 @@ from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.job.job import PLAN_SPACE
 from autotune.planning.choices import MIN_FIT, TIE
-from autotune.planning.lattice import lattice_of
 from autotune.planning.other_job import rank_other_job
 from autotune.planning.outlook import FleetWishes, Outlook
 from autotune.search.history import History
@@ -120,9 +119,7 @@ def _beyond(session: Session, found: Prospect) -> Prospect:
         wishes=FleetWishes(gpu=session.environment.device_name),
         lattice=session.lattice,
     )
-    wider = rank_other_job(
-        here, "", {"space": PLAN_SPACE}, lambda there: lattice_of(there.engine), min_fit=MIN_FIT
-    )
+    wider = rank_other_job(here, "", {"space": PLAN_SPACE}, min_fit=MIN_FIT)
     if wider is None or wider.fit_probability < MIN_FIT:
         return found
     gain = wider.speedup(session.job, found.fastest_step_s)

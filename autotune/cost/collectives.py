@@ -6,11 +6,15 @@ from functools import cached_property
 import numpy as np
 
 from autotune.cost.constants import Constants
+from autotune.cost.device import LinkName
 from autotune.cost.plans import Algorithm, Column, Plans
 
 TREE_SHARE = 0.92
 """Share of a ring's bus bandwidth that trees reach. Source: NVIDIA/nccl, src/graph/tuning.cc, the
 factor of NCCL_ALGO_TREE."""
+
+
+_SPEEDS = ("all_reduce_speed", "all_to_all_speed", "send_speed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,27 +157,9 @@ def group(
 
     `network_share` is that part of the network's; by default the constants'.
     """
+    near = _link(p, "nvlink", c.nvlink_share, c.nvlink_latency_s)
     far_share = c.network_share if network_share is None else network_share
-    near = Link(
-        bytes_per_s=p.nvlink_bytes_per_s * np.where(p.nvlink_measured, 1.0, c.nvlink_share),
-        hop_s=np.where(np.greater(p.nvlink_latency_s, 0), p.nvlink_latency_s, c.nvlink_latency_s),
-        all_reduce_speed=p.nvlink_all_reduce_speed,
-        all_to_all_speed=p.nvlink_all_to_all_speed,
-        send_speed=p.nvlink_send_speed,
-        is_measured=p.nvlink_measured,
-        all_reduce_hop_s=p.nvlink_all_reduce_latency_s,
-    )
-    far = Link(
-        bytes_per_s=p.network_bytes_per_s * np.where(p.network_measured, 1.0, far_share),
-        hop_s=np.where(
-            np.greater(p.network_latency_s, 0), p.network_latency_s, c.network_latency_s
-        ),
-        all_reduce_speed=p.network_all_reduce_speed,
-        all_to_all_speed=p.network_all_to_all_speed,
-        send_speed=p.network_send_speed,
-        is_measured=p.network_measured,
-        all_reduce_hop_s=p.network_all_reduce_latency_s,
-    )
+    far = _link(p, "network", far_share, c.network_latency_s)
     local = np.clip(p.nvlink_domain / stride, 1.0, ranks)
     return RankGroup(
         ranks=ranks,
@@ -183,6 +169,18 @@ def group(
         fabric=_fabric(p, ranks=ranks, stride=stride, local=local),
         algorithm=p.all_reduce_algorithm,
         step_s=np.where(p.network_measured, 0.0, c.network_step_s),
+    )
+
+
+def _link(p: Plans, name: LinkName, share: Column, latency_s: Column) -> Link:
+    """A link as its columns have it; where nobody measured it, with these."""
+    measured, latency = getattr(p, f"{name}_measured"), getattr(p, f"{name}_latency_s")
+    return Link(
+        bytes_per_s=getattr(p, f"{name}_bytes_per_s") * np.where(measured, 1.0, share),
+        hop_s=np.where(np.greater(latency, 0), latency, latency_s),
+        is_measured=measured,
+        all_reduce_hop_s=getattr(p, f"{name}_all_reduce_latency_s"),
+        **{key: getattr(p, f"{name}_{key}") for key in _SPEEDS},
     )
 
 

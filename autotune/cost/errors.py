@@ -106,11 +106,14 @@ class Widths(BaseModel):
             words.pop()
         return " ".join(words) or "all"
 
-    def evidence(self, kind: str) -> str:
-        """The kind that stands for one, in words."""
-        found = self.nearest(kind)
-        less = "" if found == kind else " (too few are closer to this one)"
-        return f"{self.kinds[found].sources} sources of {_in_words(found)}{less}"
+    def evidences(self, figure: str, kinds: "RunKinds") -> list[str]:
+        """Runs that stand for those of each kind, in words."""
+        found = [self.nearest(kind) for kind in kinds.names]
+        return [
+            f"{figure}: {self.kinds[near].sources} sources of {_in_words(near)}"
+            + ("" if near == kind else " (too few are closer to this one)")
+            for kind, near in zip(kinds.names, found, strict=True)
+        ]
 
     def scale(self, parts: Mapping[str, Values]) -> Values:
         """How many times as wide as of its kind each row is: what widens it adds up."""
@@ -130,21 +133,8 @@ def _in_words(kind: str) -> str:
     return words + (f", {meter} memory" if meter else "")
 
 
-def _combinations(
-    places: Sequence[tuple[int, NDArray[Any]]],
-) -> tuple[list[tuple[int, ...]], NDArray[np.intp]]:
-    """Combinations of places that rows have in several lists, and the number of each row's.
-
-    A list is its length, and the place of each row in it.
-    """
-    sizes = [size for size, _ in places]
-    codes = np.ravel_multi_index([which.astype(np.intp) for _, which in places], sizes)
-    there, which = np.unique(codes, return_inverse=True)
-    return list(zip(*np.unravel_index(there, sizes), strict=True)), which
-
-
 @dataclass(frozen=True, kw_only=True)
-class RunKinds:
+class RunKinds(PlanColumns):
     """The kind of every row."""
 
     names: tuple[str, ...]
@@ -152,12 +142,14 @@ class RunKinds:
     """Position of each row's kind among the names."""
 
     @classmethod
-    def of(cls, *words: tuple[tuple[str, ...], NDArray[Any]]) -> Self:
+    def of(cls, *words: tuple[Sequence[str], NDArray[Any]], joint: str = " ") -> Self:
         """Kinds of one word each of several sets: the position of each row's there."""
-        there, which = _combinations([(len(kinds), place) for kinds, place in words])
+        sizes = [len(kinds) for kinds, _ in words]
+        codes = np.ravel_multi_index([place.astype(np.intp) for _, place in words], sizes)
+        there, which = np.unique(codes, return_inverse=True)
         names = tuple(
-            " ".join(kinds[at] for (kinds, _), at in zip(words, places, strict=True))
-            for places in there
+            joint.join(kinds[at] for (kinds, _), at in zip(words, places, strict=True))
+            for places in zip(*np.unravel_index(there, sizes), strict=True)
         )
         return cls(names=names, which=which)
 
@@ -240,10 +232,8 @@ class Margin(PlanColumns):
     """Distances of a peak, everything that is taken from the device counted."""
     slower: Values | float = 1.0
     """Factor that step times may take longer besides: routing that nobody forces."""
-    kinds: tuple[str, ...] = ()
-    """What intervals are learned from, in words."""
-    which_kind: NDArray[np.intp] | None = None
-    """Position of each row's among them; None: from trials, and nothing is to be said."""
+    evidence: RunKinds | None = None
+    """What intervals are learned from, in words; None: trials, and nothing is to be said."""
 
     @classmethod
     def alike(cls, step_time: Values, peak_memory: Values) -> Self:
@@ -271,7 +261,7 @@ class Margin(PlanColumns):
 
     def evidence_at(self, index: int) -> str:
         """What the intervals of one prediction are learned from; empty: trials."""
-        return "" if self.which_kind is None else self.kinds[self.which_kind[index]]
+        return "" if self.evidence is None else self.evidence.names[self.evidence.which[index]]
 
     def judge(self, prediction: Prediction) -> Prediction:
         """Predictions with the probability that each fits."""
@@ -364,19 +354,12 @@ class Errors(BaseModel):
             step_time=LogSpread(low=low, high=high + np.log(slower)),
             peak_memory=LogSpread(low=least, high=most),
             slower=slower,
-            **self._evidence(time_kinds, memory_kinds),
+            evidence=RunKinds.of(
+                (self.step_time.evidences("time", time_kinds), time_kinds.which),
+                (self.peak_memory.evidences("memory", memory_kinds), memory_kinds.which),
+                joint="; ",
+            ),
         )
-
-    def _evidence(self, time_kinds: RunKinds, memory_kinds: RunKinds) -> dict[str, Any]:
-        """What is said of intervals."""
-        both = (time_kinds, memory_kinds)
-        there, which = _combinations([(len(kinds.names), kinds.which) for kinds in both])
-        words = []
-        for time, memory in there:
-            of_time = self.step_time.evidence(time_kinds.names[time])
-            of_memory = self.peak_memory.evidence(memory_kinds.names[memory])
-            words.append(f"time: {of_time}; memory: {of_memory}")
-        return {"kinds": tuple(words), "which_kind": which}
 
 
 def is_among(peak_flops: float, known_tflops: Sequence[float]) -> bool:

@@ -1,15 +1,18 @@
 """Predictions of the analytic model for every candidate, in a form that can be calibrated."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from autotune.cost.constants import Constants
 from autotune.cost.normal import Floats
 from autotune.cost.plans import Column, PlanColumns, Plans, Recompute, Tier
 from autotune.cost.predict import Prediction, predict
-from autotune.cost.residual import Features
+from autotune.cost.residual import Features, Seen
 
 _DOUBLED = ("tp", "pp", "vp", "cp", "ulysses", "ep", "micro_batch", "recompute_every")
 """Columns of `Plans` whose values are doubled from one candidate to the next."""
@@ -30,6 +33,37 @@ _MEMORY_PARTS = (
 """Parts of the peak; the other fields of `Memory` are sums, or are not on the device."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shot:
+    """A trial of one candidate, as far as its forecast can learn from it."""
+
+    seconds: float | None = None
+    """Measured, in the forecast's unit; None: nothing was."""
+    peak_bytes: float | None = None
+    is_out_of_memory: bool = False
+    is_running: bool = False
+    limit_bytes: float | None = None
+    """Memory that it had; None: that of the forecast."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SeenErrors:
+    """Errors of a forecast that trials saw."""
+
+    times: Seen
+    peaks: Seen
+    n_trials: int
+    """Trials that they come from: one may have taught times, peaks or both."""
+
+    def join(self, other: Self) -> "SeenErrors":
+        """Those of both."""
+        return SeenErrors(
+            times=self.times.join(other.times),
+            peaks=self.peaks.join(other.peaks),
+            n_trials=self.n_trials + other.n_trials,
+        )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Forecast(PlanColumns):
     """Predictions of a model for every candidate, before calibration."""
@@ -44,6 +78,52 @@ class Forecast(PlanColumns):
     """Parts of these bytes; None: those of the seconds serve."""
     limit_bytes: float | None = None
     """Memory of a device; None: memory decides nothing."""
+
+    @property
+    def peak_features(self) -> Features:
+        """Candidates as the error of the peak sees them."""
+        return self.features if self.memory_features is None else self.memory_features
+
+    def errors(
+        self, shots: Sequence[Shot], *, study: ArrayLike = 0, kinship: ArrayLike = 1.0
+    ) -> SeenErrors:
+        """Errors that trials of these candidates saw, one of each; others as of `Seen`.
+
+        An unknown peak is above the limit where the trial ran out of memory, and below it where it
+        ran: nobody looked.
+        """
+        n = len(shots)
+
+        def seen(features: Features, reached: Floats, predicted: Floats, side: Floats) -> Seen:
+            ratio = np.log(reached) - np.log(predicted)
+            found = Seen(
+                features=features,
+                log_ratio=ratio,
+                side=side,
+                study=np.broadcast_to(np.asarray(study, np.intp), n),
+                kinship=np.broadcast_to(np.asarray(kinship, np.float64), n),
+            )
+            return found.take(np.isfinite(ratio))
+
+        seconds, peaks, limits = (
+            np.array([getattr(shot, name) or np.nan for shot in shots], np.float64)
+            for name in ("seconds", "peak_bytes", "limit_bytes")
+        )
+        is_lost = np.array([shot.is_out_of_memory for shot in shots], bool)
+        limits[np.isnan(limits)] = self.limit_bytes or 1.0
+        is_known = ~np.isnan(peaks)
+        is_telling = is_known | is_lost | ~np.isnan(seconds)
+        bounds = np.where(is_telling, limits, np.nan)
+        return SeenErrors(
+            times=seen(self.features, seconds, self.seconds, np.zeros(n)),
+            peaks=seen(
+                self.peak_features,
+                np.where(is_known, peaks, bounds),
+                np.full(n, np.nan) if self.peak_bytes is None else self.peak_bytes,
+                np.where(is_known, 0.0, np.where(is_lost, 1.0, -1.0)),
+            ),
+            n_trials=n,
+        )
 
 
 def forecast(plans: Plans, constants: Constants | None = None) -> Forecast:

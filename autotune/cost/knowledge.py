@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -26,9 +26,8 @@ from autotune.base.flags import flag
 from autotune.base.private import KNOWLEDGE_ENV, open_lock, refuse_prepared, user_cache
 from autotune.contract import read_bounded
 from autotune.cost.constants import Constants
-from autotune.cost.forecast import forecast
+from autotune.cost.forecast import SeenErrors, Shot, forecast
 from autotune.cost.plans import Plans
-from autotune.cost.residual import Seen
 
 SCHEMA_VERSION = 1
 MOST_KEPT = 3000
@@ -162,17 +161,6 @@ def columns_of(plans: Plans, row: int) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Recalled:
-    """Errors of the model that other studies saw here."""
-
-    times: Seen
-    peaks: Seen
-    n_trials: int = 0
-    """Trials of other studies that the errors come from, for people to read; a trial may have
-    taught times, peaks or both."""
-
-
 def choose_lessons(
     lessons: Sequence[Lesson], *, situation: Situation, study: str
 ) -> tuple[Lesson, ...]:
@@ -196,16 +184,13 @@ _GLOBAL_BATCH = ("dp", "micro_batch", "grad_accum")
 
 def is_of_job(lesson: Lesson, job: Plans, situation: Situation) -> bool:
     """Whether a lesson is of a job's own candidates, on the same devices by the same releases."""
-    if lesson.situation != situation:
-        return False
     job_plan = columns_of(job, 0)
-    same = all(lesson.plan.get(name, job_plan[name]) == job_plan[name] for name in _OF_JOB)
-    products = (
-        math.prod(plan.get(name, 1.0) for name in names)
-        for names in (_WORLD, _GLOBAL_BATCH)
-        for plan in (lesson.plan, job_plan)
-    )
-    return same and next(products) == next(products) and next(products) == next(products)
+
+    def facts(plan: Mapping[str, float]) -> list[float]:
+        products = [math.prod(plan.get(n, 1.0) for n in ns) for ns in (_WORLD, _GLOBAL_BATCH)]
+        return products + [plan.get(name, job_plan[name]) for name in _OF_JOB]
+
+    return lesson.situation == situation and facts(lesson.plan) == facts(job_plan)
 
 
 def recall_lessons(
@@ -215,7 +200,7 @@ def recall_lessons(
     study: str,
     constants: Constants,
     job: Plans | None = None,
-) -> Recalled | None:
+) -> SeenErrors | None:
     """The errors of other studies, by what the model says of their candidates today.
 
     Lessons of the same `job`, of which that is any candidate, count as trials of this study. None:
@@ -232,40 +217,24 @@ def recall_lessons(
     if not len(sound):
         return None
     used = [used[row] for row in sound.tolist()]
-    forecasts = forecasts.take(sound)
     numbers = {name: n for n, name in enumerate(dict.fromkeys(o.study for o in used), start=1)}
     is_here = np.array([job is not None and is_of_job(o, job, situation) for o in used])
-
-    def errors(
-        reached: list[float], predicted: Any, features: Any, *, is_bound: list[bool]
-    ) -> Seen:
-        """Errors of the lessons that reached something; of the others it is not a number."""
-        ratio = np.array(reached) / predicted
-        seen = Seen(
-            features=features,
-            log_ratio=np.log(ratio),
-            side=np.where(is_bound, 1.0, 0.0),
-            study=np.where(is_here, 0, [numbers[lesson.study] for lesson in used]),
-            kinship=np.where(is_here, 1.0, _kinship_by_study(used, situation)),
-        )
-        return seen.take(np.isfinite(ratio))
-
-    # What ran out of memory would have reached more than the limit.
-    limits = [o.limit_bytes if o.is_out_of_memory else math.nan for o in used]
-    return Recalled(
-        times=errors(
-            [lesson.seconds or math.nan for lesson in used],
-            forecasts.seconds,
-            forecasts.features,
-            is_bound=[False] * len(used),
-        ),
-        peaks=errors(
-            [lesson.peak_bytes or limit for lesson, limit in zip(used, limits, strict=True)],
-            forecasts.peak_bytes,
-            forecasts.memory_features,
-            is_bound=[lesson.peak_bytes is None for lesson in used],
-        ),
-        n_trials=len(used),
+    # One kinship per study, as `Seen.kinship` asks: that of its least akin lesson.
+    kinship = dict.fromkeys(numbers, 1.0)
+    for lesson in used:
+        kinship[lesson.study] = min(kinship[lesson.study], situation.kinship(lesson.situation))
+    return forecasts.take(sound).errors(
+        [
+            Shot(
+                seconds=lesson.seconds,
+                peak_bytes=lesson.peak_bytes,
+                is_out_of_memory=lesson.is_out_of_memory,
+                limit_bytes=lesson.limit_bytes,
+            )
+            for lesson in used
+        ],
+        study=np.where(is_here, 0, [numbers[lesson.study] for lesson in used]),
+        kinship=np.where(is_here, 1.0, [kinship[lesson.study] for lesson in used]),
     )
 
 
@@ -273,15 +242,6 @@ def _is_whole(plan: Mapping[str, float]) -> bool:
     """Whether a lesson says all that the model cannot do without."""
     fields = Plans.__dataclass_fields__.values()
     return all(field.name in plan for field in fields if field.default is dataclasses.MISSING)
-
-
-def _kinship_by_study(lessons: Sequence[Lesson], situation: Situation) -> np.ndarray[Any, Any]:
-    """One kinship per study, as `Seen.kinship` asks: that of its least akin lesson."""
-    least: dict[str, float] = {}
-    for lesson in lessons:
-        kinship = situation.kinship(lesson.situation)
-        least[lesson.study] = min(kinship, least.get(lesson.study, 1.0))
-    return np.array([least[lesson.study] for lesson in lessons])
 
 
 @contextlib.contextmanager

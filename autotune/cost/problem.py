@@ -26,6 +26,7 @@ _SIZES = {
 
 
 _SHAPE_COLUMNS = (
+    *("gated_mlp", "tied_embeddings"),
     *("n_dense_layers", "dense_ffn_hidden", "shared_expert_hidden", "n_mtp_layers"),
     *("latent_q_rank", "latent_kv_rank", "latent_nope_dim", "latent_rope_dim"),
     *("latent_value_dim", "window", "n_windowed_layers", "expert_biases"),
@@ -61,19 +62,22 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         "ffn_hidden": shape.ffn_hidden,
         "n_heads": shape.n_heads,
         "n_kv_heads": shape.n_kv_heads,
-        "head_dim": shape.attention_width / shape.n_heads,
         "vocab": shape.vocab,
         "seq_len": job.seq_len,
-        "gated_mlp": float(shape.gated_mlp),
-        "tied_embeddings": float(shape.tied_embeddings),
         "learned_positions": float(shape.max_seq_len is not None),
         "n_experts": shape.n_experts,
         "experts_per_token": shape.experts_per_token,
-        **{name: float(getattr(shape, name)) for name in _SHAPE_COLUMNS},
+        **shape_columns(shape),
         "routed_share": routed_share(job.model),
         "trained_share": _trained_share(shape),
         **({} if job.finetune is None else _adapters(job.finetune)),
     }
+
+
+def shape_columns(shape: ModelShape) -> dict[str, float]:
+    """What a model's shape says of its layers, beside the sizes that tables have."""
+    head_dim = shape.attention_width / shape.n_heads
+    return {"head_dim": head_dim} | {n: float(getattr(shape, n)) for n in _SHAPE_COLUMNS}
 
 
 def _adapters(lora: Lora) -> dict[str, float]:

@@ -19,7 +19,7 @@ linear terms with Gaussian weights are the kernel of section 2.7.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -97,13 +97,6 @@ class Seen(PlanColumns):
         """
         n = len(self.study)
         return self if n <= MOST_SEEN else self.take(spread_over(n, MOST_SEEN // 2))
-
-    def elsewhere(self, study: int, *, kinship: float) -> "Seen":
-        """The same trials, as those of another study than this one."""
-        n = len(self.study)
-        return replace(
-            self, study=np.full(n, study, dtype=np.intp), kinship=np.full(n, float(kinship))
-        )
 
 
 def spread_over(n: int, most: int) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autotune.base.errors import AutotuneError
 from autotune.cost.cells import Cells, RowError
-from autotune.cost.problem import routed_share
+from autotune.cost.problem import routed_share, shape_columns
 from autotune.cost.row_choices import WORDS
 from autotune.job.model import FACTORY, Model, load_model
 from autotune.job.model_shape import ModelShape
@@ -17,10 +17,6 @@ _MAX_SEQ_LEN = 1e8
 _MAX_PARAMS = 1e15
 _VOCAB = 50304.0
 """GPT-2's, padded."""
-_LATENT = (
-    *("latent_q_rank", "latent_kv_rank", "latent_nope_dim", "latent_rope_dim"),
-    "latent_value_dim",
-)
 
 
 def read_model(cells: Cells, *, builds_mtp: bool) -> dict[str, float]:
@@ -95,21 +91,15 @@ def _of_model(cells: Cells, builds_mtp: bool) -> dict[str, float]:
         key: _size(cells, model, key, float(getattr(shape, key)))
         for key in ("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn_hidden", "vocab")
     }
-    head_dim = shape.attention_width / shape.n_heads
+    columns |= _of_layers(cells, shape, int(columns["n_layers"]), why)
     if not shape.latent_kv_rank and not cells.is_blank("head_dim"):
-        head_dim = cells.count("head_dim", most=_MOST["head_dim"])
-    columns |= {
-        "head_dim": head_dim,
-        "gated_mlp": float(shape.gated_mlp),
-        "tied_embeddings": float(shape.tied_embeddings),
-    }
+        columns["head_dim"] = cells.count("head_dim", most=_MOST["head_dim"])
     if shape.n_experts < 2:
         columns |= {"n_experts": 0.0, "experts_per_token": 0.0, "ep": 1.0}
     else:
         n_experts = _size(cells, model, "n_experts", float(shape.n_experts))
         per_token = _size(cells, model, "experts_per_token", float(shape.experts_per_token))
         columns |= _spread(cells, n_experts, per_token)
-    columns |= _of_layers(cells, shape, int(columns["n_layers"]), why)
     n_mtp_layers = float(shape.n_mtp_layers) if builds_mtp else 0.0
     if shape.n_mtp_layers and cells.is_blank("n_mtp_layers"):
         cells.assume("n_mtp_layers", n_mtp_layers, why if builds_mtp else "")
@@ -128,15 +118,8 @@ def _of_layers(cells: Cells, shape: ModelShape, layers: int, why: str) -> dict[s
     """What no size says: dense and windowed layers, shared experts, latent attention."""
     n_windowed = math.ceil(shape.n_windowed_layers * layers / shape.n_layers)
     n_dense = sum(not shape.has_experts(i) for i in range(layers)) if shape.n_experts > 1 else 0
-    columns = {
-        "n_dense_layers": float(n_dense),
-        "dense_ffn_hidden": float(shape.dense_ffn_hidden),
-        "shared_expert_hidden": float(shape.shared_expert_hidden),
-        **{key: float(getattr(shape, key)) for key in _LATENT},
-        "window": float(shape.window),
-        "n_windowed_layers": float(n_windowed),
-        "expert_biases": float(shape.expert_biases),
-    }
+    columns = shape_columns(shape)
+    columns |= {"n_dense_layers": float(n_dense), "n_windowed_layers": float(n_windowed)}
     for key in ("n_dense_layers", "shared_expert_hidden", "latent_kv_rank"):
         if columns[key]:
             cells.assume(key, columns[key], why)

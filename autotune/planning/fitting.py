@@ -66,7 +66,7 @@ class _Search:
         fallback = None
         for flags, changed in changes.items():
             way = rank_other_job(
-                self.outlook, flags, changed, self._small_lattice, min_fit=self.min_fit
+                self.outlook, flags, changed, min_fit=self.min_fit, lattice=self._small_lattice
             )
             if way is not None and way.fit_probability >= self.min_fit:
                 return way

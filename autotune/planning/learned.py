@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from autotune.cost.constants import Constants
 from autotune.cost.errors import Margin
-from autotune.cost.forecast import forecast_of
-from autotune.cost.knowledge import Lesson, Recalled, Situation, is_of_job, recall_lessons
+from autotune.cost.forecast import SeenErrors, forecast_of
+from autotune.cost.knowledge import Lesson, Situation, is_of_job, recall_lessons
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction
 from autotune.cost.residual import (
@@ -30,7 +30,7 @@ from autotune.cost.residual import (
 class Learned:
     """What trials taught of the model's errors on these devices."""
 
-    recalled: Recalled
+    recalled: SeenErrors
     n_here: int
     """Trials of the same job; 0: all are of others."""
 
@@ -46,10 +46,8 @@ class Learned:
         """
         which = _Kinds.of(prediction)
         known = forecast_of(prediction.take(which.first))
-        peak_features = known.memory_features
-        assert peak_features is not None, "the analytic model says how much memory is needed"
         times = which.spread(calibrate(known.features, self.recalled.times, TIME_PRIOR))
-        peaks = which.spread(calibrate(peak_features, self.recalled.peaks, MEMORY_PRIOR))
+        peaks = which.spread(calibrate(known.peak_features, self.recalled.peaks, MEMORY_PRIOR))
         peak_bytes = prediction.peak_memory_bytes * np.exp(peaks.mean)
         run = math.hypot(VARIATION, TIME_PRIOR.noise.median)
         n_times, n_peaks = (

@@ -9,7 +9,7 @@ from autotune.base.errors import AutotuneError
 from autotune.cost import Prediction
 from autotune.job.job import Job
 from autotune.planning.choices import ordered
-from autotune.planning.lattice import Lattice
+from autotune.planning.lattice import Lattice, lattice_of
 from autotune.planning.outlook import Outlook
 from autotune.space.candidate import Candidate
 
@@ -64,9 +64,9 @@ def rank_other_job(
     outlook: Outlook,
     flags: str,
     changes: Mapping[str, Any],
-    lattice: Callable[[Outlook], Lattice],
     *,
     min_fit: float,
+    lattice: Callable[[Outlook], Lattice] = lambda there: lattice_of(there.engine),
 ) -> OtherJob | None:
     """The first row where the job is changed; None: the rules refuse everything there.
 
@@ -74,8 +74,8 @@ def rank_other_job(
         outlook: The job as it is.
         flags: What asks for the change.
         changes: Fields of the job, and their values there.
-        lattice: Makes the candidates that are ranked there.
         min_fit: Probability to fit from which on a candidate surely does.
+        lattice: Makes the candidates that are ranked there; all, by default.
     """
     there = dataclasses.replace(outlook, job=dataclasses.replace(outlook.job, **changes))
     try:

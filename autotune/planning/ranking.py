@@ -34,7 +34,7 @@ from autotune.planning.choices import (
     ordered,
 )
 from autotune.planning.fitting import ways_to_fit
-from autotune.planning.lattice import Lattice, laid, lattice_of
+from autotune.planning.lattice import Lattice, laid
 from autotune.planning.other_job import OtherJob, rank_other_job
 from autotune.planning.outlook import FleetWishes, Outlook, described
 from autotune.space.candidate import Candidate
@@ -299,13 +299,8 @@ def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherJob
     if job.global_batch % job.world == 0 or (is_laid_out and job.global_batch < job.world):
         return None
     nearest = max(1, round(job.global_batch / job.world)) * job.world
-    other = rank_other_job(
-        outlook,
-        f"--global-batch {nearest}",
-        {"global_batch": nearest},
-        lambda there: lattice_of(there.engine),
-        min_fit=min_fit,
-    )
+    flags, changes = f"--global-batch {nearest}", {"global_batch": nearest}
+    other = rank_other_job(outlook, flags, changes, min_fit=min_fit)
     if other is None or other.fit_probability < min_fit:
         return None
     return other if other.speedup(job, best_s) >= _LEAST_GAIN else None
@@ -316,9 +311,7 @@ def _spread_experts(
 ) -> tuple[OtherJob, ...]:
     """What gains much over a mixture of experts of which each rank gathers all."""
     others = (
-        rank_other_job(
-            outlook, flags, changes, lambda there: lattice_of(there.engine), min_fit=min_fit
-        )
+        rank_other_job(outlook, flags, changes, min_fit=min_fit)
         for flags, changes in outlook.engine.spread_experts(best).items()
     )
     return tuple(

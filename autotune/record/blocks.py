@@ -5,7 +5,7 @@ machine that slows down for minutes slows a whole round. A configuration may mis
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,16 +15,8 @@ from autotune.base.student_t import CONFIDENCE, t_quantile
 from autotune.record.answer import Speedup
 
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockRun:
-    """One run of a configuration."""
-
-    of: str
-    """Identity of the configuration."""
-    round_number: int
-    log_rate: float
+Logs = Mapping[str, Mapping[int, float]]
+"""log samples/s of runs, by configuration and round."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,33 +64,24 @@ class Blocks:
         return float(row @ self.effects), error
 
 
-def blocks_of(runs: Sequence[BlockRun]) -> Blocks:
-    """Compare some runs; a configuration that ran twice in a round counts twice there."""
-    names, design = design_of([(run.of, run.round_number) for run in runs])
-    measured = np.array([run.log_rate for run in runs])
+def blocks_of(logs: Logs, *, tells_rounds: bool = True) -> Blocks:
+    """Compare some runs; where rounds cannot be told from noise, as if all were of one round."""
+    runs = [(name, log, number) for name, own in logs.items() for number, log in own.items()]
+    names = {name: n for n, name in enumerate(dict.fromkeys(name for name, *_ in runs))}
+    rounds = {n: len(names) + at for at, n in enumerate(dict.fromkeys(n for *_, n in runs))}
+    design = np.zeros((len(runs), len(names) + (len(rounds) if tells_rounds else 1)))
+    for row, (name, _, number) in enumerate(runs):
+        design[row, names[name]] = design[row, rounds[number] if tells_rounds else -1] = 1.0
+    measured = np.array([log for _, log, _ in runs])
     # Effects are told apart from one another only, so the design has no full rank.
     inverse = np.linalg.pinv(design.T @ design).astype(np.float64)
     effects = inverse @ design.T @ measured
     residuals = measured - design @ effects
     degrees = len(runs) - int(np.linalg.matrix_rank(design)) if runs else 0
-    variance = float(residuals @ residuals) / degrees if degrees > 0 else 0.0
     return Blocks(
         names=names,
         effects=effects,
         covariance=inverse,
-        variance=variance,
+        variance=float(residuals @ residuals) / degrees if degrees > 0 else 0.0,
         degrees=degrees,
     )
-
-
-def design_of(cells: Sequence[tuple[str, int]]) -> tuple[dict[str, int], FloatArray]:
-    """Indicators of the configuration and of the round of each run, and who has which column.
-
-    Columns of the configurations come first, in the order in which they are met.
-    """
-    names = {name: n for n, name in enumerate(dict.fromkeys(name for name, _ in cells))}
-    rounds = {number: n for n, number in enumerate(dict.fromkeys(number for _, number in cells))}
-    design = np.zeros((len(cells), len(names) + len(rounds)))
-    for row, (name, number) in enumerate(cells):
-        design[row, names[name]] = design[row, len(names) + rounds[number]] = 1.0
-    return names, design

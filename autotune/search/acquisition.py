@@ -12,20 +12,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.forecast import Forecast
-from autotune.cost.knowledge import Recalled
-from autotune.cost.normal import below, log_expected_gain
+from autotune.cost.forecast import Forecast, SeenErrors, Shot
+from autotune.cost.normal import Floats, below, log_expected_gain
 from autotune.cost.residual import (
     MEMORY_PRIOR,
     TIME_PRIOR,
     Calibration,
-    Features,
+    ErrorFits,
     Seen,
     calibrate,
     learn,
 )
 
-Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 FIRST_RISK = 0.35
@@ -35,18 +33,8 @@ RISK_PER_RUN = 0.1
 gained without risk has mostly been gained."""
 LAST_RISK = 0.8
 """Highest P(out of memory), however many ran; candidates are still weighed by P(fits)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shot:
-    """A trial of one candidate, as far as its forecast can learn from it."""
-
-    row: int
-    seconds: float | None = None
-    """Measured, in the forecast's unit; None: nothing was."""
-    peak_bytes: float | None = None
-    is_out_of_memory: bool = False
-    is_running: bool = False
+_ROUNDING = 1e-9
+"""Log peaks that differ by less are one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,27 +42,38 @@ class Posterior:
     """Candidates as they are expected to be, by a forecast and the errors that trials saw."""
 
     forecast: Forecast
+    tried: Forecast
+    """The forecast of what the trials of this search ran, one each."""
     shots: Sequence[Shot] = ()
-    """Trials of this search."""
-    known: Recalled | None = None
+    """Those trials."""
+    known: SeenErrors | None = None
     """Errors of the forecast that other trials saw."""
-    of_shots: Forecast | None = None
-    """The forecast of what the trials ran; None: they are of these candidates."""
     variation: float = 0.0
     """Deviation of log seconds by choices that the forecast does not know: they are made after a
     candidate was chosen."""
 
     @cached_property
+    def _errors(self) -> SeenErrors:
+        own = self.tried.errors(self.shots)
+        return own if self.known is None else own.join(self.known)
+
+    @cached_property
+    def _time_fits(self) -> ErrorFits:
+        return learn(self._errors.times, TIME_PRIOR)
+
+    @cached_property
+    def _memory_fits(self) -> ErrorFits:
+        return learn(self._errors.peaks, MEMORY_PRIOR)
+
+    @cached_property
     def time(self) -> Calibration:
         """Belief about the error of the seconds."""
-        return learn(self._seen_seconds, TIME_PRIOR).at(self.forecast.features)
+        return self._time_fits.at(self.forecast.features)
 
     @cached_property
     def memory(self) -> Calibration:
         """Belief about the error of the peak."""
-        seen = seen_peaks(self.of_shots or self.forecast, self.shots)
-        seen = seen if self.known is None else Seen.join(seen, self.known.peaks)
-        return learn(seen, MEMORY_PRIOR).at(memory_features(self.forecast))
+        return self._memory_fits.at(self.forecast.peak_features)
 
     @cached_property
     def log_seconds(self) -> Floats:
@@ -106,13 +105,12 @@ class Posterior:
     @cached_property
     def deviation(self) -> Floats:
         """Deviation of log seconds; trials in flight count as if they ran as is expected."""
-        running = _rows([shot for shot in self.shots if shot.is_running])
+        running = np.flatnonzero([shot.is_running for shot in self.shots])
         if not len(running):
             return self.time.deviation
-        features = self.forecast.features
-        pretended = Seen.here(features.take(running), self.time.mean[running])
-        seen = Seen.join(self._seen_seconds, pretended)
-        return calibrate(features, seen, TIME_PRIOR).deviation
+        at = self.tried.features.take(running)
+        seen = self._errors.times.join(Seen.here(at, self._time_fits.at(at).mean))
+        return calibrate(self.forecast.features, seen, TIME_PRIOR).deviation
 
     def choose(self, is_open: Flags) -> int:
         """The row to try next.
@@ -123,11 +121,10 @@ class Posterior:
         risky, it is the least risky one.
 
         Args:
-            is_open: By row, at least one is; those behind the last are not.
+            is_open: By row; at least one is.
         """
         allowed = self._allowed(is_open)
         if not allowed.any():
-            is_open = self._padded(is_open)
             left = is_open & ~self.is_dropped
             left = left if left.any() else is_open
             return int(np.argmin(np.where(left, self.overrun, np.inf)))
@@ -158,24 +155,17 @@ class Posterior:
     @cached_property
     def is_dropped(self) -> Flags:
         """Rows that need more memory, by estimate, than one that ran out of it."""
-        lost = _rows([shot for shot in self.shots if shot.is_out_of_memory])
-        if not len(lost) or self.forecast.peak_bytes is None:
+        lost = np.flatnonzero([shot.is_out_of_memory for shot in self.shots])
+        if not len(lost) or self.forecast.peak_bytes is None or self.tried.peak_bytes is None:
             return np.zeros(len(self.forecast), bool)
-        return np.asarray(self.log_peak >= self.log_peak[lost].min())
-
-    @cached_property
-    def _seen_seconds(self) -> Seen:
-        """Errors of the seconds, one by one."""
-        seen = seen_times(self.of_shots or self.forecast, self.shots)
-        return seen if self.known is None else Seen.join(seen, self.known.times)
-
-    def _padded(self, is_open: Flags) -> Flags:
-        return np.append(is_open, np.zeros(len(self.forecast) - len(is_open), bool))
+        error = self._memory_fits.at(self.tried.peak_features.take(lost)).mean
+        least = (np.log(self.tried.peak_bytes[lost]) + error).min()
+        return np.asarray(self.log_peak >= least - _ROUNDING)
 
     def _allowed(self, is_open: Flags) -> Flags:
         """Open rows that fit surely enough to be tried."""
         fits = ~self.is_dropped & (self.risk <= self.allowed_risk)
-        return np.asarray(self._padded(is_open) & fits)
+        return np.asarray(is_open & fits)
 
     def _gain(self) -> Floats:
         """log(expected gain x P(fits)), by row."""
@@ -186,44 +176,3 @@ class Posterior:
         deviation = np.hypot(self.deviation, self.variation)
         z = (min(measured) - self.log_seconds) / deviation
         return np.asarray(np.log(deviation) + log_expected_gain(z) + fits)
-
-
-def seen_times(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
-    """Errors of the forecast's seconds."""
-    timed = [shot for shot in shots if shot.seconds is not None]
-    rows = _rows(timed)
-    measured = np.log([shot.seconds or 1.0 for shot in timed])
-    return Seen.here(forecast.features.take(rows), measured - np.log(forecast.seconds[rows]))
-
-
-def seen_peaks(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
-    """Errors of its peaks; an unknown peak is above or below the limit."""
-    assert forecast.peak_bytes is not None, "asked for only where memory decides"
-    telling = [
-        shot
-        for shot in shots
-        if shot.peak_bytes is not None or shot.is_out_of_memory or shot.seconds is not None
-    ]
-    rows = _rows(telling)
-    reached = np.log([shot.peak_bytes or forecast.limit_bytes or 1.0 for shot in telling])
-    return Seen.here(
-        memory_features(forecast).take(rows),
-        reached - np.log(forecast.peak_bytes[rows]),
-        [_side_of(shot) for shot in telling],
-    )
-
-
-def memory_features(forecast: Forecast) -> Features:
-    """Candidates as the error of the peak sees them."""
-    return forecast.memory_features or forecast.features
-
-
-def _rows(shots: Sequence[Shot]) -> NDArray[np.intp]:
-    return np.array([shot.row for shot in shots], dtype=np.intp)
-
-
-def _side_of(shot: Shot) -> float:
-    """The side on which the trial's error lies, as in `Seen.side`."""
-    if shot.peak_bytes is not None:
-        return 0.0
-    return 1.0 if shot.is_out_of_memory else -1.0

@@ -12,25 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
-from autotune.contract import Role, Start, TrialResult
+from autotune.contract import Role, Start
 from autotune.record.answer import Speedup, Standing
-from autotune.record.spread import log_rate
-from autotune.record.study import Trial, results
+from autotune.record.study import Trial
 from autotune.search.front import peak_of
 from autotune.search.history import CandidateTrials, History
 from autotune.search.objective import Objective
 from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race, Rules
-from autotune.search.rounds import (
-    OpenRound,
-    Round,
-    Runs,
-    Seconds,
-    figures_in,
-    in_turn,
-    progress_of,
-    runs_of,
-    seconds_of,
-)
+from autotune.search.rounds import OpenRound, Round, Runs, Seconds, in_turn, seconds_of
 from autotune.search.session import Session
 from autotune.search.trial_spec import CONFIRM_MEASURE, OWN_STEPS, WARM_MEASURE, Run, steps_within
 from autotune.space.candidate import Candidate
@@ -60,12 +49,11 @@ class Comparison:
         Geometric mean of samples/s over the runs, with the interval of a re-run. A candidate that
         failed or broke the memory limit in any run has no figure: it must not be handed out.
         """
-        figures: dict[str, Standing] = {}
-        for member in self.members:
-            runs = [run for key, _, run in self._figured if key == member.hash]
-            if runs and not self._is_out(member.hash):
-                figures[member.hash] = self.history.of_hash(member.hash).standing_by(runs)
-        return figures
+        return {
+            member.hash: self.history.of_hash(member.hash).standing_by(runs)
+            for member in self.members
+            if (runs := self._runs.figures_of(member.hash)) and not self._is_out(member.hash)
+        }
 
     @cached_property
     def race(self) -> Race:
@@ -118,7 +106,8 @@ class Comparison:
 
         Whoever made it drop out has failed since, or is no member any more.
         """
-        return bool(self._progress.missing) and self._progress.number < self._last_round
+        last_round = max((number for _, number in self._runs.trials), default=-1)
+        return bool(self._progress.missing) and self._progress.number < last_round
 
     def best(self, among: Collection[str]) -> str | None:
         """The one of some that the race names, by samples/s; None: none of them was compared."""
@@ -133,71 +122,71 @@ class Comparison:
         best and the baseline are confirmed cold before anything else.
         """
         one_s = run_seconds(self.history, self.rules, guard_steps)
-
-        def cost_s(asked: Round | None, n_runs: int) -> float:
-            return 0.0 if asked is None else n_runs * one_s[asked.start]
-
-        at = self._progress
-        last = self._race_after(at.number).confirmation
+        at, last = self._progress, self.race.confirmation
         is_confirming = last is None or (at.round is not None and at.round.start is Start.COLD)
         kept_s = 0.0 if is_confirming else N_CONFIRM * one_s[Start.COLD]
-        again = progress_of(self._round_after, self._runs, self.history.to_repeat)
-        if again != at:
-            begun_s = cost_s(at.round, len(at.missing)) if at.is_begun else 0.0
-            if begun_s + kept_s + cost_s(again.round, 1) <= left_s:
+        again = self._runs.progress(self._round_after, self.history.to_repeat)
+        if again != at and again.round is not None:
+            begun_s = len(at.missing) * one_s[at.round.start] if at.round and at.is_begun else 0.0
+            if begun_s + kept_s + one_s[again.round.start] <= left_s:
                 at = again
-        asked, missing = at.round, at.missing
-        if (
-            not at.is_begun
-            and at.number
-            and last
-            and cost_s(asked, len(missing)) + kept_s > left_s
-        ):
-            asked, missing = last, last.keys
-        if asked is None or (not at.is_begun and cost_s(asked, len(missing)) > left_s):
+        if at.round is None:
             return []
+        asked, missing = at.round, at.missing
+        if not at.is_begun:
+            if at.number and last and len(missing) * one_s[asked.start] + kept_s > left_s:
+                asked, missing = last, last.keys
+            if len(missing) * one_s[asked.start] > left_s:
+                return []
         members = {member.hash: member for member in self.members}
         return [
-            Run(
-                candidate=members[key],
-                role=Role.CONFIRM,
-                confirm_round=self.first_round + at.number,
-                start=asked.start,
-                is_beside_warm=self.rules is WARM,
-            )
+            self._run_of(members[key], at.number, asked.start, guard_steps)
             for key in in_turn(members, at.number, seed)
             if key in missing
         ]
 
-    @cached_property
-    def _runs(self) -> Runs:
-        return _runs_of(self.history, self.first_round)
+    def _run_of(self, member: Candidate, number: int, start: Start, guard_steps: int) -> Run:
+        """A run of a round, with the steps that the convergence guard compares.
+
+        It takes the cold runs. A warm one of the baseline shows its repeat where the search's own
+        trial did not take as many steps.
+        """
+        tried = self.history.find(member)
+        wanted = 0 if tried is None else least_steps(tried, guard_steps)
+        own = None if tried is None else tried.measured
+        is_repeat = member.hash == self.baseline and number == 0
+        is_repeat = is_repeat and (own is None or len(own.losses) < wanted)
+        return Run(
+            candidate=member,
+            role=Role.CONFIRM,
+            confirm_round=self.first_round + number,
+            start=start,
+            is_beside_warm=self.rules is WARM,
+            least_steps=wanted if start is Start.COLD or is_repeat else 0,
+        ).again(self._runs.trials.get((member.hash, number), ()), self.history.to_repeat)
 
     @cached_property
-    def _last_round(self) -> int:
-        return max((number for _, number in self._runs), default=-1)
+    def _runs(self) -> Runs:
+        return Runs.of(self.history.trials, self.first_round, BLOCK)
 
     @cached_property
     def _progress(self) -> OpenRound:
-        return progress_of(self._round_after, self._runs)
+        return self._runs.progress(self._round_after)
 
     def _race_after(self, n_rounds: int) -> Race:
-        known = self._peaks
-        over = [(k, n, run) for k, n, run in self._figured if n < n_rounds and k in known]
-        logs: dict[str, dict[int, float]] = {}
-        for key, number, run in over:
-            logs.setdefault(key, {})[number] = log_rate(run)
+        known, explored = self._peaks, self._explored
+        figures = self._runs.figures.items()
         return Race(
             peaks=known,
-            trial_logs={
-                key: math.log(self._explored[key].samples_per_s)
-                for key in known
-                if key in self._explored
-            },
+            trial_logs={k: math.log(explored[k].samples_per_s) for k in known if k in explored},
             baseline=self.baseline if self.baseline in known else None,
-            logs=logs,
+            logs={
+                key: over
+                for key, own in self._runs.logs.items()
+                if key in known and (over := {n: log for n, log in own.items() if n < n_rounds})
+            },
             n_rounds=n_rounds,
-            confirmed=frozenset(key for key, _, run in over if run.start is Start.COLD),
+            confirmed={k for (k, n), run in figures if n < n_rounds and run.start is Start.COLD},
             rules=self.rules,
             named=self._named,
         )
@@ -205,17 +194,10 @@ class Comparison:
     def _round_after(self, n_rounds: int) -> Round | None:
         race = self._race_after(n_rounds)
         asked = race.next_round() if n_rounds < BLOCK else None
-        begun = [
-            trials[0].spec for (_, number), trials in self._runs.items() if number == n_rounds
-        ]
+        begun = [runs[0].spec for (_, n), runs in self._runs.trials.items() if n == n_rounds]
         if asked and self.rules is WARM and any(s.measure.start is Start.COLD for s in begun):
             return race.confirmation or asked  # the time was over, and it was begun as a cold one
         return asked
-
-    @cached_property
-    def _figured(self) -> list[tuple[str, int, TrialResult]]:
-        """Runs with a figure, with their candidate's hash and their round."""
-        return [(key, n, run) for (key, n), run in figures_in(self._runs).items()]
 
     @cached_property
     def _peaks(self) -> Mapping[str, float]:
@@ -235,12 +217,9 @@ class Comparison:
 
     def _is_out(self, key: str) -> bool:
         """Whether a run failed or broke the memory limit."""
-        ended = [
-            run for (of, _), trials in self._runs.items() if of == key for run in results(trials)
-        ]
         return any(
             run.outcome.is_config_fault or not self.objective.fits(run.peak_memory_bytes)
-            for run in ended
+            for run in self._runs.ended_of(key)
         )
 
 
@@ -288,7 +267,7 @@ def plan(
     fewest = 1 if others and contenders[0] != baseline else 0
     begun = max(0, last_comparison(history.trials))
     for first_round in (begun, begun + BLOCK):
-        runs = _runs_of(history, first_round)
+        runs = Runs.of(history.trials, first_round, BLOCK)
         starts_warm = all(map(session.may_start_warm, [*contenders, *fixed]))
         rules = _rules_of(runs) or (WARM if starts_warm else COLD)
         one_s = run_seconds(history, rules, session.job.guard_steps)
@@ -296,14 +275,14 @@ def plan(
         for n_others in range(len(others), fewest - 1, -1):
             members = (*others[:n_others], *fixed)
             hashes = {member.hash for member in members}
-            ran = chain.from_iterable(ran for (key, _), ran in runs.items() if key in hashes)
+            ran = chain.from_iterable(t for (key, _), t in runs.trials.items() if key in hashes)
             wanted = {Start.WARM: len(members), Start.COLD: min(N_CONFIRM, len(members))}
             if members and seconds_of(wanted, one_s) <= left_s([*ran]):
                 break
         else:
             return None
         # Who has run in it stays in it, whatever the time that is left now.
-        stay = {key for key, _ in runs} - hashes - {*drifting}
+        stay = {key for key, _ in runs.trials} - hashes - {*drifting}
         members += tuple(t.candidate for t in history.tried if t.candidate.hash in stay)
         planned = Comparison(
             members=members,
@@ -378,8 +357,8 @@ def recorded_comparisons(
     """
     found = []
     for first_round in sorted({*map(comparison_of, history.trials)} - {-1}):
-        runs = _runs_of(history, first_round)
-        hashes = {key for key, _ in runs}
+        runs = Runs.of(history.trials, first_round, BLOCK)
+        hashes = {key for key, _ in runs.trials}
         found.append(
             Comparison(
                 members=tuple(t.candidate for t in history.tried if t.candidate.hash in hashes),
@@ -414,13 +393,7 @@ def verdict_of(
 
 def _rules_of(runs: Runs) -> Rules | None:
     """The rules of a race that was begun: those that its first runs started by."""
-    if not runs:
+    if not runs.trials:
         return None
-    first = runs[min(runs, key=lambda at: at[1])][0]
+    first = runs.trials[min(runs.trials, key=lambda at: at[1])][0]
     return WARM if first.spec.measure.start is Start.WARM else COLD
-
-
-def _runs_of(history: History, first_round: int) -> Runs:
-    """Runs of the comparison that begins with a round of the record; rounds count from 0."""
-    runs = runs_of(history.trials, first_round)
-    return {(key, number): trials for (key, number), trials in runs.items() if number < BLOCK}

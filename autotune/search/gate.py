@@ -128,11 +128,11 @@ class GateRunner(Rounds):
 
     @property
     def _trials(self) -> list[Trial]:
-        return [*chain.from_iterable(self.runs.values())]
+        return [*chain.from_iterable(self.runs.trials.values())]
 
     def _figures(self, n_rounds: int) -> list[TrialResult]:
         """The runs that count of the first rounds, up to one without."""
-        found = {number: run for (_, number), run in self.figures.items()}
+        found = {number: run for (_, number), run in self.runs.figures.items()}
         return [found[number] for number in takewhile(found.__contains__, range(n_rounds))]
 
     def _look(self, runs: Sequence[TrialResult]) -> Look:

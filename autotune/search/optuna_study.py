@@ -116,15 +116,10 @@ def frozen_trials(
 
 
 def tpe_sampler(n_budget: int, seed: int) -> TPESampler:
-    """Optuna's TPE with the settings of a search of so many trials."""
+    """Optuna's TPE with the settings of a search; at most half of its trials are random."""
     return TPESampler(
         seed=seed,
-        n_startup_trials=n_random_trials(n_budget),
+        n_startup_trials=min(_MAX_STARTUP_TRIALS, n_budget // 2),
         multivariate=True,
         constant_liar=True,
     )
-
-
-def n_random_trials(n_budget: int) -> int:
-    """Random proposals before a sampler models; at most half of the search's trials."""
-    return min(_MAX_STARTUP_TRIALS, n_budget // 2)

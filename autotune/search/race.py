@@ -25,7 +25,7 @@ from functools import cached_property
 from autotune.base.student_t import expected_loss, t_quantile, upper_probability
 from autotune.contract import Start
 from autotune.record.answer import Speedup
-from autotune.record.blocks import BlockRun, Blocks, blocks_of
+from autotune.record.blocks import Blocks, Logs, blocks_of
 from autotune.record.spread import PRIOR_DEGREES, PRIOR_DEVIATION
 from autotune.search.rounds import Round
 
@@ -51,9 +51,6 @@ NARROW = 0.06
 """Half width of the gain's interval, in log samples/s, that is narrow enough."""
 SHARE_OF_GAIN = 1 / 4
 """Or as a share of the gain: whether it is 1.9 or 2.1 times as fast changes nothing."""
-
-Logs = Mapping[str, Mapping[int, float]]
-"""log samples/s by candidate and round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,17 +89,8 @@ COLD = Rules(start=Start.COLD, looks=(3, 4))
 
 def blocks_in(logs: Logs) -> Blocks:
     """The runs of a race, compared; as of one round where rounds cannot be told from noise."""
-    runs = _block_runs(logs)
-    blocks = blocks_of(runs)
-    return blocks if blocks.degrees else blocks_of([replace(run, round_number=0) for run in runs])
-
-
-def _block_runs(logs: Logs) -> list[BlockRun]:
-    return [
-        BlockRun(of=key, round_number=number, log_rate=value)
-        for key, by_round in logs.items()
-        for number, value in by_round.items()
-    ]
+    blocks = blocks_of(logs)
+    return blocks if blocks.degrees else blocks_of(logs, tells_rounds=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,8 +247,8 @@ class Race:
     @cached_property
     def _fit(self) -> Blocks:
         """The runs and the search's own trials, which are one round more, with the prior."""
-        trials = {key: {-1: log} for key, log in self.trial_logs.items() if key in self.logs}
-        blocks = blocks_of([*_block_runs(trials), *_block_runs(self.logs)])
+        trials = {key: {-1: log} for key, log in self.trial_logs.items()}
+        blocks = blocks_of({key: {**trials.get(key, {}), **own} for key, own in self.logs.items()})
         squares = blocks.degrees * blocks.variance + PRIOR_DEGREES * PRIOR_DEVIATION**2
         degrees = blocks.degrees + PRIOR_DEGREES
         return replace(blocks, variance=squares / degrees, degrees=degrees)

@@ -12,10 +12,13 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
 
 from autotune.contract import Role, Start, TrialResult
-from autotune.record.spread import is_figure
-from autotune.record.study import Trial
+from autotune.record.blocks import Logs
+from autotune.record.spread import is_figure, log_rate
+from autotune.record.study import Trial, results
 from autotune.search.history import History, counting, is_settled
 from autotune.search.runner import Runner
 from autotune.search.session import Session
@@ -24,10 +27,6 @@ from autotune.space.candidate import Candidate
 
 FULL_ROUNDS = 3
 """Rounds of a comparison in which everybody runs every round."""
-
-Runs = Mapping[tuple[str, int], Sequence[Trial]]
-"""Candidate's hash and round -> the trials of that run, repeats included."""
-
 
 Seconds = Mapping[Start, float]
 """Seconds of one run, by its start."""
@@ -63,24 +62,63 @@ class OpenRound:
         return self.round is not None and len(self.missing) < len(self.round.keys)
 
 
-def progress_of(rule: Rule, runs: Runs, to_repeat: Collection[int] = ()) -> OpenRound:
-    """Go through recorded rounds up to the first in which a run is missing.
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """What a record holds of some rounds."""
 
-    Args:
-        rule: Names the members of each round.
-        runs: The record's trials; rounds count from 0.
-        to_repeat: Numbers of disturbed trials that have to run again.
-    """
-    for number in itertools.count():
-        asked = rule(number)
-        missing = tuple(
-            key
-            for key in (() if asked is None else asked.keys)
-            if not is_settled(runs.get((key, number), ()), to_repeat)
-        )
-        if asked is None or missing:
-            return OpenRound(number=number, round=asked, missing=missing)
-    raise AssertionError("unreachable")
+    trials: Mapping[tuple[str, int], Sequence[Trial]]
+    """Candidate's hash and round, from 0 -> the trials of that run, repeats included."""
+
+    @classmethod
+    def of(
+        cls, trials: Iterable[Trial], first_round: int = 0, n_rounds: int | None = None
+    ) -> Self:
+        """Trials of the record's rounds from one on; of so many of them, or of all."""
+        found: dict[tuple[str, int], list[Trial]] = {}
+        for trial in trials:
+            number = trial.spec.identity.confirm_round
+            if number is not None and 0 <= (at := number - first_round) < (n_rounds or at + 1):
+                found.setdefault((trial.candidate_hash, at), []).append(trial)
+        return cls(found)
+
+    @cached_property
+    def figures(self) -> dict[tuple[str, int], TrialResult]:
+        """The result that counts of each run that has a figure."""
+        counted = ((at, counting(trials)) for at, trials in sorted(self.trials.items()))
+        return {at: run for at, run in counted if run is not None and is_figure(run)}
+
+    @cached_property
+    def logs(self) -> Logs:
+        """Log samples/s of these."""
+        logs: dict[str, dict[int, float]] = {}
+        for (key, number), run in self.figures.items():
+            logs.setdefault(key, {})[number] = log_rate(run)
+        return logs
+
+    def figures_of(self, key: str) -> list[TrialResult]:
+        """Those of one candidate."""
+        return [run for (of, _), run in self.figures.items() if of == key]
+
+    def ended_of(self, key: str) -> list[TrialResult]:
+        """All results of one candidate."""
+        of_it = (trials for (of, _), trials in self.trials.items() if of == key)
+        return results(itertools.chain.from_iterable(of_it))
+
+    def progress(self, rule: Rule, to_repeat: Collection[int] = ()) -> OpenRound:
+        """Go through the rounds of a rule up to the first in which a run is missing.
+
+        `to_repeat` are numbers of disturbed trials that have to run again.
+        """
+        for number in itertools.count():
+            asked = rule(number)
+            missing = tuple(
+                key
+                for key in (() if asked is None else asked.keys)
+                if not is_settled(self.trials.get((key, number), ()), to_repeat)
+            )
+            if asked is None or missing:
+                return OpenRound(number=number, round=asked, missing=missing)
+        raise AssertionError("unreachable")
 
 
 @dataclass(kw_only=True)
@@ -111,23 +149,18 @@ class Rounds(ABC):
 
     @property
     def runs(self) -> Runs:
-        """The record's trials of these rounds."""
-        return runs_of(self.runner.history.trials, self.first_round)
-
-    @property
-    def figures(self) -> dict[tuple[str, int], TrialResult]:
-        """The result that counts of each run that has a figure."""
-        return figures_in(self.runs)
+        """What the record holds of these rounds."""
+        return Runs.of(self.runner.history.trials, self.first_round)
 
     @property
     def to_repeat(self) -> frozenset[int]:
         """Numbers of the disturbed runs of these rounds that deserve to be run once more."""
-        return History(itertools.chain.from_iterable(self.runs.values())).to_repeat
+        return History(itertools.chain.from_iterable(self.runs.trials.values())).to_repeat
 
     @property
     def step_s(self) -> float | None:
         """Seconds of the longest step so far; None: nobody knows."""
-        return max((run.step_time_s or 0.0 for run in self.figures.values()), default=None)
+        return max((run.step_time_s or 0.0 for run in self.runs.figures.values()), default=None)
 
     def run_all(self) -> bool:
         """Run all that the rule asks for; False if the user ended it.
@@ -138,7 +171,7 @@ class Rounds(ABC):
             RenderError: A configuration does not render.
         """
         seed = self.session.job.seed
-        while (at := progress_of(self.round_after, self.runs, self.to_repeat)).round is not None:
+        while (at := self.runs.progress(self.round_after, self.to_repeat)).round is not None:
             order = in_turn(at.round.keys, at.number, seed)
             if self.run_once(next(key for key in order if key in at.missing), at.number) is None:
                 return False
@@ -151,26 +184,9 @@ class Rounds(ABC):
             role=Role.CONFIRM,
             confirm_round=self.first_round + number,
             least_steps=steps_within(self.session.job.guard_steps, self.step_s),
-        ).again(self.runs.get((key, number), ()), self.to_repeat)
+        ).again(self.runs.trials.get((key, number), ()), self.to_repeat)
         again = "" if run.repeat_of is None else ", once more: other work disturbed it"
         return self.runner.run_candidate(self.session, run, self.about(run, number) + again)
-
-
-def runs_of(trials: Iterable[Trial], first_round: int = 0) -> Runs:
-    """Trials by candidate and round; rounds count from the first one, and earlier ones are out."""
-    runs: dict[tuple[str, int], list[Trial]] = {}
-    for trial in trials:
-        identity = trial.spec.identity
-        if identity.confirm_round is not None and identity.confirm_round >= first_round:
-            key = identity.candidate_hash, identity.confirm_round - first_round
-            runs.setdefault(key, []).append(trial)
-    return runs
-
-
-def figures_in(runs: Runs) -> dict[tuple[str, int], TrialResult]:
-    """The result that counts of each run that has a figure."""
-    counted = ((at, counting(trials)) for at, trials in sorted(runs.items()))
-    return {at: run for at, run in counted if run is not None and is_figure(run)}
 
 
 def in_turn(keys: Collection[str], number: int, seed: int) -> list[str]:

@@ -157,19 +157,12 @@ class Session:
         if (fidelity := trial.spec.identity.fidelity) is not None:
             current = current.reduced(fidelity)
         ran, runs = trial.spec.workload, workload_of(job, current)
-        layouts = trial.spec.layout, layout_of(current, environment.accelerator)
-        limits = (
-            trial.spec.measure.memory_limit_bytes,
-            job.enforced_limit_bytes(environment.device_memory_bytes),
-        )
-        # Of thousands of trials nearly all are the same word for word.
-        is_same = layouts[0] == layouts[1] and limits[0] == limits[1]
-        if not is_same or any(getattr(ran, name) != getattr(runs, name) for name in _TRAINED):
-            then = _facts(ran, layouts[0], limits[0])
-            now = _facts(runs, layouts[1], limits[1])
-            now = json.loads(json.dumps(now))  # as the record has been
-            if then != now:
-                return list(_differences(then, now))
+        limit_bytes = job.enforced_limit_bytes(environment.device_memory_bytes)
+        then = _facts(ran, trial.spec.layout, trial.spec.measure.memory_limit_bytes)
+        now = _facts(runs, layout_of(current, environment.accelerator), limit_bytes)
+        # As the record has been; of thousands of trials nearly all are the same word for word.
+        if then != now and then != (now := json.loads(json.dumps(now))):
+            return list(_differences(then, now))
         if ran.digest != runs.digest:
             changed = [] if job.script is None else job.script.changed()
             return [f"{place} is not what it was" for place in changed] or [
@@ -197,9 +190,8 @@ _TRAINED = tuple(
 
 def _facts(workload: Workload, layout: Layout, memory_limit_bytes: int | None) -> dict[str, Any]:
     """Facts that a figure depends on besides the candidate."""
-    trained = {k: v for k, v in dataclasses.asdict(workload).items() if k not in _GOES_ON}
     return {
-        **trained,
+        **{name: getattr(workload, name) for name in _TRAINED},
         "world": layout.world,
         "global_batch": layout.global_batch,
         "accelerator": layout.accelerator,

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from autotune.contract import (
 )
 from autotune.fleet.reports import read_reports
 from autotune.record.soak import Growth, Resumed
-from autotune.record.study import Trial
+from autotune.record.study import Study, Trial
 from autotune.search.history import is_settled
 from autotune.search.runner import Runner
 from autotune.trial.statistics import MIN_SAMPLES
@@ -185,25 +185,19 @@ def soak_trials(
             trials.append(trial)
         return _half(trials[-1])
 
-    saved = _last_to_save(record.trials()) if folder.exists() else None
-    goes_on = (
-        saved is not None
-        and is_settled([saved])
-        and saved.spec == _half_of(spec, saved.number, minutes, saving)
-        and record.read_files(saved) == files
-    )
-    is_kept = False
+    is_kept, half_s = False, format_seconds(minutes * 30)
     try:
-        if saved is None or not goes_on:
-            runner.note(f"soak: {format_seconds(minutes * 30)}, then a checkpoint")
-        first = _half(saved) if saved is not None and goes_on else run(saving)
+        first = _saved(record, folder, lambda n: _half_of(spec, n, minutes, saving), files)
+        if first is None:
+            runner.note(f"soak: {half_s}, then a checkpoint")
+            first = run(saving)
         if first is None:
             return None
         halves, size_bytes = [first], _size_bytes(folder)
         if first.result.outcome.is_measured:
             runner.note(
                 f"soak: a checkpoint of {format_bytes(size_bytes)}; fresh processes resume it "
-                f"and train for {format_seconds(minutes * 30)}"
+                f"and train for {half_s}"
             )
             steps = int(first.reports[0].checkpoint["steps"])
             second = run(Checkpoint(folder=str(folder), resumes_at=steps))
@@ -217,10 +211,15 @@ def soak_trials(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _last_to_save(trials: Sequence[Trial]) -> Trial | None:
-    """The trial whose checkpoint is the one that is there, whole or not; None: there is none."""
-    checkpoints = ((trial, trial.spec.measure.checkpoint) for trial in reversed(trials))
-    return next((t for t, made in checkpoints if made and made.resumes_at is None), None)
+def _saved(
+    record: Study, folder: Path, half_of: Callable[[int], TrialSpec], files: Mapping[str, str]
+) -> Half | None:
+    """The first half whose checkpoint is the one that is there; None: it begins anew."""
+    trials = reversed(record.trials()) if folder.exists() else ()
+    made = ((trial, trial.spec.measure.checkpoint) for trial in trials)
+    last = next((trial for trial, saved in made if saved and saved.resumes_at is None), None)
+    is_whole = last is not None and is_settled([last]) and last.spec == half_of(last.number)
+    return _half(last) if last and is_whole and record.read_files(last) == files else None
 
 
 def _half(trial: Trial) -> Half:

@@ -7,7 +7,7 @@ from itertools import chain
 
 from autotune.base.plugins import load_plugin
 from autotune.base.units import format_bytes
-from autotune.contract import Role, Start
+from autotune.contract import Role
 from autotune.record.facts import PassedOver
 from autotune.search import confirm
 from autotune.search.base import Stage, StopReason
@@ -20,7 +20,7 @@ from autotune.search.runner import Runner
 from autotune.search.sampler import Request, Sampler
 from autotune.search.session import Session
 from autotune.search.steering import Steering
-from autotune.search.stop import expects_no_gain, has_time, n_done, searched, weigh_trial, why_stop
+from autotune.search.stop import expects_no_gain, has_time, n_done, searched, why_no_gain, why_stop
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 
@@ -58,21 +58,16 @@ class SearchStage(ABC):
         session, whole = self._session, self._history
         history = whole if asked.reduced_of is None else whole.reduced
         tried = history.find(asked.candidate)
-        before = [
-            trial
-            for trial in (() if tried is None else tried.trials)
-            if trial.spec.identity.confirm_round == asked.confirm_round
-        ]
         losing_step_time_s = None
         if asked.role is Role.SEARCH and asked.reduced_of is None:
             losing_step_time_s = session.objective.losing_step_time_s(
                 history.explored, session.job.global_batch
             )
         predicted = None
-        if self._steering is not None and asked.role in (Role.BASELINE, Role.SEARCH):
+        if self._steering is not None:
             predicted = self._steering.predict(whole, asked.candidate)
         asked = replace(asked, losing_step_time_s=losing_step_time_s, predicted=predicted)
-        return asked.again(before, history.to_repeat)
+        return asked.again(() if tried is None else tried.explored, history.to_repeat)
 
 
 class BaselineStage(SearchStage):
@@ -328,10 +323,10 @@ class ProposalStage(SearchStage):
         if self._steering is None or session.job.budget.gpu_hours is None:
             return True
         gain = self._steering.expected_gain(history, self._closed(self._history))
-        weighed = weigh_trial(gain, history, session, baseline=self._baseline.candidate)
-        if not weighed.pays:
-            self._runner.note(str(weighed))
-        return weighed.pays
+        why = why_no_gain(gain, history, session, baseline=self._baseline.candidate)
+        if why:
+            self._runner.note(why)
+        return not why
 
     def _expects_no_gain(self) -> bool:
         """Whether no trial is expected to gain anything, where nobody asked for more of them."""
@@ -386,23 +381,4 @@ class ComparisonStage(SearchStage):
 
     def next_run(self) -> Run | None:
         """The next run of this round, or the first of the next one."""
-        if not (missing := self.missing):
-            return None
-        asked = missing[0]
-        tried = self._history.find(asked.candidate)
-        least_steps = 0
-        if tried is not None and (asked.start is Start.COLD or self._shows_repeat(asked, tried)):
-            least_steps = confirm.least_steps(tried, self._session.job.guard_steps)
-        return self._completed(replace(asked, least_steps=least_steps))
-
-    def _shows_repeat(self, asked: Run, tried: CandidateTrials) -> bool:
-        """Whether the convergence guard needs this warm run as a repeat of the baseline.
-
-        The cold run of the baseline is one, and its own trial serves as the other where it took
-        as many steps.
-        """
-        is_first = asked.confirm_round == self.planned.first_round
-        if asked.candidate.hash != self.planned.baseline or not is_first:
-            return False
-        wanted = confirm.least_steps(tried, self._session.job.guard_steps)
-        return tried.measured is None or len(tried.measured.losses) < wanted
+        return next(iter(self.missing), None)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import starmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +16,15 @@ from numpy.typing import NDArray
 from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Predicted
 from autotune.cost.constants import constants_of
-from autotune.cost.forecast import Forecast, forecast
-from autotune.cost.knowledge import STUDY_KINSHIP, Lesson, Recalled, columns_of, recall_lessons
+from autotune.cost.forecast import Forecast, SeenErrors, Shot, forecast
+from autotune.cost.knowledge import STUDY_KINSHIP, Lesson, columns_of, recall_lessons
 from autotune.cost.normal import Floats, below
 from autotune.cost.predict import predict
 from autotune.cost.problem import situation_of
-from autotune.cost.residual import MEMORY_VARIATION, VARIATION, Calibration, Seen, reach_of
+from autotune.cost.residual import MEMORY_VARIATION, VARIATION, Calibration, reach_of
 from autotune.engines.base import find_engine
 from autotune.planning.lattice import Lattice
-from autotune.search.acquisition import Posterior, Shot, seen_peaks, seen_times
+from autotune.search.acquisition import Posterior
 from autotune.search.climb import CERTAIN
 from autotune.search.history import CandidateTrials, History
 from autotune.search.objective import Objective
@@ -71,7 +70,7 @@ class Steering:
     objective: Objective
     """Objective, with the memory that there is."""
     forecaster: Forecaster
-    recalled: Recalled | None = None
+    recalled: SeenErrors | None = None
     """Errors of the forecast that other studies saw."""
     host: HostMemory | None = None
     """Memory of the node that runs the ranks; None: nobody knows it."""
@@ -135,27 +134,18 @@ class Steering:
 
     def _of_rows(self, history: History) -> Posterior:
         """What is believed of the rows, by all that was tried; one proposal asks several times."""
-        return history.once(("rows", self), lambda: self._after(history))
 
-    def _after(self, history: History) -> Posterior:
-        groups, tried = self._groups, [t.candidate for t in history.tried]
-        places = self.lattice.places([c.hash for c in tried], tried)
-        # What was tried outside the lattice teaches, each as a row of its own behind the others.
-        strays = [c for c in tried if c.hash not in places]
-        row_of = {key: int(groups.which[place]) for key, place in places.items()}
-        row_of |= {stray.hash: row for row, stray in enumerate(strays, start=len(groups.keys))}
-        feasible = self.objective.figures(history)
-        predicted = groups.forecast
-        return Posterior(
-            forecast=Forecast.join(predicted, self.forecast(strays)) if strays else predicted,
-            shots=[
-                _shot(row_of[key], t, is_feasible=key in feasible)
-                for t in history.tried
-                for key in (t.candidate.hash,)
-            ],
-            known=self._known(history, self.lattice.candidates[0]),
-            variation=VARIATION if self._unknown else 0.0,
-        )
+        def believed() -> Posterior:
+            feasible, tried = self.objective.figures(history), history.tried
+            return Posterior(
+                forecast=self._groups.forecast,
+                tried=self._forecast_of(tried),
+                shots=[shot_of(t, is_feasible=t.candidate.hash in feasible) for t in tried],
+                known=self._known(history, self.lattice.candidates[0]),
+                variation=VARIATION if self._unknown else 0.0,
+            )
+
+        return history.once(("rows", self), believed)
 
     @cached_property
     def _unknown(self) -> dict[str, tuple[KnobValue, ...]]:
@@ -251,9 +241,9 @@ class Steering:
         tried = [t for t in _telling(history) if _kind(t.candidate) == kind]
         return Posterior(
             forecast=self.forecast(candidates),
-            shots=[_shot(row, t) for row, t in enumerate(tried)],
+            tried=self._forecast_of(tried),
+            shots=[*map(shot_of, tried)],
             known=self._known(history, candidates[0]),
-            of_shots=self.forecast([t.candidate for t in tried]) if tried else None,
         )
 
     def alike(self, hashes: Collection[str]) -> set[str]:
@@ -262,7 +252,7 @@ class Steering:
         wanted = np.isin(groups.which, groups.which[[*self.lattice.places(hashes).values()]])
         return {self.lattice.candidates[place].hash for place in np.flatnonzero(wanted).tolist()}
 
-    def _known(self, history: History, of: Candidate) -> Recalled | None:
+    def _known(self, history: History, of: Candidate) -> SeenErrors | None:
         """Knowledge of the model's errors besides trials of the candidate's kind.
 
         It comes from other studies, and from trials of this one that ran more or fewer layers or
@@ -275,16 +265,14 @@ class Steering:
                 kinds.setdefault(_kind(tried.candidate), []).append(tried)
         first = 1 if known is None else 1 + max(*known.times.study, *known.peaks.study, 0)
         for number, tries in enumerate(kinds.values(), start=first):
-            predicted = self.forecast([t.candidate for t in tries])
-            shots = [_shot(row, t) for row, t in enumerate(tries)]
-            times, peaks = (
-                seen(predicted, shots).elsewhere(number, kinship=STUDY_KINSHIP)
-                for seen in (seen_times, seen_peaks)
+            seen = self._forecast_of(tries).errors(
+                [*map(shot_of, tries)], study=number, kinship=STUDY_KINSHIP
             )
-            if known is not None:
-                times, peaks = Seen.join(known.times, times), Seen.join(known.peaks, peaks)
-            known = Recalled(times=times, peaks=peaks)
+            known = seen if known is None else known.join(seen)
         return known
+
+    def _forecast_of(self, tried: Sequence[CandidateTrials]) -> Forecast:
+        return self.forecast([t.candidate for t in tried])
 
     def forecast(self, candidates: Sequence[Candidate]) -> Forecast:
         """What the model says of candidates, with the memory that there is.
@@ -362,11 +350,10 @@ def _kind(candidate: Candidate) -> _Kind:
     return candidate.layers, candidate.world
 
 
-def _shot(row: int, tried: CandidateTrials, *, is_feasible: bool = True) -> Shot:
+def shot_of(tried: CandidateTrials, *, is_feasible: bool = True) -> Shot:
     """Lessons of a candidate's trials; an infeasible one teaches only the memory it needed."""
     result = tried.measured
     return Shot(
-        row=row,
         seconds=result.step_time_s if result is not None and is_feasible else None,
         peak_bytes=None if result is None else result.peak_memory_bytes,
         is_out_of_memory=tried.is_out_of_memory,
@@ -438,12 +425,12 @@ def lessons_of(history: History, session: Session, *, study: str) -> list[Lesson
         Lesson(
             situation=situation,
             study=study,
-            plan=columns_of(plans, shot.row),
+            plan=columns_of(plans, row),
             seconds=shot.seconds,
             # A meter may read nothing; a peak of 0 bytes teaches nothing.
             peak_bytes=shot.peak_bytes or None,
             is_out_of_memory=shot.is_out_of_memory,
             limit_bytes=limit_bytes,
         )
-        for shot in starmap(_shot, enumerate(tried))
+        for row, shot in enumerate(map(shot_of, tried))
     ]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from autotune.base.units import format_amount
@@ -22,33 +21,6 @@ proven gain is worth more than further trials."""
 LAST_FORECASTS = 3
 """Forecasts in a row that have to agree that no trial gains anything. One alone may be wrong; what
 the trials after it measure corrects the next (`benchmarks/search_efficiency.py`)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialBalance:
-    """Expected saving and cost of another trial, in accelerators times hours."""
-
-    saved_hours: float
-    """Infinite while nothing was measured."""
-    cost_hours: float
-    price_per_hour: float | None = None
-
-    @property
-    def pays(self) -> bool:
-        """Whether it saves more than it costs."""
-        return self.saved_hours >= self.cost_hours
-
-    def __str__(self) -> str:
-        return (
-            f"another trial is expected to save {self._worded(self.saved_hours)} of the training "
-            f"and costs {self._worded(self.cost_hours)}"
-        )
-
-    def _worded(self, hours: float) -> str:
-        priced = ""
-        if self.price_per_hour is not None:
-            priced = f" ({format_amount(hours * self.price_per_hour)})"
-        return f"{format_amount(hours)} GPU-hours{priced}"
 
 
 def searched(history: History) -> list[CandidateTrials]:
@@ -101,26 +73,33 @@ def expects_no_gain(expected_gains: Iterable[float]) -> bool:
     return len(small) == LAST_FORECASTS
 
 
-def weigh_trial(
+def why_no_gain(
     expected_gain: float, history: History, session: Session, *, baseline: Candidate | None
-) -> TrialBalance:
-    """Weigh another trial that is expected to take a share off the best step time.
+) -> str:
+    """Why a trial that is expected to take a share off the best step time does not pay.
 
     The training's hours are those at the baseline's speed, if one ran; what was found since has
-    made them fewer. Without a baseline they are those at the best speed so far.
+    made them fewer. Without a baseline they are those at the best speed so far. Empty: it pays, or
+    nothing was measured yet.
     """
     job = session.job
     assert job.budget.gpu_hours is not None, "asked for only where the job names the hours"
     rates = {k: f.samples_per_s for k, f in session.objective.figures(history).items()}
-    saved_hours = math.inf
-    if rates:
-        best = max(rates.values())
-        left_share = 1.0 if baseline is None else rates.get(baseline.hash, best) / best
-        saved_hours = job.budget.gpu_hours * left_share * expected_gain
-    return TrialBalance(
-        saved_hours=saved_hours,
-        cost_hours=job.world * (history.typical_s or 0.0) / 3600,
-        price_per_hour=job.price_per_hour,
+    best = max(rates.values(), default=math.inf)
+    left_share = 1.0 if baseline is None else rates.get(baseline.hash, best) / best
+    saved_hours = job.budget.gpu_hours * left_share * expected_gain
+    cost_hours = job.world * (history.typical_s or 0.0) / 3600
+    if not rates or saved_hours >= cost_hours:
+        return ""
+
+    def worded(hours: float) -> str:
+        price = job.price_per_hour
+        priced = "" if price is None else f" ({format_amount(hours * price)})"
+        return f"{format_amount(hours)} GPU-hours{priced}"
+
+    return (
+        f"another trial is expected to save {worded(saved_hours)} of the training and costs "
+        f"{worded(cost_hours)}"
     )
 
 

@@ -13,12 +13,10 @@ from functools import cached_property
 from autotune.base.errors import JobError
 from autotune.engines.base import Engine
 from autotune.record.answer import Speedup
-from autotune.record.blocks import BlockRun, Blocks, blocks_of
+from autotune.record.blocks import Blocks, blocks_of
 from autotune.record.guard import guards_of
-from autotune.record.spread import log_rate, mean_log_rate
-from autotune.record.study import results
+from autotune.record.spread import mean_log_rate
 from autotune.record.worth import Interaction, Ladder, LadderConfiguration, LadderStep
-from autotune.search.history import is_settled
 from autotune.search.rounds import FULL_ROUNDS, Round, Rounds
 from autotune.search.session import Session
 from autotune.search.trial_spec import Run
@@ -112,9 +110,8 @@ class WayRunner(Rounds):
     @property
     def _corners(self) -> list[Corner]:
         """These, and what lies between in the order of the gains alone, once these are known."""
-        first, order = self._members(self._first_corners), self._order
-        runs, to_repeat = self.runs, self.runner.history.to_repeat
-        if not all(is_settled(runs.get((key, 0), ()), to_repeat) for key in first):
+        first, order = Round(keys=tuple(self._members(self._first_corners))), self._order
+        if self.runs.progress(lambda n: None if n else first, self.to_repeat).missing:
             return self._first_corners
         between = [frozenset(order[:n]) for n in range(1, len(order))]
         return list(dict.fromkeys([*self._first_corners, *between]))
@@ -122,12 +119,12 @@ class WayRunner(Rounds):
     @property
     def _order(self) -> list[str]:
         """The changes by their gain alone in the first round, those without a figure last."""
-        rates = {key: log_rate(run) for (key, number), run in self.figures.items() if not number}
+        way, logs = self.session, self.runs.logs
 
         def alone(change: str) -> float:
-            return rates.get(self.session.candidate(frozenset({change})).hash, float("-inf"))
+            return logs.get(way.candidate(frozenset({change})).hash, {}).get(0, -math.inf)
 
-        return sorted(self.session.changes, key=alone, reverse=True)
+        return sorted(way.changes, key=alone, reverse=True)
 
     def round_after(self, n_rounds: int) -> Round | None:
         """Everybody in each round."""
@@ -153,31 +150,23 @@ class WayRunner(Rounds):
         if key not in self._refused:
             violations = self.session.engine_of(candidate).judge(candidate)
             self._refused[key] = violations[0].message if violations else ""
-        faults = (
-            f"{run.outcome}: {run.evidence}"
-            for (of, _), trials in self.runs.items()
-            for run in results(trials)
-            if of == key and run.outcome.is_config_fault
-        )
+        ended = self.runs.ended_of(key)
+        faults = (f"{r.outcome}: {r.evidence}" for r in ended if r.outcome.is_config_fault)
         return self._refused[key] or next(faults, "")
 
     def _ladder(self) -> Ladder:
         order, whole = self._order, frozenset(self.session.changes)
         shown = sorted(self._corners, key=lambda corner: (len(corner), sorted(corner)))
         place = {corner: n for n, corner in enumerate(shown)}
-        blocks = blocks_of(
-            [
-                BlockRun(of=key, round_number=number, log_rate=log_rate(run))
-                for (key, number), run in self.figures.items()
-            ]
-        )
+        runs = self.runs
+        blocks = blocks_of(runs.logs)
 
         def step(change: str, over: Corner, of: Corner) -> LadderStep:
             gain = self._gain(blocks, of, over)
             words = self.session.words(change)
             return LadderStep(change=words, place=place[of], before=place[over], gain=gain)
 
-        n_losses = [len(run.losses) for run in self.figures.values() if run.losses]
+        n_losses = [len(run.losses) for run in runs.figures.values() if run.losses]
         n_common = min(n_losses, default=0)
         guards = guards_of(
             self.runner.history.trials, self.session.baseline.hash, self.session.job.guard_steps
@@ -208,7 +197,7 @@ class WayRunner(Rounds):
     ) -> LadderConfiguration:
         candidate = self.session.candidate(corner)
         key = candidate.hash
-        runs = [run for (of, _), run in self.figures.items() if of == key]
+        runs = self.runs.figures_of(key)
         peaks = [r.peak_memory_bytes for r in runs if r.peak_memory_bytes is not None]
         ends = [r.losses[n_common - 1] for r in runs if n_common and r.losses]
         why = self._why_not(candidate) or "its runs were ended by the platform"

@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -113,7 +113,7 @@ class Choice:
 
     changes: Patch
     moves: Moves = field(default_factory=dict)
-    """As in `Finding`."""
+    """As in `Objection`."""
     words: str = ""
     """Fix in words, where the changes do not tell."""
 
@@ -122,8 +122,8 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Objection of a rule to a setup, and the cheapest way out."""
+class Objection:
+    """Which values of a setup clash, and the cheapest way out."""
 
     message: str
     """Which values clash, with the arithmetic."""
@@ -138,6 +138,15 @@ class Finding:
     where what must change is not in the configuration (the layout, the job)."""
     moves: Moves = field(default_factory=dict)
     """Which of the changes only bring a key to another place, with its value."""
+
+
+_OF_OBJECTION = tuple(each.name for each in fields(Objection))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding(Objection):
+    """Objection of a rule to a setup."""
+
     words: str = ""
     """The changes in words, where their list does not tell."""
     advice: str = ""
@@ -158,25 +167,13 @@ Answer = Finding | Sequence[Finding] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Violation:
+class Violation(Objection):
     """Why a setup is refused."""
 
     rule: str
-    message: str
-    """Which values clash, with the arithmetic."""
     fix: str
     """The cheapest change that makes it legal."""
-    changes: Patch = field(default_factory=dict)
-    """The same for machines, as in `Finding`."""
-    moves: Moves = field(default_factory=dict)
-    """As in `Finding`."""
-    at: tuple[str, ...] = ()
-    """As in `Finding`."""
-    choices: tuple[Choice, ...] = ()
-    """As in `Finding`."""
     consequence: Consequence = "raised"
-    is_note: bool = False
-    """As in `Finding`."""
 
     @property
     def level(self) -> Level:
@@ -233,17 +230,9 @@ class Rule(Generic[S]):
         return [self._named(finding) for finding in found] if found else []
 
     def _named(self, finding: Finding) -> Violation:
-        return Violation(
-            rule=self.name,
-            message=finding.message,
-            fix=finding.fix,
-            changes=finding.changes,
-            moves=finding.moves,
-            at=finding.at,
-            choices=finding.choices,
-            consequence=finding.consequence or self.consequence,
-            is_note=finding.is_note,
-        )
+        consequence = finding.consequence or self.consequence
+        same = {name: getattr(finding, name) for name in _OF_OBJECTION}
+        return Violation(rule=self.name, fix=finding.fix, consequence=consequence, **same)
 
 
 def rule(

@@ -115,72 +115,23 @@ def test_the_table_counts_what_was_compared():
     assert last == "| all | 3 | 2 | 1 | 0 | 0 | 0 | 1 | 50.00% | 0.00% |  |"
 
 
-PLAIN = {
-    "train_batch_size": 2,
-    "train_micro_batch_size_per_gpu": 2,
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-    "zero_optimization": {"stage": 1},
-}
-SCRIPTS = {name: value for name, value in PLAIN.items() if name != "optimizer"}
-WARMUP = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3, "warmup_num_steps": 5e8}}
 TRAINERS = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
     "zero_optimization": {"stage": 1},
 }
-KINDS = {
-    "5e8 of DeepSpeed's reader": PLAIN | {"scheduler": WARMUP},
-    "a large number": SCRIPTS
-    | {"train_batch_size": 2**70, "train_micro_batch_size_per_gpu": None},
-    "parameters of no scheduler": PLAIN | {"scheduler": {"params": 2**40}},
-    "a degree of nothing": PLAIN | {"data_parallel_size": "cpu"},
-    "modules of no autocast": PLAIN | {"torch_autocast": {"lower_precision_safe_modules": "fp16"}},
-    "a rate that a schedule writes": PLAIN
-    | {
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3}},
-    },
-    "a truth that is a word": PLAIN
-    | {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": "auto"}}},
-    "ranks that are not there": PLAIN
-    | {"gradient_accumulation_steps": 1, "sequence_parallel_size": 3},
-    "a mode of Adam in words": PLAIN
-    | {
-        "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "adam_w_mode": "auto"}},
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-    },
-    "Nesterov without a momentum": {
-        "train_batch_size": 2,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1, "nesterov": True}},
-    },
-    "a degree in words": PLAIN | {"tensor_parallel": {"autotp_size": "auto"}},
-}
-"""Kinds that `check` was once wrong about -> a file for DeepSpeed."""
-ACCELERATES = {
-    "null to multiply with": PLAIN | {"gradient_accumulation_steps": None},
-    "an optimizer without a type": PLAIN | {"optimizer": {"params": {"lr": 1e-3}}},
-    "the old name of bf16": PLAIN | {"bfloat16": {"enabled": True}},
-}
-FIELDS = {
-    "no accumulation": {"deepspeed_config": {"zero_stage": 1, "gradient_accumulation_steps": 0}},
-    "no machine": {"num_machines": 0},
-    "what is not started": {
-        "distributed_type": "MULTI_GPU",
-        "deepspeed_config": {"zero_stage": 1, "offload_optimizer_device": "gpu"},
-    },
-}
 
 
 def kinds():
     """A file of each kind, for those who read it."""
-    for name, config in KINDS.items():
+    for name, config in cases.data["KINDS"].items():
         yield mutant(json.dumps(config), name=name)
-    for name, config in ACCELERATES.items():
+    for name, config in cases.data["ACCELERATES"].items():
         section = {"deepspeed_config_file": CONFIG_FILE, "zero3_init_flag": False}
         outer = ACCELERATE_BASE | {"deepspeed_config": section}
         files = {CONFIG_FILE: json.dumps(config), ACCELERATE_FILE: yaml.safe_dump(outer)}
         yield mutant("", name=name, consumer="accelerate", files=files, named=ACCELERATE_FILE)
-    for name, fields in FIELDS.items():
+    for name, fields in cases.data["FIELDS"].items():
         outer = ACCELERATE_BASE | {"deepspeed_config": {"zero_stage": 1}} | fields
         files = {ACCELERATE_FILE: yaml.safe_dump(outer)}
         yield mutant("", name=name, consumer="accelerate", files=files, named=ACCELERATE_FILE)

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from autotune.cost import Recompute, Tier, predict
+from autotune.cost import Recompute, predict
 from autotune.cost.plans import LoggedStage
 from autotune.cost.table import TableRows
 from autotune.cost.table import rows_to_plans as strict_to_plans
@@ -48,25 +46,6 @@ def test_a_full_row_says_everything() -> None:
     assert column("recompute") == Recompute.FULL
 
 
-@pytest.mark.parametrize(
-    ("cell", "text", "of", "expected"),
-    [
-        ("zero_stage", "ZeRO-3", "zero_stage", 3.0),
-        ("zero_stage", "stage 2", "zero_stage", 2.0),
-        ("zero_stage", "SHARD_GRAD_OP", "zero_stage", 2.0),
-        ("zero_stage", "FULL_SHARD", "zero_stage", 3.0),
-        ("recompute", "yes", "recompute", Recompute.FULL),
-        ("recompute", "off", "recompute", Recompute.NONE),
-        ("vocab", "128,256", "vocab", 128_256.0),
-        ("seq_len", "8k", "seq_len", 8192.0),
-        ("model_name", "Mixtral-8x7B", "n_experts", 8.0),
-        ("task", "LoRA SFT", "adapters", 0.5),
-    ],
-)
-def test_other_spellings_are_read(cell: str, text: str, of: str, expected: float) -> None:
-    assert column(of, **{cell: text}) == expected
-
-
 def test_what_runs_on_torch_is_told_by_its_stage() -> None:
     stages = {"3": "deepspeed", "fsdp": "fsdp", "": "ddp"}
     for stage, framework in stages.items():
@@ -81,25 +60,6 @@ def test_no_result_is_read() -> None:
     assert changed.peak_memory_bytes == plain.peak_memory_bytes
 
 
-NUMBERS = ("", "0", "-1", "1e400", "nan", "1", "2", "7", "8.0", "3.5", "64", "1e6", "9" * 400)
-WORDS = ("full", "every_0", "act_cpu alpha=1.2.3", "fsdp", "1 (shard group 0)", "ulysses=0", "yes")
-NAMES = ("fp8", "bf16", "H100", "V100", "CPU", "9x9Gb", "deepspeed", "torchtitan")
-CELLS = st.one_of(st.sampled_from(NUMBERS + WORDS + NAMES), st.text(max_size=12))
-
-
-@given(st.dictionaries(st.sampled_from(sorted(ROW)), CELLS, max_size=6))
-@settings(deadline=None, max_examples=300)
-def test_any_row_is_predicted_in_numbers_or_has_a_reason(changes: dict[str, str]) -> None:
-    rows = read(**changes)
-    if rows.plans is None:
-        assert rows.reasons[0]
-        return
-    predicted = predict(rows.plans)
-    assert np.all(np.isfinite(predicted.step_time_s) & (predicted.step_time_s > 0))
-    assert np.all(np.isfinite(predicted.peak_memory_bytes))
-    assert np.all((predicted.fit_probability >= 0) & (predicted.fit_probability <= 1))
-
-
 @cases("blank", "assumed")
 def test_what_is_blank_is_assumed_and_listed(blank: str, assumed: str) -> None:
     rows = read(**{blank: ""})
@@ -112,13 +72,6 @@ def test_a_row_that_cannot_be_predicted_says_why(changes: dict[str, str], reason
     rows = read(**changes)
     assert rows.plans is None
     assert reason in rows.reasons[0]
-
-
-def test_a_bad_row_does_not_shift_the_others() -> None:
-    rows = rows_to_plans([row(), row(hidden="wide"), row(n_layers="20")], TABLE)
-    assert rows.positions == (0, 2)
-    assert list(rows.plans.n_layers) == [40.0, 20.0]
-    assert [bool(reason) for reason in rows.reasons] == [False, True, False]
 
 
 @cases("changes", "assumed", "name", "value")
@@ -169,14 +122,6 @@ def test_networks_as_people_write_them(text: str, bytes_per_s: float) -> None:
     assert column("network_bytes_per_s", interconnect=text) == bytes_per_s
 
 
-def test_offload_as_people_write_it() -> None:
-    assert column("optimizer_tier", offload="cpu(optimizer)") == Tier.CPU
-    assert column("param_tier", offload="cpu(optimizer)") == Tier.DEVICE
-    assert column("param_tier", offload="nvme(optimizer+param)") == Tier.NVME
-    assert column("offloaded_activations", offload="act_cpu alpha=0.25") == 0.25
-    assert column("offloaded_activations", offload="act_cpu layers=10") == 0.25
-
-
 def test_the_gate_is_told_by_the_parameters() -> None:
     # Llama 7B: 3 h f, not 2 h f, and 6.7e9 parameters with both embeddings.
     llama = {"model_name": "Someone-7B", "n_layers": "32", "ffn_hidden": "11008"}
@@ -184,48 +129,8 @@ def test_the_gate_is_told_by_the_parameters() -> None:
     assert column("gated_mlp", params_b="8.3") == 0
 
 
-def test_ulysses_is_a_degree() -> None:
-    assert column("ulysses", sp="ulysses=2", dp="4") == 2
-
-
-def test_smaller_memory_is_another_a100() -> None:
-    assert column("memory_bytes", gpu_mem_gb="40") < column("memory_bytes") * 0.6
-
-
-@pytest.mark.parametrize("params_b", ["1e300", "1e308"])
-def test_parameters_that_nobody_has_are_refused(params_b: str) -> None:
-    read = rows_to_plans([row(params_b=params_b)], shipped_accelerators())
-    assert read.reasons == (f"params_b={params_b}: above 10^15 parameters",)
-
-
-@pytest.mark.parametrize(
-    ("cell", "text", "expected"),
-    [
-        ("loss", "fused cross entropy", {"logit_bytes": 4.0}),
-        ("loss", "chunked 2048", {"loss_chunk_tokens": 2048.0}),
-        ("loss", "unfused", {"logit_bytes": 6.0}),
-        ("optimizer", "AdamW, step in backward", {"grad_bytes": 0.0}),
-        ("notes", "pure bfloat16", {"weight_bytes": 2.0, "optimizer_bytes": 4.0}),
-        ("notes", "transformer-impl local", {"flash_attention": 0.0}),
-        ("notes", "expandable_segments:True", {"fragments": 0.1}),
-        ("kernels", "tiled MLP", {"mlp_tile_tokens": 4096.0}),
-        (
-            "offload",
-            "cpu(optimizer)+act_cpu",
-            {"offloaded_activations": 1.0, "optimizer_tier": Tier.CPU, "param_tier": Tier.DEVICE},
-        ),
-        ("attention", "eager", {"flash_attention": 0.0}),
-        ("attention", "flash_attention_2", {"flash_attention": 1.0, "attention_speed": 1.0}),
-        ("attention", "FA1 triton", {"flash_attention": 1.0, "attention_speed": 0.55}),
-        ("kernels", "torch.compile", {"fused_kernels": 0.7, "launch_free": 0.5}),
-        ("kernels", "eager", {"fused_kernels": 0.0}),
-        ("optimizer", "AdamW", {"optimizer_bytes": 12.0}),
-        ("optimizer", "adamw 8-bit", {"optimizer_bytes": 6.0}),
-        ("optimizer", "SGD", {"optimizer_bytes": 4.0}),
-        ("optimizer", "Lion", {"optimizer_bytes": 8.0}),
-    ],
-)
-def test_a_row_says_what_changes_memory(cell: str, text: str, expected: dict[str, float]) -> None:
+@cases("cell", "text", "expected")
+def test_a_cell_is_read_in_any_spelling(cell: str, text: str, expected: dict[str, float]) -> None:
     assert {name: column(name, **{cell: text}) for name in expected} == expected
 
 

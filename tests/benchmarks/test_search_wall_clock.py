@@ -63,7 +63,7 @@ def test_a_table_says_what_is_near_its_best(session):
     assert {c.micro_batch for c in near if c["zero.stage"] != 1} == {1}
 
 
-@pytest.mark.parametrize("sampler", ["calibrated", "tpe", "grid"])
+@pytest.mark.parametrize("sampler", ["calibrated", "tpe"])
 def test_a_search_ends_once_it_is_near_the_best(session, sampler):
     n = len(session.lattice.candidates)
 
@@ -80,8 +80,7 @@ def test_a_search_that_is_not_near_says_so(session):
     rates = iter(range(10, 200, 10))
     table = table_of(session, lambda _: float(next(rates)))
     found = search_table(session, table, sampler="grid", seed=0, cap=1)
-    assert found.trials_to_near is None
-    assert found.n_trials == 2, "the baseline, and one"
+    assert (found.trials_to_near, found.n_trials) == (None, 2), "the baseline, and one"
 
 
 def test_unsolved_searches_count_with_what_they_had():
@@ -138,16 +137,14 @@ def test_what_the_autotuner_chose_is_read_back(tuned):
 @pytest.mark.parametrize(
     ("returncode", "outcome"), [(None, "out of time"), (1, "failed"), (0, "chose nothing")]
 )
-def test_without_a_choice_its_fastest_experiment_stands_for_it(tuned, returncode, outcome):
+def test_without_a_choice_its_fastest_experiment_stands_for_it(
+    tuned, returncode, outcome, tmp_path
+):
     found = deepspeed_autotuner.judged(tuned(chooses=False), returncode, 60.0, "")
     assert (found.outcome, found.chosen_by) == (outcome, "its fastest experiment")
     assert found.stage == 2
-
-
-def test_an_autotuner_that_ran_nothing_chose_nothing(tmp_path):
-    found = deepspeed_autotuner.judged(tmp_path, 1, 1.0, "AssertionError: no gpu")
-    assert (found.outcome, found.chosen_by, found.stage) == ("failed", "", None)
-    assert found.last_lines == ("AssertionError: no gpu",)
+    nothing = deepspeed_autotuner.judged(tmp_path / "elsewhere", 1, 1.0, "no gpu")
+    assert (nothing.outcome, nothing.chosen_by, nothing.stage) == ("failed", "", None)
 
 
 def test_a_command_that_takes_too_long_is_ended_with_what_it_started(tmp_path):

@@ -65,23 +65,28 @@ def test_scores_are_as_wide_as_the_layers_compute() -> None:
         assert written - fused == pytest.approx(L * each_bytes * A * S * S)
 
 
-def test_first_stage_holds_pp_micro_batches() -> None:
-    # 1F1B: L/pp layers of pp micro-batches is L layers of one, where there are enough of them.
-    alone = kept(plans())
-    assert kept(plans(pp=8.0, grad_accum=64.0)) == pytest.approx(alone)
-    assert kept(plans(pp=8.0, grad_accum=2.0)) == pytest.approx(alone / 4)
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        # 1F1B: L/pp layers of pp micro-batches is L layers of one, where there are enough of them.
+        ({"pp": 8.0, "grad_accum": 64.0}, 1.0),
+        ({"pp": 8.0, "grad_accum": 2.0}, 1 / 4),
+        # Korthikanti et al., section 4.2.3: times 1 + (pp - 1)/(pp vp).
+        ({"pp": 8.0, "vp": 3.0, "grad_accum": 64.0}, 1 + 7 / 24),
+        ({"offloaded_activations": 0.5}, 1 / 2),
+    ],
+)
+def test_what_the_first_stage_holds(changes: dict[str, float], share: float) -> None:
+    assert kept(plans(**changes)) == pytest.approx(share * kept(plans()))
 
 
-def test_interleaving_holds_more() -> None:
-    # Korthikanti et al., section 4.2.3: times 1 + (pp - 1)/(pp vp).
-    alone = kept(plans())
-    found = kept(plans(pp=8.0, vp=3.0, grad_accum=64.0))
-    assert found == pytest.approx(alone * (1 + 7 / 24))
-
-
-def test_offloaded_activations_are_gone() -> None:
-    half = kept(plans(offloaded_activations=0.5))
-    assert half == pytest.approx(kept(plans()) / 2)
+@pytest.mark.parametrize("axis", ["cp", "ulysses"])
+def test_ranks_that_share_a_sequence_hold_their_part(axis: str) -> None:
+    held = [
+        float(activations_of(p, sizes_of(p)).first_stage_bytes)
+        for p in (plans(has_dropout=0.0, **{axis: n}) for n in (1.0, 4.0))
+    ]
+    assert held[1] == pytest.approx(held[0] / 4)
 
 
 def test_gated_mlp_and_grouped_heads() -> None:
@@ -115,16 +120,6 @@ def test_what_is_written_out_keeps_its_steps() -> None:
     assert kept(plans(**gpt2)) == kept(plans(**sizes)), "what is fused keeps no steps"
 
 
-def test_context_ranks_share_the_tokens() -> None:
-    for axis in ("cp", "ulysses"):
-        assert kept_of(axis) == pytest.approx(kept_of(None) / 4)
-
-
-def kept_of(axis: str | None) -> float:
-    p = plans(has_dropout=0.0, **({axis: 4.0} if axis else {}))
-    return float(activations_of(p, sizes_of(p)).first_stage_bytes)
-
-
 LONG = {
     "n_layers": 32.0,
     "hidden": 4096.0,
@@ -151,14 +146,6 @@ def test_an_mlp_in_chunks_holds_one_of_them() -> None:
     whole, tiled, one = (working(mlp_tile_tokens=n) for n in (0.0, 4096.0, 131072.0))
     assert whole - tiled == pytest.approx(inner_bytes * (LONG["seq_len"] - 4096.0))
     assert one == pytest.approx(whole)
-
-
-def test_an_mlp_in_chunks_keeps_its_input_alone() -> None:
-    at_once, tiled = (
-        kept(plans(**{**LONG, "recompute": 0.0}, mlp_tile_tokens=n)) for n in (0.0, 4096.0)
-    )
-    per_layer = 2.0 * 3.0 * LONG["ffn_hidden"] * LONG["seq_len"]
-    assert at_once - tiled == pytest.approx(LONG["n_layers"] * per_layer)
 
 
 @pytest.mark.parametrize("experts", [{}, {"n_experts": 8.0, "experts_per_token": 2.0}])

@@ -110,19 +110,17 @@ def test_a_peak_that_just_fits_has_its_upper_end_at_the_memory_of_the_device() -
     assert said.fit_probability.tolist() == [1.0], "by the peak alone"
 
 
-def test_offloaded_states_have_an_unknown_price() -> None:
-    _, found = margin(*(row(**CLOSED, offload=text) for text in ("none", "cpu(optimizer)")))
-    time = found.step_time
-    assert time.low[1] > np.hypot(time.low[0], 0.4)
-    assert time.high[1] > np.hypot(time.high[0], 0.4)
-
-
-def test_an_unknown_age_widens_times_and_not_peaks() -> None:
-    undated = {**CLOSED, "software": ""}
-    _, found = margin(row(**CLOSED), row(**undated))
-    time, memory = found.step_time, found.peak_memory
-    assert time.low[1] == pytest.approx(np.hypot(time.low[0], 0.1))
-    assert memory.high[1] == memory.high[0]
+@pytest.mark.parametrize(
+    ("open_", "deviation"), [({"software": ""}, 0.1), ({"offload": "cpu(optimizer)"}, 0.5)]
+)
+def test_unknown_age_and_prices_of_hosts_widen_times_and_not_peaks(
+    open_: dict[str, str], deviation: float
+) -> None:
+    kinds = {**CLOSED, "offload": "none"}
+    _, _, basis = read(row(**kinds), row(**{**kinds, **open_}))
+    for end in basis.open_time:
+        assert end.tolist() == [0.0, pytest.approx(deviation)]
+    assert not np.any(basis.open_memory)
 
 
 def test_what_a_row_leaves_open_reaches_the_other_way() -> None:

@@ -12,7 +12,7 @@ from autotune.base.errors import StudyError
 from autotune.base.private import KNOWLEDGE_ENV, user_cache
 from autotune.cost import knowledge
 from autotune.cost.constants import load_constants
-from autotune.cost.forecast import forecast
+from autotune.cost.forecast import SeenErrors, forecast
 from autotune.cost.knowledge import (
     Lesson,
     Situation,
@@ -57,7 +57,7 @@ def lessons(study: str = "one", *, ratio: float = 1.5, **changes: str) -> list[L
     ]
 
 
-def recalled(*kept: Lesson, study: str = "now") -> knowledge.Recalled:
+def recalled(*kept: Lesson, study: str = "now") -> SeenErrors:
     found = recall_lessons(kept, situation=HERE, study=study, constants=load_constants())
     assert found is not None
     return found
@@ -111,23 +111,11 @@ def test_ratios_are_those_of_the_model_of_today() -> None:
     assert found.peaks.side.tolist() == [1.0, 0.0, 0.0, 0.0] or found.peaks.side.sum() == 1.0
 
 
-def test_a_studys_own_lessons_are_not_told_to_it_twice() -> None:
-    one = recall_lessons(lessons("now"), situation=HERE, study="now", constants=load_constants())
-    assert one is None
-
-
 def test_the_more_has_changed_the_less_a_lesson_counts() -> None:
     same = recalled(*lessons()).times.kinship[0]
     newer = recalled(*lessons(engine="deepspeed 0.17.0")).times.kinship[0]
     other = recalled(*lessons(engine="deepspeed 0.17.0", device="H100")).times.kinship[0]
     assert 1 > same > newer > other > 0
-
-
-def test_the_most_akin_are_used_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knowledge, "MOST_USED", 4)
-    kept = [*lessons("akin", ratio=2.0), *lessons("strange", device="H100")]
-    found = recalled(*kept)
-    assert found.times.log_ratio == pytest.approx(np.full(3, np.log(2.0)))
 
 
 def test_the_lessons_that_are_used_are_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +125,8 @@ def test_the_lessons_that_are_used_are_chosen_once(monkeypatch: pytest.MonkeyPat
     assert [lesson.study for lesson in chosen] == ["strange"] * 2 + ["akin"] * 4
     assert choose_lessons(chosen, situation=HERE, study="now") == chosen
     assert recalled(*kept).n_trials == 6
+    own = recall_lessons(lessons("now"), situation=HERE, study="now", constants=load_constants())
+    assert own is None
 
 
 def test_a_study_is_named_without_its_path(

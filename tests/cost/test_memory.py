@@ -8,6 +8,7 @@ import pytest
 from autotune.cost import Plans, Tier, load_constants, predict
 from autotune.cost.activations import activations_of
 from autotune.cost.memory import Held, Memory, memory_of_traced
+from autotune.cost.plans import Column
 from autotune.cost.sizes import sizes_of
 from tests.cost.plans import plans
 
@@ -34,6 +35,8 @@ def test_bytes_per_parameter_by_stage() -> None:
     p = plans(zero_stage=STAGES, dp=64.0)
     expected = np.array([16, 4 + 12 / 64, 2 + 14 / 64, 16 / 64]) * parameters(plans())
     assert states(p) == pytest.approx(expected)
+    in_32_bits = plans(weight_bytes=4.0, grad_bytes=4.0, optimizer_bytes=8.0)
+    assert states(in_32_bits) == pytest.approx([16 * parameters(plans())])
 
 
 def test_gloo_copies_what_it_scatters_and_gathers() -> None:
@@ -51,26 +54,21 @@ def test_a_process_that_is_known_takes_what_it_takes() -> None:
     assert list(found) == [load_constants().context_bytes, 1e8]
 
 
-def test_full_precision_is_sixteen_bytes_too() -> None:
-    p = plans(weight_bytes=4.0, grad_bytes=4.0, optimizer_bytes=8.0)
-    assert states(p) == pytest.approx([16 * parameters(plans())])
+MIXTURE = {"n_experts": 64.0, "experts_per_token": 2.0, "zero_stage": 1.0, "dp": 64.0}
 
 
-@pytest.mark.parametrize("degree", ["tp", "pp", "cp"])
-def test_memory_falls_with_a_degree(degree: str) -> None:
-    p = plans(**{degree: np.array([1.0, 2.0, 4.0, 8.0])}, grad_accum=64.0)
-    assert np.all(np.diff(predict(p).peak_memory_bytes) < 0)
-
-
-def test_memory_falls_with_the_stage() -> None:
-    p = plans(zero_stage=STAGES, dp=64.0, tp=8.0)
-    assert np.all(np.diff(predict(p).peak_memory_bytes) < 0)
-
-
-def test_memory_grows_with_the_micro_batch_and_the_sequence() -> None:
-    for name in ("micro_batch", "seq_len"):
-        p = plans(**{name: np.array([512.0, 1024.0, 2048.0])}, tp=8.0)
-        assert np.all(np.diff(predict(p).peak_memory_bytes) > 0)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({degree: np.array([1.0, 2, 4, 8]), "grad_accum": 64.0} for degree in ("tp", "pp", "cp")),
+        {"zero_stage": STAGES, "dp": 64.0, "tp": 8.0},
+        *({n: np.array([2048.0, 1024.0, 512.0]), "tp": 8.0} for n in ("micro_batch", "seq_len")),
+        {**MIXTURE, "ep": np.array([1.0, 8.0, 64.0])},
+        {**MIXTURE, "ep": 8.0, "expert_imbalance": np.array([1.5, 1.0])},
+    ],
+)
+def test_what_takes_less_memory(changes: dict[str, Column]) -> None:
+    assert np.all(np.diff(predict(plans(**changes)).peak_memory_bytes) < 0)
 
 
 def test_parts_add_up_to_the_peak() -> None:
@@ -207,12 +205,6 @@ def test_the_host_that_needs_most_counts() -> None:
     predicted = predict(dataclasses.replace(p, recompute=np.array([0.0, 2.0]), **states))
     assert list(predicted.memory.logits_bytes > 0) == [False, True]
     assert len(set(predicted.host_memory_bytes)) == 1
-
-
-def test_experts_are_split_over_their_ranks() -> None:
-    mixture = {"n_experts": 64.0, "experts_per_token": 2.0, "zero_stage": 1.0, "dp": 64.0}
-    peaks = predict(plans(**mixture, ep=np.array([1.0, 8.0, 64.0]))).memory.params_bytes
-    assert np.all(np.diff(peaks) < 0)
 
 
 def test_a_trace_of_what_is_counted_changes_nothing() -> None:

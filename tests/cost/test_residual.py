@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from autotune.cost.normal import Floats, below, beyond_bound, density, log_expected_gain
+from autotune.cost.normal import Floats, beyond_bound, log_expected_gain
 from autotune.cost.residual import (
     MEMORY_PRIOR,
     TIME_PRIOR,
@@ -96,14 +96,6 @@ def test_errors_beyond_all_that_was_believed_make_everything_less_certain() -> N
         z += list(((errors - found.mean) / found.deviation)[rows + 1])
     # Without a factor common to the scales it is 18.
     assert np.sqrt(np.mean(np.square(z))) < 6
-
-
-def test_errors_as_expected_leave_the_certainty_as_it_was() -> None:
-    at = mixed(5)
-    rows = np.array([0, 4])
-    small = calibrate(at, Seen.here(at.take(rows), np.array([0.02, -0.01])), MEMORY_PRIOR)
-    none = calibrate(at, Seen.here(at.take(rows), np.zeros(2)), MEMORY_PRIOR)
-    assert small.deviation == pytest.approx(none.deviation, rel=0.1)
 
 
 def test_out_of_memory_raises_the_estimate_and_no_more_than_it_must() -> None:
@@ -216,22 +208,6 @@ def test_another_study_teaches_the_less_the_less_it_is_akin() -> None:
     assert none.mean[2] == pytest.approx(0, abs=1e-6)
 
 
-def test_what_this_study_says_comes_before_what_another_said() -> None:
-    at = mixed(5)
-    rows = np.array([0, 2, 4])
-    theirs = Seen(
-        features=at.take(rows),
-        log_ratio=np.full(3, 0.5),
-        side=np.zeros(3),
-        study=np.ones(3, np.intp),
-        kinship=np.full(3, 0.7),
-    )
-    ours = Seen.here(at.take(np.array([1, 3])), np.array([-0.2, -0.2]))
-    found = calibrate(at, Seen.join(ours, theirs), TIME_PRIOR)
-    assert found.mean[1] == pytest.approx(-0.2, abs=0.05)
-    assert found.mean[2] < 0
-
-
 def test_a_large_lattice_is_calibrated_in_pieces_that_agree() -> None:
     at = mixed(9000)
     rows = np.array([10, 4500, 8999])
@@ -248,11 +224,6 @@ def test_many_trials_of_a_large_lattice_take_seconds_at_most() -> None:
     started = time.process_time()
     calibrate(at, Seen.here(at.take(rows), np.zeros(100)), TIME_PRIOR)
     assert time.process_time() - started < 10
-
-
-def test_the_normal_distribution() -> None:
-    assert below(np.array([0.0, 1.96, -1.96])) == pytest.approx([0.5, 0.975, 0.025], abs=1e-4)
-    assert density(np.array([0.0])) == pytest.approx(0.39894, abs=1e-5)
 
 
 def test_expected_gain_is_smooth_where_the_formula_changes() -> None:

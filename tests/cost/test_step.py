@@ -11,7 +11,6 @@ from autotune.cost import (
     Plans,
     Prediction,
     Recompute,
-    Tier,
     load_constants,
     predict,
     traffic,
@@ -73,12 +72,6 @@ def test_bubble_is_pp_minus_one_over_m_vp(pp: int, m: int, vp: int) -> None:
     assert t.bubble_s / work == pytest.approx([(pp - 1) / (m * vp)], rel=1e-6)
 
 
-def test_stage_with_the_logits_slows_all_others() -> None:
-    p = plans(pp=4.0, grad_accum=32.0, vocab=np.array([1e-9, 1e6]))
-    bubble = ideal(p).times.bubble_s
-    assert bubble[1] > bubble[0]
-
-
 def test_parts_add_up_to_the_step() -> None:
     p = plans(tp=np.array([1.0, 8.0, 8.0]), pp=np.array([1.0, 1.0, 8.0]), dp=8.0, grad_accum=64.0)
     predicted = predict(p)
@@ -90,61 +83,85 @@ def test_parts_add_up_to_the_step() -> None:
     assert all(np.all(getattr(times, name) >= 0) for name in names)
 
 
+BUSY = {"tp": 8.0, "pp": 4.0, "dp": 4.0, "zero_stage": 1.0, "grad_accum": 16.0}
+STAGE_3 = {"zero_stage": 3.0, "dp": 64.0}
+SMALL = {"hidden": 1024.0, "ffn_hidden": 4096.0, "n_heads": 16.0, "head_dim": 64.0}
+MIXTURE = {"n_experts": 64.0, "experts_per_token": 8.0, "dp": 64.0}
+FASTER = np.array([4.0, 2.0, 1.0])
+"""Over what it is."""
+
+
+@pytest.mark.parametrize(
+    ("part", "least", "changes"),
+    [
+        *(
+            ("step_s", 1.0, {name: np.array(values, float)})
+            for name, values in (
+                ("n_layers", [24, 48, 96]),
+                ("seq_len", [1024, 2048, 4096]),
+                ("micro_batch", [1, 2, 4]),
+                ("vocab", [32000, 64000, 128000]),
+            )
+        ),
+        *(
+            ("step_s", 1.0, {**BUSY, name: float(getattr(plans(), name)) * FASTER})
+            for name in ("matmul_flops", "half_flops", "memory_bytes_per_s")
+        ),
+        ("tensor_comm_s", 1.0, {**BUSY, "nvlink_bytes_per_s": 300e9 * FASTER}),
+        ("data_comm_s", 1.0, {**BUSY, "network_bytes_per_s": 25e9 * FASTER}),
+        # In larger micro-batches, as many samples.
+        ("step_s", 1.0, {"micro_batch": FASTER, "grad_accum": 4 / FASTER, "hidden": 1024.0}),
+        ("step_s", 1.0, {"zero_stage": 2.0, "dp": 8.0, "optimizer_tier": np.arange(3.0)}),
+        ("data_comm_s", 1.0, {**STAGE_3, "gather_bytes": np.array([1.0, 2.0])}),
+        ("data_comm_s", 1.0, {**STAGE_3, "overlap_gather": np.array([1.0, 0.0])}),
+        (
+            "data_comm_s",
+            1.5,
+            {**STAGE_3, "micro_batch": 8.0, "live_elements": np.array([1e10, 1e8])},
+        ),
+        (
+            "data_comm_s",
+            1.0,
+            {
+                **{**SMALL, **STAGE_3, "overlap_gather": 0.0, "gather_calls_per_layer": 4.0},
+                "prefetch_elements": np.array([1e8, 1.0]),
+            },
+        ),
+        ("data_comm_s", 1.0, {"dp": 8.0, "zero_stage": 1.0, "user_buffers": np.array([1.0, 0.0])}),
+        ("expert_comm_s", 1.2, {**MIXTURE, "ep": 64.0, "flex_dispatch": np.array([1.0, 0.0])}),
+        ("expert_comm_s", 1.0, {**MIXTURE, "ep": 8.0, "expert_imbalance": np.array([1.0, 1.5])}),
+        ("recompute_s", 1 / 0.3, {"recompute": np.array([1.0, 2.0])}),
+        ("bubble_s", 1.0, {"pp": 4.0, "grad_accum": 32.0, "vocab": np.array([1e-9, 1e6])}),
+        # Even where every fetch hides behind the layers' products.
+        (
+            "offload_s",
+            1.0,
+            {
+                **STAGE_3,
+                "param_tier": np.arange(3.0),
+                "micro_batch": 16.0,
+                "host_bytes_per_s": 1e12,
+            },
+        ),
+        ("logits_s", 1.0, {"logit_bytes": np.array([4.0, 12.0])}),
+        # Of a recomputed layer only its input goes to the host.
+        (
+            "offload_s",
+            8.0,
+            {"offloaded_activations": 1.0, "recompute": np.array([2, 0]), "host_bytes_per_s": 1e8},
+        ),
+    ],
+)
+def test_what_takes_longer(part: str, least: float, changes: dict[str, Column]) -> None:
+    """Each value takes longer than the one before, by a factor."""
+    seconds = np.asarray(getattr(predict(plans(**changes)).times, part))
+    assert np.all(seconds[1:] > least * seconds[:-1])
+
+
 def test_step_is_linear_in_micro_batches() -> None:
     p = plans(grad_accum=np.array([1.0, 2.0, 3.0]))
     steps = predict(p).step_time_s
     assert np.diff(steps, 2) == pytest.approx([0], abs=1e-9 * steps[0])
-
-
-def test_more_of_the_same_takes_longer() -> None:
-    for name, values in (
-        ("n_layers", [24, 48, 96]),
-        ("seq_len", [1024, 2048, 4096]),
-        ("micro_batch", [1, 2, 4]),
-        ("grad_accum", [1, 2, 4]),
-        ("vocab", [32000, 64000, 128000]),
-    ):
-        steps = predict(plans(**{name: np.array(values, dtype=float)})).step_time_s
-        assert np.all(np.diff(steps) > 0), name
-
-
-def test_a_faster_device_or_link_is_never_slower() -> None:
-    busy = {"tp": 8.0, "pp": 4.0, "dp": 4.0, "zero_stage": 1.0, "grad_accum": 16.0, "ep": 1.0}
-    for name in (
-        "matmul_flops",
-        "half_flops",
-        "memory_bytes_per_s",
-        "nvlink_bytes_per_s",
-        "network_bytes_per_s",
-        "host_bytes_per_s",
-    ):
-        base = float(getattr(plans(), name))
-        steps = predict(plans(**busy, **{name: base * np.array([1.0, 2.0, 4.0])})).step_time_s
-        assert np.all(np.diff(steps) <= 0), name
-
-
-def test_a_larger_micro_batch_uses_the_device_better() -> None:
-    sizes = np.array([1.0, 2.0, 4.0])
-    steps = predict(plans(micro_batch=sizes, grad_accum=4 / sizes, hidden=1024.0)).step_time_s
-    assert np.all(np.diff(steps) < 0)
-
-
-def test_offload_costs_time_and_nvme_more() -> None:
-    tiers = np.array([float(tier) for tier in Tier])
-    steps = predict(plans(zero_stage=2.0, dp=8.0, optimizer_tier=tiers)).step_time_s
-    assert np.all(np.diff(steps) > 0)
-
-
-def test_quantised_gathers_are_cheaper() -> None:
-    p = plans(zero_stage=3.0, dp=64.0, gather_bytes=np.array([2.0, 1.0]), overlap_gather=0.0)
-    data = predict(p).times.data_comm_s
-    assert data[1] < data[0]
-
-
-def test_hidden_communication_costs_less() -> None:
-    p = plans(zero_stage=3.0, dp=64.0, overlap_gather=np.array([0.0, 1.0]))
-    data = predict(p).times.data_comm_s
-    assert data[1] < data[0]
 
 
 def group(ranks: float, stride: float = 1.0) -> comm.RankGroup:
@@ -171,77 +188,102 @@ def test_one_rank_needs_no_communication() -> None:
         assert comm.send_s(alone, size) == 0
 
 
-def test_reduce_scatter_and_gather_are_one_all_reduce() -> None:
-    g = group(16)
-    assert 2 * comm.gather_s(g, 1e9) == pytest.approx(comm.all_reduce_s(g, 1e9))
-
-
-def test_selective_recomputation_is_nearly_free_beside_full() -> None:
-    kinds = np.array([float(Recompute.SELECTIVE), float(Recompute.FULL)])
-    again = predict(plans(recompute=kinds)).times.recompute_s
-    assert again[0] < 0.3 * again[1]
-
-
 def test_small_layers_wait_for_the_host() -> None:
     slow: Constants = dataclasses.replace(load_constants(), launch_s=1e-3)
     p = plans(hidden=512.0, n_heads=8.0, head_dim=64.0, ffn_hidden=2048.0)
     assert predict(p, slow).times.host_s > 0.5 * predict(p, slow).step_time_s
 
 
-def test_a_core_dispatches_its_kernels_itself() -> None:
-    slow = dataclasses.replace(IDEAL, launch_s=1e-4)
-    times = [predict(plans(runs_ahead=ahead), slow) for ahead in (0.0, 1.0)]
-    device_s = ideal(plans()).step_time_s[0]
-    n_kernels = slow.kernels_per_layer * 3 * 96
-    assert times[0].step_time_s[0] == pytest.approx(device_s + slow.launch_s * n_kernels)
-    assert times[1].step_time_s[0] < times[0].step_time_s[0]
+LAYER = 12 * 12288.0**2
+"""Parameters of a layer."""
+TABLE = 51200 * 12288
+IN_TURN: dict[str, Column] = {"zero_stage": 3.0, "overlap_gather": 0.0, "overlap_reduce": 0.0}
 
 
-def test_stage_3_fetches_with_hooks_that_only_a_core_waits_for() -> None:
-    hooks = dataclasses.replace(IDEAL, fetch_s=1e-3)
-    host_s = [
-        float(predict(plans(dp=2.0, zero_stage=stage, runs_ahead=ahead), hooks).times.host_s[0])
-        for stage, ahead in ((3.0, 0.0), (2.0, 0.0), (3.0, 1.0))
-    ]
-    assert host_s == pytest.approx([96 * 1e-3, 0.0, 0.0])
+@pytest.mark.parametrize(
+    ("part", "shares", "changes"),
+    [
+        # Small tensors stay whole; four products of h^2 are attention's, of 12 h^2 a layer.
+        (
+            "data_comm_s",
+            [1, 2 / 3, 0],
+            {
+                **{**IN_TURN, "dp": 2.0, "vocab": 1e-9, "tied_embeddings": 0.0},
+                **{"grad_bytes": 0.0, "reduce_bytes": 1e-12},
+                "persistent_elements": np.array([0, 12288.0**2, 1e12]),
+            },
+        ),
+        # Of two ranks a gather moves half of what an all-reduce does: 4 + 2/2, on gloo 4 + 6/2.
+        (
+            "tensor_comm_s",
+            [1, 1, 5 / 4, 7 / 4],
+            {
+                "tp": 2.0,
+                "sequence_parallel": np.array([0.0, 0.0, 1.0, 1.0]),
+                "reduces_whole": np.array([0.0, 1.0, 0.0, 1.0]),
+            },
+        ),
+        # A head of its own is reduced and updated too; a pipeline's stages hold one table each.
+        (
+            "data_comm_s",
+            [1, (LAYER + 2 * TABLE) / (LAYER + TABLE)],
+            {
+                **{"dp": 2.0, "overlap_reduce": 0.0, "n_layers": 1.0},
+                "tied_embeddings": np.array([1.0, 0.0]),
+            },
+        ),
+        ("optimizer_s", [1, 1], {"dp": 2.0, "pp": 2.0, "tied_embeddings": np.array([1.0, 0.0])}),
+        # A chunked loss computes its logits again.
+        ("logits_s", [1, 4 / 3], {"loss_chunk_tokens": np.array([0.0, 256.0])}),
+        # Large layers are gathered again for what is recomputed: three gathers and a reduction,
+        # two and a half, two; the same volume each.
+        (
+            "data_comm_s",
+            [1, 3.5 / 4, 3 / 4],
+            {
+                **{**IN_TURN, "dp": 64.0, "recompute": float(Recompute.FULL)},
+                "reuse_elements": np.array([0.0, LAYER, 2 * LAYER]),
+            },
+        ),
+    ],
+)
+def test_shares_of_the_first(part: str, shares: list[float], changes: dict[str, Column]) -> None:
+    seconds = np.broadcast_to(getattr(ideal(plans(**changes)).times, part), len(shares))
+    assert seconds / seconds[0] == pytest.approx(shares, rel=0.01, abs=1e-3)
 
 
-def test_hooks_of_deepspeed_cost_time_beside_a_device_as_well() -> None:
-    hooks = dataclasses.replace(IDEAL, device_fetch_s=1e-3)
-    layout = {"dp": 1.0, "gather_calls_per_layer": 4.0}
-    host_s = [
-        float(predict(plans(**layout, **kind), hooks).times.host_s[0])
-        for kind in (
-            {"zero_stage": 3.0, "cuts_by_rank": 1.0},
-            {"zero_stage": 3.0, "cuts_by_rank": 0.0},  # FSDP gathers a layer in one call
-            {"zero_stage": 2.0, "cuts_by_rank": 1.0},
-        )
-    ]
-    assert host_s == pytest.approx([96 * 4 * 1e-3, 0.0, 0.0])
-
-
-def test_small_tensors_stay_whole_at_stage_3() -> None:
-    # Four products of h^2 are attention's, of 12 h^2 a layer.
-    gathered = [
-        float(
-            ideal(
-                plans(
-                    dp=2.0,
-                    zero_stage=3.0,
-                    vocab=1e-9,
-                    tied_embeddings=0.0,
-                    overlap_gather=0.0,
-                    overlap_reduce=0.0,
-                    grad_bytes=0.0,
-                    reduce_bytes=1e-12,
-                    persistent_elements=threshold,
-                )
-            ).times.data_comm_s[0]
-        )
-        for threshold in (0.0, 12288.0**2, 1e12)
-    ]
-    assert gathered[1] / gathered[0] == pytest.approx(2 / 3, rel=1e-3)
-    assert gathered[2] < 1e-3 * gathered[0]
+@pytest.mark.parametrize(
+    ("constant", "host_s", "changes"),
+    [
+        # A core dispatches its kernels itself.
+        ("launch_s", [IDEAL.kernels_per_layer * 3 * 96, 0.0], {"runs_ahead": np.array([0, 1.0])}),
+        # Stage 3 fetches with hooks that only a core waits for.
+        (
+            "fetch_s",
+            [96, 0, 0],
+            {
+                **{"dp": 2.0, "zero_stage": np.array([3.0, 2.0, 3.0])},
+                "runs_ahead": np.array([0.0, 0.0, 1.0]),
+            },
+        ),
+        # Those of DeepSpeed cost time beside a device as well; FSDP gathers a layer in one call.
+        (
+            "device_fetch_s",
+            [96 * 4, 0, 0],
+            {
+                **{"gather_calls_per_layer": 4.0, "zero_stage": np.array([3.0, 3.0, 2.0])},
+                "cuts_by_rank": np.array([1.0, 0.0, 1.0]),
+            },
+        ),
+    ],
+)
+def test_seconds_of_the_host(
+    constant: str, host_s: list[float], changes: dict[str, Column]
+) -> None:
+    """For a second of one call."""
+    slow = dataclasses.replace(IDEAL, **{constant: 1e-4})
+    found = predict(plans(**changes), slow).times.host_s
+    assert np.broadcast_to(found, len(host_s)) / 1e-4 == pytest.approx(host_s, abs=1e-3)
 
 
 def test_gloo_scatters_what_it_reduced_whole() -> None:
@@ -252,38 +294,6 @@ def test_gloo_scatters_what_it_reduced_whole() -> None:
     gathered = reduced(reduce_bytes=1e-12)
     whole, part = reduced(reduces_whole=1.0) - gathered, reduced() - gathered
     assert whole == pytest.approx(2 * part)
-
-
-def test_gloo_gathers_what_sequence_parallel_ranks_reduced_whole() -> None:
-    def sent(**changes: float) -> float:
-        return float(ideal(plans(tp=2.0, **changes)).times.tensor_comm_s[0])
-
-    split = {"sequence_parallel": 1.0}
-    # Of two ranks a gather moves half of what an all-reduce does: 4 + 2/2, and on gloo 4 + 6/2.
-    assert sent(**split) / sent() == pytest.approx(5 / 4, rel=1e-3)
-    assert sent(**split, reduces_whole=1.0) / sent() == pytest.approx(7 / 4, rel=1e-3)
-    assert sent(reduces_whole=1.0) == sent()
-
-
-def test_a_head_of_its_own_is_reduced_and_updated_too() -> None:
-    params = []
-    for tied in (1.0, 0.0):
-        p = plans(dp=2.0, tied_embeddings=tied, overlap_reduce=0.0, n_layers=1.0)
-        params.append(float(ideal(p).times.data_comm_s[0]))
-    layer = 12 * 12288**2
-    table = 51200 * 12288
-    ratio = (layer + 2 * table) / (layer + table)
-    assert params[1] / params[0] == pytest.approx(ratio, rel=1e-3)
-    pipelines = [
-        float(ideal(plans(dp=2.0, pp=2.0, tied_embeddings=tied)).times.optimizer_s[0])
-        for tied in (1.0, 0.0)
-    ]
-    assert pipelines[0] == pipelines[1], "its stages hold one table each"
-
-
-def test_a_chunked_loss_computes_its_logits_again() -> None:
-    whole, chunked = (ideal(plans(loss_chunk_tokens=n)).times.logits_s[0] for n in (0.0, 256.0))
-    assert chunked == pytest.approx(whole * 4 / 3)
 
 
 def test_an_mlp_in_chunks_computes_its_forward_pass_again() -> None:
@@ -363,55 +373,10 @@ def _gathers_s(**changes: Column) -> NDArray[np.float64]:
     return np.asarray(ideal(p).times.data_comm_s)
 
 
-def test_stage_3_gathers_large_layers_again_for_what_it_recomputes() -> None:
-    of_layer = 12 * 12288.0**2
-    times = _gathers_s(
-        dp=64.0,
-        recompute=float(Recompute.FULL),
-        reuse_elements=np.array([0.0, of_layer, 2 * of_layer]),
-    )
-    # Three gathers and a reduction, two and a half, two: the same volume each.
-    assert times[0] / times[2] == pytest.approx(4 / 3, rel=0.01)
-    assert times[1] / times[2] == pytest.approx(3.5 / 3, rel=0.01)
-    assert (
-        _gathers_s(dp=64.0, recompute=float(Recompute.FULL), layer_wise_gather=1.0)[0] < times[0]
-    )
-
-
 def test_cutting_tensors_by_rank_takes_longer_with_more_ranks() -> None:
     ranks = np.array([64.0, 512.0])
     whole, cut = (_gathers_s(dp=ranks, cuts_by_rank=cuts) for cuts in (0.0, 1.0))
     assert (cut - whole)[1] == pytest.approx(8 * (cut - whole)[0])
-
-
-def test_a_prefetch_bucket_joins_small_tensors() -> None:
-    small = {"hidden": 1024.0, "ffn_hidden": 4096.0, "n_heads": 16.0, "head_dim": 64.0}
-    p = plans(
-        **small,
-        dp=64.0,
-        zero_stage=3.0,
-        overlap_gather=0.0,
-        gather_calls_per_layer=4.0,
-        prefetch_elements=np.array([1.0, 1e8]),
-    )
-    apart, joined = predict(p).times.data_comm_s
-    assert joined < apart
-
-
-def test_what_has_no_room_is_not_prefetched() -> None:
-    live = np.array([1e8, 1e10])
-    p = plans(zero_stage=3.0, dp=64.0, micro_batch=8.0, live_elements=live)
-    shown = predict(p).times.data_comm_s
-    assert shown[0] > 1.5 * shown[1]
-
-
-def test_parameters_on_the_host_always_cost_time() -> None:
-    # Even where every fetch hides behind the layers' products.
-    tier = np.array([Tier.DEVICE, Tier.CPU, Tier.NVME], float)
-    p = plans(dp=8.0, zero_stage=3.0, param_tier=tier, micro_batch=16.0, host_bytes_per_s=1e12)
-    times = predict(p).times
-    assert times.offload_s[0] == 0
-    assert 0 < times.offload_s[1] < times.offload_s[2]
 
 
 def test_a_last_stage_may_have_the_loss_alone() -> None:
@@ -436,11 +401,6 @@ def test_hosts_that_wait_for_messages_between_nodes_launch_later() -> None:
         assert alike[0] == alike[1]
 
 
-def test_a_loss_of_32_bit_logits_moves_more() -> None:
-    eager, in_place, fused = predict(plans(logit_bytes=np.array([12.0, 8.0, 4.0]))).times.logits_s
-    assert eager == in_place > fused
-
-
 def test_steps_of_a_ring_between_nodes_have_a_least_time() -> None:
     c = dataclasses.replace(IDEAL, nvlink_latency_s=1e-6, network_step_s=5e-6)
     hops = [
@@ -462,9 +422,3 @@ def test_adapters_and_packed_weights_take_time() -> None:
     moved_s = 2 * 2.5 * 12 * 96 * 12288**2 / (2e12 * load_constants().memory_share)
     assert by_kernel == pytest.approx(moved_s, rel=0.02)
     assert in_torch == pytest.approx(7 * by_kernel)
-
-
-def test_of_a_recomputed_layer_only_its_input_goes_to_the_host() -> None:
-    p = plans(offloaded_activations=1.0, recompute=np.array([0.0, 2.0]), host_bytes_per_s=1e8)
-    kept, inputs = predict(p).times.offload_s
-    assert 0 < inputs < kept / 8

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.base.errors import JobError
-from autotune.cost import Recompute, Tier, predict
+from autotune.cost import Recompute, predict
 from autotune.cost.row_choices import SETTINGS
 from autotune.cost.table import TableRows, read_table, rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
@@ -42,37 +42,7 @@ def test_a_full_row_leaves_nothing_open() -> None:
     assert column("recompute") == Recompute.FULL
 
 
-@pytest.mark.parametrize(
-    ("changes", "name", "expected"),
-    [
-        ({"zero_stage": "3"}, "zero_stage", 3),
-        ({"shard_group": "4"}, "shard_group", 4),
-        ({"recompute": "every_2"}, "recompute_every", 2),
-        ({"recompute": "selective: [mlp, layernorm]"}, "recomputes_mlp", 1),
-        ({"offload": "cpu(optimizer)"}, "optimizer_tier", Tier.CPU),
-        ({"offload": "nvme(optimizer+param)"}, "param_tier", Tier.NVME),
-        ({"offloaded_activations": "0.25"}, "offloaded_activations", 0.25),
-        ({"framework": "unsloth", "offload": ""}, "offloaded_activations", 1),
-        ({"framework": "unsloth", "offload": "none"}, "offloaded_activations", 0),
-        ({"kernels": "graphs"}, "launch_free", 1),
-        ({"kernels": "graphs"}, "graph_share", 1),
-        ({"sp": "ulysses=2", "dp": "4"}, "ulysses", 2),
-        ({"loss": "chunked 2048"}, "loss_chunk_tokens", 2048),
-        ({"attention": "flash 1"}, "attention_speed", 0.55),
-        ({"optimizer": "adamw 8-bit"}, "optimizer_bytes", 6),
-        ({"task": "lora", "trained_share": "0.02"}, "trained_share", 0.02),
-        ({"precision": "pure-bf16"}, "optimizer_bytes", 4),
-        ({"allocator": "expandable_segments"}, "fragments", 0.1),
-        (
-            {"precision": "fp8", "scaling": "mxfp8", "gpu_type": "B200", "gpu_mem_gb": ""},
-            "cast_bytes",
-            4.1,
-        ),
-        ({"n_experts": "0"}, "n_experts", 0),
-        ({"n_experts": "8", "ep": "4", "flex_dispatch": "1"}, "flex_dispatch", 1),
-        ({"gpu_mem_gb": "40"}, "memory_bytes", 39.4 * 2**30),
-    ],
-)
+@cases("changes", "name", "expected")
 def test_each_value_has_a_column(changes: dict[str, str], name: str, expected: float) -> None:
     assert column(name, **changes) == pytest.approx(expected)
 

@@ -127,15 +127,21 @@ def test_where_nothing_fits_the_smallest_are_shown_and_a_program_learns_it():
     assert len(json.loads(done.stdout)["candidates"]) == 3
 
 
-def test_ties_go_to_the_plainer_and_the_exotic_has_to_gain():
-    times_s = np.array([1.00, 1.02, 1.05, 0.99, 0.90])
-    strain = np.array([2.0, 1.0, 0.0, 9.0, 9.0])
-    fits = np.ones(5)
-    # 0.90 gains more than 3%; 0.99 does not, and comes behind all that are plain.
-    order = ranked(times_s, fits, fits, min_fit=0.9, strain=strain)
-    assert order.tolist() == [4, 1, 0, 2, 3]
-    order = ranked(times_s[:4], fits[:4], fits[:4], min_fit=0.9, strain=strain[:4])
-    assert order.tolist() == [1, 0, 2, 3]
+@pytest.mark.parametrize(
+    ("times_s", "fit", "sets", "order"),
+    [
+        # Ties go to the plainer; the exotic has to gain more than 3%, as 0.90 does and 0.99 not.
+        ([1.0, 1.02, 1.05, 0.99, 0.9], [1.0] * 5, {"strain": [2, 1, 0, 9, 9]}, [4, 1, 0, 2, 3]),
+        ([1.0, 1.02, 1.05, 0.99], [1.0] * 4, {"strain": [2, 1, 0, 9]}, [1, 0, 2, 3]),
+        # Where nothing surely fits, a little more of a chance is not worth a far slower step.
+        ([52.0, 14.7, 10.1, 1.0, 0.9], [0.79, 0.72, 0.53, 0.4, 0.3], {}, [1, 2, 0, 3, 4]),
+        # Of what surely fits the fewer setbacks lead.
+        ([1, 2, 3, 0.5], [0.95, 0.95, 0.95, 0.8], {"setbacks": [1, 0, 3, 0]}, [1, 0, 2, 3]),
+    ],
+)
+def test_what_leads(times_s, fit, sets, order):
+    fits, more = np.array(fit), {name: np.array(values) for name, values in sets.items()}
+    assert ranked(np.array(times_s), fits, fits, min_fit=0.9, **more).tolist() == order
 
 
 def test_no_row_before_the_plain_ones_shares_a_short_sequence(ranking):
@@ -170,13 +176,6 @@ def test_what_probably_fits_is_named_where_it_is_faster_than_all_that_do_more_su
     assert best_probable(found, surer, min_fit=0.5) == {}
 
 
-def test_where_nothing_surely_fits_a_little_more_of_a_chance_is_not_worth_a_far_slower_step():
-    fit, peaks = np.array([0.79, 0.72, 0.53, 0.4, 0.3]), np.ones(5)
-    times_s = np.array([52.0, 14.7, 10.1, 1.0, 0.9])
-    order = ranked(times_s, peaks, fit, min_fit=0.9)
-    assert order.tolist() == [1, 2, 0, 3, 4]
-
-
 def test_the_candidate_that_stands_for_a_row_is_the_one_that_gave_the_row_its_place():
     keys = {"model": "qwen3-30b-a3b", "seq_len": 4096, "global_batch": 128, "world": 8}
     tight = {**keys, "engine": "megatron", "memory_limit": "40GiB"}
@@ -193,12 +192,6 @@ def test_the_candidate_that_stands_for_a_row_is_the_one_that_gave_the_row_its_pl
         strain=strain_of(found.plans),
     )
     assert order.tolist() == list(range(len(rows)))
-
-
-def test_of_what_surely_fits_the_fewer_setbacks_lead():
-    times_s, fit = np.array([1.0, 2.0, 3.0, 0.5]), np.array([0.95, 0.95, 0.95, 0.8])
-    order = ranked(times_s, fit, fit, min_fit=0.9, setbacks=np.array([1, 0, 3, 0]))
-    assert order.tolist() == [1, 0, 2, 3]
 
 
 def test_rows_that_train_the_same_numbers_lead_and_the_best_other_stands_below(mixture):

@@ -48,34 +48,34 @@ def fitting(*rungs: Rung):
     return ScriptedFleet(behave)
 
 
-def test_one_trial_where_the_largest_micro_batch_runs(study: Study):
-    fleet = fitting((0, 8, "none"))
+TWO_EACH = [(stage, size) for stage in (0, 1, 2, 3) for size in (8, 1)]
+"""Stage and micro-batch of the trials after which a stage is left."""
+
+
+@pytest.mark.parametrize(
+    ("fits", "expected"),
+    [
+        ([(0, 8, "none")], [(0, 8, "none")]),
+        (
+            [(0, 1, "none"), (0, 2, "none")],
+            [(0, 8, "none"), (0, 1, "none"), (0, 2, "none"), (0, 4, "none")],
+        ),
+        ([(2, 8, "none")], [*((*two, "none") for two in TWO_EACH[:4]), (2, 8, "none")]),
+        (
+            [(1, 8, "full")],
+            [*((*two, "none") for two in TWO_EACH), *((*two, "full") for two in TWO_EACH[:3])],
+        ),
+    ],
+    ids=["the largest runs", "bisected", "hopeless stages", "recomputed"],
+)
+def test_without_a_forecast_each_rung_is_bisected(
+    study: Study, fits: list[Rung], expected: list[Rung]
+):
+    fleet = fitting(*fits)
     result = search(study, make(trials=1), fleet=fleet)
-    assert climbed(fleet) == [(0, 8, "none")]
-    assert result.baseline.trial == 0
-
-
-def test_bisects_where_the_smallest_runs_and_the_largest_does_not(study: Study):
-    fleet = fitting((0, 1, "none"), (0, 2, "none"))
-    result = search(study, make(trials=1), fleet=fleet)
-    assert climbed(fleet) == [(0, 8, "none"), (0, 1, "none"), (0, 2, "none"), (0, 4, "none")]
-    assert result.baseline.candidate.micro_batch == 2
-
-
-def test_leaves_a_hopeless_stage_after_two_trials(study: Study):
-    fleet = fitting((2, 8, "none"))
-    result = search(study, make(trials=1), fleet=fleet)
-    two_each = [(stage, size, "none") for stage in (0, 1) for size in (8, 1)]
-    assert climbed(fleet) == [*two_each, (2, 8, "none")]
-    assert result.baseline.candidate["zero.stage"] == 2
-
-
-def test_recomputes_only_if_nothing_runs_without(study: Study):
-    fleet = fitting((1, 8, "full"))
-    result = search(study, make(trials=1), fleet=fleet)
-    assert {rung[2] for rung in climbed(fleet)[:8]} == {"none"}
-    assert climbed(fleet)[8:] == [(0, 8, "full"), (0, 1, "full"), (1, 8, "full")]
-    assert result.baseline.candidate["recompute"] == "full"
+    assert climbed(fleet) == expected
+    best = result.baseline.candidate
+    assert (best["zero.stage"], best.micro_batch, best["recompute"]) == fits[-1]
 
 
 def test_the_limit_includes_the_head_room(study: Study):

@@ -102,12 +102,6 @@ def test_the_baseline_is_found_in_few_trials_even_if_the_model_is_off(off: float
     assert (n_others, sum(blind) >= 2 * sum(counts)) == (0, True)
 
 
-def test_blind_climbing_bisects():
-    blind = Climb({LADDER[0][0], LADDER[0][1]}, {})
-    assert blind.climb(blindly=True)[0] == LADDER[0][1]
-    assert blind.tried == [LADDER[0][n] for n in (3, 0, 1, 2)]
-
-
 def test_a_rung_whose_candidates_fail_is_left_after_two():
     tried: list[Candidate] = []
 

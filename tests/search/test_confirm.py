@@ -7,7 +7,8 @@ import pytest
 
 from autotune.base.student_t import t_quantile
 from autotune.contract import Outcome, Role, Start, TrialResult, TrialSpec
-from autotune.job.job import Compared
+from autotune.job.job import Compared, Job
+from autotune.record.answer import SearchAnswer
 from autotune.record.spread import PRIOR_DEGREES, PRIOR_DEVIATION
 from autotune.record.study import Study, Trial
 from autotune.search import confirm, race
@@ -19,6 +20,7 @@ from autotune.space.candidate import Candidate
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
+    Behaviour,
     Notebook,
     Patient,
     ScriptedEngine,
@@ -95,17 +97,6 @@ def test_interval_by_hand():
     assert math.log(gain.high) == pytest.approx(0.02 + half_width, abs=1e-5)
 
 
-def test_a_round_that_was_slow_for_all_is_no_noise_of_the_gain():
-    best, start = members_of(2)
-    rates = {best: [110.0, 55.5, 83.0], start: [100.0, 50.0, 75.0]}
-    verdict = compared(rates)
-    gain = verdict.race.gain(best.hash, start.hash)
-    assert 1.09 < gain.low < gain.ratio < gain.high < 1.13
-    assert verdict.figures[best.hash].samples_per_s_low < 75, (
-        "its own figure does not hide how they differ"
-    )
-
-
 @pytest.mark.parametrize(
     "ending",
     [lambda s: fault(s, Outcome.OOM), lambda s: ok(s, 200.0, peak=25 * GIB)],
@@ -142,11 +133,8 @@ def explored(rates: list[float], *, high: float = 1.01) -> History:
 def test_finalists_overlap_the_best_and_come_best_first():
     chosen = confirm.finalists(explored([70, 99.5, 100, 98.5]), OBJECTIVE)
     assert [member.micro_batch for member in chosen] == [4, 2, 8]
-
-
-def test_four_finalists_at_most():
-    chosen = confirm.finalists(explored([100, 101, 102, 103, 104, 105, 106], high=2.0), OBJECTIVE)
-    assert [member.micro_batch for member in chosen] == [64, 32, 16, 8]
+    four = confirm.finalists(explored([100, 101, 102, 103, 104, 105, 106], high=2.0), OBJECTIVE)
+    assert [member.micro_batch for member in four] == [64, 32, 16, 8]
 
 
 def test_finalists_for_memory_keep_the_fastest_that_sets_the_floor():
@@ -158,17 +146,6 @@ def test_finalists_for_memory_keep_the_fastest_that_sets_the_floor():
     chosen = confirm.finalists(history, objective)
     # 10 GiB holds the floor, the fastest sets it, 8 GiB might hold it, 2 GiB cannot.
     assert [member.micro_batch for member in chosen] == [2, 1, 4]
-
-
-def test_nobody_always_runs_first():
-    history, order = History(), []
-    while missing := final(members_of(3), history).missing(seed=1):
-        chosen = missing[0]
-        spec = spec_of(len(history.trials), chosen.candidate, chosen.confirm_round)
-        order.append(chosen)
-        history = history.with_trial(trial(spec, ok(spec, 100.0 + len(order) % 5)))
-    assert [run.confirm_round for run in order[:6]] == [0, 0, 0, 1, 1, 1]
-    assert all(order[place].candidate != order[place + 3].candidate for place in range(3))
 
 
 def three_ways(spec: TrialSpec) -> TrialResult:
@@ -189,12 +166,22 @@ def narrow(job=None):
     return lattice_of(job or JOB, stages=(0,), recompute=("none",))
 
 
+BESIDE = make(baseline="mine.json")
+"""A job whose baseline is micro-batch 2."""
+
+
+def beside(
+    study: Study, behave: Behaviour = three_ways, job: Job = BESIDE, **more: Any
+) -> tuple[SearchAnswer, ScriptedFleet]:
+    """Search beside that baseline, later than the search before."""
+    fleet = ScriptedFleet(behave, now_s=1_000_000.0 * (1 + len(study.trials())))
+    own = candidate(job, zero__stage=0, micro_batch=2)
+    chosen = {"lattice": narrow(), "engine": ScriptedEngine(job, own=own), **more}
+    return search(study, job, fleet=fleet, **chosen), fleet
+
+
 def test_finalists_and_baseline_are_compared_in_interleaved_rounds(study: Study):
-    own = candidate(JOB, zero__stage=0, micro_batch=2)
-    job = make(baseline="mine.json")
-    fleet = ScriptedFleet(three_ways)
-    engine = ScriptedEngine(job, own=own)
-    result = search(study, job, fleet=fleet, lattice=narrow(), engine=engine)
+    result, fleet = beside(study)
     last = max(r or 0 for _, r in confirmed(fleet))
     rounds = [{size for size, r in confirmed(fleet) if r == number} for number in range(last + 1)]
     assert rounds[0] == {2, 4, 8}
@@ -215,10 +202,7 @@ def test_the_comparison_can_be_that_of_the_best_alone(study: Study, noise: float
         rate = {1: 50.0, 2: 80.0, 4: 118.0, 8: 120.0}[spec.layout.micro_batch]
         return ok(spec, rate * (1 + noise * (-1) ** spec.identity.number))
 
-    job = make(baseline="mine.json", compare="best")
-    engine = ScriptedEngine(job, own=candidate(job, zero__stage=0, micro_batch=2))
-    fleet = ScriptedFleet(near)
-    result = search(study, job, fleet=fleet, lattice=narrow(), engine=engine)
+    result, fleet = beside(study, near, make(baseline="mine.json", compare="best"))
     last = max(r or 0 for _, r in confirmed(fleet))
     assert last >= 2, "at least three rounds"
     assert sorted(confirmed(fleet)) == sorted(
@@ -226,8 +210,7 @@ def test_the_comparison_can_be_that_of_the_best_alone(study: Study, noise: float
     )
     assert result.best.candidate.micro_batch == 8
     assert result.speedup.ratio == pytest.approx(1.5, rel=0.02)
-    everyone = ScriptedFleet(near)
-    search(study, make(baseline="mine.json"), fleet=everyone, lattice=narrow(), engine=engine)
+    _, everyone = beside(study, near)
     assert {size for size, _ in confirmed(everyone)} == {2, 4, 8}, "the race of all may follow"
 
 
@@ -279,18 +262,12 @@ def test_a_comparison_cut_short_continues_with_the_missing_runs(study: Study):
     for spec in first.ran(Role.CONFIRM)[3:]:
         (study.trial_folder(spec.identity.number) / "result.json").unlink()
         (study.trial_folder(spec.identity.number) / "spec.json").unlink()
-    second = ScriptedFleet(three_ways)
-    search(study, JOB, fleet=second, lattice=narrow())
+    second, third = ScriptedFleet(three_ways), ScriptedFleet(three_ways)
+    answer = search(study, JOB, fleet=second, lattice=narrow())
     assert second.ran(Role.SEARCH) == second.ran(Role.BASELINE) == []
     assert confirmed(second) == whole[3:]
-
-
-def test_a_finished_comparison_is_not_run_again(study: Study):
-    result = search(study, JOB, three_ways, lattice=narrow())
-    fleet = ScriptedFleet(three_ways)
-    again = search(study, JOB, fleet=fleet, lattice=narrow())
-    assert fleet.specs == []
-    assert again.speedup == result.speedup
+    again = search(study, JOB, fleet=third, lattice=narrow())
+    assert (third.specs, again.speedup) == ([], answer.speedup), "it is over"
 
 
 @pytest.mark.parametrize(
@@ -307,15 +284,11 @@ def test_a_finished_comparison_is_not_run_again(study: Study):
 def test_what_is_recorded_counts_whatever_a_later_call_has_time_for(
     study: Study, budget: dict[str, Any], compare: Compared, is_interrupted: bool
 ):
-    own = candidate(JOB, zero__stage=0, micro_batch=2)
-    job = make(baseline="mine.json")
-    engine = ScriptedEngine(job, own=own)
-    first = search(study, job, three_ways, lattice=narrow(), engine=engine)
-    job, interrupt = replace(with_budget(job, **budget), compare=compare), Patient()
+    first, _ = beside(study)
+    job, interrupt = replace(with_budget(BESIDE, **budget), compare=compare), Patient()
     if is_interrupted:
         interrupt.request()
-    fleet = ScriptedFleet(three_ways, now_s=2_000_000.0)
-    again = search(study, job, fleet=fleet, lattice=narrow(), engine=engine, interrupt=interrupt)
+    again, fleet = beside(study, job=job, interrupt=interrupt)
     assert fleet.specs == []
     assert (again.best, again.speedup) == (first.best, first.speedup)
 
@@ -323,14 +296,11 @@ def test_what_is_recorded_counts_whatever_a_later_call_has_time_for(
 def test_a_new_leader_that_nobody_compared_takes_no_answer_away(study: Study):
     """Its one trial is faster, and the recorded comparison rests on more."""
     small = lattice_of(JOB, stages=(0,), micro_batches=(2, 4), recompute=("none",))
-    job = make(baseline="mine.json")
-    engine = ScriptedEngine(job, own=candidate(JOB, zero__stage=0, micro_batch=2))
-    first = search(study, job, three_ways, lattice=small, engine=engine)
-    fleet, notes = ScriptedFleet(three_ways, now_s=2_000_000.0), Notebook()
-    more = {"lattice": narrow(), "engine": engine}
-    cut = search(study, job, fleet=fleet, interrupt=Patient(3), **more)
+    first, _ = beside(study, lattice=small)
+    cut, fleet = beside(study, interrupt=Patient(3))
     assert 8 in {s.layout.micro_batch for s in fleet.ran(Role.SEARCH)}
-    short = search(study, with_budget(job, time_s=1.0), three_ways, observer=notes, **more)
+    notes = Notebook()
+    short, _ = beside(study, job=with_budget(BESIDE, time_s=1.0), observer=notes)
     for answer in (cut, short):
         assert answer.best.candidate == first.best.candidate
         assert answer.speedup == first.speedup
@@ -347,9 +317,7 @@ def test_a_best_that_is_slower_than_the_baseline_is_none(study: Study):
         is_lost = spec.layout.micro_batch == 2 and spec.identity.confirm_round == 5
         return fault(spec, Outcome.LOST) if is_lost else ok(spec, 120.0 if is_first else rate)
 
-    job = make(baseline="mine.json")
-    engine = ScriptedEngine(job, own=candidate(JOB, zero__stage=0, micro_batch=2))
-    result = search(study, job, lucky, lattice=narrow(), engine=engine)
+    result, _ = beside(study, lucky)
     assert result.best.candidate == result.baseline.candidate
     assert result.speedup.ratio == 1.0
     assert not result.has_proven_gain
@@ -358,11 +326,8 @@ def test_a_best_that_is_slower_than_the_baseline_is_none(study: Study):
 def test_a_new_finalist_starts_a_new_comparison(study: Study):
     """Rounds that are over were not interleaved with it."""
     small = lattice_of(JOB, stages=(0,), micro_batches=(1, 2), recompute=("none",))
-    own = candidate(JOB, zero__stage=0, micro_batch=2)
-    job = make(baseline="mine.json")
-    search(study, job, three_ways, lattice=small, engine=ScriptedEngine(job, own=own))
-    fleet = ScriptedFleet(three_ways)
-    search(study, job, fleet=fleet, lattice=narrow(), engine=ScriptedEngine(job, own=own))
+    beside(study, lattice=small)
+    _, fleet = beside(study)
     assert min(r or 0 for _, r in confirmed(fleet)) == race.BLOCK
     assert {size for size, r in confirmed(fleet) if r == race.BLOCK} == {2, 4, 8}
 
@@ -390,19 +355,12 @@ def test_platform_faults_are_repeated_within_their_round(study: Study):
     [(1000, 8), (75, 7), (58, 5), (45, 4), (35, 0)],
 )
 def test_as_much_comparison_as_the_time_allows(study: Study, left: float, n_runs: int):
-    own = candidate(JOB, zero__stage=0, micro_batch=2)
-    job = make(baseline="mine.json")
-    engine = ScriptedEngine(job, own=own)
-    lattice = lattice_of(job, stages=(0,), micro_batches=(4, 8), recompute=("none",))
-    search(study, job, three_ways, lattice=lattice, engine=engine, interrupt=Patient(3))
-    assert [t.spec.identity.role for t in study.trials()] == [
-        Role.BASELINE,
-        Role.SEARCH,
-        Role.SEARCH,
-    ]
-    fleet, notes = ScriptedFleet(three_ways, now_s=2_000_000.0), Notebook()
-    paid = with_budget(job, time_s=30.0 + left)
-    result = search(study, paid, fleet=fleet, lattice=lattice, engine=engine, observer=notes)
+    lattice = lattice_of(JOB, stages=(0,), micro_batches=(4, 8), recompute=("none",))
+    beside(study, lattice=lattice, interrupt=Patient(3))
+    roles = [t.spec.identity.role for t in study.trials()]
+    assert roles == [Role.BASELINE, Role.SEARCH, Role.SEARCH]
+    notes, paid = Notebook(), with_budget(BESIDE, time_s=30.0 + left)
+    result, fleet = beside(study, job=paid, lattice=lattice, observer=notes)
     assert len(confirmed(fleet)) == n_runs
     if n_runs == 0:
         assert result.speedup is None
@@ -429,6 +387,8 @@ def test_the_view_counts_the_runs_that_are_missing_in_the_round(study: Study):
     left = [s.time_left_s for s in notes.snapshots if s.stage is Stage.CONFIRM]
     assert left[0] == 20.0
     assert left[-1] == 0.0
+    assert any(s.note for s in notes.snapshots)
+    assert (notes.snapshots[-1].stage, notes.snapshots[-1].note) == (Stage.DONE, "")
 
 
 def test_the_view_is_shown_the_comparison_while_it_runs_and_its_own_figures_alone(study: Study):
@@ -438,10 +398,8 @@ def test_the_view_is_shown_the_comparison_while_it_runs_and_its_own_figures_alon
         share = 0.5 if spec.identity.role is Role.CONFIRM else 1.0
         return ok(spec, share * result.samples_per_s)
 
-    own = candidate(JOB, zero__stage=0, micro_batch=2)
-    job, notes = make(baseline="mine.json"), Notebook()
-    engine = ScriptedEngine(job, own=own)
-    answer = search(study, job, behave, lattice=narrow(), engine=engine, observer=notes)
+    notes = Notebook()
+    answer, _ = beside(study, behave, observer=notes)
     assert answer.best is not None
     assert answer.baseline is not None
     shown = [s for s in notes.snapshots if s.stage is Stage.CONFIRM]
@@ -455,13 +413,6 @@ def test_the_view_is_shown_the_comparison_while_it_runs_and_its_own_figures_alon
     assert last.start == answer.baseline
     assert last.gain == answer.speedup
     assert (races[0].leader, races[0].others, races[0].gain) == (None, (), None)
-
-
-def test_once_the_search_has_ended_no_note_of_a_trial_stays(study: Study):
-    notes = Notebook()
-    search(study, JOB, three_ways, lattice=narrow(), observer=notes)
-    assert any(s.note for s in notes.snapshots)
-    assert (notes.snapshots[-1].stage, notes.snapshots[-1].note) == (Stage.DONE, "")
 
 
 def cold_s(history: History, guard_steps: int = 0) -> float:

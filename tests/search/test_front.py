@@ -43,41 +43,21 @@ POINTS = {
 }
 
 
-def test_the_front_is_what_nothing_beats_in_both():
+def test_the_front_is_what_nothing_beats_in_both_and_its_knee_where_a_byte_stops_paying():
     assert front_of(POINTS) == ["fast", "knee", "small"]
-
-
-def test_the_knee_is_where_a_further_byte_stops_paying():
-    assert knee(POINTS, POINTS) == "knee"
-
-
-@pytest.mark.parametrize("unit", [1, 1000])
-def test_the_rule_does_not_depend_on_units(unit: int):
-    scaled = {
-        key: figure(f.samples_per_s * unit, (f.peak_memory_bytes or 0) * unit * 3)
-        for key, f in POINTS.items()
-    }
-    assert knee(scaled, scaled) == "knee"
-
-
-def test_of_two_points_the_fast_one():
-    two = {"small": figure(50, 10), "fast": figure(51, 40)}
-    assert knee(two, two) == "fast"
-
-
-def test_only_what_was_compared_is_chosen_on_everyones_scale():
-    compared = {key: POINTS[key] for key in ("fast", "small")}
-    assert knee(compared, POINTS) == "fast"
-    assert knee({"dominated": POINTS["dominated"]}, POINTS) == "dominated"
-
-
-def test_a_point_without_a_peak_is_none_of_the_front():
-    assert front_of({**POINTS, "unknown": figure(500, None)}) == ["fast", "knee", "small"]
-    assert knee({"unknown": figure(5, None)}, {"unknown": figure(5, None)}) == "unknown"
-
-
-def test_the_neighbours_on_the_front_come_first():
     assert nearest_on_front("knee", POINTS) == ["knee", "fast", "small"]
+    unknown = figure(500, None)
+    assert front_of({**POINTS, "unknown": unknown}) == ["fast", "knee", "small"]
+    scaled = {
+        key: figure(f.samples_per_s * 1000, f.peak_memory_bytes * 3) for key, f in POINTS.items()
+    }
+    two = {"small": figure(50, 10), "fast": figure(51, 40)}
+    assert [knee(points, points) for points in (POINTS, scaled, two, {"unknown": unknown})] == [
+        *("knee", "knee", "fast", "unknown")
+    ]
+    # Only what was compared is chosen, on everyone's scale.
+    for names, chosen in ((("fast", "small"), "fast"), (("dominated",), "dominated")):
+        assert knee({name: POINTS[name] for name in names}, POINTS) == chosen
 
 
 @given(

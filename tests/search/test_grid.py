@@ -1,18 +1,16 @@
 """The sampler that walks the lattice, and what all samplers have in common."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from autotune.contract import Role
-from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.search.base import StopReason
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import frozen_trials, make_axes
-from autotune.search.sampler import Request
-from autotune.search.samplers.grid import Grid
 from tests.search.scripted import (
     ENVIRONMENT,
     Notebook,
@@ -24,8 +22,7 @@ from tests.search.scripted import (
     realistic,
     search,
 )
-from tests.search.test_loop import cut, explored
-from tests.search.test_sampler import spec_of, trial
+from tests.search.test_loop import explored
 
 SAMPLERS = ("tpe", "random", "grid")
 
@@ -39,28 +36,6 @@ def test_every_sampler_finds_the_optimum_and_repeats_nothing(study: Study, sampl
     assert result.best.candidate == candidate(job, zero__stage=1, micro_batch=4)
     assert max(Counter(explored(study)).values()) == 1
     assert {c.hash for c in lattice.candidates} <= set(explored(study))
-
-
-@pytest.mark.parametrize(
-    ("sampler", "how"),
-    [
-        ("grid", "no spec"),
-        ("grid", "in flight"),
-        ("grid", "truncated result"),
-    ],
-)
-def test_a_new_sampler_survives_a_cut(study: Study, sampler: str, how: str):
-    job = make(sampler=sampler, trials=8)
-    search(study, job)
-    cut(study, 7, how)
-    search(study, job)
-    assert max(Counter(explored(study)).values()) == 1
-    searched = {
-        t.spec.identity.candidate_hash
-        for t in study.trials()
-        if t.spec.identity.role is Role.SEARCH
-    }
-    assert len(searched) == 8
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -83,44 +58,13 @@ def test_the_walk_has_no_budget_of_its_own_unless_one_is_given(study: Study):
     assert again.stop_reason is StopReason.TRIALS
 
 
-def next_of_grid(lattice: Lattice, history: History, closed: set[str], seed: int):
-    return Grid().propose(
-        Request(
-            lattice=lattice,
-            history=history,
-            objective=Objective.of(make(), ENVIRONMENT),
-            closed=closed,
-            n_budget=32,
-            seed=seed,
-        )
-    )
-
-
-def walked(seed: int, n: int) -> list[tuple[int, int, str]]:
-    """The first candidates of a walk, as (stage, micro-batch, recompute)."""
-    job, history, steps = make(), History(), []
-    lattice = lattice_of(job)
-    for number in range(n):
-        closed = {t.candidate.hash for t in history.tried}
-        chosen = next_of_grid(lattice, history, closed, seed)
-        values = (int(chosen["zero.stage"]), chosen.micro_batch, str(chosen["recompute"]))
-        steps.append(values)
-        stage, size, how = values
-        spec = spec_of(job, number, zero__stage=stage, micro_batch=size, recompute=how)
-        history = history.with_trial(trial(spec, realistic(spec)))
-    return steps
-
-
-def test_a_walk_follows_from_the_seed():
-    assert walked(3, 12) == walked(3, 12)
-    assert walked(3, 12) != walked(4, 12)
-
-
-def test_a_walk_ends_when_everything_is_closed():
-    job = make()
-    lattice = lattice_of(job)
-    everything = {c.hash for c in lattice.candidates}
-    assert next_of_grid(lattice, History(), everything, 0) is None
+def test_a_walk_follows_from_the_seed(tmp_path: Path):
+    walks = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        fleet = ScriptedFleet(realistic)
+        search(Study(tmp_path, name), make(sampler="grid", seed=seed), fleet=fleet)
+        walks.append([spec.identity.candidate_hash for spec in fleet.ran(Role.SEARCH)])
+    assert walks[0] == walks[1] != walks[2]
 
 
 def test_the_users_baseline_is_where_the_search_starts(study: Study):

@@ -125,12 +125,6 @@ def test_slow_steps_are_not_multiplied_for_the_guard(study: Study):
     assert {s.measure.min_steps for s in fleet.ran(Role.CONFIRM)} == {6, 10}
 
 
-def test_results_without_losses_are_not_comparable(study: Study):
-    answer, _, _ = searched(study, lambda spec: ok(spec, 100.0 * spec.layout.micro_batch))
-    assert answer.guard.verdict in (Convergence.NOT_COMPARABLE, Convergence.PASS)
-    assert answer.drifted is None
-
-
 def test_the_answer_is_kept_as_it_was(study: Study):
     answer, _, _ = searched(study, drifting(3))
     study.update_state(answer=answer.to_dict())

@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from autotune.app.session import open_session
 from autotune.app.steering import prospect
 from autotune.base.errors import ExitCode
 from autotune.base.units import parse_seconds
+from autotune.cli import cli
 from autotune.cost.knowledge import Lesson, columns_of, keep_lessons, study_name
 from autotune.cost.problem import situation_of
 from autotune.engines.base import bind_engine
@@ -19,7 +22,6 @@ from autotune.search.history import History
 from autotune.search.prospect import START_S, prospect_of
 from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import steering_of
-from tests.command_line import autotune
 from tests.jobs import CPU, tiny_job
 
 LARGE = {"model": "llama-3-70b", "seq_len": 4096, "global_batch": 64, "space": "smoke"}
@@ -74,12 +76,19 @@ def test_the_host_memory_of_the_job_limits_a_search(tmp_path: Path):
         assert prospect(one, fresh=True, knowledge=None).n_fit == 0
 
 
-def test_a_dry_run_says_that_the_host_memory_of_the_job_counts(tmp_path: Path):
+def autotune(*words: str) -> Result:
+    return CliRunner().invoke(cli, words)
+
+
+def test_a_dry_run_says_that_the_host_memory_of_the_job_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
     flags = ["--fleet", "simulate:8xA100", "--model", "llama-3-70b", "--seq-len", "4096"]
     flags += ["--global-batch", "64", "--space", "smoke", "--dry-run"]
     (tmp_path / "job.yaml").write_text("host_memory: 100GiB\n", encoding="utf-8")
     named, free = (
-        " ".join(autotune("search", *flags, *more, folder=tmp_path).stdout.split())
+        " ".join(autotune("search", *flags, *more).stdout.split())
         for more in (["--job", "job.yaml"], [])
     )
     assert "GiB of a device and the 100 GiB of its host (host_memory)" in named
@@ -156,17 +165,17 @@ def test_a_search_that_cannot_succeed_is_not_begun_unless_it_is_forced(tmp_path:
     flags = ["--fleet", "simulate:4xA100", "--model", "llama-3-70b", "--seq-len", "4096"]
     flags += ["--global-batch", "64", "--trials", "1", "--space", "smoke"]
     flags += ["--results", str(tmp_path)]
-    done = autotune("search", *flags, "--yes", folder=tmp_path)
-    assert done.returncode == ExitCode.NOTHING_FEASIBLE
-    assert "nothing is predicted to fit" in done.stderr
+    done = autotune("search", *flags, "--yes")
+    assert done.exception.exit_code == ExitCode.NOTHING_FEASIBLE
+    assert "nothing is predicted to fit" in str(done.exception)
     assert not list(tmp_path.glob("*/trials/*"))
-    shown = autotune("search", *flags, "--dry-run", "--json", folder=tmp_path)
-    assert shown.returncode == ExitCode.NOTHING_FEASIBLE
+    shown = autotune("search", *flags, "--dry-run", "--json")
+    assert shown.exit_code == ExitCode.NOTHING_FEASIBLE
     plan = json.loads(shown.stdout)
     assert plan["prospect"]["n_fit"] == 0
     assert plan["prospect"]["problem"]
-    forced = autotune("search", *flags, "--yes", "--force", folder=tmp_path)
-    assert "none of" in forced.stderr
+    forced = autotune("search", *flags, "--yes", "--force")
+    assert "none of" in str(forced.exception)
 
 
 @pytest.mark.parametrize(("gib", "is_started"), [(1024, True), (1, False)])

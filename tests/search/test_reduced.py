@@ -10,7 +10,6 @@ import pytest
 from autotune.base.errors import NothingFeasibleError
 from autotune.contract import Fidelity, Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
-from autotune.cost.residual import Features
 from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
@@ -18,13 +17,11 @@ from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.search.history import History
-from autotune.search.objective import Objective
 from autotune.search.reduced import reduce_lattice, too_large
 from autotune.search.steering import Forecaster, Steering, lessons_of
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
-    ENVIRONMENT,
     GIB,
     Behaviour,
     Notebook,
@@ -42,6 +39,8 @@ from tests.search.scripted import (
     spec_of_run,
 )
 from tests.search.test_sampler import trial
+from tests.search.test_steering import forecaster as of_whole
+from tests.search.test_steering import steering as steering_by
 
 LAYERS = 4
 """Layers of the model of `make`."""
@@ -54,29 +53,15 @@ def depth(layers: int | None) -> float:
 
 def forecaster(candidates: Sequence[Candidate]) -> Forecast:
     """Near what `smaller` does, but for one factor."""
-    sizes = np.array([float(c.micro_batch) for c in candidates])
-    stages = np.array([float(c["zero.stage"]) for c in candidates])
-    recomputes = np.array([c.get("recompute") == "full" for c in candidates], dtype=float)
+    said = of_whole(candidates)
     works = np.array([depth(c.layers) * c.global_batch / c.world for c in candidates])
-    parts = np.stack([sizes**-0.3, 0.03 * stages * sizes**-0.3, recomputes * sizes**-0.3 / 3], 1)
-    states = np.choose(stages.astype(int), [16.0, 10.0, 8.0, 6.0])
     depths = np.array([depth(c.layers) for c in candidates])
-    return Forecast(
-        seconds=parts.sum(axis=1) * works / 30,
-        features=Features(
-            shares=parts / parts.sum(axis=1, keepdims=True),
-            position=np.stack([np.log2(sizes), stages, recomputes], 1),
-        ),
-        peak_bytes=(states + 2.0 * sizes * (1 - 0.6 * recomputes)) * depths * GIB,
-    )
+    assert said.peak_bytes is not None
+    return replace(said, seconds=said.seconds * works / 90, peak_bytes=said.peak_bytes * depths)
 
 
-def steering(job: Job, lattice: Lattice | None = None, model: Forecaster = forecaster) -> Steering:
-    return Steering(
-        lattice=lattice or lattice_of(job),
-        objective=Objective.of(job, ENVIRONMENT),
-        forecaster=model,
-    )
+def steering(job: Job, lattice: Lattice | None = None) -> Steering:
+    return steering_by(job, lattice, forecaster)
 
 
 def smaller(spec: TrialSpec) -> TrialResult:
@@ -115,7 +100,7 @@ class Searched:
             lattice=lattice,
             observer=self.notebook,
             interrupt=interrupt,
-            steering=steering(job, lattice, model) if steers else None,
+            steering=steering_by(job, lattice, model) if steers else None,
         )
 
     @property
@@ -256,27 +241,6 @@ def test_what_reduced_trials_saw_decides_what_runs_in_full() -> None:
     assert taught == dark_horse
 
 
-def test_a_full_trial_is_predicted_better_for_the_reduced_ones() -> None:
-    job = make()
-    its = steering(job)
-    off = 1.5
-    taught = history_of(
-        job, Fidelity(layers=1), lambda spec, _: ok(spec, rate_of(spec) / depth(1) / off)
-    )
-    candidate = lattice_of(job).candidates[5]
-    spec = spec_of(job, 99, candidate, None)
-    true_s = spec.layout.global_batch / rate_of(spec) * off
-    before = its.predict(History(), candidate)
-    after = its.predict(taught, candidate)
-    assert abs(np.log(after.step_time_s / true_s)) < 0.5 * abs(np.log(before.step_time_s / true_s))
-    assert after.step_time_low_s < true_s < after.step_time_high_s
-    # Weaker than the candidate's own trial: the interval stays wider.
-    own = its.predict(History([trial(spec, ok(spec, rate_of(spec) / off))]), candidate)
-    assert after.step_time_high_s / after.step_time_low_s > (
-        own.step_time_high_s / own.step_time_low_s
-    )
-
-
 def test_a_reduced_trial_is_predicted_as_what_it_runs() -> None:
     job = make()
     its = steering(job)
@@ -309,7 +273,7 @@ def test_a_candidate_that_is_too_large_in_part_is_not_run_whole(study: Study) ->
             return fault(spec, Outcome.OOM, "CUDA out of memory")
         return smaller(spec)
 
-    done = Searched(study, make(trials=60, fidelity="layers=1"), heavy)
+    done = Searched(study, make(trials=24, fidelity="layers=1"), heavy)
     lost = {s.identity.reduced_of for s in done.reduced if s.layout.micro_batch == 4}
     assert lost
     assert not lost & {spec.identity.candidate_hash for spec in done.full}
@@ -325,7 +289,7 @@ def test_where_nothing_fits_reduced_trials_are_counted_apart(study: Study) -> No
 
 
 def test_what_has_no_reduced_form_says_so_and_runs_whole(study: Study) -> None:
-    job = make(trials=100, fidelity="layers=1")
+    job = make(trials=40, fidelity="layers=1")
     engine = ScriptedEngine(job, refused=lambda c: bool(c.layers and c["zero.stage"] == 3))
     reductions = reduce_lattice(session_of(study, job, engine=engine))
     assert "8 of 32 candidates have no reduced trial (test.refused 8)" in reductions.left_out
@@ -365,19 +329,6 @@ def test_a_search_goes_on_where_it_was(study: Study) -> None:
     assert Searched(study, job).fleet.specs == [], "the same again runs nothing"
 
 
-def test_a_killed_reduced_trial_is_run_again_as_itself(study: Study) -> None:
-    job = make(trials=6, fidelity="layers=1")
-    first = Searched(study, job, interrupt=Patient(6))
-    killed = first.reduced[0]
-    (study.trial_folder(killed.identity.number) / "result.json").unlink()
-    again = Searched(study, job).reduced[0]
-    assert again.provenance.retry_of == killed.identity.number
-    assert (again.identity.candidate_hash, again.identity.fidelity) == (
-        killed.identity.candidate_hash,
-        killed.identity.fidelity,
-    )
-
-
 def test_what_the_platform_ends_is_retried_and_teaches_nothing(study: Study) -> None:
     def flaky(spec: TrialSpec) -> TrialResult:
         if spec.identity.fidelity is not None and spec.provenance.retry_of is None:
@@ -389,19 +340,12 @@ def test_what_the_platform_ends_is_retried_and_teaches_nothing(study: Study) -> 
     assert len(done.full) == 2
 
 
-@pytest.mark.parametrize("then", ["layers=2", None])
-def test_another_fidelity_keeps_what_the_first_one_taught(study: Study, then: str | None) -> None:
+def test_another_fidelity_keeps_what_the_first_one_taught(study: Study) -> None:
     Searched(study, make(trials=6, fidelity="layers=1"))
-    done = Searched(study, make(trials=14, fidelity=then))
+    done = Searched(study, make(trials=14, fidelity="layers=2"))
     assert not any("left out" in note for note in done.notebook.notes)
-    history = History(study.trials())
-    assert (
-        len([t for t in history.reduced.trials if t.spec.identity.fidelity == Fidelity(layers=1)])
-        == 3
-    )
-    assert len([s for s in done.reduced if s.identity.fidelity == Fidelity(layers=2)]) == (
-        4 if then else 0
-    )
+    kept = [t.spec.identity.fidelity for t in History(study.trials()).reduced.trials]
+    assert kept == [Fidelity(layers=1)] * 3 + [Fidelity(layers=2)] * 4
 
 
 def test_a_reduced_trial_of_another_model_is_left_out(study: Study) -> None:

@@ -1,6 +1,7 @@
 """Disturbed trials are repeated once, clearly losing ones are told when to stop."""
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -77,8 +78,10 @@ def figure_of(study: Study, spec: TrialSpec) -> float:
 @pytest.mark.parametrize("role", [Role.BASELINE, Role.SEARCH])
 def test_a_disturbed_trial_is_repeated_once_and_the_repeat_counts(study: Study, role: Role):
     fleet, notes = ScriptedFleet(disturbing(once(role))), Notebook()
-    search(study, make(), fleet=fleet, observer=notes)
+    search(study, make(trials=8), fleet=fleet, observer=notes)
     (repeat,) = [spec for spec in fleet.specs if spec.provenance.repeat_of is not None]
+    assert repeat.provenance.repeat_of == repeat.identity.number - 1, "it comes next"
+    assert len({s.identity.candidate_hash for s in fleet.ran(Role.SEARCH)}) == 8, "and is free"
     assert repeat.identity.role is role
     assert repeat.provenance.retry_of is None
     assert (
@@ -90,14 +93,6 @@ def test_a_disturbed_trial_is_repeated_once_and_the_repeat_counts(study: Study, 
     assert (first.outcome, first.disturbed) == (Outcome.OK, LOAD), "both are kept"
     said = f"repeats trial {repeat.provenance.repeat_of}, which was disturbed: {LOAD}"
     assert any(said in note for note in notes.notes)
-
-
-def test_the_repeat_comes_next_and_costs_no_trial_of_the_budget(study: Study):
-    fleet = ScriptedFleet(disturbing(once(Role.SEARCH)))
-    search(study, make(trials=8), fleet=fleet)
-    (repeat,) = [spec for spec in fleet.specs if spec.provenance.repeat_of is not None]
-    assert repeat.provenance.repeat_of == repeat.identity.number - 1
-    assert len({spec.identity.candidate_hash for spec in fleet.ran(Role.SEARCH)}) == 8
 
 
 def test_one_that_is_disturbed_twice_is_kept_with_the_mark(study: Study):
@@ -225,32 +220,19 @@ def test_resume_answers_the_same(study: Study, cut_after: int):
     behave = disturbing(
         lambda spec: spec.provenance.repeat_of is None and spec.identity.number % 4 == 3
     )
-    whole = ScriptedFleet(behave)
-    answer = search(Study(study.root, "whole"), make(), fleet=whole)
-
-    class Cut(ScriptedFleet):
-        def submit(self, spec, folder):
-            if spec.identity.number == cut_after:
-                raise KeyboardInterrupt
-            return super().submit(spec, folder)
-
-    with pytest.raises(KeyboardInterrupt):
-        search(study, make(), fleet=Cut(behave))
-    # The spec of the one that never ran is on disk: remove it, so that numbers are the same.
-    (study.trial_folder(cut_after) / "spec.json").unlink()
-    (study.trial_folder(cut_after) / "config" / "ds_config.json").unlink()
-    (study.trial_folder(cut_after) / "config").rmdir()
-    study.trial_folder(cut_after).rmdir()
-    fleet = ScriptedFleet(behave)
+    whole, fleet = ScriptedFleet(behave), ScriptedFleet(behave)
+    answer = search(study, make(), fleet=whole)
+    for number in range(cut_after, len(whole.specs)):
+        shutil.rmtree(study.trial_folder(number))
     again = search(study, make(), fleet=fleet)
-    ran = [
-        (s.identity.number, s.identity.candidate_hash, s.provenance.repeat_of, s.measure)
-        for s in fleet.specs
-    ]
-    assert ran == [
-        (s.identity.number, s.identity.candidate_hash, s.provenance.repeat_of, s.measure)
-        for s in whole.specs[cut_after:]
-    ]
+    asked, expected = (
+        [
+            (s.identity.number, s.identity.candidate_hash, s.provenance.repeat_of, s.measure)
+            for s in specs
+        ]
+        for specs in (fleet.specs, whole.specs[cut_after:])
+    )
+    assert asked == expected
     assert (again.best.samples_per_s_low, again.speedup) == (
         answer.best.samples_per_s_low,
         answer.speedup,

@@ -7,13 +7,7 @@ import pytest
 
 from autotune.contract import Outcome, Start, TrialResult
 from autotune.record.study import Trial
-from autotune.search.rounds import (
-    Round,
-    in_turn,
-    progress_of,
-    runs_of,
-    seconds_of,
-)
+from autotune.search.rounds import Round, Runs, in_turn, seconds_of
 from tests.search.scripted import fault, ok
 from tests.trials import spec
 
@@ -45,21 +39,23 @@ def test_within_three_rounds_each_runs_at_different_times(n: int) -> None:
 
 def test_a_round_is_over_when_its_trials_are_recorded() -> None:
     trials = [trial(0, "a", 0), trial(1, "b", 0), trial(2, "b", 1)]
-    at = progress_of(both_twice, runs_of(trials))
+    at = Runs.of(trials).progress(both_twice)
     assert (at.number, at.missing, at.is_begun) == (1, ("a",), True)
-    at = progress_of(both_twice, runs_of([*trials, trial(3, "a", 1)]))
+    at = Runs.of([*trials, trial(3, "a", 1)]).progress(both_twice)
     assert (at.round, at.missing) == (None, ())
 
 
 def test_what_the_platform_ended_or_disturbed_runs_again_and_what_failed_does_not() -> None:
     lost = [trial(0, "a", 0, Outcome.COMM), trial(1, "b", 0, Outcome.OOM)]
-    assert progress_of(both_twice, runs_of(lost)).missing == ("a",)
-    disturbed = runs_of([trial(0, "a", 0), trial(1, "b", 0)])
-    assert progress_of(both_twice, disturbed, to_repeat={1}).missing == ("b",)
+    assert Runs.of(lost).progress(both_twice).missing == ("a",)
+    disturbed = Runs.of([trial(0, "a", 0), trial(1, "b", 0)])
+    assert disturbed.progress(both_twice, to_repeat={1}).missing == ("b",)
 
 
 def test_rounds_count_from_the_first_one() -> None:
-    assert runs_of([trial(0, "a", 3), trial(1, "a", 8)], first_round=8).keys() == {("a", 0)}
+    trials = [trial(0, "a", 3), trial(1, "a", 8), trial(2, "a", 16)]
+    assert Runs.of(trials, 8).trials.keys() == {("a", 0), ("a", 8)}
+    assert Runs.of(trials, 8, 8).trials.keys() == {("a", 0)}
 
 
 def test_warm_and_cold_runs_have_their_own_price() -> None:

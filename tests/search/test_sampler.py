@@ -89,10 +89,8 @@ def test_every_complete_trial_has_the_same_constraints_in_the_same_order(
 def test_each_fault_breaks_its_own_constraint(history: History):
     broken = [[n for n, v in frozen.constraints.items() if v > 0] for frozen in told(history)[:6]]
     assert broken == [[], ["memory"], ["memory"], ["validity"], ["finiteness"], ["time"]]
-
-
-def test_memory_is_told_as_a_share_of_what_is_allowed(history: History):
-    fits, over = told(history)[:2]
+    fits, over, lost = told(history)[:3]
+    assert [fits.value, over.value, lost.value] == [100.0, 300.0, 0.0]
     allowed = 24 * (1 + METER_SLACK)
     assert fits.constraints["memory"] == pytest.approx(12 / allowed - 1)
     assert over.constraints["memory"] == pytest.approx(36 / allowed - 1)
@@ -113,10 +111,6 @@ def test_a_run_of_the_comparison_that_breaks_the_limit_is_told(history: History)
     assert told(history)[0].constraints["memory"] > 0
 
 
-def test_a_fault_is_worth_nothing(history: History):
-    assert [frozen.value for frozen in told(history)[:3]] == [100.0, 300.0, 0.0]
-
-
 def test_lowest_memory_keeps_a_floor_of_the_best_rate_that_moves(history: History):
     job = make(objective="peak_memory", objective_floor=0.8)
     slow = spec_of(job, 8, zero__stage=0, micro_batch=4)
@@ -128,15 +122,13 @@ def test_lowest_memory_keeps_a_floor_of_the_best_rate_that_moves(history: Histor
     assert told(history, job)[8].value == 8 * GIB
 
 
-def test_powers_of_two_are_whole_logarithms_that_grow_with_the_record(history: History):
-    axis = make_axes({"micro_batch": (2, 4), "zero.stage": (0, 1)}, history)["micro_batch"]
+def test_powers_of_two_are_whole_logarithms_and_all_values_grow_with_the_record(history: History):
+    axes = make_axes({"micro_batch": (2, 4), "zero.stage": (3, 1)}, history)
+    categories = optuna.distributions.CategoricalDistribution((3, 1, 0, 2))
+    assert axes["zero.stage"].distribution == categories
+    axis = axes["micro_batch"]
     assert axis.distribution == optuna.distributions.IntDistribution(0, 2)
     assert [axis.decode(axis.encode(v)) for v in (1, 2, 4)] == [1, 2, 4]
-
-
-def test_other_values_are_categories_that_grow_with_the_record(history: History):
-    axis = make_axes({"zero.stage": (3, 1)}, history)["zero.stage"]
-    assert axis.distribution == optuna.distributions.CategoricalDistribution((3, 1, 0, 2))
 
 
 def test_knobs_that_do_not_act_are_not_told(history: History):
@@ -184,10 +176,6 @@ def test_proposals_of_one_seed_differ_as_the_record_grows(history: History):
         values = proposed(Random(), SPACE, history, n_budget=8, seed=0)
         seen.add(str(values))
     assert len(seen) > 3
-
-
-def test_a_space_without_a_choice_still_proposes(history: History):
-    assert proposed(Tpe(), {}, history, n_budget=4, seed=0) == {}
 
 
 def share_of_oom(sampler: OptunasSampler, seed: int) -> float:

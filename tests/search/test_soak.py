@@ -19,8 +19,6 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.record.found import write_found
-from autotune.record.soak import SOAK_FILE, SoakResult, digest_of, read_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
 from autotune.search.soak import STEPS_COMPARED, Soak, _slope, check_space, soak_trials
@@ -129,44 +127,43 @@ def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path)
     assert TrialSpec.from_dict(json.loads(json.dumps(to_dict(second)))) == second
 
 
-def test_the_fewest_steps_of_a_half_suffice_to_judge_it(tmp_path: Path):
-    """However slow the machine: a trial that is over its time ends after `min_steps`."""
-    (first, _) = soak(tmp_path / "whole")[1].specs
-    ran, _ = soak(tmp_path / "short", n_samples=first.measure.min_steps)
-    assert (ran.failures, ran.unknown) == ([], [])
-
-
-def test_a_first_half_that_fails_ends_it(tmp_path: Path):
-    ran, fleet = soak(tmp_path, lambda s: fault(s, Outcome.OOM, "out of memory"))
-    assert len(fleet.specs) == 1
-    assert ran.failures == ["first half: oom: out of memory [script]"]
-
-
-def test_a_second_half_that_fails_is_named(tmp_path: Path):
-    def behave(trial: TrialSpec) -> TrialResult:
-        return (
-            steady(trial)
-            if trial.identity.number == 0
-            else fault(trial, Outcome.INVALID, "no resume")
-        )
-
-    ran, _ = soak(tmp_path, behave)
-    assert "second half: invalid: no resume [script]" in ran.failures
-    assert ran.checkpoint is not None
-
-
-def test_a_leak_is_found_and_its_meter_named(tmp_path: Path):
-    ran, _ = soak(tmp_path, how={"growth_bytes_per_s": 4 * MIB})
-    growth = {meter.meter: meter for meter in ran.growth}
-    assert growth["private_data"].slope_bytes_per_hour == pytest.approx(4 * MIB * 3600)
-    assert growth["host_rss"].slope_bytes_per_hour == 0
-    problems = ran.failures
-    assert len(problems) == 1
-    assert "memory grows: private_data by 14.1 GiB per hour over 15.0 s" in problems[0]
+@pytest.mark.parametrize(
+    ("behave", "how", "failures"),
+    [
+        (steady, {"growth_bytes_per_s": MIB}, []),  # as heaps gain
+        (
+            steady,
+            {"growth_bytes_per_s": 4 * MIB},
+            ["memory grows: private_data by 14.1 GiB per hour over 15.0 s"],
+        ),
+        (
+            lambda s: fault(s, Outcome.INVALID, "no resume") if s.identity.number else steady(s),
+            {},
+            ["second half: invalid: no resume [script]"],
+        ),
+        (steady, {"forgets": 0.01}, ["does not hold all of the training"]),
+        (
+            lambda s: ok(s, 4.0, peak=9 * GIB),
+            {},
+            [f"{one} half: peak memory 9 GiB is above the 8 GiB" for one in ("first", "second")],
+        ),
+        (
+            lambda s: fault(s, Outcome.OOM, "out of memory"),
+            {},
+            ["first half: oom: out of memory [script]"],
+        ),
+    ],
+)
+def test_what_fails_a_soak(tmp_path: Path, behave, how: dict[str, float], failures: list[str]):
+    ran, fleet = soak(tmp_path, behave, how)
+    assert len(fleet.specs) == len(ran.halves)
+    assert all(part in text for part, text in zip(failures, ran.failures, strict=True))
 
 
 def test_memory_that_was_not_judged_is_no_pass(tmp_path: Path):
-    ran, _ = soak(tmp_path)
+    (first, _) = soak(tmp_path / "whole")[1].specs
+    ran, _ = soak(tmp_path, n_samples=first.measure.min_steps)
+    assert (ran.failures, ran.unknown) == ([], []), "the fewest steps suffice"
     short = [
         dataclasses.replace(report, memory_samples=report.memory_samples[:6])
         for report in ran.halves[1].reports
@@ -187,30 +184,11 @@ def test_losses_that_were_not_compared_are_no_pass(tmp_path: Path):
     assert ran.failures == []
 
 
-def test_what_a_heap_gains_is_no_leak(tmp_path: Path):
-    ran, _ = soak(tmp_path, how={"growth_bytes_per_s": MIB})
-    assert ran.failures == []
-
-
 def test_one_jump_is_no_growth():
     times = [float(t) for t in range(20)]
     assert _slope(times, [100.0] * 17 + [200.0] * 3) == 0
     assert _slope(times, [3 * t for t in times]) == pytest.approx(3)
     assert _slope([1.0], [2.0]) == 0
-
-
-def test_a_checkpoint_that_does_not_hold_everything_is_found(tmp_path: Path):
-    ran, _ = soak(tmp_path, how={"forgets": 0.01})
-    assert ran.loss_deviation == pytest.approx(0.01)
-    problems = ran.failures
-    assert len(problems) == 1
-    assert "does not hold all of the training" in problems[0]
-
-
-def test_a_peak_above_the_limit_is_found(tmp_path: Path):
-    ran, _ = soak(tmp_path, lambda s: ok(s, 4.0, peak=9 * GIB))
-    problems = ran.failures
-    assert problems[0] == "first half: peak memory 9 GiB is above the 8 GiB that are allowed"
 
 
 def test_an_interrupt_ends_what_runs_and_the_record_says_so(tmp_path: Path):
@@ -259,36 +237,3 @@ def test_a_disk_without_room_is_said_before_minutes_are_spent(tmp_path: Path):
     check_space(tmp_path / "not" / "there", 1000)
     with pytest.raises(StudyError, match="a checkpoint of 100,000,000,000,000 parameters"):
         check_space(tmp_path, 10**14)
-
-
-def found(**changes) -> SoakResult:
-    fields = {
-        "passed": True,
-        "problems": [],
-        "source": "it",
-        "trial": 3,
-        "candidate_hash": "0" * 12,
-        "ds_config_digest": digest_of(files(ds_config())),
-        "seq_len": 16,
-        "minutes_asked": 2.0,
-        "minutes": 1.9,
-        "steps": 36,
-        "samples_per_s": 4.0,
-        "peak_memory_bytes": 4 * GIB,
-        "memory_limit_bytes": None,
-        "growth": [],
-        "checkpoint": None,
-        "device_name": "scripted",
-        "deepspeed_version": "0.19.8",
-        "torch_version": "2.13.0",
-        "started_at_s": 1.0,
-    }
-    return SoakResult(**{**fields, **changes})
-
-
-def test_what_it_found_is_read_back(tmp_path: Path):
-    assert read_soak(tmp_path) is None
-    write_found(tmp_path / SOAK_FILE, found(passed=False, problems=["memory grows"]))
-    assert read_soak(tmp_path) == found(passed=False, problems=["memory grows"])
-    (tmp_path / SOAK_FILE).write_text("{")
-    assert read_soak(tmp_path) is None

@@ -1,14 +1,37 @@
+"""A search ends with its budget, or when another trial is expected to gain less than it costs."""
+
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from autotune.base.errors import JobError
 from autotune.contract import Outcome, Role
-from autotune.record.study import Trial
+from autotune.job.job import DEFAULT_TRIALS
+from autotune.record.answer import SearchAnswer
+from autotune.record.study import Study, Trial
 from autotune.search.base import StopReason
 from autotune.search.history import History, busy_s
 from autotune.search.objective import Objective
-from autotune.search.stop import n_done, why_stop
-from tests.search.scripted import ENVIRONMENT, fault, make, ok, with_budget
+from autotune.search.race import LOSS
+from autotune.search.stop import expects_no_gain, n_done, why_no_gain, why_stop
+from tests.search.scripted import (
+    ENVIRONMENT,
+    Notebook,
+    ScriptedFleet,
+    candidate,
+    fault,
+    make,
+    ok,
+    realistic,
+    search,
+    session_of,
+    with_budget,
+)
 from tests.search.test_sampler import spec_of
+from tests.search.test_steering import steering
 
 JOB = make(trials=3)
 OBJECTIVE = Objective.of(JOB, ENVIRONMENT)
@@ -35,53 +58,158 @@ def reason(found: History, *, used_s: float = 0.0, kept_s: float = 0.0, **budget
     return why_stop(found, OBJECTIVE, job.budget, used_s=used_s, kept_s=kept_s)
 
 
-def test_goes_on_until_the_number_of_trials():
-    assert reason(history(1.0, 2.0)) is None
-    assert reason(history(1.0, 2.0, 3.0)) is StopReason.TRIALS
+@pytest.mark.parametrize(
+    ("endings", "expected"),
+    [
+        ((1.0, 2.0), None),
+        ((1.0, 2.0, 3.0), StopReason.TRIALS),
+        ((1.0, 2.0, None), StopReason.TRIALS),
+        ((1.0, Outcome.OOM, Outcome.INVALID), StopReason.TRIALS),
+        ((1.0, 2.0, Outcome.CANCELLED), None),
+    ],
+)
+def test_it_goes_on_until_the_number_of_trials(endings: tuple[object, ...], expected: object):
+    assert reason(history(*endings)) is expected
+    assert reason(history(*endings, role=Role.BASELINE)) is None, "they come on top"
 
 
-def test_trials_in_flight_count_as_started():
-    assert reason(history(1.0, 2.0, None)) is StopReason.TRIALS
+@pytest.mark.parametrize(
+    ("used_s", "kept_s", "expected"),
+    [
+        (90.0, 0.0, None),
+        (90.1, 0.0, StopReason.TIME),
+        (55.0, 30.0, None),
+        (65.0, 30.0, StopReason.TIME),
+        (40.0, 1e6, None),  # half at most is kept for the comparison
+    ],
+)
+def test_a_trial_that_would_overrun_is_not_started(used_s: float, kept_s: float, expected: object):
+    assert reason(history(1.0), used_s=used_s, kept_s=kept_s, time_s=100.0) is expected
 
 
-def test_config_faults_count_and_cancelled_trials_do_not():
-    assert reason(history(1.0, Outcome.OOM, Outcome.INVALID)) is StopReason.TRIALS
-    assert reason(history(1.0, 2.0, Outcome.CANCELLED)) is None
-
-
-def test_baseline_trials_come_on_top():
-    assert reason(history(1.0, 2.0, 3.0, role=Role.BASELINE)) is None
+@pytest.mark.parametrize(
+    ("endings", "expected"),
+    [
+        ((1.0, 3.0, 2.0), None),
+        ((1.0, 3.0, 2.0, None), None),
+        ((1.0, 3.0, 2.0, Outcome.OOM), StopReason.PATIENCE),
+        ((1.0, 3.0, 2.0, 4.0), None),
+        ((Outcome.OOM, Outcome.OOM), StopReason.PATIENCE),
+    ],
+)
+def test_patience_counts_settled_trials_since_the_best(
+    endings: tuple[object, ...], expected: object
+):
+    assert reason(history(*endings), trials=99, patience=2) is expected
 
 
 def test_done_are_those_that_nothing_is_owed_to():
     assert n_done(history(1.0, Outcome.OOM, Outcome.LOST, None, Outcome.CANCELLED)) == 2
 
 
-def test_a_trial_that_would_overrun_is_not_started():
-    found = history(1.0)
-    assert reason(found, used_s=90.0, time_s=100.0) is None
-    assert reason(found, used_s=90.1, time_s=100.0) is StopReason.TIME
-
-
-def test_time_is_kept_for_the_comparison_but_half_at_most():
-    found = history(1.0)
-    assert reason(found, used_s=55.0, kept_s=30.0, time_s=100.0) is None
-    assert reason(found, used_s=65.0, kept_s=30.0, time_s=100.0) is StopReason.TIME
-    assert reason(found, used_s=40.0, kept_s=1e6, time_s=100.0) is None
-
-
-def test_patience_counts_settled_trials_since_the_best():
-    many = {"trials": 99, "patience": 2}
-    assert reason(history(1.0, 3.0, 2.0), **many) is None
-    assert reason(history(1.0, 3.0, 2.0, None), **many) is None
-    assert reason(history(1.0, 3.0, 2.0, Outcome.OOM), **many) is StopReason.PATIENCE
-    assert reason(history(1.0, 3.0, 2.0, 4.0), **many) is None
-
-
-def test_patience_ends_a_search_in_which_nothing_runs():
-    found = history(Outcome.OOM, Outcome.OOM)
-    assert reason(found, trials=99, patience=2) is StopReason.PATIENCE
-
-
 def test_time_of_trials_at_once_counts_once():
     assert busy_s([(0.0, 10.0), (5.0, 12.0), (6.0, 7.0), (20.0, 21.0)]) == 13.0
+
+
+TRIAL_S = 36.0
+"""Wall-clock seconds of a trial; on two devices 0.02 GPU-hours."""
+
+
+def searched(study: Study, **job: object) -> tuple[SearchAnswer, Notebook]:
+    made = make(**{"trials": 99, **job})
+    study.lock()
+    notebook = Notebook()
+    result = search(
+        study,
+        made,
+        fleet=ScriptedFleet(realistic),
+        observer=notebook,
+        steering=steering(made),
+    )
+    return result, notebook
+
+
+def n_explored(study: Study) -> int:
+    return sum(t.spec.identity.role is Role.SEARCH for t in study.read().trials)
+
+
+def measured(*rates: float) -> History:
+    found = History()
+    for number, rate in enumerate(rates):
+        spec = spec_of(make(), number, zero__stage=number)
+        result = replace(ok(spec, rate), wall_s=TRIAL_S)
+        found = found.with_trial(Trial(folder=Path(), spec=spec, result=result))
+    return found
+
+
+def test_the_longer_the_training_the_longer_the_search(tmp_path: Path) -> None:
+    counts = []
+    for hours in (0.001, 1.0, 1e9):
+        study = Study(tmp_path, f"for-{hours:g}")
+        result, _ = searched(study, gpu_hours=hours)
+        counts.append(n_explored(study))
+        # Candidates that are larger than one that ran out of memory are left in any case.
+        assert result.stop_reason is StopReason.GAIN
+    assert counts == sorted(counts)
+    assert counts[0] < counts[1] < counts[2]
+
+
+def test_without_a_number_of_trials_a_search_ends_once_none_is_expected_to_gain(
+    tmp_path: Path,
+) -> None:
+    whole, _ = searched(Study(tmp_path, "whole"))
+    ended, _ = searched(Study(tmp_path, "ended"), trials=None)
+    assert ended.stop_reason is StopReason.SETTLED
+    assert n_explored(Study(tmp_path, "ended")) < DEFAULT_TRIALS
+    assert whole.best is not None
+    assert ended.best is not None
+    assert ended.best.samples_per_s >= (1 - LOSS) * whole.best.samples_per_s
+
+
+@pytest.mark.parametrize(
+    ("gains", "ends"),
+    [
+        ([0.001, 0.002, 0.005, 0.1], True),
+        ([0.001, 0.002], False),
+        ([0.001, 0.1, 0.001, 0.001], False),
+        ([0.001, 0.001, math.inf], False),
+    ],
+)
+def test_no_gain_has_to_be_expected_three_times_in_a_row(gains: list[float], ends: bool) -> None:
+    assert expects_no_gain(gains) is ends
+
+
+def test_the_reason_is_said_with_both_figures(tmp_path: Path) -> None:
+    _, notebook = searched(Study(tmp_path, "said"), gpu_hours=0.001, price=2.0)
+    said = [note for note in notebook.notes if note.startswith("another trial is expected")]
+    assert said
+    assert re.search(r"save \S+ GPU-hours \(\S+\) of .* costs \S+ GPU-hours \(\S+\)$", said[-1])
+
+
+@pytest.mark.parametrize(
+    ("with_baseline", "gain", "pays"),
+    # The best is four times as fast as the baseline, so 25 of its 100 hours are left.
+    [(True, 0.0004, False), (True, 0.0008, True), (False, 0.0001, False), (False, 0.0002, True)],
+)
+def test_hours_are_those_at_the_speed_of_the_baseline(
+    with_baseline: bool, gain: float, pays: bool
+) -> None:
+    job = make(gpu_hours=100.0)
+    session = session_of(Study(Path(), "scripted"), job)
+    baseline = candidate(job, zero__stage=0) if with_baseline else None
+    why = why_no_gain(gain, measured(1.0, 4.0), session, baseline=baseline)
+    said = "save 0.01 GPU-hours of the training and costs 0.02 GPU-hours"
+    assert why == "" if pays else why.endswith(said)
+    assert not why_no_gain(gain, History(), session, baseline=None), "nothing was measured"
+
+
+@pytest.mark.parametrize("key", ["gpu_hours", "price"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "much"])
+def test_hours_and_prices_are_above_zero(key: str, value: object) -> None:
+    with pytest.raises(JobError, match=key):
+        make(**{key: value})
+
+
+def test_other_objectives_save_no_hours() -> None:
+    with pytest.raises(JobError, match=r"gpu_hours: 5: with the objective peak_memory"):
+        make(gpu_hours=5, objective="peak_memory")

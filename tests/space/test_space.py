@@ -49,70 +49,12 @@ def values(path, knob="micro_batch"):
     return load_space(path, KNOBS).domains[knob].values
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("micro_batch: 4", (4,)),
-        ("micro_batch: [4, 1, 2]", (4, 1, 2)),
-        ("micro_batch: {powers_of_two: [2, 16]}", (2, 4, 8, 16)),
-        ("micro_batch: {powers_of_two: [4, 4]}", (4,)),
-        ("micro_batch: {range: [2, 8, 3]}", (2, 5, 8)),
-        ("micro_batch: {range: [2, 9, 3]}", (2, 5, 8)),
-        ("micro_batch: {values: {range: [2, 8, 2]}}", (2, 4, 6, 8)),
-        ("micro_batch: [1e1, 2.0e+1, 030]", (10, 20, 30)),
-    ],
-)
+@cases("text", "expected")
 def test_values_can_be_written_in_several_ways(written, text, expected):
-    assert values(written(text)) == expected
+    assert values(written(text)) == tuple(expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        ("zero.stag: [1]", "'zero.stag' is not a knob", "did you mean zero.stage"),
-        ("zero.stage: [1, 5]", "zero.stage: 5 is not a legal value", "did you mean 3"),
-        ("recompute: [non]", "'non' is not a legal value", "did you mean none"),
-        ("overlap_comm: [1]", "1 is not true or false", "false, true"),
-        ("overlap_comm: ['yes']", "'yes' is not true or false", "false, true"),
-        ("micro_batch: [true]", "True is not a whole number", "whole numbers"),
-        ("micro_batch: [0]", "0 is out of range", "nearest legal value is 1"),
-        ("micro_batch: [2, 2]", "2 stands there twice", "once"),
-        ("micro_batch: [2, 2.0]", "2 stands there twice", "once"),
-        ("micro_batch: []", "empty", "at least one"),
-        ("micro_batch:", "None is not a whole number", "whole numbers"),
-        ("micro_batch: {}", "{} is not a way to write values", "a list"),
-        ("micro_batch: {power_of_two: [1, 8]}", "is not a way", "did you mean powers_of_two"),
-        ("micro_batch: {when: {zero.stage: 1}}", "values: is missing", "values, when"),
-        ("micro_batch: {powers_of_two: [1, 6]}", "6 is not a power of two", "nearest is 8"),
-        ("micro_batch: {powers_of_two: [0, 8]}", "0 is not a power of two", "nearest is 1"),
-        ("micro_batch: {powers_of_two: [8, 1]}", "8 is above 1", "first, last"),
-        ("micro_batch: {powers_of_two: [1, 8, 2]}", "powers_of_two", "powers_of_two"),
-        ("micro_batch: {powers_of_two: [1, 1.0e+300]}", "powers_of_two", "powers_of_two"),
-        (f"micro_batch: {{powers_of_two: [1, {2**500}]}}", "is not a power of two", "nearest"),
-        (
-            "micro_batch: {powers_of_two: [1, 8], when: {zero.stage: 1}}",
-            "values: is missing",
-            "values",
-        ),
-        ("micro_batch: {powers_of_two: [1, 8], range: [1, 2, 1]}", "range", "powers_of_two"),
-        ("micro_batch: {range: [1, 8, 0]}", "is empty", "step above 0"),
-        ("micro_batch: {range: [1, 8, -1]}", "is empty", "step above 0"),
-        ("micro_batch: {range: [1, 1000000000, 1]}", "1000000000 values", "widen the step"),
-        ("zero.stage: {range: [0, 4, 1]}", "4 is not a legal value", "did you mean 3"),
-        ("recompute: {range: [1, 2, 1]}", "takes a list of values", "none, full"),
-        ("micro_batch: {values: [1], if: {zero.stage: 1}}", "if", "values, when"),
-        ("micro_batch: {values: [1], when: {stage: 1}}", "'stage' is not a knob", "zero.stage"),
-        (
-            "micro_batch: {values: [1], when: {zero.stage: 7}}",
-            "7 is not a legal",
-            "did you mean 3",
-        ),
-        ("micro_batch: {values: [1], when: {zero.stage: []}}", "empty", "at least one"),
-        ("micro_batch: {values: [1], when: [zero.stage]}", "when", "values, when"),
-        ("micro_batch: {values: {values: [1]}}", "not a way to write values", "values?"),
-        ("micro_batch: [[1]]", "[1] is not a whole number", "whole numbers"),
-    ],
-)
+@cases("text", "message", "hint")
 def test_a_bad_value_names_the_file_the_knob_and_what_is_legal(written, text, message, hint):
     path = written(text)
     with pytest.raises(JobError) as caught:
@@ -122,29 +64,7 @@ def test_a_bad_value_names_the_file_the_knob_and_what_is_legal(written, text, me
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("- 1", "holds a list, not a mapping"),
-        ("", "is empty"),
-        ("knobs: " + "[" * 60 + "]" * 60, "deeper than 50 levels"),
-        ("knobs: {tp: 1}", "name: is missing"),
-        ("name: a b\nknobs: {tp: 1}", "name: 'a b' should be letters"),
-        ("name: a", "knobs: is missing"),
-        ("name: a\nknobs: {}", "knobs: {} is empty"),
-        ("name: a\nknobs: [tp]", "knobs: ['tp'] is no section"),
-        ("name: a\nknob: {tp: 1}\nknobs: {tp: 1}", "knob: there is no such key"),
-        ("name: a\nknob: {tp: 1}", "knob: there is no such key"),
-        ("name: a\nknobs: {tp: 1, tp: 2}", "the key 'tp' stands here twice"),
-        ("name: a\nname: b\nknobs: {tp: 1}", "the key 'name' stands here twice"),
-        ("name: !!python/object/apply:os.system [true]", "not valid YAML"),
-        ("name: a\nknobs: {tp: [1}", "space.yaml:2:15: not valid YAML: "),
-        ("name: a\n---\nname: b", "not valid YAML"),
-        ("{[1]: 2}", "not valid YAML"),
-        ("[" * 5000, "deeper than 50 levels"),
-        (f"name: a\nknobs: {{tp: [{'9' * 10000}]}}", "not valid YAML"),
-    ],
-)
+@cases("text", "message")
 def test_what_is_no_space_is_refused(tmp_path, text, message):
     path = tmp_path / "space.yaml"
     path.write_text(text, encoding="utf-8")
@@ -366,13 +286,7 @@ def test_what_the_base_configuration_sets_decides_whether_a_knob_is_tried(writte
     assert tried == {(0, 1000), (0, 2000), (1000, 1000), (1000, 2000)}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("micro_batch: 1:04", "is not a whole number"),
-        ("micro_batch: \u0664", "is not a whole number"),
-    ],
-)
+@cases("text", "said")
 def test_what_only_yaml_1_1_knows_is_refused(written, text, said):
     with pytest.raises(JobError, match=said):
         load_space(written(text), KNOBS)
