@@ -162,7 +162,6 @@ def estimate(
     settings: list[str] | None = None,
     flags: dict[str, Any],
     trace: bool = False,
-    probe_memory: bool = False,
     rows: Path | None = None,
     out: Path | None = None,
     constants: Path | None = None,
@@ -170,8 +169,8 @@ def estimate(
 ) -> None:
     """Predict step time and memory of a candidate, or of a CSV's runs.
 
-    Nothing is run but by --probe-memory. Of a CSV no column of results is read; what a row leaves
-    open is assumed and listed, and a row that cannot be predicted says why.
+    Nothing is run. Of a CSV no column of results is read; what a row leaves open is assumed and
+    listed, and a row that cannot be predicted says why.
     """
     if rows is not None or out is not None or constants is not None:
         if rows is None or out is None:
@@ -180,24 +179,17 @@ def estimate(
         about_one -= {"accelerators", "no_knowledge"}
         if not _is_typed(flags.get("knowledge")):
             about_one.discard("knowledge")
-        if about_one or settings or trace or probe_memory:
+        if about_one or settings or trace:
             raise JobError(
                 "--rows: the rows say what to estimate, and no earlier study corrects it",
-                "leave out --set, --trace, --probe-memory, --knowledge, the engine, the job and "
-                "the fleet; or leave out --rows",
+                "leave out --set, --trace, --knowledge, the engine, the job and the fleet; or "
+                "leave out --rows",
             )
         _estimate_rows(rows, out, flags.get("accelerators"), constants, as_json=as_json)
         return
     from autotune.app.api.predictions import estimate as estimate_settings
 
-    found = estimate_settings(
-        *(settings or ()),
-        **flags,
-        trace=trace,
-        probe_memory=probe_memory,
-        note=say,
-        ask=asker(),
-    )
+    found = estimate_settings(*(settings or ()), **flags, trace=trace, note=say, ask=asker())
     _show(found, as_json=as_json)
 
 
