@@ -111,9 +111,7 @@ def estimate_rows(
     )
 
 
-def predict_frame(
-    rows: pd.DataFrame | Path, *, accelerators: Path | None = None, constants: Path | None = None
-) -> pd.DataFrame:
+def predict_frame(rows: pd.DataFrame | Path, *, accelerators: Path | None = None) -> pd.DataFrame:
     """The same of a frame, or of a file, as a frame: its own columns, then those of predictions.
 
     Raises:
@@ -130,7 +128,7 @@ def predict_frame(
         _check_known(names, "rows")
         values = rows.astype(object).itertuples(index=False, name=None)
         table = [dict(zip(names, map(_text, row), strict=True)) for row in values]
-    cells = _predicted(rows_to_plans(table, accelerators_with(accelerators)), constants)
+    cells = _predicted(rows_to_plans(table, accelerators_with(accelerators)))
     found = _beside(rows, cells).fillna({"assumed": "", "reason": ""})
     figures = [name for name in _COLUMNS if name.startswith("pred_")]
     found[figures] = found[figures].apply(pd.to_numeric)
@@ -159,7 +157,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _predicted(read: TableRows, constants: Path | None) -> list[dict[str, str]]:
+def _predicted(read: TableRows, constants: Path | None = None) -> list[dict[str, str]]:
     """For each row its predictions, column -> text."""
     cells: list[dict[str, str]] = [{} for _ in read.reasons]
     if read.plans is not None:

@@ -164,7 +164,6 @@ def estimate(
     trace: bool = False,
     rows: Path | None = None,
     out: Path | None = None,
-    constants: Path | None = None,
     as_json: bool = False,
 ) -> None:
     """Predict step time and memory of a candidate, or of a CSV's runs.
@@ -172,7 +171,7 @@ def estimate(
     Nothing is run. Of a CSV no column of results is read; what a row leaves open is assumed and
     listed, and a row that cannot be predicted says why.
     """
-    if rows is not None or out is not None or constants is not None:
+    if rows is not None or out is not None:
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
         about_one = {name for name, value in flags.items() if value}
@@ -185,7 +184,7 @@ def estimate(
                 "leave out --set, --trace, --knowledge, the engine, the job and the fleet; or "
                 "leave out --rows",
             )
-        _estimate_rows(rows, out, flags.get("accelerators"), constants, as_json=as_json)
+        _estimate_rows(rows, out, flags.get("accelerators"), as_json=as_json)
         return
     from autotune.app.api.predictions import estimate as estimate_settings
 
@@ -193,12 +192,10 @@ def estimate(
     _show(found, as_json=as_json)
 
 
-def _estimate_rows(
-    rows: Path, out: Path, accelerators: Path | None, constants: Path | None, *, as_json: bool
-) -> None:
+def _estimate_rows(rows: Path, out: Path, accelerators: Path | None, *, as_json: bool) -> None:
     from autotune.app.estimate import estimate_rows
 
-    done = estimate_rows(rows, out, accelerators=accelerators, constants=constants)
+    done = estimate_rows(rows, out, accelerators=accelerators)
     if as_json:
         print_json(done.as_dict())
         return

@@ -38,7 +38,7 @@ NOT_OURS = {
     "search": {"dry_run", "yes"},
     "plan": {"export", "rank", "to", "launcher", "html"},
     "explain": set(),
-    "estimate": {"rows", "out", "constants"},
+    "estimate": {"rows", "out"},
     "check": {"quiet", "form"},
     "compare": {"as_csv", "html", "as_markdown", *GATE},
 }

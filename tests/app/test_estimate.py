@@ -85,7 +85,7 @@ def test_the_input_is_not_overwritten(tmp_path: Path) -> None:
     assert source.read_text(encoding="utf-8") == csv_text(row())
 
 
-def test_own_accelerators_and_constants(tmp_path: Path) -> None:
+def test_own_accelerators(tmp_path: Path) -> None:
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text(csv_text(row(gpu_type="Mine")), encoding="utf-8")
     assert estimate_rows(source, out).predicted == 0

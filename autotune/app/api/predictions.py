@@ -286,17 +286,13 @@ def estimate(
 
 
 def estimate_rows(
-    rows: "pd.DataFrame | str | Path",
-    *,
-    accelerators: str | Path | None = None,
-    constants: str | Path | None = None,
+    rows: "pd.DataFrame | str | Path", *, accelerators: str | Path | None = None
 ) -> "pd.DataFrame":
     """Predict the runs of a table, as `autotune estimate --rows` does.
 
     Args:
         rows: A frame, or a CSV file; docs/cost.md names the columns.
         accelerators: A file of more accelerators.
-        constants: A file of other constants than the shipped ones.
 
     Returns:
         The table with the columns of predictions (`pred_...`), what was `assumed`, and the
@@ -313,7 +309,6 @@ def estimate_rows(
     return predict_frame(
         Path(rows) if isinstance(rows, str) else rows,
         accelerators=None if accelerators is None else Path(accelerators),
-        constants=None if constants is None else Path(constants),
     )
 
 
