@@ -76,9 +76,6 @@ def search(
         else:
             print_plan(DATA, plan, reasons=True)
 
-    def may_run(is_hopeful: bool) -> bool:
-        return _agrees("Run it?", default=is_hopeful) if _asks(yes) else is_hopeful
-
     job, is_trusted = flags.pop("job", None), flags.pop("trust_job")
     found = run_searches(
         flags,
@@ -97,7 +94,7 @@ def search(
         ask=asker(),
         ask_for_nodes=lambda request: ask_for_nodes(request, yes=yes, dry_run=dry_run),
         show_plan=show_plan,
-        confirm=may_run,
+        confirm=lambda hopeful: _agrees("Run it?", default=hopeful) if _asks(yes) else hopeful,
         watch=lambda session: view_for(
             PROGRESS, session.lattice.context, session.job.objective.name
         ),

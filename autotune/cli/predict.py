@@ -55,11 +55,6 @@ def _show(found: "Shown[Any]", *, as_json: bool) -> None:
     print_json(found.as_dict()) if as_json else found.show(DATA)
 
 
-def _is_typed(knowledge: Path | None) -> bool:
-    """Whether the file stands in the command, and not in the environment alone."""
-    return knowledge is not None and str(knowledge) != os.environ.get(KNOWLEDGE_ENV)
-
-
 @cli.command(
     epilog="autotune plan --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100"
@@ -176,8 +171,8 @@ def estimate(
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
         about_one = {name for name, value in flags.items() if value}
         about_one -= {"accelerators", "no_knowledge"}
-        if not _is_typed(flags.get("knowledge")):
-            about_one.discard("knowledge")
+        if str(flags.get("knowledge")) == os.environ.get(KNOWLEDGE_ENV):
+            about_one.discard("knowledge")  # no flag: the environment names it
         if about_one or settings or trace:
             raise JobError(
                 "--rows: the rows say what to estimate, and no earlier study corrects it",
