@@ -1,6 +1,6 @@
 """Pages of the site that are not written under docs/, and the links to them.
 
-Those are what the code tells itself (commands, knobs, rules, columns, metrics), files that stand
+Those are what the code tells itself (commands, knobs, rules, columns), files that stand
 where their readers look for them first, such as SECURITY.md, and the reports of the gallery.
 """
 
@@ -100,7 +100,6 @@ TOLD_BY_CODE = {
     "commands.md": commands,
     "knobs.md": site_pages.knobs,
     "rules.md": site_pages.rules,
-    "metrics.md": site_pages.metrics,
     "table.md": site_pages.table,
 }
 """Page -> what writes it."""

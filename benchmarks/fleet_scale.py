@@ -1,6 +1,6 @@
 """What a search costs its coordinator: many gangs, and a record of many trials.
 
-Everything is the real one but the nodes: search loop, record, page, metrics, `GangFleet` and its
+Everything is the real one but the nodes: search loop, record, page, `GangFleet` and its
 protocol run as they do for far nodes, and the nodes answer in this process, each trial after a
 while. A record of all trials but the last is written first; the search resumes it and runs the
 last ones, which are the dearest. The share of a core that 100 ending trials a minute take is

@@ -62,3 +62,15 @@ def canonical_candidate(job: Job, **knobs: Any) -> Candidate:
 def raw_candidate(job: Job, values: dict[str, Any]) -> Candidate:
     """A candidate of exactly these knobs."""
     return Candidate.of(values, world=job.world, global_batch=job.global_batch)
+
+
+def own_accelerator(path: Path, name: str) -> Path:
+    """A table with one accelerator of a user's own: 64 GiB, and four in a node."""
+    entry = {
+        **{"names": [name], "memory_gib": 64, "memory_gb_per_s": 1000},
+        **{"tflops": {"bf16": 100}, "achieved_tflops": {"bf16": 80}, "host_gb_per_s": 20},
+        **{"nvlink_gb_per_s": 100, "nvlink_domain": 4, "network_gb_per_s": 10},
+        **{"devices_per_node": 4, "source": "counted", "achieved_source": "counted again"},
+    }
+    path.write_text(json.dumps({"accelerators": {name: entry}}), encoding="utf-8")
+    return path

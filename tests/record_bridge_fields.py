@@ -8,12 +8,12 @@ Nothing is imported: Megatron-Bridge needs CUDA's packages.
 """
 
 import ast
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autotune.export.dialects.megatron_bridge import FIELDS_FILE
+from tests.recorded_json import as_text
 
 _SECTIONS = {
     "train": "TrainingConfig",
@@ -46,12 +46,6 @@ def fields_of(bridge: Path, megatron: Path) -> dict[str, list[str]]:
     return {
         section: sorted(set(_fields(name, theirs, core))) for section, name in _SECTIONS.items()
     }
-
-
-def as_text(fields: Mapping[str, list[str]]) -> str:
-    """The file's text: a line for each section."""
-    lines = (f" {json.dumps(name)}: {json.dumps(each)}" for name, each in fields.items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _classes(checkout: Path) -> dict[str, ast.ClassDef]:
@@ -87,4 +81,4 @@ def own_fields(node: ast.ClassDef) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    FIELDS_FILE.write_text(as_text(fields_of(Path(sys.argv[1]), Path(sys.argv[2]))), "utf-8")
+    FIELDS_FILE.write_text(as_text(fields_of(Path(sys.argv[1]), Path(sys.argv[2])), 1), "utf-8")

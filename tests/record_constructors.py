@@ -25,6 +25,7 @@ from typing import Any
 from autotune.engines.deepspeed.extensions import build, environment
 from autotune.engines.deepspeed.rules.constructors import DATA_FILE, kind_of
 from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
+from tests.recorded_json import as_text
 
 Constructed = Callable[..., Any]
 Attempt = Callable[[Constructed, Mapping[str, Any]], None]
@@ -39,8 +40,6 @@ SAMPLES: tuple[Any, ...] = (*_OTHERS, *WHOLE, *BROKEN)
 """Values with which every parameter is tried."""
 
 STEPS = 3
-_DEPTH = 4
-"""Of the file: what is deeper stands on one line."""
 _BATCH_SIZE = 8
 
 _GIVEN = {
@@ -79,26 +78,13 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
 
 def main(arguments: list[str]) -> int:
     """Write the file; with `--check` compare it instead."""
-    text = as_text(recorded())
+    text = as_text(recorded(), 4)
     if "--check" in arguments:
         old = DATA_FILE.read_text(encoding="utf-8")
         print(*difflib.unified_diff(old.splitlines(), text.splitlines(), lineterm=""), sep="\n")
         return 0 if old == text else 1
     DATA_FILE.write_text(text, encoding="utf-8")
     return 0
-
-
-def as_text(data: Mapping[str, Any]) -> str:
-    """The file's text: a line for each parameter, so that a new release is a readable change."""
-    return _text(data, 0) + "\n"
-
-
-def _text(value: Any, depth: int) -> str:
-    if not isinstance(value, dict) or not value or depth == _DEPTH:
-        return json.dumps(value)
-    inner = " " * (depth + 1)
-    lines = (f"{inner}{json.dumps(key)}: {_text(one, depth + 1)}" for key, one in value.items())
-    return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
 
 
 def recorded() -> dict[str, Any]:

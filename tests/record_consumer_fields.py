@@ -7,7 +7,6 @@ Each is a folder with the package in it: a checkout, or what a wheel holds. Writ
 """
 
 import ast
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ import yaml
 
 from autotune.export.dialects.settings import FIELDS_FILE
 from tests.record_bridge_fields import own_fields
+from tests.recorded_json import as_text
 
 _CLASSES = {
     "verl": {"engine": "McoreEngineConfig", "optim": "McoreOptimizerConfig"},
@@ -69,15 +69,6 @@ def fields_of(folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def as_text(fields: Mapping[str, Mapping[str, Any]]) -> str:
-    """The file's text: a line for each kind of settings."""
-    consumers = []
-    for consumer, kinds in fields.items():
-        lines = (f"  {json.dumps(kind)}: {json.dumps(each)}" for kind, each in kinds.items())
-        consumers.append(f" {json.dumps(consumer)}: {{\n" + ",\n".join(lines) + "\n }")
-    return "{\n" + ",\n".join(consumers) + "\n}\n"
-
-
 def _classes(folder: Path, patterns: tuple[str, ...]) -> dict[str, ast.ClassDef]:
     found: dict[str, ast.ClassDef] = {}
     for pattern in patterns:
@@ -110,4 +101,4 @@ def _properties(schemas: ast.Module, function: str) -> list[str]:
 
 if __name__ == "__main__":
     named = dict(zip(_NAMES, map(Path, sys.argv[1:]), strict=True))
-    FIELDS_FILE.write_text(as_text(fields_of(named)), "utf-8")
+    FIELDS_FILE.write_text(as_text(fields_of(named), 2), "utf-8")

@@ -29,6 +29,7 @@ from autotune.engines.deepspeed.rules.sections import (
     as_pydantic,
     key_of,
 )
+from tests.recorded_json import as_text
 
 DATA_FILE = Path(rules.__file__).with_name("keys.json")
 _ZERO = "zero_optimization"
@@ -74,7 +75,7 @@ def main(arguments: list[str]) -> int:
     found = recorded(shipped)
     if "--check" in arguments:
         return 0 if found == shipped else 1
-    DATA_FILE.write_text(as_text(found), encoding="utf-8")
+    DATA_FILE.write_text(as_text(found, 3), encoding="utf-8")
     return 0
 
 
@@ -109,22 +110,6 @@ def recorded(shipped: Mapping[str, Any]) -> dict[str, Any]:
             if not key.is_removed(release) and not key.is_missing(release):
                 keys[name] = {"removed_in": release, "why_removed": f"{release} lacks it"}
     return found
-
-
-def as_text(found: Mapping[str, Any]) -> str:
-    """The file's text: a line for each key, so that a new release is a readable change."""
-    return "{\n" + ",\n".join(_section_text(*item) for item in found.items()) + "\n}\n"
-
-
-def _section_text(path: str, section: Mapping[str, Any]) -> str:
-    lines = []
-    for entry, value in section.items():
-        text = json.dumps(value)
-        if isinstance(value, Mapping):
-            rows = (f"   {json.dumps(key)}: {json.dumps(row)}" for key, row in value.items())
-            text = "{\n" + ",\n".join(rows) + "\n  }"
-        lines.append(f"  {json.dumps(entry)}: {text}")
-    return f" {json.dumps(path)}: {{\n" + ",\n".join(lines) + "\n }"
 
 
 def _installed() -> Iterator[tuple[str, type[BaseModel]]]:

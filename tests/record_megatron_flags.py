@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from autotune.engines.megatron.flags import DATA_FILE, release_of
+from tests.recorded_json import as_text
 
 _STANDING_IN = ("six", "triton", "triton.language", "triton.language.extra", "triton.testing")
 """Modules that some releases import without a guard, and that no parser needs."""
@@ -35,7 +36,9 @@ def main(arguments: list[str]) -> int:
         known = spread(json.loads(DATA_FILE.read_text(encoding="utf-8")))
         return 0 if all(known.get(release) == flags for release, flags in found.items()) else 1
     ordered = sorted(found, key=lambda release: tuple(map(int, release.split("."))))
-    DATA_FILE.write_text(as_text({each: found[each] for each in ordered}), encoding="utf-8")
+    DATA_FILE.write_text(
+        as_text(gathered({each: found[each] for each in ordered}), 2), encoding="utf-8"
+    )
     return 0
 
 
@@ -56,20 +59,14 @@ def flags_of(checkout: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def as_text(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """The file's text: a line for each flag, so that a new release is a readable change."""
-    releases = list(found)
+def gathered(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The file's data: the releases, and what each flag was in them."""
     names = sorted({name for flags in found.values() for name in flags})
-    lines = [f"  {json.dumps(name)}: {json.dumps(_spans(name, found))}" for name in names]
-    return (
-        f'{{\n "releases": {json.dumps(releases)},\n "flags": {{\n'
-        + ",\n".join(lines)
-        + "\n }\n}\n"
-    )
+    return {"releases": list(found), "flags": {name: _spans(name, found) for name in names}}
 
 
 def spread(data: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
-    """The file's data by release again; the other way round of `as_text`."""
+    """The file's data by release again; the other way round of `gathered`."""
     releases: Sequence[str] = data["releases"]
     found: dict[str, dict[str, dict[str, Any]]] = {release: {} for release in releases}
     for name, spans in data["flags"].items():

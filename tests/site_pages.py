@@ -1,4 +1,4 @@
-"""Pages of the site that the code tells: knobs, rules, columns of the table, metrics."""
+"""Pages of the site that the code tells: knobs, rules, columns of the table."""
 
 from typing import Any
 
@@ -9,7 +9,6 @@ from autotune.engines.base import installed_engines
 from autotune.record.table import SUMMARY, TABLE_VERSION, schema_of
 from autotune.record.tried import recorded
 from autotune.report.knobs_page import facts_of
-from autotune.report.metrics import METRICS
 from autotune.space.knob import knobs_of
 
 
@@ -38,8 +37,3 @@ def table() -> str:
     """Every column with its type, unit and meaning."""
     values = {"columns": schema_of(DEFAULT_ENGINE), "summary": SUMMARY, "version": TABLE_VERSION}
     return Templates().text("report/text/table.md.j2", values)
-
-
-def metrics() -> str:
-    """Every metric with its labels."""
-    return Templates().text("report/text/metrics.md.j2", {"metrics": METRICS})

@@ -227,7 +227,6 @@ def test_data_is_never_code() -> None:
 STARTS = {
     "base/keeper.py": {"os.execvp", "os.fork"},
     "base/guarded_process.py": {"subprocess.Popen"},
-    "engines/megatron/probe.py": {"os.fork"},
     "fleet/node/bootstrap.py": {"os.execv", "subprocess.call"},
     "fleet/node/ranks.py": {"subprocess.Popen"},
     "fleet/node/warm.py": {"subprocess.Popen"},
@@ -236,8 +235,7 @@ STARTS = {
     "trial/launcher.py": {"os.execv", "os.fork"},
     "trial/warm.py": {"os.fork"},
 }
-"""What starts processes: `GuardedProcess`, a node its ranks, an actor of Ray a node's
-keeper, and a process that imports Megatron once for several ranks."""
+"""What starts processes: `GuardedProcess`, a node its ranks, an actor of Ray a node's keeper."""
 
 _STARTER = re.compile(
     r"os\.(system|popen|startfile|fork\w*|exec\w+|spawn\w+|posix_spawn\w*)|pty\.(fork|spawn)"

@@ -25,9 +25,12 @@ from autotune.record.table import make_table
 from autotune.search.history import History, busy_s, intervals
 from autotune.space.knob import knobs_of
 from autotune.trial.reporter import Reporter
+from tests.cases import Cases
 from tests.record_tried import run_of
 from tests.search.scripted import Patient, make, ok, search
 from tests.trials import spec
+
+cases = Cases(__file__)
 
 PACKAGE = Path(clock.__file__).parents[1]
 JUMPS = {
@@ -162,16 +165,7 @@ def _at(result, number, start, seconds):
 DAY = 86400.0
 
 
-@pytest.mark.parametrize(
-    ("times", "used_s"),
-    [
-        ([(0.5, 10), (10.5, 10)], 20),
-        ([(DAY, 10), (DAY + 5, 10)], 15),  # two at a time
-        ([(1.0, 10), (9 * DAY, 10)], 20),  # set on
-        ([(-9 * DAY, 10), (-9 * DAY + 10, 10)], 20),  # before 1970
-        ([(DAY, 10), (0.0, 0.0), (DAY + 10, 10)], 20),  # a lost one in between knows no time
-    ],
-)
+@cases("times", "used_s")
 def test_what_was_used_of_the_budget_is_no_matter_of_dates(times, used_s):
     assert busy_s(intervals(told(*times))) == pytest.approx(used_s)
 

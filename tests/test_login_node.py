@@ -19,7 +19,10 @@ from packaging.utils import canonicalize_name
 
 from autotune.base.errors import ExitCode
 from autotune.space.built_in import script_digest
+from tests.cases import Cases
 from tests.command_line import autotune
+
+cases = Cases(__file__)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LOGIN = REPOSITORY / "requirements-login.txt"
@@ -100,55 +103,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 JOB = "--model meta-llama/Llama-3.1-8B --seq-len 4k --global-batch 64 --world 8"
-MIXTURE = "--model qwen3-30b-a3b --seq-len 4k --global-batch 64 --world 16 --gpu H100"
-SIMULATED = f"search {JOB} --fleet simulate:8xH100 --space smoke"
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("models qwen3", "qwen3-8b"),
-        ("knobs zero.stage", "zero.stage"),
-        ("rule batch.product", "train_batch_size"),
-        ("check ds_config.json accelerate.yaml train.sh launch.sh", "launch.sh"),
-        (f"plan {JOB} --gpu H100 --space smoke", "zero.stage"),
-        (f"plan {JOB} --gpu H100 --space smoke --export planned", "wrote planned"),
-        ("plan --job job.yaml --gpu A100-80GB --space smoke", "zero.stage"),
-        (f"plan {MIXTURE} --engine megatron --top 1", "ep"),
-        (f"explain zero.stage=3 {JOB} --gpu H100 --space smoke", "rank"),
-        (f"estimate --set zero.stage=3 {JOB} --gpu H100", "memory"),
-        (f"render --set zero.stage=3 {JOB} --gpu H100 --out rendered", "rendered"),
-        ("status", "demo"),
-        ("report --study demo", "verdict"),
-        ("report --study demo --html page.html", "page.html"),
-        ("report --study demo --trial 0", "trial 0"),
-        ("compare demo again", "again"),
-        ("export --study demo --out exported", "exported"),
-        ("export --study demo --to hf --launcher slurm --out exported-hf", "exported-hf"),
-        ("export --study demo --to optuna --out optuna.log", "optuna.log"),
-        (f"{SIMULATED} --dry-run", "baseline"),
-        (f"{SIMULATED} --trials 2 --results elsewhere", "verdict"),
-    ],
-)
+@cases("line", "expected")
 def test_what_runs_no_trial_works(line: str, expected: str, python: Path, folder: Path) -> None:
     done = autotune(*shlex.split(line), folder=folder, python=python)
     assert done.returncode == ExitCode.FOUND, done.stderr
     assert expected in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (f"search {JOB}", LACKING),
-        (f"search {JOB} --dry-run", LACKING),
-        ("search -- python3 train.py", LACKING),
-        ("diagnose -- python3 train.py", LACKING),
-        ("soak --study demo", LACKING),
-        ("ladder --study demo", LACKING),
-        ("plan --job job.yaml", "--gpu H100"),
-        ("doctor", "pip install 'torch"),
-    ],
-)
+@cases("line", "expected")
 def test_what_is_missing_for_a_trial_is_named(
     line: str, expected: str, python: Path, folder: Path
 ) -> None:

@@ -193,16 +193,6 @@ def test_a_broken_fleet_breaks_the_contract(monkeypatch: pytest.MonkeyPatch) -> 
         TestSimulate().test_it_takes_as_many_trials_as_it_says_and_ends_them()
 
 
-class TestDeepSpeed(EngineContract):
-    name = "deepspeed"
-    space = "zero"
-
-
-class TestMegatron(EngineContract):
-    name = "megatron"
-    space = None
-
-
 class Patched(DeepSpeed):
     """DeepSpeed with some of its engine's methods replaced."""
 
@@ -253,7 +243,8 @@ def uniform(engine: DeepSpeedEngine, candidates: Sequence[Candidate]) -> Plans:
     ],
 )
 def test_a_broken_engine_breaks_the_contract(engine: Patched, at: str) -> None:
-    breaks(TestDeepSpeed, engine, at=at)
+    contract = type("OfDeepSpeed", (EngineContract,), {"name": "deepspeed", "space": "zero"})
+    breaks(contract, engine, at=at)
 
 
 def test_a_name_that_nobody_offers_breaks_every_contract() -> None:
@@ -264,42 +255,6 @@ def test_a_name_that_nobody_offers_breaks_every_contract() -> None:
         Unknown().test_it_is_offered_by_its_name()
 
 
-class TestCalibrated(SamplerContract):
-    name = "calibrated"
-
-
-class TestGrid(SamplerContract):
-    name = "grid"
-
-
-class TestRandom(SamplerContract):
-    name = "random"
-
-
-class TestTpe(SamplerContract):
-    name = "tpe"
-
-
-class TestDeepSpeedFiles(DialectContract):
-    name = "deepspeed"
-
-
-class TestMegatronArguments(DialectContract):
-    name = "megatron"
-
-
-class TestMegatronCoreScript(DialectContract):
-    name = "megatron-core"
-
-
-class TestMegatronBridge(DialectContract):
-    name = "megatron-bridge"
-
-
-class TestVerl(DialectContract):
-    name = "verl"
-
-
 class TestNemoRl(DialectContract):
     name = "nemo-rl"
 
@@ -307,40 +262,6 @@ class TestNemoRl(DialectContract):
         """It knows no interleaved stages, and recomputes all layers or none."""
         recompute = str(candidate.get("recompute"))
         return candidate.get("vp", 1) == 1 and not recompute.startswith("block")
-
-
-class Consumer(DialectContract):
-    """Of a consumer that takes no tensor parallel degree."""
-
-    job: ClassVar[dict[str, Any]] = {"space": "zero"}
-
-
-class TestHuggingFaceTrainer(Consumer):
-    name = "hf"
-
-
-class TestAccelerateFiles(Consumer):
-    name = "accelerate"
-
-
-class TestSupervisedTrainer(Consumer):
-    name = "trl"
-
-
-class TestLightning(Consumer):
-    name = "lightning"
-
-
-class TestLlamaFactory(Consumer):
-    name = "llama-factory"
-
-
-class TestAxolotl(Consumer):
-    name = "axolotl"
-
-
-class TestMsSwift(Consumer):
-    name = "ms-swift"
 
 
 OWN_FOLDER = TemporaryDirectory()
@@ -355,34 +276,6 @@ class TestOwnCommand(DialectContract):
     def test_its_script_is_one_of_its_files(self) -> None:
         """Of a command that has not run the configuration alone is known."""
         assert "ds_config.json" in self.exported(self.handouts()[0])
-
-
-class TestTorchrun(LauncherContract):
-    name = "torchrun"
-
-
-class TestAccelerate(LauncherContract):
-    name = "accelerate"
-
-
-class TestDeepSpeedLauncher(LauncherContract):
-    name = "deepspeed"
-
-
-class TestSlurm(NodeLauncherContract):
-    name = "slurm"
-
-
-class TestSkyPilot(NodeLauncherContract):
-    name = "skypilot"
-
-
-class TestRay(NodeLauncherContract):
-    name = "ray"
-
-
-class TestKubernetes(NodeLauncherContract):
-    name = "kubernetes"
 
 
 class BrokenFiles(DeepSpeedFiles):
@@ -422,10 +315,6 @@ def test_a_broken_launcher_breaks_the_contract(at: str) -> None:
     breaks(LauncherContract, Deaf(), at=at)
 
 
-class TestBuiltIn(WorkloadContract):
-    name = "builtin"
-
-
 class TestScript(WorkloadContract):
     name = "script"
     keys: ClassVar[Mapping[str, Any]] = OWN
@@ -456,27 +345,36 @@ class Idle(BuiltIn):
     ("workload", "at"), [(Nameless(), "which_script"), (Idle(), "knobs_that_do_not_reach")]
 )
 def test_a_broken_workload_breaks_the_contract(workload: BuiltIn, at: str) -> None:
-    breaks(TestBuiltIn, workload, at=at)
+    contract = type("OfBuiltIn", (WorkloadContract,), {"name": "builtin"})
+    breaks(contract, workload, at=at)
 
 
-SAMPLERS = (TestCalibrated, TestGrid, TestRandom, TestTpe)
-DIALECTS = (
-    *(TestDeepSpeedFiles, TestMegatronArguments, TestOwnCommand),
-    *(TestHuggingFaceTrainer, TestAccelerateFiles, TestSupervisedTrainer, TestLightning),
-    *(TestLlamaFactory, TestAxolotl, TestMsSwift),
-    *(TestMegatronCoreScript, TestMegatronBridge, TestVerl, TestNemoRl),
+SHIPPED: tuple[tuple[type, str, Mapping[str, Any]], ...] = (
+    (EngineContract, "deepspeed", {"space": "zero"}),
+    (EngineContract, "megatron", {"space": None}),
+    (SamplerContract, "calibrated grid random tpe", {}),
+    (DialectContract, "deepspeed megatron megatron-core megatron-bridge verl", {}),
+    # Consumers that take no tensor parallel degree.
+    (
+        DialectContract,
+        "hf accelerate trl lightning llama-factory axolotl ms-swift",
+        {"job": {"space": "zero"}},
+    ),
+    (LauncherContract, "torchrun accelerate deepspeed", {}),
+    (NodeLauncherContract, "slurm skypilot ray kubernetes", {}),
+    (WorkloadContract, "builtin", {}),
 )
-LAUNCHERS = (
-    *(TestTorchrun, TestAccelerate, TestDeepSpeedLauncher),
-    *(TestSlurm, TestRay, TestKubernetes, TestSkyPilot),
-)
-FLEETS = (TestHostfile, TestLocal, TestReplay, TestSimulate)
+"""Contracts with the names of what keeps them, where a name and a job are all that differs."""
+
+for _contract, _names, _given in SHIPPED:
+    for _name in _names.split():
+        _title = f"Test{_contract.__name__}_{_name}"
+        globals()[_title] = type(_title, (_contract,), {"name": _name, **_given})
+
 ON_CLUSTERS = {("fleet", "ray"), ("fleet", "slurm")}
 """What only runs in a cluster, where `tests/fleet/transports/` tries it."""
 OF_STUDIES = {("dialect", "optuna")}
 """A dialect of whole studies: `tests/report/test_optuna_storage.py` tries it."""
-OTHERS = (TestBuiltIn, TestScript, TestPretrainGpt, TestDeepSpeed, TestMegatron)
-CONTRACTS: tuple[Any, ...] = (*(*OTHERS, *SAMPLERS, *DIALECTS, *LAUNCHERS, *FLEETS),)
 
 
 def test_everything_shipped_is_held_to_its_contract() -> None:
@@ -487,6 +385,10 @@ def test_everything_shipped_is_held_to_its_contract() -> None:
         for name in offered
         if group != "autotune.drivers"  # an engine's other half, which its contract asks for
     }
-    held = {(contract.kind, contract.name) for contract in CONTRACTS}
+    held = {
+        (contract.kind, contract.name)
+        for name, contract in globals().items()
+        if name.startswith("Test") and hasattr(contract, "kind")
+    }
     assert held | ON_CLUSTERS | OF_STUDIES == shipped
     assert not held & (ON_CLUSTERS | OF_STUDIES)

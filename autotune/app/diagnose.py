@@ -22,7 +22,7 @@ from autotune.engines.launches.line import in_short
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.observed import Observed
 from autotune.record.study import Study
-from autotune.record.table import make_table, write_table
+from autotune.record.table import write_table
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
 from autotune.report.explain.trial import Explanation
@@ -176,9 +176,8 @@ def _explained(study: Study, number: int, notes: list[str]) -> Explanation | Non
 
 
 def _row_of(study: Study) -> dict[str, Any]:
-    report = read_story(study)
-    frame = make_table(report.study, report.recorded, report.facts)
-    row: dict[str, Any] = json.loads(frame[:1].to_json(orient="records", date_format="iso"))[0]
+    first = read_story(study).table[:1]
+    row: dict[str, Any] = json.loads(first.to_json(orient="records", date_format="iso"))[0]
     return row
 
 

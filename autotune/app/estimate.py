@@ -1,7 +1,6 @@
 """Predict every row of a table of training runs, and write the table with the predictions."""
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,9 +110,7 @@ def estimate_rows(
     )
 
 
-def predict_frame(
-    rows: pd.DataFrame | Path, *, accelerators: Path | None = None, constants: Path | None = None
-) -> pd.DataFrame:
+def predict_frame(rows: pd.DataFrame | Path, *, accelerators: Path | None = None) -> pd.DataFrame:
     """The same of a frame, or of a file, as a frame: its own columns, then those of predictions.
 
     Raises:
@@ -130,7 +127,7 @@ def predict_frame(
         _check_known(names, "rows")
         values = rows.astype(object).itertuples(index=False, name=None)
         table = [dict(zip(names, map(_text, row), strict=True)) for row in values]
-    cells = _predicted(rows_to_plans(table, accelerators_with(accelerators)), constants)
+    cells = _predicted(rows_to_plans(table, accelerators_with(accelerators)))
     found = _beside(rows, cells).fillna({"assumed": "", "reason": ""})
     figures = [name for name in _COLUMNS if name.startswith("pred_")]
     found[figures] = found[figures].apply(pd.to_numeric)
@@ -159,7 +156,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _predicted(read: TableRows, constants: Path | None) -> list[dict[str, str]]:
+def _predicted(read: TableRows, constants: Path | None = None) -> list[dict[str, str]]:
     """For each row its predictions, column -> text."""
     cells: list[dict[str, str]] = [{} for _ in read.reasons]
     if read.plans is not None:
@@ -198,18 +195,14 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
         columns[column] = getattr(predicted.times, name)
     for column, name in _MEMORY_PARTS.items():
         columns[column] = getattr(predicted.memory, name) / _GIB
-    found = [
+    peak_gb, spread = columns["pred_peak_memory_gb"], shown.peak_memory
+    columns["pred_peak_memory_low_gb"] = peak_gb * np.exp(-spread.low)
+    columns["pred_peak_memory_high_gb"] = peak_gb * np.exp(spread.high)
+    return [
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
+        | {"assumed": f"interval={shown.evidence_at(i)}"}
         for i in range(len(plans))
     ]
-    for index, values in enumerate(found):
-        values["assumed"] = f"interval={shown.evidence_at(index)}"
-        peak_gb, spread = float(values["pred_peak_memory_gb"]), shown.peak_memory
-        low_gb = peak_gb * math.exp(-spread.low[index])
-        values["pred_peak_memory_low_gb"] = f"{low_gb:.{_DIGITS}g}"
-        high_gb = peak_gb * math.exp(spread.high[index])
-        values["pred_peak_memory_high_gb"] = f"{high_gb:.{_DIGITS}g}"
-    return found
 
 
 def _shown_peaks(predicted: Prediction, meters: Sequence[Meter]) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ from autotune.job.observed import OBSERVED_FILE, Observed, file_digest, text_dig
 from autotune.job.origin import code_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import Facts
-from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
+from autotune.record.guard import NOT_COMPARED, guards_of
 from autotune.record.patches import WrittenPatch, read_patches, write_patches
 from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
@@ -97,8 +97,14 @@ def find_chosen(
         job = dataclasses.replace(job, script=_patched(job.script, study, candidate))
     history = history_of(recorded, facts)
     guards = guards_of(history.trials, facts.baseline.candidate_hash, facts.guard_steps)
-    if not (allow_loss_drift or job.allow_loss_drift):
-        _check_guard(study, number, guards.get(candidate.hash))
+    guard = guards.get(candidate.hash)
+    if guard is not None and guard.is_drift and not (allow_loss_drift or job.allow_loss_drift):
+        raise StudyError(
+            f"study {study.name}: the losses of trial {number} drift from the baseline's: "
+            f"{guard.why}",
+            "leave --trial out to export the best whose losses agree, or export this one with "
+            f"{switch('allow_loss_drift')}",
+        )
     session = Session(
         job=job,
         engine=bind_engine(job, environment),
@@ -116,7 +122,7 @@ def find_chosen(
         soak=_soak_of(study, candidate, engine),
         hosts=_hosts_of(trials[number]),
         **_figures(answer, trials[number], candidate, history.spread),
-        guard=guards.get(candidate.hash, NOT_COMPARED) if facts.guard_steps else None,
+        guard=(guard or NOT_COMPARED) if facts.guard_steps else None,
         carried=[] if job.script is None else _carried_in(trials[number]),
     )
     if claim:
@@ -244,17 +250,6 @@ def export_study(
         return export_record(study, out, to=to, dialect=dialect)
     handout = find_chosen(study, trial=trial, allow_loss_drift=allow_loss_drift, note=note).handout
     return export_handout(handout, out, to=to, launcher=launcher)
-
-
-def _check_guard(study: Study, number: int, guard: GuardVerdict | None) -> None:
-    """Refuse to hand out what does not train as the baseline does."""
-    if guard is not None and guard.is_drift:
-        raise StudyError(
-            f"study {study.name}: the losses of trial {number} drift from the baseline's: "
-            f"{guard.why}",
-            "leave --trial out to export the best whose losses agree, or export this one with "
-            f"{switch('allow_loss_drift')}",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,13 +41,7 @@ from autotune.engines.base import CommandJob, find_engine
 from autotune.engines.launches.line import in_short, is_launch, parts_of
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.job.command import (
-    as_typed,
-    check_command,
-    is_of_this_environment,
-    name_of,
-    sources_of,
-)
+from autotune.job.command import check_command, is_of_this_environment, name_of, sources_of
 from autotune.job.job import enforced_limit_bytes, keys_of
 from autotune.job.observed import (
     OBSERVED_FILE,
@@ -169,7 +164,7 @@ def _keys_of_arguments(
         note(f"left out in trials: {', '.join(job.left_out)}")
     try_folder(study.folder, named=study.folder, hint=_other_folder())
     study.folder.mkdir(parents=True, exist_ok=True)
-    texts = {COMMAND_FILE: f"{as_typed(command)}\n", MODEL_FILE: canonical_json(job.model)}
+    texts = {COMMAND_FILE: f"{shlex.join(command)}\n", MODEL_FILE: canonical_json(job.model)}
     for name, text in texts.items():
         mode = PRIVATE_MODE if name == COMMAND_FILE else None
         write_text(study.folder / name, text, error=StudyError, hint=_other_folder(), mode=mode)
@@ -252,8 +247,10 @@ def observe(
         StudyError: The study cannot be written.
         FleetError: The devices are not there.
     """
+    here = place.environment
     named_world = flags.get("world") or ranks_in_words(command)
-    world = named_world or default_world(place.environment)
+    # Ranks that it is likely to start, where it does not say; its first run tells.
+    world = named_world or (CPU_WORLD if here.accelerator == "cpu" else here.n_devices)
     try_folder(study.folder, named=study.folder, hint=_other_folder())
     timeout_s = _FIRST_TIMEOUT_S
     if (asked := flags.get("trial_timeout")) is not None:
@@ -358,11 +355,6 @@ def ranks_in_words(command: Sequence[str]) -> int | None:
     """Ranks that a command says it starts."""
     words = filled_in(list(command), {})
     return find_engine(DEFAULT_ENGINE).ranks_of_command(words, Path.cwd())
-
-
-def default_world(environment: Environment) -> int:
-    """Ranks that a command is likely to start, where it does not say; the first run tells."""
-    return CPU_WORLD if environment.accelerator == "cpu" else environment.n_devices
 
 
 def study_name(command: Sequence[str], folder: str) -> str:

@@ -6,7 +6,6 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from autotune.app.exports import export_study
-from autotune.app.metrics import MetricsWriter, check_writable
 from autotune.app.own_script import adopt_first_run
 from autotune.app.pages import PageWriter
 from autotune.app.steering import keep, steer, what_predicts
@@ -33,54 +32,43 @@ from autotune.search.session import Session
 
 
 def search(
-    session: Session,
-    observer: Observer,
-    *,
-    fresh: bool,
-    metrics_file: Path | None = None,
-    knowledge: Path | None = None,
+    session: Session, observer: Observer, *, fresh: bool, knowledge: Path | None = None
 ) -> SearchAnswer:
     """Run the search, or go on with it; where it found nothing, the answer says why.
 
-    `fresh`, `metrics_file` and `knowledge` are as of `run_searches`: lessons of this search go
-    where those of earlier ones are from.
+    `fresh` and `knowledge` are as of `run_searches`: lessons of this search go where those of
+    earlier ones are from.
 
     Raises:
         FleetError: The devices are not there; nothing was opened.
-        StudyError: The record cannot be read or written, or another search holds it; or the
-            metrics cannot be written there.
+        StudyError: The record cannot be read or written, or another search holds it.
     """
     study = session.study
-    if metrics_file is not None:
-        check_writable(metrics_file)
     fleet, is_measured = session.make_fleet(), session.place.origin is Origin.MEASURED
     if fresh and (aside := study.set_aside()) is not None:
         observer.on_note(f"the old study is kept as {aside}")
     study.lock()
     page = PageWriter(study, observer)
-    metrics = MetricsWriter(
-        study, page, accelerator=session.environment.accelerator, extra=metrics_file
-    )
     try:
         # What a killed search may have left: its trials hold devices that the next ones need.
         fleet.reap(study.trials_folder)
         study.sweep()
         _check_origin(session)
-        begin_study(session, metrics.on_note)
-        fleet.prepare(session.engine.preparation(session.lattice.candidates), metrics.on_note)
+        begin_study(session, page.on_note)
+        fleet.prepare(session.engine.preparation(session.lattice.candidates), page.on_note)
         if is_measured:
             adopt_first_run(session)
         knowledge = knowledge if is_measured else None  # no other figures are learned from
-        steering = steer(session, metrics.on_note, knowledge)
+        steering = steer(session, page.on_note, knowledge)
         try:
             interrupt = Interrupt()
             with interrupt.on_signals(), _table_at_the_end(study), closing(fleet):
                 answer = run_search(
-                    session, fleet, observer=metrics, interrupt=interrupt, steering=steering
+                    session, fleet, observer=page, interrupt=interrupt, steering=steering
                 )
         finally:  # also where nothing was feasible: that is a lesson too
             if knowledge is not None:
-                keep(session, metrics.on_note, knowledge)
+                keep(session, page.on_note, knowledge)
         study.update_state(answer=answer.to_dict())
         if answer.best is not None and is_measured:
             export_study(study, study.best_folder)
@@ -89,7 +77,6 @@ def search(
         return _keep_failure(study, error)
     finally:
         fleet.close()  # once more where the search did not begin
-        metrics.close()
         page.close()
         study.unlock()
 

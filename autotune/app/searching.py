@@ -53,7 +53,6 @@ def run_searches(
     force: bool = False,
     trust_job: bool = False,
     with_ladder: bool = False,
-    metrics_file: Path | None = None,
     knowledge: Path | None = None,
     is_one: bool = False,
     say: Say = lambda _: None,
@@ -115,13 +114,7 @@ def run_searches(
                     expected.problem, f"{expected.nearest}; or {switch('force')}"
                 )
             with watch(session) as observer:
-                answer = search(
-                    session,
-                    observer,
-                    fresh=begins_anew,
-                    metrics_file=metrics_file,
-                    knowledge=knowledge,
-                )
+                answer = search(session, observer, fresh=begins_anew, knowledge=knowledge)
             if with_ladder and answer.nothing_to_explain:
                 say(f"no ladder: {answer.nothing_to_explain}")
             if not with_ladder or answer.nothing_to_explain:

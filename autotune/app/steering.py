@@ -147,7 +147,7 @@ def what_predicts(environment: Environment, table: Sequence[Accelerator], file: 
         FleetError: The devices are neither in the user's `file` nor in the rest of the table.
     """
     found = accelerator_of(environment, table)
-    if _is_shipped(found):
+    if any(found is shipped for shipped in shipped_accelerators()):
         return f"{file} has no entry for these devices: predicted by the shipped {found.name}"
     return f"predicted by {found.name} of {file}: {found.achieved_source}"
 
@@ -177,7 +177,3 @@ def _lessons_for(
     )
     write_lessons(study.recalled_file, lessons)
     return lessons
-
-
-def _is_shipped(found: Accelerator) -> bool:
-    return any(found is shipped for shipped in shipped_accelerators())

@@ -12,7 +12,6 @@ from autotune.contract import Origin, Outcome
 from autotune.job.observed import OBSERVED_FILE, Observed
 from autotune.record.answer import answer_of
 from autotune.record.study import DEFAULT_RESULTS, Study, results
-from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
 from autotune.report.story import read_story
 from autotune.search.session import history_of
@@ -176,7 +175,7 @@ def explain_trial(study: Study, number: int) -> Explanation:
         StudyError: There is no such trial, or it had no diagnostic pass.
     """
     report = read_story(study)
-    rows = rows_of(make_table(report.study, report.recorded, report.facts))
+    rows = rows_of(report.table)
     explanation = explain(report, number, rows.get(number, {}))
     if explanation is not None:
         return _within_reach(explanation, study)

@@ -1,12 +1,11 @@
 """Jinja2 templates: strict, sandboxed, every value encoded, and JSON parsed back.
 
 A template is data that a user may bring along, so it runs in Jinja's sandbox. A value must pass
-through `tojson` (JSON), `sh` (one shell word), `html` (text or a quoted attribute), `linked` (text
-of a page, with links to the documentation), `script` (JSON inside a script element), `text`
-(prose, as it is), `markdown`, `code` (code in Markdown), or what spells a figure: `count` (a
-number of things), `amount`, `bytes`, `seconds`, `rate`, `times`, `percent`, `chance`, `interval`,
-`gain`. A bare `{{ value }}` is refused, because Python's spelling of it (`True`, `None`, an
-unquoted path) is wrong in each of them.
+through `tojson` (JSON), `sh` (one shell word), `html` (text or a quoted attribute), `script`
+(JSON inside a script element), `text` (prose, as it is), `markdown`, `code` (code in Markdown), or
+what spells a figure: `count` (a number of things), `amount`, `bytes`, `seconds`, `rate`, `times`,
+`percent`, `chance`, `interval`, `gain`. A bare `{{ value }}` is refused, because Python's spelling
+of it (`True`, `None`, an unquoted path) is wrong in each of them.
 """
 
 import html
@@ -34,7 +33,6 @@ from jinja2.loaders import split_template_path
 from jinja2.sandbox import SandboxedEnvironment
 
 from autotune.base.data import data_folder
-from autotune.base.docs import linked
 from autotune.base.errors import RenderError
 from autotune.base.text import lines, markdown, markdown_code
 from autotune.base.units import (
@@ -189,7 +187,6 @@ class _StrictEnvironment(SandboxedEnvironment):
             tojson=_to_json,
             sh=_filter(lambda value: shlex.quote(str(value))),
             html=_filter(lambda value: html.escape(lines(str(value)))),
-            linked=_filter(_to_links),
             script=_filter(_to_script),
             text=_filter(lambda value: lines(str(value))),
             amount=_filter(format_amount),
@@ -229,14 +226,6 @@ def _to_script(value: Any) -> str:
     # Nothing is unescaped inside a script element, and `</script` or `<!--` would end it.
     text = _ENCODER.encode(value)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _to_links(value: Any) -> str:
-    parts = ((html.escape(text), address) for text, address in linked(lines(str(value))))
-    return "".join(
-        f'<a href="{html.escape(address)}">{text}</a>' if address else text
-        for text, address in parts
-    )
 
 
 def _to_count(value: Any, one: str, several: str = "") -> Encoded:

@@ -50,7 +50,10 @@ def visible(text: str, *, whole: str = "") -> str:
     """A text with the escape of whatever acts or cannot be seen, but for the `whole` ones."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in whole or _is_seen(c) else _escaped(c) for c in text)
+    return "".join(
+        c if c in whole or _is_seen(c) else c.encode("unicode_escape").decode("ascii")
+        for c in text
+    )
 
 
 def texts_on_one_line(data: Any) -> Any:
@@ -131,10 +134,6 @@ def _is_seen(character: str) -> bool:
     # Control, format (bidirectional, zero width, tags), surrogates, private, unassigned;
     # separators but the space.
     return unicodedata.category(character)[0] not in "CZ"
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def texts_of(value: Any) -> Iterator[str]:

@@ -6,7 +6,6 @@ from enum import IntEnum
 from functools import cached_property, partial
 from typing import Any
 
-from autotune.base.docs import address_of_rule
 from autotune.base.flags import flag
 from autotune.base.nested import Unknown, dotted, leaves, look_up
 from autotune.base.secrecy import scrubbed, scrubbed_text
@@ -75,7 +74,7 @@ class Found:
             "column": self.place.column,
             "message": violation.message,
             "fix": violation.fix,
-            "docs": address_of_rule(violation.rule) or f"autotune rule {violation.rule}",
+            "docs": f"autotune rule {violation.rule}",
             "changes": _for_programs(violation.changes),
             "choices": [
                 {"words": str(choice), "changes": _for_programs(choice.changes)}

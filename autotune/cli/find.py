@@ -43,7 +43,6 @@ def search(
     results: Path = RESULTS,
     fresh: bool = False,
     dry_run: bool = False,
-    metrics_file: Path | None = None,
     knowledge: Path | None = None,
     fleet: str = "local",
     fleet_option: list[str] | None = None,
@@ -77,9 +76,6 @@ def search(
         else:
             print_plan(DATA, plan, reasons=True)
 
-    def may_run(is_hopeful: bool) -> bool:
-        return _agrees("Run it?", default=is_hopeful) if _asks(yes) else is_hopeful
-
     job, is_trusted = flags.pop("job", None), flags.pop("trust_job")
     found = run_searches(
         flags,
@@ -93,13 +89,12 @@ def search(
         dry_run=dry_run,
         force=force,
         with_ladder=with_ladder,
-        metrics_file=metrics_file,
         knowledge=file_for(knowledge, is_used=not no_knowledge),
         say=say,
         ask=asker(),
         ask_for_nodes=lambda request: ask_for_nodes(request, yes=yes, dry_run=dry_run),
         show_plan=show_plan,
-        confirm=may_run,
+        confirm=lambda hopeful: _agrees("Run it?", default=hopeful) if _asks(yes) else hopeful,
         watch=lambda session: view_for(
             PROGRESS, session.lattice.context, session.job.objective.name
         ),

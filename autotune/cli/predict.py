@@ -55,11 +55,6 @@ def _show(found: "Shown[Any]", *, as_json: bool) -> None:
     print_json(found.as_dict()) if as_json else found.show(DATA)
 
 
-def _is_typed(knowledge: Path | None) -> bool:
-    """Whether the file stands in the command, and not in the environment alone."""
-    return knowledge is not None and str(knowledge) != os.environ.get(KNOWLEDGE_ENV)
-
-
 @cli.command(
     epilog="autotune plan --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100"
@@ -162,51 +157,40 @@ def estimate(
     settings: list[str] | None = None,
     flags: dict[str, Any],
     trace: bool = False,
-    probe_memory: bool = False,
     rows: Path | None = None,
     out: Path | None = None,
-    constants: Path | None = None,
     as_json: bool = False,
 ) -> None:
     """Predict step time and memory of a candidate, or of a CSV's runs.
 
-    Nothing is run but by --probe-memory. Of a CSV no column of results is read; what a row leaves
-    open is assumed and listed, and a row that cannot be predicted says why.
+    Nothing is run. Of a CSV no column of results is read; what a row leaves open is assumed and
+    listed, and a row that cannot be predicted says why.
     """
-    if rows is not None or out is not None or constants is not None:
+    if rows is not None or out is not None:
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
         about_one = {name for name, value in flags.items() if value}
         about_one -= {"accelerators", "no_knowledge"}
-        if not _is_typed(flags.get("knowledge")):
-            about_one.discard("knowledge")
-        if about_one or settings or trace or probe_memory:
+        if str(flags.get("knowledge")) == os.environ.get(KNOWLEDGE_ENV):
+            about_one.discard("knowledge")  # no flag: the environment names it
+        if about_one or settings or trace:
             raise JobError(
                 "--rows: the rows say what to estimate, and no earlier study corrects it",
-                "leave out --set, --trace, --probe-memory, --knowledge, the engine, the job and "
-                "the fleet; or leave out --rows",
+                "leave out --set, --trace, --knowledge, the engine, the job and the fleet; or "
+                "leave out --rows",
             )
-        _estimate_rows(rows, out, flags.get("accelerators"), constants, as_json=as_json)
+        _estimate_rows(rows, out, flags.get("accelerators"), as_json=as_json)
         return
     from autotune.app.api.predictions import estimate as estimate_settings
 
-    found = estimate_settings(
-        *(settings or ()),
-        **flags,
-        trace=trace,
-        probe_memory=probe_memory,
-        note=say,
-        ask=asker(),
-    )
+    found = estimate_settings(*(settings or ()), **flags, trace=trace, note=say, ask=asker())
     _show(found, as_json=as_json)
 
 
-def _estimate_rows(
-    rows: Path, out: Path, accelerators: Path | None, constants: Path | None, *, as_json: bool
-) -> None:
+def _estimate_rows(rows: Path, out: Path, accelerators: Path | None, *, as_json: bool) -> None:
     from autotune.app.estimate import estimate_rows
 
-    done = estimate_rows(rows, out, accelerators=accelerators, constants=constants)
+    done = estimate_rows(rows, out, accelerators=accelerators)
     if as_json:
         print_json(done.as_dict())
         return

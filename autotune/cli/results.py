@@ -66,7 +66,7 @@ def report(
     as_data = as_json and html is None
     refuse_several(json=as_data, csv=as_csv, markdown=as_markdown, html=html)
     from autotune.base.text import csv_text
-    from autotune.record.table import load_table, make_table
+    from autotune.record.table import load_table
     from autotune.report.story import read_story
     from autotune.report.terminal.markdown import render_markdown
     from autotune.report.terminal.study import print_report
@@ -82,8 +82,7 @@ def report(
         emit(csv_text(load_table(found.folder)))
     elif as_json:
         whole = read_story(found)
-        frame = make_table(whole.study, whole.recorded, whole.facts)
-        rows = json.loads(frame.to_json(orient="records"))
+        rows = json.loads(whole.table.to_json(orient="records"))
         answer = whole.answer and whole.answer.to_dict()
         print_json({"study": found.name, "answer": answer, "trials": rows})
     else:
@@ -215,7 +214,9 @@ def _patch(patched: "StudyPatch", yes: bool, *, as_json: bool) -> None:
             for left in one.left:
                 here = "change by hand" if one.is_by_hand else f"{one.path} does not carry"
                 say(f"{here} {left}")
-        is_wanted = one.is_changed and (yes or (not as_json and _may_write(one.path)))
+        is_wanted = one.is_changed and (
+            yes or (not as_json and is_answered() and confirm(f"Write {one.path}?"))
+        )
         if is_wanted:
             patched.write(one)
         written.append({**one.to_dict(), "written": is_wanted})
@@ -223,10 +224,6 @@ def _patch(patched: "StudyPatch", yes: bool, *, as_json: bool) -> None:
             say(f"{one.path}: {_outcome(one, is_wanted)}")
     if as_json:
         print_json(written)
-
-
-def _may_write(path: Path) -> bool:
-    return is_answered() and confirm(f"Write {path}?")
 
 
 def _outcome(patch: "Patched", is_written: bool) -> str:

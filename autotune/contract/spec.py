@@ -241,12 +241,8 @@ def parts_of(
     script_settings |= {name: settings[name] for name in more}
     fields = {name: settings[name] for name in _SAID}
     workload = {**fields, "model": model, "settings": script_settings, "digest": digest}
-    return from_json(Workload, workload), from_json(Layout, _picked(Layout, settings))
-
-
-def _picked(part: type, flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a part of the spec that a flat mapping has."""
-    return {f.name: flat[f.name] for f in dataclasses.fields(part) if f.name in flat}
+    layout = {f.name: settings[f.name] for f in dataclasses.fields(Layout) if f.name in settings}
+    return from_json(Workload, workload), from_json(Layout, layout)
 
 
 _MODEL = ("config", "factory", "path", "vocab", "lora")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
-from autotune.base.flags import flag, switch
+from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
@@ -77,20 +77,6 @@ class Compiled:
     """Paths that a killed build left, on which the ranks would wait for ever."""
     misread: tuple[tuple[str, str], ...] = ()
     """What the engine's compiler makes of the user's environment: what is wrong, and the fix."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankMemory:
-    """Memory that one rank of a layout allocated, trained alone for a step."""
-
-    rank: int
-    n_layers: int
-    """Layers of the model that it has."""
-    params_bytes: int
-    grads_bytes: int
-    optimizer_bytes: int
-    peak_memory_bytes: int
-    """Highest total on the CPU, beyond what its imports take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,18 +291,6 @@ class Engine(ABC):
         for key, (value, ours) in self.overridden(candidate).items():
             instead = "without it" if ours is None else f"with {ours!r}"
             yield f"{where}: has {key}={value!r}, and its trials run {instead}"
-
-    def probe_memory(self, candidate: Candidate) -> Sequence[RankMemory]:
-        """Train single ranks of a candidate on this machine's CPU, each alone, for a step.
-
-        Raises:
-            JobError: The engine's ranks cannot run alone, or these cannot.
-        """
-        raise JobError(
-            f"{switch('probe_memory')}: a rank of the engine {self.name} cannot run without the "
-            "others",
-            f"use {flag('engine')} megatron, or {switch('trace')}",
-        )
 
     def baseline(self, path: Path) -> tuple["Engine", Candidate]:
         """A user's own configuration as a candidate, with the engine that renders it as it is.

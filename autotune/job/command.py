@@ -1,7 +1,6 @@
 """A user's own command line: whose Python it runs in, and which files it names."""
 
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,8 +63,3 @@ def name_of(command: Sequence[str]) -> str:
     """A word for a command: its script, or else its program."""
     scripts = [Path(word).stem for word in command if word.endswith((".py", ".yaml", ".yml"))]
     return scripts[0] if scripts else Path(command[0]).name
-
-
-def as_typed(command: Sequence[str]) -> str:
-    """A command as a shell takes it."""
-    return shlex.join(command)

@@ -734,18 +734,13 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             spelled=spelled,
         ),
         "price_per_hour": file.price,
-        "workload": _workload(file),
+        "workload": file.workload if file.megatron_path is None else CHECKOUT_WORKLOAD,
         "script": script,
     }
     as_written = {
         name: getattr(file, name) for name in Job.__dataclass_fields__ if name not in converted
     }
     return Job(**as_written, **converted)
-
-
-def _workload(file: JobFile) -> str:
-    """What a trial trains: a checkout where one is named."""
-    return CHECKOUT_WORKLOAD if file.megatron_path is not None else file.workload
 
 
 def default_study_name(file: JobFile) -> str:

@@ -45,12 +45,9 @@ class Preset:
     """Repository of its config.json on huggingface.co; empty for those that are nobody's."""
 
 
-def _published() -> dict[str, Published]:
-    rows = table_beside(__file__, "published.json")
-    return {name: Published(**row) for name, row in rows.items()}
-
-
-PUBLISHED = _published()
+PUBLISHED: dict[str, Published] = {
+    name: Published(**row) for name, row in table_beside(__file__, "published.json").items()
+}
 """Preset -> what is published of it."""
 
 _SAME_SHAPE = {

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from autotune.base.errors import StudyError
+from autotune.base.files import writing
 from autotune.contract import ContractError, read_json, write_json
 from autotune.record.facts import read_fact
 
@@ -21,13 +21,8 @@ def write_found(path: Path, found: "DataclassInstance") -> Path:
     Raises:
         StudyError: The folder cannot be written.
     """
-    try:
+    with writing(path, hint="mend the permissions, then run the same command again"):
         write_json(path, dataclasses.asdict(found))
-    except OSError as error:
-        raise StudyError(
-            f"{path}: cannot be written: {error.strerror}",
-            "free some space or mend the permissions, then run the same command again",
-        ) from error
     return path
 
 

@@ -126,8 +126,6 @@ class Study:
         """The table; `.csv` stands beside it."""
         self.page_file = self.folder / "report.html"
         """The report as a page, kept up while a search runs."""
-        self.metrics_file = self.folder / "metrics.prom"
-        """How a running search goes, for Prometheus."""
         self.best_folder = self.folder / "best"
         """The exported best configuration."""
         self.state_file = self.folder / "study.json"

@@ -29,14 +29,10 @@ def tried_on(knob: Knob, runs: Sequence[RecordedRun]) -> str:
     missing = [value for value in never_run(knob, runs) if value != knob.default]
     if missing:
         parts.append(f"**never: {_listed(missing)}**")
-    if not _is_on_gpu(knob, runs):
+    others = {value for found in values.values() for value in found} - {knob.default}
+    if not any(is_tried(knob, value, "cuda", runs) for value in others):
         parts.append("**never on a GPU**")
     return "; ".join(parts)
-
-
-def _is_on_gpu(knob: Knob, runs: Sequence[RecordedRun]) -> bool:
-    values = (value for run in runs for value in run.trained.get(knob.name, ()))
-    return any(v != knob.default and is_tried(knob, v, "cuda", runs) for v in values)
 
 
 def facts_of(knob: Knob, runs: Sequence[RecordedRun]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import Facts
 from autotune.record.guard import GuardVerdict, guards_of
 from autotune.record.study import Recorded, Study, Trial
-from autotune.record.table import make_table
+from autotune.record.table import TrialTable, make_table
 from autotune.report.words import chosen_word
 from autotune.search.base import Snapshot, Stage
 from autotune.search.confirm import Comparison, recorded_comparisons, verdict_of
@@ -94,14 +94,18 @@ class Story:
         return chosen_word(self.objective.wish.name)
 
     @cached_property
+    def table(self) -> TrialTable:
+        """All rows of its table."""
+        return make_table(self.study, self.recorded, self.facts)
+
+    @cached_property
     def frame(self) -> pd.DataFrame:
         """The rows of its table, and those of unreadable trials.
 
         Reduced trials have none: what they ran is no candidate of the job.
         """
-        frame = make_table(self.study, self.recorded, self.facts)
-        is_other = frame["trial"].isin(self.facts.left_out) | frame["reduced_of"].notna()
-        return frame[~is_other]
+        table = self.table
+        return table[~table["trial"].isin(self.facts.left_out) & table["reduced_of"].isna()]
 
     @property
     def damaged(self) -> Mapping[int, str]:

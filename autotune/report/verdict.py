@@ -118,6 +118,7 @@ def _values(story: Story) -> dict[str, Any]:
     compared = None if story.running is None else story.running.comparison
     spread = story.history.spread
     best_row, baseline_row = story.best_row, story.baseline_row
+    best_trial = None if best is None else story.trial(best.trial)
     change = ""
     if best is not None and baseline is not None:
         change = "-"
@@ -133,7 +134,7 @@ def _values(story: Story) -> dict[str, Any]:
         "is_both": story.is_both,
         "running": story.running,
         "final": compared,
-        "repeats": _repeated_by(story),
+        "repeats": best_trial and best_trial.spec.provenance.repeat_of,
         "gain": gain,
         "says_nothing": gain is not None and says_nothing(gain.low, gain.high),
         "wish": story.objective.wish.name,
@@ -226,12 +227,6 @@ def _has_length(story: Story) -> bool:
     """Whether samples have a length: those of a user's own script are counted in tokens or not."""
     has_tokens = any(result.tokens_per_step for result in results(story.history.trials))
     return has_tokens or not story.history.trials[-1].spec.workload.command
-
-
-def _repeated_by(story: Story) -> int | None:
-    """The disturbed trial that the best repeats; None: it repeats none."""
-    trial = None if story.best is None else story.trial(story.best.trial)
-    return None if trial is None else trial.spec.provenance.repeat_of
 
 
 def _least_need(story: Story) -> dict[str, Any] | None:

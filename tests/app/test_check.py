@@ -13,8 +13,11 @@ from autotune.app.check import CheckFlags, check_file, check_files, write_fix
 from autotune.base.errors import ExitCode, RenderError
 from autotune.check.lint import CheckExit
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
+from tests.cases import Cases
 from tests.check.files import AUTO, rules, write
 from tests.command_line import autotune
+
+cases = Cases(__file__)
 
 WARNED = AUTO | {"wall_clock_breakdow": False, "_own": {"b": 1, "a": [1, 2]}}
 REFUSED = {
@@ -90,19 +93,7 @@ def test_warnings_alone_end_with_0(tmp_path):
     assert answer["unknown"][0] == "bf16.enabled"
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--accelerator", "tpu"), "cuda, cpu"),
-        (("--consumer", "trl"), "deepspeed, trainer, accelerate"),
-        (("--world", "0"), "--world 0 is not from 1 to 1000000"),
-        (("--world", "1000001"), "--world 1000001 is not from 1 to 1000000"),
-        (("--deepspeed-version", "new"), "--deepspeed-version new"),
-        (("--launch", "torchrun 'x"), "No closing quotation"),
-        (("--ignore", "batch.produkt"), "batch.product"),
-        (("--choose", "batch.product=1", "settings.json"), "a choice belongs to one file"),
-    ],
-)
+@cases("flags", "said")
 def test_a_flag_that_is_wrong_is_named(tmp_path, flags, said):
     done = autotune("check", write(tmp_path, WARNED).name, *flags, folder=tmp_path, COLUMNS="500")
     assert done.returncode == ExitCode.INVALID_INPUT
@@ -320,16 +311,7 @@ _NOT_READ = ("README.md", "autotune_export.json", "prediction.json", "settings.j
 _NOT_CONFIGURATIONS = (".py", ".md")
 
 
-@pytest.mark.parametrize(
-    ("engine", "target", "launcher"),
-    [
-        *(("deepspeed", "hf", launcher) for launcher in ("kubernetes", "ray", "skypilot")),
-        *(("deepspeed", name, "slurm") for name in ("deepspeed", "trl", "accelerate", "axolotl")),
-        *(("megatron", "megatron-core", launcher) for launcher in ("kubernetes", "ray")),
-        *(("megatron", name, "slurm") for name in ("megatron", "megatron-bridge")),
-        *(("megatron", name, "") for name in ("ms-swift", "verl", "nemo-rl")),
-    ],
-)
+@cases("engine", "target", "launcher")
 def test_every_file_of_an_export_is_judged(tmp_path, engine, target, launcher):
     chosen = [
         "--set",
@@ -464,14 +446,7 @@ def test_the_place_of_a_setting_is_that_of_its_section(tmp_path):
     assert [one.place.line for one in report.found] == [6]
 
 
-@pytest.mark.parametrize(
-    ("section", "accelerator", "rule"),
-    [
-        ("compile", "cuda", "compile.several_offloads"),
-        ("compile", "cuda", "compile.offloads_below_stage_3"),
-        ("zero_optimization", "cpu", "zero.quantized_needs_cuda"),
-    ],
-)
+@cases("section", "accelerator", "rule")
 def test_one_fix_takes_all_that_exclude_each_other(tmp_path, section, accelerator, rule):
     offloads = ("parameters", "opt_states", "activation")
     stage = 2 if rule.endswith("below_stage_3") else 3

@@ -9,6 +9,7 @@ import pytest
 from autotune.app.estimate import estimate_rows, predict_frame
 from autotune.base.errors import AutotuneError
 from tests.cost.rows import ROW, csv_text, row
+from tests.jobs import own_accelerator
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "cost.md"
 
@@ -85,19 +86,11 @@ def test_the_input_is_not_overwritten(tmp_path: Path) -> None:
     assert source.read_text(encoding="utf-8") == csv_text(row())
 
 
-def test_own_accelerators_and_constants(tmp_path: Path) -> None:
+def test_own_accelerators(tmp_path: Path) -> None:
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text(csv_text(row(gpu_type="Mine")), encoding="utf-8")
     assert estimate_rows(source, out).predicted == 0
-    own = tmp_path / "own.yaml"
-    own.write_text(
-        "accelerators:\n  Mine:\n    names: [mine]\n    memory_gib: 80\n"
-        "    memory_gb_per_s: 2000\n    tflops: {bf16: 300}\n    achieved_tflops: {bf16: 250}\n"
-        "    nvlink_gb_per_s: 300\n    nvlink_domain: 8\n    host_gb_per_s: 32\n"
-        "    network_gb_per_s: 25\n    devices_per_node: 8\n    source: x\n"
-        "    achieved_source: x\n",
-        encoding="utf-8",
-    )
+    own = own_accelerator(tmp_path / "own.yaml", "Mine")
     done = estimate_rows(source, out, accelerators=own)
     assert (done.predicted, done.reasons) == (1, {})
 

@@ -1,11 +1,12 @@
 """`compare --against`: the best of a study measured again on a scripted fleet."""
 
 import dataclasses
+import functools
 import itertools
 import json
-import math
+import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from autotune.record.gate import GATE_FILE, Gate, GateVerdict, read_gate
 from autotune.record.study import Study
 from autotune.report.story import read_story
 from tests.app.test_own_script import SMALL, launchers, studied  # noqa: F401
+from tests.cases import Cases
 from tests.observed import TRAINER
 from tests.report.test_terminal import exportable
 from tests.report.told import facts_of
@@ -42,37 +44,70 @@ from tests.search.scripted import (
     search,
 )
 
-Machine = Callable[..., ScriptedFleet]
+cases = Cases(__file__)
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> Study:
-    return exportable(tmp_path / "results")
+class Bench:
+    """A study whose search has ended, and the scripted fleet that measures its best again."""
 
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+        self.study = exportable(folder / "results")
+        self.best = folder / "best.json"
+        """What `search --json` printed, away from the study."""
+        answer = answer_of(self.study)
+        assert answer is not None
+        self.best.write_text(json.dumps(answer_as_dict(answer, None)), encoding="utf-8")
+        self._patch, self._capfd = monkeypatch, capfd
 
-@pytest.fixture
-def best(study: Study, tmp_path: Path) -> Path:
-    """What `search --json` printed, away from the study."""
-    answer = answer_of(study)
-    assert answer is not None
-    file = tmp_path / "best.json"
-    file.write_text(json.dumps(answer_as_dict(answer, None)), encoding="utf-8")
-    return file
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Lets the next gate run on a scripted fleet; answers with the fleet."""
-
-    def use(
-        behave: Behaviour = realistic, environment: Environment = ENVIRONMENT
-    ) -> ScriptedFleet:
-        place, fleet = Here(environment, {}), ScriptedFleet(behave)
-        monkeypatch.setattr(app, "find_running_place", lambda *_: place)
-        monkeypatch.setattr(place, "gangs", lambda _: fleet)
+    def on(self, behave: Behaviour = realistic, at: Environment = ENVIRONMENT) -> ScriptedFleet:
+        """The next gate runs on this fleet."""
+        place, fleet = Here(at, {}), ScriptedFleet(behave)
+        self._patch.setattr(app, "find_running_place", lambda *_: place)
+        self._patch.setattr(place, "gangs", lambda _: fleet)
         return fleet
 
-    return use
+    def run(
+        self, named: object = None, results: Path | None = None, **changes: Any
+    ) -> Gate | None:
+        wanted = {"within": "10%", "rounds": 6, "fleet": "local", "options": NO_OPTIONS}
+        asked = {"results": results or self.study.root, "note": print, **wanted, **changes}
+        return app.run_gate(str(named or self.best), **asked)
+
+    def gate(self, *asked: Any, **changes: Any) -> Gate:
+        found = self.run(*asked, **changes)
+        assert found is not None
+        return found
+
+    def command(self, *words: object) -> tuple[int, str]:
+        """Exit code of `autotune compare` with some words, and what it printed."""
+        self._patch.setattr(sys, "argv", ["autotune", "compare", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = self._capfd.readouterr()
+        return int(str(end.value.code)), printed.out or printed.err
+
+    def against(self, *words: object) -> tuple[int, str]:
+        """The same, of the reference; lines are joined."""
+        code, shown = self.command("--against", self.best, "--results", self.study.root, *words)
+        return code, " ".join(shown.split())
+
+    def edit(self, *at: str, value: object) -> None:
+        """Change one value of the reference's file."""
+        data: dict[str, Any] = json.loads(self.best.read_text())
+        *above, last = at
+        functools.reduce(operator.getitem, above, data)[last] = value
+        self.best.write_text(json.dumps(data))
+
+    def scale(self, factor: float) -> None:
+        """Make the reference so many times as fast."""
+        was = json.loads(self.best.read_text())["reference"]["standing"]
+        for name in ("samples_per_s", "samples_per_s_low", "samples_per_s_high"):
+            self.edit("reference", "standing", name, value=was[name] * factor)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Bench:
+    return Bench(tmp_path, monkeypatch, capfd)
 
 
 def at_rates(*factors: float, peak: float = 1.0, **changes: Any) -> Behaviour:
@@ -90,86 +125,59 @@ def at_rates(*factors: float, peak: float = 1.0, **changes: Any) -> Behaviour:
     return behave
 
 
-def gate(named: object, results: Path, **changes: Any) -> Gate:
-    wanted = {"within": "10%", "rounds": 6, "fleet": "local", "options": NO_OPTIONS}
-    found = app.run_gate(str(named), results=results, **{"note": print, **wanted, **changes})
-    assert found is not None
-    return found
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    """Exit code of `autotune compare` with some words."""
-    monkeypatch.setattr(sys, "argv", ["autotune", "compare", *map(str, words)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return int(str(end.value.code))
-
-
 def test_the_answer_of_a_search_holds_the_reference_and_a_study_the_same(
-    study: Study, best: Path, tmp_path: Path
+    bench: Bench, tmp_path: Path
 ) -> None:
-    found = app.read_reference(str(best), tmp_path / "nowhere")
-    assert found == app.reference_of(study)
-    named = (study.folder, study.folder / "best" / "figures.json", "scripted")
-    assert [app.read_reference(str(name), study.root) for name in named] == [found] * 3
+    found = app.read_reference(str(bench.best), tmp_path / "nowhere")
+    assert found == app.reference_of(bench.study)
+    named = (bench.study.folder, bench.study.folder / "best" / "figures.json", "scripted")
+    assert [app.read_reference(str(name), bench.study.root) for name in named] == [found] * 3
     assert found.job is not None
     assert yaml.safe_load(found.job)["model"] == "tiny-gpt2"
 
 
-def test_as_fast_as_it_was_passes_and_is_recorded(
-    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    fleet = machine(at_rates(1.0, 0.99, 1.01))
-    words = ("--against", best, "--within", "10%", "--results", study.root)
-    assert command(monkeypatch, *words) == ExitCode.FOUND
-    shown = " ".join(capfd.readouterr().out.split())
+def test_as_fast_as_it_was_passes_and_is_recorded(bench: Bench) -> None:
+    fleet = bench.on(at_rates(1.0, 0.99, 1.01))
+    code, shown = bench.against("--within", "10%")
+    assert code == ExitCode.FOUND
     assert "verdict pass: it is not more than 10% slower than it was" in shown
-    handed_out = study.read_state()["answer"]["best"]
+    handed_out = bench.study.read_state()["answer"]["best"]
     assert f"then trial {handed_out['trial']}:" in shown
     assert [s.identity.role for s in fleet.specs] == [Role.CONFIRM] * 3
     assert {s.identity.knobs == dict(handed_out["candidate"]["knobs"]) for s in fleet.specs} == {
         True
     }
     # The record of the search is as it was; the gate's own stands below it.
-    kept = Study(study.folder, "gate").trials()
+    kept = Study(bench.study.folder, "gate").trials()
     assert [t.result and t.result.outcome for t in kept] == [Outcome.OK] * 3
-    assert not (study.trials_folder / "0099").exists()
-    found = read_gate(study.folder)
+    assert not (bench.study.trials_folder / "0099").exists()
+    found = read_gate(bench.study.folder)
     assert found is not None
     assert found.verdict is GateVerdict.WITHIN
-    line = dict(facts_of(read_story(study)))["gate"]
+    line = dict(facts_of(read_story(bench.study)))["gate"]
     assert "pass: it is not more than 10% slower" in line
-    assert line in study.page_file.read_text(encoding="utf-8")
+    assert line in bench.study.page_file.read_text(encoding="utf-8")
 
 
-def test_slower_is_proven_and_fails(
-    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    fleet = machine()
-    data = json.loads(best.read_text())
-    standing = data["reference"]["standing"]
-    for name in ("samples_per_s", "samples_per_s_low", "samples_per_s_high"):
-        standing[name] *= 2
-    best.write_text(json.dumps(data))
-    words = ("--against", best, "--within", "0.05", "--results", study.root)
-    assert command(monkeypatch, *words, "--json") == ExitCode.CHECK_FAILED
-    answer = json.loads(capfd.readouterr().out)
-    assert answer["verdict"] == "slower"
+def test_slower_is_proven_and_fails(bench: Bench) -> None:
+    fleet = bench.on()
+    bench.scale(2)
+    code, shown = bench.against("--within", "0.05", "--json")
+    answer = json.loads(shown)
+    assert (code, answer["verdict"]) == (ExitCode.CHECK_FAILED, "slower")
     assert answer["ratio"]["ratio"] == pytest.approx(0.5)
     assert answer["ratio"]["high"] < 0.95
     assert len(fleet.specs) == 3, "it is sure after the first look"
     # Not what the study handed out: the reference is of another figure, and of the same candidate.
-    assert command(monkeypatch, *words, "--markdown") == ExitCode.CHECK_FAILED
-    shown = capfd.readouterr().out
+    code, shown = bench.against("--within", "0.05", "--markdown")
+    assert code == ExitCode.CHECK_FAILED
     assert shown.startswith("**scripted: slower: it is proven to be more than 5% slower")
-    assert "\n- now: " in shown
+    assert " - now: " in shown
 
 
-def test_a_program_measures_it_by_a_call(
-    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    machine(at_rates(1.0, 0.99, 1.01))
-    found = autotune.gate(best, within=0.1, results=study.root)
+def test_a_program_measures_it_by_a_call(bench: Bench) -> None:
+    bench.on(at_rates(1.0, 0.99, 1.01))
+    found = autotune.gate(bench.best, within=0.1, results=bench.study.root)
     assert found is not None
     assert found.passes
     assert found.value.ratio is not None
@@ -177,81 +185,86 @@ def test_a_program_measures_it_by_a_call(
     assert found.as_dict()["verdict"] == "within"
     assert "pass: it is not more than 10% slower" in str(found)
     # A study by its name is taken, too; errors name arguments.
-    machine(at_rates(0.5))
-    slower = autotune.gate("scripted", results=study.root)
+    bench.on(at_rates(0.5))
+    slower = autotune.gate("scripted", results=bench.study.root)
     assert slower is not None
     assert not slower.passes
     for wrong in ({"rounds": 2}, {"within": "five"}):
         (name,) = wrong
         with pytest.raises(JobError, match=rf"^{name}\b"):
-            autotune.gate(best, results=study.root, **wrong)  # type: ignore[arg-type]
+            autotune.gate(bench.best, results=bench.study.root, **wrong)  # type: ignore[arg-type]
 
 
-def test_slow_runs_of_a_busy_machine_are_said_to_be_that(
-    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
+@pytest.mark.parametrize(
+    ("behave", "n_runs", "code", "shown"),
+    [
+        (
+            at_rates(0.5, disturbed="other processes took 90% of core 0"),
+            *(3, ExitCode.CHECK_FAILED, "careful other work disturbed 3 of the 3 runs"),
+        ),
+        (
+            at_rates(1.0, peak_memory_bytes=None, memory_bytes={}),
+            *(3, ExitCode.FOUND, "memory is not compared"),
+        ),
+        (realistic, 1, ExitCode.FOUND, "it may have been lucky"),
+    ],
+)
+def test_what_to_be_careful_about_is_said(
+    bench: Bench, behave: Behaviour, n_runs: int, code: ExitCode, shown: str
 ) -> None:
-    machine(at_rates(0.5, disturbed="other processes took 90% of core 0"))
-    words = ("--against", best, "--results", study.root)
-    assert command(monkeypatch, *words) == ExitCode.CHECK_FAILED
-    shown = " ".join(capfd.readouterr().out.split())
-    assert "careful other work disturbed 3 of the 3 runs" in shown
+    bench.on(behave)
+    bench.edit("reference", "standing", "n_runs", value=n_runs)
+    ended, printed = bench.against("--within", "10%")
+    assert ended == code
+    assert shown in printed
 
 
-def test_what_is_not_decided_says_what_would_decide_it(
-    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    fleet = machine(at_rates(0.9, 1.0, 0.94, 1.02, 0.92, 1.01))
-    words = ("--against", best, "--within", "5%", "--results", study.root)
-    assert command(monkeypatch, *words) == ExitCode.UNDECIDED
-    shown = " ".join(capfd.readouterr().out.split())
+def test_what_is_not_decided_says_what_would_decide_it(bench: Bench) -> None:
+    fleet = bench.on(at_rates(0.9, 1.0, 0.94, 1.02, 0.92, 1.01))
+    code, shown = bench.against("--within", "5%")
+    assert code == ExitCode.UNDECIDED
     assert "not decided: the interval holds 0.950x, where 5% ends." in shown
     assert "likely to decide it" in shown
     assert len(fleet.specs) == 6
 
-    near = machine(at_rates(0.98, 1.0, 0.99))
-    found = gate(best, study.root, within="5%", rounds=3)
+    near = bench.on(at_rates(0.98, 1.0, 0.99))
+    found = bench.gate(within="5%", rounds=3)
     assert (found.verdict, len(near.specs)) == (GateVerdict.UNDECIDED, 3)
     needed = found.runs_to_decide
     assert needed is not None
-    more = machine(at_rates(0.98, 1.0, 0.99))
-    found = gate(best, study.root, within="5%", rounds=needed)
+    more = bench.on(at_rates(0.98, 1.0, 0.99))
+    found = bench.gate(within="5%", rounds=needed)
     assert found.verdict is GateVerdict.WITHIN
     assert len(more.specs) == needed
 
 
-def test_more_memory_fails_where_every_run_takes_it(
-    study: Study, best: Path, machine: Machine
-) -> None:
-    machine(at_rates(1.0, peak=1.2))
-    found = gate(best, study.root)
+def test_more_memory_fails_where_every_run_takes_it(bench: Bench) -> None:
+    bench.on(at_rates(1.0, peak=1.2))
+    found = bench.gate()
     assert (found.verdict, found.verdict.exit_code) == (GateVerdict.MORE_MEMORY, 5)
-    machine(at_rates(1.0, peak=1.04))
-    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+    bench.on(at_rates(1.0, peak=1.04))
+    assert bench.gate().verdict is GateVerdict.WITHIN
 
 
-def test_what_does_not_run_any_more_fails_with_its_evidence(
-    study: Study, best: Path, machine: Machine
-) -> None:
-    fleet = machine(lambda spec: fault(spec, Outcome.OOM, "CUDA out of memory"))
-    found = gate(best, study.root)
+def test_what_does_not_run_any_more_fails_with_its_evidence(bench: Bench) -> None:
+    fleet = bench.on(lambda spec: fault(spec, Outcome.OOM, "CUDA out of memory"))
+    found = bench.gate()
     assert (found.verdict, found.verdict.exit_code) == (GateVerdict.DOES_NOT_RUN, 5)
     assert found.why == "oom: CUDA out of memory"
     assert len(fleet.specs) == 1
 
 
-def test_the_platform_is_not_the_best_ones_fault(
-    study: Study, best: Path, machine: Machine
-) -> None:
-    fleet = machine(lambda spec: fault(spec, Outcome.COMM, "connection reset"))
-    found = gate(best, study.root)
+def test_the_platform_is_not_the_best_ones_fault(bench: Bench) -> None:
+    fleet = bench.on(lambda spec: fault(spec, Outcome.COMM, "connection reset"))
+    found = bench.gate()
     assert (found.verdict, found.verdict.exit_code) == (GateVerdict.NOT_MEASURED, 4)
     assert "the last by comm: connection reset" in found.why
     assert [s.provenance.retry_of for s in fleet.specs] == [None, 0, 1]
-    machine()
-    assert gate(best, study.root).verdict is GateVerdict.WITHIN, "the next one begins anew"
+    bench.on()
+    assert bench.gate().verdict is GateVerdict.WITHIN, "the next one begins anew"
 
 
-def test_a_disturbed_run_runs_once_more(study: Study, best: Path, machine: Machine) -> None:
+def test_a_disturbed_run_runs_once_more(bench: Bench) -> None:
     quiet = at_rates(1.0)
 
     def behave(spec: TrialSpec) -> TrialResult:
@@ -259,17 +272,17 @@ def test_a_disturbed_run_runs_once_more(study: Study, best: Path, machine: Machi
             return at_rates(0.5, disturbed="other processes took 40% of core 0")(spec)
         return quiet(spec)
 
-    fleet = machine(behave)
-    found = gate(best, study.root)
+    fleet = bench.on(behave)
+    found = bench.gate()
     assert [s.provenance.repeat_of for s in fleet.specs] == [None, None, 1, None]
     assert found.verdict is GateVerdict.WITHIN
     assert found.now is not None
     assert (found.now.n_runs, found.now.n_disturbed) == (3, 0)
 
 
-def interrupt(study: Study, best: Path, machine: Machine, **changes: Any) -> None:
+def interrupt(bench: Bench, **changes: Any) -> None:
     """A gate that is asked to end in its third run, which counts no more."""
-    fleet = machine()
+    fleet = bench.on()
 
     def behave(spec: TrialSpec) -> TrialResult:
         if spec.identity.number == 1:
@@ -277,190 +290,142 @@ def interrupt(study: Study, best: Path, machine: Machine, **changes: Any) -> Non
         return dataclasses.replace(realistic(spec), **changes)
 
     fleet.behave = behave
-    wanted = {"within": "10%", "rounds": 6, "fleet": "local", "options": NO_OPTIONS}
     with pytest.MonkeyPatch.context() as patch:
         is_asked = property(lambda _: fleet.n_polls > 2)
         patch.setattr("autotune.search.interrupt.Interrupt.draining", is_asked)
-        assert app.run_gate(str(best), results=study.root, note=print, **wanted) is None
-    assert not (study.folder / GATE_FILE).exists()
+        assert bench.run() is None
+    assert not (bench.study.folder / GATE_FILE).exists()
     assert len(fleet.specs) == 3
 
 
-def test_an_interrupted_gate_goes_on_and_one_that_ended_begins_anew(
-    study: Study, best: Path, machine: Machine
-) -> None:
-    interrupt(study, best, machine)
-    fleet = machine()
-    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+def test_an_interrupted_gate_goes_on_and_one_that_ended_begins_anew(bench: Bench) -> None:
+    interrupt(bench)
+    fleet = bench.on()
+    assert bench.gate().verdict is GateVerdict.WITHIN
     assert [s.identity.confirm_round for s in fleet.specs] == [2]
-    fleet = machine()
-    gate(best, study.root)
+    fleet = bench.on()
+    bench.gate()
     assert [s.identity.confirm_round for s in fleet.specs] == [3, 4, 5]
 
 
-def test_after_an_upgrade_nothing_of_before_counts(
-    study: Study, best: Path, machine: Machine
-) -> None:
-    interrupt(study, best, machine)
-    fleet = machine(environment=dataclasses.replace(ENVIRONMENT, torch_version="2.14.0"))
-    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+def test_after_an_upgrade_nothing_of_before_counts(bench: Bench) -> None:
+    interrupt(bench)
+    fleet = bench.on(at=dataclasses.replace(ENVIRONMENT, torch_version="2.14.0"))
+    assert bench.gate().verdict is GateVerdict.WITHIN
     assert len(fleet.specs) == 3
 
 
-def test_after_a_new_driver_nothing_of_before_counts(
-    study: Study, best: Path, machine: Machine
-) -> None:
-    interrupt(study, best, machine, versions={"nvidia-driver": "550.54"})
-    fleet = machine(at_rates(1.0, versions={"nvidia-driver": "580.10"}))
-    found = gate(best, study.root)
+def test_after_a_new_driver_nothing_of_before_counts(bench: Bench) -> None:
+    interrupt(bench, versions={"nvidia-driver": "550.54"})
+    fleet = bench.on(at_rates(1.0, versions={"nvidia-driver": "580.10"}))
+    found = bench.gate()
     assert [s.identity.confirm_round for s in fleet.specs] == [2, 3, 4]
     assert found.now is not None
     assert found.now.n_runs == 3
     # Nodes whose drivers differ do not make it begin anew for ever.
     turns = itertools.cycle([{"nvidia-driver": "550.54"}, {"nvidia-driver": "580.10"}])
-    fleet = machine(lambda spec: dataclasses.replace(realistic(spec), versions=next(turns)))
-    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+    fleet = bench.on(lambda spec: dataclasses.replace(realistic(spec), versions=next(turns)))
+    assert bench.gate().verdict is GateVerdict.WITHIN
     assert len(fleet.specs) == 3
 
 
-def test_runs_of_another_day_do_not_count(
-    study: Study, best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt(study, best, machine)
+def test_runs_of_another_day_do_not_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(bench)
     now_s = app.unix_now_s() + app.RESUMED_WITHIN_S + 60
     monkeypatch.setattr(app, "unix_now_s", lambda: now_s)
-    fleet = machine()
-    gate(best, study.root)
+    fleet = bench.on()
+    bench.gate()
     assert [s.identity.confirm_round for s in fleet.specs] == [3, 4, 5]
 
 
-def test_a_verdict_that_could_not_be_written_costs_no_runs(
-    study: Study, best: Path, machine: Machine
-) -> None:
-    machine()
-    (study.folder / GATE_FILE).mkdir()
+def test_a_verdict_that_could_not_be_written_costs_no_runs(bench: Bench) -> None:
+    bench.on()
+    (bench.study.folder / GATE_FILE).mkdir()
     with pytest.raises(StudyError, match="cannot be written"):
-        gate(best, study.root)
-    (study.folder / GATE_FILE).rmdir()
-    fleet = machine()
-    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+        bench.gate()
+    (bench.study.folder / GATE_FILE).rmdir()
+    fleet = bench.on()
+    assert bench.gate().verdict is GateVerdict.WITHIN
     assert not fleet.specs
 
 
-def test_a_page_that_cannot_be_drawn_is_noted(study: Study, best: Path, machine: Machine) -> None:
-    machine()
-    study.page_file.unlink(missing_ok=True)
-    study.page_file.mkdir()
+def test_a_page_that_cannot_be_drawn_is_noted(bench: Bench) -> None:
+    bench.on()
+    bench.study.page_file.unlink(missing_ok=True)
+    bench.study.page_file.mkdir()
     notes: list[str] = []
-    assert gate(best, study.root, note=notes.append).verdict is GateVerdict.WITHIN
+    assert bench.gate(note=notes.append).verdict is GateVerdict.WITHIN
     assert [note for note in notes if note.startswith("report.html is not kept up: ")]
 
 
-def test_a_study_that_is_searched_is_not_measured(
-    study: Study, best: Path, machine: Machine
-) -> None:
-    fleet = machine()
-    study.lock()
+def test_a_study_that_is_searched_is_not_measured(bench: Bench) -> None:
+    fleet = bench.on()
+    bench.study.lock()
     with pytest.raises(StudyError, match="another search holds this study"):
-        gate(best, study.root)
-    study.unlock()
+        bench.gate()
+    bench.study.unlock()
     assert not fleet.specs
-    assert gate(best, study.root).verdict is GateVerdict.WITHIN
+    assert bench.gate().verdict is GateVerdict.WITHIN
 
 
-def test_a_reference_of_another_figure_is_none_of_the_study_s_report(
-    study: Study, best: Path, machine: Machine
-) -> None:
-    machine()
-    data = json.loads(best.read_text())
-    names = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
-    data["reference"]["standing"] |= {
-        name: data["reference"]["standing"][name] / 2 for name in names
-    }
-    best.write_text(json.dumps(data))
-    assert gate(best, study.root).verdict is GateVerdict.WITHIN
-    assert "gate" not in dict(facts_of(read_story(study)))
-
-
-def test_memory_that_no_meter_told_is_not_compared(
-    study: Study, best: Path, machine: Machine, capfd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine(at_rates(1.0, peak_memory_bytes=None, memory_bytes={}))
-    words = ("--against", best, "--within", "10%", "--results", study.root)
-    assert command(monkeypatch, *words) == ExitCode.FOUND
-    assert "memory is not compared" in " ".join(capfd.readouterr().out.split())
-
-
-def test_one_run_that_was_picked_may_have_been_lucky(
-    study: Study, best: Path, machine: Machine, capfd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine()
-    data = json.loads(best.read_text())
-    data["reference"]["standing"]["n_runs"] = 1
-    best.write_text(json.dumps(data))
-    command(monkeypatch, "--against", best, "--results", study.root)
-    assert "it may have been lucky" in " ".join(capfd.readouterr().out.split())
+def test_a_reference_of_another_figure_is_none_of_the_study_s_report(bench: Bench) -> None:
+    bench.on()
+    bench.scale(0.5)
+    assert bench.gate().verdict is GateVerdict.WITHIN
+    assert "gate" not in dict(facts_of(read_story(bench.study)))
 
 
 def test_a_file_from_elsewhere_asks_for_what_its_job_names(
-    study: Study, best: Path, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    fleet = machine()
-    assert gate(best, study.root).verdict is GateVerdict.WITHIN, "it names nothing"
+    fleet = bench.on()
+    assert bench.gate().verdict is GateVerdict.WITHIN, "it names nothing"
     fleet.specs.clear()
-    data = json.loads(best.read_text())
-    job = yaml.safe_load(data["reference"]["job"])
+    job = yaml.safe_load(json.loads(bench.best.read_text())["reference"]["job"])
     (tmp_path / "space.yaml").write_text("knobs: {}\n")
     for key, value, deed in (
         ("model", "evil:build", "model: imports evil"),
         ("base_config", "ds.json", f"base_config: reads {tmp_path / 'ds.json'}"),
         ("space", "space.yaml", f"space: reads {tmp_path / 'space.yaml'}"),
     ):
-        named = yaml.safe_dump({**job, key: value})
-        best.write_text(json.dumps(edited(data, ("reference", "job"), named)))
-        with pytest.raises(JobError, match=f"--against {best}: is not a file of yours") as caught:
-            gate(best, study.root)
+        bench.edit("reference", "job", value=yaml.safe_dump({**job, key: value}))
+        with pytest.raises(JobError, match=r"best\.json: is not a file of yours") as caught:
+            bench.gate()
         assert deed in caught.value.message
         assert "--trust-job" in caught.value.hint
         asked: list[str] = []
         with pytest.raises(JobError, match="not trusted"):
-            gate(best, study.root, ask=asked.append)
+            bench.gate(ask=asked.append)
         assert asked == ["Trust it?"]
         assert not fleet.specs
-    assert gate(best, study.root, trust_job=True).verdict is GateVerdict.WITHIN
+    assert bench.gate(trust_job=True).verdict is GateVerdict.WITHIN
 
 
-def test_only_words_of_the_user_s_stay_in_the_study(study: Study) -> None:
+def test_only_words_of_the_user_s_stay_in_the_study(bench: Bench) -> None:
     """A checkout of Megatron-LM takes arguments always: those that the layout comes with."""
-    for file in study.trials_folder.glob("*/spec.json"):
-        file.write_text(
-            json.dumps(edited(json.loads(file.read_text()), ("workload", "arguments"), ["--x"]))
-        )
-    found = app.reference_of(study)
-    assert found is not None
-    assert found.job is not None
-    job = yaml.safe_load(study.job_file.read_text())
-    study.job_file.write_text(yaml.safe_dump({**job, "megatron_arguments": ["--wandb-key", "x"]}))
-    found = app.reference_of(study)
-    assert found is not None
-    assert found.job is None
+    for file in bench.study.trials_folder.glob("*/spec.json"):
+        asked = json.loads(file.read_text())
+        asked["workload"]["arguments"] = ["--x"]
+        file.write_text(json.dumps(asked))
+    file = bench.study.job_file
+    for given, is_kept in (({}, True), ({"megatron_arguments": ["--wandb-key", "x"]}, False)):
+        file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **given}))
+        found = app.reference_of(bench.study)
+        assert found is not None
+        assert (found.job is not None) == is_kept
 
 
-def test_what_differs_from_then_is_shown(
-    best: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
-) -> None:
+def test_what_differs_from_then_is_shown(bench: Bench, tmp_path: Path) -> None:
     """The study is not there any more: the file is all."""
-    data = json.loads(best.read_text())
-    data["reference"]["versions"] = {"torch": "2.13.0", "nvidia-driver": "550.54"}
-    data["reference"]["configuration"] = "0" * 12
-    best.write_text(json.dumps(data))
+    was = {"torch": "2.13.0", "nvidia-driver": "550.54"}
+    bench.edit("reference", "versions", value=was)
+    bench.edit("reference", "configuration", value="0" * 12)
     versions = {"torch": "2.14.0", "nvidia-driver": "550.54", "peft": "1.0"}
-    machine(at_rates(1.0, versions=versions), dataclasses.replace(ENVIRONMENT, n_devices=4))
-    words = ("--against", best, "--results", tmp_path / "of-ci")
-    assert command(monkeypatch, *words) == ExitCode.FOUND
-    shown = " ".join(capfd.readouterr().out.split())
+    bench.on(at_rates(1.0, versions=versions), dataclasses.replace(ENVIRONMENT, n_devices=4))
+    code, shown = bench.against("--results", tmp_path / "of-ci")
+    assert code == ExitCode.FOUND
     for words_of_it in (
         "differs n_devices: 2 then, 4 now",
         "differs torch: 2.13.0 then, 2.14.0 now",
@@ -472,87 +437,48 @@ def test_what_differs_from_then_is_shown(
     assert (tmp_path / "of-ci" / "scripted" / "gate" / "trials" / "0002").is_dir()
 
 
-def test_other_devices_are_refused(study: Study, best: Path, machine: Machine) -> None:
-    fleet = machine(environment=dataclasses.replace(ENVIRONMENT, device_name="another CPU"))
+def test_other_devices_are_refused(bench: Bench) -> None:
+    fleet = bench.on(at=dataclasses.replace(ENVIRONMENT, device_name="another CPU"))
     with pytest.raises(StudyError, match=r"measured on scripted .cpu., and here is another CPU"):
-        gate(best, study.root)
+        bench.gate()
     assert not fleet.specs
 
 
-def edited(data: dict[str, Any], at: Sequence[str], value: object) -> dict[str, Any]:
-    changed: dict[str, Any] = json.loads(json.dumps(data))
-    inside = changed
-    for key in at[:-1]:
-        inside = inside[key]
-    inside[at[-1]] = value
-    return changed
-
-
-KNOBS = ("reference", "standing", "candidate", "knobs")
-
-
-@pytest.mark.parametrize(
-    ("at", "value", "shown"),
-    [
-        (("reference",), None, "has not found a best configuration"),
-        (("reference",), "much", "holds no reference of this release"),
-        (("reference", "version"), 2, "holds no reference of this release"),
-        (("reference", "study"), "../../elsewhere", "holds no reference of this release"),
-        (("reference", "standing", "samples_per_s"), -1.0, "holds no reference of this release"),
-        (("reference", "standing", "n_runs"), 0, "holds no reference of this release"),
-        (("reference", "degrees"), 10**9, "holds no reference of this release"),
-        (("reference", "standing", "samples_per_s"), math.inf, "not readable|no reference"),
-        (("reference", "job"), "model: [", "not valid YAML"),
-        (("reference", "job"), "model: tiny-gpt2", "seq_len"),
-        (KNOBS, [["micro_batch", 4], ["no_such_knob", 1]], "its candidate is none of its job"),
-        (KNOBS, [["micro_batch", "many"]], "its candidate is none of its job"),
-        ((*KNOBS[:-1], "world"), 8, "its candidate is none of its job"),
-    ],
-)
+@cases("at", "value", "shown")
 def test_a_file_that_is_no_reference_is_named(
-    study: Study, best: Path, machine: Machine, at: Sequence[str], value: object, shown: str
+    bench: Bench, at: Sequence[str], value: object, shown: str
 ) -> None:
-    fleet = machine()
-    best.write_text(json.dumps(edited(json.loads(best.read_text()), at, value)))
+    fleet = bench.on()
+    bench.edit(*at, value=value)
     with pytest.raises(AutotuneError, match=shown) as caught:
-        gate(best, study.root)
+        bench.gate()
     assert caught.value.exit_code == ExitCode.INVALID_INPUT
     assert caught.value.hint
     assert not fleet.specs
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("{", "not readable as JSON"),
-        ("[]", "holds a list"),
-        ("{}", "holds no reference"),
-        ('{"answers": []}', "holds no reference"),
-        ('{"reference": null, "origin": "simulated"}', "its figures are simulated"),
-    ],
-)
-def test_a_file_of_something_else_is_named(tmp_path: Path, text: str, shown: str) -> None:
-    file = tmp_path / "best.json"
-    with pytest.raises(JobError, match="no such file"):
-        gate(file, tmp_path)
-    file.write_text(text)
+@cases("text", "shown")
+def test_a_file_of_something_else_is_named(bench: Bench, text: str | None, shown: str) -> None:
+    bench.best.unlink()
+    if text is not None:
+        bench.best.write_text(text)
     with pytest.raises(AutotuneError, match=shown):
-        gate(file, tmp_path)
+        bench.gate()
 
 
-def test_a_file_in_which_everybody_writes_runs_nothing(best: Path, machine: Machine) -> None:
-    fleet = machine()
-    best.chmod(0o666)
+def test_a_file_in_which_everybody_writes_runs_nothing(bench: Bench) -> None:
+    fleet = bench.on()
+    bench.best.chmod(0o666)
     with pytest.raises(JobError, match="belongs to another user, and says what runs here"):
-        gate(best, best.parent)
+        bench.gate()
     assert not fleet.specs
 
 
-def test_a_simulated_study_is_refused(study: Study) -> None:
-    study.write_state({**study.read_state(), "origin": Origin.SIMULATED.value})
-    assert app.reference_of(study) is None
+def test_a_simulated_study_is_refused(bench: Bench) -> None:
+    bench.study.write_state({**bench.study.read_state(), "origin": Origin.SIMULATED.value})
+    assert app.reference_of(bench.study) is None
     with pytest.raises(StudyError, match="its figures are simulated: nothing of it was measured"):
-        gate(study.folder, study.root)
+        bench.gate(bench.study.folder)
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), (" 2.5 % ", 0.025)])
@@ -561,28 +487,28 @@ def test_a_share_is_read_either_way(text: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["5", "0", "0%", "100%", "-1%", "much", "", "nan"])
-def test_what_is_no_share_is_named(tmp_path: Path, text: str) -> None:
+def test_what_is_no_share_is_named(text: str) -> None:
     with pytest.raises(JobError, match=r"--within: .* is no share above 0 and below 1"):
-        gate("any", tmp_path, within=text)
+        parse_share(text, where="--within")
 
 
-def test_flags_that_say_two_things_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    for words, shown in (
+def test_flags_that_say_two_things_are_refused(bench: Bench) -> None:
+    for words, told in (
         (("a", "--against", "b"), "they are two questions"),
         (("--against", "b", "--csv"), "each is another form"),
         (("--against", "b", "--rounds", "2"), "--rounds: '2' is not allowed"),
+        (("--against", "b", "--within", "much"), "--within: 'much' is no share"),
         (("a", "b", "--markdown"), "it is a form of --against"),
         ((), "at least two studies"),
     ):
-        assert command(monkeypatch, *words) == ExitCode.INVALID_INPUT
-        assert shown in " ".join(capfd.readouterr().err.split())
+        code, shown = bench.command(*words)
+        assert code == ExitCode.INVALID_INPUT
+        assert told in " ".join(shown.split())
 
 
 @pytest.mark.usefixtures("launchers")
 def test_a_command_stays_in_its_study(
-    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = tmp_path / "results"
     command, folder = studied(results, TRAINER)
@@ -598,28 +524,28 @@ def test_a_command_stays_in_its_study(
         engine=session.engine,
         lattice=session.lattice,
     )
-    state = {**session.study.read_state(), "answer": ended.to_dict()}
-    session.study.write_state(state)
+    session.study.write_state({**session.study.read_state(), "answer": ended.to_dict()})
     session.study.unlock()
-    best = tmp_path / "best.json"
-    best.write_text(json.dumps(answer_as_dict(ended, None)))
-    reference = app.read_reference(str(best), results)
+    bench.best.write_text(json.dumps(answer_as_dict(ended, None)))
+    reference = app.read_reference(str(bench.best), results)
     assert reference.job is None
-    assert not [word for word in ("--nproc-per-node", "train.py") if word in best.read_text()]
+    assert not [
+        word for word in ("--nproc-per-node", "train.py") if word in bench.best.read_text()
+    ]
 
-    fleet = machine(lambda spec: ok(spec, 100.0 * spec.layout.micro_batch))
+    fleet = bench.on(lambda spec: ok(spec, 100.0 * spec.layout.micro_batch))
     with pytest.raises(JobError, match="script: runs the command of"):
-        gate(best, results)
+        bench.gate(bench.best, results)
     for file in (results / "own" / "job.yaml", results / "own" / "observed.json", results / "own"):
         mode = file.stat().st_mode
         file.chmod(mode | 0o002)
         with pytest.raises(JobError, match=f"{file}: belongs to another user, and says what runs"):
-            gate(best, results, trust_job=True)
+            bench.gate(bench.best, results, trust_job=True)
         file.chmod(mode)
     assert not fleet.specs
-    assert gate(best, results, trust_job=True).verdict is GateVerdict.WITHIN
+    assert bench.gate(bench.best, results, trust_job=True).verdict is GateVerdict.WITHIN
     assert fleet.specs[0].workload.command
     (results / "own").rename(tmp_path / "moved")
-    assert gate(tmp_path / "moved", tmp_path).verdict is GateVerdict.WITHIN
+    assert bench.gate(tmp_path / "moved", tmp_path).verdict is GateVerdict.WITHIN
     with pytest.raises(StudyError, match=r"its command, or its arguments of .* stand in"):
-        gate(best, tmp_path / "of-ci")
+        bench.gate(bench.best, tmp_path / "of-ci")

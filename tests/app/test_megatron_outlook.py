@@ -151,7 +151,8 @@ def test_an_estimate_is_of_one_layout(outlook):
 
 
 def test_a_rank_that_a_consumer_can_be_told_is_named(tmp_path):
-    outlook = opened(space="megatron")
+    small = {"model": "llama-3.2-1b", "seq_len": 2048, "global_batch": 32, "world": 8}
+    outlook = opened(space="megatron", **small)
     ranking = rank_lattice(outlook)
     with pytest.raises(RenderError, match="cannot be said") as caught:
         export_ranked(outlook, ranking, tmp_path / "out", rank=1, to="verl")

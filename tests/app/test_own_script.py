@@ -52,6 +52,8 @@ from tests.report.told import printed
 
 cases = Cases(__file__)
 
+Diagnosed = Callable[..., ScriptDiagnosis]
+
 
 def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -96,21 +98,20 @@ def studied(
     return script.command, folder
 
 
-def diagnosed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, description: dict[str, Any] = TRAINER
-) -> ScriptDiagnosis:
+@pytest.fixture
+def diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers: None) -> Diagnosed:
     """What `diagnose` says of a command whose first run is there already."""
-    results = tmp_path / "results"
-    command, folder = studied(results, description)
-    monkeypatch.chdir(folder)
-    return diagnose(command, SMALL, results=results, fresh=False, note=print)
+
+    def said(description: dict[str, Any] = TRAINER) -> ScriptDiagnosis:
+        command, folder = studied(tmp_path / "results", description)
+        monkeypatch.chdir(folder)
+        return diagnose(command, SMALL, results=tmp_path / "results", fresh=False, note=print)
+
+    return said
 
 
-@pytest.mark.usefixtures("launchers")
-def test_a_study_that_was_only_diagnosed_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    diagnosed(tmp_path, monkeypatch)
+def test_a_study_that_was_only_diagnosed_says_so(diagnosed: Diagnosed, tmp_path: Path) -> None:
+    diagnosed()
     study = find_study(tmp_path / "results", "own")
     verdict = verdict_of(read_story(study))
     assert verdict.headline.startswith("Diagnosed: ")
@@ -121,11 +122,10 @@ def test_a_study_that_was_only_diagnosed_says_so(
     assert "diagnosed, not searched" in printed(print_told, "states", {"states": [state]})
 
 
-@pytest.mark.usefixtures("launchers")
 def test_a_study_of_a_command_may_be_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    diagnosed: Diagnosed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    diagnosed(tmp_path, monkeypatch)
+    diagnosed()
     folder = tmp_path / "project"
     (tmp_path / "results").rename(tmp_path / "elsewhere")
     study = find_study(tmp_path / "elsewhere", "own")
@@ -243,13 +243,10 @@ def test_a_patched_command_is_observed_anew(tuned: Study) -> None:
     assert script.digest() != script.observed_digest
 
 
-@pytest.mark.usefixtures("launchers")
-def test_what_cannot_be_predicted_is_not_called_slower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_predicted_is_not_called_slower(diagnosed: Diagnosed) -> None:
     """It also ended before a diagnostic pass."""
     sizes = dict.fromkeys(TRAINER["sizes"], 0)
-    said = diagnosed(tmp_path, monkeypatch, RAW | {"sizes": sizes})
+    said = diagnosed(RAW | {"sizes": sizes})
     assert (
         dict(describe_script(said))["changes"] == "none can be predicted: a search measures them"
     )
@@ -277,11 +274,8 @@ def test_tokens_of_a_command_are_those_that_were_counted(
     assert said.row["padded_tokens_per_s"] == pytest.approx(400 * steps_per_s)
 
 
-@pytest.mark.usefixtures("launchers")
-def test_other_work_beside_the_command_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = diagnosed(tmp_path, monkeypatch)
+def test_other_work_beside_the_command_is_told(diagnosed: Diagnosed) -> None:
+    said = diagnosed()
     assert "disturbed" not in dict(describe_script(said))
     assert said.as_dict()["disturbed"] == ""
     why = "other processes took 40% of core 0, 1"
@@ -325,12 +319,9 @@ def test_a_change_is_named_once_with_what_suits_it(monkeypatch: pytest.MonkeyPat
     ]
 
 
-@pytest.mark.usefixtures("launchers")
-def test_the_parts_of_a_commands_memory_are_the_predicted_peak(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_parts_of_a_commands_memory_are_the_predicted_peak(diagnosed: Diagnosed) -> None:
     """What the process itself takes is one of them."""
-    said = diagnosed(tmp_path, monkeypatch)
+    said = diagnosed()
     on_device = {name: value for name, value in said.memory_bytes.items() if name != "host"}
     assert set(on_device) == {part.removesuffix("_bytes") for part in MEMORY_PARTS}, (
         "together they are the peak"

@@ -21,8 +21,12 @@ from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
 from autotune.report.candidates.explained import estimate_as_dict, print_estimate
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
+from tests.cases import Cases
 from tests.command_line import autotune
+from tests.jobs import own_accelerator
 from tests.report import told
+
+cases = Cases(__file__)
 
 FLAGS = {
     "model": "llama-3-8b",
@@ -148,19 +152,7 @@ def test_a_narrower_network_beyond_the_leaves_is_slower(outlook):
     assert one_leaf.same_step_time_s == pytest.approx(full.same_step_time_s, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("wish", "said"),
-    [
-        ("oversubscription=0.5", "a number from 1"),
-        ("topology=torus", "fat-tree"),
-        ("bandwidth", "write it as bandwidth=20Gbps"),
-        ("colour=red", "keys: bandwidth"),
-        ("bandwidth=fast", "400Gbps or 50GB/s"),
-        ("nvlink=0GB/s", "not above zero"),
-        ("per_node=65", "from 1 to 64"),
-        ("memory=lots", "24GiB"),
-    ],
-)
+@cases("wish", "said")
 def test_a_what_if_that_is_none_says_what_is(outlook, wish, said):
     with pytest.raises(JobError) as error:
         rank_lattice(outlook, what_if=[wish])
@@ -176,23 +168,7 @@ def test_an_unknown_accelerator_lists_those_that_are_known(outlook):
 
 
 def test_an_accelerator_of_ones_own(tmp_path):
-    table = tmp_path / "mine.yaml"
-    table.write_text(
-        "accelerators:\n"
-        "  Abacus:\n"
-        "    names: ['Abacus']\n"
-        "    memory_gib: 64\n"
-        "    memory_gb_per_s: 1000\n"
-        "    tflops: {bf16: 100}\n"
-        "    achieved_tflops: {bf16: 80}\n"
-        "    nvlink_gb_per_s: 100\n"
-        "    nvlink_domain: 4\n"
-        "    host_gb_per_s: 20\n"
-        "    network_gb_per_s: 10\n"
-        "    devices_per_node: 4\n"
-        "    source: counted\n"
-        "    achieved_source: counted again\n"
-    )
+    table = own_accelerator(tmp_path / "mine.yaml", "Abacus")
     flags = {**FLAGS, "world": 8, "accelerators": table}
     outlook = open_outlook(None, flags, FleetWishes(gpu="Abacus"))
     assert (outlook.environment.n_devices, outlook.environment.device_memory_bytes) == (4, 2**36)
@@ -414,15 +390,7 @@ def test_an_estimate_is_of_one_candidate_and_adds_up(outlook):
     assert data["pred_tokens_per_s_per_gpu"] == pytest.approx(tokens)
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--rows", "in.csv"], "go together"),
-        (["--out", "out.csv"], "go together"),
-        (["--rows", "in.csv", "--out", "o.csv", "--set", "tp=2"], "the rows say"),
-        (["--rows", "in.csv", "--out", "o.csv", "--gpu", "H100"], "the rows say"),
-    ],
-)
+@cases("flags", "said")
 def test_an_estimate_is_of_a_candidate_or_of_a_table(tmp_path, flags, said):
     done = autotune("estimate", *flags, folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT

@@ -57,7 +57,7 @@ def test_the_terminal_has_both_figures_and_says_how(found):
     assert "step time cannot be predicted" in printed(dataclasses.replace(found, analytic=None))
 
 
-def test_a_factory_whose_sizes_nobody_sees_has_memory_and_no_time(tmp_path, started_probes):
+def test_a_factory_whose_sizes_nobody_sees_has_memory_and_no_time(tmp_path):
     (tmp_path / "tests").symlink_to(REPOSITORY / "tests")
     wanted = ("--model", FACTORY, *SHAPE, "--set", "micro_batch=4", "--json")
     done = autotune("estimate", "--trace", *wanted, folder=tmp_path)

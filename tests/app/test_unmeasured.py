@@ -18,6 +18,7 @@ from autotune.record.answer import answer_of
 from autotune.record.table import load_table
 from autotune.report.story import read_story
 from autotune.report.verdict import verdict_of
+from tests.jobs import own_accelerator
 from tests.replay.tables import row, sweep, write
 from tests.search.scripted import Notebook
 
@@ -114,15 +115,7 @@ def test_an_accelerator_of_ones_own_is_simulated(tmp_path: Path) -> None:
     with pytest.raises(AutotuneError) as raised:
         open_session(None, SMALL, fleet="simulate:2xB9000", results=tmp_path)
     assert "--accelerators of search" in raised.value.hint
-    own = tmp_path / "own.yaml"
-    entry = "memory_gib: 500, memory_gb_per_s: 9000, tflops: {bf16: 3000}"
-    more = "achieved_tflops: {bf16: 2000}, nvlink_gb_per_s: 900, "
-    more += "nvlink_domain: 8, host_gb_per_s: 64, network_gb_per_s: 50, devices_per_node: 8, "
-    more += "source: a, achieved_source: b"
-    own.write_text(
-        f"accelerators:\n  B9000: {{names: [B9000], {entry}, {more}}}\n",
-        encoding="utf-8",
-    )
+    own = own_accelerator(tmp_path / "own.yaml", "B9000")
     flags = {**SMALL, "accelerators": own}
     session = open_session(None, flags, fleet="simulate:2xB9000", results=tmp_path)
     assert session.environment.device_name == "B9000"

@@ -24,38 +24,7 @@ from tests.cases import Cases
 
 cases = Cases(__file__)
 
-ACTING = {
-    "colour": "\x1b[31m",
-    "title": "\x1b]0;title\x07",
-    "link": "\x1b]8;;http://x\x1b\\",
-    "control sequence of 8 bits": "\x9b31m",
-    "command of 8 bits": "\x9d0;title\x9c",
-    "device control of 8 bits": "\x90",
-    "bell": "\x07",
-    "backspace": "\x08",
-    "delete": "\x7f",
-    "nul": "\x00",
-    "carriage return": "\r",
-    "vertical tab": "\x0b",
-    "form feed": "\x0c",
-    "next line": "\x85",
-    "line separator": "\u2028",
-    "paragraph separator": "\u2029",
-    "right to left override": "\u202e",
-    "left to right isolate": "\u2066",
-    "arabic letter mark": "\u061c",
-    "zero width space": "\u200b",
-    "zero width joiner": "\u200d",
-    "byte order mark": "\ufeff",
-    "soft hyphen": "\u00ad",
-    "word joiner": "\u2060",
-    "no-break space": "\u00a0",
-    "tag": "\U000e0041",
-    "variation selector": "\ufe0f",
-    "filler": "\u3164",
-    "half of a pair": "\ud800",
-    "private": "\ue000",
-}
+ACTING = cases.data["ACTING"]
 
 
 @pytest.mark.parametrize("text", ACTING.values(), ids=ACTING)

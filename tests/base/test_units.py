@@ -15,6 +15,9 @@ from autotune.base.units import (
     typed_bytes,
     typed_seconds,
 )
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 
 @pytest.mark.parametrize(
@@ -33,17 +36,7 @@ def test_what_is_no_rate_is_named(text):
     assert "--network" in error.value.message
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (999 * 2**20, "999 MiB"),
-        (1010 * 2**20, "0.986 GiB"),
-        (1023.9 * 2**30, "1 TiB"),
-        (None, "-"),
-    ],
-)
+@cases("size_bytes", "text")
 def test_sizes_have_three_digits_and_no_exponent(size_bytes, text):
     assert format_bytes(size_bytes) == text
 

@@ -10,29 +10,12 @@ import pytest
 
 from autotune.base.errors import ExitCode
 from tests import snapshots
+from tests.cases import Cases
 from tests.command_line import autotune
 
-COMMANDS = (
-    "",
-    "search",
-    "diagnose",
-    "render",
-    "plan",
-    "explain",
-    "probe",
-    "status",
-    "report",
-    "compare",
-    "export",
-    "check",
-    "rule",
-    "soak",
-    "ladder",
-    "doctor",
-    "estimate",
-    "models",
-    "knobs",
-)
+cases = Cases(__file__)
+
+COMMANDS = cases.data["COMMANDS"]
 SMALL = ("--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--world", "2")
 
 
@@ -85,16 +68,7 @@ def test_a_dry_run_as_json_adds_up(tmp_path: Path) -> None:
     assert json.loads(best.stdout)["confirm_trials"] < plan["confirm_trials"]
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("report", "--csv", "--json"),
-        ("report", "--markdown", "--json"),
-        ("report", "--html", "page.html", "--csv"),
-        ("compare", "a", "b", "--csv", "--json"),
-    ],
-    ids=" ".join,
-)
+@cases("flags")
 def test_two_forms_of_a_report_are_refused(flags: tuple[str, ...], tmp_path: Path) -> None:
     done = autotune(*flags, folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT
@@ -120,21 +94,7 @@ def test_flags_come_before_the_job_file(tmp_path: Path) -> None:
     assert (plan["model"], plan["seq_len"]) == ("tiny-gpt2", 32)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--model", "tiny-lama"), "did you mean tiny-llama"),
-        (("--global-batch", "0"), "--global-batch: 0 is not allowed"),
-        (("--precision", "int3"), "precision"),
-        (("--space", "zerro"), "did you mean zero"),
-        (("--memory-limit", "lots"), "--memory-limit"),
-        (("--budget", "soon"), "budget"),
-        (("--job", "nowhere.yaml"), "nowhere.yaml"),
-        (("--baseline", "nowhere.json"), "nowhere.json"),
-        (("--trials", "many"), "--trials"),
-        (("--colour", "red"), "--colour"),
-    ],
-)
+@cases("arguments", "expected")
 def test_what_a_user_gets_wrong_is_named_without_a_traceback(
     arguments: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:

@@ -13,7 +13,10 @@ from autotune.job.hub import without_address
 from autotune.job.job import JobText
 from autotune.job.model import load_model
 from autotune.testing import ENVIRONMENT
+from tests.cases import Cases
 from tests.command_line import autotune
+
+cases = Cases(__file__)
 
 PLAIN: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -70,17 +73,7 @@ def test_python_reads_it_alike() -> None:
     assert first.as_dict() == second.as_dict()
 
 
-@pytest.mark.parametrize(
-    ("written", "read"),
-    [
-        ("8k", 8192),
-        ("128 K", 131072),
-        ("8_192", 8192),
-        ("131,072", 131072),
-        ("1e3", 1000),
-        (64, 64),
-    ],
-)
+@cases("written", "read")
 def test_a_count_is_read_as_people_write_it(written: object, read: int) -> None:
     keys = {**PLAIN, "lengths": "fixed", "precision": "BF16", "seq_len": written}
     job, data = read_job(None, keys, ENVIRONMENT)
@@ -95,32 +88,12 @@ def test_what_is_no_count_is_refused_with_its_key(written: object) -> None:
     assert "samples per optimizer step" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("written", "preset"),
-    [
-        ("Llama-3.1-8B", "llama-3.1-8b"),
-        ("Meta-Llama-3-8B-Instruct", "llama-3-8b"),
-        ("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b"),
-        ("Mistral-7B-v0.1", "mistral-7b"),
-        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
-        ("QWEN3-30B-A3B", "qwen3-30b-a3b"),
-        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
-    ],
-)
+@cases("written", "preset")
 def test_a_model_is_found_by_the_name_that_people_know(written: str, preset: str) -> None:
     assert load_model(written) == load_model(preset)
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "https://huggingface.co/Qwen/Qwen3-30B-A3B",
-        "https://huggingface.co/Qwen/Qwen3-30B-A3B/",
-        "HTTPS://HuggingFace.co/Qwen/Qwen3-30B-A3B/tree/main",
-        "https://www.huggingface.co/Qwen/Qwen3-30B-A3B?library=transformers",
-        "https://hf.co/Qwen/Qwen3-30B-A3B/blob/main/config.json#L3",
-    ],
-)
+@cases("address")
 def test_a_model_is_found_by_the_address_of_any_of_its_pages(address: str) -> None:
     assert load_model(address) == load_model("qwen3-30b-a3b")
 

@@ -8,6 +8,9 @@ import typer
 from autotune import cli
 from autotune.base.errors import ExitCode
 from autotune.cli import find
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 LINE = "interrupted: nothing that ended is lost"
 
@@ -23,14 +26,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
     return end.value.code
 
 
-@pytest.mark.parametrize(
-    ("step", "arguments"),
-    [
-        ("autotune.app.searching.open_session", ("search", "--yes")),
-        ("autotune.engines.deepspeed.extensions.build", ("doctor", "--build")),
-        ("autotune.app.studies.studies", ("status",)),
-    ],
-)
+@cases("step", "arguments")
 def test_ctrl_c_is_one_line(
     step: str,
     arguments: tuple[str, ...],

@@ -138,18 +138,7 @@ def test_a_bare_number_is_refused_alike(parse, bare: str, with_unit: str) -> Non
     assert with_unit in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        (("plan", "--world=64x"), "--world: '64x' is not a whole number"),
-        (("plan", "--world", "4", "--world", "x"), "--world: 'x' is not a whole number"),
-        (("soak", "--minutes", "x"), "--minutes: 'x' is not a number"),
-        (
-            ("plan", "--top", "0"),
-            "--top: '0' is not allowed: should be greater than or equal to 1",
-        ),
-    ],
-)
+@cases("typed", "said")
 def test_a_value_that_is_no_number_is_named(typed: tuple[str, ...], said: str) -> None:
     with pytest.raises(JobError) as caught:
         GROUP.main(list(typed), prog_name="autotune", standalone_mode=False)

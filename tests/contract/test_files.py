@@ -18,16 +18,12 @@ from autotune.contract import (
     write_json,
 )
 from autotune.contract.files import mode_of
+from tests.cases import Cases
 from tests.chaos.mutations import NO_FILES
 
-NOT_FILES = {
-    "a folder": "a folder",
-    "a device without an end": "a device",
-    "a terminal": "a device",
-    "a pipe": "a named pipe",
-    "a link to a pipe": "a named pipe",
-    "a socket": "a socket",
-}
+cases = Cases(__file__)
+
+NOT_FILES = cases.data["NOT_FILES"]
 
 
 @pytest.mark.parametrize("kind", NOT_FILES)
@@ -108,13 +104,6 @@ def test_a_file_is_as_open_as_the_one_before_and_never_runs_as_its_owner(tmp_pat
     assert mode_of(tmp_path) == 0o666 & ~mask, "a folder lends a file no mode"
 
 
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        *(("0", True), ("17", True), ("00000001", True)),
-        *(("", False), ("-1", False), ("9" * 9, False), ("\u0663", False), ("1\n", False)),
-        *(("\u00b2", False), ("1.0", False), (" 1", False)),
-    ],
-)
+@cases("text", "is_one")
 def test_a_count_is_a_few_digits(text, is_one):
     assert is_count(text) == is_one

@@ -3,6 +3,9 @@
 import pytest
 
 from autotune.contract import OwnLog
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 
 def own_log(**told) -> OwnLog:
@@ -14,12 +17,6 @@ def test_witnesses_that_agree_say_nothing(told):
     assert own_log(**told).disagreement == ""
 
 
-@pytest.mark.parametrize(
-    ("told", "said"),
-    [
-        ({"step_time_s": 1.1}, "1.1 s a step, measured 1 s"),
-        ({"step_time_s": 1.0, "loss": 7.01}, "loss 7.01, seen 7"),
-    ],
-)
+@cases("told", "said")
 def test_what_differs_is_said_with_both_figures(told, said):
     assert own_log(**told).disagreement == said

@@ -63,7 +63,7 @@ def test_every_page_is_there(site: Path) -> None:
     }
     assert written <= pages
     assert {"commands.html", "security.html", "contributing.html", "examples.html"} <= pages
-    assert {"knobs.html", "rules.html", "metrics.html", "table.html"} <= pages
+    assert {"knobs.html", "rules.html", "table.html"} <= pages
 
 
 def test_recorded_studies_have_pages_that_say_how_they_were_measured(site: Path) -> None:

@@ -13,6 +13,9 @@ from autotune.job.adapters import with_rank
 from autotune.job.job import Job, make_job
 from autotune.job.model import load_model, train_flops_per_token
 from autotune.trial.scripts.train import add_adapters
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 SOUND: dict[str, Any] = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2}
 LORA = {"method": "lora", "rank": 4, "target_modules": ["v_proj", "q_proj"]}
@@ -50,20 +53,7 @@ def test_a_trial_is_told_what_to_train(job: Job) -> None:
     assert job.study != make_job(SOUND, where="x").study
 
 
-@pytest.mark.parametrize(
-    ("finetune", "says"),
-    [
-        ({"rank": 4}, "finetune.method is missing"),
-        ("lora", "finetune: 'lora' is not allowed: should be keys with values of their own"),
-        ({"method": "dora"}, "finetune.method: 'dora' is not allowed"),
-        ({**LORA, "rank": 0}, "finetune.rank: 0 is not allowed"),
-        ({**LORA, "dropout": 1.0}, "finetune.dropout: 1.0 is not allowed"),
-        ({**LORA, "alpha": 0}, "finetune.alpha: 0 is not allowed"),
-        ({**LORA, "target_modules": "q_proj"}, "should be all-linear or a list"),
-        ({**LORA, "target_modules": []}, "should be all-linear or a list"),
-        ({**LORA, "rang": 4}, "finetune.rang: there is no such key"),
-    ],
-)
+@cases("finetune", "says")
 def test_what_is_wrong_is_said_with_its_key(finetune: Any, says: str) -> None:
     error = complaint(finetune)
     assert error.message.startswith("job.yaml: finetune")

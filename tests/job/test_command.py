@@ -8,6 +8,9 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.job.command import check_command, is_of_this_environment
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 OURS = os.path.join(sys.prefix, "bin")
 
@@ -23,16 +26,7 @@ def test_a_program_that_is_not_there_is_told_with_what_is_likely_meant(
     assert helps in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("command", "leads", "is_ours"),
-    [
-        (["python", "train.py"], True, True),
-        (["bash", "-c", "python train.py"], True, True),
-        (["bash", "-c", "python train.py"], False, False),
-        ([os.path.join(OURS, "python"), "train.py"], False, True),
-        (["no-such-program"], False, False),
-    ],
-)
+@cases("command", "leads", "is_ours")
 def test_a_shell_runs_the_python_that_it_finds(
     tmp_path: Path, command: list[str], leads: bool, is_ours: bool
 ) -> None:

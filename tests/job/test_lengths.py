@@ -10,6 +10,9 @@ import pytest
 from autotune.base.errors import JobError
 from autotune.job.job import make_job, read_job_file
 from autotune.job.lengths import FIXED, Lengths, parse_lengths
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 SOUND: dict[str, Any] = {"model": "tiny-gpt2", "seq_len": 64, "global_batch": 8, "world": 2}
 
@@ -42,22 +45,7 @@ def test_a_csv_file_is_relative_to_the_job(tmp_path: Path) -> None:
         assert found.histogram == ((8, 5.0), (32, 15.0))
 
 
-@pytest.mark.parametrize(
-    ("lengths", "says"),
-    [
-        (7, "lengths: 7 is not allowed"),
-        ({"histogram": {}}, "lengths: histogram: {} is not allowed"),
-        ({"histogram": {8: 1}, "pad": 8}, "lengths.pad: there is no such key"),
-        ({"histogram": {8: 1}, "pad_to_multiple": 0}, "pad_to_multiple: 0 is not"),
-        ({"histogram": {1: 1}}, "1 is not a length"),
-        ({"histogram": {"8": 1}}, "'8' is not a length"),
-        ({"histogram": {8: 0}}, "8: 0 is not a weight"),
-        ({"histogram": {8: float("inf")}}, "8: inf is not a weight"),
-        ({"histogram": {65: 1}}, "the longest sample has 65 tokens; seq_len is 64"),
-        ({"histogram": {60: 1}, "pad_to_multiple": 50}, "a multiple of 50: 100; seq_len is 64"),
-        ("nowhere.csv", "nowhere.csv: cannot be read: No such file or directory"),
-    ],
-)
+@cases("lengths", "says")
 def test_what_is_wrong_is_said_with_its_place(lengths: Any, says: str) -> None:
     error = complaint(lengths)
     assert error.message.startswith("job.yaml: lengths")

@@ -235,40 +235,9 @@ def test_formulas_hold_for_any_rotary_config(
 
 
 MIXTURE = cases.data["MIXTURE"]
-LATENT = {
-    **{"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "num_key_value_heads": 4},
-    **{"kv_lora_rank": 5, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
-}
 
 
-@pytest.mark.parametrize(
-    ("family", "change"),
-    [
-        ("qwen2_moe", {"num_experts": 5, "mlp_only_layers": [0, 2]}),
-        ("qwen2_moe", {"num_experts": 5, "decoder_sparse_step": 2, "qkv_bias": False}),
-        ("qwen2_moe", {"num_experts": 5, "use_sliding_window": True, "sliding_window": 8}),
-        ("qwen3_moe", {"num_experts": 5, "mlp_only_layers": [0, 1], "head_dim": 10}),
-        ("qwen3_moe", {"num_experts": 5, "use_sliding_window": True, "attention_bias": True}),
-        ("qwen3_moe", {"num_local_experts": 5, "decoder_sparse_step": 3, "head_dim": 10}),
-        ("deepseek_v2", {**LATENT, "q_lora_rank": 9, "n_shared_experts": 2}),
-        ("deepseek_v2", {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 1}),
-        ("deepseek_v3", {**LATENT, "q_lora_rank": 9, "attention_bias": True}),
-        ("deepseek_v3", {**LATENT, "q_lora_rank": None, "tie_word_embeddings": True}),
-        ("glm4_moe", {"n_routed_experts": 6, "head_dim": 10, "use_qk_norm": True}),
-        ("glm4_moe", {"n_routed_experts": 6, "attention_bias": True, "n_shared_experts": 2}),
-        ("gpt_oss", {"num_local_experts": 5}),
-        ("gpt_oss", {"num_local_experts": 5, "layer_types": ["full_attention"] * 4}),
-        ("gpt_oss", {"num_local_experts": 5, "attention_bias": False, "sliding_window": 9}),
-        ("llama4_text", {"num_local_experts": 5, "intermediate_size_mlp": 31}),
-        ("llama4_text", {"num_local_experts": 5, "interleave_moe_layer_step": 2}),
-        (
-            "llama4_text",
-            {"num_local_experts": 5, "moe_layers": [3], "no_rope_layers": [1, 0, 1, 1]},
-        ),
-        ("minimax_m2", {"num_local_experts": 5, "head_dim": 10}),
-        ("mixtral", {"num_local_experts": 5, "sliding_window": 8}),
-    ],
-)
+@cases("family", "change")
 def test_formulas_hold_for_any_mixture(family: str, change: dict[str, Any]) -> None:
     config = {**MIXTURE, "model_type": family, **change}
     if family.startswith(("qwen", "deepseek", "glm")):
@@ -343,28 +312,7 @@ def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
     assert by_folder.supports_tp
 
 
-@pytest.mark.parametrize(
-    ("change", "key", "says"),
-    [
-        ({"num_hidden_layers": None}, "num_hidden_layers", "missing"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers", "0 is not a size"),
-        ({"num_hidden_layers": 10_000_000}, "num_hidden_layers", "10000000 is not a size"),
-        ({"vocab_size": "many"}, "vocab_size", "'many' is not a size"),
-        ({"vocab_size": True}, "vocab_size", "True is not a size"),
-        ({"hidden_size": 1e3}, "hidden_size", "1000.0 is not a size"),
-        ({"intermediate_size": 2**40}, "intermediate_size", "is not a size"),
-        ({"num_attention_heads": 5}, "num_attention_heads", "32 = 6 * 5 + 2"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads", "4 = 1 * 3 + 1"),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings", "not true or false"),
-        ({"model_type": None}, "model_type", "names no architecture"),
-        (
-            {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3},
-            "num_experts_per_tok",
-            "more than the 2 experts",
-        ),
-        ({"model_type": "gpt2"}, "n_layer", "missing"),
-    ],
-)
+@cases("change", "key", "says")
 def test_a_bad_config_is_refused_by_file_and_key(
     tmp_path: Path, change: dict[str, Any], key: str, says: str
 ) -> None:

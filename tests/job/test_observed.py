@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from autotune.base.errors import JobError
-from autotune.contract import ContractError, Outcome, TrialResult, to_dict, write_json
+from autotune.contract import ContractError, TrialResult, to_dict, write_json
 from autotune.job.observed import (
     Observed,
     digest_of,
@@ -142,46 +142,9 @@ def test_a_placeholder_for_a_flag_stands_there_where_the_knob_is_on() -> None:
     assert filled_in(command, on) == ["a.py", "--ckpt", "", "--x="]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "evidence", "helps"),
-    [
-        (Outcome.OOM, "out of memory", "micro-batch"),
-        (Outcome.TIMEOUT, "not done", "--trial-timeout"),
-        (
-            Outcome.INVALID,
-            "ScriptEndedError: the script ended by itself: it never called deepspeed.initialize",
-            "--deepspeed ds_config.json",
-        ),
-        (
-            Outcome.INVALID,
-            "NoEngineError: the script trains without DeepSpeed: it never called "
-            "deepspeed.initialize, and made 50 optimizer steps",
-            "--use_deepspeed",
-        ),
-        (
-            Outcome.INVALID,
-            "ScriptEndedError: the script ended by itself: after 3 optimizer steps, and at least "
-            "8 are needed",
-            "more epochs",
-        ),
-        (Outcome.INVALID, "EOFError: EOF when reading a line", "ask nothing"),
-        (Outcome.LAUNCH, "JSONDecodeError: Expecting property name", "autotune check"),
-        (Outcome.CRASH, "KeyError: 'x'", "without autotune"),
-        (
-            Outcome.INVALID,
-            "ValueError: Type fp16 is not supported on your device.",
-            "AVX512-FP16",
-        ),
-        (
-            Outcome.INVALID,
-            "AssertionError: Check batch related parameters. train_batch_size is not equal to",
-            "--use_cpu, and at ZeRO stage 3 leave train_batch_size out",
-        ),
-        (Outcome.INVALID, "ModuleNotFoundError: No module named 'mpi4py'", "torchrun"),
-    ],
-)
+@cases("outcome", "evidence", "helps")
 def test_a_first_run_that_measured_nothing_says_what_helps(
-    outcome: Outcome, evidence: str, helps: str
+    outcome: str, evidence: str, helps: str
 ) -> None:
     said: dict[str, Any] = {**observed().result, "outcome": outcome, "evidence": evidence}
     said["evidence_source"] = "rank 1 in model"
@@ -255,21 +218,11 @@ def test_what_is_the_user_s_own_stays_in_the_user_s_words() -> None:
 SOURCES = cases.data["SOURCES"]
 
 
-@pytest.mark.parametrize(
-    ("key", "place"),
-    [
-        ("zero_optimization.stage", ("/p/conf/run.yaml", "engine.zero_optimization.stage")),
-        ("zero_optimization.new", ("/p/conf/run.yaml", "engine.zero_optimization.new")),
-        ("optimizer", ("/p/conf/run.yaml", "engine.optimizer")),
-        ("gradient_clipping", ("/p/base.json", "gradient_clipping")),
-        ("train_batch_size", None),
-        ("bf16.enabled", None),
-    ],
-)
-def test_a_key_belongs_into_the_file_that_has_it(key: str, place: tuple[str, str] | None) -> None:
+@cases("key", "place")
+def test_a_key_belongs_into_the_file_that_has_it(key: str, place: list[str] | None) -> None:
     script = observed({**RAW, "sources": SOURCES})
     found = script.place_of(key)
-    assert (found and (found[0], ".".join(found[1]))) == place
+    assert (found and [found[0], ".".join(found[1])]) == place
     whole = [{**SOURCES[0], "is_whole": True}]
     assert observed({**RAW, "sources": whole}).place_of("bf16.enabled") is not None
     by_code = {**RAW, "sources": whole, "config_written": {"bf16": {"enabled": True}}}

@@ -148,20 +148,15 @@ def test_a_study_is_handed_out_with_the_toy_launcher(tmp_path: Path) -> None:
     assert (marker["dialect"], marker["launcher"]) == ("deepspeed", "toy-loop")
 
 
-def test_the_toy_engine_searches(tmp_path: Path) -> None:
+def test_the_toy_engine_is_searched_by_the_toy_sampler(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
-    job.write_text("{engine: toy-sharded, space: smoke}", encoding="utf-8")
+    job.write_text("{engine: toy-sharded, space: smoke, sampler: toy-backwards}", encoding="utf-8")
     answer, study = search(tmp_path, *SIMULATED, "--job", str(job), "--trials", "3")
     assert answer["best"] is not None
-    tried = [trial.spec for trial in study.trials()]
-    assert {spec.engine.name for spec in tried} == {"toy-sharded"}
-    assert all(spec.identity.knobs["zero.stage"] != 0 for spec in tried), "its rule refuses that"
-
-
-def test_the_toy_sampler_searches(tmp_path: Path) -> None:
-    answer, study = search(tmp_path, *SIMULATED, "--sampler", "toy-backwards", "--trials", "3")
-    assert answer["best"] is not None
-    tried = [t.spec.identity.knobs for t in study.trials() if t.spec.identity.role is Role.SEARCH]
+    specs = [trial.spec for trial in study.trials()]
+    assert {spec.engine.name for spec in specs} == {"toy-sharded"}
+    assert all(spec.identity.knobs["zero.stage"] != 0 for spec in specs), "its rule refuses that"
+    tried = [spec.identity.knobs for spec in specs if spec.identity.role is Role.SEARCH]
     # The first candidates of a space have the lowest stage, the last ones the highest.
     assert [knobs["zero.stage"] for knobs in tried] == [3] * len(tried)
     assert len(tried) >= 3

@@ -12,9 +12,12 @@ from autotune.contract import read_json, write_json
 from autotune.record.facts import Facts
 from autotune.record.soak import SOAK_FILE, read_soak
 from autotune.record.study import Study
+from tests.cases import Cases
 from tests.chaos.readers import SOAK
 from tests.record.test_study import FILES, a_spec
 from tests.search.scripted import ok
+
+cases = Cases(__file__)
 
 
 def edited(data: dict[str, Any], path: str, value: object) -> dict[str, Any]:
@@ -28,23 +31,7 @@ def edited(data: dict[str, Any], path: str, value: object) -> dict[str, Any]:
     return json.loads(json.dumps(changed))
 
 
-SPEC_LIES = [
-    ("layout/world", 10**12),
-    ("layout/world", 0),
-    ("layout/world", 4),
-    ("layout/tp", 0),
-    ("layout/dp", 7),
-    ("layout/micro_batch", 10**9),
-    ("layout/grad_accum", -1),
-    ("layout/global_batch", 0),
-    ("identity/knobs/micro_batch", 8),
-    ("identity/knobs", {}),
-    ("identity/candidate_hash", "0" * 12),
-    ("identity/fidelity", {"layers": 3, "world": None}),
-    ("provenance/retry_of", 5),
-    ("provenance/retry_of", -1),
-    ("provenance/repeat_of", 10**18),
-]
+SPEC_LIES = cases.data["SPEC_LIES"]
 
 
 @pytest.mark.parametrize(("path", "value"), SPEC_LIES, ids=[f"{p}-{v}" for p, v in SPEC_LIES])
@@ -66,17 +53,7 @@ def test_a_limit_that_cannot_be_is_none(value: object) -> None:
     assert Facts.of({"allowed_bytes": value}).allowed_bytes == math.inf
 
 
-SOAK_LIES = [
-    ("passed", "yes"),
-    ("minutes", -1.0),
-    ("minutes", math.nan),
-    ("steps", 10**18),
-    ("seq_len", 0),
-    ("samples_per_s", "12.5"),
-    ("growth/0/watched_s", -1.0),
-    ("checkpoint/loss_deviation", math.nan),
-    ("version", 2),
-]
+SOAK_LIES = cases.data["SOAK_LIES"]
 
 
 def test_a_soak_that_can_be_is_read(tmp_path: Path) -> None:

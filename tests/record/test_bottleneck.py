@@ -6,23 +6,17 @@ import pytest
 
 from autotune.contract import Diagnosis
 from autotune.record.bottleneck import Bound, bottleneck, bubble_share, shares_of_calls
+from tests.cases import Cases
 from tests.report.diagnosed import diagnosis, split_of
 from tests.trials import spec
 
+cases = Cases(__file__)
 
-@pytest.mark.parametrize(
-    ("shares", "bound"),
-    [
-        ({}, Bound.COMPUTE),
-        ({"memory": 0.6}, Bound.MEMORY),
-        ({"communication": 0.6}, Bound.COMMUNICATION),
-        ({"host": 0.6}, Bound.HOST),
-        ({"optimizer": 0.6}, Bound.MEMORY),
-    ],
-)
+
+@cases("shares", "bound")
 def test_the_largest_share_is_the_bound(shares, bound):
     found = bottleneck(spec(), diagnosis(**shares))
-    assert found.bound is bound
+    assert found.bound == bound
     assert sum(found.shares.values()) == pytest.approx(1)
     assert list(found.shares.values()) == sorted(found.shares.values(), reverse=True)
 

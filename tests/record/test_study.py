@@ -12,8 +12,11 @@ from autotune.base.errors import StudyError
 from autotune.contract import Outcome, TrialSpec
 from autotune.record.study import Study, flags_of, lost_result
 from autotune.space.candidate import Candidate
+from tests.cases import Cases
 from tests.search.scripted import make, ok
 from tests.search.test_sampler import spec_of
+
+cases = Cases(__file__)
 
 FILES = {"ds_config.json": "{}"}
 
@@ -250,13 +253,7 @@ def test_the_holder_is_a_process(study: Study, said: str, holder: int | None):
     assert study.holder() == holder
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("9" * 200, "9" * 10, "0007x", "7", "00007", "-001", "+007", " 0007", "0007\n", "0x07"),
-        *("\u0660\u0660\u0660\u0667", "\u00b2\u00b2\u00b2\u00b2", "1e10", "00_7", "\x1b[31m0007"),
-    ],
-)
+@cases("name")
 def test_a_folder_of_another_name_is_no_trial(study: Study, name: str):
     study.write_spec(a_spec(0), FILES)
     (study.trials_folder / name).mkdir()

@@ -27,13 +27,3 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     # No phases in this record, and too few candidates for importance.
     report = read_story(finished(tmp_path))
     assert {name for name, _ in details_of(report, None)} <= {"by knob", "front"}
-
-
-def test_nothing_on_the_pareto_front_is_beaten(wide: Study) -> None:
-    report = read_story(wide)
-    rows, front = [row for row in report.rows if row.figure], report.front
-    figures = [(r.figure.peak_memory_bytes, r.figure.samples_per_s) for r in rows if r.figure]
-    for row in front:
-        own = (row.figure.peak_memory_bytes, row.figure.samples_per_s)
-        assert not [f for f in figures if f[0] <= own[0] and f[1] > own[1]]
-    assert len(front) > 1

@@ -19,11 +19,14 @@ from autotune.report.compare.kinds import (
     leads_of,
 )
 from autotune.report.terminal.tables import print_parts
+from tests.cases import Cases
 from tests.report.test_compare import JOB, slower
 from tests.report.test_terminal import finished
 from tests.report.told import printed
 from tests.report.wide import varied
 from tests.search.scripted import ENVIRONMENT
+
+cases = Cases(__file__)
 
 
 def kind(run: str, rate: float, *, world: int = 8, **more: object) -> KindFigures:
@@ -102,15 +105,7 @@ def test_studies_of_two_kinds_are_compared_by_accelerator_and_by_money(tmp_path:
     assert "does most for the same money" in page
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "price"),
-    [
-        ("2.5", "NVIDIA H100 80GB HBM3", 2.5),
-        ("H100=2.5,A100=1.2", "NVIDIA A100-SXM4-80GB", 1.2),
-        ("H100=2.5, H100 NVL=2", "NVIDIA H100 NVL", 2.0),
-        ("h100=2.5", "NVIDIA L4", None),
-    ],
-)
+@cases("text", "name", "price")
 def test_a_price_is_one_for_all_or_by_kind(text: str, name: str, price: float | None) -> None:
     assert price_for(text, name, where="--price") == price
 

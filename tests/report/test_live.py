@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.contract import Outcome, Role, TrialResult
+from autotune.contract import Fidelity, Outcome, Role, TrialResult
 from autotune.record.study import Trial
 from autotune.report.terminal.live import LineView, LiveView, draw, view_for
 from autotune.search.base import Snapshot, Stage
@@ -96,9 +96,10 @@ def test_the_best_is_not_compared_with_a_baseline_that_does_not_run(snapshot: Sn
 
 def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
     screen = console()
+    reduced = dataclasses.replace(snapshot.running[0], fidelity=Fidelity(layers=1))
     with LineView(screen, CONTEXT, SPEED) as view:
-        view.on_snapshot(snapshot)
-        view.on_snapshot(snapshot)
+        view.on_snapshot(dataclasses.replace(snapshot, running=(reduced,)))
+        view.on_snapshot(dataclasses.replace(snapshot, running=(reduced,)))
         view.on_snapshot(
             dataclasses.replace(
                 snapshot,
@@ -118,10 +119,10 @@ def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
     said = [line.partition("] ")[2] for line in text_of(screen).splitlines()]
     assert said == [
         "search: searching",
-        "trial 9 started: zero.stage=3 micro_batch=4 recompute=every_2 offload.optimizer=cpu "
-        "offload.param=cpu reduce_bucket_size=1000",
+        "trial 9 started: 1 layer only: zero.stage=3 micro_batch=4 recompute=every_2 "
+        "offload.optimizer=cpu offload.param=cpu reduce_bucket_size=1000",
         "best so far: 60.0 samples/s (58.8 to 61.2), peak 800 MiB, trial 5",
-        "trial 9 ended: oom: why it ended",
+        "trial 9 ended: 1 layer only: oom: why it ended",
         "why",
         "confirm: running the finalists and the baseline again",
         "best so far: 70.0 samples/s (68.6 to 71.4), peak 800 MiB, trial 9",

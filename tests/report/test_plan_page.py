@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.base.errors import StudyError
 from tests import snapshots
 
 JOB: dict[str, Any] = {
@@ -78,13 +77,3 @@ def test_where_nothing_fits_it_says_so(tmp_path: Path) -> None:
     words = " ".join(words_of(page))
     assert "No candidate fits with a probability of 90% or more" in words
     assert "no baseline that a search would begin with is legal and forecast to fit" in words
-
-
-def test_a_file_that_is_no_page_of_ours_is_kept(planned: Any, tmp_path: Path) -> None:
-    theirs = tmp_path / "notes.html"
-    theirs.write_text("mine")
-    with pytest.raises(StudyError, match=r"notes.html: is there and was not written"):
-        planned.page(theirs)
-    assert theirs.read_text() == "mine"
-    with pytest.raises(StudyError, match="cannot be written"):
-        planned.page("/proc/plan.html")

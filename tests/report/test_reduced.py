@@ -1,29 +1,23 @@
 """What is said of reduced trials: how many there were, and nothing as if they were candidates'."""
 
 import dataclasses
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from autotune.app.exports import find_chosen
 from autotune.app.studies import state_of
 from autotune.base.errors import StudyError
-from autotune.contract import Fidelity, Phase, Role
 from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.compare.comparison import compare
 from autotune.report.story import read_story
-from autotune.report.terminal.live import LineView
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.study import print_plan
-from autotune.search.base import Snapshot, Stage
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan
-from autotune.search.runner import Running
 from autotune.space.knob import Context
 from tests.report.test_terminal import shown
 from tests.report.told import facts_of, printed
@@ -75,11 +69,6 @@ def test_the_error_of_what_was_extrapolated_is_said(study: Study) -> None:
     )
 
 
-def test_without_reduced_trials_nothing_is_said_of_them(tmp_path: Path) -> None:
-    report = read_story(finished(tmp_path, make(trials=4)))
-    assert dict(facts_of(report)).keys().isdisjoint({"reduced", "extrapolated"})
-
-
 def test_the_table_declares_what_each_row_ran(study: Study) -> None:
     frame = load_table(study.folder)
     is_reduced = frame["fidelity_layers"].notna()
@@ -128,37 +117,3 @@ def test_the_plan_says_what_comes_first_and_what_cannot(tmp_path: Path) -> None:
     text = printed(print_plan, plan, width=400, reasons=False)
     assert "at most 5 of the search's trials, 2 layers on 1 accelerator each, come first" in text
     assert "8 of 32 candidates have no reduced trial (test.refused 8)" in text
-
-
-def test_a_plan_without_them_does_not_name_them(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, make(trials=10))
-    assert (plan.reduced_trials, plan.as_dict()["fidelity"], plan.no_reduced) == (0, "", "")
-
-
-def test_a_log_says_that_what_runs_is_reduced() -> None:
-    candidate = lattice_of(JOB).candidates[0]
-    running = Running(
-        number=3,
-        role=Role.SEARCH,
-        candidate=candidate,
-        fidelity=Fidelity(layers=1),
-        phase=Phase.MEASURED,
-        elapsed_s=0.0,
-    )
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    LineView(console, Context.of(JOB, ENVIRONMENT), JOB.objective.name).on_snapshot(
-        Snapshot(
-            stage=Stage.SEARCH,
-            trials=(),
-            counts={},
-            n_done=0,
-            n_budget=6,
-            running=(running,),
-            baseline=None,
-            best=None,
-            elapsed_s=0.0,
-            time_left_s=None,
-            note="",
-        )
-    )
-    assert "trial 3 started: 1 layer only: zero.stage=0" in console.file.getvalue()

@@ -12,7 +12,7 @@ from autotune.app.consent import agree_to_job
 from autotune.app.planning import export_ranked, open_outlook
 from autotune.app.steering import what_predicts
 from autotune.base.errors import JobError, StudyError
-from autotune.base.flags import called, flag, switch
+from autotune.base.flags import called, flag
 from autotune.contract import KnobValue
 from autotune.cost.knowledge import Lesson, file_for, read_lessons
 from autotune.job.job import given_keys, keys_of
@@ -33,7 +33,6 @@ from autotune.space.candidate import format_value
 if TYPE_CHECKING:  # heavy, and only for some of these
     import pandas as pd
 
-    from autotune.planning.probed import ProbedEstimate
     from autotune.planning.traced import TracedEstimate
 
 
@@ -249,7 +248,6 @@ def explain(
 def estimate(
     *settings: Settings,
     trace: Literal[False] = False,
-    probe_memory: Literal[False] = False,
     **flags: Unpack[ExplainFlags],
 ) -> PredictedCandidate[Estimated]: ...
 
@@ -258,38 +256,26 @@ def estimate(
 def estimate(
     *settings: Settings,
     trace: bool = False,
-    probe_memory: bool = False,
     **flags: Unpack[ExplainFlags],
-) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate] | Shown[ProbedEstimate]": ...
+) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate]": ...
 
 
 def estimate(
     *settings: Settings,
     trace: bool = False,
-    probe_memory: bool = False,
     **flags: Unpack[ExplainFlags],
-) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate] | Shown[ProbedEstimate]":
+) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate]":
     """Predict step time and memory of a candidate, as `autotune estimate` does.
 
     Settings are as of `explain`. With `trace` the memory of a step of the model's own code is
-    traced as well; with `probe_memory` single ranks of Megatron run on this machine's CPU, each
-    alone. Other arguments and errors are those of `plan`.
+    traced as well. Other arguments and errors are those of `plan`.
 
     Example:
         >>> found = autotune.estimate("zero.stage=3", "micro_batch=2", **job)
         >>> 0 < found.peak_memory_bytes < 200e9
         True
     """
-    if trace and probe_memory:
-        raise JobError(
-            f"{switch('trace')} and {switch('probe_memory')} are both given", "name one of them"
-        )
     outlook = _outlook(flags, ranks_all=False)
-    if probe_memory:
-        from autotune.planning.probed import probe_estimate
-        from autotune.report.candidates.probed import print_probed, probed_as_dict
-
-        return Shown.of(probe_estimate(outlook, _written(settings)), print_probed, probed_as_dict)
     if trace:
         from autotune.planning.traced import trace_estimate  # torch
         from autotune.report.candidates.traced import print_traced, traced_as_dict
@@ -300,17 +286,13 @@ def estimate(
 
 
 def estimate_rows(
-    rows: "pd.DataFrame | str | Path",
-    *,
-    accelerators: str | Path | None = None,
-    constants: str | Path | None = None,
+    rows: "pd.DataFrame | str | Path", *, accelerators: str | Path | None = None
 ) -> "pd.DataFrame":
     """Predict the runs of a table, as `autotune estimate --rows` does.
 
     Args:
         rows: A frame, or a CSV file; docs/cost.md names the columns.
         accelerators: A file of more accelerators.
-        constants: A file of other constants than the shipped ones.
 
     Returns:
         The table with the columns of predictions (`pred_...`), what was `assumed`, and the
@@ -327,7 +309,6 @@ def estimate_rows(
     return predict_frame(
         Path(rows) if isinstance(rows, str) else rows,
         accelerators=None if accelerators is None else Path(accelerators),
-        constants=None if constants is None else Path(constants),
     )
 
 

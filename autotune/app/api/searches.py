@@ -97,7 +97,6 @@ def search(
     trust_job: bool = False,
     knowledge: str | Path | None = None,
     no_knowledge: bool = False,
-    metrics_file: str | Path | None = None,
     ladder: bool = False,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
@@ -119,7 +118,6 @@ def search(
         trust_job: Whether a job from outside this folder may run and read what it names.
         knowledge: File of what earlier studies taught; None: the one in the user's cache.
         no_knowledge: Whether to learn from no other study, and teach none.
-        metrics_file: Where Prometheus metrics are kept as well.
         ladder: Whether to say then what each change to the best one is worth.
         progress: Whether to show how it goes, in place; None: in a notebook alone. Or what is
             called with each `Snapshot` of the search.
@@ -154,7 +152,6 @@ def search(
         force=force,
         trust_job=trust_job,
         knowledge=file_for(knowledge, is_used=not no_knowledge),
-        metrics_file=None if metrics_file is None else Path(metrics_file),
         with_ladder=ladder,
         is_one=True,
         say=say,

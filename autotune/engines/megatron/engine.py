@@ -30,7 +30,7 @@ from autotune.cost.traits import (
 )
 from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.hardware import Environment, cpu_has_bf16
-from autotune.engines.base import Engine, RankMemory, RankSettings
+from autotune.engines.base import Engine, RankSettings
 from autotune.engines.megatron.arguments import (
     SCRIPT_ON_CPU,
     arguments_of,
@@ -89,7 +89,6 @@ from autotune.engines.megatron.model_arguments import (
     model_arguments,
 )
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
-from autotune.engines.megatron.probed import probe_ranks
 from autotune.engines.megatron.rules import (
     OF_SOME_RELEASES,
     OF_TRANSFORMER_ENGINE,
@@ -367,9 +366,6 @@ class MegatronEngine(Engine):
         """Split as little as memory allows; see `autotune.engines.megatron.ladder`."""
         for rung in ladder(self._task):
             yield [candidate for candidate in rung if not self.judge(candidate)]
-
-    def probe_memory(self, candidate: Candidate) -> Sequence[RankMemory]:
-        return probe_ranks(candidate, task=self._task, job=self._job)
 
     def baseline(self, path: Path) -> tuple["MegatronEngine", Candidate]:
         """The engine is this one, and says which of the user's arguments do not run as given."""

@@ -5,10 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.style import Style
 from rich.text import Text
 
-from autotune.base.docs import address_of_rule
 from autotune.base.flags import is_call, switch
 from autotune.base.text import visible
 from autotune.base.units import format_count
@@ -108,7 +106,7 @@ def _print_found(console: Console, report: CheckReport, found: Found) -> None:
         "  ",
         (violation.level, style),
         "  ",
-        (violation.rule, Style(color="cyan", link=address_of_rule(violation.rule))),
+        (violation.rule, "cyan"),
         then,
     )
     console.print(head, soft_wrap=True)

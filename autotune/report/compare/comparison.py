@@ -314,7 +314,8 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Against | 
         return None
     ratio = _over(after_best, before_best)
     is_beside_baseline, drift, shares_baseline = False, None, True
-    if _is_one_place(before, after):
+    is_one_engine = before.facts.engine == after.facts.engine
+    if is_one_engine and _seen(before, "device_name") == _seen(after, "device_name"):
         after_base = _measured(after.baseline_row)
         before_base = _measured(before.baseline_row)
         if (
@@ -342,12 +343,6 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Against | 
 
 _Measured = tuple[CandidateTrials, list[TrialResult]]
 """A candidate and the runs behind its figure."""
-
-
-def _is_one_place(first: Story, other: Story) -> bool:
-    """Whether two studies are of one engine on devices of one kind."""
-    engines = {story.facts.engine for story in (first, other)}
-    return len(engines) == 1 and _seen(first, "device_name") == _seen(other, "device_name")
 
 
 def _measured(row: CandidateTrials | None) -> _Measured | None:

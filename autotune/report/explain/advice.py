@@ -76,16 +76,11 @@ def advise(
                 before=case.values[knob],
                 after=changed[knob],
                 reason=rule.reason,
-                tried=None if tried is None else _number_of(tried),
+                tried=None if tried is None else (tried.measured or tried).number,
                 ratio=_ratio(tried, current),
             )
         )
     return found
-
-
-def _number_of(tried: CandidateTrials) -> int:
-    """Number of the trial that counts; where none measured anything, of the first."""
-    return tried.measured.number if tried.measured else tried.number
 
 
 def _ratio(tried: CandidateTrials | None, current: CandidateTrials | None) -> Ratio | None:

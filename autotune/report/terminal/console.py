@@ -9,9 +9,7 @@ from typing import IO, Any, Literal, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.style import Style
 
-from autotune.base.docs import linked
 from autotune.base.text import lines
 
 _GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)
@@ -19,24 +17,15 @@ _GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)
 
 
 class SafeConsole(Console):
-    """A console that shows escape sequences of others as text; its own colours stay.
-
-    A page of the documentation that has an address is a link.
-    """
+    """A console that shows escape sequences of others as text; its own colours stay."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         """See `Console.render`; also what is nested goes through here, before it is measured."""
         for segment in super().render(renderable, options):
-            if segment.control or (segment.style and segment.style.link):
-                yield segment
-                continue
-            for text, address in linked(lines(segment.text)):
-                style = segment.style
-                if address:
-                    style = Style.combine([style or Style.null(), Style(link=address)])
-                yield segment if text is segment.text else Segment(text, style)
+            text = segment.text if segment.control else lines(segment.text)
+            yield segment if text is segment.text else Segment(text, segment.style)
 
 
 class LastingStream:

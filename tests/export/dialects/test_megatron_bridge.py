@@ -18,8 +18,8 @@ from autotune.export.dialects.megatron_bridge import (
 )
 from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
 from tests.export.dialects.test_megatron_lm import DENSE, EXPERTS, LAYOUTS, exported
-from tests.record_bridge_fields import as_text
 from tests.record_bridge_fields import fields_of as recorded
+from tests.recorded_json import as_text
 
 
 @pytest.mark.parametrize(("job", "settings"), LAYOUTS)
@@ -122,4 +122,4 @@ def test_cpu_ranks_are_refused(tmp_path):
 )
 def test_the_file_of_fields_is_what_the_sources_say():
     found = recorded(Path(os.environ["MEGATRON_BRIDGE_PATH"]), Path(os.environ["MEGATRON_PATH"]))
-    assert FIELDS_FILE.read_text(encoding="utf-8") == as_text(found)
+    assert FIELDS_FILE.read_text(encoding="utf-8") == as_text(found, 1)

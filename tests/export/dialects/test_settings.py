@@ -24,8 +24,8 @@ from autotune.export.dialects.settings import CONSUMERS, FIELDS_FILE, settings_o
 from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
 from tests.export.dialects.test_megatron_lm import DENSE, EXPERTS, LAYOUTS, exported
 from tests.export.handed import GPUS, export, handed
-from tests.record_consumer_fields import as_text
 from tests.record_consumer_fields import fields_of as recorded
+from tests.recorded_json import as_text
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FIELDS = json.loads(FIELDS_FILE.read_text())
@@ -321,4 +321,4 @@ def test_ms_swift_reads_its_arguments(tmp_path, monkeypatch):
 def test_the_file_of_fields_is_what_the_sources_say():
     variables = ("VERL_PATH", "NEMO_RL_PATH", "MS_SWIFT_PATH", "SKYPILOT_PATH")
     folders = dict(zip(FIELDS, map(of_consumer, variables), strict=True))
-    assert FIELDS_FILE.read_text(encoding="utf-8") == as_text(recorded(folders))
+    assert FIELDS_FILE.read_text(encoding="utf-8") == as_text(recorded(folders), 2)
