@@ -63,7 +63,9 @@ def test_what_fails_at_the_first_attempt_is_named_with_that_failure(tmp_path: Pa
     command = [sys.executable, "-m", "pytest", *flags]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     lines = done.stdout.splitlines()
-    named = [line for line in lines if " at the second attempt: " in line or " at both att" in line]
+    named = [
+        line for line in lines if " at the second attempt: " in line or " at both att" in line
+    ]
     assert sorted(named) == [
         "failed at both attempts: test_it.py::test_never@ranks: ValueError: wrong",
         "passed at the second attempt: test_it.py::test_a_build@fleets: "
