@@ -119,6 +119,11 @@ class LayoutRows:
         return {name: int(column[index]) for name, column in self.columns.items()}
 
 
+def expert_tp(etp: Counts, tp: Counts) -> Counts:
+    """Tensor parallel degree of the experts: that of the other layers where they have none."""
+    return np.where(etp > 0, etp, tp)
+
+
 def chunk_layers(task: LayoutTask, rows: Columns) -> Counts:
     """Layers of one model chunk of a pipeline rank, with embedding and loss where they count."""
     return (task.n_layers + 2 * rows["ends_as_layers"]) // (rows["pp"] * rows["vp"])
