@@ -1,6 +1,7 @@
 """What rules of layouts calculate: rows of rules.json name these functions under `allows`.
 
-Parameters have the names of columns and of facts of the task.
+They do so without the leading underscore. Parameters have the names of columns and of facts of the
+task.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from autotune.engines.megatron.layout_task import Counts, Truth, middle_layers, 
 from autotune.engines.megatron.stages import Stages, StageWork, balanced_layers, even_layers
 
 
-def splits_unevenly(
+def _splits_unevenly(
     n_layers: int, pp: Counts, vp: Counts, first_stage_layers: Counts, last_stage_layers: Counts
 ) -> Truth:
     first, last = first_stage_layers, last_stage_layers
@@ -24,14 +25,14 @@ def splits_unevenly(
     return split
 
 
-def fills_groups(pp: Counts, vp: Counts, grad_accum: Counts, vp_group: int) -> Truth:
+def _fills_groups(pp: Counts, vp: Counts, grad_accum: Counts, vp_group: int) -> Truth:
     rest = grad_accum % max(1, vp_group)
     fills = (pp <= vp_group) & (vp_group <= grad_accum) & ((rest == 0) | (rest >= pp))
     found: Truth = fills | (vp == 1) | (vp_group < 1)
     return found
 
 
-def captures_what_is_there(cuda_graphs: Counts, n_experts: int, n_dense_layers: int) -> Truth:
+def _captures_what_is_there(cuda_graphs: Counts, n_experts: int, n_dense_layers: int) -> Truth:
     routes, computes = (has(part, GRAPHS, cuda_graphs) for part in ("moe_router", "mlp"))
     has_experts, has_dense = n_experts > 1, n_experts < 2 or n_dense_layers > 0
     found: Truth = (~routes | has_experts) & (~computes | has_dense)
@@ -50,39 +51,39 @@ def _of_each_written(holds: Callable[..., bool], stages: Counts, *others: Counts
     return found
 
 
-def fills_ranks(stages: Counts, pp: Counts) -> Truth:
+def _fills_ranks(stages: Counts, pp: Counts) -> Truth:
     return _of_each_written(lambda written, pp: len(written) % pp == 0, stages, pp)
 
 
-def fills_chunks(stages: Counts, pp: Counts, vp: Counts) -> Truth:
+def _fills_chunks(stages: Counts, pp: Counts, vp: Counts) -> Truth:
     return _of_each_written(lambda written, pp, vp: len(written) == pp * vp, stages, pp, vp)
 
 
-def has_all_layers(stages: Counts, n_layers: int) -> Truth:
+def _has_all_layers(stages: Counts, n_layers: int) -> Truth:
     return _of_each_written(lambda written, n: "".join(written).count("t") == n, stages, n_layers)
 
 
-def has_ends(stages: Counts) -> Truth:
-    return _of_each_written(_has_ends, stages)
+def _has_ends(stages: Counts) -> Truth:
+    return _of_each_written(_begins_and_ends, stages)
 
 
-def has_mtp_last(stages: Counts, n_mtp_layers: int, pp: Counts) -> Truth:
-    return _of_each_written(_has_mtp_last, stages, n_mtp_layers, pp)
+def _has_mtp_last(stages: Counts, n_mtp_layers: int, pp: Counts) -> Truth:
+    return _of_each_written(_places_mtp_last, stages, n_mtp_layers, pp)
 
 
-def has_no_mtp_first(stages: Counts, pp: Counts) -> Truth:
+def _has_no_mtp_first(stages: Counts, pp: Counts) -> Truth:
     return _of_each_written(
         lambda written, pp: pp == 1 or "m" not in "".join(written[::pp]), stages, pp
     )
 
 
-def _has_ends(stages: Stages) -> bool:
+def _begins_and_ends(stages: Stages) -> bool:
     letters = "".join(stages)
     counts = letters.count("E"), letters.count("L")
     return (letters[:1], letters[-1:], *counts) == ("E", "L", 1, 1)
 
 
-def _has_mtp_last(stages: Stages, n_mtp_layers: int, pp: int) -> bool:
+def _places_mtp_last(stages: Stages, n_mtp_layers: int, pp: int) -> bool:
     letters = "".join(stages)
     mtp_stages = [at for at, stage in enumerate(stages) if "m" in stage]
     if letters.count("m") != n_mtp_layers or len(mtp_stages) > 1:
@@ -92,7 +93,7 @@ def _has_mtp_last(stages: Stages, n_mtp_layers: int, pp: int) -> bool:
     )
 
 
-def differs_from_even(
+def _differs_from_even(
     stages: Counts, pp: Counts, vp: Counts, n_layers: int, work: StageWork | None
 ) -> Truth:
     found = np.ones(len(stages), dtype=np.bool_)
@@ -126,7 +127,7 @@ def _has_experts_on_each_rank(counts: list[int], pp: int, n_dense_layers: int) -
     return all(int(experts[rank::pp].sum()) > 0 for rank in range(pp))
 
 
-def tracks_each_rank(
+def _tracks_each_rank(
     stages: Counts,
     pp: Counts,
     vp: Counts,

@@ -161,14 +161,15 @@ _CALCULATED: Mapping[str, Callable[..., Any]] = {
     "chunk_layers": lambda whole_layers, pp, vp: whole_layers // (pp * vp),
     "most_chunks": lambda n_layers, ends_as_layers, vp: n_layers + 2 * ends_as_layers * (vp > 1),
 }
-"""Facts that follow from others, by the names of these: layers with the embedding and the loss where
-they count as such, those of an even stage, the chunks that have a layer or an end each."""
+"""Facts that follow from others, by the names of these: `whole_layers` has the embedding and the
+loss where they count as layers, and of `most_chunks` each has a layer or one of the two."""
 
 
 def _names_in(terms: Sequence[str]) -> tuple[str, ...]:
     """The columns and facts that terms ask for."""
     known = {*KNOBS, "dp", "grad_accum", "recompute_layers", *LayoutTask.__dataclass_fields__}
-    words = [w for term in terms for test in tests_of(term) for part in test for w in part.split("*")]
+    tests = (test for term in terms for test in tests_of(term))
+    words = [word for test in tests for part in test for word in part.split("*")]
     for word in words:  # those of a fact that follows are looked at as well
         words += _parameters(word) if word in _CALCULATED else ()
     return tuple(dict.fromkeys(word for word in words if word in known))

@@ -20,6 +20,9 @@ Counts = NDArray[np.int64]
 Columns = Mapping[str, Counts]
 """Column name -> a whole number per layout; switches are 0 and 1."""
 Truth = NDArray[np.bool_]
+SHARES_KV_HEADS = "0.16"
+"""Release of Megatron Core from which tensor parallel ranks may share a key and value head.
+Source: megatron/core/transformer/transformer_config.py of 0.15 and 0.16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +101,6 @@ class LayoutTask:
     @property
     def stage_work(self) -> StageWork:
         return self.work or StageWork(n_layers=self.n_layers)
-
-    @staticmethod
-    def may_share_kv_heads(release: str) -> bool:
-        """True for a release of Megatron Core from 0.16 on.
-
-        Source: megatron/core/transformer/transformer_config.py of 0.15 and 0.16.
-        """
-        return not release.startswith(("0.14", "0.15"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -38,7 +38,7 @@ def _rules() -> Iterator[Rule[LayoutRows]]:
                 if entry != "each"
             }
             if "allows" in entries:
-                entries["allows"] = getattr(conditions, entries["allows"])
+                entries["allows"] = vars(conditions)[f"_{entries['allows']}"]
             yield layout_rule(**entries)
 
 

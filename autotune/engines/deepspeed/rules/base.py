@@ -10,8 +10,8 @@ from autotune.base.nested import Unknown, as_written, merge, nested
 from autotune.devices.hardware import Environment
 from autotune.engines.communication.base import Communication
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
-from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.sections import CANONICAL, ELEMENTS
+from autotune.engines.releases import is_at_least
 from autotune.job.model_shape import ModelShape
 from autotune.space.rule import Finding, Patch, UnknownFactError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup, as_section
-from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.releases import is_at_least
 
 DATA_FILE = Path(__file__).with_name("constructors.json")
 
