@@ -1,9 +1,8 @@
 """Conditions as rows of data write them: terms, with spaces between, that all have to hold.
 
 A term is a test, or several joined by `|` of which one has to hold; after a `!` none may. A test
-is a name, or compares it with a word: `fp8`, `pp>1`, `recompute=full`; `world%tp` asks whether the
-second does not divide the first. Whoever asks knows what the name stands for, what a name alone
-asks, and whether either may be a product (`tp*pp`).
+is a name, or compares it with a word: `fp8`, `pp>1`, `recompute=full`, or `world%tp`: no multiple.
+Whoever asks knows what a name or a product (`tp*pp`) stands for, and what a name alone asks.
 """
 
 import operator
