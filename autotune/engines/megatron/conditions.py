@@ -5,11 +5,18 @@ task.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from autotune.engines.megatron.choices import BALANCED, GRAPHS, has
-from autotune.engines.megatron.layout_task import Counts, Truth, middle_layers, written_stages
+from autotune.engines.megatron.layout_task import (
+    Counts,
+    Truth,
+    middle_layers,
+    of_splits,
+    written_stages,
+)
 from autotune.engines.megatron.stages import Stages, StageWork, balanced_layers, even_layers
 
 
@@ -98,11 +105,8 @@ def _differs_from_even(
 ) -> Truth:
     found = np.ones(len(stages), dtype=np.bool_)
     where = np.flatnonzero((stages == BALANCED) & (pp > 1))
-    splits, places = np.unique(np.stack([pp[where], vp[where]]), axis=1, return_inverse=True)
-    differs = [
-        _is_uneven_split(work or StageWork(n_layers=n_layers), *map(int, s)) for s in splits.T
-    ]
-    found[where] = np.array(differs, dtype=np.bool_)[np.ravel(places)]
+    differs = partial(_is_uneven_split, work or StageWork(n_layers=n_layers))
+    found[where] = of_splits(differs, pp[where], vp[where])
     return found
 
 
@@ -138,17 +142,11 @@ def _tracks_each_rank(
     tracks_aux_loss: bool,
     work: StageWork | None,
 ) -> Truth:
-    found = np.ones(len(stages), dtype=np.bool_)
     if not (tracks_aux_loss and n_mtp_layers and n_dense_layers):
-        return found
-    columns = np.stack([stages, pp, vp, first_stage_layers])
-    splits, places = np.unique(columns, axis=1, return_inverse=True)
+        return np.ones(len(stages), dtype=np.bool_)
     model = work or StageWork(n_layers=n_layers)
-    answers = [
-        _rank_has_experts(model, n_layers, n_dense_layers, *map(int, split)) for split in splits.T
-    ]
-    found = np.array(answers, dtype=np.bool_)[np.ravel(places)]
-    return found
+    has_experts = partial(_rank_has_experts, model, n_layers, n_dense_layers)
+    return of_splits(has_experts, stages, pp, vp, first_stage_layers)
 
 
 def _rank_has_experts(

@@ -4,7 +4,6 @@
 checkouts. Its newest release is that of Megatron-LM's main branch where that was recorded.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.base.errors import JobError
 from autotune.engines.releases import is_at_least
 
@@ -223,5 +223,5 @@ def _flag(name: str, span: Mapping[str, Any]) -> Flag:
 
 @cache
 def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = json.loads(DATA_FILE.read_text(encoding="utf-8"))
+    data: Mapping[str, Any] = table_beside(__file__, DATA_FILE.name)
     return data

@@ -1,7 +1,8 @@
 """What is laid out, and layouts in columns: all that the rules and the cost model look at."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,15 +170,17 @@ def edge_layers(task: LayoutTask, rows: Columns) -> tuple[Counts, Counts, Counts
     found = np.zeros((3, keys.shape[1]), dtype=np.int64)
     where = np.flatnonzero((keys[: len(uneven)] > 0).any(axis=0))
     if len(where):
-        splits, places = np.unique(keys[:, where], axis=1, return_inverse=True)
-        edges = np.array(
-            [_edges(task, dict(zip(names, map(int, s), strict=True))) for s in splits.T]
-        )
-        found[:, where] = edges[np.ravel(places)].T
+
+        def edges(*split: int) -> tuple[int, int, int]:
+            layers = stage_layers(task, dict(zip(names, split, strict=True)))
+            return layers[0], layers[-1], max(layers)
+
+        found[:, where] = of_splits(edges, *keys[:, where]).T
     first, last, most = found
     return first, last, most
 
 
-def _edges(task: LayoutTask, row: Mapping[str, int]) -> tuple[int, int, int]:
-    layers = stage_layers(task, row)
-    return layers[0], layers[-1], max(layers)
+def of_splits(function: Callable[..., Any], *columns: Counts) -> NDArray[Any]:
+    """What a function says of each row of some columns, asked once for rows that are alike."""
+    splits, places = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    return np.array([function(*map(int, split)) for split in splits.T])[np.ravel(places)]

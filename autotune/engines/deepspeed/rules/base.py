@@ -263,11 +263,6 @@ class Setup:
         return str(self.ds_config.get("gradient_allreduce_op", "mean")).lower()
 
     @property
-    def second_copy_ranks(self) -> Any:
-        """Ranks that share a second copy of the weights (ZeRO++); 1: there is none."""
-        return self.zero.get("zero_hpz_partition_size", 1)
-
-    @property
     def whole_nodes(self) -> int | None:
         """Nodes that the ranks fill; None where the devices of a node are not known."""
         devices = self.environment.n_devices
@@ -291,24 +286,9 @@ class Setup:
         return model.n_layers + 2 + (model.max_seq_len is not None) + model.tied_embeddings
 
     @property
-    def grad_accum_asked(self) -> Any:
-        """Accumulation steps that the configuration names; 1 where it is silent."""
-        return self.ds_config.get("gradient_accumulation_steps") or 1
-
-    @property
     def runs_zenflow(self) -> bool:
         """Whether the device is one that ZenFlow runs on at the stage."""
         return self.stage < 3 or self.accelerator == "cuda"
-
-    @property
-    def zenflow_update_interval(self) -> Any:
-        """ZenFlow's interval of updates, which is DeepSpeed's to choose by default."""
-        return self.zero_section("zenflow").get("update_interval", "auto")
-
-    @property
-    def zenflow_select_interval(self) -> Any:
-        """The same of its selections."""
-        return self.zero_section("zenflow").get("select_interval", "auto")
 
     @cached_property
     def batch_ranks(self) -> int:

@@ -13,6 +13,7 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.engines.deepspeed.rules.base import Setup, as_section
 from autotune.engines.releases import is_at_least
 
@@ -163,7 +164,7 @@ def _of_release(path: str, version: str, torch_version: str) -> Constructor | No
 
 @cache
 def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = json.loads(DATA_FILE.read_text(encoding="utf-8"))
+    data: Mapping[str, Any] = table_beside(__file__, DATA_FILE.name)
     return data
 
 
