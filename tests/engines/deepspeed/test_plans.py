@@ -8,11 +8,14 @@ import pytest
 
 from autotune.base.errors import FleetError, JobError
 from autotune.contract import Fidelity
-from autotune.cost import Recompute, Tier, load_constants, predict
+from autotune.cost import load_constants, predict
 from autotune.cost.constants import constants_of
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.job.model import model_from_config
+from tests.cases import Cases
 from tests.jobs import A100, CPU, TINY, canonical_candidate, raw_candidate, tiny_job
+
+cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -28,39 +31,7 @@ def value(plans, column):
     return float(np.broadcast_to(plans.columns()[column], 1)[0])
 
 
-@pytest.mark.parametrize(
-    ("knobs", "column", "expected"),
-    [
-        ({"zero.stage": 2}, "zero_stage", 2),
-        ({"zero.stage": 2}, "flat_buffers", 1),
-        ({"zero.stage": 3}, "flat_buffers", 0),
-        ({"zero.stage": 2}, "reduces_every_micro_batch", 1),
-        ({"zero.stage": 1}, "reduces_every_micro_batch", 0),
-        ({}, "weight_bytes", 2),
-        ({"tp": 2}, "tp", 2),
-        ({"tp": 2}, "dp", 4),
-        ({"pp": 2}, "pp", 2),
-        ({"zero.stage": 1, "micro_batch": 4}, "grad_accum", 2),
-        ({"recompute": "full"}, "recompute", Recompute.FULL),
-        ({"zero.stage": 2, "offload.optimizer": "cpu"}, "optimizer_tier", Tier.CPU),
-        ({"zero.stage": 3, "offload.param": "cpu"}, "param_tier", Tier.CPU),
-        ({"zero.stage": 3, "zeropp.quantized_weights": True}, "gather_bytes", 1),
-        ({"zero.stage": 1}, "gather_bytes", 2),
-        ({"zero.stage": 3, "zeropp.hpz_partition_size": 2}, "gather_group", 2),
-        ({"zero.stage": 3}, "gather_group", 0),
-        ({"zero.stage": 1}, "optimizer_bytes", 12),
-        ({"zero.stage": 2, "overlap_comm": True}, "overlap_reduce", 1),
-        ({"attention": "eager"}, "flash_attention", 0),
-        ({"attention": "sdpa"}, "flash_attention", 1),
-        ({"loss_chunk_tokens": 64, "micro_batch": 8}, "loss_chunk_tokens", 64),
-        ({"mlp_chunk_tokens": 8}, "mlp_tile_tokens", 8),
-        ({"recompute": "full", "offload.activations": "cpu"}, "offloaded_activations", 1),
-        ({"offload.activations": "cpu"}, "offloaded_activations", 0),
-        ({"tp": 2}, "whole_logits", 1),
-        ({"tp": 2, "tp.head": "split"}, "whole_logits", 0),
-        ({"compile": "torch"}, "fused_kernels", 0.7),
-    ],
-)
+@cases("knobs", "column", "expected")
 def test_a_knob_reaches_its_column(job, knobs, column, expected):
     assert value(plans(job, **knobs), column) == expected
 
