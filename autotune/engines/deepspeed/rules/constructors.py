@@ -7,9 +7,9 @@ refused where both were; nobody says anything where only one was.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Constructor:
     """Parameters that a configuration can give, in the order of the signature."""
     needs: Sequence[str] = ()
     """Parameters without a default."""
-    texts: frozenset[str] = frozenset()
+    texts: Collection[str] = ()
     """Parameters that are words, or may be: what they say was not tried."""
     never: str = ""
     """Error that it raised with anything that a file can hold; empty: a file can make it."""
@@ -48,16 +48,6 @@ class Constructor:
     range, of lists for each length and each item."""
     wants: Mapping[str, str] = field(default_factory=dict)
     """Parameter -> its legal values in words; none where they are no numbers."""
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """The same, to ask of many configurations; DeepSpeed takes care of max_grad_norm."""
-        return frozenset((*self.takes, "max_grad_norm"))
-
-    @cached_property
-    def names_with_taken_out(self) -> frozenset[str]:
-        """The same for an Adam."""
-        return self.names | frozenset(TAKEN_OUT)
 
     def refusal(self, parameter: str, value: Any, *, accelerator: str) -> str:
         """Error that a value raises, as `type: message`; empty: none, as far as was tried."""
@@ -177,13 +167,7 @@ def _constructor(path: str) -> Constructor | None:
     prefix = "torch.optim" if group == "optimizers" else "torch.optim.lr_scheduler"
     return Constructor(
         name=name.replace("torch", prefix, 1) if name.startswith("torch.") else name,
-        takes=tuple(recorded["takes"]),
-        needs=tuple(recorded["needs"]),
-        texts=frozenset(recorded.get("texts", ())),
-        never=recorded.get("never", ""),
-        alone=recorded.get("alone", ""),
-        refuses=recorded.get("refuses", {}),
-        wants=recorded.get("wants", {}),
+        **recorded,
     )
 
 

@@ -203,13 +203,7 @@ def test_a_degree_that_is_read_before_it_is_converted():
         assert error.at == ("tensor_parallel.autotp_size",)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "scheduler"),
-    [
-        ({"torch_adam": None, "lr": "auto"}, {"warmup_max_lr": 0.1}),
-        ({"torch_adam": "auto", "lr": 0.1}, None),
-    ],
-)
+@cases("optimizer", "scheduler")
 def test_auto_that_nobody_looks_at_runs(optimizer, scheduler):
     config = {"optimizer": {"type": "AdamW", "params": optimizer}}
     if scheduler is not None:
