@@ -335,13 +335,6 @@ def test_no_step_leads_to_what_does_not_reach_the_command(tmp_path: Path) -> Non
     assert not {name for name, _ in steps} & {"tp", "loss_chunk_tokens"}
 
 
-def test_what_a_user_s_key_becomes_is_said(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, TRAINER)
-    candidate = changed(engine, zero__stage=1)
-    assert engine.overridden(candidate)["zero_optimization.stage"] == (2, 1)
-    assert any(line.startswith("ds_config.json: ") for line in engine.edits_in_words(candidate))
-
-
 def test_a_user_s_key_is_told_as_it_was_written(tmp_path: Path) -> None:
     """Not by what "auto" was filled in with, and not at all if nobody wrote it."""
     filled = {**TRAINER["config"], "zero_optimization": {"stage": 2, "reduce_bucket_size": 16384}}
@@ -362,14 +355,6 @@ def test_what_is_expected_is_what_was_read_back_but_for_the_edits(tmp_path: Path
     assert own["n_params"] == other["n_params"] == RAW["n_params"]
     for name in odd.keys() & own.keys():
         assert own[name] == odd[name], "nobody foretells what the user has set"
-
-
-def test_the_space_has_no_knob_that_does_not_reach_the_command(tmp_path: Path) -> None:
-    raw, trainer = tmp_path / "raw", tmp_path / "trainer"
-    raw.mkdir()
-    trainer.mkdir()
-    assert "recompute" not in engine_of(raw).space.domains
-    assert "recompute" in engine_of(trainer, TRAINER).space.domains
 
 
 def test_a_batch_that_no_power_of_two_is_stays_a_choice(tmp_path: Path) -> None:
@@ -399,21 +384,6 @@ def test_a_batch_that_nothing_reaches_is_no_choice(tmp_path: Path) -> None:
     assert engine.space.domains["micro_batch"].values == (4,)
     (remark,) = (line for line in engine.remarks() if "no trial changes micro_batch" in line)
     assert "{micro_batch=4}" in remark
-
-
-@pytest.mark.parametrize(
-    "description", [RAW, TRAINER, BY_ARGUMENTS], ids=["raw", "trainer", "by_arguments"]
-)
-def test_every_candidate_of_the_lattice_keeps_the_batch(
-    tmp_path: Path, description: dict[str, Any]
-) -> None:
-    job = job_of(observed(description), tmp_path)
-    engine = ScriptEngine(job, CPU)
-    candidates = lattice_of(engine).candidates
-    assert len(candidates) > 3
-    assert engine.unchanged in candidates
-    for candidate in candidates:
-        assert candidate.micro_batch * candidate.grad_accum * 2 == job.global_batch
 
 
 def test_what_did_not_arrive_is_remarked(tmp_path: Path) -> None:
