@@ -32,16 +32,11 @@ def value(plans, column):
 
 
 @cases("knobs", "column", "expected")
-def test_a_knob_reaches_its_column(job, knobs, column, expected):
-    assert value(plans(job, **knobs), column) == expected
-
-
-def test_fp32_has_no_copy_but_that_of_zero(tmp_path):
-    job = tiny_job(tmp_path, precision="fp32", world=8, global_batch=64)
-    candidates = [canonical_candidate(job, **{"zero.stage": stage}) for stage in (0, 1)]
-    columns = plans_of(candidates, job, A100).columns()
-    assert list(columns["optimizer_bytes"]) == [8, 12]
-    assert list(columns["weight_bytes"]) == [4, 4]
+def test_a_knob_reaches_its_column(tmp_path, knobs, column, expected):
+    chosen = {name: value for name, value in knobs.items() if name != "of_job"}
+    precision = knobs.get("of_job", "bf16")
+    job = tiny_job(tmp_path, world=8, global_batch=64, precision=precision)
+    assert value(plans(job, **chosen), column) == expected
 
 
 def test_a_candidate_of_another_precision_is_that_of_a_job_in_it(tmp_path, job):
@@ -95,13 +90,6 @@ def test_logits_in_chunks_take_less_memory(job):
         for n in (0, 64)
     )
     assert chunked < whole
-
-
-@pytest.mark.parametrize(("precision", "logit_bytes"), [("bf16", 4.0), ("fp32", 8.0)])
-def test_a_compiled_loss_holds_a_logit_and_its_gradient(tmp_path, precision, logit_bytes):
-    job = tiny_job(tmp_path, precision=precision, world=8, global_batch=64)
-    assert value(plans(job, compile="torch"), "logit_bytes") == logit_bytes
-    assert value(plans(job, compile="none"), "logit_bytes") == 12.0
 
 
 def test_segments_that_grow_leave_little_room_unused(job):
