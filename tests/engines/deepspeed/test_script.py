@@ -17,8 +17,11 @@ from autotune.space.knobs import canonical
 from autotune.space.script import Script, reach_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import EDITS_FILE, Edits
+from tests.cases import Cases
 from tests.observed import BY_ARGUMENTS, RAW, TRAINER, job_of, observed
 from tests.trials import CPU
+
+cases = Cases(__file__)
 
 
 def engine_of(folder: Path, description: dict[str, Any] = RAW, **given: Any) -> ScriptEngine:
@@ -441,34 +444,7 @@ def test_every_candidate_has_the_stages_of_the_script_s_pipeline(tmp_path: Path)
     assert not edits.configuration
 
 
-@pytest.mark.parametrize(
-    ("words", "knobs", "told"),
-    [
-        (
-            "--config_file conf/acc.yaml t.py",
-            {"zero__stage": 1},
-            ["acc.yaml: deepspeed_config.zero_stage: 1"],
-        ),
-        (
-            "--zero_stage 2 t.py",
-            {"zero__stage": 1, "offload__optimizer": "cpu"},
-            [
-                'default_config.yaml: deepspeed_config.offload_optimizer_device: "cpu"',
-                "your command: --zero_stage: 1",
-            ],
-        ),
-        (
-            "--config_file acc.yaml t.py",
-            {"zero__stage": 1, "overlap_comm": True},
-            [
-                "a ds_config that deepspeed_config_file in acc.yaml names: "
-                f"zero_optimization.{one}"
-                for one in ("overlap_comm: true", "stage: 1")
-            ],
-        ),
-    ],
-    ids=["file", "flag", "no word"],
-)
+@cases("words", "knobs", "told")
 def test_a_change_of_accelerate_s_settings_is_told_in_its_words(
     tmp_path: Path, words: str, knobs: dict[str, Any], told: list[str]
 ) -> None:
