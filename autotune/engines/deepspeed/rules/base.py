@@ -351,14 +351,9 @@ def autotp_size(ds_config: Mapping[str, Any]) -> int:
     return max(1, int(size)) if ELEMENTS.accepts(size) else 1
 
 
-def zero(stage: Any = None, **keys: Any) -> dict[str, Any]:
-    """The `zero_optimization` section alone; None: without a stage."""
-    return {"zero_optimization": keys if stage is None else {"stage": stage, **keys}}
-
-
-def offload(stage: int | None = None, **keys: Any) -> dict[str, Any]:
-    """The `zero_optimization` section alone, with the optimizer offloaded to the CPU."""
-    return zero(stage, offload_optimizer={"device": "cpu", **keys})
+def zero(**keys: Any) -> dict[str, Any]:
+    """The `zero_optimization` section alone."""
+    return {"zero_optimization": keys}
 
 
 def params(**keys: Any) -> dict[str, Any]:
