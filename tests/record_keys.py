@@ -22,13 +22,14 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from autotune.engines.deepspeed import rules
-from autotune.engines.deepspeed.rules.releases import READ, is_at_least
+from autotune.engines.deepspeed.rules.releases import READ
 from autotune.engines.deepspeed.rules.sections import (
     REFUSED,
     Key,
     as_pydantic,
     key_of,
 )
+from autotune.engines.releases import is_at_least
 from tests.recorded_json import as_text
 
 DATA_FILE = Path(rules.__file__).with_name("keys.json")

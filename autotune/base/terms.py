@@ -1,8 +1,8 @@
 """Conditions as rows of data write them: terms, with spaces between, that all have to hold.
 
 A term is a test, or several joined by `|` of which one has to hold; after a `!` none may. A test
-is a name, or compares it with a word: `fp8`, `pp>1`, `recompute=full`. Whoever asks knows what the
-name stands for, and what a name alone asks.
+is a name, or compares it with a word: `fp8`, `pp>1`, `recompute=full`, or `world%tp`: no multiple.
+Whoever asks knows what a name or a product (`tp*pp`) stands for, and what a name alone asks.
 """
 
 import operator
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-_TEST = re.compile(r"([\w.]+)(?:(!=|>=|=|>|~)([\w.]+))?")
+_TEST = re.compile(r"([\w.*]+)(?:(!=|>=|[=><%~])([\w.*]+))?")
 COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     **{"=": operator.eq, "!=": operator.ne},
-    **{">": operator.gt, ">=": operator.ge},
+    **{">": operator.gt, ">=": operator.ge, "<": operator.lt, "%": lambda a, b: a % b != 0},
 }
 """Signs of comparisons; what `~` asks is for those who use it."""
 

@@ -22,7 +22,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed import rules
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp_size
-from autotune.engines.deepspeed.rules.releases import NEWEST_READ, OLDEST_READ, is_read, release_of
+from autotune.engines.deepspeed.rules.releases import NEWEST_READ, OLDEST_READ, is_read
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.rules.version import removed_later
 from autotune.engines.deepspeed.sources import neox
@@ -32,6 +32,7 @@ from autotune.engines.deepspeed.sources.filled import filled
 from autotune.engines.deepspeed.sources.reading import Source
 from autotune.engines.deepspeed.sources.source import auto_that_tells
 from autotune.engines.launches.shell_words import PASSED_ON
+from autotune.engines.releases import release_of
 from autotune.space.rule import Level, NotJudged, Patch, Violation, facts_of, listed
 
 _NO_WORLD = Unknown("nobody says how many ranks there are")

@@ -20,8 +20,8 @@ from autotune.base.nested import look_up
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.version import AUTOTP_BY_CONFIG_SINCE
+from autotune.engines.releases import is_at_least
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
 from autotune.space.space import load_space

@@ -6,31 +6,22 @@ comes before all others. What came out is recorded in `results/recorded/versions
 """
 
 import argparse
-import datetime
-import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from autotune.base.private import user_cache
 from autotune.engines.megatron.plugin import Megatron
-from tests.machine import machine_in_words
 from tests.versions.environments import REPOSITORY
-from tests.versions.run import RECORDS, summary
+from tests.versions.run import RECORDS, measured, write
 
 TESTS = ("tests/engines/megatron/test_reality.py",)
 _PACKAGE = Megatron.packages[0]
 _FOR_PYTHON = ("--python-version", "3.12", "--only-binary=:all:", "--ignore-requires-python")
 """Releases from 0.17 on name no older Python. Their code for GPT runs with 3.11 all the same; the
 record says which Python it was."""
-_VERSIONS = (
-    "import json, platform; from importlib.metadata import version; "
-    "print(json.dumps({'python': platform.python_version(), "
-    "**{name: version(name) for name in ('megatron-core', 'torch', 'numpy')}}))"
-)
 
 
 def record_of(release: str) -> Path:
@@ -46,11 +37,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     failed = 0
     for release in options.releases or _PACKAGE.tried:
-        record = run(release, options.folder / f"megatron-{release}")
-        path = record_of(release)
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        failed += len(record["failed"])
-        print(f"{path}: {record['tests']}", flush=True)
+        failed += write(run(release, options.folder / f"megatron-{release}"), record_of(release))
     return 1 if failed else 0
 
 
@@ -67,35 +54,8 @@ def run(release: str, folder: Path) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join([str(folder), str(REPOSITORY)]),
         "OMP_NUM_THREADS": "1",
     }
-    report = folder.with_suffix(".xml")
-    report.unlink(missing_ok=True)
-    started = time.monotonic()
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-o", "junit_family=xunit1", f"--junitxml={report}"),
-            *TESTS,
-        ],
-        env=variables,
-        cwd=REPOSITORY,
-        check=False,  # the report says what failed
-    )
-    wall_s = round(time.monotonic() - started)
-    said = subprocess.run(
-        [sys.executable, "-c", _VERSIONS],
-        env=variables,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    found = summary(report)
-    return {
-        "versions": json.loads(said.stdout),
-        "date": datetime.date.today().isoformat(),
-        "machine": machine_in_words(),
-        "wall_s": wall_s,
-        **{name: found[name] for name in ("candidates_trained", "tests", "failed")},
-    }
+    report, packages = folder.with_suffix(".xml"), (_PACKAGE.name, "torch", "numpy")
+    return measured(Path(sys.executable), TESTS, report, packages, variables)
 
 
 if __name__ == "__main__":

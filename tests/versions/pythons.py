@@ -8,18 +8,13 @@ CI does. No part of `make test`: it installs packages.
 """
 
 import argparse
-import datetime
-import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from autotune.base.private import user_cache
 from tests.gpu.wheels import WheelsError, find_python
-from tests.machine import machine_in_words
 from tests.versions.environments import (
     REPOSITORY,
     TEST_NEEDS,
@@ -27,7 +22,7 @@ from tests.versions.environments import (
     install,
     own_pins,
 )
-from tests.versions.run import RECORDS, summary
+from tests.versions.run import RECORDS, measured, write
 
 LOGIN = REPOSITORY / "requirements-login.txt"
 NEWER = ("3.12", "3.13")
@@ -40,11 +35,6 @@ TESTS = (
 SHORT = ("tests/test_login_node.py", "-k", "runs_no_trial or without_torch")
 """Those of commands that need no torch: a minute, where all take five to nine."""
 QUICK = "not real and not package and not browser and not thorough"
-_VERSIONS = (
-    "import json, platform; from importlib.metadata import version; "
-    f"print(json.dumps({{'python': platform.python_version(), "
-    f"**{{name: version(name) for name in {PACKAGES}}}}}))"
-)
 
 
 class PythonEnvironment(PinnedEnvironment):
@@ -93,37 +83,15 @@ def main(arguments: list[str]) -> int:
             print(f"Python {release}: commands {'failed' if done else 'passed'}", flush=True)
             failed += done != 0
             continue
-        record = run(made)
-        path = options.records / record_of(release).name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        failed += len(record["failed"])
-        print(f"{path}: {record['tests']}", flush=True)
+        record = measured(made.python, ("-m", QUICK, *TESTS), folder / "report.xml", PACKAGES)
+        failed += write(record, options.records / record_of(release).name)
     return 1 if failed else 0
 
 
-def run_tests(made: PythonEnvironment, tests: Sequence[str], *options: str) -> int:
+def run_tests(made: PythonEnvironment, tests: Sequence[str]) -> int:
     """Run tests in an environment; returns pytest's exit code."""
     pytest = (made.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", QUICK)
-    return subprocess.run([*pytest, *options, *tests], cwd=REPOSITORY, check=False).returncode
-
-
-def run(made: PythonEnvironment) -> dict[str, Any]:
-    """Run all tests in an environment; returns the record, which says what failed."""
-    report = made.folder / "report.xml"
-    report.unlink(missing_ok=True)
-    started = time.monotonic()
-    run_tests(made, TESTS, "-o", "junit_family=xunit1", f"--junitxml={report}")
-    wall_s = round(time.monotonic() - started)
-    versions = subprocess.run([made.python, "-c", _VERSIONS], check=True, capture_output=True)
-    found = summary(report)
-    return {
-        "versions": json.loads(versions.stdout),
-        "date": datetime.date.today().isoformat(),
-        "machine": machine_in_words(),
-        "wall_s": wall_s,
-        **{name: found[name] for name in ("tests", "failed")},
-    }
+    return subprocess.run([*pytest, *tests], cwd=REPOSITORY, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ TESTS = (
 RECORDS = REPOSITORY / "results" / "recorded" / "versions"
 PACKAGES = ("deepspeed", "torch", "transformers", "numpy", "pydantic")
 _BUILD = "from autotune.engines.deepspeed.extensions import build; build('cpu', print)"
-_VERSIONS = (
-    "import json, platform; from importlib.metadata import version; "
-    f"print(json.dumps({{'python': platform.python_version(), "
-    f"**{{name: version(name) for name in {PACKAGES}}}}}))"
-)
+_VARIABLES = {
+    **os.environ,
+    "PYTHONPATH": str(REPOSITORY),
+    "DS_ACCELERATOR": "cpu",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -45,41 +47,57 @@ def main(arguments: list[str]) -> int:
         made = VersionEnvironment(name=name, folder=options.environments / name)
         print(f"DeepSpeed {name}: {made.folder}", flush=True)
         install(made)
-        subprocess.run([made.python, "-c", _BUILD], check=True, env=_variables(), cwd=REPOSITORY)
-        record = run(made)
-        path = options.records / f"{name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        failed += len(record["failed"])
-        print(f"{path}: {record['tests']}", flush=True)
+        subprocess.run([made.python, "-c", _BUILD], check=True, env=_VARIABLES, cwd=REPOSITORY)
+        base = f"--basetemp={made.folder / 'pytest'}"
+        report = made.folder / "report.xml"
+        record = measured(made.python, (base, *TESTS), report, PACKAGES, _VARIABLES)
+        failed += write(record, options.records / f"{name}.json")
     return 1 if failed else 0
 
 
-def run(made: VersionEnvironment) -> dict[str, Any]:
-    """Run the tests in one environment; returns the record."""
-    report = made.folder / "report.xml"
+def measured(
+    python: Path,
+    tests: Sequence[str],
+    report: Path,
+    packages: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run tests with an interpreter; returns the record, which says what failed.
+
+    Args:
+        python: The interpreter.
+        tests: Arguments of pytest.
+        report: File that it writes.
+        packages: Those whose releases are recorded.
+        variables: The environment; None: that of this process.
+    """
     report.unlink(missing_ok=True)
     started = time.monotonic()
-    subprocess.run(
-        [
-            made.python,
-            "-m",
-            "pytest",
-            *("-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"),
-            *(f"--junitxml={report}", f"--basetemp={made.folder / 'pytest'}"),
-            *TESTS,
-        ],
-        env=_variables(),
-        cwd=REPOSITORY,
-        check=False,  # the report says what failed
+    quiet = ("-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}")
+    # The report says what failed.
+    subprocess.run([python, "-m", "pytest", *quiet, *tests], env=variables, cwd=REPOSITORY)
+    wall_s = round(time.monotonic() - started)
+    code = (
+        "import json, platform; from importlib.metadata import version; "
+        "print(json.dumps({'python': platform.python_version(), "
+        f"**{{name: version(name) for name in {tuple(packages)}}}}}))"
     )
+    said = subprocess.run([python, "-c", code], env=variables, check=True, capture_output=True)
     return {
-        "versions": _versions(made),
+        "versions": json.loads(said.stdout),
         "date": datetime.date.today().isoformat(),
         "machine": machine_in_words(),
-        "wall_s": round(time.monotonic() - started),
+        "wall_s": wall_s,
         **summary(report),
     }
+
+
+def write(record: dict[str, Any], path: Path) -> int:
+    """Write a record, and say what is in it; returns how many tests failed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"{path}: {record['tests']}", flush=True)
+    return len(record["failed"])
 
 
 def summary(report: Path) -> dict[str, Any]:
@@ -122,23 +140,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if unknown := sorted(set(options.names) - set(names())):
         parser.error(f"no constraints for {', '.join(unknown)}; there are {', '.join(names())}")
     return options
-
-
-def _versions(made: VersionEnvironment) -> dict[str, str]:
-    done = subprocess.run(
-        [made.python, "-c", _VERSIONS], check=True, capture_output=True, text=True
-    )
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
-
-
-def _variables() -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 if __name__ == "__main__":

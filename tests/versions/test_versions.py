@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.engines.deepspeed.rules.releases import READ, TRIED, release_of
+from autotune.engines.deepspeed.rules.releases import READ, TRIED
 from autotune.engines.megatron.plugin import Megatron
+from autotune.engines.releases import release_of
 from tests.cases import Cases
 from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.gpu.wheels import WheelsError

@@ -1,12 +1,8 @@
 """The communication of a run, as its rules judge it."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Self
-
-from packaging.version import InvalidVersion, Version
 
 from autotune.base.errors import FleetError
 
@@ -103,22 +99,3 @@ def _lacks_nvls(environment: "Environment", table: "Sequence[Accelerator]") -> b
     except FleetError:
         return False
     return "fp8" not in device.peak_flops or device.nvlink_domain < _MOST_BY_BRIDGES
-
-
-def is_at_least(version: str, release: str) -> bool:
-    """True if a version is known, and of the release named or of a later one."""
-    return bool(version) and _release(version) >= _release(release)
-
-
-def is_before(version: str, release: str) -> bool:
-    """True if a version is known, and older than the release named."""
-    return bool(version) and _release(version) < _release(release)
-
-
-@lru_cache(maxsize=64)
-def _release(version: str) -> tuple[float, ...]:
-    """The release numbers of a version; of an unreadable one, those of the newest."""
-    try:
-        return Version(version).release
-    except InvalidVersion:
-        return (math.inf,)

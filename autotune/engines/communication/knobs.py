@@ -16,27 +16,14 @@ from autotune.space.knob import Context, Knob, Knobs
 from autotune.space.knob_rows import read_knobs
 
 
-def spans_nodes(context: Context) -> bool:
+def _spans_nodes(_: Knobs, context: Context) -> bool:
     """Whether ranks are on several nodes, as far as it is known how many one has."""
     return context.n_devices == 0 or context.world > context.n_devices
 
 
-def _on_gpus(_: Knobs, context: Context) -> bool:
-    return context.accelerator == "cuda" and context.world > 1
-
-
-def _over_network(values: Knobs, context: Context) -> bool:
-    return _on_gpus(values, context) and spans_nodes(context)
-
-
-def _on_cpu(_: Knobs, context: Context) -> bool:
-    return context.accelerator == "cpu" and context.world > 1
-
-
-def _named(values: Knobs, context: Context) -> bool:
+def _is_named(values: Knobs, context: Context) -> bool:
     """Whether gloo gets other interfaces than the fleet names."""
-    alone = values.get("gloo.interfaces") == LOOPBACK and not spans_nodes(context)
-    return _on_cpu(values, context) and not alone
+    return values.get("gloo.interfaces") != LOOPBACK or _spans_nodes(values, context)
 
 
 KNOBS: Mapping[str, Knob] = read_knobs(

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.contract import KnobValue
-from autotune.engines.communication.base import ALGORITHMS, is_at_least
+from autotune.engines.communication.base import ALGORITHMS
+from autotune.engines.releases import is_at_least
 from autotune.space.knob import Knobs
 
 _NAMES: Mapping[str, Mapping[KnobValue, str]] = {
@@ -57,7 +58,8 @@ def environment_of(values: Knobs, nccl: str) -> dict[str, str]:
             found[variable] = _NAMES.get(knob, {}).get(values[knob], str(values[knob]))
     for knob, (old, new) in _CHANNELS.items():
         if knob in values:
-            found[new if is_at_least(nccl, _CTAS_SINCE) else old] = str(values[knob])
+            is_new = bool(nccl) and is_at_least(nccl, _CTAS_SINCE)
+            found[new if is_new else old] = str(values[knob])
     return found
 
 

@@ -301,7 +301,6 @@ class DeepSpeedEngine(Engine):
         return read_run(path, world=self._job.world, hidden=hidden, with_monitors=with_monitors)
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
-        """See `Engine.plans`."""
         return plans_of(
             candidates,
             self._job,

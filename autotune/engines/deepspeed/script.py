@@ -30,11 +30,11 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.situation import offloads_optimizer
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
-from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.engines.deepspeed.sources.accelerate_fields import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.sections import own_keys
 from autotune.engines.launches.line import flags_of, parts_of
+from autotune.engines.releases import is_at_least
 from autotune.job.job import Job
 from autotune.job.observed import Observed, flags_named
 from autotune.space.candidate import Candidate

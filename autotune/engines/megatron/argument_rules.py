@@ -6,23 +6,22 @@ Each names the function of NVIDIA/Megatron-LM that checks it (the main branch at
 """
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from autotune.base.data import table_beside
+from autotune.base.terms import tests_of
 from autotune.engines.launches.devices import misfits, visible_devices
-from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release, release_tuple
+from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release
 from autotune.engines.megatron.launched import GONE, MegatronLaunch
 from autotune.engines.megatron.layout_rule import ARGUMENTS
 from autotune.engines.megatron.stages import stages_of
+from autotune.engines.releases import is_at_least
 from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
 
-_ROWS = Path(__file__).with_suffix(".json")
-"""What does not go together: the arguments of `clash`."""
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CHUNKED = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 """The two ways to say how a pipeline is interleaved."""
@@ -30,7 +29,6 @@ ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "lo
 """Switches by which embedding and loss count as layers."""
 _END_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
 _FLAG = re.compile(r"--([a-z0-9-]+)")
-_TEST = re.compile(r"(\w+?)(?:(=|!=|>)(.+))?")
 _LARGEST_COUNT = 2**31 - 1
 _COUNTS = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
@@ -100,9 +98,8 @@ def clash(
 
     Args:
         name: The rule's name; several rows of one subject may share it.
-        when: Terms that all have to hold. `a` asks whether an argument is on, `a=x` and `a!=x`
-            compare one that is on, `a>1` a number; `a|b` holds where one does, and `!a|b` where
-            none does.
+        when: A condition (`autotune.base.terms`): `a` asks whether an argument is on, `a=x` and
+            `a!=x` compare one that is on, `a>1` a number.
         message: What is wrong.
         fix: What mends it.
         source: The function of Megatron's that checks it.
@@ -111,9 +108,9 @@ def clash(
     """
 
     def asked(launch: MegatronLaunch) -> Answer:
-        if since and release_tuple(launch.release) < release_tuple(since):
-            return None
-        return (message, fix) if all(_holds(term, launch) for term in when.split()) else None
+        is_checked = not since or is_at_least(launch.release, since)
+        is_refused = is_checked and all(_holds(term, launch) for term in when.split())
+        return (message, fix) if is_refused else None
 
     source = f"{source}: {when.split()[0]}"
     return argument_rule(name, source, consequence, f"{message}.")(asked)
@@ -121,9 +118,9 @@ def clash(
 
 def _holds(term: str, launch: MegatronLaunch) -> bool:
     unknown = None
-    for test in term.removeprefix("!").split("|"):
+    for test in tests_of(term):
         try:
-            if _is_so(test, launch):
+            if _is_so(*test, launch):
                 return not term.startswith("!")
         except UnknownFactError as error:
             unknown = error
@@ -132,17 +129,14 @@ def _holds(term: str, launch: MegatronLaunch) -> bool:
     return term.startswith("!")
 
 
-def _is_so(test: str, launch: MegatronLaunch) -> bool:
-    found = _TEST.fullmatch(test)
-    assert found is not None, f"{test} is no test"
-    name, sign, other = found.groups()
+def _is_so(name: str, sign: str, other: str, launch: MegatronLaunch) -> bool:
     value = launch.get(name)
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if sign == "=":
         return str(value) == other
     if sign == ">":
         return bool(value) and value > int(other)
-    return bool(value) and value != "none" and (sign is None or str(value) != other)
+    return bool(value) and value != "none" and (not sign or str(value) != other)
 
 
 @argument_rule("sizes.count", f"{ARGUMENTS}: world_size, by what divides it")
@@ -360,7 +354,7 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
         )
         for old, new in GONE.items()
     ),
-    *(clash(**row) for row in json.loads(_ROWS.read_text(encoding="utf-8"))),
+    *(clash(**row) for row in table_beside(__file__, "argument_rules.json")),
 )
 """Rules of arguments, in the order in which they are asked. Where the first one refuses, no other
 can be: they divide by what it asks about."""

@@ -56,7 +56,6 @@ from autotune.engines.megatron.flags import (
     known_release,
     newest_release,
     release_of,
-    release_tuple,
 )
 from autotune.engines.megatron.knobs import (
     KNOBS,
@@ -69,6 +68,7 @@ from autotune.engines.megatron.knobs import (
 )
 from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layout_task import (
+    SHARES_KV_HEADS,
     Columns,
     Counts,
     LayoutTask,
@@ -96,6 +96,7 @@ from autotune.engines.megatron.rules import (
     RULES,
 )
 from autotune.engines.megatron.stages import Stages, stages_of, work_of, written
+from autotune.engines.releases import is_at_least
 from autotune.job.job import DEFAULT_SPACE, PLAN_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
@@ -129,8 +130,7 @@ _NEEDED_BY = {"fused_experts": "Transformer Engine 2.14"}
 """Knob -> what it needs besides Transformer Engine."""
 _OF_ONE_NODE = 8
 """Devices that NVLink joins in one node, at most; more are a rack's."""
-_HAS_HYBRIDEP = (0, 16)
-_HAS_GRAPHS = (0, 16)
+_HAS_HYBRIDEP = _HAS_GRAPHS = "0.16"
 _BUFFERS = (RowBuffers.NONE, RowBuffers.DEEPEP, RowBuffers.HYBRIDEP, RowBuffers.NONE)
 """Buffers of each of `DISPATCHERS` that stay."""
 _LIVE_MORE = {*MORE_KNOBS, "stage_layers"} - {
@@ -608,7 +608,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         other_bytes=held_bytes * (shape.n_params - expert_params(shape)),
         memory_bytes=device["memory_bytes"] * has_te,
         fuses_experts=has_te and _fuses_experts(found, shape, release),
-        graphs_here=_graphs_of(shape) if has_te and not _lacks_graphs(release) else 0,
+        graphs_here=_graphs_of(shape) if has_te and is_at_least(release, _HAS_GRAPHS) else 0,
         paced_tokens=_paced_tokens(shape, device["half_flops"]),
         in_bf16=job.precision == "bf16",
         fp8_here=_fp8_of(found, shape) if has_te and not in_fp32 else (0, 0),
@@ -622,14 +622,14 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         global_batch=job.global_batch,
         world=job.world,
         domain=int(device["nvlink_domain"]),
-        shares_kv_heads=LayoutTask.may_share_kv_heads(release),
+        shares_kv_heads=is_at_least(release, SHARES_KV_HEADS),
         on_cpu=on_cpu,
         in_fp32=in_fp32,
         has_fp8="fp8" in found.peak_flops,
         has_fp4="fp4" in found.peak_flops,
         lacking=_lacking(release),
         release=release,
-        from_0_17=not release or release_tuple(release) >= (0, 17),
+        from_0_17=is_at_least(release, "0.17"),
         without_te=lacks_te,
         has_torch_norms=lacks_te
         and not (environment.has_apex and has_layer_norm(job.model, job.seq_len)),
@@ -680,19 +680,13 @@ def _fp8_of(found: Accelerator, shape: ModelShape) -> tuple[int, int]:
 
 def _flex_of(domain: int, release: str) -> int:
     """The dispatcher that sends each token once, as a place in its knob's values."""
-    is_older = bool(release) and release_tuple(release) < _HAS_HYBRIDEP
-    is_rack = domain > _OF_ONE_NODE and not is_older
+    is_rack = domain > _OF_ONE_NODE and is_at_least(release, _HAS_HYBRIDEP)
     return DISPATCHERS.index("hybridep" if is_rack else "deepep")
 
 
 def _fuses_experts(found: Accelerator, shape: ModelShape, release: str) -> bool:
     is_blackwell = "fp4" in found.peak_flops and "fp8" in found.peak_flops
     return is_blackwell and shape.n_experts > 1 and "fused_experts" not in _lacking(release)
-
-
-def _lacks_graphs(release: str) -> bool:
-    """True if a release has no CUDA graphs of Transformer Engine by parts of a layer."""
-    return bool(release) and release_tuple(release) < _HAS_GRAPHS
 
 
 def _graphs_of(shape: ModelShape) -> int:

@@ -4,7 +4,6 @@
 checkouts. Its newest release is that of Megatron-LM's main branch where that was recorded.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.base.errors import JobError
+from autotune.engines.releases import is_at_least
 
 DATA_FILE = Path(__file__).with_name("flags.json")
 _RELEASE_FILE = Path("megatron/core/package_info.py")
 _RELEASE = re.compile(r"^(MAJOR|MINOR) = (\d+)$", re.MULTILINE)
-_EOD_IS_EXTRA = ("0.14", "0.15", "0.16", "0.17")
-"""Releases whose NullTokenizer adds a token to `--vocab-size`; later ones take one of it.
+_EOD_IS_ONE_OF_ALL = "0.18"
+"""Release from which a NullTokenizer takes a token of `--vocab-size`; older ones add it.
 
 Source: NVIDIA/Megatron-LM, megatron/training/tokenizer/tokenizer.py and, from 0.15 on,
 megatron/core/tokenizers/text/libraries/null_tokenizer.py."""
@@ -115,12 +116,6 @@ def release_of(checkout: Path) -> str:
         ) from None
 
 
-def release_tuple(release: str) -> tuple[int, int]:
-    """A release as numbers, which compare."""
-    major, minor = map(int, release.split(".")[:2])
-    return major, minor
-
-
 @cache
 def flags(release: str) -> Mapping[str, Flag]:
     """All flags of a release, by name."""
@@ -183,7 +178,7 @@ def words_of(name: str, value: Any, release: str) -> list[str]:
 
 def null_vocab(vocab: int, release: str) -> int:
     """The `--vocab-size` of a NullTokenizer with so many token ids."""
-    return vocab - 1 if release in _EOD_IS_EXTRA else vocab
+    return vocab if is_at_least(release, _EOD_IS_ONE_OF_ALL) else vocab - 1
 
 
 def is_flag_of_any(name: str) -> bool:
@@ -228,5 +223,5 @@ def _flag(name: str, span: Mapping[str, Any]) -> Flag:
 
 @cache
 def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = json.loads(DATA_FILE.read_text(encoding="utf-8"))
+    data: Mapping[str, Any] = table_beside(__file__, DATA_FILE.name)
     return data

@@ -1,17 +1,16 @@
 """Which launches of Megatron-LM are legal: rules of their arguments, and those of the layout."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from autotune.base.data import table_beside
 from autotune.contract import KnobValue
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.argument_rules import (
@@ -33,13 +32,14 @@ from autotune.engines.megatron.choices import (
     MOMENTS,
     RECOMPUTED,
 )
-from autotune.engines.megatron.flags import flags, release_tuple
+from autotune.engines.megatron.flags import flags
 from autotune.engines.megatron.knobs import KNOBS
 from autotune.engines.megatron.launched import MegatronLaunch
-from autotune.engines.megatron.layout_task import Columns, LayoutRows, LayoutTask
+from autotune.engines.megatron.layout_task import SHARES_KV_HEADS, Columns, LayoutRows
 from autotune.engines.megatron.model_arguments import pattern_of
 from autotune.engines.megatron.rules import RULES
 from autotune.engines.megatron.stages import StageWork, stages_of
+from autotune.engines.releases import is_at_least
 from autotune.space.rule import Rule, UnknownFactError, Violation
 
 _OF_DEVICES = ("fp8.device", "fp8.mxfp8", "fp4.device")
@@ -121,7 +121,7 @@ def _is_asked(rule: Rule[LayoutRows], rows: LayoutRows) -> bool:
     return rule.name != "tp.kv_heads" or facts.get("n_kv_heads") != facts.get("n_heads")
 
 
-_TABLE = json.loads(Path(__file__).with_name("launch_facts.json").read_text(encoding="utf-8"))
+_TABLE = table_beside(__file__, "launch_facts.json")
 """Arguments of words of the layouts' rules, of facts of a task, and of counts that may be none."""
 _ARGUMENT_OF = {
     **{knob: argument for argument, knob in KNOBS_OF.items() if knob not in ("stages", "order")},
@@ -232,8 +232,8 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "domain", lambda: _EVERY_DEVICE
     yield "fused_attention", lambda: True
     yield "has_attention_biases", lambda: get("add_bias_linear") or get("add_qkv_bias")
-    yield "from_0_17", lambda: release_tuple(launch.release) >= (0, 17)
-    yield "shares_kv_heads", lambda: LayoutTask.may_share_kv_heads(launch.release)
+    yield "from_0_17", lambda: is_at_least(launch.release, "0.17")
+    yield "shares_kv_heads", lambda: is_at_least(launch.release, SHARES_KV_HEADS)
 
 
 def _fact(launch: MegatronLaunch, argument: str, none: int | None) -> Any:
@@ -268,7 +268,7 @@ def _tracks_aux_loss(launch: MegatronLaunch) -> bool:
     is_balanced = launch.get("moe_router_load_balancing_type") not in ("none", ["none"])
     coefficient = launch.get("moe_aux_loss_coeff")
     has_loss = any(coefficient) if isinstance(coefficient, list) else bool(coefficient)
-    return is_balanced and has_loss and release_tuple(launch.release) < (0, 17)
+    return is_balanced and has_loss and not is_at_least(launch.release, "0.17")
 
 
 def _kv_heads(launch: MegatronLaunch) -> int | None:
@@ -328,7 +328,8 @@ def _dispatcher(launch: MegatronLaunch) -> int | None:
         return 0
     if kind != "flex":
         return DISPATCHERS.index(kind) if kind in DISPATCHERS else None
-    backend = launch.get("moe_flex_dispatcher_backend") if launch.release not in _OLDER else None
+    has_choice = is_at_least(launch.release, "0.16")
+    backend = launch.get("moe_flex_dispatcher_backend") if has_choice else None
     return DISPATCHERS.index(backend or "deepep") if backend != "ncclep" else None
 
 
@@ -356,10 +357,6 @@ def _moments(launch: MegatronLaunch) -> int | None:
     kinds = {launch.get(name) or "fp32" for name in ("exp_avg_dtype", "exp_avg_sq_dtype")}
     kind = kinds.pop() if len(kinds) == 1 else ""
     return MOMENTS.index(kind) if kind in MOMENTS else None
-
-
-_OLDER = ("0.14", "0.15")
-"""Releases whose flex dispatcher has one backend."""
 
 
 def _number(launch: MegatronLaunch, argument: str) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from autotune.base.data import table_beside
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import leaves
 from autotune.base.user_text import read_text
@@ -60,7 +61,7 @@ _OF_LAYOUTS = frozenset(
 """Flags by which a training of another name is known to hand arguments to Megatron's parser."""
 _TRAINS = re.compile(r"train|tune|sft|rlhf|distill")
 """In the name of a script that trains; others convert, generate or evaluate."""
-_PROGRAMS = json.loads(Path(__file__).with_name("programs.json").read_text(encoding="utf-8"))
+_PROGRAMS = table_beside(__file__, "programs.json")
 """What is recorded of the programs that hand arguments to Megatron: names, and defaults.
 
 Sources: swift/megatron/arguments/megatron_args.py; NeMo, examples/nlp/language_modeling/conf/

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
-from inspect import Parameter, Signature, signature
+from functools import cache, reduce
+from inspect import signature
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from autotune.base.terms import COMPARE, tests_of
 from autotune.engines.megatron.choices import GRAPHS, OFFLOADED, RECOMPUTED, has
 from autotune.engines.megatron.knobs import KNOBS
-from autotune.engines.megatron.layout_task import LayoutRows, LayoutTask, Truth
+from autotune.engines.megatron.layout_task import LayoutRows, LayoutTask, Truth, expert_tp
 from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
 
 ARGUMENTS = "megatron/training/arguments.py, validate_args"
@@ -39,9 +40,9 @@ def layout_rule(
         source: Megatron's own code, or why it is ours.
         allows: Which layouts are allowed, by parameters of the names of fields of the task and of
             columns; in place of `when`.
-        when: What is refused, a condition (`autotune.base.terms`) of the same names: one alone
-            asks whether it is off its default, a comparison is with a number, another one or a
-            knob's value, and `a~x` asks whether its parts have one.
+        when: What is refused, a condition (`autotune.base.terms`) of the same names and of those
+            of `_CALCULATED`: one alone asks whether it is off its default, a comparison is with a
+            number, another one or a knob's value, and `a~x` asks whether its parts have one.
         needs: A knob, a fact, or one of several that `|` joins, without which `when` is refused.
         excludes: A knob or a fact with which it is refused.
         message: Which values clash; `{tp}` stands for a value of the layout or of the task. What
@@ -63,10 +64,10 @@ def layout_rule(
         if unknown := set(wanted) - known.keys():
             raise UnknownFactError(", ".join(sorted(unknown)))
         if allows is not None:
-            found: Truth = allows(*(known[column] for column in wanted))
-            return found
-        refused = reduce(np.logical_and, [holds(term, known) for term in terms])
-        return np.broadcast_to(~refused, next(iter(rows.columns.values())).shape)
+            allowed = allows(*(known[column] for column in wanted))
+        else:
+            allowed = ~reduce(np.logical_and, [holds(term, known) for term in terms])
+        return np.broadcast_to(allowed, next(iter(rows.columns.values())).shape)
 
     def check(rows: LayoutRows) -> Finding | None:
         if answer(rows)[0]:
@@ -152,10 +153,25 @@ def _in_words(tests: str, *, has_value: bool = False) -> str:
     return " or ".join(found)
 
 
+_CALCULATED: Mapping[str, Callable[..., Any]] = {
+    "expert_tp": expert_tp,
+    "rank_tokens": lambda seq_len, cp: seq_len // cp,
+    "stage_share": lambda n_layers, pp: n_layers // pp,
+    "whole_layers": lambda n_layers, ends_as_layers: n_layers + 2 * ends_as_layers,
+    "chunk_layers": lambda whole_layers, pp, vp: whole_layers // (pp * vp),
+    "most_chunks": lambda n_layers, ends_as_layers, vp: n_layers + 2 * ends_as_layers * (vp > 1),
+}
+"""Facts that follow from others, by the names of these: `whole_layers` has the embedding and the
+loss where they count as layers, and of `most_chunks` each has a layer or one of the two."""
+
+
 def _names_in(terms: Sequence[str]) -> tuple[str, ...]:
     """The columns and facts that terms ask for."""
     known = {*KNOBS, "dp", "grad_accum", "recompute_layers", *LayoutTask.__dataclass_fields__}
-    words = (word for term in terms for test in tests_of(term) for word in test)
+    tests = (test for term in terms for test in tests_of(term))
+    words = [word for test in tests for part in test for word in part.split("*")]
+    for word in words:  # those of a fact that follows are looked at as well
+        words += _parameters(word) if word in _CALCULATED else ()
     return tuple(dict.fromkeys(word for word in words if word in known))
 
 
@@ -166,27 +182,28 @@ def holds(term: str, known: Mapping[str, Any]) -> Any:
 
 
 def _is_so(name: str, sign: str, word: str, known: Mapping[str, Any]) -> Any:
-    value = known[name]
+    value = _number(name, name, known)
     if sign == "~":
         return has(word, _PARTS[name], value) if name in _PARTS else word in value
     return COMPARE[sign](value, _number(name, word, known)) if sign else np.not_equal(value, 0)
 
 
 def _number(name: str, word: str, known: Mapping[str, Any]) -> Any:
-    """What a value is compared with."""
+    """The value of a name or a product, a number, or the place of a knob's value."""
     if word in known:
         return known[word]
+    if "*" in word:
+        return prod(_number(name, part, known) for part in word.split("*"))
+    if word in _CALCULATED:
+        return _CALCULATED[word](*(_number(name, other, known) for other in _parameters(word)))
     return int(word) if word.isdecimal() else KNOBS[name].choices.index(word)
+
+
+@cache
+def _parameters(calculated: str) -> tuple[str, ...]:
+    return tuple(signature(_CALCULATED[calculated]).parameters)
 
 
 def _in_general(text: str) -> str:
     """A message without a layout's values: `tp {tp}` is `tp`, `{tp} ranks` is `tp ranks`."""
     return _VALUE.sub(r"\1", _NAMED_VALUE.sub(r"\1", text))
-
-
-def with_parameters(holds: Callable[..., Truth], *names: str) -> Callable[..., Truth]:
-    """A function under other names of its parameters, by which a rule finds its values."""
-    kind = Parameter.POSITIONAL_OR_KEYWORD
-    named = [Parameter(name, kind) for name in names]
-    holds.__signature__ = Signature(named)  # type: ignore[attr-defined]
-    return holds

@@ -1,7 +1,8 @@
 """What is laid out, and layouts in columns: all that the rules and the cost model look at."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ Counts = NDArray[np.int64]
 Columns = Mapping[str, Counts]
 """Column name -> a whole number per layout; switches are 0 and 1."""
 Truth = NDArray[np.bool_]
+SHARES_KV_HEADS = "0.16"
+"""Release of Megatron Core from which tensor parallel ranks may share a key and value head.
+Source: megatron/core/transformer/transformer_config.py of 0.15 and 0.16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +103,6 @@ class LayoutTask:
     def stage_work(self) -> StageWork:
         return self.work or StageWork(n_layers=self.n_layers)
 
-    @staticmethod
-    def may_share_kv_heads(release: str) -> bool:
-        """True for a release of Megatron Core from 0.16 on.
-
-        Source: megatron/core/transformer/transformer_config.py of 0.15 and 0.16.
-        """
-        return not release.startswith(("0.14", "0.15"))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayoutRows:
@@ -117,6 +113,11 @@ class LayoutRows:
 
     def row(self, index: int) -> dict[str, int]:
         return {name: int(column[index]) for name, column in self.columns.items()}
+
+
+def expert_tp(etp: Counts, tp: Counts) -> Counts:
+    """Tensor parallel degree of the experts: that of the other layers where they have none."""
+    return np.where(etp > 0, etp, tp)
 
 
 def chunk_layers(task: LayoutTask, rows: Columns) -> Counts:
@@ -169,15 +170,17 @@ def edge_layers(task: LayoutTask, rows: Columns) -> tuple[Counts, Counts, Counts
     found = np.zeros((3, keys.shape[1]), dtype=np.int64)
     where = np.flatnonzero((keys[: len(uneven)] > 0).any(axis=0))
     if len(where):
-        splits, places = np.unique(keys[:, where], axis=1, return_inverse=True)
-        edges = np.array(
-            [_edges(task, dict(zip(names, map(int, s), strict=True))) for s in splits.T]
-        )
-        found[:, where] = edges[np.ravel(places)].T
+
+        def edges(*split: int) -> tuple[int, int, int]:
+            layers = stage_layers(task, dict(zip(names, split, strict=True)))
+            return layers[0], layers[-1], max(layers)
+
+        found[:, where] = of_splits(edges, *keys[:, where]).T
     first, last, most = found
     return first, last, most
 
 
-def _edges(task: LayoutTask, row: Mapping[str, int]) -> tuple[int, int, int]:
-    layers = stage_layers(task, row)
-    return layers[0], layers[-1], max(layers)
+def of_splits(function: Callable[..., Any], *columns: Counts) -> NDArray[Any]:
+    """What a function says of each row of some columns, asked once for rows that are alike."""
+    splits, places = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    return np.array([function(*map(int, split)) for split in splits.T])[np.ravel(places)]

@@ -31,6 +31,7 @@ from autotune.engines.megatron.layout_task import (
     LayoutTask,
     Truth,
     chunk_layers,
+    expert_tp,
 )
 from autotune.engines.megatron.rules import RULES
 from autotune.space.candidate import Candidate
@@ -226,7 +227,7 @@ def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
 
 def _may_fuse_experts(task: LayoutTask, rows: Columns) -> Truth:
     """True where the experts of a row in fp8 are one kernel."""
-    is_whole = np.where(rows["etp"] > 0, rows["etp"], rows["tp"]) == 1
+    is_whole = expert_tp(rows["etp"], rows["tp"]) == 1
     recomputes = rows["recompute"] == Recompute.SELECTIVE
     recomputes &= has("moe_act", RECOMPUTED, rows["recompute_modules"])
     found: Truth = is_whole & ~recomputes & np.full(is_whole.shape, task.fuses_experts)
@@ -247,8 +248,8 @@ def _holds_weights(task: LayoutTask, rows: Columns) -> Truth:
 
 def _held_bytes(task: LayoutTask, rows: Columns) -> NDArray[np.float64]:
     """Weights and gradients of a device."""
-    expert_tp = np.where(rows["etp"] > 0, rows["etp"], rows["tp"])
-    experts = task.expert_bytes / (rows["ep"] * expert_tp * rows["pp"])
+    split = rows["ep"] * expert_tp(rows["etp"], rows["tp"]) * rows["pp"]
+    experts = task.expert_bytes / split
     held_bytes: NDArray[np.float64] = task.other_bytes / (rows["tp"] * rows["pp"]) + experts
     return held_bytes
 

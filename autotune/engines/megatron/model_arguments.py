@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
+from autotune.engines.releases import is_at_least
 from autotune.job.model import Model
 from autotune.trial.transformer_shape import (
     FAMILIES,
@@ -118,11 +119,11 @@ def check_release(model: Model, release: str, *, by_script: bool) -> None:
     if not release:
         return
     rope = rope_settings(model.source.get("config", {}))
-    number = tuple(map(int, release.split(".")[:2]))
     if has_sinks(model):
-        if number < _HAS_SINKS:
+        if not is_at_least(release, _HAS_SINKS):
             raise _not_in(model, release, "it has no attention sinks", "0.15 or a later one")
-        if by_script and rope["rope_type"] == "yarn" and number < _HAS_YARN_FLAGS:
+        has_flags = rope["rope_type"] != "yarn" or is_at_least(release, _HAS_YARN_FLAGS)
+        if by_script and not has_flags:
             raise _not_in(
                 model,
                 release,
@@ -141,8 +142,7 @@ def check_release(model: Model, release: str, *, by_script: bool) -> None:
             )
 
 
-_HAS_SINKS = (0, 15)
-_HAS_YARN_FLAGS = (0, 19)
+_HAS_SINKS, _HAS_YARN_FLAGS = "0.15", "0.19"
 
 
 def _not_in(model: Model, release: str, why: str, others: str) -> JobError:

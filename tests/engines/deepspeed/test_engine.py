@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import RenderError
+from autotune.base.nested import look_up
 from autotune.base.templates import canonical_json
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from tests import snapshots
@@ -139,109 +140,17 @@ def base_job(tmp_path: Path, config: dict, **changes):
     return tiny_job(tmp_path, base_config=str(file), **changes)
 
 
-def test_a_base_lies_under_the_knobs_and_what_gives_way_is_said(tmp_path):
-    job = base_job(
-        tmp_path,
-        {
-            "zero_optimization": {
-                "stage": 3,
-                "reduce_bucket_size": 1000,
-                "sub_group_size": 12345,
-                "offload_optimizer": {"device": "cpu", "pin_memory": False},
-            },
-            "fp16": {"enabled": True, "initial_scale_power": 8},
-            "train_batch_size": 64,
-            "gradient_clipping": 0.5,
-            "zero_allow_untested_optimizer": True,
-        },
-    )
-    engine = DeepSpeedEngine(job, CPU)
-    candidate = raw_candidate(
-        job,
-        {
-            "zero.stage": 2,
-            "micro_batch": 1,
-            "reduce_bucket_size": 2000,
-            "offload.optimizer": "none",
-        },
-    )
-    config = engine.setup(candidate).ds_config
-    assert config["zero_optimization"] == {
-        "stage": 2,
-        "reduce_bucket_size": 2000,
-    }
-    assert "fp16" not in config
-    assert config["gradient_clipping"] == 0.5
-    assert config["zero_allow_untested_optimizer"] is True
-    assert engine.overridden(candidate) == {
-        "zero_optimization.stage": (3, 2),
-        "zero_optimization.reduce_bucket_size": (1000, 2000),
-        "zero_optimization.offload_optimizer": ({"device": "cpu", "pin_memory": False}, None),
-        "zero_optimization.sub_group_size": (12345, None),
-        "fp16": ({"enabled": True, "initial_scale_power": 8}, None),
-        "train_batch_size": (64, 8),
-    }
-
-
-def test_monitors_and_secrets_of_a_base_stay_out_of_trials_and_notes(tmp_path):
-    job = base_job(
-        tmp_path,
-        {
-            "comet": {"enabled": True, "api_key": "s3cret"},
-            "wandb": {"enabled": True, "project": "mine"},
-            "store": {"access_token": "s3cret", "max_tokens": 5},
-        },
-    )
-    engine = DeepSpeedEngine(job, CPU)
-    candidate = raw_candidate(job, {"zero.stage": 2, "micro_batch": 1})
+@cases("base", "changes", "knobs", "written", "gives_way")
+def test_a_base_lies_under_the_knobs_and_what_gives_way_is_said(
+    tmp_path, base, changes, knobs, written, gives_way
+):
+    job = base_job(tmp_path, base, **changes)
+    engine, candidate = DeepSpeedEngine(job, CPU), raw_candidate(job, {"micro_batch": 1, **knobs})
     (text,) = engine.files(candidate).values()
     assert "s3cret" not in text
-    assert not {"comet", "wandb"} & set(json.loads(text))
-    assert json.loads(text)["store"] == {"max_tokens": 5}
-    assert engine.overridden(candidate) == {
-        "comet": ("***", None),
-        "wandb": ("***", None),
-        "store.access_token": ("***", None),
-    }
-
-
-def test_a_base_keeps_the_options_of_what_the_knobs_choose(tmp_path):
-    job = base_job(
-        tmp_path,
-        {
-            "zero_optimization": {"offload_optimizer": {"device": "cpu", "pin_memory": False}},
-            "fp16": {"enabled": True, "initial_scale_power": 8},
-        },
-        precision="fp16",
-    )
-    engine = DeepSpeedEngine(job, CPU)
-    candidate = canonical_candidate(job, zero__stage=1, offload__optimizer="cpu")
-    config = engine.setup(candidate).ds_config
-    assert config["fp16"] == {"enabled": True, "initial_scale_power": 8}
-    assert config["zero_optimization"]["offload_optimizer"] == {
-        "device": "cpu",
-        "pin_memory": False,
-    }
-    assert engine.overridden(candidate) == {}
-
-
-def test_keys_of_a_base_that_are_dead_at_the_stage_go(tmp_path):
-    job = base_job(
-        tmp_path,
-        {
-            "zero_optimization": {
-                "stage3_max_live_parameters": 5,
-                "offload_param": {"device": "cpu"},
-            }
-        },
-    )
-    engine = DeepSpeedEngine(job, CPU)
-    candidate = canonical_candidate(job, zero__stage=1)
-    assert "offload_param" not in engine.setup(candidate).zero
-    assert engine.overridden(candidate) == {
-        "zero_optimization.offload_param": ({"device": "cpu"}, None),
-        "zero_optimization.stage3_max_live_parameters": (5, None),
-    }
+    assert {key: look_up(json.loads(text), key) for key in written} == written
+    told = {key: list(note) for key, note in engine.overridden(candidate).items()}
+    assert told == gives_way
 
 
 def test_the_knobs_of_a_base_are_offered_to_the_space(tmp_path):
@@ -288,14 +197,6 @@ def test_auto_is_resolved_or_dropped_and_said(tmp_path):
     assert said["gradient_clipping"] == ("auto", 1.0)
     assert said["bf16.enabled"] == ("auto", True)
     assert said["scheduler"][1] is None
-
-
-def test_a_job_that_names_an_optimizer_has_it(tmp_path):
-    theirs = {"type": "Adam", "params": {"betas": [0.8, 0.9]}}
-    job = base_job(tmp_path, {"optimizer": theirs}, optimizer={"type": "SGD", "params": {"lr": 1}})
-    engine, candidate = DeepSpeedEngine(job, CPU), canonical_candidate(job)
-    assert engine.setup(candidate).ds_config["optimizer"] == job.optimizer
-    assert engine.overridden(candidate) == {"optimizer": (theirs, job.optimizer)}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules import judge
-from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.releases import is_at_least
 from autotune.job.job import Job
 from autotune.job.model import load_model
 from autotune.record import tried

@@ -157,54 +157,10 @@ def test_a_split_model_saturates_earlier_but_never_below_what_a_rank_holds():
     assert bucket(mixtral, 2) == mixtral.n_params
 
 
-def test_persistence_saturates_at_the_largest_parameter_and_then_nothing_is_fetched_ahead():
-    all_persist = {"zero.stage": 3, "stage3.param_persistence_threshold": 10**9}
-    settled = canonical(all_persist, context())
-    assert settled["stage3.param_persistence_threshold"] == LLAMA.largest_param
-    assert "stage3.prefetch_bucket_size" not in settled
-    assert "stage3.max_live_parameters" not in settled
-
-
-def test_live_parameters_only_cap_the_prefetch():
-    none_ahead = {"zero.stage": 3, "stage3.prefetch_bucket_size": 0}
-    assert "stage3.max_live_parameters" not in canonical(none_ahead, context())
-    capped = {
-        "zero.stage": 3,
-        "stage3.prefetch_bucket_size": 5000,
-        "stage3.max_live_parameters": 2000,
-    }
-    assert canonical(capped, context())["stage3.prefetch_bucket_size"] == 2000
-
-
-def test_one_rank_alone_fetches_nothing_unless_from_the_host():
-    def settled(offload, **changes):
-        chosen = {"zero.stage": 3, "offload.param": offload}
-        return canonical(chosen, context(world=1, **changes))
-
-    assert "stage3.prefetch_bucket_size" not in settled("none")
-    assert "stage3.prefetch_bucket_size" in settled("cpu")
-    assert "stage3.prefetch_bucket_size" not in settled("cpu", accelerator="cpu")
-
-
-def test_one_rank_alone_has_nobody_to_communicate_with():
-    assert "communication_dtype" not in canonical({}, context(world=1))
-    assert "communication_dtype" not in canonical({"tp": 4}, context())
-    assert "communication_dtype" in canonical({"tp": 2}, context())
-
-
-def test_reducing_in_the_training_precision_is_the_default():
-    assert same_run({"communication_dtype": "bf16"}, {})
-    assert not same_run({"communication_dtype": "bf16"}, {}, precision="fp32")
-
-
-def test_overlap_is_the_default_at_stage_3_alone():
-    assert canonical({"zero.stage": 3}, context())["overlap_comm"] is True
-    assert canonical({"zero.stage": 2}, context())["overlap_comm"] is False
-
-
-def test_overlap_without_streams_still_doubles_the_bucket_below_stage_3():
-    assert "overlap_comm" not in canonical({"zero.stage": 3}, context(accelerator="cpu"))
-    assert "overlap_comm" in canonical({"zero.stage": 2}, context(accelerator="cpu"))
+@cases("chosen", "changes", "knob", "value")
+def test_a_knob_settles(chosen, changes, knob, value):
+    """null: it does not act."""
+    assert canonical(chosen, context(**changes)).get(knob) == value
 
 
 def test_recomputing_more_seldom_than_there_are_layers_is_the_first_layer_alone():
@@ -230,14 +186,6 @@ def test_a_pipeline_saturates_at_its_largest_stage():
     assert folded(recompute="every_8") == folded(recompute="every_32")
     assert folded(recompute="every_32")["recompute"] == f"every_{longest}"
     assert folded(recompute=f"every_{longest - 1}") != folded(recompute="every_32")
-
-
-def test_the_users_base_configuration_comes_before_the_engines_defaults():
-    base = {"zero.stage": 2, "reduce_bucket_size": 1000}
-    assert canonical({}, context(base=base))["reduce_bucket_size"] == 1000
-    chosen = canonical({"reduce_bucket_size": 2000}, context(base=base))
-    assert chosen["reduce_bucket_size"] == 2000
-    assert chosen["zero.stage"] == 2
 
 
 def test_a_name_that_is_no_knob_is_refused():

@@ -8,11 +8,14 @@ import pytest
 
 from autotune.base.errors import FleetError, JobError
 from autotune.contract import Fidelity
-from autotune.cost import Recompute, Tier, load_constants, predict
+from autotune.cost import load_constants, predict
 from autotune.cost.constants import constants_of
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.job.model import model_from_config
+from tests.cases import Cases
 from tests.jobs import A100, CPU, TINY, canonical_candidate, raw_candidate, tiny_job
+
+cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -28,49 +31,12 @@ def value(plans, column):
     return float(np.broadcast_to(plans.columns()[column], 1)[0])
 
 
-@pytest.mark.parametrize(
-    ("knobs", "column", "expected"),
-    [
-        ({"zero.stage": 2}, "zero_stage", 2),
-        ({"zero.stage": 2}, "flat_buffers", 1),
-        ({"zero.stage": 3}, "flat_buffers", 0),
-        ({"zero.stage": 2}, "reduces_every_micro_batch", 1),
-        ({"zero.stage": 1}, "reduces_every_micro_batch", 0),
-        ({}, "weight_bytes", 2),
-        ({"tp": 2}, "tp", 2),
-        ({"tp": 2}, "dp", 4),
-        ({"pp": 2}, "pp", 2),
-        ({"zero.stage": 1, "micro_batch": 4}, "grad_accum", 2),
-        ({"recompute": "full"}, "recompute", Recompute.FULL),
-        ({"zero.stage": 2, "offload.optimizer": "cpu"}, "optimizer_tier", Tier.CPU),
-        ({"zero.stage": 3, "offload.param": "cpu"}, "param_tier", Tier.CPU),
-        ({"zero.stage": 3, "zeropp.quantized_weights": True}, "gather_bytes", 1),
-        ({"zero.stage": 1}, "gather_bytes", 2),
-        ({"zero.stage": 3, "zeropp.hpz_partition_size": 2}, "gather_group", 2),
-        ({"zero.stage": 3}, "gather_group", 0),
-        ({"zero.stage": 1}, "optimizer_bytes", 12),
-        ({"zero.stage": 2, "overlap_comm": True}, "overlap_reduce", 1),
-        ({"attention": "eager"}, "flash_attention", 0),
-        ({"attention": "sdpa"}, "flash_attention", 1),
-        ({"loss_chunk_tokens": 64, "micro_batch": 8}, "loss_chunk_tokens", 64),
-        ({"mlp_chunk_tokens": 8}, "mlp_tile_tokens", 8),
-        ({"recompute": "full", "offload.activations": "cpu"}, "offloaded_activations", 1),
-        ({"offload.activations": "cpu"}, "offloaded_activations", 0),
-        ({"tp": 2}, "whole_logits", 1),
-        ({"tp": 2, "tp.head": "split"}, "whole_logits", 0),
-        ({"compile": "torch"}, "fused_kernels", 0.7),
-    ],
-)
-def test_a_knob_reaches_its_column(job, knobs, column, expected):
-    assert value(plans(job, **knobs), column) == expected
-
-
-def test_fp32_has_no_copy_but_that_of_zero(tmp_path):
-    job = tiny_job(tmp_path, precision="fp32", world=8, global_batch=64)
-    candidates = [canonical_candidate(job, **{"zero.stage": stage}) for stage in (0, 1)]
-    columns = plans_of(candidates, job, A100).columns()
-    assert list(columns["optimizer_bytes"]) == [8, 12]
-    assert list(columns["weight_bytes"]) == [4, 4]
+@cases("knobs", "column", "expected")
+def test_a_knob_reaches_its_column(tmp_path, knobs, column, expected):
+    chosen = {name: value for name, value in knobs.items() if name != "of_job"}
+    precision = knobs.get("of_job", "bf16")
+    job = tiny_job(tmp_path, world=8, global_batch=64, precision=precision)
+    assert value(plans(job, **chosen), column) == expected
 
 
 def test_a_candidate_of_another_precision_is_that_of_a_job_in_it(tmp_path, job):
@@ -124,13 +90,6 @@ def test_logits_in_chunks_take_less_memory(job):
         for n in (0, 64)
     )
     assert chunked < whole
-
-
-@pytest.mark.parametrize(("precision", "logit_bytes"), [("bf16", 4.0), ("fp32", 8.0)])
-def test_a_compiled_loss_holds_a_logit_and_its_gradient(tmp_path, precision, logit_bytes):
-    job = tiny_job(tmp_path, precision=precision, world=8, global_batch=64)
-    assert value(plans(job, compile="torch"), "logit_bytes") == logit_bytes
-    assert value(plans(job, compile="none"), "logit_bytes") == 12.0
 
 
 def test_segments_that_grow_leave_little_room_unused(job):

@@ -17,8 +17,11 @@ from autotune.space.knobs import canonical
 from autotune.space.script import Script, reach_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import EDITS_FILE, Edits
+from tests.cases import Cases
 from tests.observed import BY_ARGUMENTS, RAW, TRAINER, job_of, observed
 from tests.trials import CPU
+
+cases = Cases(__file__)
 
 
 def engine_of(folder: Path, description: dict[str, Any] = RAW, **given: Any) -> ScriptEngine:
@@ -335,13 +338,6 @@ def test_no_step_leads_to_what_does_not_reach_the_command(tmp_path: Path) -> Non
     assert not {name for name, _ in steps} & {"tp", "loss_chunk_tokens"}
 
 
-def test_what_a_user_s_key_becomes_is_said(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, TRAINER)
-    candidate = changed(engine, zero__stage=1)
-    assert engine.overridden(candidate)["zero_optimization.stage"] == (2, 1)
-    assert any(line.startswith("ds_config.json: ") for line in engine.edits_in_words(candidate))
-
-
 def test_a_user_s_key_is_told_as_it_was_written(tmp_path: Path) -> None:
     """Not by what "auto" was filled in with, and not at all if nobody wrote it."""
     filled = {**TRAINER["config"], "zero_optimization": {"stage": 2, "reduce_bucket_size": 16384}}
@@ -362,14 +358,6 @@ def test_what_is_expected_is_what_was_read_back_but_for_the_edits(tmp_path: Path
     assert own["n_params"] == other["n_params"] == RAW["n_params"]
     for name in odd.keys() & own.keys():
         assert own[name] == odd[name], "nobody foretells what the user has set"
-
-
-def test_the_space_has_no_knob_that_does_not_reach_the_command(tmp_path: Path) -> None:
-    raw, trainer = tmp_path / "raw", tmp_path / "trainer"
-    raw.mkdir()
-    trainer.mkdir()
-    assert "recompute" not in engine_of(raw).space.domains
-    assert "recompute" in engine_of(trainer, TRAINER).space.domains
 
 
 def test_a_batch_that_no_power_of_two_is_stays_a_choice(tmp_path: Path) -> None:
@@ -397,31 +385,26 @@ def test_pairs_of_rows_are_asked_for_and_priced(tmp_path: Path) -> None:
 def test_a_batch_that_nothing_reaches_is_no_choice(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, {**RAW, "asks_micro_batch": False})
     assert engine.space.domains["micro_batch"].values == (4,)
-    (remark,) = (line for line in engine.remarks() if "no trial changes micro_batch" in line)
-    assert "{micro_batch=4}" in remark
 
 
 @pytest.mark.parametrize(
-    "description", [RAW, TRAINER, BY_ARGUMENTS], ids=["raw", "trainer", "by_arguments"]
+    ("changes", "remark", "unsaid"),
+    [
+        (
+            {"config_written": {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}},
+            "zero_optimization.stage: your file says 3, and 1 arrived",
+            "bf16",
+        ),
+        ({"engines": 3, "engines_trained": 2}, "2 of its 3 engines train", "your file says"),
+        ({"asks_micro_batch": False}, "{micro_batch=4}", "engines"),
+    ],
 )
-def test_every_candidate_of_the_lattice_keeps_the_batch(
-    tmp_path: Path, description: dict[str, Any]
+def test_what_is_odd_is_remarked(
+    tmp_path: Path, changes: dict[str, Any], remark: str, unsaid: str
 ) -> None:
-    job = job_of(observed(description), tmp_path)
-    engine = ScriptEngine(job, CPU)
-    candidates = lattice_of(engine).candidates
-    assert len(candidates) > 3
-    assert engine.unchanged in candidates
-    for candidate in candidates:
-        assert candidate.micro_batch * candidate.grad_accum * 2 == job.global_batch
-
-
-def test_what_did_not_arrive_is_remarked(tmp_path: Path) -> None:
-    written = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}
-    engine = engine_of(tmp_path, {**RAW, "config_written": written})
-    said = " ".join(engine.remarks())
-    assert "zero_optimization.stage: your file says 3, and 1 arrived" in said
-    assert "bf16" not in said
+    remarks = " ".join(engine_of(tmp_path, {**RAW, **changes}).remarks())
+    assert remark in remarks
+    assert unsaid not in remarks
 
 
 def test_time_beyond_the_median_step_is_remarked(tmp_path: Path) -> None:
@@ -433,14 +416,6 @@ def test_time_beyond_the_median_step_is_remarked(tmp_path: Path) -> None:
             line for line in ScriptEngine(job_of(ran, folder), CPU).remarks() if "median" in line
         ]
         assert [line[:4] for line in said] == (["47% "] if name == "evaluates" else [])
-
-
-def test_several_engines_are_remarked(tmp_path: Path) -> None:
-    alone, several = engine_of(tmp_path), {**RAW, "engines": 3, "engines_trained": 2}
-    assert not [line for line in alone.remarks() if "engines" in line]
-    said = [line for line in engine_of(tmp_path, several).remarks() if "engines" in line]
-    assert len(said) == 1
-    assert "2 of its 3 engines train" in said[0]
 
 
 def test_every_candidate_has_the_stages_of_the_script_s_pipeline(tmp_path: Path) -> None:
@@ -469,34 +444,7 @@ def test_every_candidate_has_the_stages_of_the_script_s_pipeline(tmp_path: Path)
     assert not edits.configuration
 
 
-@pytest.mark.parametrize(
-    ("words", "knobs", "told"),
-    [
-        (
-            "--config_file conf/acc.yaml t.py",
-            {"zero__stage": 1},
-            ["acc.yaml: deepspeed_config.zero_stage: 1"],
-        ),
-        (
-            "--zero_stage 2 t.py",
-            {"zero__stage": 1, "offload__optimizer": "cpu"},
-            [
-                'default_config.yaml: deepspeed_config.offload_optimizer_device: "cpu"',
-                "your command: --zero_stage: 1",
-            ],
-        ),
-        (
-            "--config_file acc.yaml t.py",
-            {"zero__stage": 1, "overlap_comm": True},
-            [
-                "a ds_config that deepspeed_config_file in acc.yaml names: "
-                f"zero_optimization.{one}"
-                for one in ("overlap_comm: true", "stage: 1")
-            ],
-        ),
-    ],
-    ids=["file", "flag", "no word"],
-)
+@cases("words", "knobs", "told")
 def test_a_change_of_accelerate_s_settings_is_told_in_its_words(
     tmp_path: Path, words: str, knobs: dict[str, Any], told: list[str]
 ) -> None:

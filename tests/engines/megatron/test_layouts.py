@@ -189,20 +189,6 @@ def test_every_task_has_the_layouts_that_loops_find(asked):
     assert not differing(rows_of(lay_out(asked)), expected)
 
 
-def test_degrees_multiply_to_the_world_and_batches_to_the_global_one():
-    rows = lay_out(task(world=4096, global_batch=1536, n_layers=126)).columns
-    assert (rows["tp"] * rows["pp"] * rows["cp"] * rows["dp"] == 4096).all()
-    assert (rows["micro_batch"] * rows["grad_accum"] * rows["dp"] == 1536).all()
-    # 126 layers and the two ends make 128: the only pipelines of 16 stages that are even.
-    is_even = rows["stages"] == 0
-    assert set(rows["ends_as_layers"][(rows["pp"] == 16) & is_even]) == {1}
-
-
-def test_no_layout_is_there_twice():
-    rows = rows_of(lay_out(task(n_experts=4)))
-    assert len(set(rows)) == len(rows)
-
-
 @cases("changes", "rule")
 def test_a_job_without_a_legal_layout_says_what_refuses_the_nearest(changes, rule):
     with pytest.raises(NothingFeasibleError) as error:
@@ -213,21 +199,11 @@ def test_a_job_without_a_legal_layout_says_what_refuses_the_nearest(changes, rul
 
 
 def test_a_layout_is_judged_alike_in_columns_and_alone():
-    job = make_job(
-        {
-            "model": "llama-2-7b",
-            "world": 8,
-            "seq_len": 64,
-            "global_batch": 96,
-            "precision": "bf16",
-        },
-        where="test",
-    )
-    engine = MegatronEngine(
-        job, described(FleetWishes(gpu="H100"), shipped_accelerators(), where="--gpu")
-    )
+    keys = {"model": "llama-2-7b", "world": 8, "seq_len": 64, "global_batch": 96}
+    there = described(FleetWishes(gpu="H100"), shipped_accelerators(), where="--gpu")
+    engine = MegatronEngine(make_job({**keys, "precision": "bf16"}, where="test"), there)
     layouts, draw = lay_out(engine._task), random.Random(0)
-    for _ in range(400):
+    for _ in range(150):
         one, other = (layouts[draw.randrange(len(layouts))] for _ in range(2))
         name = draw.choice(sorted(one.values))
         changed = dataclasses.replace(
@@ -257,10 +233,6 @@ def test_more_layouts_than_memory_holds_are_refused(monkeypatch):
     monkeypatch.setattr("autotune.engines.megatron.layouts._MOST_ROWS", 50)
     with pytest.raises(JobError, match="layouts to judge at once, at most 50"):
         lay_out(task())
-
-
-def test_heads_that_no_degree_divides_leave_tensor_parallelism_out():
-    assert set(lay_out(task(n_heads=7, n_kv_heads=7)).columns["tp"]) == {1}
 
 
 BROKEN: dict[str, dict[str, Any]] = yaml.safe_load(
@@ -328,8 +300,6 @@ def test_a_setting_that_is_none_says_what_is(setting, message):
     with pytest.raises(JobError) as error:
         parse_settings([setting], KNOBS)
     assert message in f"{error.value.message} {error.value.hint}"
-    with pytest.raises(JobError, match="already set"):
-        parse_settings(["tp=2", "tp=4"], KNOBS)
 
 
 @pytest.mark.parametrize("layout", ["Ett|tt|m|L", "E|tt|tt|mL"])
@@ -342,25 +312,13 @@ def test_a_written_layout_is_expected_as_it_is_written(tmp_path, layout):
     assert expected["stage_layers"] == [stage.count("t") + stage.count("m") for stage in stages]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("cuda_graphs", "attn"), ("cp_kind", "a2a"), ("fp4", True)]
-)
-def test_what_only_a_gpu_does_has_to_be_seen_in_the_live_engine(tmp_path, name, value):
-    engine = MegatronEngine(job(tmp_path), A100)
-    candidate = one(task_of(job(tmp_path), A100), f"tp=1 cp=2 {name}={str(value).lower()}")
-    assert engine.expected(candidate)[name] == value
-    assert name not in engine.expected(one(task_of(job(tmp_path), A100), "tp=1 cp=2"))
-
-
 @cases("name", "settings")
-def test_overlap_and_moments_are_read_back_where_they_are_off_their_default(
-    tmp_path, name, settings
-):
+def test_what_is_off_its_default_is_read_back(tmp_path, name, settings):
     asked = job(tmp_path, model="tiny-deepseek-v3")
     engine, task = MegatronEngine(asked, A100), task_of(asked, A100)
     candidate = one(task, settings)
     assert engine.expected(candidate)[name] == candidate[name]
-    assert name not in engine.expected(one(task, "tp=1"))
+    assert name not in engine.expected(one(task, "tp=1 cp=2"))
 
 
 def test_stages_with_the_ends_as_layers_are_read_back(tmp_path):
@@ -481,56 +439,22 @@ def as_row(layout):
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "environment", "error", "message"),
-    [
-        ({"lengths": "packed"}, A100, JobError, "lengths"),
-        ({"optimizer": {"type": "Lion"}}, A100, JobError, "Lion"),
-        (
-            {"precision": "fp16"},
-            dataclasses.replace(A100, device_name="Abacus"),
-            FleetError,
-            "H100",
-        ),
-    ],
-)
-def test_what_megatron_does_not_train_is_said(tmp_path, changes, environment, error, message):
-    with pytest.raises(error) as caught:
+@cases("changes", "device", "message")
+def test_what_megatron_does_not_train_is_said(tmp_path, changes, device, message):
+    environment = dataclasses.replace(A100, device_name=device)
+    with pytest.raises((JobError, FleetError)) as caught:
         task_of(job(tmp_path, **changes), environment)
     assert message in f"{caught.value.message} {caught.value.hint}"
 
 
-@pytest.mark.parametrize(
-    ("there", "named", "unnamed"),
-    [
-        ({}, set(), {"transformer_impl", "no_gradient_accumulation_fusion"}),
-        (
-            {"has_apex": False},
-            {"no_gradient_accumulation_fusion", "no_masked_softmax_fusion"},
-            {"transformer_impl"},
-        ),
-        (
-            {"has_transformer_engine": False},
-            {"transformer_impl", "no_persist_layer_norm", "no_rope_fusion"},
-            {
-                *("no_gradient_accumulation_fusion", "no_masked_softmax_fusion"),
-                "no_bias_swiglu_fusion",
-            },
-        ),
-        (
-            {"has_transformer_engine": False, "has_apex": False},
-            {"transformer_impl", "no_gradient_accumulation_fusion", "no_masked_softmax_fusion"},
-            {"no_bias_swiglu_fusion"},
-        ),
-    ],
-)
+@cases("there", "named", "unnamed")
 def test_megatron_is_told_which_kernels_are_not_there(tmp_path, there, named, unnamed):
     environment = dataclasses.replace(A100, **there)
     engine = MegatronEngine(job(tmp_path), environment)
     candidate = next(iter(engine.ladder()))[0]
     arguments = json.loads(engine.files(candidate)[ARGUMENTS_FILE])
-    assert named <= set(arguments)
-    assert not unnamed & set(arguments)
+    assert {*named} <= arguments.keys()
+    assert not {*unnamed} & arguments.keys()
 
 
 @pytest.mark.parametrize(

@@ -30,32 +30,12 @@ def model(config: dict[str, Any], **changes: Any) -> Model:
     return model_from_config("m", {**config, **changes}, where="test")
 
 
-@pytest.mark.parametrize(
-    ("config", "changes", "why"),
-    [
-        (D, {"norm_topk_prob": False}, "norm_topk_prob"),
-        (D, {"n_group": 4, "topk_group": 2}, "scored by its best 2"),
-        (D, {"attention_bias": True}, "attention_bias"),
-        (
-            D,
-            {
-                **{"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
-                **{"num_experts_per_tok": 4, "n_group": 4, "topk_group": 2},
-            },
-            "scored by its best 1",
-        ),
-        (D, {"rope_parameters": {**THETA, "rope_type": "linear", "factor": 2.0}}, "linear"),
-        (Q, {"attention_bias": True}, "attention_bias"),
-        (Q, {"hidden_act": "gelu"}, "gelu"),
-        (Q, {"use_sliding_window": True, "sliding_window": 8}, "window of 8"),
-        (G, {"attention_bias": False}, "attention_bias"),
-    ],
-)
+@cases("name", "changes", "why")
 def test_what_megatron_would_train_otherwise_is_refused(
-    config: dict[str, Any], changes: dict[str, Any], why: str
+    name: str, changes: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(JobError, match=why):
-        model_arguments(model(config, **changes), 32)
+        model_arguments(model(MIXTURES[name], **changes), 32)
 
 
 @cases("name", "why")

@@ -16,6 +16,9 @@ from autotune.engines.megatron.stages import (
     written,
 )
 from autotune.job.model import load_model
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 needs_megatron = pytest.mark.skipif(
     find_spec("megatron") is None, reason="megatron-core is not installed"
@@ -92,72 +95,6 @@ def test_megatron_takes_the_layouts_that_are_made(pp: int, vp: int):
     assert by_rank == [list(counts[rank::pp]) for rank in range(pp)]
 
 
-REFUSED_LAYOUTS = {
-    "stages.count": ("Ettt|ttt|ttL", {}),
-    "stages.layers": ("Etttt|tttL", {}),
-    "stages.ends": ("Etttt|L|tttt|L", {}),
-    "stages.mtp": ("Etttt|ttttL", {"mtp_num_layers": 1}),
-    "stages.alone": ("Etttt|ttttL", {"num_layers_in_first_pipeline_stage": 4}),
-}
-EXPERTS = {
-    "num_moe_experts": 4,
-    "expert_model_parallel_size": 2,
-    "moe_token_dispatcher_type": "alltoall",
-    "bf16": True,
-    "add_bias_linear": False,
-}
-OVERLAP = {**EXPERTS, "overlap_moe_expert_parallel_comm": True}
-SHARED = {"moe_shared_expert_intermediate_size": 8, "moe_shared_expert_overlap": True}
-
-
-def selective(module: str) -> dict[str, Any]:
-    return {"recompute_granularity": "selective", "recompute_modules": [module]}
-
-
-def graphs(*scope: str) -> dict[str, Any]:
-    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": [*scope]}
-
-
-REFUSED_SETTINGS = {
-    "overlap_experts.ranks": {**OVERLAP, "expert_model_parallel_size": 1},
-    "overlap_experts.chunks": {**OVERLAP, "pipeline_model_parallel_size": 2},
-    "overlap_experts.dispatcher": {**OVERLAP, "moe_token_dispatcher_type": "allgather"},
-    "overlap_experts.recompute": {
-        **OVERLAP,
-        **{"recompute_granularity": "full", "recompute_method": "uniform"},
-        "recompute_num_layers": 1,
-    },
-    "overlap_experts.precision": {**OVERLAP, "bf16": False},
-    "overlap_experts.shared": {**OVERLAP, **SHARED},
-    "overlap_experts.mtp": {**OVERLAP, "mtp_num_layers": 1},
-    "delay_weight_grads.overlap": {**EXPERTS, "delay_wgrad_compute": True},
-    "overlap_shared_experts.dispatcher": {
-        **EXPERTS,
-        **SHARED,
-        "moe_token_dispatcher_type": "allgather",
-    },
-    "cuda_graphs.recompute": {
-        **graphs("attn"),
-        **{"recompute_granularity": "full", "recompute_method": "uniform"},
-        "recompute_num_layers": 1,
-    },
-    "cuda_graphs.moe_recompute": {**EXPERTS, **graphs("moe_router"), **selective("moe")},
-    "cuda_graphs.experts": graphs("moe_router"),
-    "cuda_graphs.overlap": {
-        **OVERLAP,
-        **graphs("mlp"),
-        "moe_layer_freq": [0, *[1] * 7],
-    },
-    "cuda_graphs.offload": {
-        **graphs("attn"),
-        **{"cpu_offloading": True, "cpu_offloading_num_layers": 1},
-    },
-    "recompute_modules.latent": selective("mla_up_proj"),
-    "recompute_modules.grouped": {**EXPERTS, **selective("moe_act")},
-    "recompute_modules.shared_overlap": {**EXPERTS, **SHARED, **selective("shared_experts")},
-}
-
-
 def configured(settings: dict[str, Any]) -> None:
     """Make a configuration of Megatron Core, which refuses what clashes."""
     import torch
@@ -170,17 +107,17 @@ def configured(settings: dict[str, Any]) -> None:
 
 
 @needs_megatron
-@pytest.mark.parametrize("rule", REFUSED_LAYOUTS)
+@pytest.mark.parametrize("rule", cases.data["REFUSED_LAYOUTS"])
 def test_megatron_refuses_layouts_as_the_rules_do(rule: str):
-    layout, more = REFUSED_LAYOUTS[rule]
+    layout, more = cases.data["REFUSED_LAYOUTS"][rule]
     named = {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": layout}
     with pytest.raises((AssertionError, ValueError)):
         configured({**named, **more})
 
 
 @needs_megatron
-@pytest.mark.parametrize("rule", REFUSED_SETTINGS)
+@pytest.mark.parametrize("rule", cases.data["REFUSED_SETTINGS"])
 def test_megatron_refuses_settings_of_experts_as_the_rules_do(rule: str):
     with pytest.raises((AssertionError, ValueError)):
-        configured(REFUSED_SETTINGS[rule])
-    configured(EXPERTS)
+        configured(cases.data["REFUSED_SETTINGS"][rule])
+    configured(cases.data["EXPERTS"])

@@ -1,6 +1,7 @@
 """Values of knobs as a whole ds_config chooses them; None: it says nothing."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from autotune.base.nested import look_up
@@ -43,17 +44,13 @@ def _read_experts(config: Mapping[str, Any]) -> Any:
     return section.get("autoep_size") if is_on else None
 
 
-def _read_optimizer_device(config: Mapping[str, Any]) -> Any:
-    return _device(config, _OPTIMIZER)
-
-
-def _read_param_device(config: Mapping[str, Any]) -> Any:
-    return _device(config, "zero_optimization.offload_param")
-
-
-def _device(config: Mapping[str, Any], section: str) -> Any:
+def _device(section: str, config: Mapping[str, Any]) -> Any:
     found = look_up(config, section)
     return found.get("device", "none") if isinstance(found, Mapping) else found
+
+
+_read_optimizer_device = partial(_device, _OPTIMIZER)
+_read_param_device = partial(_device, "zero_optimization.offload_param")
 
 
 def _read_pipeline(config: Mapping[str, Any]) -> Any:

@@ -159,11 +159,6 @@ def elements_in_partition(values: Knobs, context: Context) -> int:
     return min(elements_per_rank(values, context), -(-model.n_params // dp) + padding)
 
 
-def has_adam(_: Knobs, context: Context) -> bool:
-    """Whether the job trains with Adam or AdamW, of which there are several implementations."""
-    return context.optimizer in ADAM
-
-
 def _fold_recompute(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
     # Layers 0, K, 2K, ...: from K = n_layers on it is the first layer alone. In a pipeline K
     # layers of a stage together: from the longest stage's on, all of every stage.

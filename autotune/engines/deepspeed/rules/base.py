@@ -10,8 +10,8 @@ from autotune.base.nested import Unknown, as_written, merge, nested
 from autotune.devices.hardware import Environment
 from autotune.engines.communication.base import Communication
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
-from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.sections import CANONICAL, ELEMENTS
+from autotune.engines.releases import is_at_least
 from autotune.job.model_shape import ModelShape
 from autotune.space.rule import Finding, Patch, UnknownFactError
 
@@ -263,11 +263,6 @@ class Setup:
         return str(self.ds_config.get("gradient_allreduce_op", "mean")).lower()
 
     @property
-    def second_copy_ranks(self) -> Any:
-        """Ranks that share a second copy of the weights (ZeRO++); 1: there is none."""
-        return self.zero.get("zero_hpz_partition_size", 1)
-
-    @property
     def whole_nodes(self) -> int | None:
         """Nodes that the ranks fill; None where the devices of a node are not known."""
         devices = self.environment.n_devices
@@ -291,24 +286,9 @@ class Setup:
         return model.n_layers + 2 + (model.max_seq_len is not None) + model.tied_embeddings
 
     @property
-    def grad_accum_asked(self) -> Any:
-        """Accumulation steps that the configuration names; 1 where it is silent."""
-        return self.ds_config.get("gradient_accumulation_steps") or 1
-
-    @property
     def runs_zenflow(self) -> bool:
         """Whether the device is one that ZenFlow runs on at the stage."""
         return self.stage < 3 or self.accelerator == "cuda"
-
-    @property
-    def zenflow_update_interval(self) -> Any:
-        """ZenFlow's interval of updates, which is DeepSpeed's to choose by default."""
-        return self.zero_section("zenflow").get("update_interval", "auto")
-
-    @property
-    def zenflow_select_interval(self) -> Any:
-        """The same of its selections."""
-        return self.zero_section("zenflow").get("select_interval", "auto")
 
     @cached_property
     def batch_ranks(self) -> int:
@@ -371,14 +351,9 @@ def autotp_size(ds_config: Mapping[str, Any]) -> int:
     return max(1, int(size)) if ELEMENTS.accepts(size) else 1
 
 
-def zero(stage: Any = None, **keys: Any) -> dict[str, Any]:
-    """The `zero_optimization` section alone; None: without a stage."""
-    return {"zero_optimization": keys if stage is None else {"stage": stage, **keys}}
-
-
-def offload(stage: int | None = None, **keys: Any) -> dict[str, Any]:
-    """The `zero_optimization` section alone, with the optimizer offloaded to the CPU."""
-    return zero(stage, offload_optimizer={"device": "cpu", **keys})
+def zero(**keys: Any) -> dict[str, Any]:
+    """The `zero_optimization` section alone."""
+    return {"zero_optimization": keys}
 
 
 def params(**keys: Any) -> dict[str, Any]:

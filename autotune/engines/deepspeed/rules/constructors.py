@@ -7,14 +7,15 @@ refused where both were; nobody says anything where only one was.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.engines.deepspeed.rules.base import Setup, as_section
-from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.releases import is_at_least
 
 DATA_FILE = Path(__file__).with_name("constructors.json")
 
@@ -36,7 +37,7 @@ class Constructor:
     """Parameters that a configuration can give, in the order of the signature."""
     needs: Sequence[str] = ()
     """Parameters without a default."""
-    texts: frozenset[str] = frozenset()
+    texts: Collection[str] = ()
     """Parameters that are words, or may be: what they say was not tried."""
     never: str = ""
     """Error that it raised with anything that a file can hold; empty: a file can make it."""
@@ -47,16 +48,6 @@ class Constructor:
     range, of lists for each length and each item."""
     wants: Mapping[str, str] = field(default_factory=dict)
     """Parameter -> its legal values in words; none where they are no numbers."""
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """The same, to ask of many configurations; DeepSpeed takes care of max_grad_norm."""
-        return frozenset((*self.takes, "max_grad_norm"))
-
-    @cached_property
-    def names_with_taken_out(self) -> frozenset[str]:
-        """The same for an Adam."""
-        return self.names | frozenset(TAKEN_OUT)
 
     def refusal(self, parameter: str, value: Any, *, accelerator: str) -> str:
         """Error that a value raises, as `type: message`; empty: none, as far as was tried."""
@@ -163,7 +154,7 @@ def _of_release(path: str, version: str, torch_version: str) -> Constructor | No
 
 @cache
 def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = json.loads(DATA_FILE.read_text(encoding="utf-8"))
+    data: Mapping[str, Any] = table_beside(__file__, DATA_FILE.name)
     return data
 
 
@@ -176,13 +167,7 @@ def _constructor(path: str) -> Constructor | None:
     prefix = "torch.optim" if group == "optimizers" else "torch.optim.lr_scheduler"
     return Constructor(
         name=name.replace("torch", prefix, 1) if name.startswith("torch.") else name,
-        takes=tuple(recorded["takes"]),
-        needs=tuple(recorded["needs"]),
-        texts=frozenset(recorded.get("texts", ())),
-        never=recorded.get("never", ""),
-        alone=recorded.get("alone", ""),
-        refuses=recorded.get("refuses", {}),
-        wants=recorded.get("wants", {}),
+        **recorded,
     )
 
 

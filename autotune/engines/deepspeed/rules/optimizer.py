@@ -41,13 +41,9 @@ def _unknown_type(setup: Setup) -> Finding | None:
 def _unknown_param(setup: Setup) -> list[Finding] | None:
     given = setup.optimizer_params
     made = optimizer_of(setup) if given else None
-    if made is None or made.name == "Muon":
+    if made is None or made.name == "Muon" or made.never:
         return None
-    is_adam = setup.optimizer in ("adam", "adamw")
-    known = made.names_with_taken_out if is_adam else made.names
-    if given.keys() <= known or made.never:
-        return None
-    also = ("max_grad_norm", *(TAKEN_OUT if is_adam else ()))
+    also = ("max_grad_norm", *(TAKEN_OUT if setup.optimizer in ("adam", "adamw") else ()))
     return unknown_arguments("optimizer", made, given, also)
 
 

@@ -1,7 +1,7 @@
 """The plain setup that every `Case` of a witness differs from: legal, small, and it trains."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from autotune.base.nested import merge
@@ -46,6 +46,10 @@ _SUPPORTS_TP = frozenset({"llama"})
 _SUPPORTS_RECOMPUTE = frozenset({"llama", "gpt2"})
 _SUPPORTS_SP = frozenset({"llama", "mixtral"})
 _ADAPTER_PARAMS = 3_000
+_SAME = {field.name for field in fields(Case)} & {field.name for field in fields(Setup)} - {
+    *("ds_config", "model", "accelerator")
+}
+"""What a case says as a setup does."""
 
 
 def config_of(case: Case) -> dict[str, Any]:
@@ -74,12 +78,7 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
     return Setup(
         ds_config=config_of(case),
         ranks=case.world,
-        tp=case.tp,
-        pp=case.pp,
-        global_batch=case.global_batch,
-        seq_len=case.seq_len,
-        recompute=case.recompute,
-        precision=case.precision,
+        **{name: getattr(case, name) for name in _SAME},
         model=replace(
             PLAIN_SHAPE,
             n_params=adapters or whole,
@@ -95,15 +94,9 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
         environment=environment(
             version=version, fp16=case.fp16_supported, accelerator=case.accelerator
         ),
-        attention=case.attention,
-        loss_chunk_tokens=case.loss_chunk_tokens,
-        mlp_chunk_tokens=case.mlp_chunk_tokens,
-        offload_activations=case.offload_activations,
-        compile=case.compile,
         supports_loss_chunks=architecture in _SUPPORTS_RECOMPUTE,
         supports_mlp_chunks=architecture in _SUPPORTS_RECOMPUTE,
         pipeline_refusal=pipeline_refusal,
-        sp_by_script=case.sp_by_script,
         supports_sp=architecture in _SUPPORTS_SP,
     )
 

@@ -1,9 +1,6 @@
-"""Releases of DeepSpeed: which the rules know, and which of two is later."""
+"""Releases of DeepSpeed that the rules know."""
 
-import math
-from functools import lru_cache
-
-from packaging.version import InvalidVersion, Version
+from autotune.engines.releases import release_of
 
 READ = (
     *("0.16.0", "0.16.9", "0.17.6", "0.18.6", "0.18.9", "0.19.0", "0.19.6", "0.19.7", "0.19.8"),
@@ -16,20 +13,6 @@ TRIED = ("0.16.9", "0.18.6", "0.19.8")
 OLDEST_READ, NEWEST_READ = READ[0], READ[-1]
 
 
-@lru_cache(maxsize=64)
-def release_of(version: str) -> tuple[float, ...]:
-    """The release numbers of a version: `0.19.8+cpu` -> (0, 19, 8); unreadable: the newest."""
-    try:
-        return Version(version).release
-    except InvalidVersion:
-        return (math.inf,)
-
-
 def is_read(version: str) -> bool:
     """True if the rules were read off a release, or off one before it and one after it."""
     return release_of(OLDEST_READ) <= release_of(version) <= release_of(NEWEST_READ)
-
-
-def is_at_least(version: str, release: str) -> bool:
-    """Whether a version is of the release named, or of a later one."""
-    return release_of(version) >= release_of(release)

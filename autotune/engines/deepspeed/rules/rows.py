@@ -1,7 +1,8 @@
 """Rules of the form "A needs B" and "A excludes B": the rows of `rows.json`.
 
 A row has cases, of which the first that holds is told. `where` names facts with what each has to
-be: `@name` is an attribute of `Setup`, any other name a dotted key of the configuration. A fact is
+be: `@name` is an attribute of `Setup`, any other name a dotted key of the configuration, and what
+stands behind a `?` counts where it is not there. A fact is
 
 - one value, or a list of which it is one (`null`: it is not there);
 - `{"not": ...}`, none of these;
@@ -23,7 +24,7 @@ from autotune.base.data import table_beside
 from autotune.engines.deepspeed.rules.base import Setup, section_at
 from autotune.space.rule import Choice, Finding, Rule
 
-_NAME = r"@?[a-z_0-9.]+"
+_NAME = r"@?[a-z_0-9.?]+"
 _PLACE = re.compile(rf"\{{({_NAME})(?::([^}}]+))?\}}")
 
 _Read = Callable[[Setup], Any]
@@ -33,6 +34,10 @@ _Condition = tuple[_Read, Sequence[Any], bool]
 
 def _reader(name: str) -> _Read:
     """Finds a fact in a setup; a lattice asks many, so the shortest way to each."""
+    if "?" in name:
+        found, usual = _reader(name.partition("?")[0]), name.partition("?")[2]
+        default: Any = int(usual) if usual.isdecimal() else usual
+        return lambda setup: default if (value := found(setup)) is None else value
     if name.startswith("@model."):
         size = name.removeprefix("@model.")
         return lambda setup: getattr(setup.model, size, None)
@@ -75,7 +80,7 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and ("." in value or value.startswith("@"))
+    return isinstance(value, str) and not {".", "@", "?"}.isdisjoint(value)
 
 
 def _compared(one: Any, other: Any, compares: Callable[[Any, Any], bool]) -> bool:

@@ -59,7 +59,7 @@ def _missing_params(setup: Setup) -> Finding | None:
 def _unknown_param(setup: Setup) -> list[Finding] | None:
     given = as_section(setup.section("scheduler").get("params"))
     made = scheduler_of(setup) if given else None
-    if made is None or made.never or given.keys() <= made.names:
+    if made is None or made.never:
         return None
     return unknown_arguments("scheduler", made, given)
 

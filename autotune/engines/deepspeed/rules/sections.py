@@ -20,7 +20,7 @@ from autotune.base.data import table_beside
 from autotune.base.names import misspelt
 from autotune.base.nested import Unknown, key_in_words
 from autotune.base.secrecy import HIDDEN, holds_secret
-from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.releases import is_at_least
 from autotune.space.rule import Facts, UnknownFactError
 
 AUTO = "auto"

@@ -5,8 +5,8 @@ from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup, as_section, moved, removal, zero
 from autotune.engines.deepspeed.rules.constructors import TAKEN_OUT, takes
-from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.sections import SECTIONS, Key, dotted, known_items, sections
+from autotune.engines.releases import is_at_least
 from autotune.space.rule import Choice, Finding, Patch, rule
 
 REMOVED_OPTIMIZERS: Mapping[str, str] = {

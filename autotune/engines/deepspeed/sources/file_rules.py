@@ -1,11 +1,10 @@
 """Rules about files and their readers: `file_rules.json` has the words, callers the facts."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.space.rule import Choice, Consequence, Level, Moves, Patch, Violation
 
 
@@ -24,10 +23,7 @@ class FileRule:
 
 
 FILE_RULES: Mapping[str, FileRule] = {
-    name: FileRule(**row)
-    for name, row in json.loads(
-        Path(__file__).with_name("file_rules.json").read_text(encoding="utf-8")
-    ).items()
+    name: FileRule(**row) for name, row in table_beside(__file__, "file_rules.json").items()
 }
 """Rules about the file itself, and about consumers other than DeepSpeed."""
 

@@ -68,24 +68,15 @@ def made_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
         {name: arguments.get(name, default) for name, default in table.items()}
         for table in (PROGRAMS["lightning"][section] for section in _TABLES)
     )
-    nvme_path = arguments.get("nvme_path", "/local_nvme")
-    pin = arguments.get("pin_memory", False)
-    if arguments.get("offload_optimizer"):
-        zero["offload_optimizer"] = {
-            "device": arguments.get("offload_optimizer_device", "cpu"),
-            "nvme_path": nvme_path,
-            "buffer_count": arguments.get("optimizer_buffer_count", 4),
-            "pin_memory": pin,
-        }
-    if arguments.get("offload_parameters"):
-        zero["offload_param"] = {
-            "device": arguments.get("offload_params_device", "cpu"),
-            "nvme_path": nvme_path,
-            "buffer_count": arguments.get("params_buffer_count", 5),
-            "buffer_size": arguments.get("params_buffer_size", 100_000_000),
-            "max_in_cpu": arguments.get("max_in_cpu", 1_000_000_000),
-            "pin_memory": pin,
-        }
+    for switch, section in (
+        ("offload_optimizer", "offload_optimizer"),
+        ("offload_parameters", "offload_param"),
+    ):
+        if arguments.get(switch):
+            zero[section] = {
+                key: arguments.get(name, default)
+                for key, (name, default) in PROGRAMS["lightning"][section].items()
+            }
     config: dict[str, Any] = {"activation_checkpointing": checkpointing, "aio": aio}
     if arguments.get("zero_optimization", True):
         config["zero_allow_untested_optimizer"] = arguments.get(

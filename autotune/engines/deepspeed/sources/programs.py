@@ -7,12 +7,10 @@ deepspeed_args.py, less `fp32_allreduce`, which no DeepSpeed reads. Lightning:
 pytorch/strategies/deepspeed.py (register_strategies, DeepSpeedStrategy).
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-PROGRAMS: Mapping[str, Mapping[str, Any]] = json.loads(
-    Path(__file__).with_name("programs.json").read_text(encoding="utf-8")
-)
+from autotune.base.data import table_beside
+
+PROGRAMS: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "programs.json")
 """Program -> what is recorded of it; `files` tells files of other kinds."""

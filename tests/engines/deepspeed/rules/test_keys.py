@@ -5,8 +5,8 @@ import json
 import deepspeed
 import pytest
 
-from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.sections import SECTIONS, Key
+from autotune.engines.releases import is_at_least
 from tests.record_keys import DATA_FILE, recorded
 
 pytestmark = pytest.mark.real

@@ -15,8 +15,8 @@ import pytest
 from autotune.base.nested import merge
 from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed.rules import judge
-from autotune.engines.deepspeed.rules.releases import release_of
 from autotune.engines.deepspeed.rules.witnesses import Case, Witness
+from autotune.engines.releases import release_of
 from tests.engines.deepspeed.rules.cases import NEWEST, setup_of, witnesses
 from tests.engines.deepspeed.rules.witness_runs import key_of, run_cases, swaps
 

@@ -22,6 +22,13 @@ CASE_S = 10.0
 """Time for a case, on the mean."""
 
 
+_SAME = (
+    *("world", "pp", "recompute", "attention", "loss_chunk_tokens", "mlp_chunk_tokens", "compile"),
+    *("precision", "seq_len", "fp16_supported"),
+)
+"""What the driver is told as the case says it."""
+
+
 def key_of(case: Case) -> str:
     """Two cases with the same key are the same run: the driver is told the same."""
     return json.dumps(_run_of(case), sort_keys=True)
@@ -69,21 +76,12 @@ def swaps(case: Case) -> bool:
 
 def _run_of(case: Case) -> dict[str, Any]:
     return {
-        "world": case.world,
+        **{name: getattr(case, name) for name in _SAME},
         "config": config_of(case),
         "model": model_of(case),
         "source": source_of(model_of(case)),
         # AutoTP is told by the configuration alone.
         "tp": case.tp if case.pp > 1 else None,
-        "pp": case.pp,
-        "recompute": case.recompute,
-        "attention": case.attention,
-        "loss_chunk_tokens": case.loss_chunk_tokens,
-        "mlp_chunk_tokens": case.mlp_chunk_tokens,
-        "compile": case.compile,
         "sp": case.sp_by_script,
         "optimizer": case.script_optimizer,
-        "precision": case.precision,
-        "seq_len": case.seq_len,
-        "fp16_supported": case.fp16_supported,
     }
