@@ -44,8 +44,8 @@ def test_a_launch_line_with_variables_arrays_and_a_here_document():
         *("torchrun", "--nproc-per-node", "2", "train.py", "--deepspeed", "ds.json"),
         *("--per_device_train_batch_size", "4", "--bf16", "--output_dir", "out/$(date +%s)"),
     ]
-    assert launch.variables["CUDA_VISIBLE_DEVICES"].text == "0"
-    assert launch.variables["OMP_NUM_THREADS"].text == "4"
+    assert launch.variables["CUDA_VISIBLE_DEVICES"] == "0"
+    assert launch.variables["OMP_NUM_THREADS"] == "4"
     assert SCRIPT[launch.words[7].start] == "4"  # where the variable is set
 
 
@@ -296,7 +296,7 @@ def test_a_file_beside_it_that_it_sources_is_followed(tmp_path):
     assert [word.text for word in launch.words[2:]] == ["--train", "4", "--name", "c"]
     used = text.index('"${ARGS[@]}"')
     assert [word.start for word in launch.words[2:]] == [*[used] * 3, text.index("c\n")]
-    assert launch.variables["N"].text == "4"
+    assert launch.variables["N"] == "4"
     assert shell.sourced == (tmp_path / "args.sh",)
     assert read_shell(text, tmp_path / "run.sh").sourced == ()
 
