@@ -87,6 +87,8 @@ _MOST_NESTED = 60
 """Blocks in one another: no launch has more."""
 _MOST_CALLED = 2**14
 """Words of functions that are gone through in all their calls, at most."""
+_MOST_ROUNDS = 64
+"""Rounds of loops over known words, at most."""
 _MOST_PUT = 2**20
 """Characters that variables put into a file, at most: each line may double what one holds."""
 
@@ -310,7 +312,7 @@ class _Reader:
         self._is_rehearsed = False
         """Whether a loop is gone through to see what it changes."""
         self._n_options_read = 0
-        self._depth = self._n_nested = self._n_called = self._n_put = 0
+        self._depth = self._n_nested = self._n_called = self._n_rounds = self._n_put = 0
 
     def read_file(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
         """Take all commands of a file, and those of functions that it does not call itself.
@@ -508,22 +510,37 @@ class _Reader:
         return _Truth(runs if has_run is False else has_run, may_differ or truth.may_differ)
 
     def _loop(self, opened: Token) -> _Truth:
-        """Take a loop: what it changes is not known where it begins."""
-        here, begun, why, given = self._here, self._here.at, self._why(opened), _Changes()
-        is_started, n_options_read = self._get("@") is not None, self._n_options_read
-        is_seen, n_commands = self._is_skipped or self._is_rehearsed, len(self.commands)
+        """Take a loop: but in one over known words, what it changes is not known in it."""
+        here, why, given = self._here, self._why(opened), _Changes()
+        is_known, n_read = self._get("@") is not None, self._n_options_read
+        words = self._words()[0] if opened.text in ("for", "select") else []
+        is_seen, begun, n_commands = (
+            self._is_skipped or self._is_rehearsed,
+            here.at,
+            len(self.commands),
+        )
+        if rounds := [] if is_seen else self._rounds(opened, words):
+            for value in rounds:
+                here.at = begun
+                self._put(plain(words[0]), value)
+                self._list(opened, "done")
+            here.at += 1
+            return _OPEN
+        for name in _counted_by(words):
+            given[name] = Value(why=why)
         for _ in () if is_seen else range(2):  # what changes may decide what else does
             self._is_rehearsed = True
             with self._branch(None, dict(given)) as rehearsed:
-                self._body(opened, why)
+                self._list(opened, "done")
             self._is_rehearsed, here.at = False, begun
             del self.commands[n_commands:]
             for name, value in rehearsed.changes.items():
                 before = self._get(name)
                 given[name] = _one_of(name, before, [value, before], why)
         with self._branch(None, given) as branch:
-            self._body(opened, why)
-        if self._n_options_read == n_options_read or is_started:
+            self._list(opened, "done")
+        here.at += 1
+        if self._n_options_read == n_read or is_known:
             self._merge([branch], why)
             return _OPEN
         for name in branch.changes.keys() - {"@"}:  # it is read as started without options
@@ -531,14 +548,17 @@ class _Reader:
             self._put(name, value._replace(why=value.why or why))
         return _OPEN
 
-    def _body(self, opened: Token, why: str) -> None:
-        """Take a loop from behind its keyword to its end."""
-        if opened.text in ("for", "select"):
-            name = plain(self._words()[0][0]) if self._here.ahead() != "\n" else ""
-            for each in touched_by([name]) if name.startswith("((") else [name]:
-                self._put(each, Value(why=why))
-        self._list(opened, "done")
-        self._here.at += 1
+    def _rounds(self, opened: Token, words: Sequence[Chars]) -> list[Value]:
+        """What the variable of a loop over some words is in each round; empty: that is open."""
+        if opened.text != "for" or len(words) < 2 or plain(words[1]) != "in":
+            return []
+        self._doubts = [*self._here.doubts]
+        items = [item for one in words[2:] for item in self._field(one).items]
+        self._n_rounds += len(items)
+        is_open = self._n_rounds > _MOST_ROUNDS or any(
+            UNKNOWN.search(text) or {*text} & {*"*?[{"} for text in map(plain, items)
+        )
+        return [] if is_open else [Value([item]).differing(bool(self._doubts)) for item in items]
 
     def _function(self, opened: Token) -> _Truth:
         """Take the definition of a function, whose commands are those of its calls."""
@@ -735,7 +755,7 @@ class _Reader:
         raw = plain(chars)
         if raw.startswith("$(("):
             self._forget(touched_by([raw[1:]]))
-            names = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", raw[3:-2])
+            names = re.sub(rf"(?<![\w${{])({NAME})\b", r"${\1}", raw[3:-2])
             inside = self._field(unplaced(names), is_split=False)
             number = sum_of(inside.text)
             place = next((at for _, at in inside.chars if default_at(self._text, at)), -1)
@@ -990,12 +1010,9 @@ class _Reader:
         return {"@": Value(given, True).differing(any(map(UNKNOWN.search, words)))}
 
     def _started(self, given: Sequence[str], commands: Sequence[Command]) -> None:
-        """Take what the last command starts, in its place if that starts what it is given."""
-        inner = [[word.text for word in one.words] for one in commands]
-        if given and any(
-            one[-len(given) :] == [*given] or (len(one) > 1 and one == [*given[-len(one) :]])
-            for one in inner
-        ):
+        """Take what the last command starts, in its place if that uses what it is given."""
+        inner = {word.text for one in commands for word in one.words}
+        if not inner.isdisjoint(given):
             self.commands.pop()
         self.commands += commands
 
@@ -1013,6 +1030,12 @@ class _Reader:
             within = (*self._here.within, *words)
             with contextlib.suppress(OpenError):
                 self.read(chars, self._here.path, within, tuple(self._doubts))
+
+
+def _counted_by(words: Sequence[Chars]) -> Sequence[str]:
+    """Variables of a loop of some words: `N in ...`, `((N=0; N<8; N++))`."""
+    first = plain(words[0]) if words else ""
+    return touched_by([first]) if first.startswith("((") else [first] * bool(first)
 
 
 def _name(text: str) -> str:
