@@ -14,7 +14,7 @@ from autotune.base.secrecy import is_secret
 from autotune.engines.launches import PROGRAMS, slurm
 from autotune.engines.launches.files import text_near
 from autotune.engines.launches.shell_words import UNKNOWN
-from autotune.job.observed import PLACEHOLDER
+from autotune.job.command import PLACEHOLDER
 
 GPUS_OF_CONTAINER = "GPUS_OF_CONTAINER"
 """A variable of ours, which a job in YAML gives to the commands of a container."""
