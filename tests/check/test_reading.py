@@ -317,17 +317,6 @@ def test_lightning_makes_the_configuration_of_a_named_strategy(tmp_path):
         read(write(tmp_path, LIGHTNING.replace("deepspeed_stage_3_offload", "ddp"), "d.yaml"))
 
 
-def test_what_lightning_puts_in_itself_is_no_fault_of_the_file(tmp_path):
-    """It writes `aio.thread_count` and `allgather_partitions`, which nothing reads."""
-    strategy = "deepspeed_stage_2"
-    path = write(tmp_path, yaml.safe_dump({"trainer": {"strategy": strategy}}), "config.yaml")
-    assert rules(checked(path)) == []
-    arguments = {"class_path": "lightning.pytorch.strategies.DeepSpeedStrategy"}
-    asked = arguments | {"init_args": {"stage": 2, "sub_group_size": 5}}
-    text = yaml.safe_dump({"trainer": {"strategy": asked}})
-    assert rules(checked(write(tmp_path, text, "config.yaml"))) == ["zero.inert_key"]
-
-
 @pytest.mark.parametrize("has_file", [True, False])
 def test_lightning_takes_a_configuration(tmp_path, has_file):
     config = {"zero_optimization": {"stage": 2, "overlap_com": True}} | NOTHING
@@ -579,15 +568,6 @@ def test_a_foreign_file_that_names_a_file_elsewhere_holds_none(tmp_path):
     text = "services: {t: {image: x, environment: {DS_CONFIG: /opt/elsewhere/ds.json}}}\n"
     with pytest.raises(NotADsConfigError, match=r"it names /opt/elsewhere/ds\.json, which is not"):
         read(write(tmp_path, text, "docker-compose.yml"))
-
-
-def test_names_of_accelerates_inside_of_zero_optimization_are_known(tmp_path):
-    zero = {"stage": 2, "offload_optimizer_device": "cpu"}
-    report = checked(write(tmp_path, RAW | {"zero_optimization": zero}))
-    assert "DeepSpeed calls it zero_optimization.offload_optimizer.device" in (
-        report.found[0].violation.message
-    )
-    assert report.fixed_text is None
 
 
 @cases("flags", "changes", "is_refused")

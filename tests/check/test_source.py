@@ -431,63 +431,6 @@ def test_a_lost_backslash_is_told_with_what_it_costs(tmp_path, monkeypatch):
     assert found["huggingface.default_mismatch"].level == "error"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "torchrun --nproc_per_node 2 fit.py",
-        "torchrun --nproc_per_node 2 fit.py --ds ds_config.json",
-        "deepspeed --num_gpus 2 fit.py --our_config ds_config.json --lr 3",
-        "torchrun --nproc_per_node 2 fit.py --ds ds_config.json --do_train",
-    ],
-)
-def test_a_line_that_does_not_tell_the_reader_leaves_it_to_the_file(tmp_path, line):
-    report = checked(write(tmp_path, AUTO), launch=line)
-    assert report.source.consumer is Consumer.TRAINER
-    assert (report.found, report.world) == ((), 2)
-    (open_,) = report.not_judged
-    assert str(open_) == 'who fills in "auto" (fit.py is not there to be read)'
-
-
-LISTS = {
-    "train_micro_batch_size_per_gpu": "auto",
-    "zero_optimization": {"stage": [1, 2]},
-    "autotuning": {"enabled": True},
-}
-MAPPED = {"enabled": True, "arg_mappings": {"train_micro_batch_size_per_gpu": "--batch"}}
-
-
-@pytest.mark.parametrize(
-    ("config", "how", "errors"),
-    [
-        (LISTS, {"launch": "deepspeed --autotuning tune fit.py --deepspeed_config ds.json"}, []),
-        (LISTS, {"consumer": Consumer.ACCELERATE}, ["schema.section_value"]),
-        (
-            LISTS,
-            {"launch": "deepspeed fit.py --deepspeed ds.json"},
-            ["schema.section_value"],
-        ),
-        (
-            LISTS,
-            {"launch": "deepspeed --autotuning run fit.py --deepspeed ds.json"},
-            ["huggingface.arg_mappings"],
-        ),
-        (
-            LISTS | {"autotuning": MAPPED},
-            {"launch": "deepspeed --autotuning run fit.py --deepspeed ds.json"},
-            [],
-        ),
-    ],
-)
-def test_what_autotuning_means_depends_on_who_starts_it(tmp_path, config, how, errors):
-    report = checked(write(tmp_path, config, "ds.json"), **how)
-    assert [one.violation.rule for one in report.found if one.violation.level == "error"] == errors
-
-
-def test_without_a_line_it_is_not_judged_what_the_autotuner_would_do(tmp_path):
-    report = checked(write(tmp_path, LISTS))
-    assert [one.what for one in report.not_judged] == ["autotuning"]
-
-
 WRITES = """#!/bin/bash
 HERE=$(dirname "$0")
 MICRO=2
@@ -539,61 +482,6 @@ def test_a_file_behind_a_folder_of_the_shells_is_found(tmp_path, monkeypatch, fo
             checked(path)
     else:
         assert checked(path).found == ()
-
-
-@pytest.mark.parametrize(
-    ("config", "how", "what", "why"),
-    [
-        (
-            {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2},
-            {},
-            "what the number of ranks decides",
-            "give it with --world",
-        ),
-        (
-            AUTO | {"gradient_clipping": 0.5},
-            {},
-            "gradient_clipping against max_grad_norm",
-            "give the line with --launch",
-        ),
-        (
-            AUTO | {"gradient_clipping": 0.5},
-            {"launch": "torchrun fit.py --deepspeed ds.json --max_grad_norm $CLIP"},
-            "gradient_clipping against max_grad_norm",
-            "only the shell knows $CLIP",
-        ),
-        (
-            AUTO | {"gradient_clipping": 0.5},
-            {"launch": "torchrun fit.py $MORE --deepspeed ds.json"},
-            "gradient_clipping against max_grad_norm",
-            "only the shell knows $MORE",
-        ),
-        (
-            AUTO | {"gradient_clipping": 0.5},
-            {"launch": "torchrun fit.py --deepspeed ds.json"},
-            "gradient_clipping against max_grad_norm",
-            "fit.py is not there to be read",
-        ),
-    ],
-)
-def test_what_decides_and_is_not_read_is_named(tmp_path, config, how, what, why):
-    report = checked(write(tmp_path, config, "ds.json"), **how)
-    assert [(one.what, one.why) for one in report.not_judged] == [(what, why)]
-    assert report.would_run(fixed=False) is None
-
-
-@pytest.mark.parametrize(
-    ("config", "how"),
-    [
-        ({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, {}),
-        ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}, {"world": 4}),
-        (AUTO, {}),
-        (AUTO | {"gradient_clipping": 1.0}, {}),
-    ],
-)
-def test_where_all_is_read_that_decides_it_would_run(tmp_path, config, how):
-    report = checked(write(tmp_path, config, "ds.json"), **how)
-    assert (report.found, report.not_judged, report.would_run(fixed=False)) == ((), (), True)
 
 
 HANDED = """

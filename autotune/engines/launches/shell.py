@@ -76,7 +76,6 @@ _READ_COMMANDS = (*_SHELLS, "ssh", "sbatch")
 """Commands that read others from a here-document, unless a file or a text is theirs."""
 _OF_PYTHON = ("bin/activate", "conda.sh")
 """Files that choose a Python, and set nothing that a launch is given."""
-_STARTS_NOTHING = ("echo", "printf", "cd", "mkdir", "set", "shift", "exit", "return", "sleep")
 _FOLDER_FLAGS = ("--", "-P", "-L", "-f", "-e")
 """Flags of `cd`, `pwd` and their like after which a folder is the same one."""
 _FOLDERS_ABOVE = 3

@@ -1,0 +1,62 @@
+"""One configuration each: what is found, how it is mended, what is not judged."""
+
+from typing import Any
+
+import yaml
+
+from autotune.base.nested import look_up
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from tests.cases import Cases
+from tests.check.files import checked, messages, rules, write
+
+cases = Cases(__file__)
+
+LINES = {
+    "trainer": "torchrun --nproc_per_node 2 train.py --deepspeed ds_config.json {}",
+    "accelerate": "accelerate launch --use_deepspeed --num_processes 2 {} train.py",
+}
+"""Launch lines by who reads the configuration, with flags."""
+
+
+def facts_of(report) -> dict[str, Any]:
+    """What a row may tell of a report; paths of keys are of findings of the rule named first."""
+    found = [one.violation for one in report.found]
+    errors = [one for one in found if one.level == "error"]
+    return {
+        "rules": rules(report),
+        "errors": [one.rule for one in errors],
+        "errors_at": [at for one in errors for at in one.at],
+        "at": [at for one in found for at in one.at if one.rule == found[0].rule],
+        "consequences": [one.consequence for one in found],
+        "left": [one.rule for one in report.left],
+        "fixed": None if report.fixed_text is None else yaml.safe_load(report.fixed_text),
+        "diff": report.diff,
+        "exit": report.exit_code(fixed=False),
+        "exit_fixed": report.exit_code(fixed=True),
+        "world": report.world,
+        "world_because": report.world_because,
+        "consumer": str(report.source.consumer),
+        "because": report.source.because,
+        "stage": look_up(report.source.config, "zero_optimization.stage"),
+        "unknown": list(report.unknown),
+        "open_names": [one.what for one in report.not_judged],
+        "open": [[one.what, one.why] for one in report.not_judged],
+        "would_run": report.would_run(fixed=False),
+    }
+
+
+@cases("config", "how", "expected")
+def test_what_is_found(tmp_path, config, how, expected):
+    lines = [("launch", LINES[who].format(how[who])) for who in LINES if who in how]
+    name = how.get("name", "ds_config.json")
+    more = {key: value for key, value in how.items() if key not in (*LINES, "name", "consumer")}
+    if "consumer" in how:
+        more["consumer"] = Consumer(how["consumer"])
+    report = checked(write(tmp_path, config, name), **dict(lines), **more)
+    plain = {key: value for key, value in expected.items() if key not in ("has", "lacks", "says")}
+    facts = facts_of(report)
+    assert {key: facts[key] for key in plain} == plain
+    assert {*expected.get("has", ())} <= {*rules(report)}
+    assert {*rules(report)}.isdisjoint(expected.get("lacks", ()))
+    for rule, text in expected.get("says", {}).items():
+        assert text in messages(report, rule)
