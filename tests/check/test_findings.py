@@ -20,7 +20,7 @@ LINES = {
 
 def facts_of(report) -> dict[str, Any]:
     """What a row may tell of a report; paths of keys are of findings of the rule named first."""
-    found = [one.violation for one in report.found]
+    source, found = report.source, [one.violation for one in report.found]
     errors = [one for one in found if one.level == "error"]
     return {
         "rules": rules(report),
@@ -35,9 +35,19 @@ def facts_of(report) -> dict[str, Any]:
         "exit_fixed": report.exit_code(fixed=True),
         "world": report.world,
         "world_because": report.world_because,
-        "consumer": str(report.source.consumer),
-        "because": report.source.because,
-        "stage": look_up(report.source.config, "zero_optimization.stage"),
+        "levels": [one.level for one in found],
+        "consumer": str(source.consumer),
+        "because": source.because,
+        "reader": source.reader,
+        "accelerator": source.accelerator,
+        "per_node": source.per_node,
+        "mixed_precision": source.mixed_precision,
+        "not_for": source.not_for,
+        "path": source.path.name,
+        "config": dict(source.config),
+        "micro": source.arguments.get("per_device_train_batch_size"),
+        "rate": source.arguments.get("learning_rate"),
+        "stage": look_up(source.config, "zero_optimization.stage"),
         "unknown": list(report.unknown),
         "open_names": [one.what for one in report.not_judged],
         "open": [[one.what, one.why] for one in report.not_judged],
@@ -49,10 +59,14 @@ def facts_of(report) -> dict[str, Any]:
 def test_what_is_found(tmp_path, config, how, expected):
     lines = [("launch", LINES[who].format(how[who])) for who in LINES if who in how]
     name = how.get("name", "ds_config.json")
-    more = {key: value for key, value in how.items() if key not in (*LINES, "name", "consumer")}
+    more = {key: how[key] for key in ("launch", "world", "version", "chosen") if key in how}
     if "consumer" in how:
         more["consumer"] = Consumer(how["consumer"])
-    report = checked(write(tmp_path, config, name), **dict(lines), **more)
+    for other, content in how.get("others", {}).items():
+        write(tmp_path, content, other)
+    is_yaml = name.endswith("ml") and not isinstance(config, str)
+    path = write(tmp_path, yaml.safe_dump(config) if is_yaml else config, name)
+    report = checked(path, **dict(lines), **more)
     plain = {key: value for key, value in expected.items() if key not in ("has", "lacks", "says")}
     facts = facts_of(report)
     assert {key: facts[key] for key in plain} == plain

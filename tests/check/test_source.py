@@ -26,12 +26,6 @@ def yaml_file(folder, content, name="accelerate.yaml"):
     return write(folder, yaml.safe_dump(content), name)
 
 
-def test_plain_json_is_deepspeeds(tmp_path):
-    source = read(str(write(tmp_path, RAW)))
-    assert (source.consumer, source.world) == (Consumer.DEEPSPEED, None)
-    assert source.config == RAW
-
-
 def test_a_section_of_an_accelerate_file_is_judged(tmp_path):
     path = yaml_file(tmp_path, ACCELERATE)
     report = checked(path)
@@ -110,21 +104,6 @@ def test_json_is_json_whatever_its_name(tmp_path):
     assert report.fixed_text == once.replace("overlap_com", "overlap_comm")
 
 
-@pytest.mark.parametrize(
-    "outer",
-    [
-        {"deepspeed_config": {"deepspeed_config_file": "zero2.yaml"}, "num_processes": 2},
-        {"output_dir": "out", "deepspeed": "zero2.yaml"},
-    ],
-)
-def test_yaml_that_is_named_as_a_ds_config_is_read_by_nobody(tmp_path, outer):
-    inner = yaml_file(tmp_path, {"zero_optimization": {"stage": 2}} | RAW, "zero2.yaml")
-    report = checked(yaml_file(tmp_path, outer))
-    assert report.source.path == inner
-    assert "file.yaml" in rules(report)
-    assert "file.yaml" not in rules(checked(inner))
-
-
 @pytest.mark.parametrize("name", ["configs/acc.yaml", "acc.yaml", "$CONFIG", "{path}"])
 def test_a_launch_line_may_name_the_file_itself_from_another_folder(tmp_path, name):
     (tmp_path / "configs").mkdir()
@@ -137,34 +116,6 @@ def test_a_launch_line_may_name_the_file_itself_from_another_folder(tmp_path, na
         4,
     )
     assert source.config["zero_optimization"]["stage"] == 3
-
-
-def test_a_file_that_accelerate_does_not_use_deepspeed_for(tmp_path):
-    path = yaml_file(tmp_path, ACCELERATE | {"distributed_type": "MULTI_GPU"})
-    report = checked(path)
-    assert rules(report) == ["huggingface.not_deepspeed"]
-    assert report.exit_code(fixed=False) == 0
-    assert rules(checked(path, launch="accelerate launch --use_deepspeed train.py")) == []
-
-
-@pytest.mark.parametrize(
-    ("said", "line", "per_node"),
-    [
-        ({"num_processes": 16, "num_machines": 2}, None, 8),
-        ({"num_processes": 16, "num_machines": 1}, None, 16),
-        ({"num_processes": 16}, None, None),
-        ({"num_processes": 16, "num_machines": 3}, None, None),
-        ({"num_machines": 2}, "accelerate launch --num_processes 8 train.py", 4),
-        (
-            {"num_processes": 16, "num_machines": 2},
-            "accelerate launch --num_machines 4 train.py",
-            4,
-        ),
-    ],
-)
-def test_the_ranks_of_a_node_are_those_that_accelerate_is_told(tmp_path, said, line, per_node):
-    path = yaml_file(tmp_path, {"deepspeed_config": {"zero_stage": 3}} | said)
-    assert read(path, launch=line).per_node == per_node
 
 
 def test_a_launch_line_for_another_file_is_said(tmp_path, monkeypatch):
@@ -207,20 +158,6 @@ def test_a_value_of_an_accelerate_file_that_is_none_is_named(tmp_path, wrong, sa
         read(path, world=8)
     assert f"{path}: {said}" in raised.value.message
     assert raised.value.hint
-
-
-@pytest.mark.parametrize("unsaid", [-1, None, "$GPUS"])
-def test_an_accelerate_file_may_leave_the_world_to_others(tmp_path, unsaid):
-    path = yaml_file(tmp_path, ACCELERATE | {"num_processes": unsaid, "num_machines": None})
-    assert read(path).world is None
-
-
-def test_what_is_said_comes_before_what_is_read(tmp_path):
-    path = yaml_file(tmp_path, ACCELERATE)
-    line = "accelerate launch --num_processes 2 train.py"
-    assert read(path, launch=line).world == 2
-    assert read(path, launch=line, world=8).world == 8
-    assert read(path, consumer=Consumer.TRAINER).consumer == Consumer.TRAINER
 
 
 @pytest.mark.parametrize("folder", ["", "configs", "a/b"])
@@ -335,39 +272,6 @@ def test_the_ranks_of_a_command_that_a_shell_starts(tmp_path, words, world):
     assert world_in(words, tmp_path) == world
 
 
-@pytest.mark.parametrize(
-    ("launch", "accelerator"),
-    [
-        ("deepspeed train.py --deepspeed_config ds_config.json", None),
-        ("DS_ACCELERATOR=cpu deepspeed train.py --deepspeed_config ds_config.json", "cpu"),
-        ("env DS_ACCELERATOR=cuda torchrun train.py --deepspeed ds_config.json", "cuda"),
-        ("DS_ACCELERATOR=abacus deepspeed train.py --deepspeed_config ds_config.json", None),
-        ("torchrun train.py --use_cpu --deepspeed ds_config.json", "cpu"),
-        ("torchrun train.py --use_cpu false --deepspeed ds_config.json", None),
-        ("torchrun train.py --no_cuda --deepspeed ds_config.json", "cpu"),
-        ("accelerate launch --use_deepspeed --cpu train.py", "cpu"),
-        ("torchrun train.py --cpu --deepspeed ds_config.json", None),
-    ],
-)
-def test_a_launch_line_says_where_it_runs(tmp_path, launch, accelerator):
-    path = write(tmp_path, RAW, "ds_config.json")
-    assert read(path, launch=launch).accelerator == accelerator
-    script = write(tmp_path, f"#!/bin/bash\n{launch}\n", "run.sh")
-    assert read(script).accelerator == accelerator
-
-
-def test_files_say_where_it_runs(tmp_path):
-    assert read(yaml_file(tmp_path, ACCELERATE)).accelerator is None
-    on_cores = yaml_file(tmp_path, ACCELERATE | {"use_cpu": True}, "cores.yaml")
-    assert read(on_cores).accelerator == "cpu"
-    inner = write(tmp_path, AUTO)
-    assert read(inner, accelerate=on_cores).accelerator == "cpu"
-    arguments = yaml_file(tmp_path, {"deepspeed": inner.name, "use_cpu": True}, "arguments.yaml")
-    assert read(arguments).accelerator == "cpu"
-    run = "export DS_ACCELERATOR=cpu\ndeepspeed train.py --deepspeed_config " + inner.name
-    assert read(write(tmp_path, run, "run.sh")).accelerator == "cpu"
-
-
 SECTION = """distributed_type: DEEPSPEED
 num_processes: 2
 mixed_precision: {precision}
@@ -414,13 +318,6 @@ def test_accelerate_starts_scripts_of_trainer_and_of_its_own(
 ):
     report = started(tmp_path, monkeypatch, more, **how)
     assert [(one.violation.rule, one.violation.level) for one in report.found] == found
-
-
-def test_an_auto_of_accelerates_section_is_open_until_the_script_is_known(tmp_path):
-    path = write(tmp_path, SECTION.format(precision="bf16", accumulation="auto"), "two.yaml")
-    report = checked(path)
-    assert report.found == ()
-    assert [one.what for one in report.not_judged] == ["gradient_accumulation_steps=auto"]
 
 
 def test_a_lost_backslash_is_told_with_what_it_costs(tmp_path, monkeypatch):
