@@ -302,11 +302,3 @@ def test_a_number_that_is_text_reaches_trainer_as_text(tmp_path, name, text, fix
 def test_readers_that_convert_are_not_told_so(tmp_path, changes, launch):
     report = checked(arguments_in_yaml(tmp_path, **changes), launch=launch)
     assert "huggingface.number_as_text" not in rules(report)
-
-
-def test_what_accelerate_does_not_start_raises_nothing(tmp_path):
-    section = "deepspeed_config: {zero_stage: 2, offload_optimizer_device: gpu}\n"
-    text = "num_processes: 1\nmixed_precision: bf16\n" + section
-    for kind, code in (("MULTI_GPU", 0), ("DEEPSPEED", 2)):
-        path = write(tmp_path, f"distributed_type: {kind}\n{text}", f"{kind}.yaml")
-        assert checked(path).exit_code(fixed=False) == code

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.app.check import CheckFlags, check_config
 from autotune.engines.deepspeed.sources.consumers import Consumer
-from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
+from tests.check.files import all_chosen, checked, messages, rules, write
 
 ZERO = {"stage": 2, "overlap_com": True, "stage3_max_live_parameters": 1000}
 BROKEN = {
@@ -116,21 +116,6 @@ def test_the_diff_hides_secrets_and_the_fix_keeps_them(tmp_path):
     assert '"api_key": "s3cret"' in report.fixed_text
 
 
-def test_what_comes_to_light_after_a_fix_is_told_as_such(tmp_path):
-    """A removed optimizer is an Adam once it is mended, and then its parameters are judged."""
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "OneBitLamb", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 1},
-    }
-    report = checked(write(tmp_path, config), chosen=["version.removed_optimizer=1"])
-    assert [(one.violation.rule, one.after_fix) for one in report.found] == [
-        ("version.removed_optimizer", False),
-        ("optimizer.untested_with_zero", True),
-    ]
-    assert json.loads(report.fixed_text)["zero_allow_untested_optimizer"] is True
-
-
 def test_sizes_that_fit_no_world_are_said_and_no_world_is_made_up(tmp_path):
     sizes = {
         "train_batch_size": 64,
@@ -166,15 +151,6 @@ def test_a_byte_order_mark_is_read_past_and_kept(tmp_path):
     assert report.fixed_text == text.replace("cliping", "clipping")
     twice = checked(write(tmp_path, text.replace("train_batch_size", "gradient_cliping")))
     assert "file.key_twice" in rules(twice)
-
-
-def test_accelerate_does_not_read_past_a_byte_order_mark(tmp_path):
-    """It opens the file as plain UTF-8, also for Trainer."""
-    path = write(tmp_path, "\ufeff" + json.dumps(AUTO))
-    report = checked(path)
-    assert rules(report) == ["file.byte_order_mark"]
-    assert report.exit_code(fixed=True) == 2
-    assert rules(checked(path, consumer=Consumer.DEEPSPEED)) != rules(report)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Files that are filled in, completed or read by somebody else before DeepSpeed sees them."""
 
-import pytest
-
 from tests.check.files import checked, rules, write
 
 
@@ -19,19 +17,6 @@ def test_placeholders_are_not_judged_and_the_rest_is_checked(tmp_path):
     assert "tensorboard.output_path" not in open_keys
     assert "schema.unknown_key" in rules(report)
     assert report.would_run(fixed=True) is None
-
-
-@pytest.mark.parametrize(
-    ("module", "is_filled"), [("lightning.pytorch.strategies", True), ("accelerate.utils", False)]
-)
-def test_lightning_fills_in_what_the_file_of_a_script_lacks(tmp_path, module, is_filled):
-    script = f"from {module} import DeepSpeedPlugin as Other, DeepSpeedPlugin\nDeepSpeedPlugin()\n"
-    write(tmp_path, script, "train.py")
-    path = write(tmp_path, {"zero_optimization": {"stage": 2}})
-    assert "batch.no_size" in rules(checked(path))
-    launched = checked(path, launch=f"python train.py --config {path.name}")
-    assert ("batch.no_size" not in rules(launched)) is is_filled
-    assert (launched.source.reader == "Lightning") is is_filled
 
 
 def test_a_diff_masks_a_secret_beside_the_change_of_a_long_file(tmp_path):

@@ -86,6 +86,8 @@ _MOST_NESTED = 60
 """Blocks in one another: no launch has more."""
 _MOST_CALLED = 2**14
 """Words of functions that are gone through in all their calls, at most."""
+_MOST_STARTED = 2**18
+"""Characters of files that are started, at most: a test may start one again and again."""
 _MOST_ROUNDS = 64
 """Rounds of loops over known words, at most."""
 _MOST_PUT = 2**20
@@ -311,7 +313,8 @@ class _Reader:
         self._is_rehearsed = False
         """Whether a loop is gone through to see what it changes."""
         self._n_options_read = 0
-        self._depth = self._n_nested = self._n_called = self._n_rounds = self._n_put = 0
+        self._depth = self._n_nested = self._n_rounds = self._n_put = 0
+        self._n_called = self._n_started = 0
 
     def read_file(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
         """Take all commands of a file, and those of functions that it does not call itself.
@@ -342,12 +345,13 @@ class _Reader:
         self._run(_Text(tokens=tokens_of(chars), path=path, within=within, doubts=doubts))
 
     def _run(self, text: _Text) -> None:
-        before = self._here, self._doubts
+        before = self._here, self._doubts, self._is_rehearsed
         self._here, self._depth = replace(text, at=0), self._depth + 1
         try:
             self._list(None)
         finally:
-            (self._here, self._doubts), self._depth = before, self._depth - 1
+            self._here, self._doubts, self._is_rehearsed = before
+            self._depth -= 1
 
     # ------------------------------------------------ blocks
 
@@ -490,14 +494,10 @@ class _Reader:
         opened: Token,
         *ends: str,
     ) -> _Truth:
-        """Take a branch of an `if` or a `case`; whether one has run after it.
+        """Take a branch of an `if` or a `case` by its condition, and add it to those before.
 
-        Args:
-            branches: Those before it, to which it is added.
-            chosen: Whether one of them has run.
-            truth: What its condition says.
-            opened: What begins the block.
-            ends: What ends the branch.
+        Returns:
+            Whether one of them has run; `chosen` says it of those before.
         """
         has_run, may_differ = chosen
         runs = None if has_run is None else truth.holds
@@ -513,15 +513,12 @@ class _Reader:
         here, why, given = self._here, self._why(opened), _Changes()
         is_known, n_read = self._get("@") is not None, self._n_options_read
         words = self._words()[0] if opened.text in ("for", "select") else []
-        is_seen, begun, n_commands = (
-            self._is_skipped or self._is_rehearsed,
-            here.at,
-            len(self.commands),
-        )
+        begun, n_commands = here.at, len(self.commands)
+        is_seen = self._is_skipped or self._is_rehearsed
         if rounds := [] if is_seen else self._rounds(opened, words):
-            for value in rounds:
+            for held in rounds:
                 here.at = begun
-                self._put(plain(words[0]), value)
+                self._put(plain(words[0]), held)
                 self._list(opened, "done")
             here.at += 1
             return _OPEN
@@ -829,16 +826,16 @@ class _Reader:
                 self._put(name, None)
         if names[0] == "read":  # what a here-document gives it, is held where that stands
             if len(names) == 4 and names[1] in ("-a", "-ra", "-ar"):
-                items = [chars for chars in at_blanks(fields[3].chars) if chars]
-                self._put(names[2], Value(items, True).differing(fields[3].may_differ))
+                parts = [chars for chars in at_blanks(fields[3].chars) if chars]
+                self._put(names[2], Value(parts, True).differing(fields[3].may_differ))
             return True
         if names[0] in OPTION_READERS:
             self._n_options_read += 1
         if names[0] == "shift" and (words := self._get("@")) is not None:
             n = names[1] if len(names) > 1 else "1"
-            is_known = words.items is not None and n.isdecimal()
-            items = words.items[int(n) :] if is_known and words.items is not None else None
-            self._put("@", words._replace(items=items))
+            items = words.items
+            left = None if items is None or not n.isdecimal() else items[int(n) :]
+            self._put("@", words._replace(items=left))
         if touched or names[0] == "shift" or names[0].startswith("(("):
             return True
         is_declared = names[0] in DECLARES
@@ -963,17 +960,21 @@ class _Reader:
             text = commands_of_job(text, path)
         elif not is_shell(text, path) and {*map(_name, texts[:at])}.isdisjoint(_SHELLS):
             text = ""
+        self._n_started += len(text)
+        if self._n_started > _MOST_STARTED:
+            self._gone.append(f"{path}, which {self._line(command.start)} starts, is not read")
+            return False
         options = slurm.step_of(texts[:at], {**self._options, **slurm.options_of(text)})
         inside = _Reader(self._text, path, command.variables, options, self._files)
         if given := items[at + 1 :]:
             inside._scopes[0].update(self._handed(given))
         inside._file = f"{path}, which {self._line(command.start)} starts,"
         inside._depth, inside._n_nested = self._depth, self._n_nested
-        inside._n_called = self._n_called
+        inside._n_called, inside._n_started = self._n_called, self._n_started
         with contextlib.suppress(OpenError):
             within = (*here.within, *texts)
             inside.read_file([(char, command.start) for char in text], path, within)
-            self._n_called = inside._n_called
+            self._n_called, self._n_started = inside._n_called, inside._n_started
             self.sourced += [path, *inside.sourced] if text else ()
             self._started(texts[at + 1 :], inside.commands)
             return bool(text)
