@@ -454,8 +454,12 @@ class _Reader:
         return _OPEN
 
     def _case(self, opened: Token) -> _Truth:
-        here, branches, chosen, is_all = self._here, list[_Branch](), _Truth(False), False
-        words, _ = self._words()
+        here, branches, chosen = self._here, list[_Branch](), _Truth(False)
+        is_all = is_falling = False
+        words = [here.take().chars] if here.ahead() else []
+        while here.ahead() not in ("in", ""):
+            here.at += 1
+        here.at += 1
         here.pass_lines()
         while here.ahead() != "esac":
             patterns = list[Chars]()
@@ -464,14 +468,16 @@ class _Reader:
                 patterns += [token.chars] * (token.kind != "sign")
             here.at += 1
             is_all = is_all or [*map(plain, patterns)] == ["*"]
-            truth = _OPEN if self._is_skipped else self._matching(words[:1], patterns)
+            truth = _OPEN if self._is_skipped else self._matching(words, patterns)
             chosen = self._choose(branches, chosen, truth, opened, *_ENDS_OF_CASE, "esac")
             if (end := here.ahead()) != "esac":
                 here.at += 1
-                chosen = chosen if end == ";;" else _OPEN
+            if end in (";&", ";;&"):  # others may run as well
+                chosen, is_falling = _OPEN, True
+                branches = [one._replace(runs=one.runs and None) for one in branches]
             here.pass_lines()
         here.at += 1
-        self._merge(branches, self._why(opened), is_all=is_all)
+        self._merge(branches, self._why(opened), is_all=is_all and not is_falling)
         return _OPEN
 
     def _matching(self, words: Sequence[Chars], patterns: Sequence[Chars]) -> _Truth:
@@ -691,6 +697,7 @@ class _Reader:
         raw, at, is_quoted, before = plain(chars), 0, is_document, len(self._doubts)
         done: list[Chars] = []
         word: Chars | None = None
+        is_gone = False
         while (found := _PIECE.match(raw, at)) is not None:
             continued, escaped, single, quote, expands = found.groups()
             start, at = at, found.end()
@@ -705,6 +712,7 @@ class _Reader:
                     if not is_split or (is_quoted and re.search(r"\[\*\]|\$\*", plain(part))):
                         values = joined(values)
                     is_whole = is_quoted or not is_split
+                    is_gone = is_gone or not values  # "$@" of no words is none
                     pieces = values if is_whole else split(values, joins=word is not None)
                     for number, piece in enumerate(pieces):
                         if number and word is not None:
@@ -722,7 +730,7 @@ class _Reader:
             elif escaped and (not is_quoted or escaped in ("$`\\" if is_document else '$`"\\')):
                 part = part[1:]
             word = (word or []) + part
-        items = done if word is None else [*done, word]
+        items = done if word is None or (is_gone and not word) else [*done, word]
         place = chars[0][1] if chars else -1
         return Field(raw, items, place, may_differ=len(self._doubts) > before)
 

@@ -509,7 +509,9 @@ def test_what_never_runs_is_no_launch(never: str) -> None:
         ("case 7b in\n 70b) A=1 ;;\n 7*) A=2 ;;\n *) A=3\nesac\nrun $A", ["run 2"]),
         ("case $X in\n 7b) A=1 ;;\n *) A=1\nesac\nrun $A", ["run 1"]),
         ("case ${X:-7b} in\n 7b) run 1 ;;\n *) run 2\nesac", ["run 1", "run 2"]),
-        ("case a in\n a) A=1 ;&\n b) B=2 ;;\nesac\nrun $A $B", ["run 1 $B"]),
+        ("case a in\n a) A=1 ;&\n b) B=2 ;;\nesac\nrun $A $B", ["run $A $B"]),
+        ('case "x y" in "x y") run 1 ;; [xz]*) run 2 ;; esac', ["run 1"]),
+        ('f() { shift; run $# "$@" "${A[@]}"; }\nA=()\nf a', ["run 0"]),
     ],
 )
 def test_functions_loops_and_cases_are_gone_through_where_their_words_are_known(text, ran):
