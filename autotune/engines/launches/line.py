@@ -381,15 +381,14 @@ def _on_hosts(hosts: Mapping[str, int], flags: Mapping[str, Any]) -> tuple[int |
     slots = dict(hosts)
     for name in names[:2]:
         if isinstance(given := flags.get(name), str):
-            named = (one.partition(":")[::2] for one in given.split("@"))
+            named = dict(one.partition(":")[::2] for one in given.split("@"))
+            if not named.keys() <= hosts.keys():  # it refuses them
+                return None, None
             counts = {
-                host: len({*ids.split(",")}) if ids else hosts.get(host, 0) for host, ids in named
+                host: len({*ids.split(",")}) if ids else hosts[host] for host, ids in named.items()
             }
-            slots = (
-                counts
-                if name == "include"
-                else {h: n - counts.get(h, 0) for h, n in slots.items()}
-            )
+            left = {host: n - counts.get(host, 0) for host, n in slots.items()}
+            slots = counts if name == "include" else left
     nodes, per_node = (count_in(flags, name, words=_ALL) for name in names[2:])
     kept = [per_node or n for n in slots.values() if n > 0][:nodes]
     return (sum(kept), max(kept)) if kept else (None, None)
