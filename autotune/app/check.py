@@ -197,7 +197,7 @@ def check_file(
     try:
         sources = _read(path, flags)
     except NotADsConfigError as error:
-        if launches := launches or _launches(path, flags):  # settings of Megatron's, too
+        if launches := launches if is_asked else _launches(path, flags):  # settings, too
             return _of_launches(launches, flags)
         raise _of_megatron(error) from error
     reports: list[CheckReport] = []

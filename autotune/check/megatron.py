@@ -158,7 +158,7 @@ def _world_because(launch: MegatronLaunch) -> str:
     if launch.world is None:
         return f"the {place} does not say it: give {flag('world')}"
     is_set = launch.variables.get("WORLD_SIZE") == str(launch.world)
-    return "WORLD_SIZE" if is_set else f"the {place}"
+    return "WORLD_SIZE" if is_set else f"the {place}{launch.ranks.by_default}"
 
 
 @cache

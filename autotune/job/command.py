@@ -1,6 +1,7 @@
 """A user's own command line: whose Python it runs in, and which files it names."""
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +9,10 @@ from pathlib import Path
 
 from autotune.base.errors import JobError
 
+PLACEHOLDER = re.compile(r"\{([a-z][a-z_.]*)(?:=([A-Za-z0-9_.+-]+)(?::(-[^\s{}]+))?)?\}")
+"""`{micro_batch=4}` in a command: a knob by its name, and its value where nothing was chosen.
+
+`{recompute=none:--gradient_checkpointing}` is a flag that stands there where the knob is on."""
 _LARGEST_BYTES = 2**20
 """Files above this are data, not code or settings."""
 _LIMIT_FILES = 500

@@ -27,14 +27,11 @@ from autotune.contract import (
     read_json,
 )
 from autotune.contract.files import Stored
+from autotune.job.command import PLACEHOLDER
 from autotune.job.model import Model, ModelShape, model_from_config
 
 OBSERVED_FILE = "observed.json"
 """Name of the file, in the folder of the study."""
-PLACEHOLDER = re.compile(r"\{([a-z][a-z_.]*)(?:=([A-Za-z0-9_.+-]+)(?::(-[^\s{}]+))?)?\}")
-"""`{micro_batch=4}` in a command: a knob by its name, and its value where nothing was chosen.
-
-`{recompute=none:--gradient_checkpointing}` is a flag that stands there where the knob is on."""
 _OFF = ("none", "false")
 """Values of a knob at which its flag does not stand in the command."""
 _LARGEST_SOURCE_BYTES = 2**20

@@ -240,14 +240,6 @@ def options(report) -> list[str]:
 BATCH = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 16}
 
 
-def test_a_file_that_serves_an_application_too_keeps_its_keys(tmp_path):
-    app = {"name": "app", "lr": 1e-3, "paths": {"data": "x", "out": None}, "seeds": [1, 2]}
-    config = app | {"train_batch_size": 8, "gradient_cliping": 1.0, "zero_optimization": {}}
-    after = fixed(tmp_path, config)
-    del config["gradient_cliping"]
-    assert after == config | {"gradient_clipping": 1.0}
-
-
 @cases("before", "after")
 def test_what_belongs_elsewhere_is_moved_with_its_value(tmp_path, before, after):
     assert fixed(tmp_path, {"train_batch_size": 8} | before) == {"train_batch_size": 8} | after
@@ -258,28 +250,6 @@ def test_what_takes_a_value_away_or_trains_another_thing_is_a_choice(tmp_path, c
     report = checked(write(tmp_path, {"train_batch_size": 8} | config), world=WORLD)
     assert report.fixed_text is None
     assert said in options(report)
-
-
-def test_the_accumulation_gives_way_and_nothing_else_of_the_batch(tmp_path):
-    config = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}
-    after = fixed(tmp_path, config | {"gradient_accumulation_steps": 2})
-    assert after == config | {"gradient_accumulation_steps": 1}
-    report = checked(write(tmp_path, BATCH), world=WORLD)
-    assert report.fixed_text is None
-    assert options(report) == [
-        "set train_micro_batch_size_per_gpu to 2 and set gradient_accumulation_steps to 1 "
-        "(the global batch stays)",
-        "set train_batch_size to 128 (another global batch)",
-    ]
-
-
-def test_in_a_world_that_nobody_said_no_size_gives_way(tmp_path):
-    """One of the sizes is wrong, and which ones would fit depends on the world."""
-    sizes = BATCH | {"train_batch_size": 64, "gradient_accumulation_steps": 3}
-    report = checked(write(tmp_path, sizes))
-    assert rules(report) == ["batch.product"]
-    assert report.fixed_text is None
-    assert "--world" in report.found[0].violation.fix
 
 
 def test_a_choice_is_taken_by_its_number_and_settles_the_file(tmp_path):
@@ -303,15 +273,6 @@ def test_two_precisions_are_a_choice_with_a_number(tmp_path, number, off):
     after = json.loads(report.fixed_text)
     assert [name for name in ("fp16", "bf16") if not after[name]["enabled"]] == [off]
     assert report.passes
-
-
-def test_numbers_stay_while_choices_are_made(tmp_path):
-    zero = {"stage": 2, "backend": 1, "mode": 2, "xx": 3}
-    path = write(tmp_path, {"train_batch_size": 8, "zero_optimization": zero})
-    chosen = ["schema.unknown_key=3", "schema.unknown_key=1"]
-    report = checked(path, world=WORLD, chosen=chosen)
-    assert json.loads(report.fixed_text)["zero_optimization"] == {"stage": 2, "mode": 2}
-    assert not report.is_written(fixed=True), "one is left"
 
 
 @cases("chosen", "said")
@@ -347,15 +308,6 @@ def test_accelerates_section_is_mended_in_its_own_words(tmp_path):
     text = "# mine\ndeepspeed_config:\n  offload_param_device: cpu  # big\n  zero_stage: 2\n"
     report = all_chosen(write(tmp_path, text, "accelerate.yaml"))
     assert report.fixed_text == "# mine\ndeepspeed_config:\n  # big\n  zero_stage: 2\n"
-
-
-def test_hjson_is_judged_and_not_written(tmp_path):
-    text = "{\n  # a remark\n  train_batch_size: 8\n  gradient_cliping: 1.0  // ours\n}\n"
-    report = checked(write(tmp_path, text), world=WORLD)
-    assert rules(report) == ["schema.unknown_top_level_key"]
-    assert report.found[0].violation.fix == "rename gradient_cliping to gradient_clipping"
-    assert report.fixed_text is None
-    assert "Hjson" in report.not_edited
 
 
 @cases("config")

@@ -18,28 +18,6 @@ def trained(tmp_path, config, arguments="", world=2, **how):
     return checked(write(tmp_path, config), launch=line, **how)
 
 
-def test_auto_that_trainer_fills_in_is_nothing_to_find(tmp_path):
-    report = checked(write(tmp_path, AUTO))
-    assert rules(report) == []
-    assert report.source.consumer == Consumer.TRAINER
-    assert '"auto" at train_batch_size' in report.source.because
-    assert "zero_optimization.reduce_bucket_size" in report.unknown
-
-
-def test_the_same_file_does_not_run_without_trainer(tmp_path):
-    report = checked(write(tmp_path, AUTO), consumer=Consumer.DEEPSPEED)
-    assert "schema.auto_unresolved" in rules(report)
-    assert report.exit_code(fixed=False) == 2
-
-
-def test_auto_under_zero_alone_does_not_mean_trainer(tmp_path):
-    zero = {"stage": 3, "stage3_max_live_parameters": "auto"}
-    report = checked(write(tmp_path, {"train_batch_size": 1, "zero_optimization": zero}), world=1)
-    assert report.source.consumer == Consumer.DEEPSPEED
-    assert rules(report) == ["schema.auto_dropped"]
-    assert report.exit_code(fixed=False) == 0
-
-
 def test_auto_at_a_key_that_nobody_fills_in_is_refused_and_goes(tmp_path):
     config = merge(AUTO, {"zero_optimization": {"sub_group_size": "auto"}})
     path = write(tmp_path, config)
@@ -49,14 +27,6 @@ def test_auto_at_a_key_that_nobody_fills_in_is_refused_and_goes(tmp_path):
     assert report.exit_code(fixed=False) == 2
     assert report.exit_code(fixed=True) == 0
     assert '-    "sub_group_size": "auto"' in report.diff
-
-
-def test_what_is_filled_in_is_judged(tmp_path):
-    """Trainer sets fp16 from its arguments; with bf16 in the file that is two precisions."""
-    config = merge(AUTO, {"fp16": {"enabled": "auto"}, "bf16": {"enabled": True}})
-    report = trained(tmp_path, config, "--fp16")
-    assert "precision.fp16_and_bf16" in rules(report)
-    assert rules(trained(tmp_path, config, "--bf16")) == []
 
 
 def test_what_is_filled_in_is_multiplied(tmp_path):
@@ -122,21 +92,6 @@ def test_a_global_batch_is_compared_with_trainers_defaults(tmp_path, arguments, 
     assert bool(report.not_judged) is is_open
 
 
-def test_a_batch_size_that_trainer_searches_for_is_not_compared(tmp_path):
-    config = merge(AUTO, {"train_micro_batch_size_per_gpu": 1})
-    arguments = "--per_device_train_batch_size 2 --auto_find_batch_size true"
-    assert rules(trained(tmp_path, config, arguments)) == []
-
-
-def test_a_file_without_a_zero_section_gets_one(tmp_path):
-    config = {"train_micro_batch_size_per_gpu": "auto"}
-    report = checked(write(tmp_path, config))
-    assert rules(report) == ["huggingface.no_zero_section"]
-    assert '"zero_optimization": {"stage": 0}' in report.diff
-    tuned = {**config, "autotuning": {"enabled": True}}
-    assert rules(checked(write(tmp_path, tuned))) == []
-
-
 def accelerate_reads(section):
     """What accelerate's own class says of it: whether it is stage 3; an exception's type."""
     from accelerate.utils.deepspeed import HfDeepSpeedConfig
@@ -166,13 +121,6 @@ def test_stage_3_as_text_is_none_for_accelerate(tmp_path):
     assert accelerate_reads(json.loads(report.fixed_text)["zero_optimization"]) is True
 
 
-def test_what_accelerate_overwrites_is_a_warning(tmp_path):
-    report = checked(write(tmp_path, AUTO | {"steps_per_print": 100}))
-    assert rules(report) == ["huggingface.overwritten"]
-    assert report.exit_code(fixed=False) == 0
-    assert rules(checked(write(tmp_path, AUTO | {"steps_per_print": "auto"}))) == []
-
-
 @cases("asked", "config", "refused")
 def test_the_precision_of_accelerate(tmp_path, asked, config, refused):
     path = write(tmp_path, {"zero_optimization": {"stage": 2}} | AUTO | config)
@@ -180,93 +128,6 @@ def test_the_precision_of_accelerate(tmp_path, asked, config, refused):
     assert any(rule.startswith("huggingface.") for rule in rules(checked(path, launch=line))) == (
         refused
     )
-
-
-def asked(tmp_path, config, flags="", **how):
-    line = f"accelerate launch --use_deepspeed --num_processes 2 {flags} train.py"
-    return checked(
-        write(tmp_path, {"zero_optimization": {"stage": 2}} | config), launch=line, **how
-    )
-
-
-PRODUCT = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": 16}
-
-
-def test_accumulation_that_accelerate_writes_fails_the_product(tmp_path):
-    """The file leaves 4 steps to DeepSpeed; accelerate makes them 1."""
-    assert rules(checked(write(tmp_path, PRODUCT), world=2)) == []
-    assert "batch.product" in rules(asked(tmp_path, PRODUCT))
-    assert rules(asked(tmp_path, PRODUCT | {"gradient_accumulation_steps": 4})) == []
-
-
-def test_a_flag_for_accumulation_is_lost_without_the_key(tmp_path):
-    sizes = {"train_micro_batch_size_per_gpu": 2}
-    report = asked(tmp_path, sizes, "--gradient_accumulation_steps 4")
-    assert rules(report) == ["huggingface.accumulation_lost"]
-    assert report.exit_code(fixed=False) == 0
-    assert rules(asked(tmp_path, sizes, "--gradient_accumulation_steps 1")) == []
-    arguments = "--gradient_accumulation_steps 4 --per_device_train_batch_size 2"
-    config = {name: value for name, value in AUTO.items() if "accumulation" not in name}
-    assert "huggingface.accumulation_lost" in rules(trained(tmp_path, config, arguments))
-
-
-def test_a_flag_beside_a_value_does_nothing(tmp_path):
-    config = {"gradient_accumulation_steps": 4, "train_micro_batch_size_per_gpu": 2}
-    report = asked(tmp_path, config, "--gradient_accumulation_steps 8 --zero_stage 3")
-    assert rules(report) == ["huggingface.flag_ignored"] * 2
-    assert "zero_stage 3 against zero_optimization.stage=2" in messages(
-        report, "huggingface.flag_ignored"
-    )
-    assert rules(asked(tmp_path, config, "--zero_stage 2")) == []
-
-
-def test_a_precision_that_the_file_lacks_is_put_in(tmp_path):
-    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
-    both = config | {"bf16": {"enabled": True}}
-    assert "precision.fp16_and_bf16" in rules(
-        trained(tmp_path, both | {"zero_optimization": {"stage": 1}}, "--fp16")
-    )
-    masters = config | {"data_types": {"grad_accum_dtype": "fp32"}}
-    stage_0 = masters | {"zero_optimization": {"stage": 0}}
-    assert rules(asked(tmp_path, stage_0, "--mixed_precision no")) == []
-    assert rules(asked(tmp_path, stage_0, "--mixed_precision BF16")) == [
-        "huggingface.precision_added",
-        "precision.accumulation_at_stage_0",
-    ]
-
-
-def test_a_precision_that_the_file_switches_off(tmp_path):
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "bf16": {"enabled": False},
-    }
-    report = asked(tmp_path, config, "--mixed_precision bf16")
-    assert rules(report) == ["huggingface.mixed_precision_lost"]
-    assert rules(asked(tmp_path, config, "--mixed_precision no")) == []
-
-
-def test_a_section_without_a_type(tmp_path):
-    config = AUTO | {"scheduler": {"params": {"warmup_num_steps": 2}}}
-    report = trained(tmp_path, config, "--bf16")
-    assert "huggingface.section_without_type" in rules(report)
-    assert report.exit_code(fixed=True) == 2
-
-
-def test_a_default_of_trainers_is_a_note(tmp_path):
-    config = AUTO | {"optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}}
-    report = trained(tmp_path, config, "--bf16")
-    assert rules(report) == ["huggingface.default_mismatch"]
-    assert report.exit_code(fixed=False) == 0
-    assert rules(trained(tmp_path, config, "--learning_rate 3e-4")) == []
-    assert rules(checked(write(tmp_path, config))) == []  # no argument is known
-
-
-def test_an_argument_beside_its_section(tmp_path):
-    config = AUTO | {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
-    report = trained(tmp_path, config, "--optim adafactor")
-    assert rules(report) == ["huggingface.argument_ignored"]
-    assert rules(trained(tmp_path, AUTO, "--optim adafactor")) == []
 
 
 OFFLOADED = AUTO | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
@@ -415,15 +276,6 @@ def test_an_accumulation_of_null_is_multiplied_with(tmp_path, consumer):
     )
 
 
-def test_an_optimizer_without_a_type_is_none_to_accelerate(tmp_path):
-    section = {"params": {"lr": 1e-4}}
-    config = {"train_batch_size": 1, "zero_optimization": {"stage": 1}}
-    for name, expected in (("optimizer", True), ("scheduler", False)):
-        path = write(tmp_path, config | {name: section})
-        told = rules(checked(path, consumer=Consumer.ACCELERATE, world=1))
-        assert ("huggingface.section_without_type" in told) is expected
-
-
 def arguments_in_yaml(tmp_path, **changes):
     arguments = {"output_dir": "out", "learning_rate": 1e-4, "max_steps": 2} | changes
     text = "\n".join(f"{name}: {value}" for name, value in arguments.items())
@@ -450,11 +302,3 @@ def test_a_number_that_is_text_reaches_trainer_as_text(tmp_path, name, text, fix
 def test_readers_that_convert_are_not_told_so(tmp_path, changes, launch):
     report = checked(arguments_in_yaml(tmp_path, **changes), launch=launch)
     assert "huggingface.number_as_text" not in rules(report)
-
-
-def test_what_accelerate_does_not_start_raises_nothing(tmp_path):
-    section = "deepspeed_config: {zero_stage: 2, offload_optimizer_device: gpu}\n"
-    text = "num_processes: 1\nmixed_precision: bf16\n" + section
-    for kind, code in (("MULTI_GPU", 0), ("DEEPSPEED", 2)):
-        path = write(tmp_path, f"distributed_type: {kind}\n{text}", f"{kind}.yaml")
-        assert checked(path).exit_code(fixed=False) == code

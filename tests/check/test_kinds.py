@@ -41,7 +41,7 @@ def judged(folder: Path, text: str):
     [
         # A global batch that no number of ranks makes right.
         (f"N=$(count)\n{GPT.replace('8', '$N', 1)} {BATCH.replace('32', '34')}", "batch.product"),
-        (f"for T in 1 2; do\n{GPT} {BATCH.replace('32', '33')} "
+        (f"for T in $MANY; do\n{GPT} {BATCH.replace('32', '33')} "
          "--tensor-model-parallel-size $T\ndone", "batch.product"),
         (f"{GPT.replace(' pre', ' --nnodes $N pre')} {BATCH.replace('32', '16')} "
          "--tensor-model-parallel-size 1", "batch.product"),

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.app.check import CheckFlags, check_config
 from autotune.engines.deepspeed.sources.consumers import Consumer
-from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
+from tests.check.files import all_chosen, checked, messages, rules, write
 
 ZERO = {"stage": 2, "overlap_com": True, "stage3_max_live_parameters": 1000}
 BROKEN = {
@@ -116,42 +116,6 @@ def test_the_diff_hides_secrets_and_the_fix_keeps_them(tmp_path):
     assert '"api_key": "s3cret"' in report.fixed_text
 
 
-def test_what_comes_to_light_after_a_fix_is_told_as_such(tmp_path):
-    """A removed optimizer is an Adam once it is mended, and then its parameters are judged."""
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "OneBitLamb", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 1},
-    }
-    report = checked(write(tmp_path, config), chosen=["version.removed_optimizer=1"])
-    assert [(one.violation.rule, one.after_fix) for one in report.found] == [
-        ("version.removed_optimizer", False),
-        ("optimizer.untested_with_zero", True),
-    ]
-    assert json.loads(report.fixed_text)["zero_allow_untested_optimizer"] is True
-
-
-def test_without_a_world_rules_that_need_it_are_silent(tmp_path):
-    config = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}
-    report = checked(write(tmp_path, config))
-    assert (rules(report), report.world) == ([], None)
-    report = checked(write(tmp_path, config), world=3)
-    assert rules(report) == ["batch.product"]
-
-
-@pytest.mark.parametrize(("extra", "world"), [({}, 4), ({"sequence_parallel_size": 2}, 8)])
-def test_three_batch_sizes_tell_the_world(tmp_path, extra, world):
-    sizes = {
-        "train_batch_size": 32,
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 2,
-    }
-    auto_sp = {"compile": {"deepcompile": True, "passes": ["autosp"]}}
-    report = checked(write(tmp_path, sizes | extra | auto_sp))
-    assert (report.world, report.world_because) == (world, "from the three batch sizes")
-    assert rules(report) == []
-
-
 def test_sizes_that_fit_no_world_are_said_and_no_world_is_made_up(tmp_path):
     sizes = {
         "train_batch_size": 64,
@@ -172,80 +136,12 @@ def test_sizes_that_fit_no_world_are_said_and_no_world_is_made_up(tmp_path):
     assert "batch.product" not in rules(before)
 
 
-def test_sequence_parallelism_without_its_mesh_or_auto_sp(tmp_path):
-    config = {"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2}
-    assert rules(checked(write(tmp_path, config), world=4)) == ["parallel.sequence"]
-
-
-@pytest.mark.parametrize(
-    ("how", "found"),
-    [
-        ({"world": 16}, []),
-        ({"launch": "torchrun --nproc_per_node 8 --nnodes 2 train.py"}, []),
-        ({"launch": "torchrun --nproc_per_node 8 train.py"}, ["zeropp.qgz_within_a_node"]),
-        ({"launch": "accelerate launch --num_processes 16 train.py"}, []),
-    ],
-)
-def test_a_world_without_a_node_is_not_taken_for_one_node(tmp_path, how, found):
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": {"stage": 3, "zero_quantized_gradients": True},
-    }
-    path = write(tmp_path, config)
-    assert rules(checked(path, **how, consumer=Consumer.DEEPSPEED)) == found
-
-
-def test_a_value_that_is_converted_is_written_as_it_is_meant(tmp_path):
-    config = {
-        "train_batch_size": 16,
-        "wall_clock_breakdown": 1,
-        "zero_optimization": {"stage": 2, "reduce_scatter": 0},
-    }
-    report = checked(write(tmp_path, config))
-    assert {one.violation.consequence for one in report.found} == {"converted"}
-    assert report.exit_code(fixed=False) == 0
-    assert "".join(report.fixed_text.split()) == (
-        '{"train_batch_size":16,"wall_clock_breakdown":true,'
-        '"zero_optimization":{"stage":2,"reduce_scatter":false}}'
-    )
-    assert report.left == ()
-
-
-@pytest.mark.parametrize("size", [2, 2.0])
-def test_tensor_parallelism_is_kept(tmp_path, size):
-    config = {"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": size}}
-    report = checked(write(tmp_path, config), world=4)
-    assert (rules(report), report.fixed_text) == ([], None)
-
-
 def test_one_value_that_nobody_can_read_does_not_hide_the_rest(tmp_path):
     config = BROKEN | {"gradient_clipping": "much"}
     report = checked(write(tmp_path, config), world=8)
     assert {"schema.top_level_value", "version.removed_optimizer"} <= set(rules(report))
     assert report.exit_code(fixed=True) == 2
     assert "schema.top_level_value" in [violation.rule for violation in report.left]
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"train_batch_size": "8", "zero_optimization": 3},
-        {"train_micro_batch_size_per_gpu": "8", "bf16": True},
-    ],
-)
-def test_a_section_that_is_none_leaves_other_values_judged(tmp_path, config):
-    """What such a section holds is not known; the text beside it is no number all the same."""
-    report = checked(write(tmp_path, config), world=4)
-    assert rules(report) == ["schema.top_level_value"] * 2
-    assert [found.violation.at for found in report.found] == [(name,) for name in config]
-
-
-def test_a_key_written_twice_stops_the_fix(tmp_path):
-    text = '{"train_micro_batch_size_per_gpu": 1, "fp16": {}, "fp16": {}, "gradient_cliping": 1}'
-    report = checked(write(tmp_path, text))
-    assert "file.key_twice" in rules(report)
-    assert report.fixed_text is None
-    assert report.diff == ""
 
 
 def test_a_byte_order_mark_is_read_past_and_kept(tmp_path):
@@ -255,15 +151,6 @@ def test_a_byte_order_mark_is_read_past_and_kept(tmp_path):
     assert report.fixed_text == text.replace("cliping", "clipping")
     twice = checked(write(tmp_path, text.replace("train_batch_size", "gradient_cliping")))
     assert "file.key_twice" in rules(twice)
-
-
-def test_accelerate_does_not_read_past_a_byte_order_mark(tmp_path):
-    """It opens the file as plain UTF-8, also for Trainer."""
-    path = write(tmp_path, "\ufeff" + json.dumps(AUTO))
-    report = checked(path)
-    assert rules(report) == ["file.byte_order_mark"]
-    assert report.exit_code(fixed=True) == 2
-    assert rules(checked(path, consumer=Consumer.DEEPSPEED)) != rules(report)
 
 
 @pytest.mark.parametrize(
@@ -295,14 +182,6 @@ def test_a_remark_is_no_key_that_was_mistaken(tmp_path, name):
     assert rules(checked(write(tmp_path, config))) == ["schema.unknown_key"]
 
 
-def test_only_a_name_that_is_much_alike_is_taken_for_another(tmp_path):
-    config = {"train_micro_batch_size_per_gpu": 1, "comms_config": {}, "gradient_cliping": 1.0}
-    report = checked(write(tmp_path, config))
-    after = json.loads(report.fixed_text)
-    del config["gradient_cliping"]
-    assert after == config | {"gradient_clipping": 1.0}
-
-
 @pytest.mark.parametrize(("n", "n_findings"), [(10, 10), (11, 1), (1_000, 1)])
 def test_of_many_keys_of_an_application_one_finding_tells(tmp_path, n, n_findings):
     unknown = {f"{'x' * 9}{at}": at for at in range(n)}
@@ -313,19 +192,6 @@ def test_of_many_keys_of_an_application_one_finding_tells(tmp_path, n, n_finding
     assert f"{'x' * 9}9" in " ".join(told)
     assert (f"{n} keys of the file are none of DeepSpeed's" in " ".join(told)) is (n > 10)
     assert unknown.keys() <= json.loads(report.fixed_text).keys()
-
-
-def test_keys_that_torch_compile_had_are_refused(tmp_path):
-    config = AUTO | {"compile": {"disable": False, "backend": "inductor"}}
-    report = checked(write(tmp_path, config))
-    assert rules(report) == ["schema.unknown_key"] * 2
-    assert "compile.disable" in messages(report, "schema.unknown_key")
-
-
-def test_the_version_decides(tmp_path):
-    config = {"train_micro_batch_size_per_gpu": 1, "sparse_attention": {"mode": "fixed"}}
-    assert rules(checked(write(tmp_path, config))) == ["version.removed_key"]
-    assert rules(checked(write(tmp_path, config), version="0.18.9")) == []
 
 
 def test_the_answer_for_programs(tmp_path):

@@ -91,21 +91,6 @@ def test_several_sections_are_several_sources(tmp_path):
     assert [one.path.name for one in found] == ["one.json", "two.json"]
 
 
-def test_a_section_beside_no_argument_of_trainers_is_some_programs_own(tmp_path):
-    """It may add the batch size and the rest, as SAT and Ludwig do."""
-    section = {"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam", "params": {}}}
-    own = {"args": {"iterations": 7}, "data": {"target": "x"}}
-    report = checked(write(tmp_path, own | {"deepspeed": section}))
-    assert (report.source.consumer, report.source.at) == (Consumer.DEEPSPEED, ("deepspeed",))
-    assert [(one.violation.rule, one.violation.level) for one in report.found] == [
-        ("batch.no_size", "note")
-    ]
-    report = checked(write(tmp_path, section))
-    assert [one.violation.level for one in report.found] == ["error"]
-    path = write(tmp_path, {"output_dir": "o", "deepspeed": section})
-    assert read(path).consumer is Consumer.TRAINER
-
-
 def test_a_file_that_a_distribution_names_is_read(tmp_path):
     write(tmp_path, AUTO, "ds.json")
     told = {"model": "m", "dist_config": {"name": "deepspeed", "config_file": "ds.json"}}
@@ -114,15 +99,6 @@ def test_a_file_that_a_distribution_names_is_read(tmp_path):
     told["dist_config"]["name"] = "fsdp2"
     with pytest.raises(NotADsConfigError):
         read(write(tmp_path, yaml.safe_dump(told), "train.yaml"))
-
-
-def test_arguments_at_depth_are_trainers(tmp_path):
-    write(tmp_path, AUTO, "ds.json")
-    trained = {"output_dir": "o", "per_device_train_batch_size": 4, "deepspeed": "ds.json"}
-    path = write(tmp_path, yaml.safe_dump({"training": trained, "model": {"n": 1}}), "h.yaml")
-    source = read(path)
-    assert (source.consumer, source.path.name) == (Consumer.TRAINER, "ds.json")
-    assert source.arguments["per_device_train_batch_size"] == 4
 
 
 HYDRA = """\
@@ -251,15 +227,6 @@ def test_what_accelerate_inserts_is_what_the_installed_one_inserts(tmp_path):
     assert {**source.config, **added} == _made_by_accelerate(path, inner)
 
 
-def test_what_accelerate_is_told_is_kept_as_it_is_given(tmp_path):
-    file = {"distributed_type": "deepspeed", "mixed_precision": "bfloat16"}
-    source = read(write(tmp_path, yaml.safe_dump(file), "accelerate.yaml"))
-    assert source.consumer is Consumer.ACCELERATE
-    assert source.mixed_precision == "bfloat16"
-    assert source.accelerate.data == file
-    assert source.not_for == ""
-
-
 NEOX = cases.data["NEOX"]
 
 
@@ -315,17 +282,6 @@ def test_lightning_makes_the_configuration_of_a_named_strategy(tmp_path):
     assert source.unknown == {("train_micro_batch_size_per_gpu",)}
     with pytest.raises(NotADsConfigError, match="no key that only DeepSpeed has"):
         read(write(tmp_path, LIGHTNING.replace("deepspeed_stage_3_offload", "ddp"), "d.yaml"))
-
-
-def test_what_lightning_puts_in_itself_is_no_fault_of_the_file(tmp_path):
-    """It writes `aio.thread_count` and `allgather_partitions`, which nothing reads."""
-    strategy = "deepspeed_stage_2"
-    path = write(tmp_path, yaml.safe_dump({"trainer": {"strategy": strategy}}), "config.yaml")
-    assert rules(checked(path)) == []
-    arguments = {"class_path": "lightning.pytorch.strategies.DeepSpeedStrategy"}
-    asked = arguments | {"init_args": {"stage": 2, "sub_group_size": 5}}
-    text = yaml.safe_dump({"trainer": {"strategy": asked}})
-    assert rules(checked(write(tmp_path, text, "config.yaml"))) == ["zero.inert_key"]
 
 
 @pytest.mark.parametrize("has_file", [True, False])
@@ -530,64 +486,10 @@ def test_what_deepspeed_alone_has_tells_a_ds_config_beside_anything(tmp_path, na
     assert read(write(tmp_path, content, name)).config == content
 
 
-def test_a_section_of_somebody_elses_is_not_renamed(tmp_path):
-    """`checkpointing` of a script's holds nothing of DeepSpeed's `checkpoint`."""
-    theirs = {"checkpointing": {"enabled": True, "keep": 3}, "activation_checkpoint": {"mode": 1}}
-    report = checked(write(tmp_path, RAW | theirs))
-    assert [one.violation.changes for one in report.found] == [{}, {}]
-    meant = {"activation_checkpoint": {"partition_activations": True}}
-    report = checked(write(tmp_path, RAW | meant))
-    assert "activation_checkpointing" in report.fixed_text
-
-
-@pytest.mark.parametrize("dashes", [True, False])
-def test_a_short_file_of_gpt_neox_is_one(tmp_path, dashes):
-    sizes = {"pipe_parallel_size": 1, "model_parallel_size": 2, "num_layers": 2, "lr": 1}
-    named = {name.replace("_", "-") if dashes else name: size for name, size in sizes.items()}
-    for name in ("small.yml", "small.json"):
-        report = checked(write(tmp_path, _text(name, RAW | named), name))
-        assert (report.source.reader, rules(report)) == ("GPT-NeoX", [])
-
-
-@pytest.mark.parametrize("has_file", [True, False])
-def test_deepspeed_config_is_everybodys_key(tmp_path, has_file):
-    """accelerate's section has fields of its own, and stands beside fields of its own."""
-    inner = write(tmp_path, RAW, "ds.json").name if has_file else RAW
-    path = write(tmp_path, yaml.safe_dump({"deepspeed_config": inner, "lr": 1}), "train.yaml")
-    source = read(path)
-    assert (source.consumer, source.accelerate.path) == (Consumer.DEEPSPEED, None)
-    assert source.config == RAW
-
-
-@pytest.mark.parametrize("key", ["config_file", "config", "path"])
-def test_a_file_that_a_section_names_is_read(tmp_path, key):
-    write(tmp_path, RAW, "ds.json")
-    content = {"model": "m", "deepspeed": {"enabled": True, key: "ds.json"}}
-    source = read(write(tmp_path, yaml.safe_dump(content), "model.yaml"))
-    assert source.path.name == "ds.json"
-
-
-def test_determined_reads_exponents(tmp_path):
-    write(tmp_path, AUTO, "ds.json")
-    arguments = "  args:\n    learning_rate: 1e-5\n    deepspeed: ds.json\n"
-    text = f"entrypoint: python train.py\nhyperparameters:\n{arguments}"
-    report = checked(write(tmp_path, text, "experiment.yaml"))
-    assert (report.source.arguments["learning_rate"], rules(report)) == (1e-5, [])
-
-
 def test_a_foreign_file_that_names_a_file_elsewhere_holds_none(tmp_path):
     text = "services: {t: {image: x, environment: {DS_CONFIG: /opt/elsewhere/ds.json}}}\n"
     with pytest.raises(NotADsConfigError, match=r"it names /opt/elsewhere/ds\.json, which is not"):
         read(write(tmp_path, text, "docker-compose.yml"))
-
-
-def test_names_of_accelerates_inside_of_zero_optimization_are_known(tmp_path):
-    zero = {"stage": 2, "offload_optimizer_device": "cpu"}
-    report = checked(write(tmp_path, RAW | {"zero_optimization": zero}))
-    assert "DeepSpeed calls it zero_optimization.offload_optimizer.device" in (
-        report.found[0].violation.message
-    )
-    assert report.fixed_text is None
 
 
 @cases("flags", "changes", "is_refused")

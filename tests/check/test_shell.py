@@ -2,39 +2,9 @@
 
 import pytest
 
-from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError, NotFollowedError
 from autotune.engines.deepspeed.sources.source import read
 from tests.check.files import AUTO, checked, rules, write
-
-
-def test_what_the_line_names_is_checked_with_its_flags(tmp_path):
-    write(tmp_path, AUTO | {"train_micro_batch_size_per_gpu": 2}, "ds.json")
-    line = "torchrun --nproc_per_node 4 t.py --deepspeed ds.json --per_device_train_batch_size 8\n"
-    path = write(tmp_path, f"#!/bin/bash\n{line}", "run.sh")
-    source = read(path)
-    assert (source.consumer, source.world) == (Consumer.TRAINER, 4)
-    assert source.path == tmp_path / "ds.json"
-    assert not source.can_write
-    assert "huggingface.mismatch" in rules(checked(path))
-
-
-def test_flags_of_accelerate_alone(tmp_path):
-    line = "accelerate launch --num_processes 2 --use_deepspeed --zero_stage 3 t.py\n"
-    path = write(tmp_path, line, "run.sh")
-    source = read(path)
-    assert source.config["zero_optimization"]["stage"] == 3
-    report = checked(path)
-    assert (report.fixed_text, report.passes) == (None, True)
-    assert "flags" in report.not_edited
-
-
-def test_what_the_launch_may_be_given_besides_is_said(tmp_path):
-    write(tmp_path, {"train_batch_size": 8}, "ds.json")
-    line = "deepspeed --num_gpus ${GPUS:-8} t.py --deepspeed_config ds.json\n"
-    report = checked(write(tmp_path, f". gone.sh\n{line}", "run.sh"))
-    said = [one.why for one in report.not_judged if one.what == "what the launch is given"]
-    assert said == ["gone.sh, which line 1 sources, is not read: say the launch with --launch"]
 
 
 def test_a_line_that_a_backslash_continues_tells_its_ranks(tmp_path):
@@ -55,22 +25,6 @@ def test_a_script_that_makes_its_configuration_is_sent_to_diagnose(tmp_path, lin
     with pytest.raises(NotADsConfigError, match=told) as caught:
         read(write(tmp_path, f"cd work\n{line}\n", "run.sh"))
     assert "autotune diagnose --" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        "while [[ $# -gt 0 ]]; do\n  case $1 in --ds) DS=$2; shift 2 ;; esac\ndone",
-        'while getopts "d:" one; do case $one in d) DS=$OPTARG ;; esac; done',
-    ],
-)
-def test_a_file_that_reads_options_is_judged_as_it_starts_without_one(tmp_path, options):
-    write(tmp_path, {"train_batch_size": 8}, "ds.json")
-    launch = 'CMD="deepspeed --num_gpus 8 t.py --deepspeed_config $DS"\neval $CMD\n'
-    report = checked(write(tmp_path, f"DS=ds.json\n{options}\n{launch}", "run.sh"))
-    assert report.world == 8
-    (told,) = report.not_judged
-    assert told.why == "line 2 decides by `while`: say the launch with --launch"
 
 
 def test_a_line_that_an_option_chooses_is_said_once(tmp_path):
@@ -98,15 +52,6 @@ def test_a_launch_that_another_file_starts_is_judged(tmp_path, monkeypatch, name
     source = read(write(tmp_path, text, name))
     assert (source.path.name, source.world) == ("ds.json", 8)
     assert source.arguments["bf16"] is True
-
-
-def test_a_file_that_a_flag_of_any_name_gives_is_judged(tmp_path):
-    write(tmp_path, {"train_batch_size": "8"}, "ds.json")
-    write(tmp_path, {"hidden_size": 8}, "model.json")
-    text = "torchrun --nproc-per-node 8 t.py --model model.json --ds_cfg ds.json\n"
-    report = checked(write(tmp_path, text, "run.sh"))
-    assert (report.source.path.name, report.world) == ("ds.json", 8)
-    assert rules(report) == ["schema.top_level_value"]
 
 
 def test_a_script_with_an_accelerator_and_a_trainer_is_trainers(tmp_path):

@@ -26,12 +26,6 @@ def yaml_file(folder, content, name="accelerate.yaml"):
     return write(folder, yaml.safe_dump(content), name)
 
 
-def test_plain_json_is_deepspeeds(tmp_path):
-    source = read(str(write(tmp_path, RAW)))
-    assert (source.consumer, source.world) == (Consumer.DEEPSPEED, None)
-    assert source.config == RAW
-
-
 def test_a_section_of_an_accelerate_file_is_judged(tmp_path):
     path = yaml_file(tmp_path, ACCELERATE)
     report = checked(path)
@@ -110,21 +104,6 @@ def test_json_is_json_whatever_its_name(tmp_path):
     assert report.fixed_text == once.replace("overlap_com", "overlap_comm")
 
 
-@pytest.mark.parametrize(
-    "outer",
-    [
-        {"deepspeed_config": {"deepspeed_config_file": "zero2.yaml"}, "num_processes": 2},
-        {"output_dir": "out", "deepspeed": "zero2.yaml"},
-    ],
-)
-def test_yaml_that_is_named_as_a_ds_config_is_read_by_nobody(tmp_path, outer):
-    inner = yaml_file(tmp_path, {"zero_optimization": {"stage": 2}} | RAW, "zero2.yaml")
-    report = checked(yaml_file(tmp_path, outer))
-    assert report.source.path == inner
-    assert "file.yaml" in rules(report)
-    assert "file.yaml" not in rules(checked(inner))
-
-
 @pytest.mark.parametrize("name", ["configs/acc.yaml", "acc.yaml", "$CONFIG", "{path}"])
 def test_a_launch_line_may_name_the_file_itself_from_another_folder(tmp_path, name):
     (tmp_path / "configs").mkdir()
@@ -137,34 +116,6 @@ def test_a_launch_line_may_name_the_file_itself_from_another_folder(tmp_path, na
         4,
     )
     assert source.config["zero_optimization"]["stage"] == 3
-
-
-def test_a_file_that_accelerate_does_not_use_deepspeed_for(tmp_path):
-    path = yaml_file(tmp_path, ACCELERATE | {"distributed_type": "MULTI_GPU"})
-    report = checked(path)
-    assert rules(report) == ["huggingface.not_deepspeed"]
-    assert report.exit_code(fixed=False) == 0
-    assert rules(checked(path, launch="accelerate launch --use_deepspeed train.py")) == []
-
-
-@pytest.mark.parametrize(
-    ("said", "line", "per_node"),
-    [
-        ({"num_processes": 16, "num_machines": 2}, None, 8),
-        ({"num_processes": 16, "num_machines": 1}, None, 16),
-        ({"num_processes": 16}, None, None),
-        ({"num_processes": 16, "num_machines": 3}, None, None),
-        ({"num_machines": 2}, "accelerate launch --num_processes 8 train.py", 4),
-        (
-            {"num_processes": 16, "num_machines": 2},
-            "accelerate launch --num_machines 4 train.py",
-            4,
-        ),
-    ],
-)
-def test_the_ranks_of_a_node_are_those_that_accelerate_is_told(tmp_path, said, line, per_node):
-    path = yaml_file(tmp_path, {"deepspeed_config": {"zero_stage": 3}} | said)
-    assert read(path, launch=line).per_node == per_node
 
 
 def test_a_launch_line_for_another_file_is_said(tmp_path, monkeypatch):
@@ -207,20 +158,6 @@ def test_a_value_of_an_accelerate_file_that_is_none_is_named(tmp_path, wrong, sa
         read(path, world=8)
     assert f"{path}: {said}" in raised.value.message
     assert raised.value.hint
-
-
-@pytest.mark.parametrize("unsaid", [-1, None, "$GPUS"])
-def test_an_accelerate_file_may_leave_the_world_to_others(tmp_path, unsaid):
-    path = yaml_file(tmp_path, ACCELERATE | {"num_processes": unsaid, "num_machines": None})
-    assert read(path).world is None
-
-
-def test_what_is_said_comes_before_what_is_read(tmp_path):
-    path = yaml_file(tmp_path, ACCELERATE)
-    line = "accelerate launch --num_processes 2 train.py"
-    assert read(path, launch=line).world == 2
-    assert read(path, launch=line, world=8).world == 8
-    assert read(path, consumer=Consumer.TRAINER).consumer == Consumer.TRAINER
 
 
 @pytest.mark.parametrize("folder", ["", "configs", "a/b"])
@@ -335,39 +272,6 @@ def test_the_ranks_of_a_command_that_a_shell_starts(tmp_path, words, world):
     assert world_in(words, tmp_path) == world
 
 
-@pytest.mark.parametrize(
-    ("launch", "accelerator"),
-    [
-        ("deepspeed train.py --deepspeed_config ds_config.json", None),
-        ("DS_ACCELERATOR=cpu deepspeed train.py --deepspeed_config ds_config.json", "cpu"),
-        ("env DS_ACCELERATOR=cuda torchrun train.py --deepspeed ds_config.json", "cuda"),
-        ("DS_ACCELERATOR=abacus deepspeed train.py --deepspeed_config ds_config.json", None),
-        ("torchrun train.py --use_cpu --deepspeed ds_config.json", "cpu"),
-        ("torchrun train.py --use_cpu false --deepspeed ds_config.json", None),
-        ("torchrun train.py --no_cuda --deepspeed ds_config.json", "cpu"),
-        ("accelerate launch --use_deepspeed --cpu train.py", "cpu"),
-        ("torchrun train.py --cpu --deepspeed ds_config.json", None),
-    ],
-)
-def test_a_launch_line_says_where_it_runs(tmp_path, launch, accelerator):
-    path = write(tmp_path, RAW, "ds_config.json")
-    assert read(path, launch=launch).accelerator == accelerator
-    script = write(tmp_path, f"#!/bin/bash\n{launch}\n", "run.sh")
-    assert read(script).accelerator == accelerator
-
-
-def test_files_say_where_it_runs(tmp_path):
-    assert read(yaml_file(tmp_path, ACCELERATE)).accelerator is None
-    on_cores = yaml_file(tmp_path, ACCELERATE | {"use_cpu": True}, "cores.yaml")
-    assert read(on_cores).accelerator == "cpu"
-    inner = write(tmp_path, AUTO)
-    assert read(inner, accelerate=on_cores).accelerator == "cpu"
-    arguments = yaml_file(tmp_path, {"deepspeed": inner.name, "use_cpu": True}, "arguments.yaml")
-    assert read(arguments).accelerator == "cpu"
-    run = "export DS_ACCELERATOR=cpu\ndeepspeed train.py --deepspeed_config " + inner.name
-    assert read(write(tmp_path, run, "run.sh")).accelerator == "cpu"
-
-
 SECTION = """distributed_type: DEEPSPEED
 num_processes: 2
 mixed_precision: {precision}
@@ -416,76 +320,12 @@ def test_accelerate_starts_scripts_of_trainer_and_of_its_own(
     assert [(one.violation.rule, one.violation.level) for one in report.found] == found
 
 
-def test_an_auto_of_accelerates_section_is_open_until_the_script_is_known(tmp_path):
-    path = write(tmp_path, SECTION.format(precision="bf16", accumulation="auto"), "two.yaml")
-    report = checked(path)
-    assert report.found == ()
-    assert [one.what for one in report.not_judged] == ["gradient_accumulation_steps=auto"]
-
-
 def test_a_lost_backslash_is_told_with_what_it_costs(tmp_path, monkeypatch):
     report = started(tmp_path, monkeypatch, "--do_train\n  --bf16 --seed 3")
     found = {one.violation.rule: one.violation for one in report.found}
     assert "run.sh:2: " in found["file.lost_line"].message
     assert "starts without --bf16, --seed" in found["file.lost_line"].message
     assert found["huggingface.default_mismatch"].level == "error"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "torchrun --nproc_per_node 2 fit.py",
-        "torchrun --nproc_per_node 2 fit.py --ds ds_config.json",
-        "deepspeed --num_gpus 2 fit.py --our_config ds_config.json --lr 3",
-        "torchrun --nproc_per_node 2 fit.py --ds ds_config.json --do_train",
-    ],
-)
-def test_a_line_that_does_not_tell_the_reader_leaves_it_to_the_file(tmp_path, line):
-    report = checked(write(tmp_path, AUTO), launch=line)
-    assert report.source.consumer is Consumer.TRAINER
-    assert (report.found, report.world) == ((), 2)
-    (open_,) = report.not_judged
-    assert str(open_) == 'who fills in "auto" (fit.py is not there to be read)'
-
-
-LISTS = {
-    "train_micro_batch_size_per_gpu": "auto",
-    "zero_optimization": {"stage": [1, 2]},
-    "autotuning": {"enabled": True},
-}
-MAPPED = {"enabled": True, "arg_mappings": {"train_micro_batch_size_per_gpu": "--batch"}}
-
-
-@pytest.mark.parametrize(
-    ("config", "how", "errors"),
-    [
-        (LISTS, {"launch": "deepspeed --autotuning tune fit.py --deepspeed_config ds.json"}, []),
-        (LISTS, {"consumer": Consumer.ACCELERATE}, ["schema.section_value"]),
-        (
-            LISTS,
-            {"launch": "deepspeed fit.py --deepspeed ds.json"},
-            ["schema.section_value"],
-        ),
-        (
-            LISTS,
-            {"launch": "deepspeed --autotuning run fit.py --deepspeed ds.json"},
-            ["huggingface.arg_mappings"],
-        ),
-        (
-            LISTS | {"autotuning": MAPPED},
-            {"launch": "deepspeed --autotuning run fit.py --deepspeed ds.json"},
-            [],
-        ),
-    ],
-)
-def test_what_autotuning_means_depends_on_who_starts_it(tmp_path, config, how, errors):
-    report = checked(write(tmp_path, config, "ds.json"), **how)
-    assert [one.violation.rule for one in report.found if one.violation.level == "error"] == errors
-
-
-def test_without_a_line_it_is_not_judged_what_the_autotuner_would_do(tmp_path):
-    report = checked(write(tmp_path, LISTS))
-    assert [one.what for one in report.not_judged] == ["autotuning"]
 
 
 WRITES = """#!/bin/bash
@@ -539,61 +379,6 @@ def test_a_file_behind_a_folder_of_the_shells_is_found(tmp_path, monkeypatch, fo
             checked(path)
     else:
         assert checked(path).found == ()
-
-
-@pytest.mark.parametrize(
-    ("config", "how", "what", "why"),
-    [
-        (
-            {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2},
-            {},
-            "what the number of ranks decides",
-            "give it with --world",
-        ),
-        (
-            AUTO | {"gradient_clipping": 0.5},
-            {},
-            "gradient_clipping against max_grad_norm",
-            "give the line with --launch",
-        ),
-        (
-            AUTO | {"gradient_clipping": 0.5},
-            {"launch": "torchrun fit.py --deepspeed ds.json --max_grad_norm $CLIP"},
-            "gradient_clipping against max_grad_norm",
-            "only the shell knows $CLIP",
-        ),
-        (
-            AUTO | {"gradient_clipping": 0.5},
-            {"launch": "torchrun fit.py $MORE --deepspeed ds.json"},
-            "gradient_clipping against max_grad_norm",
-            "only the shell knows $MORE",
-        ),
-        (
-            AUTO | {"gradient_clipping": 0.5},
-            {"launch": "torchrun fit.py --deepspeed ds.json"},
-            "gradient_clipping against max_grad_norm",
-            "fit.py is not there to be read",
-        ),
-    ],
-)
-def test_what_decides_and_is_not_read_is_named(tmp_path, config, how, what, why):
-    report = checked(write(tmp_path, config, "ds.json"), **how)
-    assert [(one.what, one.why) for one in report.not_judged] == [(what, why)]
-    assert report.would_run(fixed=False) is None
-
-
-@pytest.mark.parametrize(
-    ("config", "how"),
-    [
-        ({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, {}),
-        ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}, {"world": 4}),
-        (AUTO, {}),
-        (AUTO | {"gradient_clipping": 1.0}, {}),
-    ],
-)
-def test_where_all_is_read_that_decides_it_would_run(tmp_path, config, how):
-    report = checked(write(tmp_path, config, "ds.json"), **how)
-    assert (report.found, report.not_judged, report.would_run(fixed=False)) == ((), (), True)
 
 
 HANDED = """

@@ -8,7 +8,7 @@ from autotune.base.user_text import STANDARD_INPUT
 from autotune.check import read
 from autotune.engines.deepspeed.sources.reading import parsed
 from tests.cases import Cases
-from tests.check.files import checked, rules, write
+from tests.check.files import checked, write
 
 cases = Cases(__file__)
 
@@ -61,38 +61,3 @@ def test_nothing_at_all_on_standard_input_says_what_to_do():
     with pytest.raises(AutotuneError, match="standard input is empty") as error:
         parsed(" \n", STANDARD_INPUT)
     assert "autotune check - <" in error.value.hint
-
-
-def test_a_value_and_null_are_one_sentence(tmp_path):
-    (found,) = checked(write(tmp_path, {"train_micro_batch_size_per_gpu": "8"})).found
-    assert found.violation.message.endswith(': "8" is not a whole number or null')
-
-
-def test_a_mismatch_is_one_finding_a_key(tmp_path):
-    config = {
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_clipping": 0.5,
-        "zero_optimization": {"stage": 1},
-    }
-    line = (
-        "torchrun --nproc_per_node 2 train.py --deepspeed ds_config.json "
-        "--per_device_train_batch_size 2 --max_grad_norm 1.0"
-    )
-    report = checked(write(tmp_path, config), launch=line)
-    found = [one.violation.at for one in report.found if one.violation.level == "error"]
-    assert found == [("train_micro_batch_size_per_gpu",), ("gradient_clipping",)]
-    assert set(rules(report)) >= {"huggingface.mismatch"}
-
-
-def test_an_auto_that_nobody_fills_in_is_one_finding_a_key(tmp_path):
-    config = {
-        "train_batch_size": "auto",
-        "wall_clock_breakdown": "auto",
-        "zero_optimization": {"stage": 2, "overlap_comm": "auto"},
-    }
-    report = checked(write(tmp_path, config))
-    found = [one for one in report.found if one.violation.rule == "huggingface.auto_not_filled"]
-    assert [one.violation.at for one in found] == [
-        ("wall_clock_breakdown",),
-        ("zero_optimization.overlap_comm",),
-    ]

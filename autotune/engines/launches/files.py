@@ -1,7 +1,11 @@
 """Which files are a shell's."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
+
+from autotune.base.errors import RenderError
+from autotune.base.user_text import read_text
 
 SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
 """What a shell file is called."""
@@ -22,6 +26,15 @@ def is_shell(text: str, path: Path) -> bool:
     if path.suffix in SHELL_SUFFIXES or _SHEBANG.match(text):
         return True
     return path.suffix not in DATA_SUFFIXES and _STARTS.search(text) is not None
+
+
+def text_near(name: str, folder: Path = Path()) -> str:
+    """The text of a file from where one stands, else from a folder; empty: it is not there."""
+    for path in (Path(name), folder / name):
+        if path.is_file():
+            with suppress(RenderError):
+                return read_text(path)
+    return ""
 
 
 def may_launch(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile, pairwise
 from pathlib import Path, PurePath
@@ -12,8 +12,9 @@ from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.base.secrecy import is_secret
 from autotune.engines.launches import PROGRAMS, slurm
+from autotune.engines.launches.files import text_near
 from autotune.engines.launches.shell_words import UNKNOWN
-from autotune.job.observed import PLACEHOLDER
+from autotune.job.command import PLACEHOLDER
 
 GPUS_OF_CONTAINER = "GPUS_OF_CONTAINER"
 """A variable of ours, which a job in YAML gives to the commands of a container."""
@@ -46,6 +47,17 @@ _TELLS_NO_RANKS = re.compile(r"(?:\S*/)?python[\d.]*|[\d:]+|-(?!-container-|-tas
 
 _LAUNCHERS: Mapping[str, str] = PROGRAMS["launchers"]
 """Command or module -> the launcher that it is."""
+
+_VALUES_OF_SRUN = frozenset(PROGRAMS["srun_values"])
+_COUNTS = frozenset(
+    (
+        *("nnodes", "nproc_per_node", "nproc", "num_gpus", "num_nodes", "num_processes"),
+        *("num_machines", "hostfile", "include", "exclude"),
+    )
+)
+"""Flags of launchers by which their ranks are counted."""
+_HOST = re.compile(r"^[ \t]*([^\s#]+)\s+slots=(\d+)", re.MULTILINE)
+"""A line of DeepSpeed's hostfile (launcher/runner.py: _parse_hostfile)."""
 
 _DEVICE_KINDS = ("auto", "gpu", "cpu", "xpu", "npu", "hpu")
 """All devices of a kind, for torchrun (torch/distributed/run.py: determine_local_world_size)."""
@@ -84,6 +96,14 @@ class Ranks:
     lacks_ranks: bool | None = False
     """Whether nothing tells several tasks their ranks in `RANK`, as a launcher would; None: what
     stands before Python may do so, as a wrapper, or a container by enroot's hook for PyTorch."""
+
+    default: str = ""
+    """Defaults of variables of which the count is made, in words; empty: it is of none."""
+
+    @property
+    def by_default(self) -> str:
+        """Says which defaults the count is made of; empty: none."""
+        return f", with {self.default}: another with {flag('world')}" if self.default else ""
 
     def of(self, world: int | None, per_node: int | None = None) -> "Ranks":
         """The same with so many ranks."""
@@ -194,6 +214,8 @@ def ranks_of(
     within: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
+    defaults: Mapping[int, str] | None = None,
+    text_of: Callable[[str], str] = text_near,
 ) -> Ranks:
     """How the ranks of a line come about.
 
@@ -202,6 +224,8 @@ def ranks_of(
         within: The commands that hand it to a shell as a text.
         variables: Its environment.
         options: What its file asks Slurm for.
+        defaults: Number of a word -> the default of a variable that it holds, in words.
+        text_of: Reads a file that the line names; empty: it is not there.
 
     Raises:
         JobError: A count in it is none.
@@ -220,7 +244,11 @@ def ranks_of(
     name = PurePath(next(iter(words[parts.script_at :]), "")).name
     if parts.kind:
         given = dict(flags_of([words[number] for number in parts.launcher_flags]))
-        return ranks.of(*ranks_by(parts.kind, given, variables))
+        if slots := _HOST.findall(text_of(str(given.get("hostfile", "")))):
+            ranks = ranks.of(*_on_hosts({host: int(n) for host, n in slots}, given))
+        else:
+            ranks = ranks.of(*ranks_by(parts.kind, given, variables))
+        return replace(ranks, default=_defaults_in(words, parts, defaults or {}))
     if name == TRL:  # what it does not know itself, it hands to `accelerate launch`
         ranks = ranks.of(*ranks_by("accelerate", dict(flags_of(words[parts.script_at :]))))
     if ranks.world is not None:
@@ -237,7 +265,18 @@ def ranks_of(
         ranks = replace(ranks, starter="srun" * bool(behind)).of(world, tasks_per_node)
     if (ranks.tasks or tasks_per_node or 1) == 1 or "RANK" in variables:
         return ranks
-    return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, behind[1:])) or None)
+    told = (word for before, word in pairwise(behind) if before not in _VALUES_OF_SRUN)
+    return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, told)) or None)
+
+
+def _defaults_in(words: Sequence[str], parts: LineParts, defaults: Mapping[int, str]) -> str:
+    """The defaults in the values of flags by which ranks are counted."""
+    found = list[str]()
+    for at in parts.launcher_flags:
+        name, equals, _ = words[at].lstrip("-").partition("=")
+        if words[at].startswith("-") and name.replace("-", "_") in _COUNTS:
+            found.append(defaults.get(at if equals else at + 1, ""))
+    return " and ".join(dict.fromkeys(filter(None, found)))
 
 
 def ranks_in(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
@@ -329,6 +368,30 @@ def ranks_by(
         nodes = None if remote else count_in(flags, "num_nodes", default=1, words=_ALL)
         return (per_node and nodes and per_node * nodes), per_node
     return None, None
+
+
+def _on_hosts(hosts: Mapping[str, int], flags: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """All ranks, and the most of one node, on hosts with so many slots.
+
+    launcher/runner.py: parse_resource_filter, apply_num_nodes_and_gpus.
+    """
+    names = ("include", "exclude", "num_nodes", "num_gpus")
+    if any(UNKNOWN.search(str(flags.get(name))) for name in names):
+        return None, None
+    slots = dict(hosts)
+    for name in names[:2]:
+        if isinstance(given := flags.get(name), str):
+            named = dict(one.partition(":")[::2] for one in given.split("@"))
+            if not named.keys() <= hosts.keys():  # it refuses them
+                return None, None
+            counts = {
+                host: len({*ids.split(",")}) if ids else hosts[host] for host, ids in named.items()
+            }
+            left = {host: n - counts.get(host, 0) for host, n in slots.items()}
+            slots = counts if name == "include" else left
+    nodes, per_node = (count_in(flags, name, words=_ALL) for name in names[2:])
+    kept = [per_node or n for n in slots.values() if n > 0][:nodes]
+    return (sum(kept), max(kept)) if kept else (None, None)
 
 
 def _included(filter_text: str) -> tuple[int | None, int | None]:

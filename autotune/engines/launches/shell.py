@@ -10,27 +10,26 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from itertools import dropwhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.text import line_of, named
 from autotune.base.user_text import read_text
 from autotune.engines.launches import slurm
-from autotune.engines.launches.files import DATA_SUFFIXES, SHELL_SUFFIXES, is_shell
+from autotune.engines.launches.files import DATA_SUFFIXES, SHELL_SUFFIXES, is_shell, text_near
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.shell_syntax import (
     LOOPS,
     PIPES,
     OpenError,
     Token,
-    assigned,
     elements,
     end_of,
-    loop_of,
     tokens_of,
 )
 from autotune.engines.launches.shell_words import (
@@ -56,17 +55,12 @@ from autotune.engines.launches.shell_words import (
 _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({NAME}|[\d@*#])|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?}})")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
+_DEFAULT = re.compile(rf"\$\{{({NAME}|\d+):?[-=]([^{{}}]*)}}")
+_LONGEST_DEFAULT = 80
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
-_JOINTS = ("&&", "||")
-_AROUND_ONE = (*_JOINTS, "!", "function")
-"""What ends with the one command behind it."""
-_PARTS = {
-    **dict.fromkeys(("then", "elif", "else"), ("if",)),
-    **dict.fromkeys((";;", ";&", ";;&"), ("case",)),
-}
-"""What begins another part of a block -> the keywords of such blocks."""
-_ENDS = {"fi": ("if",), "esac": ("case",), "done": LOOPS, "}": ("{",), ")": ("(",)}
-"""What ends a block -> the keywords that begin it."""
+_BETWEEN = ("\n", ";", "&", "do")
+"""What stands between commands, and before those of a loop."""
+_ENDS_OF_CASE = (";;", ";&", ";;&")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
 _TEXT_OPTION = re.compile(r"-\w*c")
 _VALUED_OPTION = re.compile(r"[-+]\w*[oO]|--(?:rcfile|init-file)")
@@ -82,13 +76,20 @@ _READ_COMMANDS = (*_SHELLS, "ssh", "sbatch")
 """Commands that read others from a here-document, unless a file or a text is theirs."""
 _OF_PYTHON = ("bin/activate", "conda.sh")
 """Files that choose a Python, and set nothing that a launch is given."""
-_STARTS_NOTHING = ("echo", "printf", "cd", "mkdir", "set", "shift", "exit", "return", "sleep")
 _FOLDER_FLAGS = ("--", "-P", "-L", "-f", "-e")
 """Flags of `cd`, `pwd` and their like after which a folder is the same one."""
 _FOLDERS_ABOVE = 3
 """Folders, with the script's, in which a file is looked for whose own only the shell knows."""
 _MOST_DEEP = 6
 """Texts that read one another, at most."""
+_MOST_NESTED = 60
+"""Blocks in one another: no launch has more."""
+_MOST_CALLED = 2**14
+"""Words of functions that are gone through in all their calls, at most."""
+_MOST_STARTED = 2**18
+"""Characters of files that are started, at most: a test may start one again and again."""
+_MOST_ROUNDS = 64
+"""Rounds of loops over known words, at most."""
 _MOST_PUT = 2**20
 """Characters that variables put into a file, at most: each line may double what one holds."""
 
@@ -119,14 +120,34 @@ class Command:
     """Where its first word, or the first variable before it, begins."""
     text: str = field(repr=False)
     """The file."""
-    variables: Mapping[str, Word] = field(default_factory=dict)
-    """Those of its environment that the file sets: the value and where it is written."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Those of its environment that the file sets."""
     within: tuple[str, ...] = ()
     """The commands that hand it to a shell as a text; empty: it stands in the file itself."""
     unread: tuple[str, ...] = ()
     """Why words of it are not known, or may be others: lines that decide, files not read."""
     options: Mapping[str, str] = field(default_factory=dict)
     """What its file asks Slurm for."""
+    path: Path = Path()
+    """The file, or one that it sources or starts."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """As of `ShellText.written`."""
+
+    @property
+    def around(self) -> dict[str, Any]:
+        """What `ranks_of` takes beside its words."""
+        ends = ((at, default_at(self.text, word.end)) for at, word in enumerate(self.words))
+        return {
+            "within": self.within,
+            "variables": self.variables,
+            "options": self.options,
+            "defaults": {at: default for at, default in ends if default},
+            "text_of": self._text_of,
+        }
+
+    def _text_of(self, name: str) -> str:
+        """The text of a file that it names; empty: it is not there."""
+        return self.written.get(os.path.normpath(name)) or text_near(name, self.path.parent)
 
     @property
     def line(self) -> int:
@@ -180,14 +201,27 @@ def read_shell(text: str, path: Path, *, follows: bool = False) -> ShellText:
     """
     reader = _Reader(text, path, {}, slurm.options_of(text))
     try:
-        reader.read(list(zip(text, range(len(text)), strict=True)), path if follows else None)
+        reader.read_file(list(zip(text, range(len(text)), strict=True)), path if follows else None)
     except OpenError as error:
         raise JobError(f"{path}:{line_of(text, error.at)}: {error}", "close it") from error
+    commands: dict[tuple[object, ...], Command] = {}
+    for one in reader.commands:  # a function that is called twice has them twice
+        commands.setdefault((one.start, one.words), one)
     return ShellText(
-        commands=tuple(reader.commands),
+        commands=tuple(commands.values()),
         sourced=tuple(dict.fromkeys(reader.sourced)),
         written=reader.written,
     )
+
+
+def default_at(text: str, at: int) -> str:
+    """The default of a variable in which a place of a text is, in words; empty: it is in none."""
+    begin = text.rfind("${", max(0, at - _LONGEST_DEFAULT), at) if at >= 0 else -1
+    found = _DEFAULT.match(text, begin) if begin >= 0 else None
+    if found is None or not found.start(2) <= at < found.end(2):
+        return ""
+    name = f"${found[1]}" if found[1].isdigit() else found[1]
+    return f"{name}={found[2]}, the default in line {line_of(text, at)}"
 
 
 class _Branch(NamedTuple):
@@ -201,36 +235,8 @@ class _Branch(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class _Frame:
-    """A compound command, a function, or a command behind a joint, which has begun."""
-
-    keyword: str
-    place: int
-    """Where it begins."""
-    why: str
-    """Why only the shell knows what it leaves, where its condition is not known."""
-    truth: _Truth
-    """Truth of the command before a joint; whether a branch of an `if` has run."""
-    is_piped: bool
-    """Whether it reads from a pipe, so that it is in a shell of its own."""
-    ended: list[_Branch] = field(default_factory=list)
-    open: tuple[bool | None, bool] | None = None
-    """Whether the branch runs whose changes lie in the topmost scope, and may do otherwise."""
-    mode: tuple[bool, bool] = (False, False)
-    """The reader's, outside of that branch."""
-    is_all: bool = False
-    """Whether one of its branches runs in any case."""
-    is_pattern: bool = False
-    """Whether a pattern of a `case` comes next."""
-    n_certain: int = 0
-    """The reader's, outside of a function."""
-    reads_options: bool = False
-    """Whether it is a loop over the options of the file, which is read as started without one."""
-
-
-@dataclass(kw_only=True)
 class _Text:
-    """A text that is read: a file, or what a command hands to a shell."""
+    """A text that is read: a file, a function, or what a command hands to a shell."""
 
     tokens: Sequence[Token]
     path: Path | None
@@ -240,18 +246,23 @@ class _Text:
     doubts: Sequence[str]
     """Why the text may be another, where a command hands it on."""
     at: int = 0
-    frames: list[_Frame] = field(default_factory=list)
-    truth: _Truth = _OPEN
-    """Truth of the last command."""
     place: int = -1
-    """Where that begins."""
-    is_piped: bool = False
-    """Whether a pipe leads to the next command."""
+    """Where the last simple command begins."""
 
     def ahead(self, further: int = 0) -> str:
         """The token that comes, as it is written; empty: none does."""
         at = self.at + further
         return self.tokens[at].text if at < len(self.tokens) else ""
+
+    def take(self) -> Token:
+        """The token that comes; one must."""
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def pass_lines(self) -> None:
+        """Pass ends of lines."""
+        while self.ahead() == "\n":
+            self.at += 1
 
 
 class _Reader:
@@ -277,9 +288,16 @@ class _Reader:
             {name: Value([unplaced(text)]) for name, text in held.items()}
         ]
         """Variables, and what each open branch has changed of them."""
-        self._exported = dict.fromkeys(around)
+        self._exported = set(around)
+        self._environment: dict[str, str] | None = None
+        """What exported variables hold; None: they have changed since that was asked."""
         self._n_certain = 0
         """Scopes, from the first on, whose values may be others where a function is called."""
+        self._functions: dict[str, _Text] = {}
+        self._called: set[str] = set()
+        """Functions that a command calls."""
+        self._locals: set[str] = set()
+        """Variables of the function that is gone through alone."""
         self.commands: list[Command] = []
         self.sourced: list[Path] = []
         self.written: dict[str, str] = {}
@@ -292,7 +310,25 @@ class _Reader:
         """Whether what stands here never runs."""
         self._is_aside = False
         """Whether it runs only if values are others."""
-        self._depth = self._n_put = 0
+        self._is_rehearsed = False
+        """Whether a loop is gone through to see what it changes."""
+        self._n_options_read = 0
+        self._depth = self._n_nested = self._n_rounds = self._n_put = 0
+        self._n_called = self._n_started = 0
+
+    def read_file(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
+        """Take all commands of a file, and those of functions that it does not call itself.
+
+        Raises:
+            OpenError: Something in it does not close.
+        """
+        self.read(chars, path, within)
+        for name in reversed(list(self._functions)):
+            if name not in self._called:
+                with self._branch(None, {"@": Value()}):
+                    self._n_certain = len(self._scopes) - 1
+                    self._run(self._functions[name])
+                self._n_certain = 0
 
     def read(
         self,
@@ -306,175 +342,264 @@ class _Reader:
         Raises:
             OpenError: Something in it does not close.
         """
-        here = _Text(tokens=tokens_of(chars), path=path, within=within, doubts=doubts)
-        before, self._here, self._depth = (self._here, self._doubts), here, self._depth + 1
-        while here.at < len(here.tokens):
-            self._take()
-        open_ = next((one for one in here.frames if one.keyword not in _AROUND_ONE), None)
-        while here.frames:
-            self._close()
-        (self._here, self._doubts), self._depth = before, self._depth - 1
-        if open_ is not None:
-            raise OpenError(open_.keyword, open_.place)
+        self._run(_Text(tokens=tokens_of(chars), path=path, within=within, doubts=doubts))
 
-    def _take(self) -> None:
-        """Take the next token, or the simple command that it begins."""
+    def _run(self, text: _Text) -> None:
+        before = self._here, self._doubts, self._is_rehearsed
+        self._here, self._depth = replace(text, at=0), self._depth + 1
+        try:
+            self._list(None)
+        finally:
+            self._here, self._doubts, self._is_rehearsed = before
+            self._depth -= 1
+
+    # ------------------------------------------------ blocks
+
+    def _list(self, opened: Token | None, *ends: str) -> _Truth:
+        """Take commands up to what ends a block, or else to the end of the text.
+
+        Raises:
+            OpenError: The block does not end.
+        """
+        here, truth = self._here, _OPEN
+        while (text := here.ahead()) not in ends and text:
+            if text in _BETWEEN:
+                here.at += 1
+            else:
+                truth = self._and_or()
+        if opened is not None and not text:
+            raise OpenError(opened.text, opened.chars[0][1])
+        return truth
+
+    def _and_or(self) -> _Truth:
+        here, truth = self._here, self._pipeline()
+        while (joint := here.ahead()) in ("&&", "||"):
+            here.at += 1
+            here.pass_lines()
+            runs = None if truth.holds is None else truth.holds is (joint == "&&")
+            why = f"{self._line(here.place)} decides by `{joint}`"
+            with self._branch(runs, may_differ=truth.may_differ) as branch:
+                then = self._pipeline()
+            self._merge([branch], why)
+            holds = then.holds if runs else truth.holds if runs is False else None
+            truth = _Truth(holds, truth.may_differ or then.may_differ)
+        return truth
+
+    def _pipeline(self) -> _Truth:
+        here, is_negated, is_piped = self._here, False, False
+        while (sign := here.ahead()) in ("!", "time"):
+            is_negated ^= sign == "!"
+            here.at += 1
+        while True:
+            with self._scope() as changes:
+                truth = self._command()
+            is_alone = not is_piped
+            is_piped = here.ahead() in PIPES
+            if is_alone and not is_piped:
+                self._scopes[-1].update(changes)
+                holds = truth.holds if truth.holds is None else truth.holds is not is_negated
+                return truth._replace(holds=holds)
+            if not is_piped:  # each is in a shell of its own
+                return _OPEN
+            here.at += 1
+            here.pass_lines()
+
+    def _command(self) -> _Truth:
+        """Take a simple command, a block, or the definition of a function."""
         here = self._here
+        if not here.ahead():
+            return _OPEN
         token = here.tokens[here.at]
-        text, frame = token.text, here.frames[-1] if here.frames else None
-        if frame is not None and frame.is_pattern and text != "esac":
-            here.at += 1
-            if text == ")":
-                frame.is_pattern = False
-                self._choose(frame, _OPEN)
-        elif token.kind in ("word", "redirection"):
-            self._command()
-        elif text in (*_ENDS, *_PARTS):
-            here.at += 1
-            if (frame := self._innermost(_ENDS.get(text) or _PARTS[text])) is None:
-                return
-            if text in _ENDS:
-                self._words()  # where it reads and writes
-                return self._finish(self._close())
-            self._end(frame)
-            frame.is_all = frame.is_all or text == "else"
-            frame.is_pattern = frame.keyword == "case"
-            if text in ("then", "else"):
-                self._choose(frame, here.truth if text == "then" else _Truth(True))
-        elif token.kind == "keyword" or text in (*_JOINTS, "("):
-            self._open()
-        else:
-            here.at, here.is_piped = here.at + 1, here.is_piped or text in PIPES
-
-    def _innermost(self, keywords: Sequence[str]) -> _Frame | None:
-        """The innermost block of some kind, those in it ended; None: there is none to end."""
-        frames = self._here.frames
-        if all(frame.keyword not in keywords for frame in frames):
-            return None
-        while frames[-1].keyword not in keywords:
-            self._close()
-        return frames[-1]
-
-    def _open(self) -> None:
-        """Begin a block, at its keyword or at the name of a function."""
-        here, begun = self._here, self._here.at
-        keyword = here.tokens[begun].text
+        is_name = token.kind == "word" and [here.ahead(1), here.ahead(2)] == ["(", ")"]
+        if token.kind in ("word", "redirection") and not is_name:
+            return self._simple_command()
         here.at += 1
-        if keyword in ("time", "do"):
-            return
-        is_joint, place = keyword in _JOINTS, here.place
-        if not is_joint:
-            place = here.tokens[begun].chars[0][1]
-        if here.tokens[begun].kind == "word" or keyword == "function":
-            here.at += keyword == "function"
-            here.at += 2 * (here.ahead() == "(")
-            keyword = "function"
-        frame = _Frame(
-            keyword=keyword,
-            place=place,
-            why=f"{self._line(place)} decides by `{keyword}`",
-            truth=here.truth if is_joint else _Truth(False),
-            is_piped=here.is_piped,
-        )
-        here.is_piped = False
-        here.frames.append(frame)
-        if is_joint:
-            holds = frame.truth.holds
-            runs = None if holds is None else holds is (keyword == "&&")
-            self._begin(frame, runs, frame.truth.may_differ)
-        elif keyword in LOOPS:
-            self._begin_loop(frame, list(loop_of(here.tokens, begun)))
-            if keyword in ("for", "select"):
-                self._words()
-        elif keyword == "function":
-            frame.n_certain, self._n_certain = self._n_certain, len(self._scopes)
-            self._begin(frame, True, given={"@": Value()})
-        elif keyword == "case":
-            self._words()
-            frame.is_pattern = True
-        elif keyword in ("{", "("):
-            self._begin(frame, True)
+        blocks = {"if": self._if, "case": self._case, "{": self._group, "(": self._group}
+        block = self._loop if token.text in LOOPS else blocks.get(token.text)
+        if is_name or token.text == "function":
+            block = self._function
+        if block is None:  # it ends what has not begun
+            return _OPEN
+        self._n_nested += 1
+        if self._n_nested > _MOST_NESTED:
+            raise OpenError(token.text, token.chars[0][1])
+        try:
+            truth = block(token)
+        finally:
+            self._n_nested -= 1
+        self._words()  # where it reads and writes
+        return truth
 
-    def _begin(
+    def _group(self, opened: Token) -> _Truth:
+        if opened.text == "{":
+            truth = self._list(opened, "}")
+        else:  # in a shell of its own
+            with self._scope():
+                self._list(opened, ")")
+            truth = _OPEN
+        self._here.at += 1
+        return truth
+
+    def _if(self, opened: Token) -> _Truth:
+        here, branches, chosen = self._here, list[_Branch](), _Truth(False)
+        part = "if"
+        while part != "fi":
+            truth = _Truth(True)
+            if part != "else":
+                truth = self._list(opened, "then")
+                here.at += 1
+            chosen = self._choose(branches, chosen, truth, opened, "elif", "else", "fi")
+            is_all, part = part == "else", here.take().text
+        self._merge(branches, self._why(opened), is_all=is_all)
+        return _OPEN
+
+    def _case(self, opened: Token) -> _Truth:
+        here, branches, chosen = self._here, list[_Branch](), _Truth(False)
+        is_all = is_falling = False
+        words = [here.take().chars] if here.ahead() else []
+        while here.ahead() not in ("in", ""):
+            here.at += 1
+        here.at += 1
+        here.pass_lines()
+        while here.ahead() != "esac":
+            patterns = list[Chars]()
+            while here.ahead() not in (")", ""):
+                token = here.take()
+                patterns += [token.chars] * (token.kind != "sign")
+            here.at += 1
+            is_all = is_all or [*map(plain, patterns)] == ["*"]
+            truth = _OPEN if self._is_skipped else self._matching(words, patterns)
+            chosen = self._choose(branches, chosen, truth, opened, *_ENDS_OF_CASE, "esac")
+            if (end := here.ahead()) != "esac":
+                here.at += 1
+            if end in (";&", ";;&"):  # others may run as well
+                chosen, is_falling = _OPEN, True
+                branches = [one._replace(runs=one.runs and None) for one in branches]
+            here.pass_lines()
+        here.at += 1
+        self._merge(branches, self._why(opened), is_all=is_all and not is_falling)
+        return _OPEN
+
+    def _matching(self, words: Sequence[Chars], patterns: Sequence[Chars]) -> _Truth:
+        """Whether the word of a `case` is of some patterns."""
+        self._doubts = [*self._here.doubts]
+        fields = [self._field(chars, is_split=False) for chars in (*words, *patterns)]
+        text, *shapes = (one.text for one in fields)
+        if "*" in shapes:
+            return _Truth(True)
+        if any(UNKNOWN.search(one) for one in (text, *shapes)):
+            return _OPEN
+        may_differ = any(one.may_differ for one in fields)
+        return _Truth(any(fnmatchcase(text, shape) for shape in shapes), may_differ)
+
+    def _choose(
         self,
-        frame: _Frame,
-        runs: bool | None,
-        may_differ: bool = False,
-        given: _Changes | None = None,
-    ) -> None:
-        """Begin a branch: what it changes is kept apart, from some changes on."""
-        frame.open, frame.mode = (runs, may_differ), (self._is_skipped, self._is_aside)
-        self._is_skipped = self._is_skipped or (runs is False and not may_differ)
-        self._is_aside = self._is_aside or runs is False
-        self._scopes.append({} if given is None else given)
+        branches: list[_Branch],
+        chosen: _Truth,
+        truth: _Truth,
+        opened: Token,
+        *ends: str,
+    ) -> _Truth:
+        """Take a branch of an `if` or a `case` by its condition, and add it to those before.
 
-    def _end(self, frame: _Frame) -> None:
-        """End the branch of a block, if one is open."""
-        if frame.open is not None:
-            frame.ended.append(_Branch(*frame.open, self._scopes.pop()))
-            self._is_skipped, self._is_aside = frame.mode
-            frame.open = None
-
-    def _choose(self, frame: _Frame, truth: _Truth) -> None:
-        """Begin a branch of an `if` or a `case` by what its condition says."""
-        has_run, may_differ = frame.truth
+        Returns:
+            Whether one of them has run; `chosen` says it of those before.
+        """
+        has_run, may_differ = chosen
         runs = None if has_run is None else truth.holds
         runs = False if has_run or truth.holds is False else runs
-        self._begin(frame, runs, may_differ if has_run else truth.may_differ)
-        frame.truth = _Truth(runs if has_run is False else has_run, may_differ or truth.may_differ)
+        decides = may_differ if has_run else truth.may_differ
+        with self._branch(runs, may_differ=decides) as branch:
+            self._list(opened, *ends)
+        branches.append(branch)
+        return _Truth(runs if has_run is False else has_run, may_differ or truth.may_differ)
 
-    def _begin_loop(self, frame: _Frame, commands: Sequence[list[str]]) -> None:
-        """Begin a loop: what it sets is not known where it begins."""
-        given = _Changes()
-        for name, is_added in assigned(commands):
-            before = given.get(name, self._get(name))
-            given[name] = Value(why=frame.why)
-            if is_added and before is not None:
-                given[name] = _added(name, before, frame.why)
-        is_started = bool(self._file and self._scopes[0].get("@"))
-        reads = any(words[0] in OPTION_READERS for words in commands)
-        frame.reads_options = reads and not is_started and not self._n_certain
-        self._begin(frame, None, given=given)
-
-    def _close(self) -> _Truth:
-        """End the innermost block: what it leaves, and what came of it."""
-        here = self._here
-        frame, truth = here.frames.pop(), here.truth
-        self._end(frame)
-        keyword, why, branches = frame.keyword, frame.why, frame.ended
-        if keyword == "function":
-            self._n_certain = frame.n_certain
-        if keyword == "(" or frame.is_piped or here.ahead() in PIPES:  # in a shell of its own
+    def _loop(self, opened: Token) -> _Truth:
+        """Take a loop: but in one over known words, what it changes is not known in it."""
+        here, why, given = self._here, self._why(opened), _Changes()
+        is_known, n_read = self._get("@") is not None, self._n_options_read
+        words = self._words()[0] if opened.text in ("for", "select") else []
+        begun, n_commands = here.at, len(self.commands)
+        is_seen = self._is_skipped or self._is_rehearsed
+        if rounds := [] if is_seen else self._rounds(opened, words):
+            for held in rounds:
+                here.at = begun
+                self._put(plain(words[0]), held)
+                self._list(opened, "done")
+            here.at += 1
             return _OPEN
-        if keyword == "!":
-            return truth if truth.holds is None else truth._replace(holds=not truth.holds)
-        if keyword == "function":
-            changes = {name: v for name, v in branches[0].changes.items() if name != "@"}
-            # Whether it is called is not followed: a variable with another value may keep it.
-            others = {n: v for n, v in changes.items() if self._get(n) not in (None, v)}
-            given = {name: v for name, v in changes.items() if name not in others}
-            self._merge([_Branch(True, True, given)], why)
-            branches = [_Branch(None, True, others)]
-        if frame.reads_options:
-            for name in branches[0].changes.keys() - {"@"}:
-                value = self._get(name) or Value()
-                self._put(name, value._replace(why=value.why or why))
+        for name in _counted_by(words):
+            given[name] = Value(why=why)
+        for _ in () if is_seen else range(2):  # what changes may decide what else does
+            self._is_rehearsed = True
+            with self._branch(None, dict(given)) as rehearsed:
+                self._list(opened, "done")
+            self._is_rehearsed, here.at = False, begun
+            del self.commands[n_commands:]
+            for name, value in rehearsed.changes.items():
+                before = self._get(name)
+                given[name] = _one_of(name, before, [value, before], why)
+        with self._branch(None, given) as branch:
+            self._list(opened, "done")
+        here.at += 1
+        if self._n_options_read == n_read or is_known:
+            self._merge([branch], why)
             return _OPEN
-        self._merge(branches, why, is_all=frame.is_all)
-        if keyword in _JOINTS:
-            before, runs = frame.truth, branches[0].runs
-            holds = truth.holds if runs else before.holds if runs is False else None
-            return _Truth(holds, before.may_differ or truth.may_differ)
-        return truth if keyword == "{" else _OPEN
+        for name in branch.changes.keys() - {"@"}:  # it is read as started without options
+            value = self._get(name) or Value()
+            self._put(name, value._replace(why=value.why or why))
+        return _OPEN
 
-    def _finish(self, truth: _Truth) -> None:
-        """Note what came of a command, and end what was about it alone."""
+    def _rounds(self, opened: Token, words: Sequence[Chars]) -> list[Value]:
+        """What the variable of a loop over some words is in each round; empty: that is open."""
+        if opened.text != "for" or len(words) < 2 or plain(words[1]) != "in":
+            return []
+        self._doubts = [*self._here.doubts]
+        items = [item for one in words[2:] for item in self._field(one).items]
+        self._n_rounds += len(items)
+        is_open = self._n_rounds > _MOST_ROUNDS or any(
+            UNKNOWN.search(text) or {*text} & {*"*?[{"} for text in map(plain, items)
+        )
+        return [] if is_open else [Value([item]).differing(bool(self._doubts)) for item in items]
+
+    def _function(self, opened: Token) -> _Truth:
+        """Take the definition of a function, whose commands are those of its calls."""
         here = self._here
-        here.truth = truth
-        while here.frames and here.frames[-1].keyword in _AROUND_ONE:
-            if here.ahead() in PIPES:
-                return
-            here.truth = self._close()
+        name = opened.text if opened.text != "function" else here.take().text
+        here.at += 2 * (here.ahead() == "(")
+        here.pass_lines()
+        begun = here.at
+        with self._branch(False):
+            self._command()
+        if not self._is_skipped:
+            self._functions[name] = replace(here, tokens=here.tokens[begun : here.at])
+        return _OPEN
+
+    @contextlib.contextmanager
+    def _scope(self, given: _Changes | None = None) -> Iterator[_Changes]:
+        """Keep apart what is changed inside."""
+        changes: _Changes = {} if given is None else given
+        self._scopes.append(changes)
+        try:
+            yield changes
+        finally:
+            self._scopes.pop()
+            if not self._exported.isdisjoint(changes):
+                self._environment = None
+
+    @contextlib.contextmanager
+    def _branch(
+        self, runs: bool | None, given: _Changes | None = None, *, may_differ: bool = False
+    ) -> Iterator[_Branch]:
+        """A branch: what it changes is kept apart, from some changes on."""
+        mode = self._is_skipped, self._is_aside
+        self._is_skipped = self._is_skipped or (runs is False and not may_differ)
+        self._is_aside = self._is_aside or runs is False
+        try:
+            with self._scope(given) as changes:
+                yield _Branch(runs, may_differ, changes)
+        finally:
+            self._is_skipped, self._is_aside = mode
 
     def _merge(self, branches: Sequence[_Branch], why: str, *, is_all: bool = False) -> None:
         """Let variables hold what is left by branches of which one runs, or unless `is_all` none.
@@ -496,35 +621,33 @@ class _Reader:
                 held = _one_of(name, before, [*open_, *([before] if is_kept else ())], why)
             self._put(name, held and held.differing(may_differ))
 
+    # ------------------------------------------------ simple commands
+
     def _words(self) -> tuple[list[Chars], list[Token]]:
         """Take the words and the redirections that come."""
-        here, words, targets = self._here, list[Chars](), list[Token]()
-        while here.at < len(here.tokens):
-            token = here.tokens[here.at]
-            if token.kind == "word":
-                words.append(token.chars)
-            elif token.kind == "redirection":
-                targets.append(token)
-            else:
-                break
-            here.at += 1
-        return words, targets
+        here, found = self._here, list[Token]()
+        while here.ahead() and here.tokens[here.at].kind in ("word", "redirection"):
+            found.append(here.take())
+        targets = [token for token in found if token.kind == "redirection"]
+        return [token.chars for token in found if token.kind == "word"], targets
 
-    def _command(self) -> None:
-        """Take a simple command, or begin a function at its name."""
+    def _simple_command(self) -> _Truth:
+        """Take a simple command: what it sets, sources, asks or starts."""
         here = self._here
-        token = here.tokens[here.at]
-        if token.kind == "word" and [here.ahead(1), here.ahead(2)] == ["(", ")"]:
-            return self._open()
-        here.place = token.chars[0][1] if token.chars else -1
+        first = here.tokens[here.at].chars
+        here.place = first[0][1] if first else -1
         words, targets = self._words()
-        is_apart, truth = here.is_piped or here.ahead() in PIPES, _OPEN
-        here.is_piped = False
-        if not self._is_skipped:
-            self._scopes += [{}] * is_apart
-            truth = self._simple(words, targets)
-            del self._scopes[len(self._scopes) - is_apart :]
-        return self._finish(truth)
+        if self._is_skipped:
+            return _OPEN
+        self._doubts = [*here.doubts]
+        fields = [self._element(word) for word in words]
+        files = [(one, self._field(one.chars, is_split=False)) for one in targets]
+        if fields and not self._sets(fields) and not self._sources(fields):
+            self._runs(fields)
+        self._document(fields, files)
+        if len(fields) > 1 and fields[0].raw in ("[", "[["):
+            return _Truth(truth_of(fields), any(one.may_differ for one in fields))
+        return _TRUTHS.get(fields[0].raw, _OPEN) if fields else _OPEN
 
     def _get(self, name: str) -> Value | None:
         for number in range(len(self._scopes) - 1, -1, -1):
@@ -536,6 +659,8 @@ class _Reader:
     def _put(self, name: str, value: Value | None) -> None:
         """Let a variable hold a value; None: it is not set."""
         self._scopes[-1][name] = value
+        if name in self._exported:
+            self._environment = None
 
     def _given(self, name: str) -> Value | None:
         """What `$1`, `$#` or `$@` is; a file that nobody is seen to start has no words."""
@@ -553,17 +678,9 @@ class _Reader:
             return self._file or "a file that it sources"
         return f"line {line_of(self._text, place)}"
 
-    def _simple(self, words: Sequence[Chars], targets: Sequence[Token]) -> _Truth:
-        """Take a simple command: what it sets, sources, asks or starts."""
-        self._doubts = [*self._here.doubts]
-        fields = [self._element(word) for word in words]
-        files = [(one, self._field(one.chars, is_split=False)) for one in targets]
-        if fields and not self._sets(fields) and not self._sources(fields):
-            self._runs(fields)
-        self._document(fields, files)
-        if len(fields) > 1 and fields[0].raw in ("[", "[["):
-            return _Truth(truth_of(fields), any(one.may_differ for one in fields))
-        return _TRUTHS.get(fields[0].raw, _OPEN) if fields else _OPEN
+    def _why(self, opened: Token) -> str:
+        """Why only the shell knows what a block leaves."""
+        return f"{self._line(opened.chars[0][1])} decides by `{opened.text}`"
 
     def _element(self, chars: Chars) -> Field:
         """A word of a command, or an assignment with it."""
@@ -580,6 +697,7 @@ class _Reader:
         raw, at, is_quoted, before = plain(chars), 0, is_document, len(self._doubts)
         done: list[Chars] = []
         word: Chars | None = None
+        is_gone = False
         while (found := _PIECE.match(raw, at)) is not None:
             continued, escaped, single, quote, expands = found.groups()
             start, at = at, found.end()
@@ -594,6 +712,7 @@ class _Reader:
                     if not is_split or (is_quoted and re.search(r"\[\*\]|\$\*", plain(part))):
                         values = joined(values)
                     is_whole = is_quoted or not is_split
+                    is_gone = is_gone or not values  # "$@" of no words is none
                     pieces = values if is_whole else split(values, joins=word is not None)
                     for number, piece in enumerate(pieces):
                         if number and word is not None:
@@ -611,7 +730,7 @@ class _Reader:
             elif escaped and (not is_quoted or escaped in ("$`\\" if is_document else '$`"\\')):
                 part = part[1:]
             word = (word or []) + part
-        items = done if word is None else [*done, word]
+        items = done if word is None or (is_gone and not word) else [*done, word]
         place = chars[0][1] if chars else -1
         return Field(raw, items, place, may_differ=len(self._doubts) > before)
 
@@ -640,9 +759,11 @@ class _Reader:
         raw = plain(chars)
         if raw.startswith("$(("):
             self._forget(touched_by([raw[1:]]))
-            names = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", raw[3:-2])
-            number = sum_of(self._field(unplaced(names), is_split=False).text)
-            return None if number is None else [unplaced(str(number))]
+            names = re.sub(rf"(?<![\w${{])({NAME})\b", r"${\1}", raw[3:-2])
+            inside = self._field(unplaced(names), is_split=False)
+            number = sum_of(inside.text)
+            place = next((at for _, at in inside.chars if default_at(self._text, at)), -1)
+            return None if number is None else [[(char, place) for char in str(number)]]
         if raw.startswith(("`", "$(")):
             folder = self._folder(chars[1 if raw[0] == "`" else 2 : -1])
             return None if folder is None else [unplaced(folder)]
@@ -679,10 +800,10 @@ class _Reader:
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
         commands: list[Command] = []
-        self._scopes.append({})
-        with contextlib.suppress(OpenError):
+        functions, self._functions = self._functions, {}
+        with self._scope(), contextlib.suppress(OpenError):
             commands = self._commands_of(chars, None) if self._depth <= _MOST_DEEP else []
-        self._scopes.pop()
+        self._functions = functions
         here, printed = ".", None
         for command in commands:
             texts = [one.text for one in command.words if one.text not in _FOLDER_FLAGS]
@@ -713,10 +834,17 @@ class _Reader:
                 self._put(name, None)
         if names[0] == "read":  # what a here-document gives it, is held where that stands
             if len(names) == 4 and names[1] in ("-a", "-ra", "-ar"):
-                items = [chars for chars in at_blanks(fields[3].chars) if chars]
-                self._put(names[2], Value(items, True).differing(fields[3].may_differ))
+                parts = [chars for chars in at_blanks(fields[3].chars) if chars]
+                self._put(names[2], Value(parts, True).differing(fields[3].may_differ))
             return True
-        if touched or names[0].startswith("(("):
+        if names[0] in OPTION_READERS:
+            self._n_options_read += 1
+        if names[0] == "shift" and (words := self._get("@")) is not None:
+            n = names[1] if len(names) > 1 else "1"
+            items = words.items
+            left = None if items is None or not n.isdecimal() else items[int(n) :]
+            self._put("@", words._replace(items=left))
+        if touched or names[0] == "shift" or names[0].startswith("(("):
             return True
         is_declared = names[0] in DECLARES
         if not is_declared and not all(map(ASSIGNS.match, names)):
@@ -725,7 +853,9 @@ class _Reader:
             if (found := ASSIGNS.match(one.raw)) is not None:
                 self._assign(found[1], one, is_added=bool(found[2]))
             if is_declared:
-                self._exported[found[1] if found else one.raw] = None
+                known = self._locals if names[0] == "local" else self._exported
+                known.add(found[1] if found else one.raw)
+                self._environment = None
         return True
 
     def _assign(self, name: str, given: Field, *, is_added: bool) -> None:
@@ -772,16 +902,13 @@ class _Reader:
         """Take a command, or those in the text that it hands to a shell."""
         here = self._here
         n_set = next(at for at, one in enumerate(fields) if not ASSIGNS.match(one.raw))
-        rest, variables = fields[n_set:], dict[str, Word]()
+        rest = fields[n_set:]
         items = [one._replace(items=[chars]) for one in rest for chars in one.items]
         words = tuple(one.word(one.chars) for one in items)
         if not words:
             return
         texts = tuple(word.text for word in words)
-        for name in self._exported if texts[0] not in _STARTS_NOTHING else ():
-            if (held := self._get(name)) is not None and held.items is not None:
-                variables[name] = items[0].word([char for item in held.items for char in item])
-        own = {one.raw.partition("=")[0]: one.word(one.value) for one in fields[:n_set]}
+        own = {one.raw.partition("=")[0]: plain(one.value) for one in fields[:n_set]}
         if texts[0] == "eval":
             parts = [[*one.chars, (" ", -1)] for one in items[1:]]
             self._follow(Field("", parts, fields[0].place), ("eval",))
@@ -790,7 +917,7 @@ class _Reader:
             folder = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
             is_known = UNKNOWN.search(folder) is None
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
-        names = _VARIABLES.findall(" ".join([*texts, *(one.text for one in own.values())]))
+        names = _VARIABLES.findall(" ".join([*texts, *own.values()]))
         held_values = [(name, self._get(name)) for name in names]
         unread = [*self._doubts, *(held.why for _, held in held_values if held)]
         if self._doubts or any(held is None for _, held in held_values):
@@ -799,19 +926,34 @@ class _Reader:
             words=words,
             start=fields[0].place,
             text=self._text,
-            variables=variables | own,
+            variables={**self._around(), **own} if own else self._around(),
             within=here.within,
             unread=tuple(dict.fromkeys(filter(None, unread))),
             options=self._options,
+            path=here.path or Path(),
+            written=self.written,
         )
         self.commands.append(command)
+        if texts[0] in self._functions:
+            return self._calls(command, [item for one in items[1:] for item in one.items])
         for at, is_text in _started_by(texts):
             if is_text:
                 self._hands_on(items[at], texts)
-            elif self._starts(command, at):
+            elif self._starts(command, [item for one in items for item in one.items], at):
                 return
 
-    def _starts(self, command: Command, at: int) -> bool:
+    def _around(self) -> dict[str, str]:
+        """What exported variables hold."""
+        if self._environment is None:
+            held = {name: self._get(name) for name in self._exported}
+            self._environment = {
+                name: plain([char for item in value.items for char in item])
+                for name, value in held.items()
+                if value is not None and value.items is not None
+            }
+        return self._environment
+
+    def _starts(self, command: Command, items: list[Chars], at: int) -> bool:
         """Read a shell file that a command starts, in a shell of its own; whether it is one."""
         texts, here = [word.text for word in command.words], self._here
         if here.path is None or self._depth >= _MOST_DEEP:
@@ -826,35 +968,68 @@ class _Reader:
             text = commands_of_job(text, path)
         elif not is_shell(text, path) and {*map(_name, texts[:at])}.isdisjoint(_SHELLS):
             text = ""
-        words, own = texts[at + 1 :], self._get("@")
-        is_open = bool(own and own.items is None and _ALL_GIVEN & {*words})
-        is_open = is_open or any("[@]" in one for one in words)
-        variables = {name: word.text for name, word in command.variables.items()}
+        self._n_started += len(text)
+        if self._n_started > _MOST_STARTED:
+            self._gone.append(f"{path}, which {self._line(command.start)} starts, is not read")
+            return False
         options = slurm.step_of(texts[:at], {**self._options, **slurm.options_of(text)})
-        inside = _Reader(self._text, path, variables, options, self._files)
-        if is_open or {*words} - _ALL_GIVEN:
-            items = None if is_open else [unplaced(one) for one in words]
-            inside._put("@", Value(items, True).differing(any(map(UNKNOWN.search, words))))
+        inside = _Reader(self._text, path, command.variables, options, self._files)
+        if given := items[at + 1 :]:
+            inside._scopes[0].update(self._handed(given))
         inside._file = f"{path}, which {self._line(command.start)} starts,"
-        inside._depth = self._depth
+        inside._depth, inside._n_nested = self._depth, self._n_nested
+        inside._n_called, inside._n_started = self._n_called, self._n_started
         with contextlib.suppress(OpenError):
             within = (*here.within, *texts)
-            inside.read([(char, command.start) for char in text], path, within)
+            inside.read_file([(char, command.start) for char in text], path, within)
+            self._n_called, self._n_started = inside._n_called, inside._n_started
             self.sourced += [path, *inside.sourced] if text else ()
-            ends = (one.words[-len(words) :] for one in inside.commands if words)
-            if any([word.text for word in end] == words for end in ends):
-                self.commands.remove(command)  # it starts the words that it is given
-            self.commands += inside.commands
+            self._started(texts[at + 1 :], inside.commands)
             return bool(text)
         return False
+
+    def _calls(self, command: Command, given: list[Chars]) -> None:
+        """Go through the function that a command calls with some words."""
+        name, n_commands = command.words[0].text, len(self.commands)
+        function, before = self._functions[name], self._locals
+        self._n_called += len(function.tokens)
+        if self._depth >= _MOST_DEEP or self._n_called > _MOST_CALLED:
+            return
+        self._called.add(name)
+        with self._scope(self._handed(given)) as changes:
+            self._locals = {"@"}
+            self._run(function)
+            kept = {one: value for one, value in changes.items() if one not in self._locals}
+        self._locals = before
+        for one, value in kept.items():
+            self._put(one, value)
+        ran = self.commands[n_commands:]
+        del self.commands[n_commands:]
+        self._started([word.text for word in command.words[1:]], ran)
+
+    def _handed(self, given: list[Chars]) -> _Changes:
+        """What `$@` is where words are handed on; nothing: what it is here."""
+        words, own = [*map(plain, given)], self._get("@")
+        is_open = own is not None and own.items is None and not _ALL_GIVEN.isdisjoint(words)
+        if is_open or any("[@]" in one for one in words):
+            return {"@": Value()}
+        if words and _ALL_GIVEN.issuperset(words):
+            return {}
+        return {"@": Value(given, True).differing(any(map(UNKNOWN.search, words)))}
+
+    def _started(self, given: Sequence[str], commands: Sequence[Command]) -> None:
+        """Take what the last command starts, in its place if that uses what it is given."""
+        inner = {word.text for one in commands for word in one.words}
+        if not inner.isdisjoint(given):
+            self.commands.pop()
+        self.commands += commands
 
     def _hands_on(self, text: Field, words: Sequence[str]) -> None:
         """Read a text that a command of some words hands to a shell of its own."""
         if words[0] == "sbatch" and text.text.startswith("--wrap="):
             text = text._replace(items=[text.value])
-        self._scopes.append({"@": Value()})
-        self._follow(text, words)
-        self._scopes.pop()
+        with self._scope({"@": Value()}):
+            self._follow(text, words)
 
     def _follow(self, text: Field, words: Sequence[str]) -> None:
         """Read a text that a command makes a shell read; one that does not close is left."""
@@ -863,6 +1038,12 @@ class _Reader:
             within = (*self._here.within, *words)
             with contextlib.suppress(OpenError):
                 self.read(chars, self._here.path, within, tuple(self._doubts))
+
+
+def _counted_by(words: Sequence[Chars]) -> Sequence[str]:
+    """Variables of a loop of some words: `N in ...`, `((N=0; N<8; N++))`."""
+    first = plain(words[0]) if words else ""
+    return touched_by([first]) if first.startswith("((") else [first] * bool(first)
 
 
 def _name(text: str) -> str:

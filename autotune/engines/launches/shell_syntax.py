@@ -1,10 +1,10 @@
 """The syntax of a shell file: its words, signs and redirections, and where what opens closes."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.engines.launches.shell_words import ASSIGNS, DECLARES, NAME, Chars, plain, touched_by
+from autotune.engines.launches.shell_words import NAME, Chars, plain
 
 LOOPS = ("for", "select", "while", "until")
 PIPES = ("|", "|&")
@@ -16,11 +16,7 @@ _KEYWORDS = frozenset(
     )
 )
 _MOST_NESTED = 60
-"""Brackets or blocks in one another: no launch has more."""
-_NESTS = {
-    **dict.fromkeys(("if", "case", "{", *LOOPS), 1),
-    **dict.fromkeys(("fi", "esac", "}", "done"), -1),
-}
+"""Brackets in one another: no launch has more."""
 
 _BLANK = re.compile(r"(?:(?:[ \t\r]|\\\r?\n|\\\Z)++|\#[^\n]*+)*+")
 _SIGN = re.compile(r"&&|\|\||\|&?|;;&?|;&?|[\n&()]")
@@ -31,8 +27,6 @@ _OPENS = re.compile(r"['\"`\\$]|[<>]\(")
 _QUOTES = re.compile(r"['\"\\]")
 _NAMED = re.compile(rf"\$(?:{NAME}|[\d@*#])?")
 _ESCAPED = re.compile(r"\$'(?:[^'\\]|\\.)*+'", re.DOTALL)
-_SUM = re.compile(r"\$(\(\(.*?\)\))")
-_DEFAULT = re.compile(rf"\$\{{({NAME}):?=")
 _INSIDE = {
     '"': re.compile(r'[^"\\`$]*+'),
     ")": re.compile(r"(?:[^()'\"\\`$\#]|(?<![\s(])\#|(?<=[\s(])\#[^\n]*+)*+"),
@@ -110,7 +104,7 @@ def tokens_of(chars: Chars) -> list[Token]:
         OpenError: Something in it does not close.
     """
     text, at, found = plain(chars), 0, list[Token]()
-    is_test, is_first, n_documented, depth = False, True, 0, 0
+    is_test, is_first, n_documented = False, True, 0
     while (blank := _BLANK.match(text, at)) and (at := blank.end()) < len(text):
         start, document = at, None
         if redirects := _REDIRECTS.match(text, at):
@@ -129,9 +123,6 @@ def tokens_of(chars: Chars) -> list[Token]:
             is_name = bool(found) and found[-1].text == "function"
             is_first = is_name or (kind == "keyword" and sign not in _BEFORE_NAMES)
             is_test = sign == "[[" or (is_test and sign != "]]")
-            depth += _NESTS.get(sign, 0) if kind == "keyword" else 0
-            if depth > _MOST_NESTED:
-                raise OpenError(text[start : start + 2], start)
         found.append(Token(kind, chars[start:at], sign, document))
         if sign == "\n":
             for one in found[n_documented:]:
@@ -171,32 +162,3 @@ def elements(chars: Chars) -> Sequence[Chars] | None:
     return [
         one.chars for one in tokens_of(chars[found.end() : -1]) if one.kind in ("word", "keyword")
     ]
-
-
-def loop_of(tokens: Sequence[Token], at: int) -> Iterator[list[str]]:
-    """The simple commands, as they are written, from a loop's keyword to its end."""
-    depth, words = 0, list[str]()
-    for token in tokens[at:]:
-        if token.kind == "word":
-            words.append(plain(token.chars))
-            continue
-        if words:
-            yield words
-        words = [token.text] if token.text in ("for", "select") else []
-        if token.kind == "keyword":
-            depth += (token.text in LOOPS) - (token.text == "done")
-            if not depth:
-                return
-    if words:
-        yield words
-
-
-def assigned(commands: Sequence[list[str]]) -> Iterator[tuple[str, bool]]:
-    """Variables that some commands set, and whether they only add to each."""
-    for raws in commands:
-        sums = [one for raw in raws for one in _SUM.findall(raw)]
-        names = [*touched_by(raws), *(name for one in sums for name in touched_by([one]))]
-        names += [name for raw in raws for name in _DEFAULT.findall(raw)]
-        yield from ((name, False) for name in names)
-        if all(map(ASSIGNS.match, raws)) or raws[0] in DECLARES:
-            yield from ((one[1], bool(one[2])) for raw in raws if (one := ASSIGNS.match(raw)))

@@ -43,6 +43,8 @@ class Word:
     """As the command gets it, with the variables that the file tells."""
     start: int
     """Where it is written: in the command, or where its variable is set."""
+    end: int = -1
+    """Its last character; -1: that stands in no file."""
 
 
 class Value(NamedTuple):
@@ -90,8 +92,8 @@ class Field(NamedTuple):
         return plain(self.chars)
 
     def word(self, chars: Chars) -> Word:
-        start = chars[0][1] if chars else -1
-        return Word(text=plain(chars), start=start if start >= 0 else self.place)
+        start, end = (chars[0][1], chars[-1][1]) if chars else (-1, -1)
+        return Word(text=plain(chars), start=start if start >= 0 else self.place, end=end)
 
 
 def touched_by(words: Sequence[str]) -> list[str]:
@@ -99,11 +101,9 @@ def touched_by(words: Sequence[str]) -> list[str]:
     words = [*dropwhile(ASSIGNS.match, words), ""]
     if _ELEMENT.match(words[0]):
         return [element[1] for element in map(_ELEMENT.match, words) if element]
-    if words[0] in ("for", "select"):
-        return touched_by(words[1:2]) if words[1].startswith("((") else words[1:2]
     if words[0] == "let" or words[0].startswith("(("):
         return [before or behind for before, behind in _ALTERED.findall(" ".join(words))]
-    if words[0] == "shift" or words[:2] == ["set", "--"]:
+    if words[:2] == ["set", "--"]:
         return ["@"]
     if words[0] == "printf":
         return words[2:3] if words[1] == "-v" else []
@@ -152,7 +152,7 @@ def _number(node: ast.AST) -> int:
 
 def plain(chars: Chars) -> str:
     """The text of characters, without their places."""
-    return "".join(char for char, _ in chars)
+    return "".join([char for char, _ in chars])
 
 
 def unplaced(text: str) -> Chars:

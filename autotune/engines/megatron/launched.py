@@ -6,10 +6,10 @@ It is a shell file or a line.
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise, starmap
 from pathlib import Path, PurePath
 from typing import Any
@@ -209,22 +209,34 @@ def sets_arguments(text: str, path: Path) -> bool:
     return is_shell(text, path) and any(mark in text for mark in _MARKS)
 
 
-def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
-    """The trainings of Megatron-LM's that a text starts, or whose settings it holds; may be none.
+def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
+    """The trainings of Megatron-LM's that a file starts, or whose settings it holds; may be none.
 
     Raises:
+        RenderError: It cannot be read.
         JobError: A quote does not close, or a count of ranks is none.
     """
+    return _opened(read_text(path), path)(release)
+
+
+def _opened(text: str, path: Path) -> Callable[[str], list[MegatronLaunch]]:
+    """Reads a text as of `read_launches` by one release and another."""
     if path.suffix in DATA_SUFFIXES:
         if commands := commands_of_job(text, path):
-            return list(_of_shell(commands, path, release))
-        return [one for one in (settings_in(text, path, release=release),) if one is not None]
+            return partial(_of_shell, read_shell(commands, path, follows=True), path)
+        return partial(_of_settings, text, path)
     if not is_shell(text, path):
-        return []
-    found = list(_of_shell(text, path, release))
-    if not found and f"{_PROGRAM}=(" in text:  # what another file sources
-        found = list(_of_shell(f'{text}\npython "${{{_PROGRAM}[@]}}"\n', path, release))
-    return found
+        return lambda _: []
+    shell = read_shell(text, path, follows=True)
+    if f"{_PROGRAM}=(" in text and not _of_shell(shell, path, newest_release()):
+        # what another file sources
+        program = f'{text}\npython "${{{_PROGRAM}[@]}}"\n'
+        shell = read_shell(program, path, follows=True)
+    return partial(_of_shell, shell, path)
+
+
+def _of_settings(text: str, path: Path, release: str) -> list[MegatronLaunch]:
+    return [one for one in (settings_in(text, path, release=release),) if one is not None]
 
 
 def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None:
@@ -309,35 +321,20 @@ def _starts_below(node: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
         yield from _starts_below(value, here)
 
 
-def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
-    """`launches_of` for a path.
-
-    Raises:
-        RenderError: It cannot be read.
-        JobError: As of `launches_of`.
-    """
-    return launches_of(read_text(path), path, release=release)
-
-
 def launches_as_written(
     path: Path, *, installed: str, named: str | None = None, line: str = ""
 ) -> list[MegatronLaunch]:
-    """`launches_of` for a path, or for a line in its place, by the release it is written for.
+    """`read_launches`, or for a line in its place, by the release it is written for.
 
     That is the one that is `named`, or in the header of an export; else the installed one, or the
     newest that takes more of the flags.
 
     Raises:
         RenderError: It cannot be read.
-        JobError: As of `launches_of`.
+        JobError: As of `read_launches`.
     """
     best = usual = named or recorded_release(installed) or newest_release()
-
-    def read(release: str) -> list[MegatronLaunch]:
-        if line:
-            return launches_of_line(line, path.parent, release=release)
-        return read_launches(path, release=release)
-
+    read = _of_line(line, path.parent) if line else _opened(read_text(path), path)
     found = read(usual)
     if not found or named:
         return found
@@ -367,9 +364,9 @@ def _n_refused(launches: Iterable[MegatronLaunch]) -> int:
     return sum(problem.rule in rules for launch in launches for problem in launch.problems)
 
 
-def launches_of_line(line: str, folder: Path, *, release: str) -> list[MegatronLaunch]:
-    """`launches_of` for a command line that is started in a folder."""
-    return list(_of_shell(line, folder / LINE, release))
+def _of_line(line: str, folder: Path) -> Callable[[str], list[MegatronLaunch]]:
+    """`_opened` for a command line that is started in a folder."""
+    return partial(_of_shell, read_shell(line, folder / LINE, follows=True), folder / LINE)
 
 
 def launch_of_line(line: str, *, release: str) -> MegatronLaunch:
@@ -378,7 +375,7 @@ def launch_of_line(line: str, *, release: str) -> MegatronLaunch:
     Raises:
         JobError: It starts none of Megatron-LM's, or its quotes do not close.
     """
-    found = launches_of_line(line, Path(), release=release)
+    found = _of_line(line, Path())(release)
     if not found:
         raise JobError(
             f"{LINE} starts no training of Megatron-LM",
@@ -399,14 +396,14 @@ def on_gpu(name: str, *, where: str) -> dict[str, Any]:
     return {"gpu": device.name, "gpu_precisions": frozenset(device.peak_flops)}
 
 
-def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
-    shell = read_shell(text, path, follows=True)
+def _of_shell(shell: ShellText, path: Path, release: str) -> list[MegatronLaunch]:
+    launches = []
     for command in shell.commands:
-        found = _of_command(command, path, release)
-        if found is not None:
+        if (found := _of_command(command, path, release)) is not None:
             problems = [*found.problems, *_lost(shell, command)]
             gpu = _gpu_of(command.options)
-            yield replace(found, problems=problems, sourced=shell.sourced, **gpu)
+            launches.append(replace(found, problems=problems, sourced=shell.sourced, **gpu))
+    return launches
 
 
 def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | None:
@@ -422,12 +419,11 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     at = parts_of(words).script_at
     is_overrides = at < len(words) and any(one[1].endswith(_OVERRIDDEN) for _, one in overrides)
     script = at if is_overrides else _script_at(words)
-    variables = {name: word.text for name, word in command.variables.items()}
-    around: dict[str, Any] = {"within": command.within, "options": command.options}
+    variables, around = command.variables, command.around
     if script is None:
         if (named := _settings_of_script(words, path, release)) is None:
             return None
-        ranks = ranks_of(words, **around, variables=variables)
+        ranks = ranks_of(words, **around)
         ranks = ranks if ranks.world else named.ranks
         return replace(named, variables=variables, ranks=ranks)
     is_swift = _swift_at(words) is not None
@@ -442,7 +438,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     else:
         arguments.take(command.words[script + 1 :])
     # Megatron takes WORLD_SIZE where no launcher sets it; elsewhere it may be a number of nodes.
-    ranks = ranks_of(words, **around, variables=variables if is_megatrons else {})
+    ranks = ranks_of(words, **{**around, "variables": variables if is_megatrons else {}})
     counted = ranks_in(variables) if is_swift else arguments.ranks()
     if counted[0] and (is_swift or ranks.world is None):
         ranks = replace(ranks, launcher=_SWIFT if is_swift else "").of(*counted)

@@ -44,8 +44,8 @@ def test_a_launch_line_with_variables_arrays_and_a_here_document():
         *("torchrun", "--nproc-per-node", "2", "train.py", "--deepspeed", "ds.json"),
         *("--per_device_train_batch_size", "4", "--bf16", "--output_dir", "out/$(date +%s)"),
     ]
-    assert launch.variables["CUDA_VISIBLE_DEVICES"].text == "0"
-    assert launch.variables["OMP_NUM_THREADS"].text == "4"
+    assert launch.variables["CUDA_VISIBLE_DEVICES"] == "0"
+    assert launch.variables["OMP_NUM_THREADS"] == "4"
     assert SCRIPT[launch.words[7].start] == "4"  # where the variable is set
 
 
@@ -57,7 +57,7 @@ def test_a_variable_has_the_value_that_it_has_where_it_is_used():
     "text",
     [
         "if probe; then\n N=4\nelse\n N=8\nfi\n",
-        "for N in 4 8; do\n :\ndone\n",
+        "for N in $(seq 8); do\n :\ndone\n",
         "N=4\nprobe && N=8\n",
         "case $1 in\n a) N=4;;\n b) N=8;;\nesac\n",
         "N=$(nvidia-smi -L | wc -l)\n",
@@ -72,7 +72,7 @@ def test_what_only_the_shell_knows_stays_as_it_is_written(text):
     ("text", "told"),
     [
         ("N=${N:-4}\ntorchrun t.py --train $N", ["4"]),
-        ("A=2; N=$((A * 4 - 1))\ntorchrun t.py --train $N", ["7"]),
+        ("A=2; N=$((A * ${B:-4} - 1))\ntorchrun t.py --train $N", ["7"]),
         (': "${N:=4}"\ntorchrun t.py --train $N', ["4"]),
         ("A=()\nA+=(1)\nA+=(2 3)\ntorchrun t.py --train ${A[@]}", ["1", "2", "3"]),
         ('A=("1 2")\ntorchrun t.py --train ${A[@]}', ["1", "2"]),
@@ -143,7 +143,7 @@ def test_launches_of_all_branches_stand_where_a_test_may_end_otherwise(text):
         ("if probe; then\n A=1; run $A\nfi", ["1"]),
         ("if probe; then A=1; else A=1; fi\nrun $A", ["1"]),
         ("A='--x 1'\nif probe; then\n A=\"$A --y\"\nfi\nrun $A", ["--x", "1", "${A[@]}"]),
-        ("A=1\nfor B in 1 2; do\n run $A\n A=2\ndone", ["$A"]),
+        ("A=1\nfor B in $C; do\n run $A\n A=2\ndone", ["$A"]),
         ("for B in 1 2; do\n A=2; run $A\ndone", ["2"]),
         ("case $B in\n a|b) A=1 ;;\n *) A=1; esac\nrun ${C:-3}", ["3"]),
         ("if [ 1 = 1 ] && [[ 2 == 3 ]]; then A=1; else A=2; fi\nrun $A", ["2"]),
@@ -296,7 +296,7 @@ def test_a_file_beside_it_that_it_sources_is_followed(tmp_path):
     assert [word.text for word in launch.words[2:]] == ["--train", "4", "--name", "c"]
     used = text.index('"${ARGS[@]}"')
     assert [word.start for word in launch.words[2:]] == [*[used] * 3, text.index("c\n")]
-    assert launch.variables["N"].text == "4"
+    assert launch.variables["N"] == "4"
     assert shell.sourced == (tmp_path / "args.sh",)
     assert read_shell(text, tmp_path / "run.sh").sourced == ()
 
@@ -493,11 +493,46 @@ def test_what_never_runs_is_no_launch(never: str) -> None:
     assert [c.words[1].text for c in shell.commands if c.words[0].text == "torchrun"] == ["t.py"]
 
 
-def test_a_function_that_may_never_be_called_leaves_a_value_open() -> None:
-    shell = read_shell("TP=4\nf() {\n TP=7\n}\ntorchrun t.py --tp $TP\n", Path("run.sh"))
-    assert shell.commands[-1].words[-1].text == "$TP"
-    assert "line 2 decides by `function`" in shell.commands[-1].unread[0]
-    assert words("f() {\n TP=7\n}\nf\ntorchrun t.py --tp $TP\n", -1)[-1] == "7"
+@pytest.mark.parametrize(
+    ("text", "ran"),
+    [
+        ("f() {\n TP=7\n}\nTP=4\nrun $TP", ["run 4"]),
+        ("f() {\n TP=7\n}\nf\nrun $TP", ["run 7"]),
+        ("f() { local TP=$1; run $TP; }\nTP=4\nf 7\nrun $TP", ["run 7", "run 4"]),
+        ('f() { shift; run "$@"; }\nf 1 a "b c"', ["run a b c"]),
+        ('f() { run $# "$1"; }\nmain() { f "$@"; }\nmain x y', ["run 2 x"]),
+        ('f() { "$@"; }\nf run a', ["run a"]),
+        ("f() { run $1; }\nf a\nf b\nf a", ["run a", "run b", "run a"]),
+        ("f() { run $1; }", ["run $1"]),
+        ("f() { f; run a; }\nf", ["run a"]),
+        ("for A in 1 2; do\n run $A\ndone\nrun $A", ["run 1", "run 2", "run 2"]),
+        ("case 7b in\n 70b) A=1 ;;\n 7*) A=2 ;;\n *) A=3\nesac\nrun $A", ["run 2"]),
+        ("case $X in\n 7b) A=1 ;;\n *) A=1\nesac\nrun $A", ["run 1"]),
+        ("case ${X:-7b} in\n 7b) run 1 ;;\n *) run 2\nesac", ["run 1", "run 2"]),
+        ("case a in\n a) A=1 ;&\n b) B=2 ;;\nesac\nrun $A $B", ["run $A $B"]),
+        ('case "x y" in "x y") run 1 ;; [xz]*) run 2 ;; esac', ["run 1"]),
+        ('f() { shift; run $# "$@" "${A[@]}"; }\nA=()\nf a', ["run 0"]),
+    ],
+)
+def test_functions_loops_and_cases_are_gone_through_where_their_words_are_known(text, ran):
+    commands = read_shell(text, Path("run.sh")).commands
+    told = [" ".join(word.text for word in each.words) for each in commands]
+    assert [each for each in told if each.startswith("run")] == ran
+
+
+@pytest.mark.parametrize(
+    ("line", "default"),
+    [
+        ("run ${N:-1}", "N=1, the default in line 1"),
+        ("N=${N:-16}\nrun --n=$N", "N=16, the default in line 1"),
+        ("A=8; N=${N:-2}\nrun $((A * N))", "N=2, the default in line 1"),
+        ("run ${1:-4}", "$1=4, the default in line 1"),
+        ("N=1\nrun ${N:-8} ${N} $((N + 1))", None),
+    ],
+)
+def test_a_default_of_a_variable_is_told_with_its_line(line, default):
+    told = read_shell(line, Path("run.sh")).commands[-1].around["defaults"]
+    assert list(told.values()) == ([default] if default else [])
 
 
 _READS_ONE = "if [ $# -eq 0 ]; then DS=default; else DS=$1; fi\nrun $DS\n"
@@ -513,10 +548,10 @@ _OF_OTHERS = "f() {\nrun $1\n}\nbash -c 'run $1' x y\n"
         (_READS_ONE, "bash inner.sh", ["run default"]),
         (_READS_ONE, 'bash inner.sh "$@"', ["run default"]),
         (_READS_ONE, 'bash inner.sh "${A[@]}"', ["run $DS"]),
-        (_SHIFTS, "bash inner.sh a b", ["run a a b", "run $1"]),
+        (_SHIFTS, "bash inner.sh a b", ["run a a b", "run b"]),
         (_LOOP, "bash inner.sh --ds mine", ["run $DS"]),
         (_LOOP, 'bash inner.sh "$@"', ["run a"]),
-        (_OF_OTHERS, "bash inner.sh a", ["run $1", "run $1"]),
+        (_OF_OTHERS, "bash inner.sh a", ["run $1"]),
     ],
 )
 def test_a_file_that_is_started_with_words_has_them(started, line, runs, tmp_path):
@@ -559,13 +594,12 @@ def test_a_file_that_a_line_starts_is_read_once(line, name, tmp_path):
     assert [one.words[1].text for one in commands if one.words[0].text == "run"] == ["a"]
 
 
-def test_an_option_loop_in_a_function_leaves_a_default_open():
+def test_an_option_loop_is_read_as_started_without_options():
     loop = "while [ $# -gt 0 ]; do case $1 in --ds) DS=$2 ;; esac; shift; done"
-    inside = read_shell(f'DS=a\nf() {{\n {loop}\n}}\nf "$@"\nrun $DS\n', Path("run.sh"))
-    assert inside.commands[-1].words[1].text == "$DS"
-    assert "line 2 decides by `function`" in inside.commands[-1].unread_because
-    outside = read_shell(f"DS=a\n{loop}\nrun $DS\n", Path("run.sh"))
-    assert outside.commands[-1].words[1].text == "a"
+    for text in (f"DS=a\n{loop}\nrun $DS", f'DS=a\nf() {{\n{loop}\n}}\nf "$@"\nrun $DS'):
+        command = read_shell(text, Path("run.sh")).commands[-1]
+        assert command.words[1].text == "a"
+        assert "decides by `while`" in command.unread_because
 
 
 @pytest.mark.parametrize(
@@ -573,8 +607,8 @@ def test_an_option_loop_in_a_function_leaves_a_default_open():
     [
         ("A=1\n{ A=2; echo x; } | tee log\nrun $A", ["1"]),
         ("A=1\necho x | while read B; do A=2; done\nrun $A", ["1"]),
-        ("f()\n{\n A=1\n}\nfunction g { B=2; }\nrun ${A:-3} ${B:-4}", ["1", "2"]),
-        ("case x in\n (a|b) A=1 ;;\nesac > log\nrun ${A:-2}", ["${A:-2}"]),
+        ("f()\n{\n A=1\n}\nfunction g { B=2; }\ng\nrun ${A:-3} ${B:-4}", ["3", "2"]),
+        ("case x in\n (a|b) A=1 ;;\nesac > log\nrun ${A:-2}", ["2"]),
         ("for A in if done fi; do echo done; done\nrun ${B:-1}", ["1"]),
         ("[ 1 = 1 ] && ! [ 1 = 2 ] && A=1\nrun $A", ["1"]),
         ("fi\n}\nA=1 && done\nrun $A", ["1"]),

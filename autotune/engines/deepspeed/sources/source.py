@@ -191,9 +191,7 @@ def _lines(shell: "ShellText") -> Iterator[tuple["Command", LaunchLine]]:
     for command in shell.commands:
         words = [word.text for word in command.words]
         if words[0] not in ("echo", "printf"):
-            variables = {name: word.text for name, word in command.variables.items()}
-            around = {"within": command.within, "options": command.options}
-            yield command, launch_of_words(words, variables=variables, **around)
+            yield command, launch_of_words(words, **command.around)
 
 
 def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
@@ -439,7 +437,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         reader, because = "Lightning", f"{line.script} has Lightning's DeepSpeed strategy"
     counts = {
         "given": world,
-        "the launch line": line.ranks.world,
+        f"the launch line{line.ranks.by_default}": line.ranks.world,
         f"{file.path}": file.n_processes,
     }
     tells = next((place for place, count in counts.items() if count), f"{section.path}")
