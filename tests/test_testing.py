@@ -34,6 +34,7 @@ from autotune.space.knob import Catalogue
 from autotune.space.rule import Violation
 from autotune.space.workload import Way
 from autotune.testing import (
+    Contract,
     DialectContract,
     EngineContract,
     FleetContract,
@@ -264,40 +265,25 @@ def test_a_name_that_nobody_offers_breaks_every_contract() -> None:
         Unknown().test_it_is_offered_by_its_name()
 
 
-class TestCalibrated(SamplerContract):
-    name = "calibrated"
+class Consumer(DialectContract):
+    """Of a consumer that takes no tensor parallel degree."""
+
+    job: ClassVar[dict[str, Any]] = {"space": "zero"}
 
 
-class TestGrid(SamplerContract):
-    name = "grid"
-
-
-class TestRandom(SamplerContract):
-    name = "random"
-
-
-class TestTpe(SamplerContract):
-    name = "tpe"
-
-
-class TestDeepSpeedFiles(DialectContract):
-    name = "deepspeed"
-
-
-class TestMegatronArguments(DialectContract):
-    name = "megatron"
-
-
-class TestMegatronCoreScript(DialectContract):
-    name = "megatron-core"
-
-
-class TestMegatronBridge(DialectContract):
-    name = "megatron-bridge"
-
-
-class TestVerl(DialectContract):
-    name = "verl"
+PLAIN: dict[type[Contract[Any]], tuple[str, ...]] = {
+    SamplerContract: ("calibrated", "grid", "random", "tpe"),
+    DialectContract: ("deepspeed", "megatron", "megatron-core", "megatron-bridge", "verl"),
+    Consumer: ("hf", "accelerate", "trl", "lightning", "llama-factory", "axolotl", "ms-swift"),
+    LauncherContract: ("torchrun", "accelerate", "deepspeed"),
+    NodeLauncherContract: ("slurm", "skypilot", "ray", "kubernetes"),
+    WorkloadContract: ("builtin",),
+}
+"""Contract -> names of the plug-ins that are held to it as they are."""
+for contract, names in PLAIN.items():
+    for name in names:
+        label = f"Test{contract.kind.title()}_{name.replace('-', '_')}"
+        globals()[label] = type(label, (contract,), {"name": name, "__module__": __name__})
 
 
 class TestNemoRl(DialectContract):
@@ -307,40 +293,6 @@ class TestNemoRl(DialectContract):
         """It knows no interleaved stages, and recomputes all layers or none."""
         recompute = str(candidate.get("recompute"))
         return candidate.get("vp", 1) == 1 and not recompute.startswith("block")
-
-
-class Consumer(DialectContract):
-    """Of a consumer that takes no tensor parallel degree."""
-
-    job: ClassVar[dict[str, Any]] = {"space": "zero"}
-
-
-class TestHuggingFaceTrainer(Consumer):
-    name = "hf"
-
-
-class TestAccelerateFiles(Consumer):
-    name = "accelerate"
-
-
-class TestSupervisedTrainer(Consumer):
-    name = "trl"
-
-
-class TestLightning(Consumer):
-    name = "lightning"
-
-
-class TestLlamaFactory(Consumer):
-    name = "llama-factory"
-
-
-class TestAxolotl(Consumer):
-    name = "axolotl"
-
-
-class TestMsSwift(Consumer):
-    name = "ms-swift"
 
 
 OWN_FOLDER = TemporaryDirectory()
@@ -355,34 +307,6 @@ class TestOwnCommand(DialectContract):
     def test_its_script_is_one_of_its_files(self) -> None:
         """Of a command that has not run the configuration alone is known."""
         assert "ds_config.json" in self.exported(self.handouts()[0])
-
-
-class TestTorchrun(LauncherContract):
-    name = "torchrun"
-
-
-class TestAccelerate(LauncherContract):
-    name = "accelerate"
-
-
-class TestDeepSpeedLauncher(LauncherContract):
-    name = "deepspeed"
-
-
-class TestSlurm(NodeLauncherContract):
-    name = "slurm"
-
-
-class TestSkyPilot(NodeLauncherContract):
-    name = "skypilot"
-
-
-class TestRay(NodeLauncherContract):
-    name = "ray"
-
-
-class TestKubernetes(NodeLauncherContract):
-    name = "kubernetes"
 
 
 class BrokenFiles(DeepSpeedFiles):
@@ -422,10 +346,6 @@ def test_a_broken_launcher_breaks_the_contract(at: str) -> None:
     breaks(LauncherContract, Deaf(), at=at)
 
 
-class TestBuiltIn(WorkloadContract):
-    name = "builtin"
-
-
 class TestScript(WorkloadContract):
     name = "script"
     keys: ClassVar[Mapping[str, Any]] = OWN
@@ -456,27 +376,13 @@ class Idle(BuiltIn):
     ("workload", "at"), [(Nameless(), "which_script"), (Idle(), "knobs_that_do_not_reach")]
 )
 def test_a_broken_workload_breaks_the_contract(workload: BuiltIn, at: str) -> None:
-    breaks(TestBuiltIn, workload, at=at)
+    breaks(type("OfBuiltIn", (WorkloadContract,), {"name": "builtin"}), workload, at=at)
 
 
-SAMPLERS = (TestCalibrated, TestGrid, TestRandom, TestTpe)
-DIALECTS = (
-    *(TestDeepSpeedFiles, TestMegatronArguments, TestOwnCommand),
-    *(TestHuggingFaceTrainer, TestAccelerateFiles, TestSupervisedTrainer, TestLightning),
-    *(TestLlamaFactory, TestAxolotl, TestMsSwift),
-    *(TestMegatronCoreScript, TestMegatronBridge, TestVerl, TestNemoRl),
-)
-LAUNCHERS = (
-    *(TestTorchrun, TestAccelerate, TestDeepSpeedLauncher),
-    *(TestSlurm, TestRay, TestKubernetes, TestSkyPilot),
-)
-FLEETS = (TestHostfile, TestLocal, TestReplay, TestSimulate)
 ON_CLUSTERS = {("fleet", "ray"), ("fleet", "slurm")}
 """What only runs in a cluster, where `tests/fleet/transports/` tries it."""
 OF_STUDIES = {("dialect", "optuna")}
 """A dialect of whole studies: `tests/report/test_optuna_storage.py` tries it."""
-OTHERS = (TestBuiltIn, TestScript, TestPretrainGpt, TestDeepSpeed, TestMegatron)
-CONTRACTS: tuple[Any, ...] = (*(*OTHERS, *SAMPLERS, *DIALECTS, *LAUNCHERS, *FLEETS),)
 
 
 def test_everything_shipped_is_held_to_its_contract() -> None:
@@ -487,6 +393,7 @@ def test_everything_shipped_is_held_to_its_contract() -> None:
         for name in offered
         if group != "autotune.drivers"  # an engine's other half, which its contract asks for
     }
-    held = {(contract.kind, contract.name) for contract in CONTRACTS}
+    tests = [value for name, value in globals().items() if name.startswith("Test")]
+    held = {(one.kind, one.name) for one in tests if issubclass(one, Contract)}
     assert held | ON_CLUSTERS | OF_STUDIES == shipped
     assert not held & (ON_CLUSTERS | OF_STUDIES)
