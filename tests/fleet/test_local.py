@@ -157,7 +157,7 @@ def test_a_pipeline_is_measured_and_its_loss_is_seen_on_every_stage(fleet, study
 @pytest.mark.parametrize(
     ("factory", "start", "outcome", "evidence"),
     [
-        ("is_killed", Start.COLD, Outcome.CRASH, "SIGKILL"),
+        pytest.param("is_killed", Start.COLD, Outcome.CRASH, "SIGKILL", marks=THOROUGH),
         ("is_killed", Start.WARM, Outcome.CRASH, "SIGKILL"),
         pytest.param("hangs", Start.COLD, Outcome.TIMEOUT, "not done after", marks=THOROUGH),
         ("hangs", Start.WARM, Outcome.TIMEOUT, "not done after"),
@@ -170,7 +170,7 @@ def test_a_pipeline_is_measured_and_its_loss_is_seen_on_every_stage(fleet, study
 )
 def test_an_ending_is_told_by_its_cause(fleet, study, factory, start, outcome, evidence):
     limits = {
-        "hangs": {"timeout_s": 20.0},
+        "hangs": {"timeout_s": 12.0},
         "hoards": {"memory_limit_bytes": 200 * 2**20},
     }
     result = run(fleet, study, spec(factory=factory, start=start, **limits.get(factory, {})))
@@ -210,7 +210,7 @@ def test_a_cancelled_trial_ends_at_once_and_frees_its_gang(fleet, study):
     assert at_once.wait().outcome is Outcome.CANCELLED
 
 
-@pytest.mark.parametrize("start", list(Start))
+@pytest.mark.parametrize("start", [pytest.param(Start.COLD, marks=THOROUGH), Start.WARM])
 def test_nothing_outlives_a_killed_coordinator(study, start):
     script = Path(__file__).with_name("lone_coordinator.py")
     coordinator = subprocess.Popen([sys.executable, str(script), str(study.root), start])
