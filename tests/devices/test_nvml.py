@@ -96,6 +96,7 @@ def test_doctor_names_gpus_that_others_use(
     assert "Torch not compiled with CUDA enabled" in dict(messages)["communication"]
 
 
+@pytest.mark.thorough
 def test_a_search_ends_where_the_first_kernel_is_built(
     driver: StubDriver, cuda_torch: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from autotune.trial.scripts.train import add_adapters, batches, make_model
 from tests.rank_driver import main
 from tests.trials import settings
 
-STEPS = 3
+STEPS = 2
 
 
 def values_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:

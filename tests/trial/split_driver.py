@@ -21,7 +21,7 @@ from autotune.trial.scripts.train import (
 from tests.rank_driver import main
 from tests.trials import settings
 
-STEPS = 3
+STEPS = 2
 
 
 def norm_of_gradient(module: torch.nn.Module) -> float:
