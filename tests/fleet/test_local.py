@@ -125,6 +125,7 @@ def test_a_good_trial_measures_and_reads_back(fleet_with_variables, study):
         assert seen.elapsed_s > 0.5 * sum(result.step_times_s)
 
 
+@pytest.mark.thorough
 def test_a_clearly_losing_trial_stops_early_on_all_ranks(fleet, study):
     patient = dataclasses.replace(
         QUICK, target_half_width=1e-9, budget_s=60.0, max_steps=5000, losing_step_time_s=1e-6
@@ -184,13 +185,6 @@ def test_an_ending_is_told_by_its_cause(fleet, study, factory, start, outcome, e
         assert "faulty_models.py" in stacks.read_text(), "the stacks of the hung ranks are kept"
     if factory == "hoards":
         assert 0.5 < result.peak_memory_bytes / (200 * 2**20) <= 1.01
-
-
-def test_a_difference_from_what_was_asked_is_invalid(fleet, study):
-    result = run(fleet, study, spec(expected={"stage": 2}))
-
-    assert result.outcome is Outcome.INVALID
-    assert result.differences == ["stage: asked 2, the engine runs 1"]
 
 
 def test_a_cancelled_trial_ends_at_once_and_frees_its_gang(fleet, study):
