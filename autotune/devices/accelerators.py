@@ -282,7 +282,7 @@ def read_accelerators(path: Path) -> tuple[Accelerator, ...]:
         file = _TableFile.model_validate(read_yaml(path, hint=_HINT))
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join(str(part) for part in first["loc"] if part != "[key]")
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "unexpected_keyword_argument":
             reason = "there is no such key"
