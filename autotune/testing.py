@@ -10,6 +10,7 @@ search loads it. A contract trains nothing, unless it says so.
 """
 
 import dataclasses
+import functools
 import json
 import tempfile
 import time
@@ -299,11 +300,14 @@ class WorkloadContract(Contract[WorkloadPlugin]):
     keys: Mapping[str, Any] = {}
     """Keys of a job that differ from `JOB`."""
 
+    def planned(self) -> tuple[Job, Engine, Lattice]:
+        return _planned(json.dumps({**JOB, "workload": self.name, **self.keys}, default=str))
+
     def job(self) -> Job:
-        return make_job({**JOB, "workload": self.name, **self.keys}, where="contract")
+        return self.planned()[0]
 
     def lattice(self) -> Lattice:
-        return lattice_of(bind_engine(self.job(), ENVIRONMENT)).counted()
+        return self.planned()[2]
 
     def test_it_says_what_is_trained_and_by_which_script(self) -> None:
         """As JSON, the same each time: a soak and the record hold it by that."""
@@ -589,14 +593,21 @@ def _handouts(
     changes: Mapping[str, Any], takes: Callable[[Candidate], bool] = lambda _: True
 ) -> list[Handout]:
     """The first and the last candidate of a space, the one measured and the other not."""
-    job = make_job({**JOB, **changes}, where="contract")
-    engine = bind_engine(job, ENVIRONMENT)
-    candidates = [each for each in lattice_of(engine).counted().candidates if takes(each)]
+    job, engine, lattice = _planned(json.dumps({**JOB, **changes}, default=str))
+    candidates = [each for each in lattice.candidates if takes(each)]
     ends = (candidates[0], candidates[-1])
     first, last = (
         handout_of(one, engine=engine, job=job, environment=ENVIRONMENT) for one in ends
     )
     return [replace(first, figures=_figures_of(first.candidate), study=job.study), last]
+
+
+@functools.cache
+def _planned(keys: str) -> tuple[Job, Engine, Lattice]:
+    """A job, its engine and its space; the keys are JSON. Many tests ask about the same."""
+    job = make_job(json.loads(keys), where="contract")
+    engine = bind_engine(job, ENVIRONMENT)
+    return job, engine, lattice_of(engine).counted()
 
 
 def _figures_of(candidate: Candidate) -> Standing:
@@ -630,9 +641,7 @@ class _UnrunSearch:
     """How its trials end, in turns; None: they are in flight."""
 
     def __init__(self) -> None:
-        self._job = make_job(JOB, where="contract")
-        self._engine = bind_engine(self._job, ENVIRONMENT)
-        self.lattice = lattice_of(self._engine).counted()
+        self._job, self._engine, self.lattice = _planned(json.dumps(JOB))
         self.closed: set[str] = set()
         self._history = History()
         luck = Luck(seed=1, time_error=0.3, memory_error=1.0, p_platform_fault=0.0)

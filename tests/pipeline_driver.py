@@ -1,39 +1,23 @@
-"""Trains pipelines one after the other in one set of ranks, and says what came of each.
+"""Trains pipelines one after the other in one set of ranks (see `tests.rank_driver`).
 
-Started as `pipeline_driver.py CASES.json OUT.json WORLD`; it forks the ranks. A case is a trial's
+A case is a trial's
 spec and its ds_config; the answer holds the loss and the gradient's norm of every step, and the
 read-back.
 """
 
 import copy
-import functools
-import gc
-import json
-import logging
-import sys
-import time
-import traceback
-from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.utils import logger
 
 from autotune.contract import TrialSpec
 from autotune.trial.engines.base import differences
-from autotune.trial.engines.deepspeed import load_code, load_model_code
 from autotune.trial.prebuilt import preload
 from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import Settings, batches, make_engine, make_stage
-from tests.deepspeed_state import clean_globals
-from tests.forked_ranks import ask
+from tests.rank_driver import main
 from tests.trials import settings
-
-WITHIN_S = 270.0
-"""Time for all cases."""
-AFTER_ERROR_S = 10.0
-"""Time of the other ranks once one has raised before its first case."""
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
@@ -105,40 +89,5 @@ def norm_of(engine: Any) -> float:
     return float(total.sqrt())
 
 
-def main(cases_file: str, answers_file: str, world: str) -> None:
-    """Ask every rank about all cases."""
-    cases = json.loads(Path(cases_file).read_text())
-    logger.setLevel(logging.ERROR)
-    load_code("cpu")
-    load_model_code({"config": {"model_type": "llama"}, "lora": {}})
-    gc.freeze()
-    ranks = ask(
-        functools.partial(answers_to, cases),
-        int(world),
-        within_s=WITHIN_S,
-        after_error_s=AFTER_ERROR_S,
-    )
-    if failed := [rank for rank in ranks if rank["error"] is not None]:
-        sys.exit("\n".join(f"{rank['error']}\n{rank['traceback']}" for rank in failed))
-    by_case = zip(*(rank["results"] for rank in ranks), strict=True)
-    Path(answers_file).write_text(json.dumps([list(each) for each in by_case]))
-
-
-def answers_to(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """One rank's answers; an exception is part of an answer."""
-    deepspeed.init_distributed()
-    results = []
-    for case in cases:
-        start = time.perf_counter()
-        try:
-            with clean_globals():
-                results.append(run(case))
-        except Exception:
-            results.append({"error": traceback.format_exc()})
-        gc.collect()
-        results[-1]["s"] = time.perf_counter() - start
-    return {"error": None, "results": results}
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(run, within_s=270)

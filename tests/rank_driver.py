@@ -9,28 +9,34 @@ import gc
 import json
 import logging
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import deepspeed
+import torch
 from deepspeed.utils import logger
 
 from autotune.trial.engines.deepspeed import load_code, load_model_code
+from tests.deepspeed_state import clean_globals
 from tests.forked_ranks import ask
 
 AFTER_ERROR_S = 10.0
-"""Time of the other ranks once one has raised."""
+"""Time of the other ranks once one has raised before its first case."""
 
-Cases = list[dict[str, Any]]
-"""Cases, or what a rank says of each."""
+Case = dict[str, Any]
+"""A case, or what a rank says of it."""
 
 
-def main(train: Callable[[Cases], Cases], *, within_s: float) -> list[Cases]:
-    """What every rank says of all cases, in the order of the ranks; the first one's is written.
+def main(run: Callable[[Case], Case], *, within_s: float) -> None:
+    """Write what every rank says of each case: by case, and in the order of the ranks.
+
+    An exception is an answer: the `error`, with the seconds of the case as `s`.
 
     Args:
-        train: What a rank does with all cases once the ranks have found one another.
+        run: What a rank does with a case.
         within_s: Time for all of them.
     """
     cases_file, answers_file, world = sys.argv[1:]
@@ -39,18 +45,28 @@ def main(train: Callable[[Cases], Cases], *, within_s: float) -> list[Cases]:
     load_model_code({"config": {"model_type": "llama"}, "lora": {}})
     gc.freeze()
     ranks = ask(
-        functools.partial(_answer, train, json.loads(Path(cases_file).read_text())),
+        functools.partial(_answer, run, json.loads(Path(cases_file).read_text())),
         int(world),
         within_s=within_s,
         after_error_s=AFTER_ERROR_S,
     )
-    if any(rank["error"] is not None for rank in ranks):
-        sys.exit("\n".join(f"{rank['error']}\n{rank.get('traceback', '')}" for rank in ranks))
-    answers = [rank["results"] for rank in ranks]
-    Path(answers_file).write_text(json.dumps(answers[0]))
-    return answers
+    if failed := [rank for rank in ranks if rank["error"] is not None]:
+        sys.exit("\n".join(f"{rank['error']}\n{rank.get('traceback', '')}" for rank in failed))
+    by_case = zip(*(rank["results"] for rank in ranks), strict=True)
+    Path(answers_file).write_text(json.dumps([list(each) for each in by_case]))
 
 
-def _answer(train: Callable[[Cases], Cases], cases: Cases) -> dict[str, Any]:
+def _answer(run: Callable[[Case], Case], cases: list[Case]) -> Case:
     deepspeed.init_distributed()
-    return {"error": None, "results": train(cases)}
+    results = []
+    for case in cases:
+        start = time.perf_counter()
+        try:
+            with clean_globals():
+                results.append(run(case))
+        except Exception:
+            results.append({"error": traceback.format_exc()})
+        gc.collect()
+        results[-1]["s"] = time.perf_counter() - start
+    torch.distributed.barrier()
+    return {"error": None, "results": results}

@@ -4,21 +4,13 @@ See `tests.rank_driver`. Not a trial: fresh processes per configuration are what
 and what these checks do without.
 """
 
-import contextlib
-import gc
-import time
-import traceback
 from typing import Any
-
-import torch
-from deepspeed.utils import groups
 
 from autotune.contract import TrialSpec
 from autotune.trial.engines.base import differences
 from autotune.trial.prebuilt import preload
 from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import batches, gradient_scale, make_engine, micro_step
-from tests.deepspeed_state import clean_globals
 from tests.rank_driver import main
 from tests.trials import settings
 
@@ -28,8 +20,6 @@ STEPS = 2
 def run(case: dict[str, Any]) -> dict[str, Any]:
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
     preload(ds_config, spec.workload.model)
-    # Left over from the case before, whose engine made it.
-    groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     told = settings(spec, ds_config)
     engine = make_engine(told, ds_config)
     try:
@@ -53,20 +43,5 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         engine.destroy()
 
 
-def train(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    results = []
-    for case in cases:
-        start = time.perf_counter()
-        try:
-            with clean_globals() if case["spec"]["layout"]["sp"] > 1 else contextlib.nullcontext():
-                results.append(run(case))
-        except Exception:
-            results.append({"error": traceback.format_exc()})
-        gc.collect()
-        results[-1]["s"] = time.perf_counter() - start
-    torch.distributed.barrier()
-    return results
-
-
 if __name__ == "__main__":
-    main(train, within_s=380)
+    main(run, within_s=380)

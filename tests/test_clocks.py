@@ -1,7 +1,6 @@
 """A wall clock that somebody sets: no negative time, no traceback, and no other answer."""
 
 import dataclasses
-import itertools
 import math
 import re
 from pathlib import Path
@@ -10,16 +9,8 @@ import pytest
 
 from autotune.base import clock
 from autotune.contract import (
-    NodeReport,
-    Outcome,
     Phase,
-    RankReport,
-    TrialResult,
-    read_json,
-    to_dict,
-    write_json,
 )
-from autotune.fleet.collect import collect
 from autotune.record.study import Study, Trial, results
 from autotune.record.table import make_table
 from autotune.search.history import History, busy_s, intervals
@@ -27,28 +18,12 @@ from autotune.space.knob import knobs_of
 from autotune.trial.reporter import Reporter
 from tests.cases import Cases
 from tests.record_tried import run_of
-from tests.search.scripted import Patient, make, ok, search
+from tests.search.scripted import make, ok, search
 from tests.trials import spec
 
 cases = Cases(__file__)
 
 PACKAGE = Path(clock.__file__).parents[1]
-JUMPS = {
-    "two days back": -2 * 86400.0,
-    "two days on": 2 * 86400.0,
-    "before 1970": -3e9,
-    "year 9999": 253_402_300_000.0 - 1.8e9,
-    "no calendar has it": 1e15,
-}
-
-
-@pytest.fixture(params=JUMPS.values(), ids=JUMPS.keys())
-def jumps(request, monkeypatch):
-    """The wall clock jumps to and fro at every look; nothing else may be counted by."""
-    true, turn = clock.time.time, itertools.cycle((0.0, request.param))
-    monkeypatch.setattr("time.time", lambda: true() + next(turn))
-    monkeypatch.setattr("time.time_ns", lambda: int((true() + next(turn)) * 1e9))
-    return request.param
 
 
 def test_only_dates_come_from_the_wall_clock():
@@ -71,51 +46,11 @@ def test_only_dates_come_from_the_wall_clock():
     assert found == set(allowed)
 
 
-def test_a_ranks_phases_are_whole_whatever_the_clock_says(tmp_path, jumps):
-    (tmp_path / "ranks").mkdir()
-    reporter = Reporter(tmp_path, 0, submitted_at_s=clock.time.monotonic() - 5.0)
-    for phase in Phase:
-        reporter.enter(phase)
-    reporter.finish()
-    report = RankReport.from_dict(read_json(tmp_path / "ranks" / "00.json"))
-    assert report.phases_s["spawn"] >= 5.0
-    assert all(0 <= seconds < 60 for seconds in report.phases_s.values())
-    assert sum(report.phases_s.values()) <= report.ended_at_s < 60
-
-
 def test_a_clock_of_another_container_begins_no_phase_in_the_future(tmp_path):
     (tmp_path / "ranks").mkdir()
     reporter = Reporter(tmp_path, 0, submitted_at_s=clock.time.monotonic() + 1e6)
     reporter.enter(Phase.IMPORT)
     assert min(reporter.report.phases_s.values()) >= 0
-
-
-@pytest.mark.parametrize("started_at_s", [1.8e9, -3e9, 2.5e11, 1e15])
-def test_the_phases_of_a_trial_add_up_to_its_time(tmp_path, started_at_s):
-    (tmp_path / "ranks").mkdir()
-    asked = spec()
-    report = RankReport(
-        rank=0,
-        phase=Phase.TEARDOWN,
-        ended_at_s=8.0,
-        phases_s={"spawn": 1.0, "measured": 6.0, "teardown": 1.0},
-        step_times_s=[0.5] * 12,
-    )
-    for rank in range(2):
-        its = dataclasses.replace(report, rank=rank)
-        write_json(tmp_path / "ranks" / f"{rank:02d}.json", to_dict(its))
-    seen = TrialResult.of(asked.identity, Outcome.LAUNCH, started_at_s=started_at_s, wall_s=10.0)
-    result = collect(asked, tmp_path, seen, [NodeReport()])
-    assert result.outcome is Outcome.OK
-    assert sum(result.phases_s.values()) == pytest.approx(result.wall_s)
-
-
-def test_a_search_answers_the_same(tmp_path, jumps):
-    """The budget's clock, the record, the table and a record of tried values."""
-    study = Study(tmp_path, "s")
-    answer = search(study, make(trials=3, budget="10h"), interrupt=Patient())
-    assert answer.best is not None
-    make_table("s", study.read(), study.facts())
 
 
 @pytest.mark.parametrize("started_at_s", [-3e9, -1.0, 2.5e11, 1e15, 1e30])

@@ -34,6 +34,7 @@ from autotune.space.knob import Catalogue
 from autotune.space.rule import Violation
 from autotune.space.workload import Way
 from autotune.testing import (
+    Contract,
     DialectContract,
     EngineContract,
     FleetContract,
@@ -177,7 +178,7 @@ class Nameless(LocalTransport):
 
 @pytest.mark.parametrize(("broken", "at"), [(Deaf, "agent_answers"), (Nameless, "names")])
 def test_a_broken_transport_breaks_the_contract(broken: type[LocalTransport], at: str) -> None:
-    contract = type("Impatient", (TransportContract,), {"wait_s": 3.0})
+    contract = type("Impatient", (TransportContract,), {"wait_s": 1.0})
     breaks(contract, broken(local_node(CPU, 2)), at=at)
 
 
@@ -191,6 +192,16 @@ def test_a_broken_fleet_breaks_the_contract(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(AnsweringFleet, "submit", takes_any)
     with pytest.raises(AssertionError, match="it takes 2 trials"):
         TestSimulate().test_it_takes_as_many_trials_as_it_says_and_ends_them()
+
+
+class TestDeepSpeed(EngineContract):
+    name = "deepspeed"
+    space = "zero"
+
+
+class TestMegatron(EngineContract):
+    name = "megatron"
+    space = None
 
 
 class Patched(DeepSpeed):
@@ -243,8 +254,7 @@ def uniform(engine: DeepSpeedEngine, candidates: Sequence[Candidate]) -> Plans:
     ],
 )
 def test_a_broken_engine_breaks_the_contract(engine: Patched, at: str) -> None:
-    contract = type("OfDeepSpeed", (EngineContract,), {"name": "deepspeed", "space": "zero"})
-    breaks(contract, engine, at=at)
+    breaks(TestDeepSpeed, engine, at=at)
 
 
 def test_a_name_that_nobody_offers_breaks_every_contract() -> None:
@@ -253,6 +263,27 @@ def test_a_name_that_nobody_offers_breaks_every_contract() -> None:
 
     with pytest.raises(AssertionError):
         Unknown().test_it_is_offered_by_its_name()
+
+
+class Consumer(DialectContract):
+    """Of a consumer that takes no tensor parallel degree."""
+
+    job: ClassVar[dict[str, Any]] = {"space": "zero"}
+
+
+PLAIN: dict[type[Contract[Any]], tuple[str, ...]] = {
+    SamplerContract: ("calibrated", "grid", "random", "tpe"),
+    DialectContract: ("deepspeed", "megatron", "megatron-core", "megatron-bridge", "verl"),
+    Consumer: ("hf", "accelerate", "trl", "lightning", "llama-factory", "axolotl", "ms-swift"),
+    LauncherContract: ("torchrun", "accelerate", "deepspeed"),
+    NodeLauncherContract: ("slurm", "skypilot", "ray", "kubernetes"),
+    WorkloadContract: ("builtin",),
+}
+"""Contract -> names of the plug-ins that are held to it as they are."""
+for contract, names in PLAIN.items():
+    for name in names:
+        label = f"Test{contract.kind.title()}_{name.replace('-', '_')}"
+        globals()[label] = type(label, (contract,), {"name": name, "__module__": __name__})
 
 
 class TestNemoRl(DialectContract):
@@ -345,31 +376,8 @@ class Idle(BuiltIn):
     ("workload", "at"), [(Nameless(), "which_script"), (Idle(), "knobs_that_do_not_reach")]
 )
 def test_a_broken_workload_breaks_the_contract(workload: BuiltIn, at: str) -> None:
-    contract = type("OfBuiltIn", (WorkloadContract,), {"name": "builtin"})
-    breaks(contract, workload, at=at)
+    breaks(type("OfBuiltIn", (WorkloadContract,), {"name": "builtin"}), workload, at=at)
 
-
-SHIPPED: tuple[tuple[type, str, Mapping[str, Any]], ...] = (
-    (EngineContract, "deepspeed", {"space": "zero"}),
-    (EngineContract, "megatron", {"space": None}),
-    (SamplerContract, "calibrated grid random tpe", {}),
-    (DialectContract, "deepspeed megatron megatron-core megatron-bridge verl", {}),
-    # Consumers that take no tensor parallel degree.
-    (
-        DialectContract,
-        "hf accelerate trl lightning llama-factory axolotl ms-swift",
-        {"job": {"space": "zero"}},
-    ),
-    (LauncherContract, "torchrun accelerate deepspeed", {}),
-    (NodeLauncherContract, "slurm skypilot ray kubernetes", {}),
-    (WorkloadContract, "builtin", {}),
-)
-"""Contracts with the names of what keeps them, where a name and a job are all that differs."""
-
-for _contract, _names, _given in SHIPPED:
-    for _name in _names.split():
-        _title = f"Test{_contract.__name__}_{_name}"
-        globals()[_title] = type(_title, (_contract,), {"name": _name, **_given})
 
 ON_CLUSTERS = {("fleet", "ray"), ("fleet", "slurm")}
 """What only runs in a cluster, where `tests/fleet/transports/` tries it."""
@@ -385,10 +393,7 @@ def test_everything_shipped_is_held_to_its_contract() -> None:
         for name in offered
         if group != "autotune.drivers"  # an engine's other half, which its contract asks for
     }
-    held = {
-        (contract.kind, contract.name)
-        for name, contract in globals().items()
-        if name.startswith("Test") and hasattr(contract, "kind")
-    }
+    tests = [value for name, value in globals().items() if name.startswith("Test")]
+    held = {(one.kind, one.name) for one in tests if issubclass(one, Contract)}
     assert held | ON_CLUSTERS | OF_STUDIES == shipped
     assert not held & (ON_CLUSTERS | OF_STUDIES)

@@ -4,30 +4,37 @@ The table is `accelerators.yaml` beside this file; users add their own entries i
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+)
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.yaml_file import read_yaml
-from autotune.devices.probed import MeasuredRates
+from autotune.devices.probed import MeasuredRates, in_unit
 from autotune.devices.topology import Topology, parse_topology
 
 SHIPPED = Path(__file__).resolve().parent / "accelerators.yaml"
 
-Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
 _HINT = "write what `autotune probe --out FILE` writes: a mapping `accelerators:`"
 _PROBE_HINT = "figures of a probe, maybe of another version's: run `autotune probe` again"
 _ALIKE = 0.65
 """Least likeness of a name that is offered for another: those of other makers have less."""
-_GIGA = 1e9
-_TERA = 1e12
+_PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "fp4")
 _LEAST, _MOST = 1e-6, 1e12
 """Bounds of any figure in its unit; beyond them, times divided by it are no numbers any more."""
 
@@ -38,44 +45,92 @@ def _refuse_next_to_nothing(value: float) -> float:
     return value
 
 
-_Positive = Annotated[float, Field(ge=_LEAST, le=_MOST)]
-_RateOrNone = Annotated[float, Field(ge=0, le=_MOST), AfterValidator(_refuse_next_to_nothing)]
-_Name = TypeVar("_Name", bound=str)
-_Count = Annotated[int, Field(ge=1, le=1_000_000)]
+def _patterns(texts: object) -> tuple[re.Pattern[str], ...]:
+    if not isinstance(texts, list) or not texts:
+        raise ValueError("should be a list of regular expressions")
+    try:
+        return tuple(re.compile(text, re.IGNORECASE) for text in texts)
+    except (TypeError, re.error) as error:
+        raise ValueError(rf"{error}: a regular expression such as \bA100\b") from error
+
+
+def _precision(name: str) -> str:
+    if name not in _PRECISIONS:
+        raise ValueError(f"no precision; known are {', '.join(_PRECISIONS)}")
+    return name
+
+
+def _refuse(name: str) -> str:
+    raise ValueError("there is no such key: the name is that of the entry")
+
+
+def _topology(value: object) -> Topology | None:
+    try:
+        return None if value is None else parse_topology(value)
+    except JobError as error:
+        raise ValueError(f"{error.message}; {error.hint}") from error
+
+
+_POSITIVE = Field(ge=_LEAST, le=_MOST, strict=True)
+_Gib = Annotated[float, _POSITIVE, *in_unit(2.0**30)]
+_Giga = Annotated[float, _POSITIVE, *in_unit(1e9)]
+_Tera = Annotated[float, _POSITIVE, *in_unit(1e12)]
+_GigaOrNone = Annotated[
+    float,
+    Field(ge=0, le=_MOST, strict=True),
+    AfterValidator(_refuse_next_to_nothing),
+    *in_unit(1e9),
+]
+_Precision = Annotated[str, AfterValidator(_precision)]
+_Count = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """One kind of accelerator. Rates are of one device; link rates are of one direction."""
+    """One kind of accelerator. Rates are of one device; link rates are of one direction.
 
-    name: str
-    names: tuple[re.Pattern[str], ...]
-    memory_bytes: float
-    memory_bytes_per_s: float
+    Pydantic reads it from a file by the annotations, which have the file's keys and units.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: Annotated[str, AfterValidator(_refuse)] = ""
+    """Its key in the table."""
+    names: Annotated[
+        tuple[re.Pattern[str], ...],
+        BeforeValidator(_patterns),
+        PlainSerializer(lambda patterns: [one.pattern for one in patterns]),
+    ]
+    memory_bytes: Annotated[_Gib, Field(alias="memory_gib")]
+    memory_bytes_per_s: Annotated[_Giga, Field(alias="memory_gb_per_s")]
     """Datasheet bandwidth of the device's own memory."""
-    peak_flops: Mapping[str, float]
+    peak_flops: Annotated[Mapping[_Precision, _Tera], Field(alias="tflops", min_length=1)]
     """Dense datasheet peak by precision."""
-    achieved_flops: Mapping[str, float]
+    achieved_flops: Annotated[
+        Mapping[_Precision, _Tera], Field(alias="achieved_tflops", min_length=1)
+    ]
     """The best that large matrix products reach, by the same precisions."""
-    sustained_share: float
+    sustained_share: Annotated[float, Field(ge=_LEAST, le=2, strict=True)] = 1.0
     """Share of that which it holds in training, beside the share that is common to all kinds."""
-    nvlink_bytes_per_s: float
+    nvlink_bytes_per_s: Annotated[_GigaOrNone, Field(alias="nvlink_gb_per_s")]
     """All links together; 0 where there are none."""
-    nvlink_domain: int
+    nvlink_domain: _Count
     """Devices that reach each other over it."""
-    host_bytes_per_s: float
-    network_bytes_per_s: float
+    host_bytes_per_s: Annotated[_Giga, Field(alias="host_gb_per_s")]
+    network_bytes_per_s: Annotated[_Giga, Field(alias="network_gb_per_s")]
     """A device's share of its node's network in the vendor's own system."""
-    devices_per_node: int
+    devices_per_node: _Count
     source: str
     achieved_source: str
-    host_memory_bytes: float | None = None
+    host_memory_bytes: Annotated[_Gib | None, Field(alias="host_memory_gib")] = None
     """Memory of a node's host in that system; None: nobody looked it up."""
-    host_memory_bytes_per_s: float | None = None
+    host_memory_bytes_per_s: Annotated[_Giga | None, Field(alias="host_memory_gb_per_s")] = None
     """Peak of the host's own memory, of one node in that system; None: nobody looked it up."""
     measured: MeasuredRates | None = None
     """Measurements of a probe of such devices; None: there was none."""
-    topology: Topology | None = None
+    topology: Annotated[
+        Topology | None, BeforeValidator(_topology), Field(alias="network_topology")
+    ] = None
     """The network between their nodes; None: nobody described it, and all nodes count as close."""
 
     @property
@@ -97,6 +152,13 @@ class Accelerator:
             )
         return self.achieved_flops[precision]
 
+    def spelled(self) -> dict[str, Any]:
+        """As a file has it, without its name; what is None is left out."""
+        spelled: dict[str, Any] = TypeAdapter(Accelerator).dump_python(
+            self, by_alias=True, exclude_none=True, exclude={"name"}
+        )
+        return spelled
+
     def links(self, per_node: float) -> tuple[float, float]:
         """Bytes per second between neighbours, and how many devices reach each other so.
 
@@ -110,39 +172,15 @@ class Accelerator:
         return rate or self.host_bytes_per_s, per_node
 
 
-def _half_of(rates: Mapping[_Name, float]) -> _Name:
-    wanted: tuple[Any, ...] = ("bf16", "fp16", "fp32")
+def _half_of(rates: Mapping[str, float]) -> str:
+    wanted = ("bf16", "fp16", "fp32")
     return next((name for name in wanted if name in rates), next(iter(rates)))
-
-
-class _Entry(BaseModel):
-    """An accelerator as its file spells it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    names: list[str] = Field(min_length=1)
-    memory_gib: _Positive
-    memory_gb_per_s: _Positive
-    tflops: dict[Precision, _Positive] = Field(min_length=1)
-    achieved_tflops: dict[Precision, _Positive] = Field(min_length=1)
-    sustained_share: Annotated[float, Field(ge=_LEAST, le=2)] = 1.0
-    nvlink_gb_per_s: _RateOrNone
-    nvlink_domain: _Count
-    host_gb_per_s: _Positive
-    host_memory_gib: _Positive | None = None
-    host_memory_gb_per_s: _Positive | None = None
-    network_gb_per_s: _Positive
-    devices_per_node: _Count
-    source: str
-    achieved_source: str
-    measured: MeasuredRates | None = None
-    network_topology: Any = None
 
 
 class _TableFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    accelerators: dict[str, _Entry] = Field(min_length=1)
+    accelerators: dict[str, Accelerator] = Field(min_length=1)
     probe: dict[str, Any] = Field(default_factory=dict)
     """How a probe came to its figures; only people read it."""
 
@@ -244,66 +282,23 @@ def read_accelerators(path: Path) -> tuple[Accelerator, ...]:
         file = _TableFile.model_validate(read_yaml(path, hint=_HINT))
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        reason = first["msg"].replace(
-            "Unexpected keyword argument", "Extra inputs are not permitted"
-        )
+        key = ".".join(str(part) for part in first["loc"] if part != "[key]")
+        reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "unexpected_keyword_argument":
+            reason = "there is no such key"
         hint = _PROBE_HINT if "measured" in first["loc"] else _HINT
         raise JobError(f"{path}: {key}: {reason}", hint) from error
-    return tuple(_accelerator(name, entry, path) for name, entry in file.accelerators.items())
+    return tuple(_whole(name, entry, path) for name, entry in file.accelerators.items())
 
 
-def _accelerator(name: str, entry: _Entry, path: Path) -> Accelerator:
-    missing = set(entry.achieved_tflops) - set(entry.tflops)
-    if missing:
+def _whole(name: str, entry: Accelerator, path: Path) -> Accelerator:
+    """With its name; what was not measured is as far below its peak as half precision is."""
+    peaks, known = entry.peak_flops, entry.achieved_flops
+    if missing := set(known) - set(peaks):
         raise JobError(
             f"{path}: accelerators.{name}.achieved_tflops: {sorted(missing)} not in tflops",
             "give the peak of the same precision",
         )
-    return Accelerator(
-        name=name,
-        names=tuple(_patterns(name, entry.names, path)),
-        memory_bytes=entry.memory_gib * 2**30,
-        memory_bytes_per_s=entry.memory_gb_per_s * _GIGA,
-        peak_flops={key: value * _TERA for key, value in entry.tflops.items()},
-        achieved_flops=_achieved(entry),
-        sustained_share=entry.sustained_share,
-        nvlink_bytes_per_s=entry.nvlink_gb_per_s * _GIGA,
-        nvlink_domain=entry.nvlink_domain,
-        host_bytes_per_s=entry.host_gb_per_s * _GIGA,
-        host_memory_bytes=entry.host_memory_gib and entry.host_memory_gib * 2**30,
-        host_memory_bytes_per_s=(
-            None if entry.host_memory_gb_per_s is None else entry.host_memory_gb_per_s * _GIGA
-        ),
-        network_bytes_per_s=entry.network_gb_per_s * _GIGA,
-        devices_per_node=entry.devices_per_node,
-        source=entry.source,
-        achieved_source=entry.achieved_source,
-        measured=entry.measured,
-        topology=_topology(name, entry, path),
-    )
-
-
-def _topology(name: str, entry: _Entry, path: Path) -> Topology | None:
-    if entry.network_topology is None:
-        return None
-    where = f"{path}: accelerators.{name}.network_topology"
-    return parse_topology(entry.network_topology, where=where)
-
-
-def _patterns(name: str, texts: Iterable[str], path: Path) -> Iterable[re.Pattern[str]]:
-    for text in texts:
-        try:
-            yield re.compile(text, re.IGNORECASE)
-        except re.error as error:
-            raise JobError(
-                f"{path}: accelerators.{name}.names: {text!r}: {error}",
-                r"a regular expression such as \bA100\b",
-            ) from error
-
-
-def _achieved(entry: _Entry) -> dict[str, float]:
-    """By precision; what was not measured is the share of the peak that half precision reaches."""
-    known = entry.achieved_tflops
-    share = known[_half_of(known)] / entry.tflops[_half_of(known)]
-    return {key: known.get(key, share * peak) * _TERA for key, peak in entry.tflops.items()}
+    share = known[_half_of(known)] / peaks[_half_of(known)]
+    achieved = {key: known.get(key, share * peak) for key, peak in peaks.items()}
+    return replace(entry, name=name, achieved_flops=achieved)

@@ -100,7 +100,7 @@ def detect_environment() -> Environment:
     """
     if version_of("torch") is None:
         raise not_installed("torch")
-    versions = versions_here()
+    here = {**versions_here(), "megatron_core": version_of("megatron-core") or ""}
     accelerator, devices = find_accelerator()
     if accelerator == "cuda":
         names = {gpu.name for gpu in devices}
@@ -110,14 +110,13 @@ def detect_environment() -> Environment:
             device_name=devices[0].name,
             device_memory_bytes=min(gpu.memory_bytes for gpu in devices),
             peak_flops=peak_flops(devices[0].name) if len(names) == 1 else None,
-            **versions,
             precisions=_precisions(devices),
             has_flash_attention=is_importable("flash_attn"),
             has_deep_ep=is_importable("deep_ep"),
             nccl=nccl_version(),
-            megatron_core=version_of("megatron-core") or "",
             has_transformer_engine=is_importable("transformer_engine"),
             has_apex=is_importable("fused_weight_gradient_mlp_cuda"),
+            **here,
         )
     n_cores = len(usable_cores())
     return Environment(
@@ -126,9 +125,8 @@ def detect_environment() -> Environment:
         device_name=cpu_name(),
         device_memory_bytes=int(usable_memory_bytes() * HOST_SHARE / n_cores),
         peak_flops=None,
-        **versions,
         precisions=cpu_precisions(),
-        megatron_core=version_of("megatron-core") or "",
+        **here,
     )
 
 

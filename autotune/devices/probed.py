@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer
 
 _BOUNDS = Field(ge=1e-9, le=1e12, allow_inf_nan=False, strict=True)
 """Beyond these, times that are divided by it are no numbers any more."""
@@ -19,15 +19,15 @@ def short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _in(unit: float) -> tuple[AfterValidator, PlainSerializer]:
+def in_unit(unit: float) -> tuple[AfterValidator, PlainSerializer]:
     """A value that a file has in a unit."""
     return AfterValidator(lambda value: value * unit), PlainSerializer(lambda v: short(v / unit))
 
 
 _Ratio = Annotated[float, _BOUNDS, PlainSerializer(short)]
-_Giga = Annotated[float, _BOUNDS, *_in(1e9)]
-_Micro = Annotated[float, _BOUNDS, *_in(1e-6)]
-_Mebi = Annotated[float, _BOUNDS, *_in(2.0**20)]
+_Giga = Annotated[float, _BOUNDS, *in_unit(1e9)]
+_Micro = Annotated[float, _BOUNDS, *in_unit(1e-6)]
+_Mebi = Annotated[float, _BOUNDS, *in_unit(2.0**20)]
 _Nano = Annotated[
     float, _BOUNDS, AfterValidator(lambda ns: ns / 1e9), PlainSerializer(lambda s: short(s * 1e9))
 ]
@@ -94,11 +94,3 @@ class MeasuredRates:
     """By precision; of CPU ranks, where they are far from those of products."""
     logit_s: Annotated[Mapping[str, _Nano], Field(alias="logit_ns")] = field(default_factory=dict)
     """By precision: the loss forward and backward, per logit; of CPU ranks."""
-
-    def spelled(self) -> dict[str, object]:
-        """As a file has it under `measured:` of an accelerator; what is None is left out."""
-        found: dict[str, object] = _RATES.dump_python(self, by_alias=True, exclude_none=True)
-        return found
-
-
-_RATES = TypeAdapter(MeasuredRates)

@@ -1,12 +1,12 @@
 """The network between nodes: which of them share a switch, and what lies between the others."""
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.names import did_you_mean
 from autotune.base.text import shortened
 from autotune.base.units import parse_latency
 from autotune.contract import is_count
@@ -175,9 +175,8 @@ def _counted(value: Any, where: str, of: str, most: int) -> int:
     return int(text)
 
 
-def _meant(value: Any, known: list[Any]) -> str:
-    near = difflib.get_close_matches(str(value)[:50], [str(word) for word in known], n=1)
-    return (f"did you mean {near[0]}? " if near else "") + f"known: {', '.join(map(str, known))}"
+def _meant(value: Any, known: Sequence[str]) -> str:
+    return did_you_mean(str(value), known, most=1) + f"known: {', '.join(known)}"
 
 
 def _shown(value: Any) -> str:

@@ -77,17 +77,12 @@ class GangFleet:
         self._allocator = GangAllocator(slots_of(nodes), is_exclusive=is_exclusive)
         if self._allocator.capacity(world) == 0:
             has = ", ".join(f"{len(n.devices)} on {n.name}" for n in self._nodes.values())
+            why = f"the job's world is {world}, the fleet has slots for no such gang: {has}"
             left_out = transport.problems()
             raise FleetError(
-                "; ".join(
-                    (
-                        f"the job's world is {world}, the fleet has slots for no such gang: {has}",
-                        *left_out,
-                    )
-                ),
+                "; ".join((why, *left_out)),
                 f"{'mend what is left out, ' if left_out else ''}set {flag('world')} to what it "
-                "has, or "
-                "name a fleet that has as many",
+                "has, or name a fleet that has as many",
             )
         self._n_sharing = self._allocator.per_node(world)
         self.agents = {name: _AgentLine(transport, node) for name, node in self._nodes.items()}

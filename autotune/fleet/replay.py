@@ -55,8 +55,7 @@ class Replay:
             flags_named = ", ".join(map(flag, clash))
             raise JobError(
                 f"{flag('fleet')} replay: {flags_named}: cannot be chosen, since the runs of the "
-                "table "
-                "were made already",
+                "table were made already",
                 f"leave out {flags_named}",
             )
         if "fidelity" in flags:

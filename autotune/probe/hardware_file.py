@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,51 +74,41 @@ def entry_of(
     found = figures.measured
     achieved = {dtype: curve.flops_per_s for dtype, curve in figures.products.items()}
     ranks = f"{per_node} rank(s)" + (f" on each of {n_nodes} nodes" if n_nodes > 1 else "")
-    achieved_source = f"python -m autotune probe, {ranks}, {when}"
+    pattern = re.escape(environment.device_name)
+    names = [rf"\b{pattern}", r"\bcpu\b"] if environment.accelerator == "cpu" else [pattern]
+    measured: dict[str, Any] = {
+        "names": tuple(map(re.compile, names)),
+        "memory_bytes": float(environment.device_memory_bytes),
+        "achieved_flops": achieved,
+        "achieved_source": f"python -m autotune probe, {ranks}, {when}",
+        "measured": found,
+    }
     if device_class is not None:
-        base, source = device_class, f"as {device_class.name} of the shipped table"
+        peaks = {
+            **device_class.peak_flops,
+            **{d: max(rate, device_class.peak_flops.get(d, 0.0)) for d, rate in achieved.items()},
+        }
+        source = f"as {device_class.name} of the shipped table"
+        # Nobody looked at this host.
+        unknown: dict[str, Any] = {"host_memory_bytes": None, "host_memory_bytes_per_s": None}
+        entry = replace(device_class, **measured, **unknown, peak_flops=peaks, source=source)
     else:
         memory = found.memory_bytes_per_s or 0.0
         link = 0.0 if found.link is None else found.link.bytes_per_s
         host = found.host_bytes_per_s or link or memory
-        source = "none: reached"
-        base = Accelerator(
+        entry = Accelerator(
+            **measured,
             name=_slug(environment.device_name),
-            names=(),
-            memory_bytes=float(environment.device_memory_bytes),
             memory_bytes_per_s=memory,
             peak_flops=achieved,
-            achieved_flops=achieved,
-            sustained_share=1.0,
             nvlink_bytes_per_s=link,
             nvlink_domain=per_node,
             host_bytes_per_s=host,
             network_bytes_per_s=host if found.network is None else found.network.bytes_per_s,
             devices_per_node=environment.n_devices,
-            source=source,
-            achieved_source=achieved_source,
+            source="none: reached",
         )
-    peaks = dict(base.peak_flops)
-    for dtype, rate in achieved.items():
-        peaks[dtype] = max(rate, peaks.get(dtype, 0.0))
-    pattern = re.escape(environment.device_name)
-    entry: dict[str, Any] = {
-        "names": [rf"\b{pattern}", r"\bcpu\b"] if environment.accelerator == "cpu" else [pattern],
-        "memory_gib": round(environment.device_memory_bytes / 2**30, 4),
-        "memory_gb_per_s": short(base.memory_bytes_per_s / 1e9),
-        "tflops": _tera(peaks),
-        "achieved_tflops": _tera(achieved),
-        "sustained_share": base.sustained_share,
-        "nvlink_gb_per_s": short(base.nvlink_bytes_per_s / 1e9),
-        "nvlink_domain": base.nvlink_domain,
-        "host_gb_per_s": short(base.host_bytes_per_s / 1e9),
-        "network_gb_per_s": short(base.network_bytes_per_s / 1e9),
-        "devices_per_node": base.devices_per_node,
-        "source": source,
-        "achieved_source": achieved_source,
-        "measured": found.spelled(),
-    }
-    return {base.name: entry}
+    return {entry.name: entry.spelled()}
 
 
 def fits_of(figures: Figures) -> list[dict[str, Any]]:
@@ -145,7 +136,3 @@ def fits_of(figures: Figures) -> list[dict[str, Any]]:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "device"
-
-
-def _tera(figures: Mapping[str, float]) -> dict[str, float]:
-    return {name: short(value / 1e12) for name, value in figures.items()}

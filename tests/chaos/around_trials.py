@@ -56,7 +56,7 @@ def faults() -> Iterator[Fault]:
             yield Fault(
                 name=f"{name}, {start}",
                 inject=functools.partial(inject, start),
-                in_short=is_warm and inject not in (_log, _launcher_stopped, _node_report_garbled),
+                in_short=is_warm and inject not in _NOT_SHORT,
                 rounds=rounds,
             )
         yield Fault(
@@ -313,3 +313,7 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+_NOT_SHORT = (_log, _launcher_stopped, _node_report_garbled, _agent_killed)
+"""What takes long, or is asked of agents on other nodes (`test_ssh_faults.py`)."""

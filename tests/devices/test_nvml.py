@@ -96,6 +96,7 @@ def test_doctor_names_gpus_that_others_use(
     assert "Torch not compiled with CUDA enabled" in dict(messages)["communication"]
 
 
+@pytest.mark.thorough
 def test_a_search_ends_where_the_first_kernel_is_built(
     driver: StubDriver, cuda_torch: Path, tmp_path: Path
 ) -> None:
@@ -179,7 +180,8 @@ def test_a_clock_that_heat_holds_down_is_seen(driver: StubDriver) -> None:
     use = telemetry.between(first.at_s, last.at_s)
     assert use.utilization == pytest.approx(0.9)
     assert use.power_w == pytest.approx(670, abs=15)
-    assert use.temperature_c == 88
+    assert (use.temperature_c, use.clock_hz) == (88, pytest.approx((1980e6 + 1200e6) / 2, rel=0.1))
+    assert {reading.device for reading in telemetry.readings} == {0, 1}
     assert list(use.throttle_reasons) == ["temperature, by the hardware"]
 
 

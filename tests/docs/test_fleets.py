@@ -7,10 +7,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRANSPORTS = "tests/fleet/transports"
-OVER_SSH = (
-    f"{TRANSPORTS}/test_hostfile.py::"
-    "test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here"
-)
+OVER_SSH = f"{TRANSPORTS}/test_hostfile.py::test_a_search_outlives_its_coordinator_and_a_node"
 EXAMINED = f"{TRANSPORTS}/test_hostfile.py::test_the_nodes_are_examined_and_probed_together"
 KINDS = "test_each_kind_of_device_is_searched_and_the_best_for_the_money_is_named"
 IN_JOB = "test_a_search_in_an_allocation_leaves_it_and_answers_as_here"

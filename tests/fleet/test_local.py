@@ -125,6 +125,7 @@ def test_a_good_trial_measures_and_reads_back(fleet_with_variables, study):
         assert seen.elapsed_s > 0.5 * sum(result.step_times_s)
 
 
+@pytest.mark.thorough
 def test_a_clearly_losing_trial_stops_early_on_all_ranks(fleet, study):
     patient = dataclasses.replace(
         QUICK, target_half_width=1e-9, budget_s=60.0, max_steps=5000, losing_step_time_s=1e-6
@@ -157,7 +158,7 @@ def test_a_pipeline_is_measured_and_its_loss_is_seen_on_every_stage(fleet, study
 @pytest.mark.parametrize(
     ("factory", "start", "outcome", "evidence"),
     [
-        ("is_killed", Start.COLD, Outcome.CRASH, "SIGKILL"),
+        pytest.param("is_killed", Start.COLD, Outcome.CRASH, "SIGKILL", marks=THOROUGH),
         ("is_killed", Start.WARM, Outcome.CRASH, "SIGKILL"),
         pytest.param("hangs", Start.COLD, Outcome.TIMEOUT, "not done after", marks=THOROUGH),
         ("hangs", Start.WARM, Outcome.TIMEOUT, "not done after"),
@@ -170,7 +171,7 @@ def test_a_pipeline_is_measured_and_its_loss_is_seen_on_every_stage(fleet, study
 )
 def test_an_ending_is_told_by_its_cause(fleet, study, factory, start, outcome, evidence):
     limits = {
-        "hangs": {"timeout_s": 20.0},
+        "hangs": {"timeout_s": 12.0},
         "hoards": {"memory_limit_bytes": 200 * 2**20},
     }
     result = run(fleet, study, spec(factory=factory, start=start, **limits.get(factory, {})))
@@ -184,13 +185,6 @@ def test_an_ending_is_told_by_its_cause(fleet, study, factory, start, outcome, e
         assert "faulty_models.py" in stacks.read_text(), "the stacks of the hung ranks are kept"
     if factory == "hoards":
         assert 0.5 < result.peak_memory_bytes / (200 * 2**20) <= 1.01
-
-
-def test_a_difference_from_what_was_asked_is_invalid(fleet, study):
-    result = run(fleet, study, spec(expected={"stage": 2}))
-
-    assert result.outcome is Outcome.INVALID
-    assert result.differences == ["stage: asked 2, the engine runs 1"]
 
 
 def test_a_cancelled_trial_ends_at_once_and_frees_its_gang(fleet, study):
@@ -210,7 +204,7 @@ def test_a_cancelled_trial_ends_at_once_and_frees_its_gang(fleet, study):
     assert at_once.wait().outcome is Outcome.CANCELLED
 
 
-@pytest.mark.parametrize("start", list(Start))
+@pytest.mark.parametrize("start", [pytest.param(Start.COLD, marks=THOROUGH), Start.WARM])
 def test_nothing_outlives_a_killed_coordinator(study, start):
     script = Path(__file__).with_name("lone_coordinator.py")
     coordinator = subprocess.Popen([sys.executable, str(script), str(study.root), start])

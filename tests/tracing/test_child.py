@@ -27,13 +27,13 @@ def traced(request) -> Traced:
 
 
 def test_nothing_is_allocated() -> None:
-    model = load_model("llama-3-70b")
+    model = load_model("llama-2-13b")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = traced(request_for(model.source, precision="bf16", gradients="taken"))
-    assert (found.n_layers, found.n_params) == (80, model.shape.n_params_total)
-    assert found.peak_bytes > 100e9
+    assert (found.n_layers, found.n_params) == (40, model.shape.n_params_total)
+    assert found.peak_bytes > 25e9
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown_kib < 512 * 1024
+    assert grown_kib < 256 * 1024
 
 
 def test_gradients_are_there_as_they_were_asked_for() -> None:

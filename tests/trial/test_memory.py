@@ -1,9 +1,10 @@
-"""Each case runs in a process of its own: a limit cannot be taken back."""
+"""Each case runs in a forked process of its own: a limit cannot be taken back."""
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+
+from tests import forked_children
 
 CASE = """
 import sys
@@ -17,7 +18,8 @@ meter.start({limit})
 
 def run(body: str, limit: int | None = None) -> str:
     code = CASE.format(limit=limit, body=body)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = forked_children.run_code(code, folder=Path("/"), variables={})
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 

@@ -132,18 +132,6 @@ def test_it_computes_what_the_hugging_face_model_computes(name):
     torch.testing.assert_close(*norms, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", [preset.name for preset in preset_table() if preset.family in FAMILIES]
-)
-def test_it_has_as_many_parameters_as_the_model(name):
-    model = load_model(name)
-    shape = Shape(**shape_of(model.source, 1))
-    build = Build(shape=shape, device="meta")
-    layers = {getattr(s, "key", i): s.build() for i, s in enumerate(layer_specs(build))}
-    count = sum(p.numel() for layer in layers.values() for p in layer.parameters())
-    assert count == model.shape.n_params
-
-
 def test_every_slice_of_a_pipeline_counts_whole_layers(monkeypatch):
     """Slices of uneven widths differ: ranks that count their own cut in different places."""
     monkeypatch.setattr(PipelineModule, "__init__", lambda self, specs, **_: None)
@@ -176,9 +164,16 @@ def test_a_config_that_lacks_a_size_is_refused():
 @pytest.mark.parametrize(
     "name", [preset.name for preset in preset_table() if preset.family in FAMILIES]
 )
-def test_stages_are_known_before_deepspeed_cuts_them(name):
+def test_it_has_as_many_parameters_as_the_model_and_the_same_stages(name):
+    """Stages are known before DeepSpeed cuts them."""
     model = load_model(name)
-    sizes = layer_sizes(Build(shape=Shape(**shape_of(model.source, 1))))
+    specs = layer_specs(Build(shape=Shape(**shape_of(model.source, 1)), device="meta"))
+    sizes = [sum(p.numel() for p in spec.build().parameters()) for spec in specs]
+    unique = {
+        getattr(spec, "key", i): size
+        for i, (spec, size) in enumerate(zip(specs, sizes, strict=True))
+    }
+    assert sum(unique.values()) == model.shape.n_params
     for pp in range(2, min(10, len(sizes) + 1)):
         cuts = pairwise(partition_balanced(sizes, pp))
         assert stages(model.shape, pp) == tuple((sum(sizes[a:b]), b - a) for a, b in cuts)

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import importlib.metadata
 import os
 import shutil
 import socket
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from autotune.base.errors import FleetError
-from autotune.devices.hardware import Environment, detect_environment
+from autotune.devices.hardware import Environment, detect_environment, version_of
 from autotune.fleet.node.answers import answer
 from autotune.fleet.node.places import DevicePlace, devices_here
 from autotune.trial.rendezvous import LOOPBACK, family_of
@@ -73,7 +72,7 @@ def take_inventory(interface: str = "") -> Inventory:
         host=socket.gethostname(),
         address=address,
         interface=found,
-        releases=_releases(),
+        releases=releases_here(),
         unix_s=time.time(),
         free_disk_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
         addresses=_addresses(),
@@ -126,12 +125,10 @@ def _addresses() -> dict[str, list[str]]:
     }
 
 
-def _releases() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
-    for package in REPORTED:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+def releases_here() -> dict[str, str]:
+    """Releases of Python and of what is `REPORTED`, as far as it is there."""
+    found = {package: version_of(package) for package in REPORTED}
+    return {"python": sys.version.split()[0], **{p: v for p, v in found.items() if v is not None}}
 
 
 if __name__ == "__main__":

@@ -58,8 +58,6 @@ class Telemetry:
     """
 
     uuids: Sequence[str]
-    driver: Any = pynvml
-    """NVML's functions by their names."""
     period_s: float = PERIOD_S
     readings: list[Reading] = field(default_factory=list)
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -82,29 +80,29 @@ class Telemetry:
 
     def _watch(self) -> None:
         try:
-            self.driver.nvmlInit()
-        except self.driver.NVMLError:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
             return
         try:
-            handles = [self.driver.nvmlDeviceGetHandleByUUID(uuid) for uuid in self.uuids]
+            handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in self.uuids]
             while True:
                 for device, handle in enumerate(handles):
-                    self.readings.append(read_device(self.driver, device, handle))
+                    self.readings.append(read_device(device, handle))
                 if self._stopped.wait(self.period_s):
                     return
-        except self.driver.NVMLError:
+        except pynvml.NVMLError:
             return  # a device that is gone is the trial's matter; what was read stands
         finally:
-            self.driver.nvmlShutdown()
+            pynvml.nvmlShutdown()
 
 
-def read_device(driver: Any, device: int, handle: Any) -> Reading:
+def read_device(device: int, handle: Any) -> Reading:
     """One reading of one device."""
 
     def ask(name: str, *arguments: Any, read: Callable[[Any], Any]) -> Any:
         try:
-            return read(getattr(driver, f"nvmlDeviceGet{name}")(handle, *arguments))
-        except driver.NVMLError:  # not on this device, or not for this user
+            return read(getattr(pynvml, f"nvmlDeviceGet{name}")(handle, *arguments))
+        except pynvml.NVMLError:  # not on this device, or not for this user
             return None
 
     return Reading(
@@ -113,8 +111,8 @@ def read_device(driver: Any, device: int, handle: Any) -> Reading:
         utilization=ask("UtilizationRates", read=lambda percents: percents.gpu / 100),
         power_w=ask("PowerUsage", read=lambda mw: mw / 1e3),
         energy_j=ask("TotalEnergyConsumption", read=lambda mj: mj / 1e3),
-        clock_hz=ask("ClockInfo", driver.NVML_CLOCK_SM, read=lambda mhz: mhz * 1e6),
-        temperature_c=ask("Temperature", driver.NVML_TEMPERATURE_GPU, read=float),
+        clock_hz=ask("ClockInfo", pynvml.NVML_CLOCK_SM, read=lambda mhz: mhz * 1e6),
+        temperature_c=ask("Temperature", pynvml.NVML_TEMPERATURE_GPU, read=float),
         throttle_bits=ask("CurrentClocksThrottleReasons", read=int) or 0,
     )
 

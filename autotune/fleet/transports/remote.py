@@ -371,8 +371,7 @@ def common_environment(transport: RemoteTransport) -> Environment:
             f"the nodes of the fleet differ, so that their figures do not compare: "
             f"{'; '.join(parts)}",
             f"search on one kind of them with {flag('fleet_option')} kind=NAME, or on one after "
-            "the other "
-            "with kind=each; or install the same releases",
+            "the other with kind=each; or install the same releases",
         )
     environments = list(environment_of.values())
     first = environments[0]

@@ -53,6 +53,11 @@ _DTYPES_OF_STATES = (
     *("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype", "main_grads_dtype"),
 )
 """Arguments that name a type of numbers, which the optimizer's configuration has as torch's."""
+_OF_DATA_PARALLELISM = (
+    *("overlap_param_gather", "use_distributed_optimizer", "use_megatron_fsdp"),
+    *("fp8_param_gather", "fsdp_double_buffer"),
+)
+"""Switches that the configuration of data parallelism calls as the arguments do."""
 _OF_YARN = {
     "rotary_scaling_factor": "yarn_rotary_scaling_factor",
     "yarn_original_max_position_embeddings": "yarn_original_max_position_embeddings",
@@ -466,14 +471,10 @@ def data_parallel_config(arguments: Arguments, settings: Any) -> Any:
         grad_reduce_in_fp32=arguments.get("bf16", False)
         and not arguments.get("grad_reduce_in_bf16", False),
         overlap_grad_reduce=is_overlapped,
-        overlap_param_gather=arguments.get("overlap_param_gather", False),
-        use_distributed_optimizer=arguments.get("use_distributed_optimizer", False),
-        use_megatron_fsdp=arguments.get("use_megatron_fsdp", False),
+        **{name: arguments.get(name, False) for name in _OF_DATA_PARALLELISM},
         data_parallel_sharding_strategy=arguments.get(
             "data_parallel_sharding_strategy", "no_shard"
         ),
-        fp8_param_gather=arguments.get("fp8_param_gather", False),
-        fsdp_double_buffer=arguments.get("fsdp_double_buffer", False),
         nccl_ub=arguments.get("use_nccl_ub", False),
         check_for_nan_in_grad=False,  # the losses are looked at
         bucket_size=bucket if is_overlapped else None,

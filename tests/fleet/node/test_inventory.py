@@ -70,8 +70,8 @@ def test_it_tells_the_releases_of_the_engines_that_are_there(
             raise importlib.metadata.PackageNotFoundError(package)
         return f"1.0 of {package}"
 
-    monkeypatch.setattr(inventory.importlib.metadata, "version", version)
-    releases = inventory._releases()
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    releases = inventory.releases_here()
     for engine in ("deepspeed", "megatron-core"):
         assert releases[engine] == f"1.0 of {engine}"
     assert "peft" not in releases

@@ -18,7 +18,6 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.devices.hardware import Gpu
 from autotune.fleet.node import ranks
 from autotune.fleet.node.ports import segments_at
 from autotune.fleet.node.processes import NodePart
@@ -207,31 +206,6 @@ def test_a_log_of_one_line_is_shortened_too(tmp_path: Path) -> None:
     short.write_bytes(bar[: 4 * 2**20])
     assert ranks.shorten_log(short) == 0
     assert short.read_bytes() == bar[: 4 * 2**20]
-
-
-def gpus(*used_mib: int) -> list[Gpu]:
-    return [
-        Gpu(
-            index=i,
-            name="x",
-            uuid=f"GPU-{i}",
-            memory_bytes=2**34,
-            memory_used_bytes=used * 2**20,
-            utilization=0.0,
-        )
-        for i, used in enumerate(used_mib)
-    ]
-
-
-def test_only_the_gangs_own_devices_are_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    readings = iter([gpus(0, 500), gpus(9000, 9000), gpus(9000, 510)])
-    monkeypatch.setattr(ranks, "visible_gpus", lambda: next(readings))
-    before = ranks.used_bytes(["GPU-1"])
-    assert before == {"GPU-1": 500 * 2**20}
-    assert ranks.lacking_bytes(before) == 8500 * 2**20
-    assert ranks.lacking_bytes(before) == 0, "10 MiB are nobody's trial"
 
 
 def test_where_there_are_no_gpus_the_driver_is_not_asked(

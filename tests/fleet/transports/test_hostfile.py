@@ -27,7 +27,7 @@ from tests.clusters.ssh import core_of, needs_ssh_nodes, ssh_nodes
 from tests.command_line import autotune
 from tests.fleet.transports.answers import check_same_answer
 from tests.hasty import HASTY
-from tests.searches import Demo, check_all_measured
+from tests.searches import Demo, Search, check_all_measured
 from tests.trials import ds_config, files, spec, wait_until
 
 cases = Cases(__file__)
@@ -160,12 +160,11 @@ def test_trials_side_by_side_and_one_over_both_nodes(nodes, tmp_path, monkeypatc
 
 @pytest.mark.real
 @needs_ssh_nodes
-def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
-    nodes, answer_here, tmp_path
-):
-    search = Demo(tmp_path)
+def test_a_search_outlives_its_coordinator_and_a_node(nodes, tmp_path):
+    search = Search(tmp_path)
     search.study = Study(nodes.folder / "records" / tmp_path.name, "it")
-    flags = [*nodes.flags, "--results", str(search.study.root)]
+    flags = [*nodes.flags, "--results", str(search.study.root), "--trials", "1"]
+    flags += ["--no-diagnose", "--budget", "40s", "--compare", "best", "--guard-steps", "0"]
     first = search.start(*flags)
     wait_until(search.is_under_way, "a rank runs")
     os.kill(first.pid, signal.SIGKILL)
@@ -185,7 +184,6 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
 
     code, _, stderr = search.run(*flags)
     assert code == 0, stderr
-    check_same_answer(answer_here, search.study)
     trials = search.study.trials()
     assert trials[0].result.outcome is Outcome.LOST
     assert trials[1].result.outcome.is_platform_fault
@@ -207,11 +205,14 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
 @pytest.mark.thorough
 @pytest.mark.real
 @needs_ssh_nodes
-def test_what_nodes_are_handed_is_soaked_and_launched_on_them(nodes, tmp_path):
+def test_nodes_answer_as_here_and_what_they_are_handed_is_soaked_and_launched_on_them(
+    nodes, answer_here, tmp_path
+):
     search = Demo(tmp_path)
     search.study = Study(nodes.folder / "records" / tmp_path.name, "it")
     code, _, stderr = search.run(*nodes.flags, "--results", str(search.study.root))
     assert code == 0, stderr
+    check_same_answer(answer_here, search.study)
 
     def soak(*more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "autotune", "soak", "--json", "--minutes", "0.1"]

@@ -270,6 +270,11 @@ def test_a_node_whose_slurmd_is_killed_is_lost_and_others_take_its_trial(cluster
         result = fleet.submit(good, study.write_spec(good, files(ds_config()))).wait(240)
         assert result.outcome is Outcome.OK, result.evidence
         assert result.devices == ["n0:0", "n2:0"]
+        cluster.kill_controller()  # what runs does not need it
+        good = spec(2)
+        result = fleet.submit(good, study.write_spec(good, files(ds_config()))).wait(240)
+        assert result.outcome is Outcome.OK, result.evidence
+        cluster.start_controller()
     cluster.start_daemon(1)
 
 
@@ -318,6 +323,7 @@ def test_nodes_of_an_allocation_are_probed_together(cluster, allocate):
     check_probed(SlurmTransport(allocate("-N2"), NO_OPTIONS))
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @needs_slurm
 def test_a_search_in_an_allocation_leaves_it_and_answers_as_here(
