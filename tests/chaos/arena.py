@@ -110,6 +110,10 @@ class Ground:
             self._shared[name] = make(self.folder())
         return self._shared[name]
 
+    def forget(self, name: str) -> None:
+        """Share no more what has ended; the next fault finds a new one."""
+        self._shared.pop(name, None)
+
     def folder(self) -> Path:
         """A new one."""
         self._n_folders += 1

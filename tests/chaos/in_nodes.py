@@ -9,119 +9,48 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
 
 import psutil
 
-from autotune.contract import Outcome, Start, TrialResult
-from autotune.fleet import gang_fleet
-from autotune.fleet.gang_fleet import GangFleet, GangTrial
+from autotune.contract import Outcome
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.hostfile import HostfileTransport
 from autotune.record.study import Study
 from tests.chaos.arena import Ground
 from tests.chaos.disks import fill, needs_mounts
-from tests.chaos.faults import HANGING, Fault, must
-from tests.chaos.invariants import Digests, check_record
+from tests.chaos.faults import Fault, must
+from tests.chaos.gangs import Gangs
 from tests.chaos.models import PLACES
 from tests.clusters.ssh import SshNodes, lacks_for_ssh_nodes, run, ssh_nodes
 from tests.searches import Search
-from tests.trials import TESTS, ds_config, files, spec, wait_until
 
 _FAR_TIME = """
 import time
 _true = time.time
 time.time = lambda: _true() + {seconds}
 """
-_ENDS_S = 180.0
-"""Time for a trial to end once something happened to a node; only a busy machine takes as long."""
-_LEASE_S = 6.0
-"""Time without a word after which a node is given up; a minute outside of tests."""
 
 
-class Nodes:
-    """Two nodes with two slots each, a fleet whose trials take all of them, and a study."""
+class Nodes(Gangs):
+    """Two nodes with two slots each, a fleet of them, and a study."""
 
     def __init__(self, folder: Path) -> None:
-        """Make them; whoever hears nothing for `_LEASE_S` gives up."""
+        """Make them."""
         records = folder / "records"
         records.mkdir()
-        patched = {"LEASE_S": _LEASE_S, "_ALIVE_S": _LEASE_S / 6, "_OTHERS_WAIT_S": 2.0}
         with contextlib.ExitStack() as made:
             self.cluster: SshNodes = made.enter_context(
                 ssh_nodes(folder, 2, slots=2, is_apart=[records])
             )
-            for name, value in patched.items():
-                made.enter_context(mock.patch.object(gang_fleet, name, value))
-            self.study = Study(records, "nodes")
-            self.study.lock()
-            made.callback(self.study.unlock)
             options = FleetOptions(ssh=self.cluster.ssh)
             transport = HostfileTransport(str(self.cluster.hostfile), options)
-            self.fleet = GangFleet(transport, world=4)
-            made.callback(self.fleet.close)
-            self._digests: Digests = {}
-            self._made = made.pop_all()
+            super().__init__(transport, records, world=4, seen=self.cluster.folder)
+            self._nodes = made.pop_all()
 
     def close(self) -> None:
         """End all of it."""
-        self._made.close()
-
-    def submit(self, factory: str, start: Start = Start.COLD) -> GangTrial:
-        """Start a trial of `models:FACTORY` on all nodes."""
-        model = {
-            "factory": f"tests.chaos.models:{factory}",
-            "vocab": 64,
-            "path": [str(TESTS.parent)],
-        }
-        number = self.study.next_number()
-        trial = spec(number, model=model, start=start, world=4, dp=4, global_batch=8)
-        return self.fleet.submit(trial, self.study.write_spec(trial, files(ds_config())))
-
-    def hang(self, place: str) -> GangTrial:
-        """A trial whose last rank hangs at a place by now; the others are there or wait for it."""
-        trial = self.submit(f"hang_in_{place}")
-        pattern = f"**/trials/**/{trial.folder.name}/{HANGING}"
-
-        def hangs() -> bool:
-            must(trial.poll() is None, f"it ended before: {trial.poll()}")
-            with contextlib.suppress(FileNotFoundError):  # a folder went while it was looked at
-                return any(self.cluster.folder.glob(pattern))
-            return False
-
-        wait_until(hangs, f"a rank hangs in {place}")
-        return trial
-
-    def ends(self, trial: GangTrial) -> TrialResult:
-        """Its result, in the record by then."""
-        deadline_s = time.monotonic() + _ENDS_S
-        while (result := trial.poll()) is None:
-            must(time.monotonic() < deadline_s, "the trial does not end")
-            time.sleep(0.02)
-        self.study.write_result(trial.folder, result)
-        return result
-
-    def ends_by_the_platform(self, trial: GangTrial) -> TrialResult:
-        """Its result, which blames the platform and says why."""
-        result = self.ends(trial)
-        must(result.outcome.is_platform_fault, f"not the platform's: {result.outcome}")
-        must(result.evidence, "no evidence")
-        return result
-
-    def trains(self) -> TrialResult:
-        """The result of a sound trial, started the faster way; the record is whole after it."""
-        sound = self.ends(self.submit("nothing_in_first", Start.WARM))
-        must(sound.outcome is Outcome.OK, f"the next trial: {sound.outcome} {sound.evidence}")
-        self._digests = check_record(self.study, self._digests)
-        return sound
-
-    def wait(self, holds: Callable[[], bool], what: str) -> None:
-        """Listen to the nodes until something holds."""
-        deadline_s = time.monotonic() + _ENDS_S
-        while not holds():
-            must(time.monotonic() < deadline_s, what)
-            self.fleet.hear()
-            time.sleep(0.05)
+        with self._nodes:
+            super().close()
 
     def check(self) -> None:
         """Both nodes are back, nothing of a trial is on them, and they train a sound one.

@@ -27,6 +27,8 @@ from tests.chaos import (
     in_coordinators,
     in_files,
     in_nodes,
+    in_ray,
+    in_slurm,
     in_trials,
     out_of_sight,
     planted,
@@ -43,7 +45,11 @@ ROOMS: dict[str, ModuleType] = {
     "outside": planted,
     "sight": out_of_sight,
     "nodes": in_nodes,
+    "slurm": in_slurm,
+    "ray": in_ray,
 }
+NOT_SHORT = ("slurm", "ray")
+"""Rooms that the short form leaves out: `tests/fleet/transports` starts such nodes already."""
 
 
 @dataclass

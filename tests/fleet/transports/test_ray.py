@@ -117,7 +117,6 @@ def test_a_program_ends_with_its_actor_and_another_actor_takes_its_place(
     wait_until(lambda: cluster.programs() == [] == cluster.actors(), "something is left")
 
 
-@pytest.mark.thorough
 @pytest.mark.real
 @needs_ray
 def test_a_search_outlives_its_coordinator_and_answers_as_here(
