@@ -9,6 +9,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.witnesses import Case
+from autotune.job.model_families import family_of
 from autotune.job.model_shape import ModelShape
 
 PLAIN_CONFIG: dict[str, Any] = {
@@ -71,6 +72,7 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
     adapters = _ADAPTER_PARAMS if model.pop("lora_rank", 0) else 0
     balances_routers = bool(model.pop("balances_routers", False))
     whole = PLAIN_SHAPE.n_params
+    attention = family_of({"model_type": architecture}).attention
     return Setup(
         ds_config=config_of(case),
         ranks=case.world,
@@ -96,6 +98,8 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
             version=version, fp16=case.fp16_supported, accelerator=case.accelerator
         ),
         attention=case.attention,
+        attentions=" or ".join(attention),
+        has_attention=case.attention in ("default", *attention),
         loss_chunk_tokens=case.loss_chunk_tokens,
         mlp_chunk_tokens=case.mlp_chunk_tokens,
         offload_activations=case.offload_activations,
