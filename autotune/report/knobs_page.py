@@ -30,7 +30,8 @@ def tried_on(knob: Knob, runs: Sequence[RecordedRun]) -> str:
     if missing:
         parts.append(f"**never: {_listed(missing)}**")
     if not _is_on_gpu(knob, runs):
-        parts.append("**never on a GPU**")
+        has_default = is_tried(knob, knob.default, "cuda", runs)
+        parts.append("**on a GPU the default alone**" if has_default else "**never on a GPU**")
     return "; ".join(parts)
 
 
