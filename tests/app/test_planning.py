@@ -281,6 +281,8 @@ def test_the_default_attention_is_what_transformers_takes_for_the_model(name, us
     }
     assert times["eager"] > 1.05 * times["sdpa"]
     assert times["default"] == times[usual]
+    text = printed(print_ranking, rank_lattice(outlook), top=1)
+    assert (" eager by default, as transformers" in text) == (usual == "eager")
 
 
 def test_a_mixture_with_fewer_samples_than_ranks_is_sent_to_context_parallelism():
