@@ -316,6 +316,11 @@ def read_job_on(
         there = f"or name an accelerator, which need not be here: {flag('gpu')} H100"
         raise FleetError(error.message, f"{error.hint}; {there}") from error
     job, keys = read_job(job_file, flags, environment)
+    if (size := wishes.per_node) is not None and job.world > size and (rest := job.world % size):
+        raise JobError(
+            f"{flag('per_node')} {size}: of {job.world} ranks {rest} would have a node in part",
+            f"give {flag('world')} {job.world - rest} or {job.world - rest + size}",
+        )
     return job, keys, environment
 
 

@@ -23,6 +23,8 @@ def near_names(
     for name in known:
         spelled.setdefault(name.lower(), name)
     asked = given[:LONGEST_NAMED].lower()
+    if len(asked) >= _LONG and (longer := [one for one in spelled if one.startswith(asked)]):
+        return [spelled[name] for name in sorted(longer, key=len)[:most]]
     near = get_close_matches(asked, spelled, n=most, cutoff=alike)
     likeness = [SequenceMatcher(None, name, asked).ratio() for name in near]
     return [

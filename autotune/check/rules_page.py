@@ -106,6 +106,12 @@ def markdown_of(page: RulePage) -> str:
     return "\n".join(lines)
 
 
+def summary_of(name: str) -> str:
+    """What a rule says, in a line."""
+    page = page_of(name)
+    return next((one.says for one in page.examples if one.says), page.says)
+
+
 def all_names() -> list[str]:
     """Names of all rules, of DeepSpeed's and of Megatron's."""
     from autotune.check.megatron import megatron_rules  # brings NumPy

@@ -107,7 +107,7 @@ class HelpfulGroup(_Helpful, TyperGroup):
         if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
             raise JobError(
                 f"there is no command {name!r}",
-                did_you_mean(name, self.commands) + "`autotune --help` lists them",
+                did_you_mean(name, self.commands, alike=0.6) + "`autotune --help` lists them",
             )
         return super().resolve_command(ctx, args)
 

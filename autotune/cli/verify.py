@@ -106,11 +106,13 @@ def rule(
     name: str | None = None,
 ) -> None:
     """Explain a rule of check: what breaks it, and what happens then."""
-    from autotune.check.rules_page import all_names, markdown_of, page_of
-    from autotune.report.terminal.tables import print_names
+    from autotune.check.rules_page import all_names, markdown_of, page_of, summary_of
+    from autotune.report.terminal.tables import print_facts
 
-    if name is None:
-        print_names(DATA, all_names())
+    if name is None and DATA.is_terminal:
+        print_facts(DATA, [(one, summary_of(one)) for one in all_names()])
+    elif name is None:
+        emit("\n".join([*all_names(), ""]))
     else:
         show_markdown(markdown_of(page_of(name)))
 

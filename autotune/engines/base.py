@@ -270,6 +270,10 @@ class Engine(ABC):
         """What is to be said of the user's own command as it runs, a line each."""
         return ()
 
+    def splits_sequences(self) -> Sequence[str]:
+        """Flags, in words, with which another engine shares the sequences that this one cannot."""
+        return ()
+
     def exported(self, candidate: Candidate) -> Exported:
         """The candidate as exports carry it: what it does not decide is as the user has it.
 

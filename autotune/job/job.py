@@ -852,6 +852,8 @@ def _fix(
         return hint + listed("search")
     key = keys[name]
     word, about = key.named if is_flag(name) else name, f" ({key.about})"
+    if "ge" in item.get("ctx", {}):
+        return f"give {word}{about} a number from {item['ctx']['ge']} up, or leave it out"
     if len(item["loc"]) > 1:
         return f"mend {word}{about}"
     if item["type"] == "missing":

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -82,6 +83,11 @@ class Model:
         """Whether Ulysses is known to split its attention over so many tokens right."""
         config = self.source.get("config")
         return config is not None and is_split_by_ulysses(config, seq_len)
+
+    @property
+    def attention(self) -> Sequence[str]:
+        """Attention implementations that train it, as far as is known of its architecture."""
+        return family_of(self.source.get("config") or {"model_type": ""}).attention
 
     @property
     def supports_loss_chunks(self) -> bool:

@@ -27,7 +27,7 @@ _NULL_IS_NONE = frozenset(
 class Family:
     """An architecture, by a row of families.json; keys are those of its configs.
 
-    The last four are held to what transformers and DeepSpeed do by tests.
+    The last five are held to what transformers and DeepSpeed do by tests.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +72,9 @@ class Family:
     """Whether every layer has a module `mlp` of one tensor."""
     ulysses: bool = False
     """Whether it trains the same with its sequences split."""
+    attention: Sequence[str] = ("eager", "sdpa", "flash_attention_2")
+    """Values of `attn_implementation` that train it. Flash attention has no gradients of GPT-OSS's
+    sinks (kernels-community/vllm-flash-attn3, which transformers takes for it)."""
     autotp: bool = False
     """Whether DeepSpeed's AutoTP splits it. It refuses GPT-2 by name (`AutoTP.supported`), and
     what transformers 5 plans in a style that `TPPlanConverter.convert` does not know: packed

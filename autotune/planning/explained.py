@@ -129,6 +129,15 @@ class Explained(Estimated):
 
         return min(self._legal, key=order, default=None)
 
+    @property
+    def faster_legal(self) -> Neighbour | None:
+        """The fastest legal value of the same knob that probably fits, if that is faster."""
+        first = self.cheapest_legal
+        alike = [n for n in self._legal if first and n.knob == first.knob]
+        likely = (n for n in alike if n.fit_probability >= PROBABLE)
+        fastest = min(likely, key=lambda n: n.step_time_s, default=first)
+        return None if fastest is first else fastest
+
     def by_use(self, neighbour: Neighbour) -> tuple[bool, float, float]:
         """Sorts neighbours: those that fit, fastest first, then the others, surest first."""
         fits = neighbour.fit_probability >= self.min_fit

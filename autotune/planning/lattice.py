@@ -273,6 +273,7 @@ def lattice_of(engine: Engine) -> Lattice:
         return build_lattice(engine.space, engine) if laid_out is None else laid(laid_out, engine)
     except NothingFeasibleError as error:
         ways = even_shares(engine.context)
+        ways += engine.splits_sequences() if ways else ()
         raise NothingFeasibleError(error.message, "; or ".join([error.hint, *ways])) from error
 
 

@@ -342,7 +342,7 @@ def predict_baseline(
         candidate=candidate,
         prediction=found,
         reach=reach,
-        notes={name: tuple(pair) for name, pair in engine.overridden(candidate).items()},
+        notes={n: tuple(pair) for n, pair in engine.overridden(candidate).items() if path},
     )
 
 

@@ -31,7 +31,8 @@ def tried_on(knob: Knob, runs: Sequence[RecordedRun]) -> str:
         parts.append(f"**never: {_listed(missing)}**")
     others = {value for found in values.values() for value in found} - {knob.default}
     if not any(is_tried(knob, value, "cuda", runs) for value in others):
-        parts.append("**never on a GPU**")
+        has_default = is_tried(knob, knob.default, "cuda", runs)
+        parts.append("**on a GPU the default alone**" if has_default else "**never on a GPU**")
     return "; ".join(parts)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autotune.app.planning import export_ranked, open_outlook
-from autotune.base.errors import ExitCode, JobError
+from autotune.base.errors import ExitCode, JobError, NothingFeasibleError
 from autotune.cost.knowledge import Lesson, columns_of
 from autotune.cost.problem import situation_of
 from autotune.devices.topology import parse_topology
@@ -19,7 +19,7 @@ from autotune.planning.choices import PROBABLE, choices_of, ranked
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
-from autotune.report.candidates.explained import estimate_as_dict, print_estimate
+from autotune.report.candidates.explained import estimate_as_dict, print_estimate, print_explained
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.cases import Cases
 from tests.command_line import autotune
@@ -241,6 +241,31 @@ def test_a_refused_candidate_names_the_rule_and_a_change_that_is_legal(outlook, 
     assert not refused.is_in_lattice
     assert refused.n_ranked > len(found.choices)
     assert not refused.cheapest_legal.violations
+    assert refused.cheapest_legal.value == 1
+    text = printed(print_explained, refused)
+    assert "rank        none: it is refused, and its step is one of 192 samples, not 256" in text
+    assert " for 192 samples: " in text
+    assert "refused     tp=3: batch.product, parallel.world" not in text
+
+
+@pytest.mark.parametrize(("name", "usual"), [("gpt-oss-20b", "eager"), ("llama-3-8b", "sdpa")])
+def test_the_default_attention_is_what_transformers_takes_for_the_model(name, usual):
+    outlook = open_outlook(None, {**FLAGS, "model": name}, FleetWishes(gpu="H100"))
+    times = {
+        word: estimate_candidate(outlook, ["zero.stage=3", f"attention={word}"]).step_time_s
+        for word in ("default", "eager", "sdpa")
+    }
+    assert times["eager"] > 1.05 * times["sdpa"]
+    assert times["default"] == times[usual]
+    text = printed(print_ranking, rank_lattice(outlook), top=1)
+    assert (" eager by default, as transformers" in text) == (usual == "eager")
+
+
+def test_a_mixture_with_fewer_samples_than_ranks_is_sent_to_context_parallelism():
+    keys = {**FLAGS, "model": "qwen3-30b-a3b", "global_batch": 8, "space": "smoke"}
+    with pytest.raises(NothingFeasibleError) as caught:
+        open_outlook(None, keys, FleetWishes(gpu="H100"))
+    assert "; or take --engine megatron, whose cp" in caught.value.hint
 
 
 SMALL = {"model": "gpt2", "seq_len": 512, "global_batch": 48, "world": 6}
@@ -314,6 +339,16 @@ def test_the_head_room_leaves_less_to_fit_into(tmp_path):
     # Freed segments count only as far as there is room for them.
     assert tight.peak_memory_bytes <= roomy.peak_memory_bytes
     assert tight.fit_probability < roomy.fit_probability
+
+
+def test_what_the_base_configuration_sets_stands_above_the_rows(tmp_path):
+    base = tmp_path / "ds.json"
+    base.write_text('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}')
+    text = printed(print_ranking, rank_lattice(small(tmp_path, base_config=str(base))), top=1)
+    assert f"differs from {base}, which sets zero.stage=2 offload.optimizer=cpu" in " ".join(
+        text.split()
+    )
+    assert "no knob carries it" not in text
 
 
 @pytest.mark.parametrize(("batch", "nearest"), [(45, 48), (51, 48), (54, None)])

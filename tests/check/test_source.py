@@ -209,6 +209,7 @@ def test_a_section_inside_arguments_is_mended_there(tmp_path):
         ),
         ('{"a":' * 60 + "1" + "}" * 60, "x.json", RenderError, "deeper than 50 levels"),
         ("deepspeed:", "x.yml", JobError, "no DeepSpeed configuration"),
+        ("torchrun pretrain_gpt.py --bf16\n", "x.sh", JobError, "a launch of Megatron-LM"),
         ("deepspeed: gone.json", "x.yml", RenderError, "'gone.json', which is not there"),
     ],
 )

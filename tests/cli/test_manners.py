@@ -103,8 +103,9 @@ def test_files_for_this_machine_s_cores_say_how_to_get_those_for_gpus(
     monkeypatch.chdir(tmp_path)
     GROUP.main([*GPT2.split(), "--out", "made"], prog_name="autotune", standalone_mode=False)
     assert "--gpu H100" in capsys.readouterr().err
-    for line in (f"{GPT2} --per-node 4 --out other", "plan --model gpt2 --per-node 4"):
-        with pytest.raises(AutotuneError, match="--per-node 4"):
+    uneven = "plan --model gpt2 --seq-len 64 --global-batch 8 --gpu H100 --world 8 --per-node 7"
+    for line in (f"{GPT2} --per-node 4 --out other", "plan --model gpt2 --per-node 4", uneven):
+        with pytest.raises(AutotuneError, match=r"--per-node [47]"):
             GROUP.main(line.split(), prog_name="autotune", standalone_mode=False)
 
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from autotune.base.errors import JobError
 from autotune.job import model_probe
@@ -26,7 +28,7 @@ from autotune.job.model import (
     presets,
     train_flops_per_token,
 )
-from autotune.job.model_families import is_split_by_ulysses, shape_by_formula
+from autotune.job.model_families import FAMILIES, is_split_by_ulysses, shape_by_formula
 from autotune.job.published import PUBLISHED, preset_of_repository
 from benchmarks.published.names import preset_spelled
 from tests.cases import Cases
@@ -434,6 +436,14 @@ def test_flops_follow_korthikanti_for_gpt() -> None:
         72 * layers * hidden**2 * (1 + seq_len / (6 * hidden) + vocab / (12 * hidden * layers))
     )
     assert train_flops_per_token(shape, seq_len) == pytest.approx(per_token, rel=0.001)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_the_attention_that_its_class_has(family) -> None:
+    built = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
+    has_flash = built._supports_flash_attn and not built._compatible_flash_implementations
+    has = {"eager": True, "sdpa": built._supports_sdpa, "flash_attention_2": has_flash}
+    assert list(FAMILIES[family].attention) == [name for name, is_there in has.items() if is_there]
 
 
 @cases("config", "seq_len", "expected")

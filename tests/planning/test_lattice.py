@@ -227,3 +227,14 @@ def test_a_users_base_configuration_is_the_default():
     lattice = build(base_knobs={"reduce_bucket_size": 1234})
     staged = [c for c in lattice.candidates if c["zero.stage"] > 0]
     assert {c["reduce_bucket_size"] for c in staged} == {1234}
+
+
+def test_what_a_space_varies_at_times_is_not_fixed_by_the_base_at_others(space_file):
+    knobs = {
+        "zero.stage": [1],
+        "compile": ["none", "torch"],
+        "offload.optimizer": {"values": ["none", "cpu"], "when": {"compile": "none"}},
+    }
+    lattice = build(space_file(knobs), base_knobs={"offload.optimizer": "cpu"})
+    found = {(c["compile"], c["offload.optimizer"]) for c in lattice.candidates}
+    assert found == {("none", "none"), ("none", "cpu"), ("torch", "none")}

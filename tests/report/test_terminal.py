@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import io
 import json
 import shutil
 import tempfile
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
 from autotune.app.session import plan_search
 from autotune.app.studies import State, state_of
@@ -27,7 +25,7 @@ from autotune.report.page.trials import trials as trials_of
 from autotune.report.story import Story, read_story
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.study import print_plan, print_report
-from autotune.report.terminal.tables import print_names, print_told
+from autotune.report.terminal.tables import print_told
 from autotune.report.verdict import verdict_of
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -325,16 +323,6 @@ def test_a_ratio_that_may_be_noise_is_marked_where_studies_are_listed() -> None:
 
     assert "1.98x, not proven" in listed(is_proven=False)
     assert "not proven" not in listed(is_proven=True)
-
-
-@pytest.mark.parametrize(("is_terminal", "n_lines"), [(True, 2), (False, 6)])
-def test_names_stand_in_columns_on_a_terminal_alone(is_terminal: bool, n_lines: int) -> None:
-    names = ["batch.product", "x.2", "a[b]", ":smile:", "zero.stage", "pp.layout"]
-    console = Console(file=io.StringIO(), width=40, force_terminal=is_terminal)
-    print_names(console, names)
-    text = console.file.getvalue()
-    assert len(text.splitlines()) == n_lines
-    assert sorted(text.split()) == sorted(names), "as they are written"
 
 
 def test_the_budget_caps_the_price(tmp_path: Path) -> None:

@@ -122,12 +122,14 @@ def precision_of(config: Mapping[str, Any], path: Path) -> str:
     """`bf16`, `fp16` or `fp32`, as DeepSpeed would read it.
 
     Raises:
-        JobError: A switch of theirs is neither on nor off.
+        JobError: A switch of theirs is neither on nor off, or both are on.
     """
     switches = {name: config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")}
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise JobError(f"{path}: {name}.enabled is {value!r}", "write true or false there")
+    if all(switches.values()):
+        raise JobError(f"{path}: fp16.enabled and bf16.enabled are both true", "switch one off")
     return next((name for name, is_on in switches.items() if is_on), "fp32")
 
 

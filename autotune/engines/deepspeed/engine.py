@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.base.data import installed_files
 from autotune.base.errors import JobError, RenderError
+from autotune.base.flags import flag
 from autotune.base.nested import clashes, look_up, merge, without
 from autotune.base.templates import Templates, canonical_json
 from autotune.contract import KnobValue
@@ -110,6 +111,7 @@ class DeepSpeedEngine(Engine):
         if job.base_config is not None:
             base = read_ds_config(job.base_config)
             self._base_knobs = knobs_of(base[0], job.base_config)
+            precision_of(base[0], job.base_config)  # refuses one that cannot run
         self._use_base(*base)
 
     @property
@@ -136,6 +138,12 @@ class DeepSpeedEngine(Engine):
             "--space moe": {"space": "moe"},
             "--engine megatron": {"engine": "megatron", "space": DEFAULT_SPACE},
         }
+
+    def splits_sequences(self) -> Sequence[str]:
+        """See `Engine.splits_sequences`."""
+        has_sp = self._job.script is not None or self._job.model.supports_sp(self._job.seq_len)
+        way = f"take {flag('engine')} megatron, whose cp splits every sequence over ranks"
+        return () if has_sp else (way,)
 
     @property
     def rendering_digest(self) -> str:
@@ -191,6 +199,8 @@ class DeepSpeedEngine(Engine):
             supports_recompute=model.supports_recompute,
             environment=self._environment,
             attention=str(candidate.get("attention", "default")),
+            attentions=" or ".join(model.attention),
+            has_attention=candidate.get("attention") in (None, "default", *model.attention),
             loss_chunk_tokens=int(candidate.get("loss_chunk_tokens", 0) or 0),
             mlp_chunk_tokens=int(candidate.get("mlp_chunk_tokens", 0) or 0),
             offload_activations=str(candidate.get("offload.activations", "none")),

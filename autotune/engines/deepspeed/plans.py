@@ -310,6 +310,7 @@ def _zero(rows: _Rows) -> dict[str, Floats]:
 
 def _kernels(rows: _Rows) -> dict[str, Floats]:
     copies = _activation_copies(rows.job.model.source.get("config") or {})
+    eager = ("eager",) if "sdpa" in rows.job.model.attention else ("eager", "default")
     is_compiled = rows.of(lambda c: _value(c, "compile") != "none")
     return {
         **{name: is_compiled * value for name, value in _COMPILED.items()},
@@ -319,7 +320,7 @@ def _kernels(rows: _Rows) -> dict[str, Floats]:
         ),
         # Our own pipeline's stages take torch's fused functions.
         "activation_copies": rows.of(lambda c: copies if c.pp == 1 else 0.0),
-        "flash_attention": rows.of(lambda c: c.get("attention") != "eager"),
+        "flash_attention": rows.of(lambda c: c.get("attention") not in eager),
         # The knob acts on CPU ranks alone.
         "clears_pages": rows.of(lambda c: c.get("host_allocator") == "default"),
         "keeps_heap": rows.of(lambda c: c.get("host_allocator") == "keep"),

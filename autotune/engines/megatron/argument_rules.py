@@ -286,7 +286,7 @@ def _ranks(launch: MegatronLaunch) -> Answer:
 
 @argument_rule("ep.ranks", "megatron/core/parallel_state.py, initialize_model_parallel: expert_dp")
 def _expert_ranks(launch: MegatronLaunch) -> Answer:
-    """Expert ranks that no degree of their tensor parallelism brings into the world."""
+    """The world is no multiple of pipeline x expert x expert tensor parallel degree."""
     ep, etp = "expert_model_parallel_size", "expert_tensor_parallel_size"
     if ep not in launch.given:
         return None

@@ -75,10 +75,10 @@ def print_estimate(console: Console, found: Estimated) -> None:
 def print_explained(console: Console, found: Explained) -> None:
     """Print the verdict, what dominates, and each knob one step up and down."""
     alike, differing = _split(found)
-    refused: dict[str, list[str]] = {}
+    refused: dict[str, list[Neighbour]] = {}
     for neighbour in found.neighbours:
         if neighbour.violations:
-            refused.setdefault(_rules(neighbour.violations), []).append(_step(neighbour))
+            refused.setdefault(_rules(neighbour.violations), []).append(neighbour)
     values = {
         **_of_estimate(found),
         "is_placed": True,

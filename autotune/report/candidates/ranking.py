@@ -26,7 +26,7 @@ from autotune.planning.ranking import Ranking
 from autotune.report.terminal.tables import print_told
 from autotune.space.candidate import Candidate
 from autotune.space.knob import knobs_of
-from autotune.space.knobs import changing_knobs
+from autotune.space.knobs import changing_knobs, describe_settings
 from autotune.space.ranks import describe_ranks, machine_places
 from autotune.space.rule import Violation
 
@@ -139,11 +139,13 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
     """What the templates of a plan tell of."""
     job, found = ranking.outlook.job, ranking.prediction
     engine = find_engine(job.engine)
+    base, knobs = ranking.outlook.lattice.context.base, knobs_of(job.engine)
     best = ranking.shown(top)
     more = [rank for rank in _alternatives(ranking) if rank not in best]
     return {
         "ranking": ranking,
         "job": job,
+        "base": describe_settings({n: v for n, v in base.items() if v != knobs[n].default}, knobs),
         "best": [_shown(ranking, rank) for rank in best],
         "more": [_shown(ranking, rank) for rank in more],
         "first_s": float(found.step_time_s[int(ranking.order[0])]),

@@ -6,7 +6,6 @@ from itertools import islice
 from typing import Any
 
 from rich import box
-from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -174,14 +173,6 @@ class SettingsCell:
 def _broken(setting: str, width: int) -> str:
     """A setting in lines of a width at most, where its name has room there."""
     return setting if len(setting) <= width else setting.replace("=", "=\n", 1)
-
-
-def print_names(console: Console, names: Sequence[str]) -> None:
-    """Print names, in columns; a pipe gets one to a line, as other tools read them."""
-    if console.is_terminal:
-        console.print(Columns(map(Text, names), padding=(0, 2), column_first=True))
-    else:
-        console.out("\n".join(names), highlight=False)
 
 
 _COMMAND = "next"

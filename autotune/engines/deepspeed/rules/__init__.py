@@ -76,7 +76,7 @@ DECIDED_BY: Mapping[tuple[str, ...], frozenset[str]] = {
         {"zeropp.hpz_with_tp", "nvme.second_copy_on_disk"}
     ),
     ("ep", "ep.dispatch", "precision"): frozenset({"experts.deepep"}),
-    ("attention",): frozenset({"attention.flash"}),
+    ("attention",): frozenset({"attention.flash", "attention.family"}),
     ("compile",): frozenset({"compile.deepcompile_needs_cuda"}),
 }
 """Knobs -> rules that refuse many candidates of a grid, and whose answer follows from these knobs

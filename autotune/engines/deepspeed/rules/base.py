@@ -59,6 +59,10 @@ class Setup:
     environment: Environment
     attention: str = "default"
     """Attention implementation that the script builds the model with; `default`: transformers'."""
+    attentions: str = ""
+    """Those that train the model, `eager or sdpa`."""
+    has_attention: bool = True
+    """Whether the one asked for is among them."""
     loss_chunk_tokens: int = 0
     """Tokens of a chunk of the training script's loss; 0: it is not chunked."""
     mlp_chunk_tokens: int = 0

@@ -9,6 +9,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.witnesses import Case
+from autotune.job.model_families import family_of
 from autotune.job.model_shape import ModelShape
 
 PLAIN_CONFIG: dict[str, Any] = {
@@ -75,6 +76,7 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
     adapters = _ADAPTER_PARAMS if model.pop("lora_rank", 0) else 0
     balances_routers = bool(model.pop("balances_routers", False))
     whole = PLAIN_SHAPE.n_params
+    attention = family_of({"model_type": architecture}).attention
     return Setup(
         ds_config=config_of(case),
         ranks=case.world,
@@ -94,6 +96,8 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
         environment=environment(
             version=version, fp16=case.fp16_supported, accelerator=case.accelerator
         ),
+        attentions=" or ".join(attention),
+        has_attention=case.attention in ("default", *attention),
         supports_loss_chunks=architecture in _SUPPORTS_RECOMPUTE,
         supports_mlp_chunks=architecture in _SUPPORTS_RECOMPUTE,
         pipeline_refusal=pipeline_refusal,

@@ -303,6 +303,9 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
                 hint="put `autotune diagnose --` before the command: it runs for a few steps, and "
                 "the configuration is read from the live engine",
             )
+    if "pretrain_gpt" in text or "-model-parallel-size" in text:
+        hint = f"add {flag('engine')} megatron"
+        return NotADsConfigError(path, "a launch of Megatron-LM", hint=hint)
     return NotADsConfigError(path, kind)
 
 
