@@ -220,9 +220,16 @@ class Story:
         return found
 
 
-def make_rows(history: History, comparison: Comparison | None) -> list[CandidateTrials]:
-    """The candidates of a record, the fastest first, by the figures of its comparison."""
-    compared = {} if comparison is None else comparison.figures
+def make_rows(
+    history: History, comparison: Comparison | None, answer: SearchAnswer | None = None
+) -> list[CandidateTrials]:
+    """The candidates of a record, the fastest first, by the figures of its comparison.
+
+    Those of the answer are kept as it says them, whichever release wrote it.
+    """
+    compared = {} if comparison is None else dict(comparison.figures)
+    said = () if answer is None else (answer.best, answer.baseline, *answer.ties)
+    compared |= {s.candidate.hash: s for s in said if s and s.candidate.hash in compared}
     rows = (replace(one, compared=compared.get(one.candidate.hash)) for one in history.tried)
     return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
 
@@ -264,7 +271,7 @@ def read_story(
         facts=facts,
         history=history,
         objective=objective,
-        rows=make_rows(history, comparison),
+        rows=make_rows(history, comparison, answer),
         comparison=comparison,
         guards=guards,
         context=context,
