@@ -498,6 +498,10 @@ TRAINED = [
         marks=pytest.mark.thorough,
     ),
     pytest.param(
+        *("accelerate", None, {"zero__stage": 1, "compile": "torch"}, "--steps"),
+        marks=pytest.mark.thorough,
+    ),
+    pytest.param(
         *("trl", "deepspeed", {"zero__stage": 2}, "--max_steps"),
         marks=[needs("trl"), pytest.mark.thorough],
     ),
