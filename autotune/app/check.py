@@ -116,15 +116,21 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
     used: set[tuple[Path, tuple[str, ...]]] = set()
     for target in targets:
         path = target.path
-        if path.resolve() in launched and not target.is_named:
+        # Of an export's own `folder/*` nobody means what lies beside its configuration.
+        is_meant = target.is_named and not (len(targets) > 1 and _is_exported(path))
+        if path.resolve() in launched and not is_meant:
             continue  # it was judged as its launch uses it
         try:
             found = check_file(path, flags, fix=fix, checked=checked, used=used)
         except (JobError, RenderError) as error:
             one = Unread(path=path, error=error)
-            if target.is_named:
+            if is_meant:
                 unread.append(one)
-            elif type(error) is NotADsConfigError or not may_be_meant(path):
+            elif (
+                type(error) is NotADsConfigError
+                or not may_be_meant(path)
+                or (target.is_named and path.suffix == ".md")  # an export's README
+            ):
                 others.append(path)
             else:
                 is_open = isinstance(error, NotFollowedError | UnknownNameError)
@@ -142,6 +148,13 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
         not_followed=not_followed,
         is_one_file=len(targets) == 1 and targets[0].is_named,
     )
+
+
+def _is_exported(path: Path) -> bool:
+    """Whether a file lies in an export of ours."""
+    from autotune.export.door import MARKER_FILE  # loads the job: most calls go without
+
+    return (path.parent / MARKER_FILE).is_file()
 
 
 def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:

@@ -298,6 +298,14 @@ def test_what_submits_to_kubernetes_passes_no_argument_to_the_script(tmp_path):
     assert "Arguments after the command" not in (out / "README.md").read_text()
 
 
+@pytest.mark.parametrize("to", ["llama-factory", "ms-swift"])
+def test_the_consumer_s_own_command_says_which_machine_it_is_on(tmp_path, to):
+    job = {"world": 16, "global_batch": 32}
+    out = export(handed(tmp_path, environment=GPUS, job=job, micro_batch=1), tmp_path, to)
+    text = (out / "README.md").read_text()
+    assert "NNODES=2 NODE_RANK=RANK MASTER_ADDR=ADDRESS NPROC_PER_NODE=8" in text
+
+
 OPEN = {
     "gradient_clipping": "auto",
     "csv_monitor": {"enabled": True, "output_path": "figures", "job_name": "mine"},
@@ -434,7 +442,10 @@ def test_a_knob_is_carried_by_the_files_and_said_to_who_has_a_script(tmp_path, k
     if knob == "offload.activations":
         shared["recompute"] = "full"
     carried, told = [], []
-    for name, value in (("without", {}), ("with", {knob.replace(".", "__"): BESIDE_DS_CONFIG[knob]})):
+    for name, value in (
+        ("without", {}),
+        ("with", {knob.replace(".", "__"): BESIDE_DS_CONFIG[knob]}),
+    ):
         (tmp_path / name).mkdir()
         try:
             handout = handed(tmp_path, environment=environment, **{**shared, **value})
@@ -443,7 +454,9 @@ def test_a_knob_is_carried_by_the_files_and_said_to_who_has_a_script(tmp_path, k
             assert value
             return
         files = {path.name: path.read_text() for path in out.rglob("*") if path.is_file()}
-        in_files = [text for file, text in files.items() if file.endswith((".yaml", ".args", ".sh"))]
+        in_files = [
+            text for file, text in files.items() if file.endswith((".yaml", ".args", ".sh"))
+        ]
         in_readme = TELLS_NOTHING_TO_DO.sub("", files["README.md"])
         told.append([in_readme, *in_files])
         carried.append(in_files if to != "ms-swift" else told[-1])
