@@ -116,8 +116,11 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
     used: set[tuple[Path, tuple[str, ...]]] = set()
     for target in targets:
         path = target.path
-        # Of an export's own `folder/*` nobody means what lies beside its configuration.
-        is_meant = target.is_named and not (len(targets) > 1 and _is_exported(path))
+        if (is_meant := target.is_named) and len(targets) > 1:
+            from autotune.export.door import MARKER_FILE  # loads the job: most calls go without
+
+            # Of an export's own `folder/*` nobody means what lies beside its configuration.
+            is_meant = not (path.parent / MARKER_FILE).is_file()
         if path.resolve() in launched and not is_meant:
             continue  # it was judged as its launch uses it
         try:
@@ -127,9 +130,7 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
             if is_meant:
                 unread.append(one)
             elif (
-                type(error) is NotADsConfigError
-                or not may_be_meant(path)
-                or (target.is_named and path.suffix == ".md")  # an export's README
+                type(error) is NotADsConfigError or path.suffix == ".md" or not may_be_meant(path)
             ):
                 others.append(path)
             else:
@@ -148,13 +149,6 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
         not_followed=not_followed,
         is_one_file=len(targets) == 1 and targets[0].is_named,
     )
-
-
-def _is_exported(path: Path) -> bool:
-    """Whether a file lies in an export of ours."""
-    from autotune.export.door import MARKER_FILE  # loads the job: most calls go without
-
-    return (path.parent / MARKER_FILE).is_file()
 
 
 def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:

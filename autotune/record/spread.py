@@ -120,7 +120,7 @@ def spread_of(trials: Iterable[Trial]) -> Spread:
     groups: dict[tuple[str, bool], list[TrialResult]] = {}
     known = list(trials)
     n_of = Counter(trial.candidate_hash for trial in known)
-    repeated = [trial for trial in known if n_of[trial.candidate_hash] > 1]
+    repeated = (trial for trial in known if n_of[trial.candidate_hash] > 1)
     measured = [t for t in repeated if t.result is not None and is_figure(t.result)]
     left_out = outdone(measured)
     for run in results(measured):

@@ -223,10 +223,7 @@ class Story:
 def make_rows(
     history: History, comparison: Comparison | None, answer: SearchAnswer | None = None
 ) -> list[CandidateTrials]:
-    """The candidates of a record, the fastest first, by the figures of its comparison.
-
-    Those of the answer are kept as it says them, whichever release wrote it.
-    """
+    """The candidates of a record, the fastest first, by the figures of comparison and answer."""
     compared = {} if comparison is None else dict(comparison.figures)
     said = () if answer is None else (answer.best, answer.baseline, *answer.ties)
     compared |= {s.candidate.hash: s for s in said if s and s.candidate.hash in compared}

@@ -175,20 +175,18 @@ class _StagedSearch:
 
     def _say_if_none_fits(self) -> None:
         """Say before the search proper that its first trial leaves no time for a comparison."""
-        session, runner, history = self._session, self._runner, self._runner.history
-        compares = session.place.compares and not session.may_start_warm(self._baseline.candidate)
-        after_s = history.typical_s
-        if after_s is None or not compares or searched(history) or runner.interrupt.draining:
+        session, runner, after_s = self._session, self._runner, self._runner.history.typical_s
+        if after_s is None or searched(runner.history) or not session.place.compares:
             return
-        if self._least_s > runner.left_s(session.job.budget.time_s) - after_s:
+        left_s = runner.left_s(session.job.budget.time_s) - after_s
+        if self._least_s > left_s and not session.may_start_warm(self._baseline.candidate):
             why = self._why_none(self._least_s, after_s=after_s)
             runner.note(f"no time for a final comparison: {why}")
 
     def _why_none(self, least_s: float | None, *, after_s: float = 0.0) -> str:
         """Why nothing is compared, and what to do where the time was short.
 
-        Its shortest form takes `least_s` seconds; None: only the baseline has a figure. It would
-        begin in `after_s`.
+        It takes `least_s`, and begins in `after_s`; None: only the baseline has a figure.
         """
         runner, budget_s = self._runner, self._session.job.budget.time_s
         history, used_s = runner.history, runner.used_s()

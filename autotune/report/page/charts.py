@@ -65,13 +65,11 @@ def history(story: Story) -> Chart | None:
     x = PlotScale(low=min(numbers) - 0.8, high=max(numbers) + 0.8)
     y = scale_of((interval.high for interval in intervals.values()), zero=True)
     marks, keys = list[Mark](), list[LegendEntry]()
-    of_baseline = {
-        r.number for r in ended if r.candidate_hash == story.facts.baseline.candidate_hash
-    }
+    baseline = story.facts.baseline.candidate_hash
+    of_baseline = {run.number for run in ended if run.candidate_hash == baseline}
     for role, role_tone in _ROLE_TONES.items():
         of_role = [run.number for run in ended if run.role is role and run.number in intervals]
         for number in of_role:
-            # Runs of the baseline look like it in the comparison, too.
             tone = "baseline" if number in of_baseline else role_tone
             interval = intervals[number]
             ends = interval.low, interval.high
