@@ -53,10 +53,10 @@ def tiny_job(folder: Path, **changes: Any) -> Job:
     return make_job(data, where="test")
 
 
-def canonical_candidate(job: Job, **knobs: Any) -> Candidate:
+def canonical_candidate(job: Job, environment: Environment = CPU, **knobs: Any) -> Candidate:
     """A candidate as a lattice would hold it; `__` in a name stands for a dot."""
     values = {name.replace("__", "."): value for name, value in knobs.items()}
-    return raw_candidate(job, canonical(values, Context.of(job, CPU)))
+    return raw_candidate(job, canonical(values, Context.of(job, environment)))
 
 
 def raw_candidate(job: Job, values: dict[str, Any]) -> Candidate:

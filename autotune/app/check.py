@@ -116,15 +116,22 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
     used: set[tuple[Path, tuple[str, ...]]] = set()
     for target in targets:
         path = target.path
-        if path.resolve() in launched and not target.is_named:
+        if (is_meant := target.is_named) and len(targets) > 1:
+            from autotune.export.door import MARKER_FILE  # loads the job: most calls go without
+
+            # Of an export's own `folder/*` nobody means what lies beside its configuration.
+            is_meant = not (path.parent / MARKER_FILE).is_file()
+        if path.resolve() in launched and not is_meant:
             continue  # it was judged as its launch uses it
         try:
             found = check_file(path, flags, fix=fix, checked=checked, used=used)
         except (JobError, RenderError) as error:
             one = Unread(path=path, error=error)
-            if target.is_named:
+            if is_meant:
                 unread.append(one)
-            elif type(error) is NotADsConfigError or not may_be_meant(path):
+            elif (
+                type(error) is NotADsConfigError or path.suffix == ".md" or not may_be_meant(path)
+            ):
                 others.append(path)
             else:
                 is_open = isinstance(error, NotFollowedError | UnknownNameError)

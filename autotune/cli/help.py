@@ -156,6 +156,8 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
             listed = f"write --set before each setting, as --set zero.stage=2; {listed}"
         elif "--study" in flags:
             listed = f"write --study before the name of a study; {listed}"
+    if "requires an argument" in text:
+        listed = f"write its value behind it: `{ctx.command_path} --help` says what it is"
     return JobError(f"{ctx.command_path}: {text}", listed)
 
 

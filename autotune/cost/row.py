@@ -293,7 +293,7 @@ def _accelerator(cells: Cells, table: Sequence[Accelerator]) -> Accelerator:
     except FleetError as error:
         raise RowError(f"{error.message}; {error.hint}") from error
     if memory_gib is None:
-        cells.assume("gpu_mem_gb", found.memory_bytes / 2**30, found.name)
+        cells.assume("gpu_mem_gb", found.memory_bytes / 2**30, f"GiB, {found.name}")
     return found
 
 

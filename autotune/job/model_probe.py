@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
+from autotune.base.names import did_you_mean
 from autotune.job.model_shape import ModelShape
 from autotune.job.published import unsaid_layers
 from autotune.trial.scripts.train import add_adapters
@@ -290,13 +291,15 @@ def _from_config(config: dict[str, Any]) -> nn.Module:
             module: nn.Module = AutoModelForCausalLM.from_config(hf_config)
     except Exception as error:
         is_remote = "auto_map" in config
+        kind, known = config["model_type"], [*CONFIG_MAPPING]
+        mend = f"{'' if kind in known else did_you_mean(kind, known)}mend the config"
+        reason = one_line(error).partition(". Should contain one of ")[0]  # all of its types
         raise NotUsableError(
-            f"transformers cannot build {config['model_type']!r} for causal language modelling: "
-            f"{one_line(error)}",
+            f"transformers cannot build {kind!r} for causal language modelling: {reason}",
             "its code lies beside its weights: write a factory that loads it with "
             f"trust_remote_code=True, and name that: {flag('model')} package.module:factory"
             if is_remote
-            else f"mend the config, or write a factory: {flag('model')} package.module:factory",
+            else f"{mend}, or write a factory: {flag('model')} package.module:factory",
         ) from error
     return module
 

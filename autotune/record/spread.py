@@ -8,6 +8,7 @@ re-run that measures as long will be, in 95% of cases. This file is the one plac
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -109,14 +110,18 @@ class Spread:
 
 
 def spread_of(trials: Iterable[Trial]) -> Spread:
-    """The spread of one job's trials, from the candidates that were run more than once.
+    """The spread of one job's trials, from the candidates that were tried more than once.
 
+    The others say nothing, not even of what a run's steps leave: more of them move no interval.
     Trials of the search and of the final comparison are kept apart, since the first may have been
     picked for being lucky. Those whose repeat counts instead are left out (`outdone`); one that
     counts although it was disturbed is what a re-run may meet as well.
     """
     groups: dict[tuple[str, bool], list[TrialResult]] = {}
-    measured = [t for t in trials if t.result is not None and is_figure(t.result)]
+    known = list(trials)
+    n_of = Counter(trial.candidate_hash for trial in known)
+    repeated = (trial for trial in known if n_of[trial.candidate_hash] > 1)
+    measured = [t for t in repeated if t.result is not None and is_figure(t.result)]
     left_out = outdone(measured)
     for run in results(measured):
         if run.number not in left_out:

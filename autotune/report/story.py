@@ -224,9 +224,13 @@ class Story:
         return found
 
 
-def make_rows(history: History, comparison: Comparison | None) -> list[CandidateTrials]:
-    """The candidates of a record, the fastest first, by the figures of its comparison."""
-    compared = {} if comparison is None else comparison.figures
+def make_rows(
+    history: History, comparison: Comparison | None, answer: SearchAnswer | None = None
+) -> list[CandidateTrials]:
+    """The candidates of a record, the fastest first, by the figures of comparison and answer."""
+    compared = {} if comparison is None else dict(comparison.figures)
+    said = () if answer is None else (answer.best, answer.baseline, *answer.ties)
+    compared |= {s.candidate.hash: s for s in said if s and s.candidate.hash in compared}
     rows = (replace(one, compared=compared.get(one.candidate.hash)) for one in history.tried)
     return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
 
@@ -268,7 +272,7 @@ def read_story(
         facts=facts,
         history=history,
         objective=objective,
-        rows=make_rows(history, comparison),
+        rows=make_rows(history, comparison, answer),
         comparison=comparison,
         guards=guards,
         context=context,

@@ -65,6 +65,8 @@ def verdict_of(story: Story) -> Telling:
     """Tell a story's verdict."""
     values = _values(story)
     head = dict(tell("headline", values))
+    if story.facts.origin is Origin.SIMULATED:  # also where the sentence is read alone
+        head["headline"] = f"Simulated: {head['headline']}"
     next_step = dict(tell("use", values))
     values |= {
         "headline": head["headline"],

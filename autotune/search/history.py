@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Any, TypeVar
 
 from autotune.contract import KnobValue, Outcome, Phase, Role, Start, TrialResult
@@ -292,8 +291,7 @@ class History:
     @cached_property
     def spread(self) -> Spread:
         """How much runs of one candidate differ, as far as these trials know."""
-        repeated = (group for group in self._groups.values() if len(group) > 1)
-        return spread_of(chain.from_iterable(repeated))
+        return spread_of(self.trials)
 
     @cached_property
     def to_repeat(self) -> frozenset[int]:

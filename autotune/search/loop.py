@@ -97,6 +97,7 @@ class _StagedSearch:
             passed_over=tuple(self._baseline.passed_over),
         )
         study.update_state(baseline=asdict(found))
+        self._say_if_none_fits()
         self._drive(self._proposals)
         stop = self._proposals.stop or StopReason.INTERRUPTED
         if not runner.interrupt.draining:
@@ -141,8 +142,7 @@ class _StagedSearch:
                 else:
                     self._no_comparison = "no candidate was left for it"
                     if session.job.budget.time_s is not None:
-                        one_s = confirm.run_seconds(runner.history, COLD)[Start.COLD]
-                        self._no_comparison = self._why_none(MIN_ROUNDS * N_CONFIRM * one_s)
+                        self._no_comparison = self._why_none(self._least_s)
                     runner.note(f"no final comparison: {self._no_comparison}")
                 return
             self._comparison = ComparisonStage(session, runner, planned)
@@ -167,10 +167,26 @@ class _StagedSearch:
                 return
             drifting |= {m.hash for m in planned.members} & standings.drifting
 
-    def _why_none(self, least_s: float | None) -> str:
+    @property
+    def _least_s(self) -> float:
+        """Seconds of the shortest comparison, at most as a rule."""
+        one_s = confirm.run_seconds(self._runner.history, COLD)[Start.COLD]
+        return MIN_ROUNDS * N_CONFIRM * one_s
+
+    def _say_if_none_fits(self) -> None:
+        """Say before the search proper that its first trial leaves no time for a comparison."""
+        session, runner, after_s = self._session, self._runner, self._runner.history.typical_s
+        if after_s is None or searched(runner.history) or not session.place.compares:
+            return
+        left_s = runner.left_s(session.job.budget.time_s) - after_s
+        if self._least_s > left_s and not session.may_start_warm(self._baseline.candidate):
+            why = self._why_none(self._least_s, after_s=after_s)
+            runner.note(f"no time for a final comparison: {why}")
+
+    def _why_none(self, least_s: float | None, *, after_s: float = 0.0) -> str:
         """Why nothing is compared, and what to do where the time was short.
 
-        Its shortest form takes `least_s` seconds; None: only the baseline has a figure.
+        It takes `least_s`, and begins in `after_s`; None: only the baseline has a figure.
         """
         runner, budget_s = self._runner, self._session.job.budget.time_s
         history, used_s = runner.history, runner.used_s()
@@ -178,7 +194,8 @@ class _StagedSearch:
         whole_s = used_s + (history.typical_s or 0.0) + self._proposals.comparison_s
         values = {
             "least_s": least_s,
-            "left_s": max(0.0, runner.left_s(budget_s)),
+            "is_ahead": after_s > 0,
+            "left_s": max(0.0, runner.left_s(budget_s) - after_s),
             "is_searched": bool(searched(history)),
             "is_out_of_time": budget_s is not None and self._proposals.stop is StopReason.TIME,
             "n_runs": len(results(history.trials)),

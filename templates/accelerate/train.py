@@ -41,6 +41,9 @@ def main() -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = DummyOptim(trained, **read("settings.json")["dummy_optimizer"])
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if settings.compile != "none":
+        # accelerate's launcher hands no `dynamo_config` on to DeepSpeed's ranks.
+        model.compile()
     model.train()
     fed = micro_batches(loader)
     began_s = time.perf_counter()

@@ -294,6 +294,30 @@ def test_a_fix_for_one_launch_is_not_undone_by_that_for_another(tmp_path, script
     assert run.exit_code(fixed=True, strict=False) == CheckExit.FAILS
 
 
+def test_what_lies_in_an_export_beside_its_configuration_is_none(tmp_path):
+    """`check folder/*` names files that are no configuration; the one that is counts."""
+    ours = {"settings.json": {"accelerator": "cuda"}, "autotune_export.json": {"dialect": "hf"}}
+    for name, content in ours.items():
+        write(tmp_path, content, name)
+    (tmp_path / "README.md").write_text("# It's ours\n")
+    config = write(tmp_path, AUTO)
+    names = [str(path) for path in sorted(tmp_path.iterdir())]
+    run = check_files(names, CheckFlags())
+    assert [report.source.path for report in run.reports] == [config]
+    assert [path.name for path in run.others] == [
+        "README.md",
+        "autotune_export.json",
+        "settings.json",
+    ]
+    assert not run.unread
+    (tmp_path / "autotune_export.json").unlink()
+    run = check_files([n for n in names if "export" not in Path(n).name], CheckFlags())
+    assert [one.path.name for one in run.unread] == ["README.md", "settings.json"]
+    write(tmp_path, ours["autotune_export.json"], "autotune_export.json")
+    config.write_text('{"zero_optimization": {"stage": 1,}')
+    assert [one.path for one in check_files(names, CheckFlags()).unread] == [config]
+
+
 def test_a_file_that_cannot_be_read_is_listed_with_the_others(tmp_path):
     good = write(tmp_path, {"train_batch_size": 2, "zero_optimization": {"stage": 1}})
     bad = write(tmp_path, "{", "broken.json")

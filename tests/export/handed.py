@@ -23,7 +23,7 @@ def handed(
     """A candidate of the tiny model; `__` in the name of a knob stands for a dot."""
     found = tiny_job(folder, **(job or {}))
     return handout_of(
-        canonical_candidate(found, **knobs),
+        canonical_candidate(found, environment, **knobs),
         engine=DeepSpeedEngine(found, environment),
         job=found,
         environment=environment,

@@ -236,6 +236,13 @@ def test_formulas_hold_for_any_rotary_config(
     assert_counts_as_built(shape_by_formula(config, "here"), config)
 
 
+def test_an_architecture_that_is_unknown_has_near_names_and_not_a_list_of_all() -> None:
+    config = {"model_type": "llamma", "hidden_size": 8}
+    with pytest.raises(JobError, match="identifier: llamma\n") as caught:
+        model_from_config("mine", config, where="here")
+    assert caught.value.hint.startswith("did you mean llama or ")
+
+
 MIXTURE = cases.data["MIXTURE"]
 
 

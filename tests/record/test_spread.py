@@ -86,6 +86,13 @@ def test_a_disturbed_run_that_was_repeated_is_left_out_and_one_that_counts_is_no
     assert spread_of([disturbed, run(1, 100.0)]).variance > PRIOR_DEVIATION**2
 
 
+def test_more_trials_that_ran_once_move_no_interval():
+    """Table, report and page are made of different selections of one record."""
+    repeated = [run(n, 100.0 + n, steps=0.02) for n in range(5)]
+    singles = [run(9 + n, 90.0, candidate=f"c{n}", steps=0.2) for n in range(9)]
+    assert spread_of([*repeated, *singles]) == spread_of(repeated)
+
+
 def test_interval_by_hand():
     spread = Spread(variance=0.03**2, degrees=10)
     one = spread.interval([result_of(run(0, 50.0, steps=0.04))])

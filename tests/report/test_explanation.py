@@ -40,7 +40,10 @@ def test_it_says_where_the_time_went_what_bounds_it_and_what_addresses_that(stud
     facts = describe(explain_trial(study, number_at(study, 3)))
     said = dict(reversed(facts))
     assert said["measured"].endswith("GiB")
-    assert " samples/s in this run; " in said["measured"]
+    assert " samples/s in this run (95%: " in said["measured"]
+    assert "by its steps, " in said["measured"]
+    assert " for another run); " in said["measured"]
+    assert said["collectives"].startswith("of another step, in which each is waited for")
     assert said["step"].startswith(
         "forward 12%, backward 24%, communication 60%, data 4% on rank 1"
     )

@@ -102,6 +102,10 @@ def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
         if mark.tone != "failed":
             assert mark.y == pytest.approx(rates[mark.trial])
     assert drawn.keys[-1].text == "best so far"
+    baseline, tones = answer.baseline.candidate.hash, {m.trial: m.tone for m in panel.marks}
+    compared = [t for t in report.history.trials if t.role is Role.CONFIRM]
+    for trial in compared:
+        assert (tones[trial.number] == "baseline") is (trial.candidate_hash == baseline)
 
 
 def test_losses_that_cannot_be_compared_are_not_drawn_and_the_page_says_why(
@@ -167,6 +171,7 @@ def test_cpu_ranks_and_simulated_devices_have_a_banner(wide: Study, tmp_path: Pa
     study.write_state({**study.read_state(), "origin": "simulated"})
     page = rendered(study)
     assert re.search(r'<p class="banner" role="note">SIMULATED: ', page)
+    assert re.search(r'<p class="headline[^>]*>Simulated: [\d.]+x the baseline', page)
     assert "autotune export" not in page, "what nobody measured is not handed out"
 
 

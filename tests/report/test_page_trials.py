@@ -60,6 +60,17 @@ def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
     assert rests_on[tried_once.trial] == "1 run, not compared"
 
 
+def test_a_row_says_the_figure_of_the_answer(wide: Study) -> None:
+    """Another release may have written it: the lines above the table and the table are one."""
+    report = read_story(wide)
+    assert report.answer is not None
+    assert report.answer.best is not None
+    best = dataclasses.replace(report.answer.best, samples_per_s_low=1.0)
+    answer = dataclasses.replace(report.answer, best=best)
+    rows = make_rows(report.history, report.comparison, answer)
+    assert next(row for row in rows if row.trial == best.trial).figure == best
+
+
 def test_who_ran_once_in_the_comparison_is_named(wide: Study) -> None:
     report = read_story(wide)
     roles = [trial.spec.identity for trial in report.history.trials]

@@ -176,8 +176,13 @@ def test_a_retry_leaves_the_final_comparison_its_time(study: Study):
 def test_the_time_that_a_final_comparison_lacks_is_said(study: Study):
     notes = Notebook()
     search(study, make(trials=2, budget="35s"), observer=notes)
-    (note,) = [note for note in notes.notes if "shortest form takes up to" in note]
-    assert "The same command with --budget 180s goes on with it" in note
+    said = [note for note in notes.notes if "shortest form takes up to" in note]
+    assert [note.partition(":")[0] for note in said] == [
+        "no time for a final comparison",
+        "no final comparison",
+    ]
+    assert "are left after another trial. The same command with --budget 180s" in said[0]
+    assert "The same command with --budget 180s goes on with it" in said[1]
 
 
 def test_config_faults_are_never_repeated(study: Study):

@@ -138,6 +138,12 @@ class ScriptEngine(DeepSpeedEngine):
         for name in flags_named(self._script.command) & domains.keys():
             values = tuple(value for value in domains[name].values if value in _SWITCHED)
             domains[name] = replace(domains[name], values=values)
+        if self._environment.accelerator == "cpu":
+            # A CPU rank's memory is the host's: what goes there frees nothing.
+            for name in {"offload.optimizer", "offload.param"} & domains.keys():
+                kept = {*domains[name].values} - {"cpu"} | {self.unchanged.get(name, "none")}
+                values = tuple(value for value in domains[name].values if value in kept)
+                domains[name] = replace(domains[name], values=values)
         if "zero.stage" in self._reach.left_out:
             domains["zero.stage"] = Domain(values=(self.unchanged["zero.stage"],), when=())
         if "micro_batch" not in domains:

@@ -1,6 +1,6 @@
 """A trial explained: where its time went, what bounds it, and the knob that addresses that."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ class Explanation:
     """Peak of one device, dense; None where it is not known, or the trial ran in fp32."""
     flops_per_s: float | None
     """Operations of the model per device, without recomputation; None where they are not known."""
+    rerun: Sequence[float]
+    """Ends of the samples/s of another run of it, 95%, as the table has them; empty: no figure."""
 
     def as_dict(self) -> dict[str, Any]:
         """The form that `report --trial N --json` prints."""
@@ -54,7 +56,7 @@ class Explanation:
 def explain(report: Story, number: int, row: Mapping[str, Any]) -> Explanation | None:
     """Explain a trial; None where it had no diagnostic pass.
 
-    Its row of the table says how many FLOP/s it reached.
+    Its row of the table says how many FLOP/s it reached, and where another run would be.
     """
     trial = report.trial(number)
     if trial is None or trial.result is None or trial.result.diagnosis is None:
@@ -62,6 +64,7 @@ def explain(report: Story, number: int, row: Mapping[str, Any]) -> Explanation |
     diagnosis = trial.result.diagnosis
     found = bottleneck(trial.spec, diagnosis)
     tflops = row.get("tflops_per_device")
+    ends = [row.get(f"samples_per_s_{end}", pd.NA) for end in ("low", "high")]
     candidate = candidate_of(trial.spec)
     # Also for what is nearly as large.
     bounds = (found.bound, *found.rivals) if found else ()
@@ -79,6 +82,7 @@ def explain(report: Story, number: int, row: Mapping[str, Any]) -> Explanation |
             )
         ],
         flops_per_s=None if pd.isna(tflops) else float(tflops) * 1e12,
+        rerun=[float(end) for end in ends if not pd.isna(end)],
         peak_flops=peak_flops_of(trial.spec, report.facts.environment_at(number)),
     )
 
@@ -110,6 +114,7 @@ def describe(explanation: Explanation) -> list[Fact]:
             "spelled": format_value,
             "flops_per_s": explanation.flops_per_s,
             "peak_flops": explanation.peak_flops,
+            "rerun": explanation.rerun,
             "predicted": spec.provenance.predicted,
             "energy_j": energy_per_sample_j(spec, result),
         },

@@ -65,9 +65,12 @@ def history(story: Story) -> Chart | None:
     x = PlotScale(low=min(numbers) - 0.8, high=max(numbers) + 0.8)
     y = scale_of((interval.high for interval in intervals.values()), zero=True)
     marks, keys = list[Mark](), list[LegendEntry]()
-    for role, tone in _ROLE_TONES.items():
+    baseline = story.facts.baseline.candidate_hash
+    of_baseline = {run.number for run in ended if run.candidate_hash == baseline}
+    for role, role_tone in _ROLE_TONES.items():
         of_role = [run.number for run in ended if run.role is role and run.number in intervals]
         for number in of_role:
+            tone = "baseline" if number in of_baseline else role_tone
             interval = intervals[number]
             ends = interval.low, interval.high
             tip = f"trial {number} ({role.value}): {format_rate(interval.rate)} samples/s "
@@ -75,7 +78,7 @@ def history(story: Story) -> Chart | None:
             marks.append(
                 Mark(x=number, y=interval.rate, tone=tone, ends=ends, tip=tip, trial=number)
             )
-        keys += [LegendEntry(text=role.value, tone=tone)] if of_role else []
+        keys += [LegendEntry(text=role.value, tone=role_tone)] if of_role else []
     failed = {run.number: run.outcome.value for run in ended if not run.samples_per_s}
     marks += [
         Mark(x=number, y=0.02 * y.high, tone="failed", tip=f"trial {number}: {why}", trial=number)

@@ -269,7 +269,7 @@ def test_an_optimizer_of_the_file_stays_in_the_file(tmp_path: Path) -> None:
 
 def test_an_argument_that_offload_overrules_is_not_tried(tmp_path: Path) -> None:
     job = job_of(observed(BY_ARGUMENTS), tmp_path)
-    candidates = lattice_of(ScriptEngine(job, CPU)).candidates
+    candidates = lattice_of(ScriptEngine(job, replace(CPU, accelerator="cuda"))).candidates
     name = "optimizer.implementation"
     assert {c[name] for c in candidates} == {"torch", "torch_fused"}
     offloaded = [c for c in candidates if c.get("offload.optimizer") == "cpu"]
@@ -358,6 +358,21 @@ def test_what_is_expected_is_what_was_read_back_but_for_the_edits(tmp_path: Path
     assert own["n_params"] == other["n_params"] == RAW["n_params"]
     for name in odd.keys() & own.keys():
         assert own[name] == odd[name], "nobody foretells what the user has set"
+
+
+@pytest.mark.parametrize(("own", "tried"), [({}, ("none",)), ({"device": "cpu"}, ("none", "cpu"))])
+def test_nothing_is_offloaded_from_a_cpu_to_the_host(tmp_path: Path, own: dict, tried) -> None:
+    """It would be where it was; a command that does so itself may be freed of it."""
+    given = {**RAW, "config": {**RAW["config"], "zero_optimization": {"stage": 1}}}
+    if own:
+        given["config"]["zero_optimization"]["offload_optimizer"] = own
+    job = job_of(observed(given), tmp_path)
+    values = {kind: {} for kind in ("cpu", "cuda")}
+    for kind, found in values.items():
+        domains = ScriptEngine(job, replace(CPU, accelerator=kind)).space.domains
+        found |= {n: domains[n].values for n in ("offload.optimizer", "offload.param")}
+    assert values["cpu"] == {"offload.optimizer": tried, "offload.param": ("none",)}
+    assert set(values["cuda"].values()) == {("none", "cpu")}
 
 
 def test_a_batch_that_no_power_of_two_is_stays_a_choice(tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ import yaml
 
 from autotune.base.errors import RenderError
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.engines.deepspeed.knobs import KNOBS as KNOB_ROWS
 from autotune.export import trainer
 from tests import forked_children
 from tests.cases import Cases
 from tests.clusters.slurm import free_ports
 from tests.examples.environments import EXAMPLES, activated, python_of
 from tests.export.handed import GPUS, export, handed
+from tests.jobs import CPU
 
 cases = Cases(__file__)
 
@@ -296,6 +298,14 @@ def test_what_submits_to_kubernetes_passes_no_argument_to_the_script(tmp_path):
     assert "Arguments after the command" not in (out / "README.md").read_text()
 
 
+@pytest.mark.parametrize("to", ["llama-factory", "ms-swift"])
+def test_the_consumer_s_own_command_says_which_machine_it_is_on(tmp_path, to):
+    job = {"world": 16, "global_batch": 32}
+    out = export(handed(tmp_path, environment=GPUS, job=job, micro_batch=1), tmp_path, to)
+    text = (out / "README.md").read_text()
+    assert "NNODES=2 NODE_RANK=RANK MASTER_ADDR=ADDRESS NPROC_PER_NODE=8" in text
+
+
 OPEN = {
     "gradient_clipping": "auto",
     "csv_monitor": {"enabled": True, "output_path": "figures", "job_name": "mine"},
@@ -400,6 +410,62 @@ def test_what_a_consumer_cannot_be_told_is_refused(tmp_path, knobs, setting, to)
     assert not (tmp_path / "out").exists()
 
 
+BESIDE_DS_CONFIG = {
+    "pp": 2,
+    "sp": 2,
+    "recompute": "full",
+    "attention": "sdpa",
+    "loss_chunk_tokens": 8,
+    "mlp_chunk_tokens": 8,
+    "compile": "torch",
+    "offload.activations": "cpu",
+    "allocator": "expandable_segments",
+    "host_allocator": "keep",
+    "core_binding": "ranks",
+}
+"""What a candidate asks for besides the keys of DeepSpeed's file."""
+MENTIONED = {"pp": "transformer", "core_binding": "bind_to_cores"}
+"""A knob -> what its scripts say in place of its name."""
+TELLS_NOTHING_TO_DO = re.compile(r"^(\| `[\w.]+` \||\*\*Little tried).*$", re.MULTILINE)
+"""Lines of a README: the table of the choice, and what is known of it."""
+
+
+@pytest.mark.parametrize("to", [*FAMILY, "ms-swift", "deepspeed"])
+@pytest.mark.parametrize("knob", BESIDE_DS_CONFIG)
+def test_a_knob_is_carried_by_the_files_and_said_to_who_has_a_script(tmp_path, knob, to):
+    """Or it is refused."""
+    rows = {name: row for name, row in KNOB_ROWS.items() if row.by_script or not row.key}
+    # Those of communication are variables of the ranks, as the allocators are.
+    assert {n for n, row in rows.items() if row.group != "communication"} == set(BESIDE_DS_CONFIG)
+    environment = CPU if knob == "host_allocator" else GPUS
+    shared = {"zero__stage": 1, "micro_batch": 2}
+    if knob == "offload.activations":
+        shared["recompute"] = "full"
+    carried, told = [], []
+    for name, value in (
+        ("without", {}),
+        ("with", {knob.replace(".", "__"): BESIDE_DS_CONFIG[knob]}),
+    ):
+        (tmp_path / name).mkdir()
+        try:
+            handout = handed(tmp_path, environment=environment, **{**shared, **value})
+            out = export(handout, tmp_path / name, to)
+        except RenderError:
+            assert value
+            return
+        files = {path.name: path.read_text() for path in out.rglob("*") if path.is_file()}
+        in_files = [
+            text for file, text in files.items() if file.endswith((".yaml", ".args", ".sh"))
+        ]
+        in_readme = TELLS_NOTHING_TO_DO.sub("", files["README.md"])
+        told.append([in_readme, *in_files])
+        carried.append(in_files if to != "ms-swift" else told[-1])
+    assert told[0] != told[1], "who has a script of their own is not told what to do"
+    mention = MENTIONED.get(knob, f"settings.{knob.replace('.', '_')}")
+    scripts = files.get("train.py", "") + files.get("material.py", "")
+    assert carried[0] != carried[1] or mention in scripts
+
+
 def test_the_script_does_what_arguments_cannot_say(tmp_path):
     out = export(
         handed(tmp_path, micro_batch=2, loss_chunk_tokens=8, attention="eager"), tmp_path, "hf"
@@ -442,6 +508,10 @@ TRAINED = [
     ("hf", "accelerate", {"zero__stage": 3, "recompute": "every_2"}, "--max_steps"),
     pytest.param(
         *("accelerate", None, {"zero__stage": 3, "recompute": "full"}, "--steps"),
+        marks=pytest.mark.thorough,
+    ),
+    pytest.param(
+        *("accelerate", None, {"zero__stage": 1, "compile": "torch"}, "--steps"),
         marks=pytest.mark.thorough,
     ),
     pytest.param(

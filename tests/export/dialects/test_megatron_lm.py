@@ -53,6 +53,12 @@ def exported(folder, job, settings, to="megatron", launcher=None, **changes):
     return folder
 
 
+@pytest.mark.parametrize(("settings", "is_said"), [("tp=1 ep=8", False), ("tp=2 ep=8", True)])
+def test_experts_are_split_as_the_layers_are_where_those_are_split(tmp_path, settings, is_said):
+    out = exported(tmp_path, EXPERTS, settings)
+    assert ("Experts are split by tp" in (out / "README.md").read_text()) is is_said
+
+
 @pytest.mark.parametrize("to", ["megatron", "megatron-bridge"])
 @cases("there")
 def test_kernels_that_are_not_there_are_turned_off_where_the_consumer_can(tmp_path, there, to):
