@@ -194,7 +194,7 @@ class Race:
     @property
     def by_score(self) -> tuple[str, ...]:
         """All that ran, the fastest first, those that dropped out included."""
-        return tuple(key for key in self._fastest if key in self.peaks)
+        return tuple(self._fastest)
 
     def left_behind(self, among: Collection[str]) -> frozenset[str]:
         """Those that dropped out, and that one of some is surely faster than.
@@ -255,8 +255,10 @@ class Race:
 
     @cached_property
     def _fastest(self) -> list[str]:
-        """All that ran, the fastest first."""
-        return sorted(self._fit.names, key=lambda key: -self._fit.effects[self._fit.names[key]])
+        """All that ran, the fastest first; as fast but for rounding, as `peaks` has them."""
+        effects = self._fit.effects.round(9)
+        ran = [key for key in self.peaks if key in self._fit.names]
+        return sorted(ran, key=lambda key: -effects[self._fit.names[key]])
 
     def _ahead(self, key: str, of: str) -> tuple[float, float]:
         """How far one is ahead of another, and the standard error of that."""
