@@ -1,8 +1,7 @@
 """Trains pipelines one after the other in one set of ranks (see `tests.rank_driver`).
 
-A case is a trial's
-spec and its ds_config; the answer holds the loss and the gradient's norm of every step, and the
-read-back.
+A case is a trial's spec and its ds_config; the answer holds the loss and the gradient's norm of
+every step, and the read-back.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""A wall clock that somebody sets: no negative time, no traceback, and no other answer."""
+"""A wall clock that somebody sets: no negative time and no traceback."""
 
 import dataclasses
 import math
@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base import clock
-from autotune.contract import (
-    Phase,
-)
+from autotune.contract import Phase
 from autotune.record.study import Study, Trial, results
 from autotune.record.table import make_table
 from autotune.search.history import History, busy_s, intervals

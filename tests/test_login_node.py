@@ -29,7 +29,7 @@ LOGIN = REPOSITORY / "requirements-login.txt"
 STUDY = REPOSITORY / "results" / "recorded" / "studies" / "demo.json"
 TRAINS = {"deepspeed", "ninja", "setuptools", "torch", "transformers"}
 """Packages that trials alone need."""
-LACKING = "torch is not installed: trials need it"
+LACKING = cases.data["LACKING"]
 _NEEDS = [line for line in LOGIN.read_text("utf-8").splitlines() if not line.startswith("#")]
 
 
@@ -100,9 +100,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         (made / name).write_text(text, encoding="utf-8")
     return made
-
-
-JOB = "--model meta-llama/Llama-3.1-8B --seq-len 4k --global-batch 64 --world 8"
 
 
 @cases("line", "expected")

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -280,10 +280,16 @@ PLAIN: dict[type[Contract[Any]], tuple[str, ...]] = {
     WorkloadContract: ("builtin",),
 }
 """Contract -> names of the plug-ins that are held to it as they are."""
-for contract, names in PLAIN.items():
-    for name in names:
-        label = f"Test{contract.kind.title()}_{name.replace('-', '_')}"
-        globals()[label] = type(label, (contract,), {"name": name, "__module__": __name__})
+
+
+def plain_tests() -> Iterator[type]:
+    for contract, names in PLAIN.items():
+        for name in names:
+            label = f"Test{contract.kind.title()}_{name.replace('-', '_')}"
+            yield type(label, (contract,), {"name": name, "__module__": __name__})
+
+
+globals().update((made.__name__, made) for made in plain_tests())
 
 
 class TestNemoRl(DialectContract):

@@ -1,7 +1,8 @@
 """Conditions as rows of data write them: terms, with spaces between, that all have to hold.
 
 A term is a test, or several joined by `|` of which one has to hold; after a `!` none may. A test
-is a name, or compares it with a word: `fp8`, `pp>1`, `recompute=full`, or `world%tp`: no multiple.
+is a name, or compares it with a word: `fp8`, `pp>1`, `recompute=full`, or `world%tp` holds
+where world is no multiple of tp.
 Whoever asks knows what a name or a product (`tp*pp`) stands for, and what a name alone asks.
 """
 

@@ -15,6 +15,7 @@ factor of NCCL_ALGO_TREE."""
 
 
 _SPEEDS = ("all_reduce_speed", "all_to_all_speed", "send_speed")
+"""Fields of a link that its columns call alike."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,10 +87,10 @@ class Forecast(PlanColumns):
     def errors(
         self, shots: Sequence[Shot], *, study: ArrayLike = 0, kinship: ArrayLike = 1.0
     ) -> SeenErrors:
-        """Errors that trials of these candidates saw, one of each; others as of `Seen`.
+        """Errors of the forecast that trials saw, a trial for each row.
 
-        An unknown peak is above the limit where the trial ran out of memory, and below it where it
-        ran: nobody looked.
+        `study` and `kinship` are as in `Seen`. An unknown peak is above the limit where the trial
+        ran out of memory, below it where it ran, and teaches nothing where there is no limit.
         """
         n = len(shots)
 
@@ -110,7 +110,7 @@ class Forecast(PlanColumns):
             for name in ("seconds", "peak_bytes", "limit_bytes")
         )
         is_lost = np.array([shot.is_out_of_memory for shot in shots], bool)
-        limits[np.isnan(limits)] = self.limit_bytes or 1.0
+        limits[np.isnan(limits)] = self.limit_bytes or np.nan
         is_known = ~np.isnan(peaks)
         is_telling = is_known | is_lost | ~np.isnan(seconds)
         bounds = np.where(is_telling, limits, np.nan)

@@ -46,12 +46,12 @@ def _refuse_next_to_nothing(value: float) -> float:
 
 
 def _patterns(texts: object) -> tuple[re.Pattern[str], ...]:
-    if not isinstance(texts, list) or not texts:
+    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
         raise ValueError("should be a list of regular expressions")
     try:
         return tuple(re.compile(text, re.IGNORECASE) for text in texts)
-    except (TypeError, re.error) as error:
-        raise ValueError(rf"{error}: a regular expression such as \bA100\b") from error
+    except re.error as error:
+        raise ValueError(rf"{error.pattern!r}: {error}; write one such as '\bA100\b'") from error
 
 
 def _precision(name: str) -> str:
@@ -68,7 +68,8 @@ def _topology(value: object) -> Topology | None:
     try:
         return None if value is None else parse_topology(value)
     except JobError as error:
-        raise ValueError(f"{error.message}; {error.hint}") from error
+        message = error.message.removeprefix("network_topology: ")  # the key stands before it
+        raise ValueError(f"{message}; {error.hint}") from error
 
 
 _POSITIVE = Field(ge=_LEAST, le=_MOST, strict=True)
@@ -123,7 +124,7 @@ class Accelerator:
     source: str
     achieved_source: str
     host_memory_bytes: Annotated[_Gib | None, Field(alias="host_memory_gib")] = None
-    """Memory of a node's host in that system; None: nobody looked it up."""
+    """Memory of a node's host in that system, or of a usual one; None: nobody looked it up."""
     host_memory_bytes_per_s: Annotated[_Giga | None, Field(alias="host_memory_gb_per_s")] = None
     """Peak of the host's own memory, of one node in that system; None: nobody looked it up."""
     measured: MeasuredRates | None = None

@@ -51,7 +51,8 @@ class Learned:
         peak_bytes = prediction.peak_memory_bytes * np.exp(peaks.mean)
         run = math.hypot(VARIATION, TIME_PRIOR.noise.median)
         n_times, n_peaks = (
-            int((of.study == 0).sum()) for of in (self.recalled.times, self.recalled.peaks)
+            int(np.sum((of.study == 0) & (of.side == 0)))
+            for of in (self.recalled.times, self.recalled.peaks)
         )
         margin = Margin.alike(
             reach_of(times.deviation, run, n_measured=n_times),

@@ -8,6 +8,7 @@ at most.
 """
 
 import itertools
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -75,9 +76,10 @@ class Runs:
     ) -> Self:
         """Trials of the record's rounds from one on; of so many of them, or of all."""
         found: dict[tuple[str, int], list[Trial]] = {}
+        end = math.inf if n_rounds is None else n_rounds
         for trial in trials:
             number = trial.spec.identity.confirm_round
-            if number is not None and 0 <= (at := number - first_round) < (n_rounds or at + 1):
+            if number is not None and 0 <= (at := number - first_round) < end:
                 found.setdefault((trial.candidate_hash, at), []).append(trial)
         return cls(found)
 
@@ -89,14 +91,14 @@ class Runs:
 
     @cached_property
     def logs(self) -> Logs:
-        """Log samples/s of these."""
+        """Log samples/s of each run with a figure."""
         logs: dict[str, dict[int, float]] = {}
         for (key, number), run in self.figures.items():
             logs.setdefault(key, {})[number] = log_rate(run)
         return logs
 
     def figures_of(self, key: str) -> list[TrialResult]:
-        """Those of one candidate."""
+        """Results with a figure of one candidate."""
         return [run for (of, _), run in self.figures.items() if of == key]
 
     def ended_of(self, key: str) -> list[TrialResult]:

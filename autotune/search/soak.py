@@ -185,11 +185,11 @@ def soak_trials(
             trials.append(trial)
         return _half(trials[-1])
 
-    is_kept, half_s = False, format_seconds(minutes * 30)
+    is_kept, each_half = False, format_seconds(minutes * 30)
+    first = _saved(record, folder, lambda n: _half_of(spec, n, minutes, saving), files)
     try:
-        first = _saved(record, folder, lambda n: _half_of(spec, n, minutes, saving), files)
         if first is None:
-            runner.note(f"soak: {half_s}, then a checkpoint")
+            runner.note(f"soak: {each_half}, then a checkpoint")
             first = run(saving)
         if first is None:
             return None
@@ -197,7 +197,7 @@ def soak_trials(
         if first.result.outcome.is_measured:
             runner.note(
                 f"soak: a checkpoint of {format_bytes(size_bytes)}; fresh processes resume it "
-                f"and train for {half_s}"
+                f"and train for {each_half}"
             )
             steps = int(first.reports[0].checkpoint["steps"])
             second = run(Checkpoint(folder=str(folder), resumes_at=steps))

@@ -140,7 +140,7 @@ class Steering:
             return Posterior(
                 forecast=self._groups.forecast,
                 tried=self._forecast_of(tried),
-                shots=[shot_of(t, is_feasible=t.candidate.hash in feasible) for t in tried],
+                shots=[_shot_of(t, is_feasible=t.candidate.hash in feasible) for t in tried],
                 known=self._known(history, self.lattice.candidates[0]),
                 variation=VARIATION if self._unknown else 0.0,
             )
@@ -242,7 +242,7 @@ class Steering:
         return Posterior(
             forecast=self.forecast(candidates),
             tried=self._forecast_of(tried),
-            shots=[*map(shot_of, tried)],
+            shots=[*map(_shot_of, tried)],
             known=self._known(history, candidates[0]),
         )
 
@@ -266,7 +266,7 @@ class Steering:
         first = 1 if known is None else 1 + max(*known.times.study, *known.peaks.study, 0)
         for number, tries in enumerate(kinds.values(), start=first):
             seen = self._forecast_of(tries).errors(
-                [*map(shot_of, tries)], study=number, kinship=STUDY_KINSHIP
+                [*map(_shot_of, tries)], study=number, kinship=STUDY_KINSHIP
             )
             known = seen if known is None else known.join(seen)
         return known
@@ -350,7 +350,7 @@ def _kind(candidate: Candidate) -> _Kind:
     return candidate.layers, candidate.world
 
 
-def shot_of(tried: CandidateTrials, *, is_feasible: bool = True) -> Shot:
+def _shot_of(tried: CandidateTrials, *, is_feasible: bool = True) -> Shot:
     """Lessons of a candidate's trials; an infeasible one teaches only the memory it needed."""
     result = tried.measured
     return Shot(
@@ -432,5 +432,5 @@ def lessons_of(history: History, session: Session, *, study: str) -> list[Lesson
             is_out_of_memory=shot.is_out_of_memory,
             limit_bytes=limit_bytes,
         )
-        for row, shot in enumerate(map(shot_of, tried))
+        for row, shot in enumerate(map(_shot_of, tried))
     ]

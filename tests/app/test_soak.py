@@ -324,7 +324,7 @@ def exported_with(folder: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True, None, [2], 1e400])
-@pytest.mark.parametrize("name", ["world", "seq_len"])
+@pytest.mark.parametrize("name", ["world", "tp", "pp", "seq_len"])
 def test_a_count_of_an_export_that_is_none_is_named(tmp_path: Path, name: str, value: object):
     out = exported_with(tmp_path / "out", **{name: value})
     with pytest.raises(JobError, match=f"{name}: .* is not a whole number from 1"):

@@ -117,9 +117,12 @@ def test_unknown_age_and_prices_of_hosts_widen_times_and_not_peaks(
     open_: dict[str, str], deviation: float
 ) -> None:
     kinds = {**CLOSED, "offload": "none"}
-    _, _, basis = read(row(**kinds), row(**{**kinds, **open_}))
+    rows = row(**kinds), row(**{**kinds, **open_})
+    _, _, basis = read(*rows)
     for end in basis.open_time:
         assert end.tolist() == [0.0, pytest.approx(deviation)]
+    time = margin(*rows)[1].step_time
+    assert time.low[1] > time.low[0]
     assert not np.any(basis.open_memory)
 
 

@@ -12,7 +12,7 @@ from autotune.base.errors import StudyError
 from autotune.base.private import KNOWLEDGE_ENV, user_cache
 from autotune.cost import knowledge
 from autotune.cost.constants import load_constants
-from autotune.cost.forecast import SeenErrors, forecast
+from autotune.cost.forecast import SeenErrors, Shot, forecast
 from autotune.cost.knowledge import (
     Lesson,
     Situation,
@@ -145,6 +145,22 @@ def test_where_all_ran_out_of_memory_that_is_the_lesson() -> None:
     found = recalled(*(dataclasses.replace(o, is_out_of_memory=True) for o in lost))
     assert len(found.times.log_ratio) == 0
     assert found.peaks.side.tolist() == [1.0] * 4
+
+
+def test_what_ran_with_its_peak_unread_is_below_the_limit() -> None:
+    blind = [dataclasses.replace(o, peak_bytes=None) for o in lessons()[1:]]
+    found, predicted = recalled(*blind), forecast(plans()).peak_bytes
+    assert predicted is not None
+    assert found.peaks.side.tolist() == [-1.0] * 3
+    assert found.peaks.log_ratio == pytest.approx(np.log(80e9 / predicted[1:4]))
+
+
+def test_a_peak_bounded_by_no_limit_teaches_nothing() -> None:
+    its = dataclasses.replace(forecast(plans()), limit_bytes=None)
+    shots = [Shot(seconds=1.0), Shot(is_out_of_memory=True), Shot(seconds=1.0, peak_bytes=2e9)]
+    found = its.take(np.arange(3)).errors(shots)
+    assert found.peaks.side.tolist() == [0.0]
+    assert len(found.times.log_ratio) == 2
 
 
 def test_a_lesson_of_another_release_of_the_model_is_read_as_far_as_it_goes() -> None:

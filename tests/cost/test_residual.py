@@ -208,6 +208,22 @@ def test_another_study_teaches_the_less_the_less_it_is_akin() -> None:
     assert none.mean[2] == pytest.approx(0, abs=1e-6)
 
 
+def test_what_this_study_says_comes_before_what_another_said() -> None:
+    at = mixed(5)
+    rows = np.array([0, 2, 4])
+    theirs = Seen(
+        features=at.take(rows),
+        log_ratio=np.full(3, 0.5),
+        side=np.zeros(3),
+        study=np.ones(3, np.intp),
+        kinship=np.full(3, 0.7),
+    )
+    ours = Seen.here(at.take(np.array([1, 3])), np.array([-0.2, -0.2]))
+    found = calibrate(at, Seen.join(ours, theirs), TIME_PRIOR)
+    assert found.mean[1] == pytest.approx(-0.2, abs=0.05)
+    assert found.mean[2] < 0
+
+
 def test_a_large_lattice_is_calibrated_in_pieces_that_agree() -> None:
     at = mixed(9000)
     rows = np.array([10, 4500, 8999])

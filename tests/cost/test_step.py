@@ -127,9 +127,25 @@ FASTER = np.array([4.0, 2.0, 1.0])
                 "prefetch_elements": np.array([1e8, 1.0]),
             },
         ),
+        (
+            "data_comm_s",
+            1.2,
+            {
+                **{**STAGE_3, "overlap_gather": 0.0, "recompute": 2.0},
+                "layer_wise_gather": np.array([1.0, 0.0]),
+            },
+        ),
         ("data_comm_s", 1.0, {"dp": 8.0, "zero_stage": 1.0, "user_buffers": np.array([1.0, 0.0])}),
         ("expert_comm_s", 1.2, {**MIXTURE, "ep": 64.0, "flex_dispatch": np.array([1.0, 0.0])}),
         ("expert_comm_s", 1.0, {**MIXTURE, "ep": 8.0, "expert_imbalance": np.array([1.0, 1.5])}),
+        (
+            "step_s",
+            1.05,
+            {
+                **{"n_experts": 64.0, "experts_per_token": 8.0},
+                "expert_imbalance": np.array([1.0, 1.5]),
+            },
+        ),
         ("recompute_s", 1 / 0.3, {"recompute": np.array([1.0, 2.0])}),
         ("bubble_s", 1.0, {"pp": 4.0, "grad_accum": 32.0, "vocab": np.array([1e-9, 1e6])}),
         # Even where every fetch hides behind the layers' products.

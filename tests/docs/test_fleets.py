@@ -9,6 +9,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TRANSPORTS = "tests/fleet/transports"
 OVER_SSH = f"{TRANSPORTS}/test_hostfile.py::test_a_search_outlives_its_coordinator_and_a_node"
 EXAMINED = f"{TRANSPORTS}/test_hostfile.py::test_the_nodes_are_examined_and_probed_together"
+SOAKED = "test_nodes_answer_as_here_and_what_they_are_handed_is_soaked_and_launched_on_them"
 KINDS = "test_each_kind_of_device_is_searched_and_the_best_for_the_money_is_named"
 IN_JOB = "test_a_search_in_an_allocation_leaves_it_and_answers_as_here"
 ASKING = "test_a_search_that_asks_for_nodes_gives_them_back_however_it_ends"
@@ -18,7 +19,7 @@ RUN_BY = {
     "doctor --fleet hostfile:": EXAMINED,
     "search --fleet hostfile:hostfile --model": OVER_SSH,
     "--fleet-option kind=each": f"{TRANSPORTS}/test_ssh_faults.py::{KINDS}",
-    "soak --fleet hostfile:": OVER_SSH,
+    "soak --fleet hostfile:": f"{TRANSPORTS}/test_hostfile.py::{SOAKED}",
     "export --launcher deepspeed": OVER_SSH,
     "--fleet slurm\n": f"{TRANSPORTS}/test_slurm.py::{IN_JOB}",
     "--fleet slurm:4711": f"{TRANSPORTS}/test_slurm.py::{IN_JOB}",

@@ -33,4 +33,5 @@ def test_a_shell_runs_the_python_that_it_finds(
     theirs = tmp_path / "python"
     theirs.symlink_to("/bin/true")
     path = os.pathsep.join([*([OURS] if leads else []), str(tmp_path), "/usr/bin", "/bin"])
-    assert is_of_this_environment(command, {"PATH": path}) is is_ours
+    typed = [word.replace("OURS", OURS) for word in command]
+    assert is_of_this_environment(typed, {"PATH": path}) is is_ours

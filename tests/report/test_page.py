@@ -42,6 +42,8 @@ from tests.report.told import cells_of, facts_of
 from tests.report.wide import EVIL
 from tests.search.scripted import GIB, Behaviour, Notebook, fault, ok, realistic
 
+REPOSITORY = Path(__file__).parents[2]
+
 
 def rendered(study: Study, **options: Any) -> str:
     return render_page(read_story(study, **options), Templates())
@@ -86,6 +88,15 @@ def test_secrets_of_a_configuration_are_not_shown(tmp_path: Path) -> None:
     page = rendered(study)
     assert "api_key" in page
     assert "s3cret" not in page
+
+
+def test_nothing_goes_into_a_page_as_it_is() -> None:
+    raw = [
+        found
+        for path in (REPOSITORY / "templates" / "report").glob("*.j2")
+        for found in re.findall(r"{{([^}]*\|\s*text)\s*}}", path.read_text(encoding="utf-8"))
+    ]
+    assert raw == []
 
 
 def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:

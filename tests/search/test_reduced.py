@@ -241,6 +241,27 @@ def test_what_reduced_trials_saw_decides_what_runs_in_full() -> None:
     assert taught == dark_horse
 
 
+def test_a_full_trial_is_predicted_better_for_the_reduced_ones() -> None:
+    job = make()
+    its = steering(job)
+    off = 4.5
+    taught = history_of(
+        job, Fidelity(layers=1), lambda spec, _: ok(spec, rate_of(spec) / depth(1) / off)
+    )
+    candidate = lattice_of(job).candidates[5]
+    spec = spec_of(job, 99, candidate, None)
+    true_s = spec.layout.global_batch / rate_of(spec) * off
+    before = its.predict(History(), candidate)
+    after = its.predict(taught, candidate)
+    assert abs(np.log(after.step_time_s / true_s)) < 0.5 * abs(np.log(before.step_time_s / true_s))
+    assert after.step_time_low_s < true_s < after.step_time_high_s
+    # Weaker than the candidate's own trial: the interval stays wider.
+    own = its.predict(History([trial(spec, ok(spec, rate_of(spec) / off))]), candidate)
+    assert after.step_time_high_s / after.step_time_low_s > (
+        own.step_time_high_s / own.step_time_low_s
+    )
+
+
 def test_a_reduced_trial_is_predicted_as_what_it_runs() -> None:
     job = make()
     its = steering(job)
@@ -340,12 +361,15 @@ def test_what_the_platform_ends_is_retried_and_teaches_nothing(study: Study) -> 
     assert len(done.full) == 2
 
 
-def test_another_fidelity_keeps_what_the_first_one_taught(study: Study) -> None:
+@pytest.mark.parametrize(("then", "n_more"), [("layers=2", 4), (None, 0)])
+def test_another_fidelity_keeps_what_the_first_one_taught(
+    study: Study, then: str | None, n_more: int
+) -> None:
     Searched(study, make(trials=6, fidelity="layers=1"))
-    done = Searched(study, make(trials=14, fidelity="layers=2"))
+    done = Searched(study, make(trials=14, fidelity=then))
     assert not any("left out" in note for note in done.notebook.notes)
     kept = [t.spec.identity.fidelity for t in History(study.trials()).reduced.trials]
-    assert kept == [Fidelity(layers=1)] * 3 + [Fidelity(layers=2)] * 4
+    assert kept == [Fidelity(layers=1)] * 3 + [Fidelity(layers=2)] * n_more
 
 
 def test_a_reduced_trial_of_another_model_is_left_out(study: Study) -> None:

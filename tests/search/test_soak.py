@@ -158,6 +158,7 @@ def test_what_fails_a_soak(tmp_path: Path, behave, how: dict[str, float], failur
     ran, fleet = soak(tmp_path, behave, how)
     assert len(fleet.specs) == len(ran.halves)
     assert all(part in text for part, text in zip(failures, ran.failures, strict=True))
+    assert (ran.loss_deviation or 0.0) == pytest.approx(how.get("forgets", 0.0))
 
 
 def test_memory_that_was_not_judged_is_no_pass(tmp_path: Path):
@@ -218,6 +219,23 @@ def test_a_soak_that_was_interrupted_goes_on_with_its_second_half(tmp_path: Path
     assert [s.measure.checkpoint.resumes_at for s in again.specs] == [SOAKED]
     assert (len(ran.halves), ran.failures, ran.size_bytes) == (2, [], 1000)
     assert not list(kept.folder.rglob("weights"))
+
+
+def test_a_record_that_cannot_be_read_costs_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kept = record(tmp_path)
+    given = (spec(), files(ds_config()))
+    cut_short = runner_of(kept, SoakFleet(steady, n_polls=3), Patient(3))
+    assert soak_trials(*given, minutes=1.0, runner=cut_short) is None
+
+    def refuse(_: Study) -> None:
+        raise StudyError("spec.json: not valid JSON")
+
+    monkeypatch.setattr(Study, "trials", refuse)
+    with pytest.raises(StudyError, match="not valid JSON"):
+        soak_trials(*given, minutes=1.0, runner=runner_of(kept, SoakFleet(steady)))
+    assert list(kept.folder.rglob("weights"))
 
 
 def test_a_soak_that_was_killed_in_its_first_half_begins_anew(tmp_path: Path):

@@ -64,7 +64,15 @@ def test_a_bad_value_names_the_file_the_knob_and_what_is_legal(written, text, me
     assert hint in caught.value.hint
 
 
-@cases("text", "message")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *cases.data["NO_SPACES"],
+        ("knobs: " + "[" * 60 + "]" * 60, "deeper than 50 levels"),
+        ("[" * 5000, "deeper than 50 levels"),
+        (f"name: a\nknobs: {{tp: [{'9' * 10000}]}}", "not valid YAML"),
+    ],
+)
 def test_what_is_no_space_is_refused(tmp_path, text, message):
     path = tmp_path / "space.yaml"
     path.write_text(text, encoding="utf-8")

@@ -483,26 +483,20 @@ def _small_stacks() -> Iterator[None]:
         libc.pthread_setattr_default_np(before)
 
 
-_FAKE = "fake"
-"""torch's backend that sends nothing: one rank of any world runs alone."""
-
-
 def _answer_for_nccl() -> None:
-    """Make every group one of gloo's, or of the fake ones; a barrier of theirs names no device."""
+    """Make every group one of gloo's; a barrier names no device."""
     new_group, init, barrier = dist.new_group, dist.init_process_group, dist.barrier
 
     @functools.wraps(new_group)
     def new_gloo_group(*args: Any, **kwargs: Any) -> Any:
         passed = {k: v for k, v in kwargs.items() if k not in ("pg_options", "device_id")}
         with _small_stacks():
-            backend = _FAKE if dist.get_backend() == _FAKE else "gloo"
-            return new_group(*args, **{**passed, "backend": backend})
+            return new_group(*args, **{**passed, "backend": "gloo"})
 
     @functools.wraps(init)
     def init_gloo(*_: Any, **kwargs: Any) -> Any:
         passed = {k: v for k, v in kwargs.items() if k not in ("pg_options", "device_id")}
-        backend = _FAKE if kwargs.get("backend") == _FAKE else "gloo"
-        return init(**{**passed, "backend": backend})
+        return init(**{**passed, "backend": "gloo"})
 
     @functools.wraps(barrier)
     def gloo_barrier(*args: Any, **kwargs: Any) -> Any:
