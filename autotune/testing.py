@@ -9,15 +9,15 @@ pytest finds the inherited tests. The plug-in has to be installed: it is loaded 
 search loads it. A contract trains nothing, unless it says so.
 """
 
-import dataclasses
 import functools
 import json
+import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -300,14 +300,14 @@ class WorkloadContract(Contract[WorkloadPlugin]):
     keys: Mapping[str, Any] = {}
     """Keys of a job that differ from `JOB`."""
 
-    def planned(self) -> tuple[Job, Engine, Lattice]:
-        return _planned(json.dumps({**JOB, "workload": self.name, **self.keys}, default=str))
+    def _plan(self) -> tuple[Job, Engine, Lattice]:
+        return _planned(json.dumps({**JOB, "workload": self.name, **self.keys}, default=os.fspath))
 
     def job(self) -> Job:
-        return self.planned()[0]
+        return self._plan()[0]
 
     def lattice(self) -> Lattice:
-        return self.planned()[2]
+        return self._plan()[2]
 
     def test_it_says_what_is_trained_and_by_which_script(self) -> None:
         """As JSON, the same each time: a soak and the record hold it by that."""
@@ -316,7 +316,7 @@ class WorkloadContract(Contract[WorkloadPlugin]):
             assert trained.name == self.name
             assert trained.digest, "without a digest an edited script inherits old figures"
             assert not trained.script or Path(trained.script).is_file()
-            told = dataclasses.asdict(trained)
+            told = asdict(trained)
             assert json.loads(json.dumps(told)) == told
             assert self.make().workload(self.job(), candidate) == trained
 
@@ -593,7 +593,7 @@ def _handouts(
     changes: Mapping[str, Any], takes: Callable[[Candidate], bool] = lambda _: True
 ) -> list[Handout]:
     """The first and the last candidate of a space, the one measured and the other not."""
-    job, engine, lattice = _planned(json.dumps({**JOB, **changes}, default=str))
+    job, engine, lattice = _planned(json.dumps({**JOB, **changes}, default=os.fspath))
     candidates = [each for each in lattice.candidates if takes(each)]
     ends = (candidates[0], candidates[-1])
     first, last = (

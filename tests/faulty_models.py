@@ -41,13 +41,6 @@ class _Hangs(_Tiny):
         return loss
 
 
-class _HangsOnEveryRank(_Tiny):
-    def _act(self, loss):
-        if self.n_forwards > 3:
-            time.sleep(3600)
-        return loss
-
-
 class _IsKilled(_Tiny):
     def _act(self, loss):
         if _on_rank_1() and self.n_forwards > 3:
@@ -119,5 +112,4 @@ tiny, hangs, is_killed, turns_nan, raises, hoards, hoards_on_device = (
     _Hoards,
     _HoardsOnDevice,
 )
-hangs_on_every_rank = _HangsOnEveryRank
 raises_when_watched, is_killed_when_watched = _RaisesWhenWatched, _IsKilledWhenWatched

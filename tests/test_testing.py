@@ -178,7 +178,7 @@ class Nameless(LocalTransport):
 
 @pytest.mark.parametrize(("broken", "at"), [(Deaf, "agent_answers"), (Nameless, "names")])
 def test_a_broken_transport_breaks_the_contract(broken: type[LocalTransport], at: str) -> None:
-    contract = type("Impatient", (TransportContract,), {"wait_s": 1.0})
+    contract = type("Impatient", (TransportContract,), {"wait_s": 5.0})
     breaks(contract, broken(local_node(CPU, 2)), at=at)
 
 

@@ -21,7 +21,7 @@ few gigabytes for parts of layers, 1.5 to 2 times for whole iterations."""
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of the worst rank at its peak, by part; they add up to `peak_bytes`."""
+    """Bytes of the rank with the fullest device, by part; they add up to `peak_bytes`."""
 
     params_bytes: Column
     grads_bytes: Column
@@ -43,7 +43,7 @@ class Memory:
     reserved_bytes: Column
     """Bytes that the allocator holds: without the context."""
     host_bytes: Column
-    """Offloaded states and activations of one rank."""
+    """Offloaded states and activations of the rank that puts the most on its host."""
 
 
 def memory_of(

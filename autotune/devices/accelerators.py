@@ -46,12 +46,12 @@ def _refuse_next_to_nothing(value: float) -> float:
 
 
 def _patterns(texts: object) -> tuple[re.Pattern[str], ...]:
-    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
+    if not isinstance(texts, list) or not texts:
         raise ValueError("should be a list of regular expressions")
     try:
-        return tuple(re.compile(text, re.IGNORECASE) for text in texts)
-    except re.error as error:
-        raise ValueError(rf"{error.pattern!r}: {error}; write one such as '\bA100\b'") from error
+        return tuple(re.compile(text := each, re.IGNORECASE) for each in texts)
+    except (TypeError, re.error) as error:
+        raise ValueError(f"{text!r}: {error}", r"a regular expression such as \bA100\b") from error
 
 
 def _precision(name: str) -> str:
@@ -60,7 +60,7 @@ def _precision(name: str) -> str:
     return name
 
 
-def _refuse(name: str) -> str:
+def _refuse_name(name: str) -> str:
     raise ValueError("there is no such key: the name is that of the entry")
 
 
@@ -68,12 +68,13 @@ def _topology(value: object) -> Topology | None:
     try:
         return None if value is None else parse_topology(value)
     except JobError as error:
-        message = error.message.removeprefix("network_topology: ")  # the key stands before it
-        raise ValueError(f"{message}; {error.hint}") from error
+        raise ValueError(error.message.removeprefix("network_topology: "), error.hint) from error
 
 
 _POSITIVE = Field(ge=_LEAST, le=_MOST, strict=True)
-_Gib = Annotated[float, _POSITIVE, *in_unit(2.0**30)]
+_Gib = Annotated[
+    float, _POSITIVE, in_unit(2.0**30)[0], PlainSerializer(lambda size: round(size / 2**30, 4))
+]
 _Giga = Annotated[float, _POSITIVE, *in_unit(1e9)]
 _Tera = Annotated[float, _POSITIVE, *in_unit(1e12)]
 _GigaOrNone = Annotated[
@@ -95,7 +96,7 @@ class Accelerator:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    name: Annotated[str, AfterValidator(_refuse)] = ""
+    name: Annotated[str, AfterValidator(_refuse_name)] = ""
     """Its key in the table."""
     names: Annotated[
         tuple[re.Pattern[str], ...],
@@ -130,7 +131,10 @@ class Accelerator:
     measured: MeasuredRates | None = None
     """Measurements of a probe of such devices; None: there was none."""
     topology: Annotated[
-        Topology | None, BeforeValidator(_topology), Field(alias="network_topology")
+        Topology | None,
+        BeforeValidator(_topology),
+        PlainSerializer(lambda topology: topology and topology.spelled()),
+        Field(alias="network_topology"),
     ] = None
     """The network between their nodes; None: nobody described it, and all nodes count as close."""
 
@@ -155,10 +159,7 @@ class Accelerator:
 
     def spelled(self) -> dict[str, Any]:
         """As a file has it, without its name; what is None is left out."""
-        spelled: dict[str, Any] = TypeAdapter(Accelerator).dump_python(
-            self, by_alias=True, exclude_none=True, exclude={"name"}
-        )
-        return spelled
+        return dict(_entry().dump_python(self, by_alias=True, exclude_none=True, exclude={"name"}))
 
     def links(self, per_node: float) -> tuple[float, float]:
         """Bytes per second between neighbours, and how many devices reach each other so.
@@ -173,14 +174,17 @@ class Accelerator:
         return rate or self.host_bytes_per_s, per_node
 
 
+@cache
+def _entry() -> TypeAdapter[Accelerator]:
+    return TypeAdapter(Accelerator)
+
+
 def _half_of(rates: Mapping[str, float]) -> str:
     wanted = ("bf16", "fp16", "fp32")
     return next((name for name in wanted if name in rates), next(iter(rates)))
 
 
-class _TableFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _TableFile(BaseModel, extra="forbid"):
     accelerators: dict[str, Accelerator] = Field(min_length=1)
     probe: dict[str, Any] = Field(default_factory=dict)
     """How a probe came to its figures; only people read it."""
@@ -226,8 +230,7 @@ def find_accelerator(
         )
     if memory_gib is None:
         return found[0]
-    wanted_bytes = memory_gib * 2**30
-    return min(found, key=lambda entry: abs(entry.memory_bytes - wanted_bytes))
+    return min(found, key=lambda entry: abs(entry.memory_bytes - memory_gib * 2**30))
 
 
 _TELLING = 4
@@ -285,9 +288,12 @@ def read_accelerators(path: Path) -> tuple[Accelerator, ...]:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if part != "[key]")
         reason = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "unexpected_keyword_argument":
+        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             reason = "there is no such key"
         hint = _PROBE_HINT if "measured" in first["loc"] else _HINT
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, ValueError) and len(cause.args) == 2:
+            reason, hint = cause.args
         raise JobError(f"{path}: {key}: {reason}", hint) from error
     return tuple(_whole(name, entry, path) for name, entry in file.accelerators.items())
 

@@ -171,14 +171,10 @@ def find_accelerator() -> tuple[str, list[Gpu]]:
     if devices and torch_cuda_version() is not None:
         return "cuda", devices
     if asked == "cuda":
-        what, fix = (
-            ("torch is built without CUDA", "install a torch for CUDA")
-            if devices
-            else (
-                "NVML shows no visible GPU",
-                "see that nvidia-smi lists one here and CUDA_VISIBLE_DEVICES does not hide it",
-            )
-        )
+        what, fix = "torch is built without CUDA", "install a torch for CUDA"
+        if not devices:
+            what = "NVML shows no visible GPU"
+            fix = "see that nvidia-smi lists one here and CUDA_VISIBLE_DEVICES does not hide it"
         raise FleetError(
             f"DS_ACCELERATOR=cuda, but {what}", f"{fix}; DS_ACCELERATOR=cpu trains on the cores"
         )
@@ -290,8 +286,7 @@ def cpu_has_fp16() -> bool:
 
     It is what DeepSpeed's CPU accelerator asks torch (`is_fp16_supported`).
     """
-    known = {"avx512_fp16", "amx_fp16", "avx_ne_convert"}
-    return not known.isdisjoint(_cpu_features())
+    return not {"avx512_fp16", "amx_fp16", "avx_ne_convert"}.isdisjoint(_cpu_features())
 
 
 def cpu_has_bf16() -> bool:

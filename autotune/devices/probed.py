@@ -28,9 +28,7 @@ _Ratio = Annotated[float, _BOUNDS, PlainSerializer(short)]
 _Giga = Annotated[float, _BOUNDS, *in_unit(1e9)]
 _Micro = Annotated[float, _BOUNDS, *in_unit(1e-6)]
 _Mebi = Annotated[float, _BOUNDS, *in_unit(2.0**20)]
-_Nano = Annotated[
-    float, _BOUNDS, AfterValidator(lambda ns: ns / 1e9), PlainSerializer(lambda s: short(s * 1e9))
-]
+_Nano = Annotated[float, _BOUNDS, *in_unit(1e-9)]
 
 
 @dataclass(frozen=True, kw_only=True)

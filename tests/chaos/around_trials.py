@@ -56,7 +56,7 @@ def faults() -> Iterator[Fault]:
             yield Fault(
                 name=f"{name}, {start}",
                 inject=functools.partial(inject, start),
-                in_short=is_warm and inject not in _NOT_SHORT,
+                in_short=is_warm and inject not in _TOO_LONG,
                 rounds=rounds,
             )
         yield Fault(
@@ -315,5 +315,5 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-_NOT_SHORT = (_log, _launcher_stopped, _node_report_garbled, _agent_killed)
+_TOO_LONG = (_log, _launcher_stopped, _node_report_garbled, _agent_killed)
 """What takes long, or is asked of agents on other nodes (`test_ssh_faults.py`)."""

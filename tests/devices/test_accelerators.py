@@ -1,8 +1,11 @@
 """The table of accelerators: complete, found by name, extended by users."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autotune.base.errors import ExitCode, FleetError, JobError
 from autotune.devices.accelerators import (
@@ -12,6 +15,7 @@ from autotune.devices.accelerators import (
     read_accelerators,
     shipped_accelerators,
 )
+from autotune.devices.topology import parse_topology
 from tests.cases import Cases
 
 cases = Cases(__file__)
@@ -69,13 +73,29 @@ def test_own_entries_come_first(tmp_path: Path) -> None:
     assert mine.achieved_flops["fp8"] == pytest.approx(160e12)
 
 
-@cases("before", "after", "message")
-def test_a_wrong_entry_is_named(before: str, after: str, message: str, tmp_path: Path) -> None:
+@cases("before", "after", "message", "hint")
+def test_a_wrong_entry_is_named(
+    before: str, after: str, message: str, hint: str, tmp_path: Path
+) -> None:
     path = tmp_path / "own.yaml"
     assert before in ENTRIES
     path.write_text(ENTRIES.replace(before, after), encoding="utf-8")
-    with pytest.raises(JobError, match=message):
+    with pytest.raises(JobError, match=message) as error:
         read_accelerators(path)
+    assert re.search(hint, error.value.hint)
+    assert error.value.message.count("network_topology") <= 1
+
+
+def test_an_entry_is_read_as_it_is_spelled(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    for entry in shipped_accelerators():
+        network = parse_topology("fat-tree,nodes_per_group=16,oversubscription=4,hop=500ns")
+        # As drivers tell it: no round number.
+        told = replace(entry, topology=network, memory_bytes=entry.memory_bytes + 63 * 2**20)
+        path.write_text(yaml.safe_dump({"accelerators": {entry.name: told.spelled()}}))
+        (found,) = read_accelerators(path)
+        assert found.topology == network
+        assert found.memory_bytes == pytest.approx(told.memory_bytes, abs=2**20)
 
 
 @pytest.mark.parametrize("entry", shipped_accelerators(), ids=lambda entry: entry.name)

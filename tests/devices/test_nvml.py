@@ -185,9 +185,14 @@ def test_a_clock_that_heat_holds_down_is_seen(driver: StubDriver) -> None:
     assert list(use.throttle_reasons) == ["temperature, by the hardware"]
 
 
-def test_telemetry_outlives_a_gpu_that_is_lost(driver: StubDriver) -> None:
+def test_telemetry_outlives_a_gpu_that_is_lost_and_gives_the_driver_back(
+    driver: StubDriver,
+) -> None:
     (gpu,) = gpus(1)
     driver.show(gpu)
+    library = ctypes.CDLL(str(driver.folder / "libnvidia-ml.so.1"))
+    users = ctypes.c_int.in_dll(library, "stub_users")
+    before = users.value
     telemetry = Telemetry([gpu.uuid], period_s=0.01)
     telemetry.start()
     while len(telemetry.readings) < 2:
@@ -195,8 +200,22 @@ def test_telemetry_outlives_a_gpu_that_is_lost(driver: StubDriver) -> None:
     driver.show(StubGpu(uuid=gpu.uuid, state="lost"))
     while telemetry.readings[-1].utilization is not None:
         pass
+    assert users.value == before + 1
     telemetry.stop(wait_s=5.0)
-    assert telemetry.readings[0].utilization == 0.0
+    assert users.value == before
+    first, second = telemetry.readings[:2]
+    assert first.utilization == 0.0
+    assert second.energy_j - first.energy_j == pytest.approx(1.0), "1000 mJ a reading"
+
+
+def test_what_a_device_lacks_is_unknown_and_the_rest_stands(driver: StubDriver) -> None:
+    (gpu,) = gpus(1)
+    driver.show(StubGpu(uuid=gpu.uuid, power_w=300, state="old"))
+    telemetry = Telemetry([gpu.uuid], period_s=0.01)
+    telemetry.start()
+    telemetry.stop(wait_s=5.0)
+    reading = telemetry.readings[0]
+    assert (reading.energy_j, reading.power_w, reading.temperature_c) == (None, 300, 40)
 
 
 def test_a_rank_reads_the_memory_of_its_gpu_without_a_package(driver: StubDriver) -> None:
@@ -217,5 +236,7 @@ def test_a_card_is_drained_once_its_memory_is_back(driver: StubDriver) -> None:
     before = used_bytes([mine.uuid])
     driver.show(StubGpu(uuid=mine.uuid, used_mib=30_000), StubGpu(uuid=other.uuid, used_mib=9_000))
     assert lacking_bytes(before) == (30_000 - mine.used_mib) * MIB
+    driver.show(StubGpu(uuid=mine.uuid, used_mib=mine.used_mib + 10))
+    assert lacking_bytes(before) == 0, "next to none"
     driver.show(mine, StubGpu(uuid=other.uuid, used_mib=9_000))
     assert lacking_bytes(before) == 0

@@ -49,6 +49,15 @@ def test_the_first_cause_wins_over_the_errors_that_it_made(tmp_path):
     assert (result.evidence, result.evidence_source) == ("can't allocate", "rank 1 in engine_init")
 
 
+def test_what_differs_on_any_rank_is_told_once(tmp_path):
+    differences = (["tp: asked 2"], ["stage: asked 1", "tp: asked 2"])
+    reports = [
+        report(rank, outcome=Outcome.INVALID, differences=differences[rank]) for rank in (0, 1)
+    ]
+    result = result_of(tmp_path, reports, ending())
+    assert result.differences == ["stage: asked 1", "tp: asked 2"]
+
+
 def test_what_is_cut_out_of_the_logs_is_recorded(tmp_path):
     assert result_of(tmp_path, [], ending(log_bytes_left_out=9)).log_bytes_left_out == 9
 

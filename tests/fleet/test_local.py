@@ -158,7 +158,7 @@ def test_a_pipeline_is_measured_and_its_loss_is_seen_on_every_stage(fleet, study
 @pytest.mark.parametrize(
     ("factory", "start", "outcome", "evidence"),
     [
-        pytest.param("is_killed", Start.COLD, Outcome.CRASH, "SIGKILL", marks=THOROUGH),
+        ("is_killed", Start.COLD, Outcome.CRASH, "SIGKILL"),
         ("is_killed", Start.WARM, Outcome.CRASH, "SIGKILL"),
         pytest.param("hangs", Start.COLD, Outcome.TIMEOUT, "not done after", marks=THOROUGH),
         ("hangs", Start.WARM, Outcome.TIMEOUT, "not done after"),

@@ -4,7 +4,8 @@
  * while somebody watches it. A line is one GPU:
  *   UUID NAME TOTAL_MIB USED_MIB PERCENT CAPABILITY BUS POWER_W CELSIUS MHZ THROTTLE NVLINK STATE
  * `_` in a name is a space. GPUs with the same number of NVLINK are joined; 0: with none. STATE is
- * ok, lost (fallen off the bus) or slice (MIG: no load, no clocks, known by its UUID alone).
+ * ok, lost (fallen off the bus), old (no counter of energy, as before Volta) or slice (MIG: no
+ * load, no clocks, known by its UUID alone).
  * Without the file the driver is not loaded. Names, units, structs and codes: NVIDIA, nvml.h.
  */
 #define _GNU_SOURCE
@@ -34,6 +35,7 @@ typedef struct {
 } Pci;
 
 static unsigned long long energy_mj = 1000000;
+int stub_users = 0; /* who began and has not given the driver back */
 
 static int read_gpus(Gpu *gpus, unsigned *count) {
     Dl_info own;
@@ -84,11 +86,13 @@ int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     Gpu gpus[MOST];
     unsigned n;
-    return read_gpus(gpus, &n);
+    int error = read_gpus(gpus, &n);
+    stub_users += !error;
+    return error;
 }
 
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-int nvmlShutdown(void) { return SUCCESS; }
+int nvmlShutdown(void) { stub_users--; return SUCCESS; }
 
 const char *nvmlErrorString(int code) {
     switch (code) {
@@ -175,6 +179,7 @@ int nvmlDeviceGetPowerUsage(void *h, unsigned *mw) { WHOLE(h); *mw = 1000 * gpu.
 
 int nvmlDeviceGetTotalEnergyConsumption(void *h, unsigned long long *mj) {
     WHOLE(h);
+    if (is(&gpu, "old")) return NOT_SUPPORTED;
     *mj = energy_mj += 1000;
     return SUCCESS;
 }

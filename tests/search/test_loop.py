@@ -235,10 +235,11 @@ def cut(study: Study, number: int, how: str) -> None:
         (folder / "result.json").unlink()
     else:
         text = (folder / "result.json").read_text()
-        (folder / "result.json").write_text(text[: len(text) // 2])
+        left = "\0" * len(text) if how == "zeros" else text[: len(text) // 2]
+        (folder / "result.json").write_text(left)
 
 
-@pytest.mark.parametrize("how", ["no spec", "in flight", "truncated result"])
+@pytest.mark.parametrize("how", ["no spec", "in flight", "truncated result", "zeros"])
 @pytest.mark.parametrize("number", [0, 6, 12, 15])
 def test_resumes_from_a_cut_at_any_write(study: Study, number: int, how: str):
     job = make(trials=6)
@@ -263,7 +264,7 @@ def test_resumes_from_a_cut_at_any_write(study: Study, number: int, how: str):
     if how != "no spec":
         assert after[number].outcome is Outcome.LOST
         assert [s.provenance.retry_of for s in fleet.specs].count(number) == 1
-    if how == "truncated result":
+    if how in ("truncated result", "zeros"):
         assert "not readable" in after[number].evidence
         assert (study.trial_folder(number) / "result.json.damaged").exists()
 

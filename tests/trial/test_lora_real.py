@@ -1,5 +1,6 @@
 """LoRA and drawn lengths on real ranks: only adapters are trained, tokens are counted right."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     job = tiny_job(folder, global_batch=4, finetune=LORA, optimizer=FAST)
     cases = [make_case(job, stage) for stage in STAGES]
     answers = train_cases(Path(__file__).with_name("lora_driver.py"), cases, folder)
+    for rank in itertools.chain(*answers):
+        assert "error" not in rank, rank["error"]
     return [first for first, *_ in answers]
 
 

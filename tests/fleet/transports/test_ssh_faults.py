@@ -107,7 +107,7 @@ def old_python(folder: Path) -> Path:
 
 
 def transport(nodes: SshNodes, *lines: str, python: str = "") -> HostfileTransport:
-    # What is said first counts: a login that nobody answers takes no longer.
+    # ssh takes the first value of an option: a silent host is given up after 3 s.
     options = FleetOptions(ssh=f"{nodes.ssh} -o ConnectTimeout=3", python=python)
     return HostfileTransport(str(nodes.choose(*lines)), options)
 
