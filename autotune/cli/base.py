@@ -122,6 +122,12 @@ def say(line: str) -> None:
     PROGRESS.print(scrubbed_text(line), markup=False, highlight=False)
 
 
+def say_meanwhile(line: str) -> None:
+    """Say a line where somebody watches a terminal and waits."""
+    if PROGRESS.is_terminal:
+        say(line)
+
+
 @contextmanager
 def in_place() -> Iterator[Callable[[str], None] | None]:
     """What shows progress in one line of the terminal; None off a terminal."""

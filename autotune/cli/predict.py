@@ -8,7 +8,16 @@ import typer
 
 from autotune.base.errors import ExitCode, JobError
 from autotune.base.private import KNOWLEDGE_ENV
-from autotune.cli.base import DATA, asker, cli, obtained_fleet, print_files, print_json, say
+from autotune.cli.base import (
+    DATA,
+    asker,
+    cli,
+    obtained_fleet,
+    print_files,
+    print_json,
+    say,
+    say_meanwhile,
+)
 from autotune.cli.flags import fleet_flags, job_file, lesson_flags, takes_job
 
 if TYPE_CHECKING:
@@ -94,6 +103,7 @@ def plan(
         )
     if to is not None and flags.get("job") is None:  # a job's engine is known once it is read
         suited_dialect(to, flags.get("engine") or DEFAULT_ENGINE)
+    say_meanwhile("forecasting all candidates ...")
     found = rank_candidates(
         **flags,
         top=top,
@@ -143,6 +153,7 @@ def explain(
     """
     from autotune.app.api.predictions import explain as explain_settings
 
+    say_meanwhile("forecasting the candidate and its neighbours ...")
     found = explain_settings(*(settings or ()), **flags, note=say, ask=asker())
     _show(found, as_json=as_json)
 
