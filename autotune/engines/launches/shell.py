@@ -456,7 +456,9 @@ class _Reader:
     def _case(self, opened: Token) -> _Truth:
         here, branches, chosen = self._here, list[_Branch](), _Truth(False)
         is_all = is_falling = False
-        words = [here.take().chars] if here.ahead() else []
+        if not here.ahead():
+            raise OpenError(opened.text, opened.chars[0][1])
+        words = [here.take().chars]
         while here.ahead() not in ("in", ""):
             here.at += 1
         here.at += 1
@@ -565,6 +567,8 @@ class _Reader:
     def _function(self, opened: Token) -> _Truth:
         """Take the definition of a function, whose commands are those of its calls."""
         here = self._here
+        if opened.text == "function" and not here.ahead():
+            raise OpenError(opened.text, opened.chars[0][1])
         name = opened.text if opened.text != "function" else here.take().text
         here.at += 2 * (here.ahead() == "(")
         here.pass_lines()

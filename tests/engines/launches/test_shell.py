@@ -445,6 +445,7 @@ def test_a_command_tells_why_words_of_it_are_not_known(text, why):
         "> f <<E\nx\nE\n",
         "<<E\nx\nE",
         "eval\neval ;\neval $A |\nrun\n",
+        *("cat <<E\nthe `function` below\nE\n", "echo \"`case`\"\n", "function", "case"),
         "cat > <<E\nx\nE\n",
     ],
 )
