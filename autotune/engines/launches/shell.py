@@ -1051,14 +1051,14 @@ class _Reader:
                 self._run(function)
             rest = [*dropwhile(lambda one: one.text != "return", function.tokens)]
             behind = dropwhile(lambda one: one.kind == "word", rest)
-            is_early = any(one.text not in _ENDS_OF_FUNCTION for one in behind)
+            returns = any(one.words[0].text == "return" for one in self.commands[n_commands:])
+            is_early = returns and any(one.text not in _ENDS_OF_FUNCTION for one in behind)
             for one, value in [*branch.changes.items()]:
                 if one in self._locals:
                     del branch.changes[one]
                 elif is_early:
                     line = f"{self._line(rest[0].chars[0][1])} decides by `return`"
-                    value = value or Value()
-                    branch.changes[one] = value._replace(why=value.why or line)
+                    branch.changes[one] = Value(why=(value and value.why) or line)
             branches.append(branch)
         self._locals = before
         self._exported -= exported

@@ -560,6 +560,8 @@ def test_what_never_runs_is_no_launch(never: str) -> None:
         ("for A in 8 4; do\n [ $A = 8 ] && continue\n run $A\ndone", ["run $A"]),
         ("for A in 8 4; do\n [ -d x ] || exit\n run $A\ndone", ["run 8", "run 4"]),
         ("f() { declare A=8; typeset B=2; run $A; }\nA=1\nf\nrun $A $B", ["run 8", "run 1 $B"]),
+        ("f() {\n [ $1 = a ] && return\n A=8\n}\nA=1\nf a\nrun $A", ["run $A"]),
+        ("f() {\n [ $1 = a ] && return\n A=8\n}\nA=1\nf b\nrun $A", ["run 8"]),
         ("f() { declare -g A=8; }\nA=1\nf\nrun $A", ["run 8"]),
         ("f() { local A; run ${A:-b}; A=2; }\nA=1\nf\nrun $A", ["run b", "run 1"]),
         ("f() { local A=2; local A; run $A; }\nf", ["run 2"]),
