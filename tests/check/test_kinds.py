@@ -66,6 +66,7 @@ def judged(folder: Path, text: str):
         (f"{TASKS}srun {GPT} {BATCH}", "environment.tasks"),
         (f"{TASKS}srun --label bash -c '{GPT} {BATCH}'", "environment.tasks"),
         (f"{TASKS}srun {PYTHON} {BATCH}", "environment.ranks"),
+        (f"{TASKS}srun --gres gpu:8 -C a100 {PYTHON} {BATCH}", "environment.ranks"),
         ("#SBATCH -N 2\nexport NPROC_PER_NODE=8 NNODES=2\nsrun -n 2 bash -c 'megatron sft "
          "--tensor_model_parallel_size 32'", "world.product"),
         (f"mpirun -np 8 {PYTHON} {BATCH}", "environment.ranks"),

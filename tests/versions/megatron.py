@@ -55,7 +55,8 @@ def run(release: str, folder: Path) -> dict[str, Any]:
         "OMP_NUM_THREADS": "1",
     }
     report, packages = folder.with_suffix(".xml"), (_PACKAGE.name, "torch", "numpy")
-    return measured(Path(sys.executable), TESTS, report, packages, variables)
+    figures = ("candidates_trained",)
+    return measured(Path(sys.executable), TESTS, report, packages, variables, figures=figures)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from tests.versions.environments import (
     pins,
 )
 from tests.versions.megatron import record_of
-from tests.versions.run import RECORDS, TESTS, summary
+from tests.versions.run import RECORDS, TESTS, measured, summary
 
 cases = Cases(__file__)
 
@@ -105,6 +105,20 @@ def test_the_record_is_of_these_pins_and_nothing_failed(name):
 @pytest.mark.parametrize("release", TRIED)
 def test_the_page_names_every_release_that_was_tried(release):
     assert release in (REPOSITORY / "docs" / "versions.md").read_text(encoding="utf-8")
+
+
+def test_a_record_has_the_figures_that_are_asked_for(tmp_path, monkeypatch):
+    report = tmp_path / "report.xml"
+
+    def runs(command, **_):
+        report.write_text(REPORT)
+        return subprocess.CompletedProcess(command, 0, stdout=b"{}")
+
+    monkeypatch.setattr("tests.versions.run.subprocess.run", runs)
+    plain = measured(Path("python"), (), report, (), figures=())
+    counted = measured(Path("python"), (), report, (), figures=("candidates_parsed",))
+    assert list(plain) == ["versions", "date", "machine", "wall_s", "tests", "failed"]
+    assert counted["candidates_parsed"] == 42
 
 
 def test_an_environment_is_ready_while_its_pins_are_the_same(tmp_path, monkeypatch):

@@ -1,11 +1,10 @@
 """Shell files and launch lines that somebody has, whatever engine they start."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
-PROGRAMS: Mapping[str, Mapping[str, str]] = json.loads(
-    Path(__file__).with_name("programs.json").read_text(encoding="utf-8")
-)
+from autotune.base.data import table_beside
+
+PROGRAMS: Mapping[str, Any] = table_beside(__file__, "programs.json")
 """What is recorded of programs that start a training: `launchers`, options of `slurm`, and those
 of srun that take the next word for a value (Slurm 24.05, srun.1)."""

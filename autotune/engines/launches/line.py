@@ -48,7 +48,7 @@ _TELLS_NO_RANKS = re.compile(r"(?:\S*/)?python[\d.]*|[\d:]+|-(?!-container-|-tas
 _LAUNCHERS: Mapping[str, str] = PROGRAMS["launchers"]
 """Command or module -> the launcher that it is."""
 
-_VALUES_OF_SRUN = frozenset(PROGRAMS["srun_values"])
+_VALUES_OF_SRUN = frozenset((*PROGRAMS["srun_values"], *PROGRAMS["slurm"]))
 _COUNTS = frozenset(
     (
         *("nnodes", "nproc_per_node", "nproc", "num_gpus", "num_nodes", "num_processes"),

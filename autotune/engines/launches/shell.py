@@ -1,9 +1,10 @@
 """A shell file: its simple commands as words, each with its place in the text.
 
 It is read and not run, command by command. Known are quotes, line continuations, here-documents,
-assignments, arrays, `+=`, `${X:-default}`, sums, tests of words and numbers, texts for another
-shell (`bash -c`, `eval`), files that are sourced or started, and folders (`$PWD`,
-`$(dirname "$0")`). All else stays as it is written, and the commands say why.
+assignments, arrays, `+=`, `${X:-default}`, sums, tests of words and numbers, `case`, `for` over
+known words, functions and their calls, texts for another shell (`bash -c`, `eval`), files that are
+sourced or started, and folders (`$PWD`, `$(dirname "$0")`). All else stays as it is written, and
+the commands say why.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import dropwhile
+from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +62,12 @@ _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _BETWEEN = ("\n", ";", "&", "do")
 """What stands between commands, and before those of a loop."""
 _ENDS_OF_CASE = (";;", ";&", ";;&")
+_ENDS_OF_FUNCTION = frozenset(("\n", ";", ";;", "fi", "esac", "}"))
+"""What may stand behind a `return` that ends its function in any case."""
+_NO_SHAPE = re.compile(r"[$`]|\[[\^:]")
+"""What is not known, or `fnmatch` takes for something else."""
+_GLOBS = re.compile(r"[]*?[]")
+_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.", re.S)
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
 _TEXT_OPTION = re.compile(r"-\w*c")
 _VALUED_OPTION = re.compile(r"[-+]\w*[oO]|--(?:rcfile|init-file)")
@@ -81,13 +88,12 @@ _FOLDER_FLAGS = ("--", "-P", "-L", "-f", "-e")
 _FOLDERS_ABOVE = 3
 """Folders, with the script's, in which a file is looked for whose own only the shell knows."""
 _MOST_DEEP = 6
-"""Texts that read one another, at most."""
+"""Texts that read one another and functions that call one another, at most."""
 _MOST_NESTED = 60
 """Blocks in one another: no launch has more."""
-_MOST_CALLED = 2**14
-"""Words of functions that are gone through in all their calls, at most."""
-_MOST_STARTED = 2**18
-"""Characters of files that are started, at most: a test may start one again and again."""
+_MOST_AGAIN = 2**18
+"""Characters that are gone through once more, at most: calls of functions, rounds of loops, files
+that are sourced again, and those that are started."""
 _MOST_ROUNDS = 64
 """Rounds of loops over known words, at most."""
 _MOST_PUT = 2**20
@@ -293,7 +299,8 @@ class _Reader:
         """What exported variables hold; None: they have changed since that was asked."""
         self._n_certain = 0
         """Scopes, from the first on, whose values may be others where a function is called."""
-        self._functions: dict[str, _Text] = {}
+        self._functions: dict[str, list[_Text]] = {}
+        """Name -> its text; more than one: only the shell knows which."""
         self._called: set[str] = set()
         """Functions that a command calls."""
         self._locals: set[str] = set()
@@ -313,8 +320,9 @@ class _Reader:
         self._is_rehearsed = False
         """Whether a loop is gone through to see what it changes."""
         self._n_options_read = 0
-        self._depth = self._n_nested = self._n_rounds = self._n_put = 0
-        self._n_called = self._n_started = 0
+        self._is_open = self._is_lost = False
+        """Whether only the shell knows if it runs, and whether all values may be others."""
+        self._depth = self._n_nested = self._n_rounds = self._n_put = self._n_again = 0
 
     def read_file(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
         """Take all commands of a file, and those of functions that it does not call itself.
@@ -324,10 +332,11 @@ class _Reader:
         """
         self.read(chars, path, within)
         for name in reversed(list(self._functions)):
-            if name not in self._called:
+            own = [one for one in self._functions[name] if one.path == path]
+            for function in () if name in self._called else own:
                 with self._branch(None, {"@": Value()}):
                     self._n_certain = len(self._scopes) - 1
-                    self._run(self._functions[name])
+                    self._run(function)
                 self._n_certain = 0
 
     def read(
@@ -366,7 +375,10 @@ class _Reader:
             if text in _BETWEEN:
                 here.at += 1
             else:
-                truth = self._and_or()
+                with self._scope() as changes:
+                    truth = self._and_or()
+                if here.ahead() != "&":  # that is in a shell of its own
+                    self._scopes[-1].update(changes)
         if opened is not None and not text:
             raise OpenError(opened.text, opened.chars[0][1])
         return truth
@@ -421,9 +433,9 @@ class _Reader:
         if block is None:  # it ends what has not begun
             return _OPEN
         self._n_nested += 1
-        if self._n_nested > _MOST_NESTED:
-            raise OpenError(token.text, token.chars[0][1])
         try:
+            if self._n_nested > _MOST_NESTED or not here.ahead():
+                raise OpenError(token.text, token.chars[0][1])
             truth = block(token)
         finally:
             self._n_nested -= 1
@@ -456,7 +468,7 @@ class _Reader:
     def _case(self, opened: Token) -> _Truth:
         here, branches, chosen = self._here, list[_Branch](), _Truth(False)
         is_all = is_falling = False
-        words = [here.take().chars] if here.ahead() else []
+        words = [here.take().chars]
         while here.ahead() not in ("in", ""):
             here.at += 1
         here.at += 1
@@ -485,9 +497,12 @@ class _Reader:
         self._doubts = [*self._here.doubts]
         fields = [self._field(chars, is_split=False) for chars in (*words, *patterns)]
         text, *shapes = (one.text for one in fields)
-        if "*" in shapes:
+        raws = [*map(plain, patterns)]
+        if "*" in raws:
             return _Truth(True)
-        if any(UNKNOWN.search(one) for one in (text, *shapes)):
+        known = [_GLOBS.findall(_QUOTED.sub("", raw)) for raw in raws]
+        is_quoted = known != [*map(_GLOBS.findall, shapes)]
+        if is_quoted or any(_NO_SHAPE.search(one) for one in (text, *shapes)):
             return _OPEN
         may_differ = any(one.may_differ for one in fields)
         return _Truth(any(fnmatchcase(text, shape) for shape in shapes), may_differ)
@@ -522,12 +537,18 @@ class _Reader:
         begun, n_commands = here.at, len(self.commands)
         is_seen = self._is_skipped or self._is_rehearsed
         if rounds := [] if is_seen else self._rounds(opened, words):
-            for held in rounds:
-                here.at = begun
-                self._put(plain(words[0]), held)
+            with self._branch(False):
                 self._list(opened, "done")
-            here.at += 1
-            return _OPEN
+            body = here.tokens[begun : here.at]
+            here.at = begun
+            leaves = any(one.text in ("break", "continue") for one in body)
+            if not leaves and self._has_left(len(rounds) * _size(body)):
+                for held in rounds:
+                    here.at = begun
+                    self._put(plain(words[0]), held)
+                    self._list(opened, "done")
+                here.at += 1
+                return _OPEN
         for name in _counted_by(words):
             given[name] = Value(why=why)
         for _ in () if is_seen else range(2):  # what changes may decide what else does
@@ -572,7 +593,10 @@ class _Reader:
         with self._branch(False):
             self._command()
         if not self._is_skipped:
-            self._functions[name] = replace(here, tokens=here.tokens[begun : here.at])
+            function = replace(here, tokens=here.tokens[begun : here.at])
+            before = self._functions.get(name, []) if self._is_open else []
+            others = [one for one in before if one.tokens != function.tokens]
+            self._functions[name] = [*others, function]
         return _OPEN
 
     @contextlib.contextmanager
@@ -592,14 +616,15 @@ class _Reader:
         self, runs: bool | None, given: _Changes | None = None, *, may_differ: bool = False
     ) -> Iterator[_Branch]:
         """A branch: what it changes is kept apart, from some changes on."""
-        mode = self._is_skipped, self._is_aside
+        mode = self._is_skipped, self._is_aside, self._is_open
         self._is_skipped = self._is_skipped or (runs is False and not may_differ)
         self._is_aside = self._is_aside or runs is False
+        self._is_open = self._is_open or runs is None or may_differ
         try:
             with self._scope(given) as changes:
                 yield _Branch(runs, may_differ, changes)
         finally:
-            self._is_skipped, self._is_aside = mode
+            self._is_skipped, self._is_aside, self._is_open = mode
 
     def _merge(self, branches: Sequence[_Branch], why: str, *, is_all: bool = False) -> None:
         """Let variables hold what is left by branches of which one runs, or unless `is_all` none.
@@ -653,8 +678,22 @@ class _Reader:
         for number in range(len(self._scopes) - 1, -1, -1):
             if name in self._scopes[number]:
                 value = self._scopes[number][name]
-                return value and value.differing(number < self._n_certain)
+                return value and value.differing(self._is_lost or number < self._n_certain)
         return None
+
+    def _has_left(self, n_chars: int) -> bool:
+        """Whether so many characters may be gone through once more."""
+        has_left = self._n_again + n_chars <= _MOST_AGAIN
+        self._n_again += n_chars * has_left
+        return has_left
+
+    def _lose(self, line: str) -> None:
+        """Let all variables differ, for what a line says."""
+        self._gone += [line] * (line not in self._gone)
+        self._is_lost = self._is_lost or not self._has_left(sum(map(len, self._scopes)))
+        for each in () if self._is_lost else dict.fromkeys(chain(*self._scopes)):
+            if (value := self._get(each)) is not None:
+                self._put(each, value.differing(True))
 
     def _put(self, name: str, value: Value | None) -> None:
         """Let a variable hold a value; None: it is not set."""
@@ -771,11 +810,13 @@ class _Reader:
             return None
         name, sign = found[1] or found[2], found[4]
         held = self._given(name) if name in "@*#" or name.strip("0").isdigit() else self._get(name)
-        if held is None and sign is not None:
+        is_empty = held is not None and held.items is not None and not any(held.items)
+        if sign is not None and (held is None or (":" in sign and is_empty)):
             default = self._field(chars[found.start(5) : found.end(5)], is_split=False).chars
-            self._doubts.append("")
+            why = "" if held is None else held.why
+            self._doubts += [] if why is None else [why]
             if "=" in sign:
-                self._put(name, Value([default], why=""))
+                self._put(name, Value([default], why=why))
             return [default]
         if held is None or held.items is None:
             return None
@@ -843,18 +884,23 @@ class _Reader:
             n = names[1] if len(names) > 1 else "1"
             items = words.items
             left = None if items is None or not n.isdecimal() else items[int(n) :]
+            left = items if items is not None and n.isdecimal() and int(n) > len(items) else left
             self._put("@", words._replace(items=left))
         if touched or names[0] == "shift" or names[0].startswith("(("):
             return True
         is_declared = names[0] in DECLARES
         if not is_declared and not all(map(ASSIGNS.match, names)):
             return names[0] in (":", "[", "[[")  # ${X:=default} has set where it was put in
+        is_inside = "@" in self._locals and not any(re.match(r"-\w*g", one) for one in names)
+        is_local = names[0] == "local" or (is_inside and names[0] in ("declare", "typeset"))
         for one in fields[is_declared:]:
             if (found := ASSIGNS.match(one.raw)) is not None:
                 self._assign(found[1], one, is_added=bool(found[2]))
             if is_declared:
-                known = self._locals if names[0] == "local" else self._exported
-                known.add(found[1] if found else one.raw)
+                name = found[1] if found else one.raw
+                if is_local and not found and name not in self._locals:
+                    self._put(name, None)
+                (self._locals if is_local else self._exported).add(name)
                 self._environment = None
         return True
 
@@ -886,14 +932,13 @@ class _Reader:
             if found is None or self._depth >= _MOST_DEEP:
                 raise RenderError(f"{name}: is not there", "")
             chars = unplaced(read_text(found))
+            if found in self.sourced and not self._has_left(len(chars)):
+                raise RenderError(f"{name}: is read too often", "")
             self._put("BASH_SOURCE", Value([unplaced(str(found))]))
             self.sourced.append(found)
             self._commands_of(chars, found)
         except (RenderError, OpenError):
-            self._gone.append(f"{name}, which {self._line(fields[0].place)} sources, is not read")
-            for each in dict.fromkeys(name for scope in self._scopes for name in scope):
-                if (value := self._get(each)) is not None:
-                    self._put(each, value.differing(True))
+            self._lose(f"{name}, which {self._line(fields[0].place)} sources, is not read")
         finally:
             self._put("BASH_SOURCE", outer)
         return found is not None
@@ -935,7 +980,8 @@ class _Reader:
         )
         self.commands.append(command)
         if texts[0] in self._functions:
-            return self._calls(command, [item for one in items[1:] for item in one.items])
+            sets = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
+            return self._calls(command, [item for one in items[1:] for item in one.items], sets)
         for at, is_text in _started_by(texts):
             if is_text:
                 self._hands_on(items[at], texts)
@@ -968,8 +1014,7 @@ class _Reader:
             text = commands_of_job(text, path)
         elif not is_shell(text, path) and {*map(_name, texts[:at])}.isdisjoint(_SHELLS):
             text = ""
-        self._n_started += len(text)
-        if self._n_started > _MOST_STARTED:
+        if not self._has_left(len(text)):
             self._gone.append(f"{path}, which {self._line(command.start)} starts, is not read")
             return False
         options = slurm.step_of(texts[:at], {**self._options, **slurm.options_of(text)})
@@ -978,31 +1023,46 @@ class _Reader:
             inside._scopes[0].update(self._handed(given))
         inside._file = f"{path}, which {self._line(command.start)} starts,"
         inside._depth, inside._n_nested = self._depth, self._n_nested
-        inside._n_called, inside._n_started = self._n_called, self._n_started
+        inside._n_again = self._n_again
         with contextlib.suppress(OpenError):
             within = (*here.within, *texts)
             inside.read_file([(char, command.start) for char in text], path, within)
-            self._n_called, self._n_started = inside._n_called, inside._n_started
+            self._n_again = inside._n_again
             self.sourced += [path, *inside.sourced] if text else ()
             self._started(texts[at + 1 :], inside.commands)
             return bool(text)
         return False
 
-    def _calls(self, command: Command, given: list[Chars]) -> None:
-        """Go through the function that a command calls with some words."""
-        name, n_commands = command.words[0].text, len(self.commands)
-        function, before = self._functions[name], self._locals
-        self._n_called += len(function.tokens)
-        if self._depth >= _MOST_DEEP or self._n_called > _MOST_CALLED:
-            return
-        self._called.add(name)
-        with self._scope(self._handed(given)) as changes:
-            self._locals = {"@"}
-            self._run(function)
-            kept = {one: value for one, value in changes.items() if one not in self._locals}
+    def _calls(self, command: Command, given: list[Chars], own: Mapping[str, Value]) -> None:
+        """Go through the function that a command calls with some words and its own variables."""
+        name, n_commands, before = command.words[0].text, len(self.commands), self._locals
+        functions, branches = self._functions[name], list[_Branch]()
+        why = f"{self._line(command.start)} calls one of {len(self._functions[name])} `{name}`"
+        exported = own.keys() - self._exported
+        self._exported, self._environment = self._exported | exported, None
+        for function in functions:
+            if self._depth >= _MOST_DEEP or not self._has_left(_size(function.tokens)):
+                self._lose(f"`{name}` is a function that is not followed in all its calls")
+                continue
+            self._called.add(name)
+            runs = True if len(functions) == 1 else None
+            with self._branch(runs, {**self._handed(given), **own}) as branch:
+                self._locals = {"@", *own}
+                self._run(function)
+            rest = [*dropwhile(lambda one: one.text != "return", function.tokens)]
+            behind = dropwhile(lambda one: one.kind == "word", rest)
+            returns = any(one.words[0].text == "return" for one in self.commands[n_commands:])
+            is_early = returns and any(one.text not in _ENDS_OF_FUNCTION for one in behind)
+            for one, value in [*branch.changes.items()]:
+                if one in self._locals:
+                    del branch.changes[one]
+                elif is_early:
+                    line = f"{self._line(rest[0].chars[0][1])} decides by `return`"
+                    branch.changes[one] = Value(why=(value and value.why) or line)
+            branches.append(branch)
         self._locals = before
-        for one, value in kept.items():
-            self._put(one, value)
+        self._exported -= exported
+        self._merge(branches, why, is_all=True)
         ran = self.commands[n_commands:]
         del self.commands[n_commands:]
         self._started([word.text for word in command.words[1:]], ran)
@@ -1044,6 +1104,11 @@ def _counted_by(words: Sequence[Chars]) -> Sequence[str]:
     """Variables of a loop of some words: `N in ...`, `((N=0; N<8; N++))`."""
     first = plain(words[0]) if words else ""
     return touched_by([first]) if first.startswith("((") else [first] * bool(first)
+
+
+def _size(tokens: Sequence[Token]) -> int:
+    """Characters of tokens, with their here-documents."""
+    return sum(len(one.chars) + len(one.document or ()) for one in tokens)
 
 
 def _name(text: str) -> str:

@@ -69,6 +69,7 @@ def test_nobody_waits_for_a_build_of_something_else(folder):
         fcntl.flock(ours, fcntl.LOCK_EX)
         extensions.build("cpu", said.append)
     assert said == []
+    assert extensions.built("cpu") == list(extensions.needed("cpu"))
     assert lock.exists()
 
 

@@ -347,6 +347,25 @@ def test_a_user_s_key_is_told_as_it_was_written(tmp_path: Path) -> None:
         engine = engine_of(tmp_path, {**TRAINER, "config": filled, "config_written": zero})
         candidate = changed(engine, reduce_bucket_size=1000000)
         assert engine.overridden(candidate).get(bucket) == told
+        assert engine.edits_in_words(candidate)[0].startswith("ds_config.json: ")
+
+
+@pytest.mark.parametrize(
+    ("description", "recomputes"),
+    [(RAW, False), (TRAINER, True), (BY_ARGUMENTS, True)],
+    ids=["raw", "trainer", "by_arguments"],
+)
+def test_every_candidate_keeps_the_batch_and_reaches_the_command(
+    tmp_path: Path, description: dict[str, Any], recomputes: bool
+) -> None:
+    job = job_of(observed(description), tmp_path)
+    engine = ScriptEngine(job, replace(CPU, accelerator="cuda"))
+    assert ("recompute" in engine.space.domains) is recomputes
+    candidates = lattice_of(engine).candidates
+    assert len(candidates) > 3
+    assert engine.unchanged in candidates
+    for candidate in candidates:
+        assert candidate.micro_batch * candidate.grad_accum * 2 == job.global_batch
 
 
 def test_what_is_expected_is_what_was_read_back_but_for_the_edits(tmp_path: Path) -> None:

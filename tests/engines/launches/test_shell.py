@@ -196,12 +196,18 @@ def test_sums_are_those_of_bash(sum_):
         f"torchrun t.py --name $(({'-' * 50_000}1))\n",
         "A=1\n" + "torchrun t.py --name $A\n" * 20_000,
         "".join(f"A{n}=1\n[ ${{B:-1}} = 2 ] && C=1\n" for n in range(4000)) + "torchrun t.py",
+        "f() {\ncat > x <<E\n" + "a b\n" * 1000 + "E\n}\n" + "f\n" * 1000 + "torchrun t.py",
+        "for A in" + " 1" * 60 + "; do\n" + "run $A\n" * 600 + "done\ntorchrun t.py",
+        "".join(f"A{n}=1\n" for n in range(2000)) + "f() { f; }\n" + "f\n" * 500 + "torchrun t.py",
         "if [ $B = 0 ]; then A=1\n"
         + "".join(f"elif [ $B = {n} ]; then\n  export A{n}=1\n  echo $B\n" for n in range(4000))
         + "fi\n"
         + "torchrun t.py",
     ],
-    ids=["word", "quoted", "doubled", "array", "signs", "uses", "aside", "branches"],
+    ids=[
+        *("word", "quoted", "doubled", "array", "signs", "uses", "aside", "calls", "rounds"),
+        *("recursion", "branches"),
+    ],
 )
 def test_no_file_takes_long(text):
     begun_s = time.process_time()
@@ -307,6 +313,36 @@ def test_what_is_sourced_under_a_condition_only_the_shell_knows(tmp_path):
     for sourced in (text, "N=8\n" + text.replace(" t.py", " args.sh")):
         shell = read_shell(sourced, tmp_path / "run.sh", follows=True)
         assert shell.commands[-1].words[-1].text == "$N"
+
+
+def test_functions_of_a_sourced_file_are_no_launches_of_this_one(tmp_path):
+    (tmp_path / "tools.sh").write_text("f() { torchrun t.py --train 7; }\ng() { N=4; }\n")
+    text = ". tools.sh\nh() { torchrun t.py --train 8; }\ng\ntorchrun t.py --train $N\n"
+    commands = read_shell(text, tmp_path / "run.sh", follows=True).commands
+    told = [one.words[-1].text for one in commands if one.words[0].text == "torchrun"]
+    assert told == ["4", "8"]
+
+
+def test_what_is_gone_through_too_often_is_open(tmp_path):
+    (tmp_path / "long.sh").write_text("A=1\n" * 10_000)
+    rounds = " ".join(map(str, range(60)))
+    text = f"for B in {rounds}; do\n . ./long.sh\ndone\nrun $A\n"
+    begun_s = time.process_time()
+    command = read_shell(text, tmp_path / "run.sh", follows=True).commands[-1]
+    assert command.unread == ("./long.sh, which line 2 sources, is not read",)
+    assert time.process_time() - begun_s < 10
+    text = f"A=1\nf() {{\n: {'x' * 9000}\nA=2\n}}\n" + "f\n" * 40 + "run $A\n"
+    command = read_shell(text, Path("run.sh")).commands[-1]
+    assert command.unread == ("`f` is a function that is not followed in all its calls",)
+    text = f"for B in {rounds}; do\n: {'x' * 9000}\ndone\nrun $B\n"
+    assert read_shell(text, Path("run.sh")).commands[-1].words[1].text == "$B"
+
+
+def test_variables_before_a_call_are_those_of_its_environment():
+    text = "export V=1\nrun 1\nf() { run 2; }\nU=3 V=2 f\nrun 4\n"
+    held = [(one.words, one.variables) for one in read_shell(text, Path("run.sh")).commands]
+    told = [(v.get("U"), v.get("V")) for words, v in held if words[0].text == "run"]
+    assert told == [(None, "1"), ("3", "2"), (None, "1")]
 
 
 def test_files_that_source_one_another_end(tmp_path):
@@ -428,6 +464,13 @@ def test_a_file_in_another_folder_is_sourced_and_one_that_is_not_there_is_named(
         (". gone.sh\nG=8 run $H\n", "gone.sh, which line 1 sources"),
         ("G=8\nif [ -f x ]; then G=3; fi\necho $G\nrun 1\n", None),
         (". gone.sh\nA=1\nrun $A\n", None),
+        (
+            "f() {\n if [ $1 = a ]; then A=1; return; fi\n A=8\n}\nf a\nrun $A\n",
+            "line 2 decides by",
+        ),
+        ("f() {\n if [ 1 = 1 ]; then A=1; return 0; fi\n}\nf\nrun $A\n", None),
+        ("f() { A=1; }\n[ -d x ] && f() { A=8; }\nf\nrun $A\n", "line 3 calls one of 2 `f`"),
+        ("A=1\nf() { f; }\nf\nrun $A\n", "`f` is a function that is not followed"),
         ("if [ 1 = 2 ]; then . gone.sh; fi\nrun ${A:-1}\n", None),
     ],
 )
@@ -445,6 +488,7 @@ def test_a_command_tells_why_words_of_it_are_not_known(text, why):
         "> f <<E\nx\nE\n",
         "<<E\nx\nE",
         "eval\neval ;\neval $A |\nrun\n",
+        *("cat <<E\nthe `function` below\nE\n", 'echo "`case`"\n', "function", "case"),
         "cat > <<E\nx\nE\n",
     ],
 )
@@ -512,6 +556,29 @@ def test_what_never_runs_is_no_launch(never: str) -> None:
         ("case a in\n a) A=1 ;&\n b) B=2 ;;\nesac\nrun $A $B", ["run $A $B"]),
         ('case "x y" in "x y") run 1 ;; [xz]*) run 2 ;; esac', ["run 1"]),
         ('f() { shift; run $# "$@" "${A[@]}"; }\nA=()\nf a', ["run 0"]),
+        ("for A in 8 4 2; do\n [ 4 -ge $A ] && break\ndone\nrun $A", ["run $A"]),
+        ("for A in 8 4; do\n [ $A = 8 ] && continue\n run $A\ndone", ["run $A"]),
+        ("for A in 8 4; do\n [ -d x ] || exit\n run $A\ndone", ["run 8", "run 4"]),
+        ("f() { declare A=8; typeset B=2; run $A; }\nA=1\nf\nrun $A $B", ["run 8", "run 1 $B"]),
+        ("f() {\n [ $1 = a ] && return\n A=8\n}\nA=1\nf a\nrun $A", ["run $A"]),
+        ("f() {\n [ $1 = a ] && return\n A=8\n}\nA=1\nf b\nrun $A", ["run 8"]),
+        ("f() { declare -g A=8; }\nA=1\nf\nrun $A", ["run 8"]),
+        ("f() { local A; run ${A:-b}; A=2; }\nA=1\nf\nrun $A", ["run b", "run 1"]),
+        ("f() { local A=2; local A; run $A; }\nf", ["run 2"]),
+        ("f() { shift 5; run $1 $2; }\nf a b", ["run a b"]),
+        ("f() { A=1; }\nf() { A=8; }\nf\nrun $A", ["run 8"]),
+        ("f() { A=1; }\n[ -d x ] && f() { A=8; }\nf\nrun $A", ["run $A"]),
+        ("if [ -d x ]; then f() { run 1; }; else f() { run 8; }; fi\nf", ["run 1", "run 8"]),
+        ("f() { run $A; A=3; }\nA=1\nA=2 f\nrun $A", ["run 2", "run 1"]),
+        ("f() { A=2; }\nA=1\nf &\nrun $A", ["run 1"]),
+        ("A=1\nA=2 &\nB=3\nrun $A $B", ["run 1 3"]),
+        ("f() { run ${1:-x} ${2:-y}; }\nf '' z", ["run x z"]),
+        ("A=\nrun ${A:-4} ${A-5} b", ["run 4 b"]),
+        ("case b in [^a]) run 1 ;; *) run 2 ;; esac", ["run 1", "run 2"]),
+        ("case 1 in [[:digit:]]) run 1 ;; *) run 2 ;; esac", ["run 1", "run 2"]),
+        ("case ab in 'a*') run 1 ;; *) run 2 ;; esac", ["run 1", "run 2"]),
+        ("A='a*'\ncase ab in \"$A\") run 1 ;; *) run 2 ;; esac", ["run 1", "run 2"]),
+        ("case xab in *'ab'*) run 1 ;; *) run 2 ;; esac", ["run 1"]),
     ],
 )
 def test_functions_loops_and_cases_are_gone_through_where_their_words_are_known(text, ran):

@@ -22,6 +22,7 @@ def test_each_key_has_a_finding_of_its_own(config, findings):
     told = [
         {
             **{"rule": one.rule, "level": one.level, "at": list(one.at), "changes": one.changes},
+            "message": one.message,
             "choices": [choice.changes for choice in one.choices],
         }
         for one in found(config)

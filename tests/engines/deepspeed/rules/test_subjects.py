@@ -31,8 +31,11 @@ def test_legal_neighbours(config, case):
 
 @cases("config", "case", "found")
 def test_what_is_found_and_how_much_it_weighs(config, case, found):
+    """A row tells rule and level, and may tell its consequence and the keys behind them."""
     judged = judge(setup(config, **case))
-    assert [[violation.rule, violation.level] for violation in judged] == found
+    told = [[one.rule, one.level, one.consequence, *one.at] for one in judged]
+    assert len(told) == len(found)
+    assert [one[: len(row)] for one, row in zip(told, found, strict=True)] == found
 
 
 @pytest.mark.parametrize("recompute", ["every_1", "every_0", "every_", "half", "every_2x"])
