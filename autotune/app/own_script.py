@@ -42,7 +42,7 @@ from autotune.engines.launches.line import in_short, is_launch, parts_of
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import check_command, is_of_this_environment, name_of, sources_of
-from autotune.job.job import enforced_limit_bytes, keys_of
+from autotune.job.job import SCRIPT_SPACE, enforced_limit_bytes, keys_of
 from autotune.job.observed import (
     OBSERVED_FILE,
     Observed,
@@ -62,8 +62,6 @@ Note = Callable[[str], None]
 
 FIRST_RUN = "observed"
 """Folder below a study: what the command wrote when it ran for the first time."""
-SCRIPT_SPACE = "script"
-"""The space where nobody names one."""
 COMMAND_FILE = "command.sh"
 MODEL_FILE = "model.json"
 """Files of a study of a command of Megatron-LM."""

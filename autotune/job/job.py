@@ -72,6 +72,8 @@ DEFAULT_WORKLOAD = "builtin"
 CHECKOUT_WORKLOAD = "pretrain_gpt"
 """What a trial trains where the job names a checkout of Megatron-LM."""
 DEFAULT_SPACE = "zero"
+SCRIPT_SPACE = "script"
+"""What a search of a user's own command tries where nobody names a space."""
 PLAN_SPACE = "plan"
 """What is ranked where nobody names a space: all that the program can predict well."""
 GUARD_STEPS = 20

@@ -35,7 +35,7 @@ from autotune.engines.deepspeed.sources.accelerate_fields import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.sections import own_keys
 from autotune.engines.launches.line import flags_of, parts_of
 from autotune.engines.releases import is_at_least
-from autotune.job.job import Job
+from autotune.job.job import SCRIPT_SPACE, Job
 from autotune.job.observed import Observed, flags_named
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, choices_of
@@ -138,7 +138,7 @@ class ScriptEngine(DeepSpeedEngine):
         for name in flags_named(self._script.command) & domains.keys():
             values = tuple(value for value in domains[name].values if value in _SWITCHED)
             domains[name] = replace(domains[name], values=values)
-        if self._environment.accelerator == "cpu":
+        if self._environment.accelerator == "cpu" and self._job.space == SCRIPT_SPACE:
             # A CPU rank's memory is the host's: what goes there frees nothing.
             for name in {"offload.optimizer", "offload.param"} & domains.keys():
                 kept = {*domains[name].values} - {"cpu"} | {self.unchanged.get(name, "none")}
