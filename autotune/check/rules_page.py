@@ -109,7 +109,8 @@ def markdown_of(page: RulePage) -> str:
 def summary_of(name: str) -> str:
     """What a rule says, in a line."""
     page = page_of(name)
-    return next((one.says for one in page.examples if one.says), page.says)
+    says = next((one.says for one in page.examples if one.says), page.says) or page.source
+    return says.partition(". ")[0]
 
 
 def all_names() -> list[str]:

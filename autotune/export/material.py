@@ -78,7 +78,10 @@ def readme(
     `config` is DeepSpeed's configuration as the dialect writes it, where others fill in keys.
     """
     values: dict[str, Any] = {
-        **{"attention": "default", "loss_chunk_tokens": 0, "mlp_chunk_tokens": 0},
+        "attention": "default",
+        "compile": "none",
+        "loss_chunk_tokens": 0,
+        "mlp_chunk_tokens": 0,
         **settings(handout),
         **choice_values(handout, config),
         "n_nodes": handout.n_nodes,

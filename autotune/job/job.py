@@ -854,8 +854,6 @@ def _fix(
         return hint + listed("search")
     key = keys[name]
     word, about = key.named if is_flag(name) else name, f" ({key.about})"
-    if "ge" in item.get("ctx", {}):
-        return f"give {word}{about} a number from {item['ctx']['ge']} up, or leave it out"
     if len(item["loc"]) > 1:
         return f"mend {word}{about}"
     if item["type"] == "missing":
@@ -868,4 +866,6 @@ def _fix(
         alike = [one for one in known if _digits(one) == _digits(typed)]
         guess = did_you_mean(typed, alike, most=1)
         return f"{guess}give {word}{about} one of {expected}"
+    if "ge" in item.get("ctx", {}):
+        return f"give {word}{about} a number from {item['ctx']['ge']} up, or leave it out"
     return f"mend {word}{about}" + ("" if key.default is ... else ", or leave it out")

@@ -131,7 +131,7 @@ class Explained(Estimated):
 
     @property
     def faster_legal(self) -> Neighbour | None:
-        """The fastest legal value of the same knob that probably fits, if that is faster."""
+        """The fastest legal value of the same knob that probably fits; None: it is the first."""
         first = self.cheapest_legal
         alike = [n for n in self._legal if first and n.knob == first.knob]
         likely = (n for n in alike if n.fit_probability >= PROBABLE)

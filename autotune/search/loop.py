@@ -176,7 +176,8 @@ class _StagedSearch:
     def _say_if_none_fits(self) -> None:
         """Say before the search proper that its first trial leaves no time for a comparison."""
         session, runner, after_s = self._session, self._runner, self._runner.history.typical_s
-        if after_s is None or searched(runner.history) or not session.place.compares:
+        is_over = runner.interrupt.draining or searched(runner.history)
+        if after_s is None or is_over or not session.place.compares:
             return
         left_s = runner.left_s(session.job.budget.time_s) - after_s
         if self._least_s > left_s and not session.may_start_warm(self._baseline.candidate):

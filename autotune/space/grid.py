@@ -26,9 +26,9 @@ def grid_rows(space: Space, context: Context) -> CandidateRows:
         JobError: The space has more than `MOST_COMBINATIONS` combinations of values.
     """
     chosen, names = Table(n=1, levels={}, codes={}), list(space.domains)
-    if context.reached is None:  # a command stays as it is where nothing is varied
-        # What a space varies, it also decides where its `when` does not try it.
-        context = replace(context, base={n: v for n, v in context.base.items() if n not in names})
+    # What a space varies, it also decides where its `when` does not try it.
+    decided = {*names} - {*context.settled}
+    context = replace(context, base={n: v for n, v in context.base.items() if n not in decided})
     most = _PRUNED_FROM
     for place, (name, domain) in enumerate(space.domains.items(), start=1):
         chosen = _crossed(chosen, name, domain, space, context)

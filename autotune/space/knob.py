@@ -47,6 +47,8 @@ class Context:
     """Whether the model is built from a Hugging Face config."""
     base: Knobs = field(default_factory=dict)
     """Knobs that the user's base configuration sets: they come before the engine's defaults."""
+    settled: tuple[str, ...] = ()
+    """Knobs of the base that no space decides: the job's own, and all of a user's command."""
     engine: str = DEFAULT_ENGINE
     """Name of the engine whose knobs these are."""
     workload: str = DEFAULT_WORKLOAD
@@ -80,6 +82,7 @@ class Context:
         environment: Environment,
         base: Knobs | None = None,
         optimizer: str | None = None,
+        settled: Collection[str] = (),
     ) -> Self:
         """The context of a job on the devices of an environment.
 
@@ -96,6 +99,7 @@ class Context:
             optimizer=optimizer or str(job.optimizer.get("type", "")).lower(),
             is_hugging_face="config" in job.model.source,
             base=base or {},
+            settled=tuple(settled),
             engine=job.engine,
             workload=job.workload,
             reached=None if job.script is None else _reached(job),

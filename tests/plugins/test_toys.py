@@ -137,6 +137,19 @@ def test_the_toy_dialect_is_written_with_the_toy_launcher(tmp_path: Path) -> Non
     assert (marker["dialect"], marker["launcher"]) == ("toy-ini", "toy-loop")
 
 
+@pytest.mark.parametrize("dialect", ["deepspeed", "accelerate", "lightning"])
+def test_a_workload_without_settings_has_a_readme(tmp_path: Path, dialect: str) -> None:
+    job = tmp_path / "job.yaml"
+    lines = "{model: tiny-gpt2, seq_len: 64, global_batch: 16, world: 2, workload: toy-short}"
+    job.write_text(lines, encoding="utf-8")
+    out = tmp_path / "out"
+    flags = ("--job", job, "--to", dialect, "--set", "micro_batch=4", "--out", out)
+    command = [sys.executable, "-m", "autotune", "render", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert (out / "README.md").exists()
+
+
 def test_a_study_is_handed_out_with_the_toy_launcher(tmp_path: Path) -> None:
     study = exportable(tmp_path / "results")
     out = tmp_path / "out"

@@ -75,6 +75,16 @@ def test_a_bound_has_its_knob(bound: Bound, knobs: dict[str, KnobValue], change:
     assert change in advice(bound, **knobs)
 
 
+def test_an_attention_that_the_model_lacks_is_not_advised() -> None:
+    candidate = scripted.candidate(JOB, micro_batch=2, attention="eager")
+    trial = spec_of(knobs=candidate.values, global_batch=16, micro_batch=2)
+    workload = replace(trial.workload, model={"config": {"model_type": "gpt_oss"}})
+    trial = replace(trial, workload=workload)
+    found = advise(Bound.MEMORY, trial, diagnosis(), candidate, CONTEXT, History())
+    assert found
+    assert "attention" not in {each.knob for each in found}
+
+
 def test_only_what_would_be_another_run_is_advised() -> None:
     # One micro-batch per step is all there is; on CPU ranks nothing overlaps.
     found = advice(Bound.COMMUNICATION, diagnosis(collective(4096)), zero__stage=1, micro_batch=8)

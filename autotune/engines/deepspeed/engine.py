@@ -53,6 +53,7 @@ from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.job.job import DEFAULT_OPTIMIZER, DEFAULT_SPACE, Job
+from autotune.job.lengths import FIXED
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, steps_of
@@ -117,8 +118,15 @@ class DeepSpeedEngine(Engine):
     @property
     def context(self) -> Context:
         """The context that decides which knobs act, with what the base configuration sets."""
-        base = {**_chosen_by(self._job), **self._base_knobs}
-        return Context.of(self._job, self._environment, base=base, optimizer=self.optimizer)
+        chosen = _chosen_by(self._job)
+        base = {**chosen, **self._base_knobs}
+        return Context.of(
+            self._job,
+            self._environment,
+            base=base,
+            optimizer=self.optimizer,
+            settled=chosen if self._job.script is None else base,
+        )
 
     def needs(self, candidate: Candidate) -> Sequence[str]:
         """See `Engine.needs`; the release is the one whose rules were asked."""
@@ -141,9 +149,11 @@ class DeepSpeedEngine(Engine):
 
     def splits_sequences(self) -> Sequence[str]:
         """See `Engine.splits_sequences`."""
-        has_sp = self._job.script is not None or self._job.model.supports_sp(self._job.seq_len)
+        job, source = self._job, self._job.model.source
+        has_sp = job.script is not None or job.model.supports_sp(job.seq_len)
+        trains_it = "config" in source and "lora" not in source and job.lengths == FIXED
         way = f"take {flag('engine')} megatron, whose cp splits every sequence over ranks"
-        return () if has_sp else (way,)
+        return (way,) if trains_it and not has_sp else ()
 
     @property
     def rendering_digest(self) -> str:

@@ -900,7 +900,10 @@ class _Reader:
                 name = found[1] if found else one.raw
                 if is_local and not found and name not in self._locals:
                     self._put(name, None)
-                (self._locals if is_local else self._exported).add(name)
+                if is_local:
+                    self._locals.add(name)
+                if not is_local or any(re.match(r"-\w*x", one) for one in names):
+                    self._exported.add(name)
                 self._environment = None
         return True
 
@@ -1038,8 +1041,8 @@ class _Reader:
         name, n_commands, before = command.words[0].text, len(self.commands), self._locals
         functions, branches = self._functions[name], list[_Branch]()
         why = f"{self._line(command.start)} calls one of {len(self._functions[name])} `{name}`"
-        exported = own.keys() - self._exported
-        self._exported, self._environment = self._exported | exported, None
+        around, self._exported = self._exported, self._exported | own.keys()
+        self._environment = None
         for function in functions:
             if self._depth >= _MOST_DEEP or not self._has_left(_size(function.tokens)):
                 self._lose(f"`{name}` is a function that is not followed in all its calls")
@@ -1056,12 +1059,13 @@ class _Reader:
             for one, value in [*branch.changes.items()]:
                 if one in self._locals:
                     del branch.changes[one]
+                    self._exported -= {one} - around
                 elif is_early:
                     line = f"{self._line(rest[0].chars[0][1])} decides by `return`"
                     branch.changes[one] = Value(why=(value and value.why) or line)
             branches.append(branch)
         self._locals = before
-        self._exported -= exported
+        self._exported -= own.keys() - around
         self._merge(branches, why, is_all=True)
         ran = self.commands[n_commands:]
         del self.commands[n_commands:]

@@ -117,7 +117,7 @@ def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[
         **settings,
         "started": ", ".join(f"`{name}`" for name in (*launch.files, DeepSpeedFiles.script)),
         "stage": config["zero_optimization"]["stage"],
-        "offload_activations": settings["offload.activations"],
+        "offload_activations": settings.get("offload.activations", "none"),
         "ep": handout.candidate.get("ep", 1),
         "lora": handout.job.model.source.get("lora"),
         "has_config": "config" in handout.job.model.source,

@@ -139,7 +139,8 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
     """What the templates of a plan tell of."""
     job, found = ranking.outlook.job, ranking.prediction
     engine = find_engine(job.engine)
-    base, knobs = ranking.outlook.lattice.context.base, knobs_of(job.engine)
+    context, knobs = ranking.outlook.lattice.context, knobs_of(job.engine)
+    base = {n: v for n, v in context.base.items() if n not in context.settled}
     best = ranking.shown(top)
     more = [rank for rank in _alternatives(ranking) if rank not in best]
     return {

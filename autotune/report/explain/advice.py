@@ -11,6 +11,7 @@ from typing import Any
 from autotune.contract import Diagnosis, KnobValue, TrialSpec
 from autotune.engines.advice import AdviceCase
 from autotune.engines.base import find_engine
+from autotune.job.model_families import family_of
 from autotune.record.bottleneck import Bound
 from autotune.report.results.ratios import Ratio, ratio_of, telling_runs
 from autotune.search.history import CandidateTrials, History
@@ -94,10 +95,12 @@ def _ratio(tried: CandidateTrials | None, current: CandidateTrials | None) -> Ra
 
 
 def _can_run(name: str, value: KnobValue, case: AdviceCase) -> bool:
-    """Whether the device can run it and the batch still divides."""
-    knob = case.context.knobs[name]
+    """Whether the device and the model can run it and the batch still divides."""
+    knob, config = case.context.knobs[name], case.spec.workload.model.get("config")
     if value in knob.needs_cuda and case.context.accelerator != "cuda":
         return False
+    if name == "attention" and config is not None:
+        return value in family_of(config).attention
     if name not in ("micro_batch", "tp", "pp", "sp"):
         return True
     layout = case.layout

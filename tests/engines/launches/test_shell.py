@@ -345,6 +345,12 @@ def test_variables_before_a_call_are_those_of_its_environment():
     assert told == [(None, "1"), ("3", "2"), (None, "1")]
 
 
+def test_a_local_variable_is_exported_where_its_declaration_says_so():
+    text = "f() { declare -x A=1; local -x B=2; declare C=3; run; }\nf\nrun\n"
+    held = [one.variables for one in read_shell(text, Path("run.sh")).commands]
+    assert [[v.get(name) for name in "ABC"] for v in held[-2:]] == [["1", "2", None], [None] * 3]
+
+
 def test_files_that_source_one_another_end(tmp_path):
     for name, other in (("a", "b"), ("b", "a")):
         (tmp_path / f"{name}.sh").write_text(f"{name.upper()}=1\nsource {other}.sh\n")

@@ -303,9 +303,10 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
                 hint="put `autotune diagnose --` before the command: it runs for a few steps, and "
                 "the configuration is read from the live engine",
             )
-    if "pretrain_gpt" in text or "-model-parallel-size" in text:
-        hint = f"add {flag('engine')} megatron"
-        return NotADsConfigError(path, "a launch of Megatron-LM", hint=hint)
+        of_megatron = ("pretrain_gpt.py", "--tensor-model-parallel-size")
+        if line.kind and any(word.text.endswith(of_megatron) for word in command.words):
+            hint = f"add {flag('engine')} megatron"
+            return NotADsConfigError(path, "a launch of Megatron-LM", hint=hint)
     return NotADsConfigError(path, kind)
 
 
