@@ -1,6 +1,6 @@
 """What is the final comparison's race worth, beside three rounds of everybody? Simulated studies.
 
-    python benchmarks/final_comparison.py [--studies N] [--seed N] [--json]
+    python benchmarks/final_comparison.py [--studies N] [--seed N] [--finalists N] [--json]
 
 Nothing is trained. In each study a search has tried a dozen candidates, each once; those whose
 intervals overlap the best's are compared with the baseline. Old procedure and race judge the same
@@ -138,13 +138,13 @@ def machine_of(
     )
 
 
-def finalists(machine: Machine) -> dict[str, float]:
+def finalists(machine: Machine, most: int) -> dict[str, float]:
     """Log samples/s of the search's own trials of those that are compared, and the baseline's."""
     own = {key: machine.run(key, "warm") for key in machine.truths}
     others = sorted((key for key in own if key != "baseline"), key=lambda key: -own[key])
     reach = 2 * Spread().half_width(OWN_DEVIATION["warm"] ** 2)
     near = [key for key in others if own[others[0]] - own[key] <= reach]
-    return {key: own[key] for key in (*near[:MAX_FINALISTS], "baseline")}
+    return {key: own[key] for key in (*near[:most], "baseline")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,9 @@ PROCEDURES: dict[str, Callable[[Machine, Mapping[str, float]], Answer]] = {
 }
 
 
-def simulate(n: int, seed: int) -> dict[str, dict[str, dict[str, float]]]:
+def simulate(
+    n: int, seed: int, most: int = MAX_FINALISTS
+) -> dict[str, dict[str, dict[str, float]]]:
     """Figures by kind of machine and procedure; `all` is every study."""
     recorded = residuals()
     tallies: dict[str, dict[str, Tally]] = {"all": {}, **{kind: {} for kind in DEVIATIONS}}
@@ -264,7 +266,7 @@ def simulate(n: int, seed: int) -> dict[str, dict[str, dict[str, float]]]:
         for name, answers in PROCEDURES.items():
             draw = np.random.default_rng([seed, number])
             machine = machine_of(draw, recorded, is_equal=number % 3 == 0)
-            own = finalists(machine)
+            own = finalists(machine, most)
             machine.n_runs, machine.seconds = 0, 0.0
             answer = answers(machine, own)
             for kind in ("all", machine.kind):
@@ -285,9 +287,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--studies", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--finalists", type=int, default=MAX_FINALISTS, help="compared, at most")
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     options = parser.parse_args()
-    found = simulate(options.studies, options.seed)
+    found = simulate(options.studies, options.seed, options.finalists)
     names = ("runs", "seconds", "held", "false gain", "wrong", "of all", "half width")
     print(f"{'machine':8}{'procedure':16}" + "".join(f"{name:>12}" for name in names))
     for kind, procedures in found.items():

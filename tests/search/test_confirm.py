@@ -240,7 +240,7 @@ def test_who_dropped_out_as_surely_slower_is_no_tie(study: Study):
         if number is None and size != 8:  # near enough to be a finalist
             slower -= 0.04
         elif number is not None and number > 0:
-            slower += 0.03 * (-1) ** (number + (size == 8))
+            slower += 0.04 * (-1) ** (number + (size == 8))
         return ok(spec, 120.0 * math.exp(-slower))
 
     fleet = ScriptedFleet(noisy)

@@ -5,7 +5,7 @@ import pytest
 
 from autotune.base.student_t import expected_loss, upper_probability
 from autotune.contract import Start
-from autotune.search.race import COLD, WARM, Logs, Race, Rules
+from autotune.search.race import MISSED, WARM, Logs, Race, Rules
 
 KEYS = ("a", "b", "c", "start")
 
@@ -61,19 +61,14 @@ def test_one_slow_run_does_not_throw_out_a_candidate_that_its_own_trial_speaks_f
     assert "b" in race_of(logs, 1, peaks=dict.fromkeys(own, 1.0), trial_logs=own).standing
 
 
-def test_the_interval_pays_for_the_look_and_for_each_rival():
+def test_the_interval_pays_for_each_rival():
     draw = numpy.random.default_rng(1)
     logs = {key: {n: draw.normal(0, 0.02) for n in range(5)} for key in KEYS}
-    few = {key: logs[key] for key in ("a", "start")}
-
-    def high(logs: Logs, rules: Rules) -> float:
-        gain = race_of(logs, 5, rules).gain("a", "start")
-        return gain.high / gain.ratio
-
-    early = Rules(start=Start.COLD, looks=(5, 6))
-    assert high(logs, early) < high(logs, COLD), "the second look spends less"
-    assert high(few, COLD) != high(logs, COLD)
-    one = race_of(logs, 5).gain("a", "a")
+    race = race_of(logs, 5)
+    gain = race.gain("a", "start")
+    alone = race.blocks.gain({"a": 1.0, "start": -1.0}, missed=MISSED)
+    assert gain.high / gain.ratio > alone.high / alone.ratio > 1.0
+    one = race.gain("a", "a")
     assert one.ratio == 1.0
     assert one.low < 1.0 < one.high
 
