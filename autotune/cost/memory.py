@@ -163,13 +163,19 @@ def _stage(
     shard = dense / s.shard_ranks + experts / s.expert_shard_ranks
     trained = p.trained_share
     params = np.where(sharded_3, shard * params_on_device, whole) * p.weight_bytes
-    # Stages 1 and 2 of DeepSpeed hand gradients to the host as they come where Adam runs there.
-    grads_held = np.where(sharded_2, shard, whole) * np.where(sharded_1, optimizer_on_device, 1.0)
+    # Where DeepSpeed's Adam runs on the host, stage 3 hands gradients over as they come, and so does
+    # stage 2 in the last micro-batch; in those before it a rank keeps its own until the backward
+    # pass ends. Stage 1 keeps all of them until the step.
+    # Source: DeepSpeed, stage_1_and_2.py (reduce_ready_partitions_and_remove_grads).
+    accumulates = np.greater(p.grad_accum, 1)
+    is_handed = sharded_2 * (1.0 - optimizer_on_device)
+    grads_held = np.where(sharded_2, shard, whole)
+    grads_held = grads_held * (1.0 - is_handed * np.where(sharded_3, 1.0, 1.0 - accumulates))
     all_grads = grads_held * p.grad_bytes * trained
     if traced_grads_share is None:
         is_fresh = np.greater(p.layer_wise_gather + p.fresh_grads, 0)
         is_fresh = is_fresh * np.less_equal(p.grad_accum, 1) * np.less_equal(p.pp, 1)
-        grads = all_grads * (1.0 - is_fresh)
+        grads = all_grads * (1.0 - np.maximum(is_fresh, is_handed))
     else:
         grads = all_grads * traced_grads_share
     updated = np.where(sharded_1, shard, whole) * trained

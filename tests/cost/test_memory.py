@@ -198,6 +198,19 @@ def test_host_holds_what_the_device_does_not() -> None:
     assert predicted.host_memory_bytes[1] == pytest.approx(14 * parameters(plans()))
 
 
+@pytest.mark.parametrize(
+    ("stage", "grad_accum", "share"),
+    [(1, 1, 1.0), (1, 4, 1.0), (2, 1, 0.0), (2, 4, 1 / 8), (3, 1, 0.0), (3, 4, 0.0)],
+)
+def test_gradients_that_stay_on_the_device_beside_an_optimizer_on_the_host(
+    stage: int, grad_accum: int, share: float
+) -> None:
+    """Shares as live `param.grad` of two and four CPU ranks had them, DeepSpeed 0.19.8."""
+    p = plans(zero_stage=float(stage), dp=8.0, grad_accum=float(grad_accum), seq_len=8.0)
+    memory = predict(dataclasses.replace(p, optimizer_tier=float(Tier.CPU))).memory
+    assert memory.grads_bytes == pytest.approx(2.0 * parameters(plans()) * share)
+
+
 def test_the_host_that_needs_most_counts() -> None:
     # Without kept activations the last stage's device is the fullest; the first has the positions.
     p = plans(pp=4.0, grad_accum=4.0, vocab=4e5, learned_positions=1.0, seq_len=8192.0)
