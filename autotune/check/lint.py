@@ -113,8 +113,10 @@ class CheckReport:
     @property
     def without_words(self) -> str:
         """Says that who starts the file may give it words; empty: it hands on none."""
-        handed_on = [one for one in self.source.line.open_words if PASSED_ON.fullmatch(one)]
-        return f', started without arguments ("{handed_on[0]}" takes some)' if handed_on else ""
+        line = self.source.line
+        taken = [f'"{one}" takes some' for one in line.open_words if PASSED_ON.fullmatch(one)]
+        taken = [*taken[:1], *line.assumed]
+        return f", started without arguments ({', '.join(taken)})" if taken else ""
 
     @property
     def about(self) -> str:

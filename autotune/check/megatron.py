@@ -224,7 +224,7 @@ def _source(launch: MegatronLaunch) -> Source:
         because=_READER,
         reader=_READER,
         world=launch.world,
-        line=LaunchLine(open_words=tuple(launch.open_words.values())),
+        line=LaunchLine(open_words=tuple(launch.open_words.values()), assumed=launch.assumed),
         sourced=launch.sourced,
     )
 

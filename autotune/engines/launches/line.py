@@ -77,6 +77,40 @@ _RANGE = re.compile(r"\d+:\d+")
 """A range of nodes, for torchrun."""
 
 
+_OF_DEVICES = (
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    "ASCEND_RT_VISIBLE_DEVICES",
+)
+_DEVICE_NAMES = re.compile(r"(?:\d+|(?:GPU|MIG)-[\w/-]+)(?:,(?:\d+|(?:GPU|MIG)-[\w/-]+))*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisibleDevices:
+    """The devices of a node that the ranks of a launch see."""
+
+    source: str
+    """The variable, the flag or the field."""
+    names: str
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.names.split(","))
+
+
+def visible_devices(*places: Mapping[str, Any]) -> VisibleDevices | None:
+    """The devices that flags of accelerate, variables or its YAML leave; the first place counts.
+
+    None: all, or only the shell knows. None at all, as `""`, is meant for CPUs.
+    """
+    for place in places:
+        for name in ("gpu_ids", *_OF_DEVICES):
+            names = str(place.get(name, "")).replace(" ", "").strip(",")
+            if _DEVICE_NAMES.fullmatch(names):
+                return VisibleDevices(source=name, names=names)
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
     """How the ranks of a line come about; None: it does not say."""
@@ -91,6 +125,8 @@ class Ranks:
     tasks_per_node: int | None = None
     gpus: int | None = None
     """GPUs of a node that the job asks for."""
+    reaches_nodes: bool = False
+    """Whether the launcher starts the ranks of other nodes itself, as DeepSpeed's over ssh."""
     starter: str = ""
     """Command that starts the tasks: `srun`, or `mpirun` for those of MPI."""
     lacks_ranks: bool | None = False
@@ -246,6 +282,9 @@ def ranks_of(
         given = dict(flags_of([words[number] for number in parts.launcher_flags]))
         if slots := _HOST.findall(text_of(str(given.get("hostfile", "")))):
             ranks = ranks.of(*_on_hosts({host: int(n) for host, n in slots}, given))
+            ranks = replace(
+                ranks, reaches_nodes=parts.kind == "deepspeed" and "no_ssh" not in given
+            )
         else:
             ranks = ranks.of(*ranks_by(parts.kind, given, variables))
         return replace(ranks, default=_defaults_in(words, parts, defaults or {}))
@@ -254,7 +293,8 @@ def ranks_of(
     if ranks.world is not None:
         return ranks
     if name in _OWN_LAUNCHERS:
-        return replace(ranks, launcher=name).of(*ranks_in(variables))
+        world, per_node = ranks_in(variables, name)
+        return replace(ranks, launcher=name * (world != 1)).of(world, per_node)
     behind = [*dropwhile(lambda word: PurePath(word).name not in ("srun", *_OF_MPI), before)]
     if behind and PurePath(behind[0]).name in _OF_MPI:
         given = dict(pairwise(behind))
@@ -279,13 +319,23 @@ def _defaults_in(words: Sequence[str], parts: LineParts, defaults: Mapping[int, 
     return " and ".join(dict.fromkeys(filter(None, found)))
 
 
-def ranks_in(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
+def ranks_in(variables: Mapping[str, str], program: str = "") -> tuple[int | None, int | None]:
     """All ranks, and those of one node, of a program that is told them by variables.
 
-    LLaMA-Factory and ms-swift (cli/main.py: get_torchrun_args); None: they do not say.
+    Without them ms-swift starts one (cli/main.py: use_torchrun), and LLaMA-Factory one a device
+    (launcher.py); None: they do not say.
     """
-    per_node = _counted(variables.get(RANKS_VARIABLE, ""))
-    return product(_counted(variables.get("NNODES", "1")), per_node), per_node
+    nodes, per_node = variables.get("NNODES"), _counted(variables.get(RANKS_VARIABLE, ""))
+    if RANKS_VARIABLE not in variables and program == "llamafactory-cli":
+        per_node = _n_visible(variables)
+    elif RANKS_VARIABLE not in variables and program and nodes is None:
+        per_node = 1
+    return product(_counted(nodes or "1"), per_node), per_node
+
+
+def _n_visible(variables: Mapping[str, str]) -> int | None:
+    visible = visible_devices(variables)
+    return None if visible is None else visible.count
 
 
 def product(nodes: Any, per_node: Any) -> int | None:
@@ -356,6 +406,8 @@ def ranks_by(
         flags = {**around, **flags}
         given = "nproc_per_node" if "nproc_per_node" in flags else "nproc"
         per_node = count_in(flags, given, default=1, words=_DEVICE_KINDS)
+        if flags.get(given) in ("auto", "gpu"):
+            per_node = _n_visible(variables or {})
         if _RANGE.fullmatch(str(flags.get("nnodes"))):
             return None, per_node
         nodes = count_in(flags, "nnodes", default=1)
@@ -364,6 +416,8 @@ def ranks_by(
         if isinstance(flags.get("include"), str):
             return _included(flags["include"])
         per_node = count_in(flags, "num_gpus", words=_ALL)
+        if _COUNTS.isdisjoint(flags):  # launcher/runner.py, main: it takes them for --include
+            per_node = _n_visible(variables or {})
         remote = "hostfile" in flags and "num_nodes" not in flags
         nodes = None if remote else count_in(flags, "num_nodes", default=1, words=_ALL)
         return (per_node and nodes and per_node * nodes), per_node

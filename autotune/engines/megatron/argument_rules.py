@@ -14,7 +14,8 @@ from typing import Any
 
 from autotune.base.data import table_beside
 from autotune.base.terms import tests_of
-from autotune.engines.launches.devices import misfits, visible_devices
+from autotune.engines.launches.devices import misfits
+from autotune.engines.launches.line import visible_devices
 from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release
 from autotune.engines.megatron.launched import GONE, MegatronLaunch
 from autotune.engines.megatron.layout_rule import ARGUMENTS
@@ -113,7 +114,7 @@ def clash(
         return (message, fix) if is_refused else None
 
     source = f"{source}: {when.split()[0]}"
-    return argument_rule(name, source, consequence, f"{message}.")(asked)
+    return argument_rule(name, source, consequence, f"{message}. Fix: {fix}.")(asked)
 
 
 def _holds(term: str, launch: MegatronLaunch) -> bool:

@@ -72,8 +72,30 @@ def judge_launch(launch: MegatronLaunch, unknown_facts: set[str] | None = None) 
         found += rule.violations(launch, unknown_facts)
     found += _layout_violations(launch, unknown_facts)
     if launch.is_overrides:
-        return [_in_fields(violation, launch) for violation in found]
+        return [_in_fields(violation, launch) for violation in _of_recipe(found, launch)]
     return found
+
+
+_OF_PARSER_ALONE = frozenset(
+    (
+        *("overlap.needs_sharding", "overlap.gather_needs_reduce", "overlap.p2p", "pp.layout"),
+        *("optimizer_offload.precision_aware", "checkpoint.format"),
+    )
+)
+"""Rules that only megatron/training/arguments.py holds, which recipes and settings pass by."""
+
+
+def _of_recipe(found: Iterable[Violation], launch: MegatronLaunch) -> Iterator[Violation]:
+    """Violations of what does not go through Megatron-LM's own parser.
+
+    A number of chunks beside a layout is taken there if it is the layout's
+    (megatron/core/transformer/transformer_config.py, __post_init__: detected_vpp_size).
+    """
+    for one in found:
+        if one.rule == "pp.layout" and chunks_of(launch) == launch.get(CHUNKED[1]):
+            continue
+        is_parsers = one.rule in _OF_PARSER_ALONE and not launch.prefix
+        yield replace(one, consequence="may_raise") if is_parsers else one
 
 
 _FLAG = re.compile(r"(?:\b(add|remove) )?--([a-z0-9-]+)")

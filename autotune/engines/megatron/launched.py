@@ -143,6 +143,8 @@ class MegatronLaunch:
     """Offset -> a word for which the shell puts in such arguments."""
     unread: str = ""
     """Why words of it are not known, and the way out; empty: the file does not tell."""
+    assumed: tuple[str, ...] = ()
+    """Defaults of words that the file is started with, in words."""
     settled: frozenset[str] = frozenset()
     """Arguments that have Megatron's default unless they are given, whatever a recipe says."""
     ranks: Ranks = NO_RANKS
@@ -459,6 +461,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         open_words=arguments.open_words,
         is_overrides=is_overrides or is_swift,
         unread=command.unread_because,
+        assumed=command.assumed,
         ranks=ranks,
         variables=variables,
         start=command.words[script].start,

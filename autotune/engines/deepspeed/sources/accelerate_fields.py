@@ -22,6 +22,8 @@ FIELDS = {key: name for name, key in ACCELERATES.items()}
 """Key of a ds_config -> what the section calls it."""
 FLAGS = tuple(name for name in ACCELERATES if not name.endswith("_path"))
 """Fields that are flags of `accelerate launch`, which come before the section."""
+OF_NODES = ("deepspeed_multinode_launcher", "deepspeed_hostfile")
+"""Fields, and flags, by which the ranks of other nodes are started."""
 KINDS: tuple[str, ...] = tuple(PROGRAMS["accelerate"]["kinds"])
 """Values of `distributed_type`."""
 ACCUMULATION = "gradient_accumulation_steps"

@@ -92,6 +92,46 @@ def trains_with(path: Path) -> bool | None:
     return True if is_trainers else None
 
 
+_RANK_FLAG = ("local_rank", "local-rank")
+
+
+def refuses_rank_flag(path: Path) -> bool:
+    """Whether all parsers of a script are its own, and none of them takes `--local_rank`.
+
+    What another module may add to one is not known; nor are the classes of other modules.
+    """
+    tree = _tree(path)
+    nodes = list(ast.walk(tree))
+    texts = {
+        name
+        for one in nodes
+        for name in (getattr(one, "value", ""), getattr(one, "arg", ""), getattr(one, "attr", ""))
+        if isinstance(name, str)
+    }
+    takes_more = ("parse_known_args", "return_remaining_strings")
+    if any(flag in one for one in texts for flag in (*_RANK_FLAG, *takes_more)):
+        return False
+    made = [*_calls(tree, "ArgumentParser"), *_calls(tree, _PARSER)]
+    names = {
+        _name(one.targets[0]) for one in nodes if isinstance(one, ast.Assign) and one.value in made
+    }
+    is_shared = any(
+        _name(given) in names for one in nodes if isinstance(one, ast.Call) for given in one.args
+    )
+    own = {one.name for one in nodes if isinstance(one, ast.ClassDef) and not one.bases}
+    classes = [one for call in _calls(tree, _PARSER) for one in _classes(call)]
+    parses = [*_calls(tree, "parse_args"), *_calls(tree, "parse_args_into_dataclasses")]
+    is_own = bool(parses) and not any(call.args or call.keywords for call in parses)
+    if any(_calls(tree, "ArgumentParser")) and any(_calls(tree, "parse_args")):
+        return is_own and not is_shared
+    return is_own and bool(classes) and all(_name(one) in own for one in classes)
+
+
+def reads_first_word(path: Path | None) -> bool:
+    """Whether a script that is there takes its first word for a file."""
+    return path is not None and "sys.argv[1]" in ast.unparse(_tree(path))
+
+
 @dataclass(frozen=True, kw_only=True)
 class MadeArguments:
     """The arguments of Trainer's that a script makes in its code."""

@@ -67,6 +67,8 @@ def is_ds_config(data: Mapping[Any, Any], *, is_json: bool, is_named: bool = Tru
     n_known = sum(name in _KNOWN for name in data)
     is_most = is_json and 2 * n_known >= len(data)
     few = list(data.items())[:_MOST_COMPARED]
+    if not is_json and not is_named:  # of any program's YAML one such key tells nothing
+        return False
     return is_most or any(_is_misspelt(name, value, is_json=is_json) for name, value in few)
 
 
