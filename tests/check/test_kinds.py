@@ -304,10 +304,10 @@ import sys
 for room in ("search", "fleet", "record", "report", "planning", "export", "app", "cli"):
     sys.modules[f"autotune.{room}"] = None
 from pathlib import Path
-from autotune.check import edit, judge, read
+from autotune.check import check, edit, read
 from autotune.engines.deepspeed.rules.plain import environment
 found = read(Path(sys.argv[1]))
-print(judge(found, environment())[0].rule)
+print(check(found, environment()).found[0].violation.rule)
 print(edit(found.text, {"train_batch_size": 32}))
 """
 

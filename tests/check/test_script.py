@@ -156,6 +156,7 @@ _OWN_CLASS = "from transformers import HfArgumentParser\nclass Mine:\n    lr: fl
     ("text", "launcher", "is_refused"),
     [
         (_OWN + "parser.parse_args()", "deepspeed", True),
+        (_OWN + "parser.parse_args()\nf(1).train()", "deepspeed", True),
         (_OWN + "parser.parse_args()", "deepspeed --no_local_rank", False),
         (_OWN + "parser.parse_args()", "torchrun --nproc_per_node 2", False),
         (_OWN + "parser.parse_known_args()", "deepspeed", False),

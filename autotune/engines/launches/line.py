@@ -49,12 +49,7 @@ _LAUNCHERS: Mapping[str, str] = PROGRAMS["launchers"]
 """Command or module -> the launcher that it is."""
 
 _VALUES_OF_SRUN = frozenset((*PROGRAMS["srun_values"], *PROGRAMS["slurm"]))
-_COUNTS = frozenset(
-    (
-        *("nnodes", "nproc_per_node", "nproc", "num_gpus", "num_nodes", "num_processes"),
-        *("num_machines", "hostfile", "include", "exclude"),
-    )
-)
+_COUNTS = frozenset(PROGRAMS["flags_that_count"])
 """Flags of launchers by which their ranks are counted."""
 _HOST = re.compile(r"^[ \t]*([^\s#]+)\s+slots=(\d+)", re.MULTILINE)
 """A line of DeepSpeed's hostfile (launcher/runner.py: _parse_hostfile)."""
@@ -414,7 +409,7 @@ def ranks_by(
         return (per_node and nodes and per_node * nodes), per_node
     if kind == "deepspeed":
         if isinstance(flags.get("include"), str):
-            return _included(flags["include"])
+            return _on_hosts({}, {"include": flags["include"]})
         per_node = count_in(flags, "num_gpus", words=_ALL)
         if _COUNTS.isdisjoint(flags):  # launcher/runner.py, main: it takes them for --include
             per_node = _n_visible(variables or {})
@@ -425,7 +420,7 @@ def ranks_by(
 
 
 def _on_hosts(hosts: Mapping[str, int], flags: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """All ranks, and the most of one node, on hosts with so many slots.
+    """All ranks, and the most of one node, on hosts with so many slots; none: of any hosts.
 
     launcher/runner.py: parse_resource_filter, apply_num_nodes_and_gpus.
     """
@@ -436,25 +431,17 @@ def _on_hosts(hosts: Mapping[str, int], flags: Mapping[str, Any]) -> tuple[int |
     for name in names[:2]:
         if isinstance(given := flags.get(name), str):
             named = dict(one.partition(":")[::2] for one in given.split("@"))
-            if not named.keys() <= hosts.keys():  # it refuses them
-                return None, None
             counts = {
-                host: len({*ids.split(",")}) if ids else hosts[host] for host, ids in named.items()
+                host: len({*ids.split(",")}) if ids else hosts.get(host, 0)
+                for host, ids in named.items()
             }
+            if not all(counts.values()) or (hosts and not named.keys() <= hosts.keys()):
+                return None, None  # it refuses them, or knows how many they have
             left = {host: n - counts.get(host, 0) for host, n in slots.items()}
             slots = counts if name == "include" else left
     nodes, per_node = (count_in(flags, name, words=_ALL) for name in names[2:])
     kept = [per_node or n for n in slots.values() if n > 0][:nodes]
     return (sum(kept), max(kept)) if kept else (None, None)
-
-
-def _included(filter_text: str) -> tuple[int | None, int | None]:
-    """`worker-0@worker-1:0,2`: hosts, each with its slots or with all of them."""
-    slots = [host.partition(":")[2] for host in filter_text.split("@")]
-    if not all(slots) or UNKNOWN.search(filter_text):
-        return None, None
-    sizes = [len(one.split(",")) for one in slots]
-    return sum(sizes), max(sizes)
 
 
 def count_in(

@@ -56,8 +56,6 @@ from autotune.engines.launches.shell_words import (
 _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({NAME}|[\d@*#])|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?}})")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
-_DEFAULT = re.compile(rf"\$\{{({NAME}|\d+):?[-=]([^{{}}]*)}}")
-_LONGEST_DEFAULT = 80
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _BETWEEN = ("\n", ";", "&", "do")
 """What stands between commands, and before those of a loop."""
@@ -132,6 +130,8 @@ class Command:
     """The commands that hand it to a shell as a text; empty: it stands in the file itself."""
     unread: tuple[str, ...] = ()
     """Why words of it are not known, or may be others: lines that decide, files not read."""
+    defaults: Mapping[int, str] = field(default_factory=dict)
+    """Number of a word -> the default of a variable in it, in words."""
     assumed: tuple[str, ...] = ()
     """Defaults before it of words that its file is started with."""
     options: Mapping[str, str] = field(default_factory=dict)
@@ -144,12 +144,11 @@ class Command:
     @property
     def around(self) -> dict[str, Any]:
         """What `ranks_of` takes beside its words."""
-        ends = ((at, default_at(self.text, word.end)) for at, word in enumerate(self.words))
         return {
             "within": self.within,
             "variables": self.variables,
             "options": self.options,
-            "defaults": {at: default for at, default in ends if default},
+            "defaults": self.defaults,
             "text_of": self._text_of,
         }
 
@@ -220,16 +219,6 @@ def read_shell(text: str, path: Path, *, follows: bool = False) -> ShellText:
         sourced=tuple(dict.fromkeys(reader.sourced)),
         written=reader.written,
     )
-
-
-def default_at(text: str, at: int) -> str:
-    """The default of a variable in which a place of a text is, in words; empty: it is in none."""
-    begin = text.rfind("${", max(0, at - _LONGEST_DEFAULT), at) if at >= 0 else -1
-    found = _DEFAULT.match(text, begin) if begin >= 0 else None
-    if found is None or not found.start(2) <= at < found.end(2):
-        return ""
-    name = f"${found[1]}" if found[1].isdigit() else found[1]
-    return f"{name}={found[2]}, the default in line {line_of(text, at)}"
 
 
 class _Branch(NamedTuple):
@@ -331,7 +320,9 @@ class _Reader:
         be others."""
         self._assumed: dict[str, None] = {}
         """Defaults that stand for words which the file is started with, in words."""
-        self._depth = self._n_nested = self._n_rounds = self._n_put = self._n_again = 0
+        self._defaults: dict[int, str] = {}
+        """Place in the text -> the default of a variable that stands there, in words."""
+        self._depth = self._n_nested = self._n_put = self._n_again = 0
 
     def read_file(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
         """Take all commands of a file, and those of functions that it does not call itself.
@@ -489,7 +480,7 @@ class _Reader:
 
     def _case(self, opened: Token) -> _Truth:
         here, branches, chosen = self._here, list[_Branch](), _Truth(False)
-        is_all = is_falling = False
+        is_all = False
         words = [here.take().chars]
         while here.ahead() not in ("in", ""):
             here.at += 1
@@ -507,11 +498,11 @@ class _Reader:
             if (end := here.ahead()) != "esac":
                 here.at += 1
             if end in (";&", ";;&"):  # others may run as well
-                chosen, is_falling = _OPEN, True
+                chosen, is_all = _OPEN, False
                 branches = [one._replace(runs=one.runs and None) for one in branches]
             here.pass_lines()
         here.at += 1
-        self._merge(branches, self._why(opened), is_all=is_all and not is_falling)
+        self._merge(branches, self._why(opened), is_all=is_all)
         return _OPEN
 
     def _matching(self, words: Sequence[Chars], patterns: Sequence[Chars]) -> _Truth:
@@ -599,8 +590,7 @@ class _Reader:
             return []
         self._doubts = [*self._here.doubts]
         items = [item for one in words[2:] for item in self._field(one).items]
-        self._n_rounds += len(items)
-        is_open = self._n_rounds > _MOST_ROUNDS or any(
+        is_open = len(items) > _MOST_ROUNDS or any(
             UNKNOWN.search(text) or {*text} & {*"*?[{"} for text in map(plain, items)
         )
         return [] if is_open else [Value([item]).differing(bool(self._doubts)) for item in items]
@@ -827,7 +817,7 @@ class _Reader:
             names = re.sub(rf"(?<![\w${{])({NAME})\b", r"${\1}", raw[3:-2])
             inside = self._field(unplaced(names), is_split=False)
             number = sum_of(inside.text)
-            place = next((at for _, at in inside.chars if default_at(self._text, at)), -1)
+            place = next((at for _, at in inside.chars if at in self._defaults), -1)
             return None if number is None else [[(char, place) for char in str(number)]]
         if raw.startswith(("`", "$(")):
             folder = self._folder(chars[1 if raw[0] == "`" else 2 : -1])
@@ -839,9 +829,12 @@ class _Reader:
         is_empty = held is not None and held.items is not None and not any(held.items)
         if sign is not None and (held is None or (":" in sign and is_empty)):
             default = self._field(chars[found.start(5) : found.end(5)], is_split=False).chars
-            why = "" if held is None else held.why
+            why, named = "" if held is None else held.why, f"${name}" if name.isdigit() else name
             if name.isdigit() and held is None:
-                self._assumed[f"${name} is then {plain(default)}"] = None
+                self._assumed[f"{named} is then {plain(default)}"] = None
+            for at in () if self._file else (at for _, at in default if at >= 0):
+                line = f"the default in line {line_of(self._text, at)}"
+                self._defaults.setdefault(at, f"{named}={plain(default)}, {line}")
             self._doubts += [] if why is None else [why]
             if "=" in sign:
                 self._put(name, Value([default], why=why))
@@ -995,7 +988,7 @@ class _Reader:
             folder = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
             is_known = UNKNOWN.search(folder) is None
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
-        names = _VARIABLES.findall(" ".join([*texts, *own.values()]))
+        at, names = self._defaults, _VARIABLES.findall(" ".join([*texts, *own.values()]))
         held_values = [(name, self._get(name)) for name in names]
         unread = [*self._doubts, *(held.why for _, held in held_values if held)]
         if self._doubts or any(held is None for _, held in held_values):
@@ -1007,6 +1000,7 @@ class _Reader:
             variables={**self._around(), **own} if own else self._around(),
             within=here.within,
             unread=tuple(dict.fromkeys(filter(None, unread))),
+            defaults={n: told for n, one in enumerate(words) if (told := at.get(one.end))},
             assumed=tuple(self._assumed),
             options=self._options,
             path=here.path or Path(),

@@ -119,9 +119,6 @@ def _refused_in(section: Mapping[str, Any], fills_in: bool) -> Iterator[tuple[st
 
 def _lost(data: Mapping[str, Any], section: Mapping[str, Any]) -> Iterator[Violation]:
     """Fields that are there and do nothing, or something else."""
-    machines = data.get("num_machines")
-    if type(machines) is int and machines < 1:
-        yield violation_of("accelerate.machines", "num_machines", machines=machines)
     for name in section:
         if name not in SECTION_FIELDS | _OLD_SECTION_FIELDS:
             fix = _place_of(str(name), section[name]) or _rename(str(name), SECTION_FIELDS)

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def trains_with(path: Path) -> bool | None:
     return True if is_trainers else None
 
 
-_RANK_FLAG = ("local_rank", "local-rank")
+_TAKES_MORE = re.compile("local[_-]rank|parse_known_args|return_remaining_strings")
 
 
 def refuses_rank_flag(path: Path) -> bool:
@@ -102,29 +103,19 @@ def refuses_rank_flag(path: Path) -> bool:
     """
     tree = _tree(path)
     nodes = list(ast.walk(tree))
-    texts = {
-        name
-        for one in nodes
-        for name in (getattr(one, "value", ""), getattr(one, "arg", ""), getattr(one, "attr", ""))
-        if isinstance(name, str)
-    }
-    takes_more = ("parse_known_args", "return_remaining_strings")
-    if any(flag in one for one in texts for flag in (*_RANK_FLAG, *takes_more)):
-        return False
-    made = [*_calls(tree, "ArgumentParser"), *_calls(tree, _PARSER)]
-    names = {
-        _name(one.targets[0]) for one in nodes if isinstance(one, ast.Assign) and one.value in made
-    }
-    is_shared = any(
-        _name(given) in names for one in nodes if isinstance(one, ast.Call) for given in one.args
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    of_argparse = any(_calls(tree, "ArgumentParser")) and any(_calls(tree, "parse_args"))
+    name = "parse_args" if of_argparse else "parse_args_into_dataclasses"
+    parsers = {_name(getattr(call.func, "value", call)) for call in _calls(tree, name)} - {""}
+    is_shared = any(_name(given) in parsers for call in calls for given in call.args)
+    own = {node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.bases}
+    classes = {_name(one) for call in _calls(tree, _PARSER) for one in _classes(call)}
+    return (
+        any(_calls(tree, name))
+        and not any(call.args or call.keywords for call in _calls(tree, name))
+        and not (is_shared if of_argparse else classes - own or not classes)
+        and _TAKES_MORE.search(ast.unparse(tree)) is None
     )
-    own = {one.name for one in nodes if isinstance(one, ast.ClassDef) and not one.bases}
-    classes = [one for call in _calls(tree, _PARSER) for one in _classes(call)]
-    parses = [*_calls(tree, "parse_args"), *_calls(tree, "parse_args_into_dataclasses")]
-    is_own = bool(parses) and not any(call.args or call.keywords for call in parses)
-    if any(_calls(tree, "ArgumentParser")) and any(_calls(tree, "parse_args")):
-        return is_own and not is_shared
-    return is_own and bool(classes) and all(_name(one) in own for one in classes)
 
 
 def reads_first_word(path: Path | None) -> bool:

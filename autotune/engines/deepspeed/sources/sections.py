@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from autotune.base.names import near_names
@@ -97,12 +98,7 @@ def sections_inside(data: Mapping[Any, Any]) -> list[tuple[tuple[str, ...], Any]
     A place in a list is a key such as `[0]`. A section without a name that tells holds what is
     DeepSpeed's of it alone.
     """
-    found: list[tuple[tuple[str, ...], Any]] = []
-    for one in _inside(data, ()):
-        found.append(one)
-        if len(found) == _MOST_SECTIONS:
-            break
-    return found
+    return list(islice(_inside(data, ()), _MOST_SECTIONS))
 
 
 def _inside(value: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
