@@ -9,6 +9,7 @@ from typing import Any
 from autotune.base.flags import flag
 from autotune.base.nested import Unknown, dotted, leaves, look_up
 from autotune.base.secrecy import scrubbed, scrubbed_text
+from autotune.base.text import named
 from autotune.base.user_text import read_text
 from autotune.check import huggingface
 from autotune.check.fixes import Question, Reply, Terms, mend
@@ -117,7 +118,7 @@ class CheckReport:
         line = self.source.line
         taken = [f'"{one}" takes some' for one in line.open_words if PASSED_ON.fullmatch(one)]
         taken = [*taken[:1], *line.assumed]
-        return f", started without arguments ({', '.join(taken)})" if taken else ""
+        return f", started without arguments ({named(taken, ', ', most=3)})" if taken else ""
 
     @property
     def about(self) -> str:
@@ -443,8 +444,11 @@ def _as_its_reader_has_it(one: Violation, source: Source) -> Violation:
         one = replace(one, consequence="may_raise")
     # Nobody reads the configuration then, and its YAML alone is refused.
     is_unread = bool(source.not_for) and not one.rule.startswith("accelerate.")
-    is_dropped = is_unread or (source.reader == neox.READER and neox.drops(one))
-    return replace(one, consequence="ignored") if is_dropped and one.level == "error" else one
+    is_dropped = source.reader == neox.READER and neox.drops(one)
+    if one.level != "error" or not (is_unread or is_dropped):
+        return one
+    message = f"{one.message}{neox.DROPPED}" if is_dropped else one.message
+    return replace(one, message=message, consequence="ignored")
 
 
 def without_world() -> NotJudged:
@@ -476,6 +480,8 @@ def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJu
     yield from huggingface.not_compared(source)
     if look_up(source.config, "expert_parallel.comm_backend") == "deepep":
         yield NotJudged(what="DeepEP", why="its package deep_ep has to be on the nodes")
+    if source.consumer is not Consumer.DEEPSPEED and source.mixed_precision == "fp8":
+        yield NotJudged(what="fp8", why="Transformer Engine or torchao has to be on the nodes")
     for name in removed_later(source.config, version):
         yield NotJudged(what=name, why="later releases removed it, and no rule knows what it does")
 

@@ -831,7 +831,7 @@ class _Reader:
             default = self._field(chars[found.start(5) : found.end(5)], is_split=False).chars
             why, named = "" if held is None else held.why, f"${name}" if name.isdigit() else name
             if name.isdigit() and held is None:
-                self._assumed[f"{named} is then {plain(default)}"] = None
+                self._assumed[f"{named} is then {plain(default) or 'empty'}"] = None
             for at in () if self._file else (at for _, at in default if at >= 0):
                 line = f"the default in line {line_of(self._text, at)}"
                 self._defaults.setdefault(at, f"{named}={plain(default)}, {line}")
@@ -1010,10 +1010,10 @@ class _Reader:
         if texts[0] in self._functions:
             sets = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
             return self._calls(command, [item for one in items[1:] for item in one.items], sets)
-        for at, is_text in _started_by(texts):
+        for first, is_text in _started_by(texts):
             if is_text:
-                self._hands_on(items[at], texts)
-            elif self._starts(command, [item for one in items for item in one.items], at):
+                self._hands_on(items[first], texts)
+            elif self._starts(command, [item for one in items for item in one.items], first):
                 return
 
     def _around(self) -> dict[str, str]:
