@@ -1,7 +1,7 @@
-"""Anybody's ds_config: `read` it, `judge` it, `edit` its text; `check` does all three."""
+"""Anybody's ds_config: `read` it, `edit` its text; `check` judges it and does both."""
 
 from autotune.check.edit import edit
-from autotune.check.lint import CheckReport, Found, check, judge
+from autotune.check.lint import CheckReport, Found, check
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from autotune.engines.deepspeed.sources.reading import Source
 from autotune.engines.deepspeed.sources.source import read, read_all
@@ -13,7 +13,6 @@ __all__ = [
     "Source",
     "check",
     "edit",
-    "judge",
     "read",
     "read_all",
 ]

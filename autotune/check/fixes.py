@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
-from autotune.base.nested import leaves, merge, nested, value_at
+from autotune.base.nested import leaves, merge, nested, path_of, value_at
 from autotune.check.changes import same_data
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
 from autotune.space.rule import Choice, Moves, Patch, Violation
@@ -25,25 +26,11 @@ _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 _MOST_STEPS = 100
 """More than there are rules: a fix that calls for another ends somewhere."""
 
-_TRAINED: tuple[KeyPath, ...] = (
-    *((name,) for name in ("train_batch_size", _MICRO, "optimizer", "scheduler")),
-    *((name,) for name in ("gradient_clipping", "amp", "fp16", "bf16", "bfloat16", "data_types")),
-    *((name,) for name in ("torch_autocast", "sequence_parallel_size", "tensor_parallel")),
-    *((name,) for name in ("expert_parallel", "prescale_gradients", "data_efficiency")),
-    *((name,) for name in ("gradient_predivide_factor", "gradient_allreduce_op")),
-    *((name,) for name in ("curriculum_learning", "compression_training", "sparse_gradients")),
-    *(("zero_optimization", name) for name in ("stage", "zenflow")),
-)
+_TERMS = table_beside(__file__, "fix_terms.json")
+_TRAINED = tuple(path_of(key) for key in _TERMS["decides_training"])
 """Keys and sections that decide what is trained; one that is added there changes it, unless it
 says what holds without it."""
-
-_MOVING = frozenset(
-    (
-        *("schema.unknown_key", "schema.unknown_top_level_key", "schema.unknown_plain_key"),
-        *("schema.deprecated_name", "schema.deprecated_with_new", "optimizer.max_grad_norm"),
-        *("version.removed_key", "huggingface.auto_not_filled", "huggingface.old_bf16"),
-    )
-)
+_MOVING = frozenset(_TERMS["moves_keys"])
 """Rules whose changes bring what they take away to another place, as far as they add anything."""
 
 _MISSING = object()

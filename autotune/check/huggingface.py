@@ -319,12 +319,7 @@ def _overruled(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
             )
 
 
-_KEPT_BESIDE_OFFLOAD = frozenset(
-    (
-        *("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused"),
-        *("paged_adamw_32bit", "adagrad", "lion_32bit", "paged_lion_32bit"),
-    )
-)
+_KEPT_BESIDE_OFFLOAD = frozenset(PROGRAMS["accelerate"]["optimizers_for_the_cpu"])
 """`optim` of which accelerate takes DeepSpeed's version for the CPU
 (accelerate 1.15, utils/deepspeed.py: map_pytorch_optim_to_deepspeed)."""
 

@@ -45,18 +45,12 @@ class Places:
 
     def of(self, violation: Violation) -> TextPlace:
         """The place of the first key that a violation is about, or of the nearest section."""
-        for path in _paths(violation):
-            whole = path[-1:] if self.has_names_alone else (*self.at, *path)
-            if (offset := self.starts.get(whole)) is not None:
-                return self._place(offset)
-        for path in _paths(violation) if self.at else ():  # what stands beside the section
-            if (offset := self.starts.get((*self.at[:-1], *path))) is not None:
-                return self._place(offset)
-        for path in _paths(violation):
-            for length in range(len(path) - 1, 0, -1):
-                if (offset := self.starts.get((*self.at, *path[:length]))) is not None:
-                    return self._place(offset)
-        return self._place(self.starts.get(self.at, 0))
+        paths = list(_paths(violation))
+        whole = (one[-1:] if self.has_names_alone else (*self.at, *one) for one in paths)
+        beside = ((*self.at[:-1], *one) for one in paths if self.at)
+        above = ((*self.at, *one[:n]) for one in paths for n in range(len(one) - 1, 0, -1))
+        found = (self.starts[one] for one in (*whole, *beside, *above) if one in self.starts)
+        return self._place(next(found, self.starts.get(self.at, 0)))
 
     def _place(self, offset: int) -> TextPlace:
         line = bisect_right(self._lines, offset)

@@ -9,15 +9,15 @@ from typing import Any
 from autotune.base.flags import flag
 from autotune.base.nested import Unknown, dotted, leaves, look_up
 from autotune.base.secrecy import scrubbed, scrubbed_text
+from autotune.base.text import named
 from autotune.base.user_text import read_text
 from autotune.check import huggingface
-from autotune.check.diff import text_diff
 from autotune.check.fixes import Question, Reply, Terms, mend
 from autotune.check.ignored import ignored_in
 from autotune.check.json_text import duplicates
 from autotune.check.key_positions import Places, TextPlace, places_in
 from autotune.check.numbers_read import as_read
-from autotune.check.written import not_edited, text_after, words_for
+from autotune.check.written import not_edited, text_after, text_diff, words_for
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed import rules
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
@@ -101,6 +101,8 @@ class CheckReport:
     """Findings of `left` that only the user can decide, each with its ways out."""
     unknown: tuple[str, ...]
     """Keys whose value is known at run time only; rules that need one had nothing to say."""
+    unknown_because: str = 'known at run time only ("auto")'
+    """Why nobody here knows what is in `unknown`."""
     fixed_text: str | None
     """The file after the fix; None where nothing changes, or the file cannot be edited."""
     not_edited: str
@@ -113,8 +115,10 @@ class CheckReport:
     @property
     def without_words(self) -> str:
         """Says that who starts the file may give it words; empty: it hands on none."""
-        handed_on = [one for one in self.source.line.open_words if PASSED_ON.fullmatch(one)]
-        return f', started without arguments ("{handed_on[0]}" takes some)' if handed_on else ""
+        line = self.source.line
+        taken = [f'"{one}" takes some' for one in line.open_words if PASSED_ON.fullmatch(one)]
+        taken = [*taken[:1], *line.assumed]
+        return f", started without arguments ({named(taken, ', ', most=3)})" if taken else ""
 
     @property
     def about(self) -> str:
@@ -148,14 +152,11 @@ class CheckReport:
         version = self.environment.deepspeed_version
         if is_read(version):
             return ""
-        if release_of(version) < release_of(OLDEST_READ):
-            return (
-                f"DeepSpeed {version} is older than {OLDEST_READ}, the first that the rules were "
-                "read off: what it lacks is known in part"
-            )
+        is_old = release_of(version) < release_of(OLDEST_READ)
+        end, first = ("older", OLDEST_READ) if is_old else ("newer", NEWEST_READ)
         return (
-            f"DeepSpeed {version} is newer than {NEWEST_READ}, the last that the rules were read "
-            "off: what it changed is not known here"
+            f"DeepSpeed {version} is {end} than {first}: the rules were read off {OLDEST_READ} to "
+            f"{NEWEST_READ}, and what it lacks or changed is known in part"
         )
 
     @cached_property
@@ -170,11 +171,6 @@ class CheckReport:
         if self.is_written(fixed=fixed):
             return self.left
         return [found.violation for found in self.found if not found.after_fix]
-
-    @property
-    def unknown_because(self) -> str:
-        """Why nobody here knows what is in `unknown`, in words."""
-        return 'known at run time only ("auto")'
 
     def exit_code(self, *, fixed: bool, strict: bool = False) -> CheckExit:
         """Exit code of `check` for this file alone; `strict`: a warning fails, too."""
@@ -250,16 +246,6 @@ class _Looked:
     """Facts that rules asked for and nobody knows."""
     world: int | None
     world_because: str
-
-
-def judge(source: Source, environment: Environment) -> list[Violation]:
-    """Everything that is wrong with a configuration as it is read, and with its file.
-
-    Args:
-        source: What was read: the configuration, and what is known of its launch.
-        environment: Where it would run.
-    """
-    return [*_look(source.config, source, environment).violations, *_of_the_file(source)]
 
 
 def check(
@@ -440,30 +426,29 @@ def _look(
     violations = rules.judge(setup, unknown_facts)
     if "bf16" not in config:  # but in what accelerate adds, of which `huggingface` tells
         violations = [one for one in violations if one.rule != "precision.bfloat16_beside_bf16"]
-    if source.reader == neox.READER:
-        violations = list(map(neox.as_its_own, violations))
     if source.unasked:
         violations = [one for one in violations if not _is_unasked(one, source)]
-    if source.is_part:
-        violations = [
-            replace(one, consequence="may_raise") if one.rule in _BY_SCRIPTS else one
-            for one in violations
-        ]
     violations = [*huggingface.violations(config, source), *violations]
-    if source.not_for:  # nobody reads the configuration, and its YAML alone is refused
-        violations = [
-            replace(one, consequence="ignored")
-            if one.level == "error" and not one.rule.startswith("accelerate.")
-            else one
-            for one in violations
-        ]
     return _Looked(
-        violations=tuple(violations),
+        violations=tuple(_as_its_reader_has_it(one, source) for one in violations),
         unknown=frozenset(unknown),
         unknown_facts=frozenset(unknown_facts),
         world=world,
         world_because=because,
     )
+
+
+def _as_its_reader_has_it(one: Violation, source: Source) -> Violation:
+    """A violation with what follows from it where another program reads or completes the file."""
+    if source.is_part and one.rule in _BY_SCRIPTS:
+        one = replace(one, consequence="may_raise")
+    # Nobody reads the configuration then, and its YAML alone is refused.
+    is_unread = bool(source.not_for) and not one.rule.startswith("accelerate.")
+    is_dropped = source.reader == neox.READER and neox.drops(one)
+    if one.level != "error" or not (is_unread or is_dropped):
+        return one
+    message = f"{one.message}{neox.DROPPED}" if is_dropped else one.message
+    return replace(one, message=message, consequence="ignored")
 
 
 def without_world() -> NotJudged:
@@ -495,6 +480,8 @@ def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJu
     yield from huggingface.not_compared(source)
     if look_up(source.config, "expert_parallel.comm_backend") == "deepep":
         yield NotJudged(what="DeepEP", why="its package deep_ep has to be on the nodes")
+    if source.consumer is not Consumer.DEEPSPEED and source.mixed_precision == "fp8":
+        yield NotJudged(what="fp8", why="Transformer Engine or torchao has to be on the nodes")
     for name in removed_later(source.config, version):
         yield NotJudged(what=name, why="later releases removed it, and no rule knows what it does")
 

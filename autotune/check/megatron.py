@@ -68,11 +68,6 @@ class MegatronReport(CheckReport):
         """Empty: a release that is not known is refused."""
         return ""
 
-    @property
-    def unknown_because(self) -> str:
-        """See `CheckReport.unknown_because`."""
-        return "known to the shell alone"
-
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
         """For JSON; as of `CheckReport.to_dict`."""
         found = super().to_dict(fixed=fixed)
@@ -127,6 +122,7 @@ def check_launch(
         left=tuple(one.violation for one in found),
         questions=(),
         unknown=tuple(sorted(launch.unknown)),
+        unknown_because="known to the shell alone",
         not_judged=tuple(_not_judged(launch, unknown_facts, checkout)),
         fixed_text=None,
         not_edited=_BY_HAND,
@@ -224,7 +220,7 @@ def _source(launch: MegatronLaunch) -> Source:
         because=_READER,
         reader=_READER,
         world=launch.world,
-        line=LaunchLine(open_words=tuple(launch.open_words.values())),
+        line=LaunchLine(open_words=tuple(launch.open_words.values()), assumed=launch.assumed),
         sourced=launch.sourced,
     )
 

@@ -1,9 +1,11 @@
 """How a configuration comes back into its file: as JSON or YAML, in the words of who reads it."""
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.nested import leaves, nested
+from autotune.base.secrecy import scrubbed_text
 from autotune.check.changes import changes_between
 from autotune.check.edit import edit
 from autotune.engines.deepspeed.rules.base import changed
@@ -27,6 +29,21 @@ def not_edited(source: Source) -> str:
     if source.is_made:
         return f"{source.reader} makes the configuration from keys of its own"
     return "" if _section(source) is not None else "the text holds the section as a text"
+
+
+def text_diff(name: str, before: str, after: str) -> str:
+    """Two texts as a unified diff, secrets masked; empty where they are the same.
+
+    Args:
+        name: The file's.
+        before: Its text.
+        after: What it becomes.
+    """
+    old, new = (scrubbed_text(one).splitlines(keepends=True) for one in (before, after))
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for line in difflib.unified_diff(old, new, fromfile=name, tofile=name)
+    )
 
 
 def text_after(source: Source, config: Mapping[str, Any], moves: Moves) -> str | None:

@@ -10,9 +10,8 @@ from typing import Any
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import look_up, nested
 from autotune.base.user_text import STANDARD_INPUT, read_text
-from autotune.check.diff import text_diff
 from autotune.check.edit import edit
-from autotune.check.written import not_edited
+from autotune.check.written import not_edited, text_diff
 from autotune.contract import KnobValue
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed.ds_config_file import SECTIONS, usable

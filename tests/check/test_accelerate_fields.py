@@ -153,7 +153,7 @@ def test_no_number_of_processes_starts_none(tmp_path):
 def test_less_than_one_machine_is_one(tmp_path):
     data = file_with(num_machines=0)
     assert launched(tmp_path, data) == launched(tmp_path, PLAIN)
-    assert [(one.rule, one.level) for one in violations(data)] == [("accelerate.machines", "note")]
+    assert list(violations(data)) == []
 
 
 def test_an_unknown_field_of_the_section_does_nothing(tmp_path):

@@ -177,6 +177,8 @@ def test_a_launch_of_deepspeed_is_refused(tmp_path, monkeypatch, text, rule):
         ("deepspeed --num_gpus 4 arguments.py", "arguments.py sets them in its own way"),
         (f"torchrun --nproc_per_node 4 {TRAINER} $MORE", "only the shell knows $MORE"),
         ("srun -n 4 python t.py --deepspeed_config plain.json", "RANK of each task"),
+        ("accelerate launch --num_processes 4 --use_deepspeed --zero_stage 2 --mixed_precision "
+         "fp8 t.py", "Transformer Engine or torchao"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatch, text, open_):
@@ -256,10 +258,10 @@ def test_a_block_that_does_not_close_is_refused(tmp_path, text, line):
 def test_a_launch_line_stands_in_place_of_the_file_that_it_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Path("run.sh")
-    path.write_text(f'{GPT} {BATCH} "$@"\n')
+    path.write_text(f'W=${{1:-7b}}\n{GPT} {BATCH} "$@"\n')
     (plain,) = check_file(path, CheckFlags())
     (given,) = check_file(path, CheckFlags(launch="bash run.sh --tensor-model-parallel-size 3"))
-    assert plain.about.endswith('started without arguments ("$@" takes some)')
+    assert plain.about.endswith('started without arguments ("$@" takes some, $1 is then 7b)')
     assert (plain.passes, given.passes, str(given.source.path)) == (True, False, "the launch line")
 
 
@@ -304,10 +306,10 @@ import sys
 for room in ("search", "fleet", "record", "report", "planning", "export", "app", "cli"):
     sys.modules[f"autotune.{room}"] = None
 from pathlib import Path
-from autotune.check import edit, judge, read
+from autotune.check import check, edit, read
 from autotune.engines.deepspeed.rules.plain import environment
 found = read(Path(sys.argv[1]))
-print(judge(found, environment())[0].rule)
+print(check(found, environment()).found[0].violation.rule)
 print(edit(found.text, {"train_batch_size": 32}))
 """
 

@@ -47,6 +47,7 @@ def test_a_slip_of_a_name_gets_the_near_ones():
 def test_a_rule_is_found_by_the_name_that_a_refused_layout_gives_it():
     assert page_of("overlap_experts.modules").name == "megatron.overlap_experts.modules"
     assert "`megatron.batch.product`" in page_of("batch.product").says
+    assert "Fix: take a tp that divides n_heads." in page_of("megatron.tp.heads").says
 
 
 def test_the_page_is_made_from_the_rules():

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.engines.deepspeed.sources.script import made_arguments, own_defaults, trains_with
-from tests.check.files import checked, write
+from tests.check.files import checked, rules, write
 
 PLAIN = """
 from transformers import HfArgumentParser, TrainingArguments
@@ -146,3 +146,31 @@ def test_what_a_script_makes_is_compared_with_its_file(tmp_path):
 )
 def test_who_trains_in_a_script(tmp_path, text, is_trainers):
     assert trains_with(write(tmp_path, text, "train.py")) is is_trainers
+
+
+_OWN = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr')\n"
+_OWN_CLASS = "from transformers import HfArgumentParser\nclass Mine:\n    lr: float = 1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher", "is_refused"),
+    [
+        (_OWN + "parser.parse_args()", "deepspeed", True),
+        (_OWN + "parser.parse_args()\nf(1).train()", "deepspeed", True),
+        (_OWN + "parser.parse_args()", "deepspeed --no_local_rank", False),
+        (_OWN + "parser.parse_args()", "torchrun --nproc_per_node 2", False),
+        (_OWN + "parser.parse_known_args()", "deepspeed", False),
+        (_OWN + "parser.add_argument('--local_rank')\nparser.parse_args()", "deepspeed", False),
+        (_OWN + "add_more(parser)\nparser.parse_args()", "deepspeed", False),
+        (_OWN_CLASS + "HfArgumentParser(Mine).parse_args_into_dataclasses()", "deepspeed", True),
+        (PLAIN + "parser.parse_args_into_dataclasses()", "deepspeed", False),
+    ],
+)
+def test_a_parser_without_the_rank_that_deepspeeds_launcher_adds(
+    tmp_path, text, launcher, is_refused
+):
+    write(tmp_path, text, "train.py")
+    write(tmp_path, CONFIG, "ds_config.json")
+    line = f"{launcher} train.py --deepspeed ds_config.json --lr 1\n"
+    path = write(tmp_path, f"#!/bin/bash\n{line}", "run.sh")
+    assert ("file.local_rank" in rules(checked(path))) is is_refused

@@ -1,45 +1,9 @@
 """The devices and the tasks of a node, against the ranks that a launch starts there."""
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 from autotune.base.units import format_count
-from autotune.engines.launches.line import Ranks
-
-_VARIABLES = (
-    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-    "ASCEND_RT_VISIBLE_DEVICES",
-)
-_DEVICES = re.compile(r"(?:\d+|(?:GPU|MIG)-[\w/-]+)(?:,(?:\d+|(?:GPU|MIG)-[\w/-]+))*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisibleDevices:
-    """The devices of a node that the ranks of a launch see."""
-
-    source: str
-    """The variable, the flag or the field."""
-    names: str
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return len(self.names.split(","))
-
-
-def visible_devices(*places: Mapping[str, Any]) -> VisibleDevices | None:
-    """The devices that flags of accelerate, variables or its YAML leave; the first place counts.
-
-    None: all, or only the shell knows. None at all, as `""`, is meant for CPUs.
-    """
-    for place in places:
-        for name in ("gpu_ids", *_VARIABLES):
-            names = str(place.get(name, "")).replace(" ", "").strip(",")
-            if _DEVICES.fullmatch(names):
-                return VisibleDevices(source=name, names=names)
-    return None
+from autotune.engines.launches.line import Ranks, VisibleDevices
 
 
 def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[tuple[str, str, str]]:
@@ -49,14 +13,19 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[tuple[str,
     """
     per_node, gpus, tasks = ranks.per_node, ranks.gpus, ranks.tasks or ranks.tasks_per_node or 1
     nodes = ranks.world // per_node if ranks.world and per_node else None
+    nodes = nodes and (1 if ranks.reaches_nodes else nodes)
     if per_node is None:
         return
     if ranks.launcher and tasks > 1 and ((ranks.tasks_per_node or 1) > 1 or nodes is not None):
         if nodes is None or tasks > nodes:
             on_each = f", {ranks.tasks_per_node} on a node" if ranks.tasks_per_node else ""
-            of_nodes = f" for {format_count(nodes, 'node')}" if nodes else ""
+            is_told = bool(nodes) and not ranks.reaches_nodes
+            of_nodes = f" for {format_count(nodes or 0, 'node')}" * is_told
             what = f"srun starts {tasks} tasks{on_each}, and each of them starts {ranks.launcher} "
             what += f"with {format_count(per_node, 'rank')}{of_nodes}"
+            if ranks.reaches_nodes:
+                yield "tasks", f"{what}: it starts those of all nodes itself", "leave srun out"
+                return
             if nodes and ranks.tasks_per_node == 1:
                 fix = f"tell {ranks.launcher} of {tasks} nodes (torchrun: --nnodes {tasks})"
                 yield "lone_nodes", f"{what}: they do not train together", fix

@@ -49,12 +49,7 @@ _LAUNCHERS: Mapping[str, str] = PROGRAMS["launchers"]
 """Command or module -> the launcher that it is."""
 
 _VALUES_OF_SRUN = frozenset((*PROGRAMS["srun_values"], *PROGRAMS["slurm"]))
-_COUNTS = frozenset(
-    (
-        *("nnodes", "nproc_per_node", "nproc", "num_gpus", "num_nodes", "num_processes"),
-        *("num_machines", "hostfile", "include", "exclude"),
-    )
-)
+_COUNTS = frozenset(PROGRAMS["flags_that_count"])
 """Flags of launchers by which their ranks are counted."""
 _HOST = re.compile(r"^[ \t]*([^\s#]+)\s+slots=(\d+)", re.MULTILINE)
 """A line of DeepSpeed's hostfile (launcher/runner.py: _parse_hostfile)."""
@@ -77,6 +72,40 @@ _RANGE = re.compile(r"\d+:\d+")
 """A range of nodes, for torchrun."""
 
 
+_OF_DEVICES = (
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    "ASCEND_RT_VISIBLE_DEVICES",
+)
+_DEVICE_NAMES = re.compile(r"(?:\d+|(?:GPU|MIG)-[\w/-]+)(?:,(?:\d+|(?:GPU|MIG)-[\w/-]+))*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisibleDevices:
+    """The devices of a node that the ranks of a launch see."""
+
+    source: str
+    """The variable, the flag or the field."""
+    names: str
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.names.split(","))
+
+
+def visible_devices(*places: Mapping[str, Any]) -> VisibleDevices | None:
+    """The devices that flags of accelerate, variables or its YAML leave; the first place counts.
+
+    None: all, or only the shell knows. None at all, as `""`, is meant for CPUs.
+    """
+    for place in places:
+        for name in ("gpu_ids", *_OF_DEVICES):
+            names = str(place.get(name, "")).replace(" ", "").strip(",")
+            if _DEVICE_NAMES.fullmatch(names):
+                return VisibleDevices(source=name, names=names)
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
     """How the ranks of a line come about; None: it does not say."""
@@ -91,6 +120,8 @@ class Ranks:
     tasks_per_node: int | None = None
     gpus: int | None = None
     """GPUs of a node that the job asks for."""
+    reaches_nodes: bool = False
+    """Whether the launcher starts the ranks of other nodes itself, as DeepSpeed's over ssh."""
     starter: str = ""
     """Command that starts the tasks: `srun`, or `mpirun` for those of MPI."""
     lacks_ranks: bool | None = False
@@ -246,6 +277,9 @@ def ranks_of(
         given = dict(flags_of([words[number] for number in parts.launcher_flags]))
         if slots := _HOST.findall(text_of(str(given.get("hostfile", "")))):
             ranks = ranks.of(*_on_hosts({host: int(n) for host, n in slots}, given))
+            ranks = replace(
+                ranks, reaches_nodes=parts.kind == "deepspeed" and "no_ssh" not in given
+            )
         else:
             ranks = ranks.of(*ranks_by(parts.kind, given, variables))
         return replace(ranks, default=_defaults_in(words, parts, defaults or {}))
@@ -254,7 +288,8 @@ def ranks_of(
     if ranks.world is not None:
         return ranks
     if name in _OWN_LAUNCHERS:
-        return replace(ranks, launcher=name).of(*ranks_in(variables))
+        world, per_node = ranks_in(variables, name)
+        return replace(ranks, launcher=name * (world != 1)).of(world, per_node)
     behind = [*dropwhile(lambda word: PurePath(word).name not in ("srun", *_OF_MPI), before)]
     if behind and PurePath(behind[0]).name in _OF_MPI:
         given = dict(pairwise(behind))
@@ -279,13 +314,23 @@ def _defaults_in(words: Sequence[str], parts: LineParts, defaults: Mapping[int, 
     return " and ".join(dict.fromkeys(filter(None, found)))
 
 
-def ranks_in(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
+def ranks_in(variables: Mapping[str, str], program: str = "") -> tuple[int | None, int | None]:
     """All ranks, and those of one node, of a program that is told them by variables.
 
-    LLaMA-Factory and ms-swift (cli/main.py: get_torchrun_args); None: they do not say.
+    Without them ms-swift starts one (cli/main.py: use_torchrun), and LLaMA-Factory one a device
+    (launcher.py); None: they do not say.
     """
-    per_node = _counted(variables.get(RANKS_VARIABLE, ""))
-    return product(_counted(variables.get("NNODES", "1")), per_node), per_node
+    nodes, per_node = variables.get("NNODES"), _counted(variables.get(RANKS_VARIABLE, ""))
+    if RANKS_VARIABLE not in variables and program == "llamafactory-cli":
+        per_node = _n_visible(variables)
+    elif RANKS_VARIABLE not in variables and program and nodes is None:
+        per_node = 1
+    return product(_counted(nodes or "1"), per_node), per_node
+
+
+def _n_visible(variables: Mapping[str, str]) -> int | None:
+    visible = visible_devices(variables)
+    return None if visible is None else visible.count
 
 
 def product(nodes: Any, per_node: Any) -> int | None:
@@ -356,14 +401,18 @@ def ranks_by(
         flags = {**around, **flags}
         given = "nproc_per_node" if "nproc_per_node" in flags else "nproc"
         per_node = count_in(flags, given, default=1, words=_DEVICE_KINDS)
+        if flags.get(given) in ("auto", "gpu"):
+            per_node = _n_visible(variables or {})
         if _RANGE.fullmatch(str(flags.get("nnodes"))):
             return None, per_node
         nodes = count_in(flags, "nnodes", default=1)
         return (per_node and nodes and per_node * nodes), per_node
     if kind == "deepspeed":
         if isinstance(flags.get("include"), str):
-            return _included(flags["include"])
+            return _on_hosts({}, {"include": flags["include"]})
         per_node = count_in(flags, "num_gpus", words=_ALL)
+        if _COUNTS.isdisjoint(flags):  # launcher/runner.py, main: it takes them for --include
+            per_node = _n_visible(variables or {})
         remote = "hostfile" in flags and "num_nodes" not in flags
         nodes = None if remote else count_in(flags, "num_nodes", default=1, words=_ALL)
         return (per_node and nodes and per_node * nodes), per_node
@@ -371,7 +420,7 @@ def ranks_by(
 
 
 def _on_hosts(hosts: Mapping[str, int], flags: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """All ranks, and the most of one node, on hosts with so many slots.
+    """All ranks, and the most of one node, on hosts with so many slots; none: of any hosts.
 
     launcher/runner.py: parse_resource_filter, apply_num_nodes_and_gpus.
     """
@@ -382,25 +431,17 @@ def _on_hosts(hosts: Mapping[str, int], flags: Mapping[str, Any]) -> tuple[int |
     for name in names[:2]:
         if isinstance(given := flags.get(name), str):
             named = dict(one.partition(":")[::2] for one in given.split("@"))
-            if not named.keys() <= hosts.keys():  # it refuses them
-                return None, None
             counts = {
-                host: len({*ids.split(",")}) if ids else hosts[host] for host, ids in named.items()
+                host: len({*ids.split(",")}) if ids else hosts.get(host, 0)
+                for host, ids in named.items()
             }
+            if not all(counts.values()) or (hosts and not named.keys() <= hosts.keys()):
+                return None, None  # it refuses them, or knows how many they have
             left = {host: n - counts.get(host, 0) for host, n in slots.items()}
             slots = counts if name == "include" else left
     nodes, per_node = (count_in(flags, name, words=_ALL) for name in names[2:])
     kept = [per_node or n for n in slots.values() if n > 0][:nodes]
     return (sum(kept), max(kept)) if kept else (None, None)
-
-
-def _included(filter_text: str) -> tuple[int | None, int | None]:
-    """`worker-0@worker-1:0,2`: hosts, each with its slots or with all of them."""
-    slots = [host.partition(":")[2] for host in filter_text.split("@")]
-    if not all(slots) or UNKNOWN.search(filter_text):
-        return None, None
-    sizes = [len(one.split(",")) for one in slots]
-    return sum(sizes), max(sizes)
 
 
 def count_in(

@@ -56,8 +56,6 @@ from autotune.engines.launches.shell_words import (
 _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({NAME}|[\d@*#])|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?}})")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
-_DEFAULT = re.compile(rf"\$\{{({NAME}|\d+):?[-=]([^{{}}]*)}}")
-_LONGEST_DEFAULT = 80
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _BETWEEN = ("\n", ";", "&", "do")
 """What stands between commands, and before those of a loop."""
@@ -132,6 +130,10 @@ class Command:
     """The commands that hand it to a shell as a text; empty: it stands in the file itself."""
     unread: tuple[str, ...] = ()
     """Why words of it are not known, or may be others: lines that decide, files not read."""
+    defaults: Mapping[int, str] = field(default_factory=dict)
+    """Number of a word -> the default of a variable in it, in words."""
+    assumed: tuple[str, ...] = ()
+    """Defaults before it of words that its file is started with."""
     options: Mapping[str, str] = field(default_factory=dict)
     """What its file asks Slurm for."""
     path: Path = Path()
@@ -142,12 +144,11 @@ class Command:
     @property
     def around(self) -> dict[str, Any]:
         """What `ranks_of` takes beside its words."""
-        ends = ((at, default_at(self.text, word.end)) for at, word in enumerate(self.words))
         return {
             "within": self.within,
             "variables": self.variables,
             "options": self.options,
-            "defaults": {at: default for at, default in ends if default},
+            "defaults": self.defaults,
             "text_of": self._text_of,
         }
 
@@ -220,16 +221,6 @@ def read_shell(text: str, path: Path, *, follows: bool = False) -> ShellText:
     )
 
 
-def default_at(text: str, at: int) -> str:
-    """The default of a variable in which a place of a text is, in words; empty: it is in none."""
-    begin = text.rfind("${", max(0, at - _LONGEST_DEFAULT), at) if at >= 0 else -1
-    found = _DEFAULT.match(text, begin) if begin >= 0 else None
-    if found is None or not found.start(2) <= at < found.end(2):
-        return ""
-    name = f"${found[1]}" if found[1].isdigit() else found[1]
-    return f"{name}={found[2]}, the default in line {line_of(text, at)}"
-
-
 class _Branch(NamedTuple):
     """What is gone through under a condition."""
 
@@ -254,6 +245,8 @@ class _Text:
     at: int = 0
     place: int = -1
     """Where the last simple command begins."""
+    n_open: int = 0
+    """Branches around it, as of `_Reader._n_open`."""
 
     def ahead(self, further: int = 0) -> str:
         """The token that comes, as it is written; empty: none does."""
@@ -315,14 +308,21 @@ class _Reader:
         """Why values that are put into the command may be others; empty: as of `Value.why`."""
         self._is_skipped = False
         """Whether what stands here never runs."""
+        self._over = ""
+        """`return` or `exit`, where one surely has run: what stands behind it never runs."""
         self._is_aside = False
         """Whether it runs only if values are others."""
         self._is_rehearsed = False
         """Whether a loop is gone through to see what it changes."""
         self._n_options_read = 0
-        self._is_open = self._is_lost = False
-        """Whether only the shell knows if it runs, and whether all values may be others."""
-        self._depth = self._n_nested = self._n_rounds = self._n_put = self._n_again = 0
+        self._n_open, self._is_lost = 0, False
+        """Branches around it of which only the shell knows if they run, and whether all values may
+        be others."""
+        self._assumed: dict[str, None] = {}
+        """Defaults that stand for words which the file is started with, in words."""
+        self._defaults: dict[int, str] = {}
+        """Place in the text -> the default of a variable that stands there, in words."""
+        self._depth = self._n_nested = self._n_put = self._n_again = 0
 
     def read_file(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
         """Take all commands of a file, and those of functions that it does not call itself.
@@ -354,13 +354,20 @@ class _Reader:
         self._run(_Text(tokens=tokens_of(chars), path=path, within=within, doubts=doubts))
 
     def _run(self, text: _Text) -> None:
-        before = self._here, self._doubts, self._is_rehearsed
-        self._here, self._depth = replace(text, at=0), self._depth + 1
+        before, ended = (self._here, self._doubts, self._is_rehearsed), self._ended()
+        self._here = replace(text, at=0, n_open=self._n_open)
+        self._depth += 1
         try:
             self._list(None)
         finally:
             self._here, self._doubts, self._is_rehearsed = before
             self._depth -= 1
+            if self._over == "return":
+                self._over, self._is_skipped = ended
+
+    def _ended(self) -> tuple[str, bool]:
+        """What a shell of its own leaves as it was: whether this one is over."""
+        return self._over, self._is_skipped
 
     # ------------------------------------------------ blocks
 
@@ -375,10 +382,13 @@ class _Reader:
             if text in _BETWEEN:
                 here.at += 1
             else:
+                ended = self._ended()
                 with self._scope() as changes:
                     truth = self._and_or()
-                if here.ahead() != "&":  # that is in a shell of its own
+                if here.ahead() != "&":
                     self._scopes[-1].update(changes)
+                else:  # that is in a shell of its own
+                    self._over, self._is_skipped = ended
         if opened is not None and not text:
             raise OpenError(opened.text, opened.chars[0][1])
         return truth
@@ -398,7 +408,7 @@ class _Reader:
         return truth
 
     def _pipeline(self) -> _Truth:
-        here, is_negated, is_piped = self._here, False, False
+        here, is_negated, is_piped, ended = self._here, False, False, self._ended()
         while (sign := here.ahead()) in ("!", "time"):
             is_negated ^= sign == "!"
             here.at += 1
@@ -411,6 +421,7 @@ class _Reader:
                 self._scopes[-1].update(changes)
                 holds = truth.holds if truth.holds is None else truth.holds is not is_negated
                 return truth._replace(holds=holds)
+            self._over, self._is_skipped = ended
             if not is_piped:  # each is in a shell of its own
                 return _OPEN
             here.at += 1
@@ -446,9 +457,11 @@ class _Reader:
         if opened.text == "{":
             truth = self._list(opened, "}")
         else:  # in a shell of its own
+            ended = self._ended()
             with self._scope():
                 self._list(opened, ")")
             truth = _OPEN
+            self._over, self._is_skipped = ended
         self._here.at += 1
         return truth
 
@@ -467,7 +480,7 @@ class _Reader:
 
     def _case(self, opened: Token) -> _Truth:
         here, branches, chosen = self._here, list[_Branch](), _Truth(False)
-        is_all = is_falling = False
+        is_all = False
         words = [here.take().chars]
         while here.ahead() not in ("in", ""):
             here.at += 1
@@ -485,11 +498,11 @@ class _Reader:
             if (end := here.ahead()) != "esac":
                 here.at += 1
             if end in (";&", ";;&"):  # others may run as well
-                chosen, is_falling = _OPEN, True
+                chosen, is_all = _OPEN, False
                 branches = [one._replace(runs=one.runs and None) for one in branches]
             here.pass_lines()
         here.at += 1
-        self._merge(branches, self._why(opened), is_all=is_all and not is_falling)
+        self._merge(branches, self._why(opened), is_all=is_all)
         return _OPEN
 
     def _matching(self, words: Sequence[Chars], patterns: Sequence[Chars]) -> _Truth:
@@ -577,8 +590,7 @@ class _Reader:
             return []
         self._doubts = [*self._here.doubts]
         items = [item for one in words[2:] for item in self._field(one).items]
-        self._n_rounds += len(items)
-        is_open = self._n_rounds > _MOST_ROUNDS or any(
+        is_open = len(items) > _MOST_ROUNDS or any(
             UNKNOWN.search(text) or {*text} & {*"*?[{"} for text in map(plain, items)
         )
         return [] if is_open else [Value([item]).differing(bool(self._doubts)) for item in items]
@@ -594,7 +606,7 @@ class _Reader:
             self._command()
         if not self._is_skipped:
             function = replace(here, tokens=here.tokens[begun : here.at])
-            before = self._functions.get(name, []) if self._is_open else []
+            before = self._functions.get(name, []) if self._n_open else []
             others = [one for one in before if one.tokens != function.tokens]
             self._functions[name] = [*others, function]
         return _OPEN
@@ -616,15 +628,16 @@ class _Reader:
         self, runs: bool | None, given: _Changes | None = None, *, may_differ: bool = False
     ) -> Iterator[_Branch]:
         """A branch: what it changes is kept apart, from some changes on."""
-        mode = self._is_skipped, self._is_aside, self._is_open
+        mode = self._is_skipped, self._is_aside, self._n_open
         self._is_skipped = self._is_skipped or (runs is False and not may_differ)
         self._is_aside = self._is_aside or runs is False
-        self._is_open = self._is_open or runs is None or may_differ
+        self._n_open += runs is None or may_differ
         try:
             with self._scope(given) as changes:
                 yield _Branch(runs, may_differ, changes)
         finally:
-            self._is_skipped, self._is_aside, self._is_open = mode
+            self._is_skipped, self._is_aside, self._n_open = mode
+            self._is_skipped |= bool(self._over)
 
     def _merge(self, branches: Sequence[_Branch], why: str, *, is_all: bool = False) -> None:
         """Let variables hold what is left by branches of which one runs, or unless `is_all` none.
@@ -667,7 +680,10 @@ class _Reader:
         self._doubts = [*here.doubts]
         fields = [self._element(word) for word in words]
         files = [(one, self._field(one.chars, is_split=False)) for one in targets]
-        if fields and not self._sets(fields) and not self._sources(fields):
+        is_sure = self._n_open == here.n_open and not (self._is_aside or self._is_rehearsed)
+        if fields and fields[0].raw in ("return", "exit") and is_sure:
+            self._over, self._is_skipped = fields[0].raw, True
+        elif fields and not self._sets(fields) and not self._sources(fields):
             self._runs(fields)
         self._document(fields, files)
         if len(fields) > 1 and fields[0].raw in ("[", "[["):
@@ -801,7 +817,7 @@ class _Reader:
             names = re.sub(rf"(?<![\w${{])({NAME})\b", r"${\1}", raw[3:-2])
             inside = self._field(unplaced(names), is_split=False)
             number = sum_of(inside.text)
-            place = next((at for _, at in inside.chars if default_at(self._text, at)), -1)
+            place = next((at for _, at in inside.chars if at in self._defaults), -1)
             return None if number is None else [[(char, place) for char in str(number)]]
         if raw.startswith(("`", "$(")):
             folder = self._folder(chars[1 if raw[0] == "`" else 2 : -1])
@@ -813,7 +829,12 @@ class _Reader:
         is_empty = held is not None and held.items is not None and not any(held.items)
         if sign is not None and (held is None or (":" in sign and is_empty)):
             default = self._field(chars[found.start(5) : found.end(5)], is_split=False).chars
-            why = "" if held is None else held.why
+            why, named = "" if held is None else held.why, f"${name}" if name.isdigit() else name
+            if name.isdigit() and held is None:
+                self._assumed[f"{named} is then {plain(default) or 'empty'}"] = None
+            for at in () if self._file else (at for _, at in default if at >= 0):
+                line = f"the default in line {line_of(self._text, at)}"
+                self._defaults.setdefault(at, f"{named}={plain(default)}, {line}")
             self._doubts += [] if why is None else [why]
             if "=" in sign:
                 self._put(name, Value([default], why=why))
@@ -841,10 +862,10 @@ class _Reader:
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
         commands: list[Command] = []
-        functions, self._functions = self._functions, {}
+        functions, self._functions, ended = self._functions, {}, self._ended()
         with self._scope(), contextlib.suppress(OpenError):
             commands = self._commands_of(chars, None) if self._depth <= _MOST_DEEP else []
-        self._functions = functions
+        self._functions, (self._over, self._is_skipped) = functions, ended
         here, printed = ".", None
         for command in commands:
             texts = [one.text for one in command.words if one.text not in _FOLDER_FLAGS]
@@ -891,8 +912,10 @@ class _Reader:
         is_declared = names[0] in DECLARES
         if not is_declared and not all(map(ASSIGNS.match, names)):
             return names[0] in (":", "[", "[[")  # ${X:=default} has set where it was put in
-        is_inside = "@" in self._locals and not any(re.match(r"-\w*g", one) for one in names)
-        is_local = names[0] == "local" or (is_inside and names[0] in ("declare", "typeset"))
+        is_inside = names[0] == "local" or (
+            "@" in self._locals and names[0] in ("declare", "typeset")
+        )
+        is_local = is_inside and not any(re.match(r"-\w*g", one) for one in names)
         for one in fields[is_declared:]:
             if (found := ASSIGNS.match(one.raw)) is not None:
                 self._assign(found[1], one, is_added=bool(found[2]))
@@ -965,7 +988,7 @@ class _Reader:
             folder = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
             is_known = UNKNOWN.search(folder) is None
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
-        names = _VARIABLES.findall(" ".join([*texts, *own.values()]))
+        at, names = self._defaults, _VARIABLES.findall(" ".join([*texts, *own.values()]))
         held_values = [(name, self._get(name)) for name in names]
         unread = [*self._doubts, *(held.why for _, held in held_values if held)]
         if self._doubts or any(held is None for _, held in held_values):
@@ -977,6 +1000,8 @@ class _Reader:
             variables={**self._around(), **own} if own else self._around(),
             within=here.within,
             unread=tuple(dict.fromkeys(filter(None, unread))),
+            defaults={n: told for n, one in enumerate(words) if (told := at.get(one.end))},
+            assumed=tuple(self._assumed),
             options=self._options,
             path=here.path or Path(),
             written=self.written,
@@ -985,10 +1010,10 @@ class _Reader:
         if texts[0] in self._functions:
             sets = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
             return self._calls(command, [item for one in items[1:] for item in one.items], sets)
-        for at, is_text in _started_by(texts):
+        for first, is_text in _started_by(texts):
             if is_text:
-                self._hands_on(items[at], texts)
-            elif self._starts(command, [item for one in items for item in one.items], at):
+                self._hands_on(items[first], texts)
+            elif self._starts(command, [item for one in items for item in one.items], first):
                 return
 
     def _around(self) -> dict[str, str]:
@@ -1090,10 +1115,12 @@ class _Reader:
 
     def _hands_on(self, text: Field, words: Sequence[str]) -> None:
         """Read a text that a command of some words hands to a shell of its own."""
+        ended = self._ended()
         if words[0] == "sbatch" and text.text.startswith("--wrap="):
             text = text._replace(items=[text.value])
         with self._scope({"@": Value()}):
             self._follow(text, words)
+        self._over, self._is_skipped = ended
 
     def _follow(self, text: Field, words: Sequence[str]) -> None:
         """Read a text that a command makes a shell read; one that does not close is left."""

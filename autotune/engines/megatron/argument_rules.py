@@ -14,7 +14,8 @@ from typing import Any
 
 from autotune.base.data import table_beside
 from autotune.base.terms import tests_of
-from autotune.engines.launches.devices import misfits, visible_devices
+from autotune.engines.launches.devices import misfits
+from autotune.engines.launches.line import visible_devices
 from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release
 from autotune.engines.megatron.launched import GONE, MegatronLaunch
 from autotune.engines.megatron.layout_rule import ARGUMENTS
@@ -30,18 +31,10 @@ ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "lo
 _END_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
 _FLAG = re.compile(r"--([a-z0-9-]+)")
 _LARGEST_COUNT = 2**31 - 1
-_COUNTS = (
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-    *("expert_model_parallel_size", "expert_tensor_parallel_size", *CHUNKED),
-    *("virtual_pipeline_model_parallel_size", "num_layers", "num_attention_heads"),
-    *("num_query_groups", "hidden_size", "seq_length", "micro_batch_size", "global_batch_size"),
-)
+_FACTS = table_beside(__file__, "launch_facts.json")
+_COUNTS: tuple[str, ...] = tuple(_FACTS["divisors"])
 """Arguments by which others are divided."""
-_SIZES = (
-    *_COUNTS,
-    *("num_experts", "ffn_hidden_size", "max_position_embeddings"),
-    *(*_END_SIZES, "cpu_offloading_num_layers"),
-)
+_SIZES = (*_COUNTS, *_FACTS["other_sizes"])
 Answer = tuple[str, str] | None
 """What is wrong, and the change that mends it."""
 
@@ -79,6 +72,7 @@ def argument_rule(
             return Finding(message=answer[0], advice=answer[1], at=at)
 
         subject = says or " ".join((asked.__doc__ or "").split())
+        subject = f"{subject} {_FACTS['fixes'].get(name, '')}".rstrip()
         return Rule(name=name, check=check, source=source, says=subject, consequence=consequence)
 
     return of
@@ -113,7 +107,7 @@ def clash(
         return (message, fix) if is_refused else None
 
     source = f"{source}: {when.split()[0]}"
-    return argument_rule(name, source, consequence, f"{message}.")(asked)
+    return argument_rule(name, source, consequence, f"{message}. Fix: {fix}.")(asked)
 
 
 def _holds(term: str, launch: MegatronLaunch) -> bool:

@@ -42,6 +42,10 @@ from autotune.engines.megatron.stages import StageWork, stages_of
 from autotune.engines.releases import is_at_least
 from autotune.space.rule import Rule, UnknownFactError, Violation
 
+_TABLE = table_beside(__file__, "launch_facts.json")
+"""Arguments of words of the layouts' rules, of facts of a task, and of counts that may be none."""
+_OF_PARSER_ALONE = frozenset(_TABLE["rules_of_the_parser_alone"])
+"""Rules that only megatron/training/arguments.py holds, which recipes and settings pass by."""
 _OF_DEVICES = ("fp8.device", "fp8.mxfp8", "fp4.device")
 _NOT_ASKED = ("optimizer_offload.sharded", "adam_moments.sharded")
 """Rules of layouts that a rule of arguments here says more exactly."""
@@ -72,8 +76,21 @@ def judge_launch(launch: MegatronLaunch, unknown_facts: set[str] | None = None) 
         found += rule.violations(launch, unknown_facts)
     found += _layout_violations(launch, unknown_facts)
     if launch.is_overrides:
-        return [_in_fields(violation, launch) for violation in found]
+        return [_in_fields(violation, launch) for violation in _of_recipe(found, launch)]
     return found
+
+
+def _of_recipe(found: Iterable[Violation], launch: MegatronLaunch) -> Iterator[Violation]:
+    """Violations of what does not go through Megatron-LM's own parser.
+
+    A number of chunks beside a layout is taken there if it is the layout's
+    (megatron/core/transformer/transformer_config.py, __post_init__: detected_vpp_size).
+    """
+    for one in found:
+        if one.rule == "pp.layout" and chunks_of(launch) == launch.get(CHUNKED[1]):
+            continue
+        is_parsers = one.rule in _OF_PARSER_ALONE and not launch.prefix
+        yield replace(one, consequence="may_raise") if is_parsers else one
 
 
 _FLAG = re.compile(r"(?:\b(add|remove) )?--([a-z0-9-]+)")
@@ -121,8 +138,6 @@ def _is_asked(rule: Rule[LayoutRows], rows: LayoutRows) -> bool:
     return rule.name != "tp.kv_heads" or facts.get("n_kv_heads") != facts.get("n_heads")
 
 
-_TABLE = table_beside(__file__, "launch_facts.json")
-"""Arguments of words of the layouts' rules, of facts of a task, and of counts that may be none."""
 _ARGUMENT_OF = {
     **{knob: argument for argument, knob in KNOBS_OF.items() if knob not in ("stages", "order")},
     **_TABLE["words"],

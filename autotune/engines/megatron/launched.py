@@ -51,14 +51,6 @@ _OTHERS = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
 """Flags of Megatron-DeepSpeed's, whose arguments are its own."""
 _PLAIN_SCRIPT = "pretrain_gpt.py"
 """The script whose flags are all known; others may add some."""
-_OF_LAYOUTS = frozenset(
-    f"--{name}-size"
-    for name in (
-        *("tensor-model-parallel", "pipeline-model-parallel", "expert-model-parallel"),
-        "context-parallel",
-    )
-)
-"""Flags by which a training of another name is known to hand arguments to Megatron's parser."""
 _TRAINS = re.compile(r"train|tune|sft|rlhf|distill")
 """In the name of a script that trains; others convert, generate or evaluate."""
 _PROGRAMS = table_beside(__file__, "programs.json")
@@ -79,9 +71,11 @@ _SWIFT_DEFAULTS: Mapping[str, Any] = _PROGRAMS["swift"]["defaults"]
 """Arguments that ms-swift has at another default than Megatron-LM."""
 _SWIFT_VARIABLES: Mapping[str, str] = _PROGRAMS["swift"]["variables"]
 """Variables that ms-swift sets unless they are set."""
-_DEGREES = frozenset(flag.removeprefix("--").replace("-", "_") for flag in _OF_LAYOUTS)
+_DEGREES = frozenset(_PROGRAMS["degrees"])
 """Arguments that a script of another name has at Megatron-LM's default, too: its parser's, which
 is a number, comes before what a script would set."""
+_OF_LAYOUTS = frozenset(f"--{name.replace('_', '-')}" for name in _DEGREES)
+"""Flags by which a training of another name is known to hand arguments to Megatron's parser."""
 _SETTLED_BY_SWIFT = _DEGREES.union(_PROGRAMS["swift"]["at_megatrons_default"])
 """Arguments that ms-swift has at Megatron-LM's default, or leaves alone."""
 _OVERRIDE = re.compile(r"(\+{0,2}(?:[A-Za-z_]\w*)?(?:\.\w+)+)=(.*)", re.DOTALL)
@@ -109,8 +103,6 @@ _SPLITS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """Fields of which settings of Megatron's have one; axolotl, too, has context_parallel_size."""
 _LONGEST_COMPOSED = 2**16
 """Characters up to which PyYAML tells the places of keys, of which it takes its time."""
-_REMARK = re.compile(r"(?:#|//).*")
-_KEY = re.compile(r"""(?:^|[{,])[ \t]*["']?([A-Za-z_]\w*)["']?[ \t]*:""", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +135,8 @@ class MegatronLaunch:
     """Offset -> a word for which the shell puts in such arguments."""
     unread: str = ""
     """Why words of it are not known, and the way out; empty: the file does not tell."""
+    assumed: tuple[str, ...] = ()
+    """Defaults of words that the file is started with, in words."""
     settled: frozenset[str] = frozenset()
     """Arguments that have Megatron's default unless they are given, whatever a recipe says."""
     ranks: Ranks = NO_RANKS
@@ -248,7 +242,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
     if not any(name in text for name in _SPLITS):
         return None
     is_json = path.suffix in (".json", ".hjson")
-    data, is_hjson = parse_config(text, path) if is_json else (parse_yaml(text, path), False)
+    data = parse_config(text, path)[0] if is_json else parse_yaml(text, path)
     every = {at: value for at, value in leaves(data) if not isinstance(value, Mapping)}
     off = [at[:-1] for at, value in every.items() if at[-1:] == ("enabled",) and value is False]
     fields = {
@@ -261,7 +255,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
     # Degrees alone may be a remark beside a checkpoint, or be completed by who reads them.
     is_training = path.name == ARGUMENTS_FILE or ("num_layers",) in fields
     is_whole = is_training and all(is_flag_of_any(_as_flag(".".join(at))) for at in fields)
-    starts = _key_starts(text, is_hjson=is_hjson)
+    starts = _key_starts(text)
     start = next(starts.get(at, 0) for at in fields if at[-1] in _SPLITS)
     script = _PLAIN_SCRIPT if is_whole else path.with_suffix(".py").name
     words = [Word(text="python", start=start), Word(text=script, start=start)]
@@ -273,7 +267,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
         if is_whole:
             values = [] if value is True else value if isinstance(value, list) else [value]
             texts = [_as_flag(key), *map(str, values)]
-        place = starts.get(at, starts.get(at[-1:], 0))
+        place = starts.get(at, 0)
         words += [Word(text=one, start=place) for one in texts]
     found = _of_command(Command(words=tuple(words), start=start, text=text), path, release)
     if found is None or is_whole:
@@ -306,13 +300,12 @@ def _is_apart(at: Sequence[str], value: Any) -> bool:
     )
 
 
-def _key_starts(text: str, *, is_hjson: bool) -> Mapping[tuple[str, ...], int]:
-    """Path of a key -> where it stands; of Hjson and of a long text, its last name alone."""
-    if not is_hjson and len(text) <= _LONGEST_COMPOSED:
-        with suppress(yaml.YAMLError):  # JSON is YAML but for its tabs
+def _key_starts(text: str) -> Mapping[tuple[str, ...], int]:
+    """Path of a key -> where it stands; of Hjson with remarks and of a long text nothing."""
+    with suppress(yaml.YAMLError):  # JSON is YAML but for its tabs
+        if len(text) <= _LONGEST_COMPOSED:
             return dict(_starts_below(yaml.compose(text.replace("\t", " "), yaml.SafeLoader)))
-    bare = _REMARK.sub(lambda one: " " * len(one[0]), text)
-    return {(one[1],): one.start(1) for one in reversed(list(_KEY.finditer(bare)))}
+    return {}
 
 
 def _starts_below(node: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -459,6 +452,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         open_words=arguments.open_words,
         is_overrides=is_overrides or is_swift,
         unread=command.unread_because,
+        assumed=command.assumed,
         ranks=ranks,
         variables=variables,
         start=command.words[script].start,

@@ -91,3 +91,52 @@ def test_a_launch_of_megatrons_is_asked_the_same(tmp_path):
     assert "CUDA_VISIBLE_DEVICES=0 leaves 1" in messages(
         report, "megatron.environment.visible_devices"
     )
+
+
+_ON_TWO = (
+    "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 2\n"
+    "num_processes: 16\ndeepspeed_config: {zero_stage: 2%s}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ("", ["file.lone_nodes"]),
+        (", deepspeed_multinode_launcher: pdsh", ["file.lone_nodes"]),
+        (", deepspeed_multinode_launcher: standard", []),
+        (", deepspeed_hostfile: hosts", []),
+    ],
+)
+def test_accelerates_nodes_are_started_by_hosts_or_by_hand(tmp_path, more, found):
+    assert rules(checked(write(tmp_path, _ON_TWO % more, "accelerate.yaml"))) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "world", "told"),
+    [
+        ("CUDA_VISIBLE_DEVICES=1,2 deepspeed run.py", 2, ""),
+        ("CUDA_VISIBLE_DEVICES=1,2 torchrun --nproc_per_node gpu run.py", 2, ""),
+        ("CUDA_VISIBLE_DEVICES=0,1 swift sft", 1, "ms-swift refuses it beside DeepSpeed"),
+        ("CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 swift sft", 2, ""),
+        ("CUDA_VISIBLE_DEVICES=0,1 llamafactory-cli train", 2, ""),
+        ("CUDA_VISIBLE_DEVICES=0 llamafactory-cli train", 1, "set FORCE_TORCHRUN=1"),
+        ("CUDA_VISIBLE_DEVICES=0 FORCE_TORCHRUN=1 llamafactory-cli train", 1, ""),
+    ],
+)
+def test_devices_are_ranks_where_nothing_else_counts_them(tmp_path, line, world, told):
+    path = write(tmp_path, CONFIG)
+    report = checked(path, launch=f"{line} --deepspeed {path}")
+    assert report.world == world
+    found = messages(report, "file.program_refuses")
+    assert (told in found) if told else found == ""
+
+
+def test_deepspeeds_launcher_starts_all_nodes_from_one_task(tmp_path):
+    write(tmp_path, CONFIG)
+    write(tmp_path, "a slots=8\nb slots=8\n", "hosts")
+    line = "deepspeed --hostfile hosts%s run.py --deepspeed_config ds_config.json\n"
+    text = f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun {line}"
+    told = messages(checked(write(tmp_path, text % "", "run.sh")), "file.tasks")
+    assert "it starts those of all nodes itself; leave srun out" in told
+    assert rules(checked(write(tmp_path, text % " --no_ssh", "run.sh"))) == []

@@ -194,6 +194,13 @@ def test_batch_split_and_chunks_of_a_recipe_are_judged_where_the_line_decides(li
     } == broken
 
 
+def test_what_only_megatrons_own_parser_refuses_is_a_warning_in_a_recipe():
+    overlap = "overlap_param_gather=true ddp.overlap_grad_reduce=false"
+    line = f"{RECIPE.replace('size=3', 'size=4')} ddp.use_distributed_optimizer=true ddp.{overlap}"
+    (found,) = judge_launch(launch_of_line(line, release="0.16"))
+    assert (found.rule, found.level) == ("overlap.gather_needs_reduce", "warning")
+
+
 def test_overrides_of_a_recipe_are_judged_as_far_as_they_say():
     found = launch_of_line(RECIPE, release="0.16")
     assert (found.world, found.is_partial, found.unknown) == (8, True, {"micro_batch_size"})

@@ -75,6 +75,12 @@ def _condition(name: str, wanted: Any) -> _Condition:
     )
 
 
+def holds(where: Mapping[str, Any], setup: Setup) -> bool:
+    """Whether every condition of a row's `where` does."""
+    asked = (_condition(fact, wanted) for fact, wanted in where.items())
+    return all((read(setup) in values) is is_one for read, values, is_one in asked)
+
+
 def _listed(value: Any) -> Sequence[Any]:
     return tuple(value) if isinstance(value, list) else (value,)
 

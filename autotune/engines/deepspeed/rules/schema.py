@@ -6,12 +6,13 @@ judge what it takes it for; what it refuses is an error.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.base.names import misspelt
 from autotune.base.nested import look_up
 from autotune.engines.deepspeed.rules.base import (
@@ -30,6 +31,7 @@ from autotune.engines.deepspeed.rules.constructors import (
     schedule_decides,
     scheduler_of,
 )
+from autotune.engines.deepspeed.rules.rows import holds
 from autotune.engines.deepspeed.rules.sections import (
     ACCELERATES,
     AUTO,
@@ -139,44 +141,11 @@ def _tried(path: str, name: str, value: Any) -> Finding:
     )
 
 
-def _is_on(section: str) -> Callable[[Setup, Any], bool]:
-    return lambda setup, _: bool(setup.section(section).get("enabled"))
-
-
-def _has_type(section: str) -> Callable[[Setup, Any], bool]:
-    """runtime/config.py: get_optimizer_params, get_scheduler_params ask for the type first."""
-    return lambda setup, _: setup.section(section).get("type") is not None
-
-
-_ACTS_IF: Mapping[str, Callable[[Setup, Any], bool]] = {
-    "optimizer.params": _has_type("optimizer"),
-    "scheduler.params": _has_type("scheduler"),
-    # __init__.py: initialize makes a mesh of both
-    "data_parallel_size": lambda setup, _: "sequence_parallel_size" in setup.ds_config,
-    # runtime/config.py asks each part of it for text, runtime/torch_autocast.py imports them
-    "torch_autocast.lower_precision_safe_modules": lambda setup, value: (
-        not isinstance(value, str) or bool(setup.section("torch_autocast").get("enabled"))
-    ),
-    # runtime/engine.py: _configure_distributed_model casts buffers in 16 bits alone
-    "data_types.buffer_dtype": lambda setup, _: setup.dtype != "fp32",
-    # and stage_1_and_2.py has no use for it
-    "gradient_predivide_factor": lambda setup, _: setup.stage != 1,
-    "tensor_parallel.preset_model": lambda setup, _: (
-        setup.section("tensor_parallel").get("autotp_size", 0) > 1
-    ),
-    "aio.": lambda setup, _: "nvme" in (setup.optimizer_offload, setup.param_offload),
-    "autotuning.start_profile_step": _is_on("autotuning"),
-    "autotuning.end_profile_step": _is_on("autotuning"),
-    **{
-        f"flops_profiler.{name}": lambda setup, _: any(
-            setup.section(section).get("enabled") for section in ("flops_profiler", "autotuning")
-        )
-        for name in SECTIONS["flops_profiler"].keys
-        if name != "enabled"
-    },
-}
-"""Keys, or beginnings of them, that are read without a check -> where they, or the value that is
-written there, are used at all."""
+_ACTS_IF: Mapping[str, Sequence[Mapping[str, Any]]] = table_beside(__file__, "acts_if.json")
+"""Keys, or beginnings of them, that are read without a check -> where they are used at all:
+conditions as of a row's `where`, of which one has to hold."""
+_SAFE_MODULES = "torch_autocast.lower_precision_safe_modules"
+"""A key each part of which is asked for text (runtime/config.py), and imported where it acts."""
 
 
 def _where_it_acts(setup: Setup, found: list[Finding]) -> list[Finding]:
@@ -193,11 +162,14 @@ def _where_it_acts(setup: Setup, found: list[Finding]) -> list[Finding]:
 
 
 def _acts(setup: Setup, written: Mapping[str, Any], found: Finding) -> bool:
+    key = found.at[0]
+    if key.startswith(_SAFE_MODULES) and not isinstance(look_up(written, key), str):
+        return True
     with suppress(UnknownFactError):
         return found.consequence != "raised" or all(
-            acts(setup, look_up(written, found.at[0]))
-            for start, acts in _ACTS_IF.items()
-            if found.at[0].startswith(start)
+            any(holds(where, setup) for where in ways)
+            for start, ways in _ACTS_IF.items()
+            if key.startswith(start)
         )
     return True
 

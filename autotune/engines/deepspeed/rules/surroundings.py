@@ -28,17 +28,3 @@ def _not_installed(setup: Setup) -> list[Finding]:
         for section, package in PACKAGES.items()
         if setup.section(section).get("enabled") is True and not is_importable(package)
     ]
-
-
-@rule("datastates/config.py: anything but false switches it on")
-def _datastates(setup: Setup) -> Finding | None:
-    if setup.ds_config.get("datastates_ckpt", False) is False or is_importable("datastates"):
-        return None
-    return Finding(
-        message="datastates_ckpt: the package datastates is not installed here, and DeepSpeed "
-        "raises where it is missing",
-        at=("datastates_ckpt",),
-        choices=(Choice(changes={"datastates_ckpt": False}),),
-        advice="install datastates where it trains, or set datastates_ckpt to false",
-        is_note=True,
-    )

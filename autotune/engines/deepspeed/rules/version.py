@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import Setup, as_section, moved, removal, zero
+from autotune.engines.deepspeed.rules.base import Setup, as_section, moved, removal
 from autotune.engines.deepspeed.rules.constructors import TAKEN_OUT, takes
 from autotune.engines.deepspeed.rules.sections import SECTIONS, Key, dotted, known_items, sections
 from autotune.engines.releases import is_at_least
@@ -18,9 +18,6 @@ AdamW does (0.19.6, runtime/fp16/onebit)."""
 OPTIMIZERS_REMOVED_IN = "0.19.7"
 AUTOTP_BY_CONFIG_SINCE = "0.18.6"
 _AUTOTP_UNEVEN_SINCE = "0.19.7"
-_CPU_PINS_SINCE = "0.19.6"
-_KEPT_IN_MEMORY = 1_000_000_000
-"""Elements that stay in memory where `offload_param.max_in_cpu` is not set."""
 
 
 def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> Iterator[tuple[str, str, Any]]:
@@ -142,28 +139,6 @@ def _autotp_uneven_heads(setup: Setup) -> Finding | None:
         f"{model.n_kv_heads} key-value heads: DeepSpeed {setup.version} splits no head "
         f"({_AUTOTP_UNEVEN_SINCE} and later give ranks unequal numbers of them)",
         advice=f"choose a tp that divides them, or install deepspeed>={_AUTOTP_UNEVEN_SINCE}",
-    )
-
-
-@rule("runtime/swap_tensor/utils.py:100 of 0.18.6; accelerator/cpu_accelerator.py")
-def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
-    section = setup.zero_section("offload_param")
-    if setup.accelerator != "cpu" or setup.stage != 3:
-        return None
-    if section.get("device") != "nvme" or setup.is_at_least(_CPU_PINS_SINCE):
-        return None
-    held = section.get("max_in_cpu", _KEPT_IN_MEMORY)
-    n_params = setup.model.n_params if setup.model is not None else 1
-    if n_params <= held * setup.dp:
-        return None  # no parameter leaves the memory
-    return Finding(
-        message=f"zero_optimization.offload_param.device=nvme with max_in_cpu={held:.0f} on CPU "
-        f"ranks: DeepSpeed {setup.version} swaps parameters from pinned memory alone, which CPU "
-        f"ranks have from {_CPU_PINS_SINCE} on",
-        changes=zero(offload_param={"max_in_cpu": None})
-        if n_params <= _KEPT_IN_MEMORY * setup.dp
-        else zero(offload_param=None),
-        advice=f"or install deepspeed>={_CPU_PINS_SINCE}",
     )
 
 

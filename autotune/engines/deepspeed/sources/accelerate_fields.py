@@ -22,6 +22,8 @@ FIELDS = {key: name for name, key in ACCELERATES.items()}
 """Key of a ds_config -> what the section calls it."""
 FLAGS = tuple(name for name in ACCELERATES if not name.endswith("_path"))
 """Fields that are flags of `accelerate launch`, which come before the section."""
+OF_NODES = ("deepspeed_multinode_launcher", "deepspeed_hostfile")
+"""Fields, and flags, by which the ranks of other nodes are started."""
 KINDS: tuple[str, ...] = tuple(PROGRAMS["accelerate"]["kinds"])
 """Values of `distributed_type`."""
 ACCUMULATION = "gradient_accumulation_steps"
@@ -117,9 +119,6 @@ def _refused_in(section: Mapping[str, Any], fills_in: bool) -> Iterator[tuple[st
 
 def _lost(data: Mapping[str, Any], section: Mapping[str, Any]) -> Iterator[Violation]:
     """Fields that are there and do nothing, or something else."""
-    machines = data.get("num_machines")
-    if type(machines) is int and machines < 1:
-        yield violation_of("accelerate.machines", "num_machines", machines=machines)
     for name in section:
         if name not in SECTION_FIELDS | _OLD_SECTION_FIELDS:
             fix = _place_of(str(name), section[name]) or _rename(str(name), SECTION_FIELDS)

@@ -23,19 +23,10 @@ ACCELERATE_OWNED: tuple[str, ...] = tuple(PROGRAMS["accelerate"]["refused_beside
 ACCELERATE_ALONE: tuple[str, ...] = tuple(PROGRAMS["accelerate"]["fields_of_no_other"])
 """Fields of an accelerate YAML that no other program has (commands/config/config_args.py)."""
 
-_AT_TOP = frozenset(
-    (
-        *("compute_environment", "distributed_type", "main_training_function"),
-        *("num_processes", "num_machines", "machine_rank"),
-    )
-)
+_AT_TOP = frozenset(PROGRAMS["accelerate"]["fields_that_tell"])
 """Fields beside the section that tell an accelerate YAML."""
-
-_OF_DEEPSPEED = frozenset(
-    ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
-)
+_OF_DEEPSPEED = frozenset(PROGRAMS["accelerate"]["keys_of_no_section"])
 """Keys of a ds_config that no section of accelerate's has."""
-
 _UNSAID = -1
 """`num_processes` that leaves it to the launch line (config_args.py)."""
 

@@ -9,24 +9,25 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
-from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS
+from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS, OF_NODES
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.layout import (
     ACCELERATOR_VARIABLE,
     ACCELERATORS,
     ExportedLayout,
 )
-from autotune.engines.launches.devices import VisibleDevices, visible_devices
 from autotune.engines.launches.line import (
     AXOLOTL,
     NO_RANKS,
     Ranks,
+    VisibleDevices,
     count_in,
     flags_of,
     parts_of,
     ranks_of,
     text_or_none,
     typed,
+    visible_devices,
 )
 
 _BY_SHELL = re.compile(r"[\"']?[$`]")
@@ -72,6 +73,8 @@ class LaunchLine:
     """Whether `accelerate launch` is told to."""
     launcher_flags: tuple[str, ...] = ()
     """Names of the launcher's flags."""
+    set: frozenset[str] = frozenset()
+    """Names of the variables before it."""
     visible: VisibleDevices | None = None
     """The devices that a variable before it or a flag of `accelerate launch` leaves visible."""
     accelerator: str | None = None
@@ -83,6 +86,8 @@ class LaunchLine:
     """How Megatron-DeepSpeed splits the model, where it has a pipeline or shares sequences."""
     open_words: tuple[str, ...] = ()
     """Words that hand the script further arguments, which only the shell knows: `$ARGS`."""
+    assumed: tuple[str, ...] = ()
+    """Defaults of words that its file is started with, in words."""
     is_tuned: bool = False
     """Whether DeepSpeed's own autotuner is started."""
     split: int = 1
@@ -135,9 +140,14 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         script=name,
         layout=layout,
         split=split,
-        plugin={name: launcher[name] for name in FLAGS if by_accelerate and name in launcher},
+        plugin={
+            name: launcher[name]
+            for name in (*FLAGS, *OF_NODES)
+            if by_accelerate and name in launcher
+        },
         uses_deepspeed=by_accelerate and bool(launcher.get("use_deepspeed")),
         launcher_flags=tuple(launcher),
+        set=frozenset(before),
         visible=visible_devices(launcher if by_accelerate else {}, before),
         accelerator="cpu" if is_cpu else accelerator_in(before),
         ranks=ranks_of(words, **{**around, "variables": before}),

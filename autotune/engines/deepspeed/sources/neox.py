@@ -6,7 +6,6 @@ keys of NeoXArgsDeepspeedConfig that are not at NeoX's own default, and `deepspe
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
@@ -76,22 +75,17 @@ def config_of(data: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def as_its_own(violation: Violation) -> Violation:
-    """A violation as the DeepSpeed that NeoX installs has it.
+DROPPED = ": the DeepSpeed that GPT-NeoX installs drops it, this release refuses it"
+
+
+def drops(violation: Violation) -> bool:
+    """Whether it is a key that the DeepSpeed which NeoX installs drops, and others refuse.
 
     That is DeeperSpeed (requirements/requirements.txt), whose sections of precision drop keys that
     they do not know: NeoX's own 20B.yml says `fp16: {fp16: true}`.
     """
     sections = {key.partition(".")[0] for key in violation.at}
-    is_theirs = violation.rule == "schema.unknown_key" and sections <= {"fp16", "bf16"}
-    if not (is_theirs and sections and violation.level == "error"):
-        return violation
-    return replace(
-        violation,
-        message=f"{violation.message}: the DeepSpeed that GPT-NeoX installs drops it, this "
-        "release refuses it",
-        consequence="ignored",
-    )
+    return violation.rule == "schema.unknown_key" and set() < sections <= {"fp16", "bf16"}
 
 
 def degrees(data: Mapping[str, Any]) -> tuple[int, int]:

@@ -545,9 +545,7 @@ def placeholders(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
 def _at(data: Any, at: tuple[str, ...]) -> Mapping[str, Any]:
     """The mapping under some keys; of a place in a list nothing."""
     for name in at:
-        if not isinstance(data, Mapping) or name not in data:
-            return {}
-        data = data[name]
+        data = data.get(name) if isinstance(data, Mapping) else None
     return data if isinstance(data, Mapping) else {}
 
 

@@ -3,18 +3,20 @@
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from autotune.base.nested import look_up
+from autotune.base.units import format_count
 from autotune.engines.deepspeed.rules.sections import shown
 from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
 from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
 from autotune.engines.deepspeed.sources.file_rules import violation_of
-from autotune.engines.deepspeed.sources.launch import MEGATRON
+from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source, placeholders
-from autotune.engines.launches.devices import VisibleDevices, misfits
-from autotune.engines.launches.line import Ranks
+from autotune.engines.launches.devices import misfits
+from autotune.engines.launches.line import Ranks, VisibleDevices
 from autotune.space.rule import Violation
 
 _STAGE = "zero_optimization.stage"
@@ -125,16 +127,35 @@ _COUNTS = ("num_gpus", "num_nodes")
 
 
 def device_violations(
-    ranks: Ranks, flags: Sequence[str], visible: VisibleDevices | None
+    ranks: Ranks, line: LaunchLine, visible: VisibleDevices | None
 ) -> Iterator[Violation]:
     """What a launcher does with devices and ranks that are named and counted in two places.
 
     Args:
         ranks: How the ranks come about.
-        flags: Names of the launcher's flags.
+        line: What starts them.
         visible: What variables or accelerate leave visible.
     """
     rule, is_deepspeeds = "file.visible_devices", ranks.launcher == "deepspeed"
+    program, per_node, flags = PurePath(line.script).name, ranks.per_node, line.launcher_flags
+    if program == "swift" and visible and per_node and visible.count > per_node:
+        yield violation_of(
+            "file.program_refuses",
+            name=visible.source,
+            value=visible.names,
+            reader="ms-swift",
+            beside=f"DeepSpeed and {format_count(per_node, 'rank')} a node",
+            way=f"set NPROC_PER_NODE={visible.count}",
+        )
+    elif program == "llamafactory-cli" and ranks.world == 1 and "FORCE_TORCHRUN" not in line.set:
+        yield violation_of(
+            "file.program_refuses",
+            name="deepspeed",
+            value="on",
+            reader="LLaMA-Factory",
+            beside="one device, for which it starts no torchrun",
+            way="set FORCE_TORCHRUN=1",
+        )
     for name, problem, fix in misfits(ranks, visible):
         if not is_deepspeeds or visible is None or name != "visible_devices":
             yield violation_of(f"file.{name}", problem=problem, fix=fix)

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -90,6 +91,36 @@ def trains_with(path: Path) -> bool | None:
         for name in (*imported, *named)
     )
     return True if is_trainers else None
+
+
+_TAKES_MORE = re.compile("local[_-]rank|parse_known_args|return_remaining_strings")
+
+
+def refuses_rank_flag(path: Path) -> bool:
+    """Whether all parsers of a script are its own, and none of them takes `--local_rank`.
+
+    What another module may add to one is not known; nor are the classes of other modules.
+    """
+    tree = _tree(path)
+    nodes = list(ast.walk(tree))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    of_argparse = any(_calls(tree, "ArgumentParser")) and any(_calls(tree, "parse_args"))
+    name = "parse_args" if of_argparse else "parse_args_into_dataclasses"
+    parsers = {_name(getattr(call.func, "value", call)) for call in _calls(tree, name)} - {""}
+    is_shared = any(_name(given) in parsers for call in calls for given in call.args)
+    own = {node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.bases}
+    classes = {_name(one) for call in _calls(tree, _PARSER) for one in _classes(call)}
+    return (
+        any(_calls(tree, name))
+        and not any(call.args or call.keywords for call in _calls(tree, name))
+        and not (is_shared if of_argparse else classes - own or not classes)
+        and _TAKES_MORE.search(ast.unparse(tree)) is None
+    )
+
+
+def reads_first_word(path: Path | None) -> bool:
+    """Whether a script that is there takes its first word for a file."""
+    return path is not None and "sys.argv[1]" in ast.unparse(_tree(path))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from autotune.base.names import near_names
@@ -67,6 +68,8 @@ def is_ds_config(data: Mapping[Any, Any], *, is_json: bool, is_named: bool = Tru
     n_known = sum(name in _KNOWN for name in data)
     is_most = is_json and 2 * n_known >= len(data)
     few = list(data.items())[:_MOST_COMPARED]
+    if not is_json and not is_named:  # of any program's YAML one such key tells nothing
+        return False
     return is_most or any(_is_misspelt(name, value, is_json=is_json) for name, value in few)
 
 
@@ -95,12 +98,7 @@ def sections_inside(data: Mapping[Any, Any]) -> list[tuple[tuple[str, ...], Any]
     A place in a list is a key such as `[0]`. A section without a name that tells holds what is
     DeepSpeed's of it alone.
     """
-    found: list[tuple[tuple[str, ...], Any]] = []
-    for one in _inside(data, ()):
-        found.append(one)
-        if len(found) == _MOST_SECTIONS:
-            break
-    return found
+    return list(islice(_inside(data, ()), _MOST_SECTIONS))
 
 
 def _inside(value: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -17,6 +17,7 @@ from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources import lightning
+from autotune.engines.deepspeed.sources.accelerate_fields import OF_NODES
 from autotune.engines.deepspeed.sources.accelerate_file import AccelerateFile, config_of
 from autotune.engines.deepspeed.sources.consumers import (
     ARGUMENTS,
@@ -49,12 +50,13 @@ from autotune.engines.deepspeed.sources.script import (
     files_named,
     made_arguments,
     own_defaults,
+    reads_first_word,
+    refuses_rank_flag,
     trains_with,
     uses_lightnings,
 )
-from autotune.engines.launches.devices import visible_devices
 from autotune.engines.launches.files import LINE, is_shell
-from autotune.engines.launches.line import TRL, Ranks, flags_of, text_or_none
+from autotune.engines.launches.line import TRL, Ranks, flags_of, text_or_none, visible_devices
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation, listed
 
@@ -191,7 +193,8 @@ def _lines(shell: "ShellText") -> Iterator[tuple["Command", LaunchLine]]:
     for command in shell.commands:
         words = [word.text for word in command.words]
         if words[0] not in ("echo", "printf"):
-            yield command, launch_of_words(words, **command.around)
+            line = launch_of_words(words, **command.around)
+            yield command, replace(line, assumed=command.assumed)
 
 
 def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
@@ -487,8 +490,8 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         *_untold_ranks(source, script),
     )
     on_a_node = source.per_node or (None if nodes else ranks)
-    devices = _of_devices(source, line.ranks.of(ranks, on_a_node))
-    refused = (*section.refused, *refusals(source), *devices)
+    devices = _of_devices(source, line.ranks.of(ranks, on_a_node), nodes)
+    refused = (*section.refused, *refusals(source), *devices, *_of_rank_flag(source, script))
     return replace(source, not_judged=not_judged, refused=refused)
 
 
@@ -498,15 +501,41 @@ def _is_trainers(consumer: Consumer, script: Path | None) -> bool | None:
     return False if script is not None and trains_with(script) is False else None
 
 
-def _of_devices(source: Source, ranks: Ranks) -> Iterator[Violation]:
+def _of_rank_flag(source: Source, script: Path | None) -> Iterator[Violation]:
+    """A script that does not take the `--local_rank=N` which DeepSpeed's launcher adds."""
+    line = source.line
+    if line.kind != "deepspeed" or "no_local_rank" in line.launcher_flags:
+        return
+    is_first = line.named is not None and line.arguments.get("config") != line.named
+    if script is not None and refuses_rank_flag(script):
+        problem = f"{line.script} has a parser without this flag, and ends"
+    elif is_first and (source.reader == "LLaMA-Factory" or reads_first_word(script)):
+        problem = (
+            f"{line.script} takes its first word for the file, and does not read {line.named}"
+        )
+    else:
+        return
+    yield violation_of("file.local_rank", problem=problem)
+
+
+def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Violation]:
     """Violations of the devices that a launch, or the YAML of accelerate, leaves visible."""
     line, file = source.line, source.accelerate
     is_accelerates = line.kind == "accelerate" or file.path is not None
     visible = line.visible or visible_devices(file.data if is_accelerates else {})
     where = "" if source.asked == source.path else f"{source.asked}: "
     if source.accelerator != "cpu":
-        for found in device_violations(ranks, line.launcher_flags, visible):
+        for found in device_violations(ranks, line, visible):
             yield replace(found, message=f"{where}{found.message}")
+    by_node = {**file.section, **line.plugin}
+    is_alone = by_node.get(OF_NODES[0]) in (None, "pdsh") and not by_node.get(OF_NODES[1])
+    if is_accelerates and not source.not_for and (nodes or 1) > 1 and is_alone:
+        problem = (
+            f"num_machines={nodes} without {' or '.join(OF_NODES)}: accelerate hands the ranks to "
+            "DeepSpeed's launcher (pdsh), which finds no hosts: each node trains by itself"
+        )
+        fix = f"set {OF_NODES[0]} to standard and start the line on each node, or name hosts"
+        yield violation_of("file.lone_nodes", problem=problem, fix=fix)
 
 
 def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
